@@ -1,0 +1,1 @@
+"""What is exported: the catalogue, and the way from a snapshot to bytes."""

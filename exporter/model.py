@@ -1,0 +1,313 @@
+"""The nouns: what is known of a host at one moment, with units in the names.
+
+A :class:`Snapshot` is what one collection makes of the observations and the ledger; the renderer
+and the pages know nothing else. ``None`` means "not available": such a value is left out of every
+output, never guessed. Times are Unix timestamps in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from exporter.observations import GpuObservation, LogState, Outcome
+
+ControlState = Literal["answering", "absent", "unresponsive", "draining", "refused"]
+CONTROL_STATES: tuple[ControlState, ...] = (
+    "answering",
+    "absent",
+    "unresponsive",
+    "draining",
+    "refused",
+)
+
+SERVER_STATES = ("INITIALIZING", "ACTIVE", "FAULT")
+"""Words of the control tool; a newer driver's unknown word is passed through beside them."""
+
+EXIT_CAUSES = ("requested", "crashed", "start_failed", "daemon_died")
+LOSS_CAUSES = ("server_crashed", "daemon_died", "own_fault", "neighbour_fault", "terminated")
+REJECTION_CAUSES = ("context_limit", "server_not_ready", "invalid_device", "credentials")
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Observations in buckets, not cumulative: counts[i] fell at or below bounds[i] (seconds).
+
+    The last count, one more than there are bounds, is of those above all bounds.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSession:
+    """A client process that the log says is connected."""
+
+    pid: int
+    """As the log prints it; 0 where the daemon lives in another PID namespace."""
+    server_pid: int
+    uid: int | None
+    connected_at: float
+    contexts: Mapping[str, int] = field(default_factory=dict)
+    """GPU UUID -> contexts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSession:
+    """A server that the log says is alive."""
+
+    pid: int
+    uid: int | None
+    started_at: float
+    ready_at: float | None
+    state: str
+    """INITIALIZING until Ready, FAULT from a fatal error to its recovery, else ACTIVE."""
+    fault_since: float | None = None
+    active_thread_ratio: float | None = None
+    pinned_memory_limit_bytes: Mapping[int, int] = field(default_factory=dict)
+    """Device ordinal -> bytes."""
+    devices: Mapping[int, str] = field(default_factory=dict)
+    """Device ordinal -> name, as the log printed them when contexts were made."""
+    client_limit: int | None = None
+    """The limit that the log named when it refused a client."""
+    ghost: bool = False
+    """Ready for a user whose queued clients are all dead, and nobody ever connected."""
+    clients: tuple[ClientSession, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A client in the daemon's queue behind another user's server."""
+
+    pid: int
+    uid: int
+    since: float
+    behind_uid: int | None
+    """Whose server holds the GPU."""
+    dead: bool = False
+    """The process is gone; its entry is not: the daemon hangs when its turn comes."""
+
+
+IncidentKind = Literal[
+    "daemon_started",
+    "daemon_died",
+    "daemon_quit",
+    "server_crashed",
+    "server_start_failed",
+    "fault",
+    "fault_recovered",
+    "client_terminated",
+    "client_rejected",
+    "wait_started",
+    "wait_served",
+    "wait_abandoned",
+    "ghost",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Something an operator would want to know happened, with its numbers."""
+
+    at: float
+    kind: IncidentKind
+    server_pid: int | None = None
+    uid: int | None = None
+    pids: tuple[int, ...] = ()
+    """Whom it hit: clients lost, refused, or waiting."""
+    culprit_pid: int | None = None
+    gpu_uuids: tuple[str, ...] = ()
+    seconds: float | None = None
+    """Of a wait or a recovery: how long it took."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCounters:
+    """All that only ever grows, since the exporter started. Unknown users are None."""
+
+    daemon_starts: int = 0
+    server_starts: Mapping[int | None, int] = field(default_factory=dict)
+    server_exits: Mapping[str, int] = field(default_factory=dict)
+    server_last_exit_at: Mapping[str, float] = field(default_factory=dict)
+    server_startup: Histogram | None = None
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """GPU UUID ("" when the log does not tell) -> fatal GPU errors."""
+    last_fault_at: float | None = None
+    fault_recovery: Histogram | None = None
+    connections: Mapping[int | None, int] = field(default_factory=dict)
+    disconnections: Mapping[int | None, int] = field(default_factory=dict)
+    sessions: Mapping[int | None, Histogram] = field(default_factory=dict)
+    losses: Mapping[tuple[int | None, str], int] = field(default_factory=dict)
+    rejections: Mapping[tuple[int | None, str], int] = field(default_factory=dict)
+    waits: Mapping[int, Histogram] = field(default_factory=dict)
+    waits_abandoned: Mapping[int, int] = field(default_factory=dict)
+    overtakes: Mapping[int, int] = field(default_factory=dict)
+    handovers: int = 0
+    handover_idle_seconds: float = 0.0
+    holding_seconds: Mapping[int | None, float] = field(default_factory=dict)
+    log_lines: Mapping[str, int] = field(default_factory=dict)
+    """Log ("control", "server") -> lines read."""
+    unrecognized_lines: Mapping[str, int] = field(default_factory=dict)
+    query_lines: int = 0
+    """Lines that the control tool's users, the exporter among them, caused in control.log."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerView:
+    """What the log of one daemon says, as of one moment."""
+
+    at: float
+    daemon_started_at: float | None = None
+    binary_version: str | None = None
+    multiuser: bool | None = None
+    quit_requested_at: float | None = None
+    """Asked to quit and not gone yet: draining."""
+    servers: tuple[ServerSession, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    handover_backoff_seconds: float | None = None
+    devices: Mapping[int, str] = field(default_factory=dict)
+    """Device ordinal of the daemon -> GPU UUID, as far as the logs told."""
+    counters: LedgerCounters = LedgerCounters()
+    incidents: tuple[Incident, ...] = ()
+    """The last ones, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A client process of a server."""
+
+    pid: int
+    server_pid: int
+    uid: int | None = None
+    user: str | None = None
+    command: str | None = None
+    container_id: str | None = None
+    pod_uid: str | None = None
+    slurm_job_id: str | None = None
+    systemd_unit: str | None = None
+    pid_namespace: int | None = None
+    limit_source: Literal["client", "server", "unknown"] = "unknown"
+    """Whose active thread percentage is in force; "server" also where the client's environment
+    could not be read (the server's value is then an upper bound)."""
+    environment_readable: bool | None = None
+    connected_at: float | None = None
+    contexts: Mapping[str, int] = field(default_factory=dict)
+    memory_used_bytes: Mapping[str, int] = field(default_factory=dict)
+    memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
+    active_thread_ratio: float | None = None
+    sm_limit: Mapping[str, int] = field(default_factory=dict)
+    priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An MPS server."""
+
+    pid: int
+    uid: int | None = None
+    user: str | None = None
+    start_time_seconds: float | None = None
+    state: str | None = None
+    ghost: bool | None = None
+    clients_connected: int | None = None
+    contexts: Mapping[str, int] = field(default_factory=dict)
+    contexts_limit: Mapping[str, int] = field(default_factory=dict)
+    active_thread_ratio: float | None = None
+    pinned_memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
+    memory_used_bytes: Mapping[str, int] = field(default_factory=dict)
+    clients: tuple[Client, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ControlDaemon:
+    """An MPS control daemon, named by its pipe directory."""
+
+    pipe_directory: str
+    log_directory: str
+    state: ControlState
+    pid: int | None = None
+    uid: int | None = None
+    user: str | None = None
+    start_time_seconds: float | None = None
+    binary_version: str | None = None
+    protocol: str | None = None
+    multiuser: bool | None = None
+    visible_devices: str | None = None
+    query_duration_seconds: float | None = None
+    query_failures: Mapping[str, int] = field(default_factory=dict)
+    queries: int = 0
+    default_active_thread_ratio: float | None = None
+    default_pinned_memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
+    default_client_priority: int | None = None
+    servers_count: int | None = None
+    servers: tuple[Server, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    handover_backoff_seconds: float | None = None
+    gpu_uuids: tuple[str, ...] = ()
+    """The GPUs it serves."""
+    logs: tuple[LogState, ...] = ()
+    counters: LedgerCounters | None = None
+    """None: no log of this daemon was ever readable, so nothing was counted."""
+    incidents: tuple[Incident, ...] = ()
+    dropped_clients: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU with what its processes are to MPS."""
+
+    observation: GpuObservation
+    index: str
+    uuid: str
+    processes_by_kind: Mapping[str, int] | None = None
+    """mps_client, mps_server, direct, graphics."""
+    served_by: tuple[str, ...] = ()
+    stranded_clients: int | None = None
+    sm_committed_ratio: float | None = None
+    client_memory_committed_bytes: int | None = None
+
+
+CollectorName = Literal["nvml", "control", "logs", "process"]
+COLLECTORS: tuple[CollectorName, ...] = ("nvml", "control", "logs", "process")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorResult:
+    """How one source fared in this collection."""
+
+    name: CollectorName
+    success: bool
+    duration_seconds: float
+    timed_out: bool = False
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingInfo:
+    """Present only when a recording is replayed instead of a live host."""
+
+    scenario: str
+    machine: str
+    driver_version: str
+    recorded_at: str
+    speed: float = 1.0
+    loop: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that is known of the host at one moment."""
+
+    taken_at: float
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    daemons: tuple[ControlDaemon, ...] = ()
+    collectors: tuple[CollectorResult, ...] = ()
+    nvml_outcome: Outcome | None = None
+    recording: RecordingInfo | None = None

@@ -1,0 +1,1 @@
+"""Pure knowledge of MPS: text and log lines in, meaning out."""

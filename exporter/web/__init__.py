@@ -1,0 +1,1 @@
+"""The aiohttp application: pages, metrics, TLS and passwords."""
