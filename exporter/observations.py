@@ -40,6 +40,7 @@ class ProcessFacts:
     pid: int
     start_time_seconds: float
     uid: int | None = None
+    """The effective user: the one that MPS logs."""
     user: str | None = None
     name: str = ""
     """The program's name only: argv[0] without its directory, else comm."""
@@ -62,10 +63,14 @@ class DaemonFacts:
     """One control daemon: running (found in /proc) or only configured."""
 
     pipe_directory: str
-    """As the daemon itself names it: the label `daemon`."""
+    """As it was configured, else as the daemon itself names it: the label `daemon`, and unique.
+    Of two daemons that use the same name in mount namespaces of their own, all but the first carry
+    their root in it (and have none in `root`)."""
     log_directory: str
     root: str = ""
     """Prefix under which both directories are reached from here: "" or "/proc/PID/root"."""
+    directories_assumed: bool = False
+    """The process's environment could not be read and nothing else told: these are the defaults."""
     process: ProcessFacts | None = None
     """None: configured, but no such process is visible."""
     configured: bool = False
@@ -75,10 +80,21 @@ class DaemonFacts:
     static_partitioning: bool = False
     lock_holder_pid: int | None = None
     """Who holds the write lock on control_lock (F_GETLK): a live daemon, even when it hangs.
-    None: nobody, or it could not be tested (see lock_tested)."""
+    None: nobody, or it could not be tested (see lock_tested). 0: somebody in a PID namespace that
+    is not visible from here."""
     lock_tested: bool = False
     servers: tuple[ProcessFacts, ...] = ()
     """Its children named nvidia-cuda-mps-server."""
+
+    @property
+    def pipe_path(self) -> str:
+        """The pipe directory as it is reached from here."""
+        return self.root + self.pipe_directory
+
+    @property
+    def log_path(self) -> str:
+        """The log directory as it is reached from here."""
+        return self.root + self.log_directory
 
 
 @dataclass(frozen=True, slots=True)
