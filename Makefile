@@ -1,0 +1,148 @@
+# Everything a user tries and a developer does, as one word each: `make help`.
+#
+# Nothing here needs preparation: a target installs what it is missing, into .venv
+# (Python packages) and .tools (other programs), and says so while it does. Both are
+# below this folder and nowhere else, but for Chromium, which `make test-all` takes
+# from apt. What is installed already costs nothing the next time.
+
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory
+# Steps follow each other: the quick ones come first, so that they fail first. Tests
+# use the cores by themselves.
+.NOTPARALLEL:
+
+# Programs that were installed for this tree go before those of the machine.
+export PATH := $(CURDIR)/.tools/bin:$(CURDIR)/.venv/bin:$(PATH)
+
+# What a user may set on the command line:
+ARGS   ?=        # for demo, run and bench: more arguments for the program
+TESTS  ?=        # for test-fast, test-integration, test-e2e: arguments for pytest
+JOBS   ?= 2      # how many tests at a time
+
+# `make -C` and comments above leave blanks behind the values.
+override ARGS  := $(strip $(ARGS))
+override TESTS := $(strip $(TESTS))
+override JOBS  := $(strip $(JOBS))
+
+# Coverage of every Python process that a test starts, workers and programs alike:
+# the package `coverage` starts itself where this variable is set.
+COVERED := COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml
+PYTEST  := pytest -n $(JOBS)
+
+##@ Use
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN { FS = ":.*## " } \
+	  /^##@/ { printf "\n%s\n", substr($$0, 5) } \
+	  /^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+
+.PHONY: demo
+demo: install-runtime ## Try it without a GPU: a recorded host, replayed (ARGS="--help")
+	@mps-exporter demo $(ARGS)
+
+.PHONY: run
+run: install-runtime ## Run it on this machine, against its GPUs and its MPS (ARGS="--help")
+	@mps-exporter $(ARGS)
+
+##@ Develop
+
+.PHONY: install
+install: ## Install the package and all development tools into .venv
+	@tools/install-python.sh dev
+
+.PHONY: format
+format: install ## Format the code, and fix what has a safe fix
+	ruff format .
+	ruff check --fix .
+
+.PHONY: lint
+lint: lint-python lint-files ## All lints: code, types, who imports whom, YAML, shell, spelling
+
+.PHONY: lint-python
+lint-python: install
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports
+
+.PHONY: lint-files
+lint-files: install
+	@tools/lint-files.sh
+
+##@ Test
+
+.PHONY: test
+test: lint test-fast test-integration coverage ## Lint, all quick tests, those against real servers, coverage
+
+.PHONY: test-fast
+test-fast: install ## Only the quick tests (TESTS="-k name")
+	@coverage erase
+	$(COVERED) $(PYTEST) tests/unit $(TESTS)
+
+# Under REQUIRE_TOOLS, a test that misses a program fails; without, it may skip itself.
+.PHONY: test-integration
+test-integration: install tools-servers ## Only the tests against real servers: Prometheus, Alertmanager
+	REQUIRE_TOOLS=1 $(COVERED) $(PYTEST) tests/integration $(TESTS)
+
+.PHONY: coverage
+coverage: ## What the last tests did not reach
+	@coverage combine --quiet
+	@coverage report
+
+# Kept apart for what they need: minutes to build tools, a browser.
+.PHONY: test-e2e
+test-e2e: install tools ## Only the tests that need helm, kubeconform, vmalert, Chromium
+	@if [ -d tests/e2e ]; then \
+	  set -x; REQUIRE_TOOLS=1 $(PYTEST) tests/e2e $(TESTS); \
+	else \
+	  echo 'no tests/e2e yet'; \
+	fi
+
+.PHONY: test-all
+test-all: test test-e2e package ## Everything that CI runs
+
+.PHONY: bench
+bench: install ## Measure how long things take (ARGS="--help")
+	@if [ -d bench ]; then python -m bench $(ARGS); else echo 'no bench yet'; fi
+
+##@ Programs that tests run, into .tools
+
+.PHONY: tools
+tools: ## All of them: the servers, VictoriaMetrics, Chromium, helm, kubeconform
+	@tools/install-system.sh servers victoria chromium
+	@tools/install-go-tools.sh
+
+.PHONY: tools-servers
+tools-servers: ## Prometheus of two ages and Alertmanager, from Debian packages
+	@tools/install-system.sh servers
+
+##@ Publish
+
+.PHONY: package
+package: install ## Build sdist and wheel into dist, and try the wheel in a fresh environment
+	@tools/check-package.sh
+
+.PHONY: lock
+lock: ## Pin the dependencies again (UPGRADE=1: to their newest versions)
+	@tools/lock.sh $(if $(UPGRADE),--upgrade)
+
+##@ Clean
+
+.PHONY: clean
+clean: ## Remove what tests and builds leave behind
+	rm -rf dist build .coverage .coverage.* htmlcov coverage.xml \
+	  .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './.venv/*' -not -path './.tools/*' -prune -exec rm -rf {} +
+
+.PHONY: clean-tools
+clean-tools: clean ## Remove that, .venv and .tools
+	rm -rf .venv .tools
+
+# The least that the exporter needs: the locked dependencies and the package itself.
+.PHONY: install-runtime
+install-runtime:
+	@tools/install-python.sh runtime
