@@ -1,0 +1,100 @@
+"""Asking one device, and remembering what it does not have.
+
+Every question to NVML about a device goes through :class:`Answers`, so that one rule decides what a
+refusal means: never here, not this time, this GPU is gone, or NVML as a whole is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from exporter.sources.nvml.library import (
+    GPU_GONE,
+    NEVER_HERE,
+    SESSION_GONE,
+    Code,
+    NvmlError,
+    code_name,
+)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ONCE = float("inf")
+
+
+class GpuGoneError(Exception):
+    """The GPU has fallen off the bus or must be reset."""
+
+
+class Answers:
+    """What one device answered, and what it never will."""
+
+    def __init__(self, device_name: str) -> None:
+        self.device_name = device_name
+        self.session_gone = False
+        """Some answer said that NVML must be initialized anew."""
+        self._never: set[str] = set()
+        self._skipped: set[tuple[str, int]] = set()
+        self._kept: dict[str, tuple[float, Any]] = {}
+
+    def ask(
+        self, name: str, read: Callable[[], T], now: float = 0.0, every: float = 0.0
+    ) -> T | None:
+        """Ask, unless the answer is still good or there will never be one.
+
+        Args:
+            name: What is asked; questions with the same name are the same question.
+            read: Asks NVML; whatever else it raises than NvmlError is a defect.
+            now: A clock that nobody sets, in seconds.
+            every: Seconds for which an answer is good.
+
+        Returns:
+            The answer, or None where there is none: never one, or not this time.
+
+        Raises:
+            GpuGoneError: The GPU is not there any more.
+        """
+        if name in self._never:
+            return None
+        kept = self._kept.get(name)
+        if kept is not None and now < kept[0]:
+            return kept[1]  # type: ignore[no-any-return]  # put there below, under the same name
+        self._kept.pop(name, None)
+        try:
+            answer = read()
+        except NvmlError as error:
+            self.refused(name, error.code)
+            return None
+        if every:
+            self._kept[name] = (now + every, answer)
+        return answer
+
+    def refused(self, name: str, code: int) -> None:
+        """Note what a refusal means for the question."""
+        if code in GPU_GONE:
+            raise GpuGoneError(f"{name}: {code_name(code)}")
+        if code in SESSION_GONE:
+            self.session_gone = True
+        elif code in NEVER_HERE:
+            self._never.add(name)
+            level = logging.INFO if code == Code.NO_PERMISSION else logging.DEBUG
+            log.log(
+                level, "%s: not available here: %s: %s", self.device_name, name, code_name(code)
+            )
+        elif (name, code) not in self._skipped:
+            self._skipped.add((name, code))
+            log.debug("%s: left out this time: %s: %s", self.device_name, name, code_name(code))
+
+    def has(self, name: str) -> bool:
+        """Whether it is worth asking."""
+        return name not in self._never
+
+    def forget(self) -> None:
+        """Ask everything anew: the device has changed its ways."""
+        self._never.clear()
+        self._skipped.clear()
+        self._kept.clear()

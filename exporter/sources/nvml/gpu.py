@@ -1,0 +1,271 @@
+"""One GPU, or one MIG instance: everything it tells, in one observation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from exporter.observations import GpuObservation, GpuProcess, Reading
+from exporter.sources.nvml.answers import ONCE, Answers, GpuGoneError
+from exporter.sources.nvml.library import (
+    NEVER_HERE,
+    Device,
+    FieldAnswer,
+    Library,
+    NvmlError,
+)
+from exporter.sources.nvml.meters import BusyMeter, GpmMeter, Totals
+from exporter.sources.nvml.processes import read_processes
+from exporter.sources.nvml.readings import FIELDS, MEMORY_ROW, ROWS, FieldRow, Row
+
+COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
+
+ARCHITECTURES = {
+    2: "Kepler",
+    3: "Maxwell",
+    4: "Pascal",
+    5: "Volta",
+    6: "Turing",
+    7: "Ampere",
+    8: "Ada",
+    9: "Hopper",
+    10: "Blackwell",
+    13: "Rubin",
+}
+
+CORES_PER_SM = {3: 192, 5: 128, 6: 128, 7: 64, 8: 128, 9: 128, 10: 128, 11: 128, 12: 128}
+"""By the major compute capability; 6.0 and 8.0 have 64."""
+CORES_PER_SM_EXCEPTIONS = {(6, 0): 64, (8, 0): 64}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a device stands among the others."""
+
+    index: int
+    uuid: str
+    parent_uuid: str | None = None
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+    @property
+    def name(self) -> str:
+        """For the log."""
+        return f"GPU {self.index} ({self.uuid})"
+
+
+class GpuReader:
+    """Reads one device for as long as NVML stays initialized."""
+
+    rows: tuple[Row, ...] = ROWS
+    fields: tuple[FieldRow, ...] = FIELDS
+
+    def __init__(
+        self, library: Library, device: Device, place: Place, totals: Totals, *, serials: bool
+    ) -> None:
+        self.device = device
+        self.place = place
+        self.answers = Answers(place.name)
+        self._library = library
+        self._serials = serials
+        self._busy = BusyMeter(library, device, self.answers, totals.busy)
+        self._gpm = GpmMeter(library, device, self.answers, totals)
+        self._mig_mode: int | None = None
+        self._fields_probed = False
+
+    def tick(self, now: float) -> None:
+        """Look at what would be lost between two scrapes. Costs about 4 ms."""
+        try:
+            self._busy.look(now)
+            self._gpm.look(now)
+        except GpuGoneError:
+            return
+
+    def observe(self, now: float) -> GpuObservation:
+        """Everything. A GPU that is gone shows as lost, with what is still known of it."""
+        try:
+            readings = [Reading("mps_gpu_up", 1.0), *self._readings(now)]
+            processes = self._processes()
+            compute_mode = self._number("nvmlDeviceGetComputeMode", now)
+            return self._observation(now, compute_mode, processes, tuple(readings))
+        except GpuGoneError:
+            return self.lost(now)
+
+    def lost(self, now: float) -> GpuObservation:
+        """What there is to say of a GPU that is gone."""
+        try:
+            return self._observation(now, None, None, (Reading("mps_gpu_up", 0.0),), lost=True)
+        except GpuGoneError:
+            place = self.place
+            up = (Reading("mps_gpu_up", 0.0),)
+            return GpuObservation(place.index, place.uuid, readings=up, lost=True)
+
+    @property
+    def mig_enabled(self) -> bool:
+        """Whether the GPU is divided, as of the last observation."""
+        return self._mig_mode == 1
+
+    def close(self) -> None:
+        """Free what NVML holds for us."""
+        self._gpm.close()
+
+    def _readings(self, now: float) -> Iterator[Reading]:
+        yield from self._mig(now)
+        for row in self.rows:
+            if row.unless is None or not self.answers.has(row.unless):
+                yield from self._row(row, now)
+        yield from self._field_values()
+        self._busy.look(now)
+        yield from self._busy.readings()
+        self._gpm.look(now)
+        yield from self._gpm.readings()
+
+    def _mig(self, now: float) -> Iterator[Reading]:
+        name = "nvmlDeviceGetMigMode"
+        mode = self.answers.ask(name, lambda: self._library.numbers(name, self.device)[0], now)
+        if mode is None:
+            return
+        if self._mig_mode not in {None, mode}:
+            self.answers.forget()
+        self._mig_mode = mode
+        yield Reading("mps_gpu_mig_mode", mode)
+
+    def _row(self, row: Row, now: float) -> tuple[Reading, ...]:
+        def read() -> tuple[Reading, ...]:
+            return tuple(row.read(self._library, self.device))
+
+        return self.answers.ask(row.call, read, now, row.every) or ()
+
+    def _field_values(self) -> Iterator[Reading]:
+        """All fields in one call; one that some driver chokes on must not cost the others."""
+        wanted = [row for row in self.fields if self.answers.has(_field_name(row))]
+        if not wanted:
+            return
+        try:
+            answers = self._ask_fields(wanted)
+        except NvmlError as error:
+            if error.code in NEVER_HERE and not self._fields_probed:
+                self._fields_probed = True
+                answers = [self._ask_field(row) for row in wanted]
+            else:
+                answers = [FieldAnswer(error.code)] * len(wanted)
+        for row, answer in zip(wanted, answers, strict=True):
+            if answer.code == 0:
+                yield row.reading(answer.value)
+            else:
+                self.answers.refused(_field_name(row), answer.code)
+
+    def _ask_fields(self, rows: list[FieldRow]) -> list[FieldAnswer]:
+        return self._library.fields(self.device, [(row.field, row.scope) for row in rows])
+
+    def _ask_field(self, row: FieldRow) -> FieldAnswer:
+        try:
+            return self._ask_fields([row])[0]
+        except NvmlError as error:
+            return FieldAnswer(error.code)
+
+    def _processes(self) -> tuple[GpuProcess, ...] | None:
+        return read_processes(self._library, self.device, self.answers)
+
+    def _number(self, function: str, now: float, every: float = 0.0) -> int | None:
+        def read() -> int:
+            return self._library.number(function, self.device)
+
+        return self.answers.ask(function, read, now, every)
+
+    def _text(self, function: str, now: float) -> str | None:
+        def read() -> str:
+            return self._library.text(function, self.device)
+
+        return self.answers.ask(function, read, now, ONCE)
+
+    def _compute_capability(self, now: float) -> tuple[int, int] | None:
+        name = "nvmlDeviceGetCudaComputeCapability"
+        numbers = self.answers.ask(
+            name, lambda: self._library.numbers(name, self.device), now, ONCE
+        )
+        return None if numbers is None else (numbers[0], numbers[1])
+
+    def _sm_count(self, now: float) -> int | None:
+        capability = self._compute_capability(now)
+        cores = self._number("nvmlDeviceGetNumGpuCores", now, ONCE)
+        if capability is None or cores is None:
+            return None
+        per_sm = CORES_PER_SM_EXCEPTIONS.get(capability, CORES_PER_SM.get(capability[0]))
+        return None if per_sm is None else cores // per_sm
+
+    def _observation(
+        self,
+        now: float,
+        compute_mode: int | None,
+        processes: tuple[GpuProcess, ...] | None,
+        readings: tuple[Reading, ...],
+        *,
+        lost: bool = False,
+    ) -> GpuObservation:
+        place = self.place
+        instance = None
+        if place.gpu_instance is not None:
+            instance = f"{place.gpu_instance}/{place.compute_instance}"
+        architecture = self._number("nvmlDeviceGetArchitecture", now, ONCE)
+        bus_id = self.answers.ask(
+            "nvmlDeviceGetPciInfo", lambda: self._library.pci_bus_id(self.device), now, ONCE
+        )
+        return GpuObservation(
+            index=place.index,
+            uuid=place.uuid,
+            parent_uuid=place.parent_uuid,
+            mig_instance=instance,
+            name=self._text("nvmlDeviceGetName", now),
+            pci_bus_id=bus_id,
+            architecture=None if architecture is None else ARCHITECTURES.get(architecture),
+            compute_capability=self._compute_capability(now),
+            vbios_version=self._text("nvmlDeviceGetVbiosVersion", now),
+            serial=self._text("nvmlDeviceGetSerial", now) if self._serials else None,
+            sm_count=self._sm_count(now),
+            compute_mode=_compute_mode(compute_mode),
+            processes=processes,
+            readings=readings,
+            lost=lost,
+        )
+
+
+class MigReader(GpuReader):
+    """A MIG instance: only what is its own, so that nothing of the GPU is counted twice."""
+
+    rows = (MEMORY_ROW,)
+    fields = ()
+
+    def __init__(
+        self, library: Library, device: Device, parent: Device, place: Place, totals: Totals
+    ) -> None:
+        super().__init__(library, device, place, totals, serials=False)
+        self._gpm = GpmMeter(library, parent, self.answers, totals, place.gpu_instance)
+
+    def tick(self, now: float) -> None:
+        """Look at the instance's GPM counters; utilization samples it has none."""
+        try:
+            self._gpm.look(now)
+        except GpuGoneError:
+            return
+
+    def _readings(self, now: float) -> Iterator[Reading]:
+        for row in self.rows:
+            yield from self._row(row, now)
+        self._gpm.look(now)
+        yield from self._gpm.readings()
+
+    def _sm_count(self, now: float) -> int | None:
+        return self.answers.ask(
+            "nvmlDeviceGetAttributes_v2", lambda: self._library.sm_count(self.device), now, ONCE
+        )
+
+
+def _compute_mode(value: int | None) -> str | None:
+    if value is None:
+        return None
+    return COMPUTE_MODES[value] if value < len(COMPUTE_MODES) else f"unknown_{value}"
+
+
+def _field_name(row: FieldRow) -> str:
+    return f"nvmlDeviceGetFieldValues({row.field}, {row.scope})"

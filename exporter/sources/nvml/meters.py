@@ -1,0 +1,259 @@
+"""What is computed from two looks at a device: busy seconds, active seconds, PCIe bytes.
+
+A meter looks at most every half second, however many scrapes there are, and works by itself out
+what happened since it last looked; so several Prometheus servers do not disturb each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from exporter.observations import Reading
+from exporter.sources.nvml.answers import ONCE, Answers, GpuGoneError
+from exporter.sources.nvml.integrals import (
+    RatioIntegral,
+    SampleIntegral,
+    percent_to_ratio,
+    unwrapped_increment,
+)
+from exporter.sources.nvml.library import Device, GpmSample, Library, NvmlError
+from exporter.sources.nvml.readings import PCIE_RECEIVE_FIELD, PCIE_TRANSMIT_FIELD
+
+SHORTEST_LOOK_SECONDS = 0.5
+GPU_UTILIZATION_SAMPLES = 1
+"""nvmlSamplingType_t."""
+SILENCE_SECONDS = 5.0
+"""NVML samples at least once a second: no new sample for so long means that its clock was set."""
+
+GPM_SM_OCCUPANCY = 3
+GPM_RATIOS = {
+    1: "graphics",
+    2: "sm",
+    4: "integer",
+    5: "tensor",
+    10: "dram",
+    11: "fp64",
+    12: "fp32",
+    13: "fp16",
+}
+"""nvmlGpmMetricId_t -> what is active."""
+GPM_COUNTED = ("graphics", "sm", "tensor", "dram")
+"""Those that have a counter of seconds beside the ratio."""
+GPM_PCIE = {"transmit": 20, "receive": 21}
+"""MiB/s over the interval."""
+GPM_ALL = (*GPM_RATIOS, GPM_SM_OCCUPANCY, *GPM_PCIE.values())
+MEBI = 1 << 20
+
+
+@dataclass(slots=True)
+class Totals:
+    """What was counted for one device since the exporter started; outlives a driver reload."""
+
+    busy: SampleIntegral = field(default_factory=SampleIntegral)
+    active: RatioIntegral = field(default_factory=RatioIntegral)
+    pcie_bytes: dict[str, float] = field(default_factory=dict)
+
+
+class BusyMeter:
+    """Integrates the driver's buffer of utilization samples."""
+
+    def __init__(
+        self, library: Library, device: Device, answers: Answers, total: SampleIntegral
+    ) -> None:
+        self._library = library
+        self._device = device
+        self._answers = answers
+        self._total = total
+        self._looked_at: float | None = None
+        self._fresh_at = 0.0
+
+    def look(self, now: float) -> None:
+        """Count the samples since the last look."""
+        if self._looked_at is not None and now - self._looked_at < SHORTEST_LOOK_SECONDS:
+            return
+        first = self._looked_at is None
+        samples = self._samples(0 if first else self._total.last_timestamp or 0)
+        if samples is None:
+            return
+        if first:
+            self._total.start(samples)
+            self._fresh_at = now
+        elif samples:
+            self._total.add(samples, now - self._fresh_at)
+            self._fresh_at = now
+        elif now - self._fresh_at > SILENCE_SECONDS:
+            self._after_silence(now)
+        self._looked_at = now
+
+    def _after_silence(self, now: float) -> None:
+        whole_buffer = self._samples(0)
+        if whole_buffer:
+            self._total.skip(whole_buffer, now - self._fresh_at)
+            self._fresh_at = now
+
+    def _samples(self, since: int) -> list[tuple[int, float]] | None:
+        return self._answers.ask(
+            "nvmlDeviceGetSamples",
+            lambda: self._library.samples(self._device, GPU_UTILIZATION_SAMPLES, since),
+        )
+
+    def readings(self) -> Iterator[Reading]:
+        """The counters, once there is something to count."""
+        if self._looked_at is not None:
+            yield Reading("mps_gpu_busy_seconds_total", self._total.seconds)
+            yield _unobserved("busy", self._total.unobserved_seconds)
+
+
+class GpmMeter:
+    """Compares two samples of GPU Performance Monitoring (Hopper and later).
+
+    The hardware counts all the time and a sample is a copy of its counters, so the interval between
+    two samples has no hole, however long it was.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        device: Device,
+        answers: Answers,
+        totals: Totals,
+        gpu_instance: int | None = None,
+    ) -> None:
+        self._library = library
+        self._device = device
+        self._answers = answers
+        self._totals = totals
+        self._gpu_instance = gpu_instance
+        self._base: GpmSample | None = None
+        self._spare: GpmSample | None = None
+        self._base_at: float | None = None
+        self._base_pcie: dict[str, int] = {}
+        self._ratios: dict[str, float] = {}
+        self._occupancy: float | None = None
+        self._counting = False
+
+    def look(self, now: float) -> None:
+        """Take a sample, and count the interval since the one before."""
+        if self._base_at is not None and now - self._base_at < SHORTEST_LOOK_SECONDS:
+            return
+        try:
+            if not self._supported(now):
+                return
+            taken = self._take()
+            if taken is None:
+                self._ratios, self._occupancy = {}, None
+                return
+            self._advance(taken, now)
+        except GpuGoneError:
+            self._lose(now)
+            raise
+
+    def _supported(self, now: float) -> bool:
+        supported = self._answers.ask(
+            "nvmlGpmQueryDeviceSupport",
+            lambda: self._library.gpm_supported(self._device),
+            now,
+            every=ONCE,
+        )
+        return bool(supported) and self._answers.has("nvmlGpmMetricsGet")
+
+    def _take(self) -> GpmSample | None:
+        def read() -> GpmSample:
+            if self._spare is None:
+                self._spare = self._library.gpm_allocate()
+            self._library.gpm_take(self._device, self._spare, self._gpu_instance)
+            return self._spare
+
+        return self._answers.ask("nvmlGpmSampleGet", read)
+
+    def _advance(self, sample: GpmSample, now: float) -> None:
+        pcie = self._pcie_counters()
+        base, base_at, base_pcie = self._base, self._base_at, self._base_pcie
+        self._base, self._base_at, self._base_pcie = sample, now, pcie
+        self._spare = base
+        if base is None or base_at is None:
+            return
+        metrics = self._answers.ask(
+            "nvmlGpmMetricsGet", lambda: self._library.gpm_metrics(base, sample, GPM_ALL)
+        )
+        interval = now - base_at
+        if metrics is None:
+            self._ratios, self._occupancy = {}, None
+            self._totals.active.unobserved_seconds += interval
+            return
+        self._counting = True
+        self._ratios = {
+            name: ratio
+            for metric, name in GPM_RATIOS.items()
+            if metric in metrics and (ratio := percent_to_ratio(metrics[metric])) is not None
+        }
+        occupancy = metrics.get(GPM_SM_OCCUPANCY)
+        self._occupancy = None if occupancy is None else percent_to_ratio(occupancy)
+        counted = ((name, self._ratios[name]) for name in GPM_COUNTED if name in self._ratios)
+        self._totals.active.add(interval, counted)
+        for direction, metric in GPM_PCIE.items():
+            if metric in metrics and metrics[metric] >= 0:
+                expected = metrics[metric] * MEBI * interval
+                before, after = base_pcie.get(direction), pcie.get(direction)
+                self._count_pcie(direction, before, after, expected)
+
+    def _count_pcie(
+        self, direction: str, before: int | None, after: int | None, expected: float
+    ) -> None:
+        increment = expected
+        if before is not None and after is not None:
+            increment = unwrapped_increment(before, after, expected)
+        total = self._totals.pcie_bytes
+        total[direction] = total.get(direction, 0.0) + increment
+
+    def _pcie_counters(self) -> dict[str, int]:
+        if self._gpu_instance is not None:
+            return {}
+        fields = ((PCIE_TRANSMIT_FIELD, 0), (PCIE_RECEIVE_FIELD, 0))
+        answers = self._answers.ask(
+            "nvmlDeviceGetFieldValues(PCIE_COUNT_BYTES)",
+            lambda: self._library.fields(self._device, fields),
+        )
+        if answers is None:
+            return {}
+        return {
+            direction: int(answer.value)
+            for direction, answer in zip(("transmit", "receive"), answers, strict=True)
+            if answer.code == 0
+        }
+
+    def _lose(self, now: float) -> None:
+        """The GPU is gone: what it did since the last sample nobody knows."""
+        if self._base_at is not None:
+            self._totals.active.unobserved_seconds += now - self._base_at
+        self.close()
+
+    def close(self) -> None:
+        """Free the samples."""
+        for sample in (self._base, self._spare):
+            if sample is not None:
+                try:
+                    self._library.gpm_free(sample)
+                except NvmlError:
+                    continue
+        self._base = self._spare = self._base_at = self._occupancy = None
+        self._ratios, self._base_pcie = {}, {}
+
+    def readings(self) -> Iterator[Reading]:
+        """The counters, and the ratios over the last interval."""
+        for name, ratio in self._ratios.items():
+            yield Reading(f"mps_gpu_{name}_active_ratio", ratio)
+        if self._occupancy is not None:
+            yield Reading("mps_gpu_sm_occupancy_ratio", self._occupancy)
+        if not self._counting:
+            return
+        for name, seconds in self._totals.active.seconds.items():
+            yield Reading(f"mps_gpu_{name}_active_seconds_total", seconds)
+        for direction, count in self._totals.pcie_bytes.items():
+            yield Reading(f"mps_gpu_pcie_{direction}_bytes_total", count)
+        yield _unobserved("active", self._totals.active.unobserved_seconds)
+
+
+def _unobserved(counter: str, seconds: float) -> Reading:
+    return Reading("mps_gpu_unobserved_seconds_total", seconds, (("counter", counter),))

@@ -1,0 +1,341 @@
+"""NVML as a source: finds the devices, observes them, and comes back after what goes wrong.
+
+NVML is initialized at the first observation. It is initialized anew when the driver was reloaded,
+when the set of GPUs that the kernel lists changed, and now and then while a GPU is lost; what was
+counted so far is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from exporter.observations import GpuObservation, NvmlObservation, Outcome, Reading
+from exporter.sources.nvml.binding import Binding
+from exporter.sources.nvml.gpu import GpuReader, MigReader, Place
+from exporter.sources.nvml.library import (
+    GPU_GONE,
+    SESSION_GONE,
+    Code,
+    Device,
+    Library,
+    NvmlError,
+)
+from exporter.sources.nvml.meters import Totals
+from exporter.sources.nvml.xid import XidCounts, XidWatcher
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOST = Reading("mps_gpu_up", 0.0)
+
+TICK_SECONDS = 5.0
+"""How often :meth:`Nvml.tick` wants to be called: the driver keeps samples of about 15 s."""
+
+REMEDIES = {
+    Code.LIBRARY_NOT_FOUND: (
+        "libnvidia-ml.so.1 was not found: install the NVIDIA driver; in a container, let the "
+        "NVIDIA runtime mount it (NVIDIA_DRIVER_CAPABILITIES=utility)"
+    ),
+    Code.DRIVER_NOT_LOADED: "the NVIDIA kernel driver is not loaded: modprobe nvidia",
+    Code.LIB_RM_VERSION_MISMATCH: (
+        "NVML and the loaded kernel driver are of different versions: the driver was updated "
+        "while it was in use; reload it or reboot"
+    ),
+    Code.NO_PERMISSION: "no permission to open /dev/nvidiactl and /dev/nvidia*",
+}
+
+
+class Clock(NamedTuple):
+    """Where the time comes from."""
+
+    wall: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlOptions:
+    """What can be set. Durations in seconds."""
+
+    serials: bool = False
+    """Read the boards' serial numbers."""
+    xid_events: bool = True
+    retry_seconds: float = 10.0
+    """How often to try again where NVML is missing."""
+    lost_retry_seconds: float = 60.0
+    """How often to initialize NVML anew while a GPU is lost."""
+    mig_refresh_seconds: float = 10.0
+    """How often to look for new MIG instances."""
+    driver_directory: str = "/proc/driver/nvidia/gpus"
+    """Lists the GPUs bound to the driver; a change there is a GPU that came or went."""
+
+
+class Nvml:
+    """The GPUs of this host. Not for several threads at a time: give it one worker of its own."""
+
+    def __init__(
+        self,
+        library: Library | None = None,
+        clock: Clock | None = None,
+        options: NvmlOptions | None = None,
+    ) -> None:
+        self._library = library or Binding()
+        self._clock = clock or Clock()
+        self._options = options or NvmlOptions()
+        self._open = False
+        self._error: NvmlError | None = None
+        self._logged = ""
+        self._retry_at = 0.0
+        self._bound: frozenset[str] | None = None
+        self._driver_version: str | None = None
+        self._cuda_version: str | None = None
+        self._gpus: list[GpuReader] = []
+        self._instances: dict[str, list[MigReader]] = {}
+        self._instances_at: dict[str, float] = {}
+        self._dead: list[GpuObservation] = []
+        self._known: dict[str, GpuObservation] = {}
+        self._totals: dict[str, Totals] = {}
+        self._xids = XidCounts()
+        self._watcher = XidWatcher(self._library, self._xids, self._clock.wall)
+
+    def observe(self) -> NvmlObservation:
+        """Read all GPUs. Blocks; never raises for what NVML does."""
+        at = self._clock.wall()
+        if not self._ready():
+            return self._absent(at)
+        gpus = self._observe_gpus()
+        if self._session_gone():
+            self._close_session()
+            if not self._ready():
+                return self._absent(at)
+            gpus = self._observe_gpus()
+        self._plan_reopening(any(gpu.lost for gpu in gpus))
+        return NvmlObservation(
+            at=at,
+            outcome=Outcome.OK,
+            driver_version=self._driver_version,
+            cuda_version=self._cuda_version,
+            gpus=tuple(gpus),
+        )
+
+    def tick(self) -> None:
+        """Look at what would be lost between two scrapes; wanted every TICK_SECONDS."""
+        if self._open:
+            now = self._clock.monotonic()
+            for reader in self._readers():
+                reader.tick(now)
+
+    def close(self) -> None:
+        """Stop the thread and let go of the driver."""
+        self._close_session()
+
+    # The session: from nvmlInit to nvmlShutdown
+
+    def _ready(self) -> bool:
+        now = self._clock.monotonic()
+        bound = self._bound_gpus()
+        if self._open:
+            lost_again = self._retry_at and now >= self._retry_at
+            if bound == self._bound and not lost_again:
+                return True
+            self._close_session()
+        elif self._error is not None and now < self._retry_at and bound == self._bound:
+            return False
+        self._bound = bound
+        try:
+            self._open_session()
+        except NvmlError as error:
+            self._close_session()
+            self._error = error
+            self._retry_at = now + self._options.retry_seconds
+            self._log_absence(error)
+            return False
+        if self._logged:
+            log.info("NVML answers again")
+        self._error, self._logged, self._retry_at = None, "", 0.0
+        return True
+
+    def _open_session(self) -> None:
+        self._library.init()
+        self._open = True
+        self._driver_version = self._optional(
+            lambda: self._library.system_text("nvmlSystemGetDriverVersion")
+        )
+        self._cuda_version = self._optional(self._read_cuda_version)
+        count = self._library.system_number("nvmlDeviceGetCount")
+        for index in range(count):
+            self._add_gpu(index)
+        seen = {reader.place.uuid for reader in self._gpus}
+        seen |= {gpu.uuid for gpu in self._dead}
+        self._dead += [
+            replace(gpu, processes=None, readings=(), lost=True)
+            for uuid, gpu in self._known.items()
+            if uuid not in seen
+        ]
+        if self._options.xid_events:
+            self._watcher.start([(reader.device, reader.place.uuid) for reader in self._gpus])
+
+    def _add_gpu(self, index: int) -> None:
+        try:
+            device = self._library.device(index)
+            uuid = self._library.text("nvmlDeviceGetUUID", device)
+        except NvmlError as error:
+            if error.code in SESSION_GONE:
+                raise
+            self._note_unreadable(index, error)
+            return
+        place = Place(index, uuid)
+        totals = self._totals.setdefault(uuid, Totals())
+        reader = GpuReader(self._library, device, place, totals, serials=self._options.serials)
+        self._gpus.append(reader)
+
+    def _note_unreadable(self, index: int, error: NvmlError) -> None:
+        log.warning("GPU %d cannot be opened: %s", index, error)
+        if error.code not in GPU_GONE:
+            return
+        known = [gpu for gpu in self._known.values() if gpu.index == index]
+        gone = known[0] if known else GpuObservation(index, "")
+        self._dead.append(replace(gone, processes=None, readings=(), lost=True))
+
+    def _close_session(self) -> None:
+        self._watcher.stop()
+        for reader in self._readers():
+            reader.close()
+        self._gpus, self._dead = [], []
+        self._instances, self._instances_at = {}, {}
+        if self._open:
+            self._open = False
+            try:
+                self._library.shutdown()
+            except NvmlError as error:
+                log.debug("%s", error)
+
+    def _session_gone(self) -> bool:
+        return any(reader.answers.session_gone for reader in self._readers())
+
+    def _plan_reopening(self, lost: bool) -> None:
+        if not lost:
+            self._retry_at = 0.0
+        elif not self._retry_at:
+            self._retry_at = self._clock.monotonic() + self._options.lost_retry_seconds
+
+    # What there is
+
+    def _observe_gpus(self) -> list[GpuObservation]:
+        now = self._clock.monotonic()
+        found: list[GpuObservation] = []
+        for reader in list(self._gpus):
+            gpu = reader.observe(now)
+            instances = self._mig_instances(reader, now) if not gpu.lost else []
+            if instances:
+                # A process of a divided GPU is listed with its instance, and only there.
+                gpu = replace(gpu, processes=())
+            found.append(self._with_xids(gpu))
+            found += [instance.observe(now) for instance in instances]
+        found += [self._with_xids(gpu) for gpu in self._dead]
+        for gpu in found:
+            if not gpu.lost and gpu.parent_uuid is None:
+                self._known[gpu.uuid] = replace(gpu, processes=None, readings=())
+        return found
+
+    def _with_xids(self, gpu: GpuObservation) -> GpuObservation:
+        readings = gpu.readings
+        if gpu.lost and not readings:
+            readings = (LOST,)
+        return replace(gpu, readings=(*readings, *self._xids.readings(gpu.uuid)))
+
+    def _mig_instances(self, parent: GpuReader, now: float) -> list[MigReader]:
+        uuid = parent.place.uuid
+        if not parent.mig_enabled:
+            for instance in self._instances.pop(uuid, []):
+                instance.close()
+            return []
+        if now >= self._instances_at.get(uuid, 0.0):
+            self._instances_at[uuid] = now + self._options.mig_refresh_seconds
+            self._refresh_instances(parent)
+        return self._instances.get(uuid, [])
+
+    def _refresh_instances(self, parent: GpuReader) -> None:
+        uuid = parent.place.uuid
+        before = {one.place.uuid: one for one in self._instances.get(uuid, [])}
+        present: list[MigReader] = []
+        for device, place in self._mig_devices(parent):
+            instance = before.pop(place.uuid) if place.uuid in before else None
+            if instance is None:
+                totals = self._totals.setdefault(place.uuid, Totals())
+                instance = MigReader(self._library, device, parent.device, place, totals)
+            present.append(instance)
+        for gone in before.values():
+            gone.close()
+        self._instances[uuid] = present
+
+    def _mig_devices(self, parent: GpuReader) -> Iterator[tuple[Device, Place]]:
+        """Slots without an instance answer NOT_FOUND."""
+        try:
+            slots = self._library.number("nvmlDeviceGetMaxMigDeviceCount", parent.device)
+        except NvmlError as error:
+            parent.answers.session_gone |= error.code in SESSION_GONE
+            return
+        for slot in range(slots):
+            try:
+                yield self._mig_place(parent, slot)
+            except NvmlError as error:
+                parent.answers.session_gone |= error.code in SESSION_GONE
+
+    def _mig_place(self, parent: GpuReader, slot: int) -> tuple[Device, Place]:
+        library = self._library
+        device = library.mig_device(parent.device, slot)
+        return device, Place(
+            index=parent.place.index,
+            uuid=library.text("nvmlDeviceGetUUID", device),
+            parent_uuid=parent.place.uuid,
+            gpu_instance=library.number("nvmlDeviceGetGpuInstanceId", device),
+            compute_instance=library.number("nvmlDeviceGetComputeInstanceId", device),
+        )
+
+    def _readers(self) -> list[GpuReader]:
+        instances = [one for some in self._instances.values() for one in some]
+        return [*self._gpus, *instances]
+
+    def _bound_gpus(self) -> frozenset[str] | None:
+        try:
+            return frozenset(one.name for one in Path(self._options.driver_directory).iterdir())
+        except OSError:
+            return None
+
+    # Small matters
+
+    def _read_cuda_version(self) -> str:
+        number = self._library.system_number("nvmlSystemGetCudaDriverVersion_v2")
+        return f"{number // 1000}.{number % 1000 // 10}"
+
+    def _optional(self, read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except NvmlError as error:
+            if error.code in SESSION_GONE:
+                raise
+            return None
+
+    def _absent(self, at: float) -> NvmlObservation:
+        code = None if self._error is None else self._error.code
+        outcome = Outcome.ABSENT if code in SESSION_GONE else Outcome.REFUSED
+        return NvmlObservation(at=at, outcome=outcome, error=_explain(self._error))
+
+    def _log_absence(self, error: NvmlError) -> None:
+        text = _explain(error)
+        if text != self._logged:
+            self._logged = text
+            log.warning("no GPU can be read: %s", text)
+
+
+def _explain(error: NvmlError | None) -> str:
+    if error is None:
+        return "NVML is not initialized"
+    known = {int(code): text for code, text in REMEDIES.items()}
+    return known.get(error.code, str(error))

@@ -1,0 +1,138 @@
+"""Xid errors, as the driver reports them: counted by code on a thread of their own.
+
+An Xid is the driver's word for "something went wrong on this GPU" (13: a program's exception, 31:
+its illegal memory access, 48: double-bit ECC error, 79: the GPU has fallen off the bus). NVML hands
+them out once, as events, to those who wait for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from exporter.observations import Reading
+from exporter.sources.nvml.library import (
+    SESSION_GONE,
+    Device,
+    EventSet,
+    Library,
+    NvmlError,
+    code_name,
+)
+
+log = logging.getLogger(__name__)
+
+XID_CRITICAL_ERROR = 0x8
+"""nvmlEventTypeXidCriticalError."""
+WAIT_MILLISECONDS = 500
+PAUSE_SECONDS = 1.0
+
+USUAL_CODES = (13, 31, 43, 45, 48, 63, 64, 74, 79, 94, 95, 119, 120, 140)
+"""Exported as 0 from the start: a counter that appears at 1 has no increase."""
+
+
+@dataclass(slots=True)
+class XidCount:
+    """How often one code came, and when last."""
+
+    count: int = 0
+    last_at: float | None = None
+
+
+class XidCounts:
+    """Xids by GPU since the exporter started. Safe for two threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, dict[int, XidCount]] = {}
+
+    def watch(self, uuid: str) -> None:
+        """From now on the absence of Xids of this GPU means something."""
+        with self._lock:
+            self._counts.setdefault(uuid, {code: XidCount() for code in USUAL_CODES})
+
+    def add(self, uuid: str, xid: int, at: float) -> None:
+        """One more."""
+        with self._lock:
+            counted = self._counts.setdefault(uuid, {}).setdefault(xid, XidCount())
+            counted.count += 1
+            counted.last_at = at
+
+    def readings(self, uuid: str) -> Iterator[Reading]:
+        """The counters of one GPU; none where nobody watches."""
+        with self._lock:
+            counts = sorted(self._counts.get(uuid, {}).items())
+            readings = [reading for xid, count in counts for reading in _readings(xid, count)]
+        return iter(readings)
+
+
+def _readings(xid: int, counted: XidCount) -> Iterator[Reading]:
+    labels = (("xid", str(xid)),)
+    yield Reading("mps_gpu_xid_errors_total", counted.count, labels)
+    if counted.last_at is not None:
+        yield Reading("mps_gpu_last_xid_timestamp_seconds", counted.last_at, labels)
+
+
+class XidWatcher:
+    """Waits for Xid events of some devices, as long as NVML stays initialized."""
+
+    def __init__(
+        self, library: Library, counts: XidCounts, wall_clock: Callable[[], float]
+    ) -> None:
+        self._library = library
+        self._counts = counts
+        self._wall_clock = wall_clock
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, devices: Sequence[tuple[Device, str]]) -> None:
+        """Watch these (device, UUID) pairs; those that report no events are left out."""
+        try:
+            events = self._library.event_set()
+        except NvmlError as error:
+            log.info("Xid errors cannot be watched: %s", error)
+            return
+        watched: dict[int, str] = {}
+        for device, uuid in devices:
+            try:
+                self._library.register_events(device, XID_CRITICAL_ERROR, events)
+                watched[self._library.device_key(device)] = uuid
+            except NvmlError as error:
+                log.info("GPU %s: Xid errors cannot be watched: %s", uuid, code_name(error.code))
+            else:
+                self._counts.watch(uuid)
+        self._stop.clear()
+        self._thread = threading.Thread(
+            target=self._run, args=(events, watched), name="nvml-xid", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, events: EventSet, watched: dict[int, str]) -> None:
+        while watched and not self._stop.is_set():
+            try:
+                event = self._library.wait_event(events, WAIT_MILLISECONDS)
+            except NvmlError as error:
+                if error.code in SESSION_GONE:
+                    break
+                # A lost GPU makes the wait fail at once, every time.
+                self._stop.wait(PAUSE_SECONDS)
+                continue
+            if event is None or not event.type & XID_CRITICAL_ERROR:
+                continue
+            uuid = watched.get(event.device_key)
+            if uuid is not None:
+                log.warning("GPU %s: Xid %d", uuid, event.data)
+                self._counts.add(uuid, event.data, self._wall_clock())
+        try:
+            self._library.free_event_set(events)
+        except NvmlError as error:
+            log.debug("%s", error)
+
+    def stop(self) -> None:
+        """Stop waiting, before NVML is shut down. Takes at most one wait."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
