@@ -118,8 +118,12 @@ class Exchange:
     stdout: str = ""
     stderr: str = ""
     return_code: int | None = None
+    """None: it never ran to its end."""
     duration_seconds: float = 0.0
+    """Of the last attempt."""
     attempts: int = 1
+    error: str | None = None
+    """What went wrong, for a person."""
 
 
 @dataclass(frozen=True, slots=True)

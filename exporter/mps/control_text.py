@@ -318,9 +318,7 @@ class _Answers:
             state=self.state,
             active_thread_ratio=self.ratio,
             client_pids=self.clients,
-            contexts=None
-            if self.contexts is None
-            else {o: dict(c) for o, c in self.contexts.items()},
+            contexts=contexts,
             devices=self.devices,
             pinned_memory_limit_bytes=self.limits,
             default_pinned_memory_limit_bytes=self.default_limits,

@@ -1,0 +1,37 @@
+"""Keeps its distance from something that hung."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+FIRST_PAUSE_SECONDS = 10.0
+LONGEST_PAUSE_SECONDS = 300.0
+
+
+class Breaker:
+    """Open after a hang: 10 s, then twice as long each time, up to 300 s.
+
+    Once the pause is over, the next question is the trial: an answer, of whatever kind, closes the
+    breaker, another hang opens it again.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._pause_seconds = 0.0
+        self._until = float("-inf")
+
+    def left_seconds(self) -> float:
+        """For how long nobody may ask; 0 when one may."""
+        return max(self._until - self._clock(), 0.0)
+
+    def hung(self) -> float:
+        """Open it; gives for how long."""
+        longer = self._pause_seconds * 2 or FIRST_PAUSE_SECONDS
+        self._pause_seconds = min(longer, LONGEST_PAUSE_SECONDS)
+        self._until = self._clock() + self._pause_seconds
+        return self._pause_seconds
+
+    def answered(self) -> None:
+        """Close it."""
+        self._pause_seconds = 0.0
+        self._until = float("-inf")

@@ -1,0 +1,359 @@
+"""Asks control daemons through nvidia-cuda-mps-control, carefully.
+
+The daemon has one thread and serves everybody: a question may wait behind another user's, collide
+with it (then the tool fails although all is well: measured, 111 of 400 parallel calls), or block
+the daemon for everyone when it concerns a server that is stuck. So: one run of the tool at a time
+for each daemon, few runs, a hard deadline, one more try after a refusal, and after a hang a pause
+that doubles. Only commands that read are ever sent: see exporter.mps.control_text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+from weakref import WeakKeyDictionary
+
+from exporter.logfmt import Complaints
+from exporter.mps.control_text import (
+    PROBE,
+    Failure,
+    ServerReply,
+    limit_commands,
+    read_probe,
+    read_server,
+    server_commands,
+    stdin_text,
+)
+from exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome
+from exporter.sources.breaker import Breaker
+from exporter.sources.child import MAX_OUTPUT_BYTES, ChildResult, run_child
+
+DEFAULT_BINARY = "nvidia-cuda-mps-control"
+
+SOCKET_PATH_BYTES = 107
+"""What the address of a Unix socket can hold."""
+
+_RETRY_DELAY_SECONDS = 0.04
+_ATTEMPTS = 2
+_LEAST_SECONDS = 0.1
+"""With less time left a healthy daemon could look like one that hangs."""
+
+_KEPT_OF_A_FLOOD = 4096
+_CROWDED = "another question to it is still under way"
+
+Kind = Literal["probe", "reconciliation"]
+
+
+class Runner(Protocol):
+    """Runs a program; see exporter.sources.child.run_child."""
+
+    def __call__(
+        self,
+        argv: Sequence[str],
+        stdin: bytes,
+        environment: Mapping[str, str],
+        timeout_seconds: float,
+    ) -> Awaitable[ChildResult]:
+        """Give how it ended; raise OSError when it could not be started."""
+
+
+@dataclass(slots=True)
+class _Daemon:
+    """What is remembered of one daemon between questions."""
+
+    identity: tuple[object, ...]
+    breaker: Breaker
+    """For all questions."""
+    server_breaker: Breaker
+    """For questions that a server must answer: one that hangs again and again is asked less."""
+    probe: ControlObservation | None = None
+    probed_at: float = float("-inf")
+    devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Server -> ordinals of its devices, once it told which device is which."""
+
+
+class ControlTool:
+    """The control tool, for any number of daemons.
+
+    Args:
+        binary: The tool, by name on PATH or by path.
+        timeout_seconds: Deadline for one run.
+        min_interval_seconds: Within it a probe gives the last observation again (the same object).
+        run: Runs a program.
+        now: Unix time.
+        clock: Monotonic time.
+    """
+
+    def __init__(
+        self,
+        binary: str = DEFAULT_BINARY,
+        timeout_seconds: float = 2.0,
+        min_interval_seconds: float = 5.0,
+        *,
+        run: Runner = run_child,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._binary = binary
+        self._timeout_seconds = timeout_seconds
+        self._min_interval_seconds = min_interval_seconds
+        self._run = run
+        self._now = now
+        self._clock = clock
+        self._daemons: dict[str, _Daemon] = {}
+        self._runs: Counter[str] = Counter()
+        self._failures: dict[str, Counter[str]] = {}
+        self._complaints = Complaints(logging.getLogger(__name__))
+
+    async def probe(self, daemon: DaemonFacts, deadline_seconds: float) -> ControlObservation:
+        """Ask what the daemon answers alone. Never raises; the outcome says how it went."""
+        deadline = self._clock() + deadline_seconds
+        async with _turn(daemon, deadline_seconds) as mine:
+            if not mine:
+                return self._unasked(daemon, "probe", _CROWDED)
+            known = self._remember(daemon)
+            if known.probe and self._clock() - known.probed_at < self._min_interval_seconds:
+                return known.probe
+            if (why := _why_not(daemon, known.breaker)) is not None:
+                return self._unasked(daemon, "probe", why)
+            at, clock = self._now(), self._clock()
+            exchange = await self._ask(daemon, PROBE, deadline)
+            observation = self._conclude(daemon, known, "probe", at, (exchange,))
+            if exchange.outcome not in (Outcome.SKIPPED, Outcome.TIMEOUT):
+                known.probe, known.probed_at = observation, clock
+            return observation
+
+    async def reconcile(
+        self, daemon: DaemonFacts, server_pids: Sequence[int], deadline_seconds: float
+    ) -> ControlObservation:
+        """Ask what the daemon must ask its servers; stops at the first question that hangs.
+
+        The caller must not name servers whose process is stopped or gone: the daemon would wait for
+        them, and everybody for the daemon. server_pids are as the daemon numbers processes.
+        """
+        deadline = self._clock() + deadline_seconds
+        async with _turn(daemon, deadline_seconds) as mine:
+            if not mine:
+                return self._unasked(daemon, "reconciliation", _CROWDED)
+            known = self._remember(daemon)
+            if (why := _why_not(daemon, known.breaker, known.server_breaker)) is not None:
+                return self._unasked(daemon, "reconciliation", why)
+            known.devices = {pid: known.devices[pid] for pid in server_pids if pid in known.devices}
+            at, asked = self._now(), list[Exchange]()
+            for server_pid in server_pids:
+                asked += await self._ask_server(daemon, known, server_pid, deadline)
+                if asked[-1].outcome in (Outcome.TIMEOUT, Outcome.SKIPPED):
+                    break
+            observation = self._conclude(daemon, known, "reconciliation", at, asked)
+            if observation.outcome is Outcome.TIMEOUT:
+                known.server_breaker.hung()
+            elif observation.outcome is not Outcome.SKIPPED:
+                known.server_breaker.answered()
+            return observation
+
+    def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
+        """Give the runs of the tool for a daemon, and its failures by outcome, after the retry."""
+        return self._runs[pipe_directory], dict(self._failures.get(pipe_directory, ()))
+
+    def forget(self, present: Iterable[str]) -> None:
+        """Drop what is remembered of all daemons but these (pipe directories)."""
+        kept = set(present)
+        for gone in self._daemons.keys() - kept:
+            del self._daemons[gone]
+            self._complaints.forget("daemon", gone)
+        for gone in self._runs.keys() - kept:
+            del self._runs[gone]
+            self._failures.pop(gone, None)
+
+    def _remember(self, daemon: DaemonFacts) -> _Daemon:
+        """Give what is remembered; nothing, when another process answers in this directory now."""
+        process = daemon.process
+        identity: tuple[object, ...] = (daemon.pipe_path, daemon.lock_holder_pid)
+        if process is not None:
+            identity = (daemon.pipe_path, process.pid, process.start_time_seconds)
+        known = self._daemons.get(daemon.pipe_directory)
+        if known is None or known.identity != identity:
+            known = _Daemon(identity, Breaker(self._clock), Breaker(self._clock))
+            self._daemons[daemon.pipe_directory] = known
+        return known
+
+    async def _ask_server(
+        self, daemon: DaemonFacts, known: _Daemon, server_pid: int, deadline: float
+    ) -> list[Exchange]:
+        """Ask about one server; at the first time also which devices it has, and then for these."""
+        devices = known.devices.get(server_pid)
+        commands = server_commands(server_pid, devices or (), map_devices=devices is None)
+        exchanges = [await self._ask(daemon, commands, deadline)]
+        if devices is None and exchanges[0].outcome is Outcome.OK:
+            reply = read_server(exchanges[0])
+            if isinstance(reply, ServerReply) and reply.devices:
+                found = tuple(device.ordinal for device in reply.devices)
+                known.devices[server_pid] = found
+                exchanges.append(
+                    await self._ask(daemon, limit_commands(server_pid, found), deadline)
+                )
+        return exchanges
+
+    async def _ask(
+        self, daemon: DaemonFacts, commands: tuple[str, ...], deadline: float
+    ) -> Exchange:
+        """Run the tool, a second time after a refusal."""
+        exchange = Exchange(commands, Outcome.SKIPPED, attempts=0, error="no time was left to ask")
+        while exchange.attempts < _ATTEMPTS and deadline - self._clock() >= _LEAST_SECONDS:
+            if exchange.attempts:
+                await asyncio.sleep(_RETRY_DELAY_SECONDS)
+            attempt = await self._attempt(daemon, commands, deadline - self._clock())
+            exchange = replace(attempt, attempts=exchange.attempts + 1)
+            self._runs[daemon.pipe_directory] += 1
+            if not _worth_another_try(exchange, daemon):
+                break
+        if exchange.outcome not in (Outcome.OK, Outcome.SKIPPED):
+            failures = self._failures.setdefault(daemon.pipe_directory, Counter())
+            failures[exchange.outcome.value] += 1
+        return exchange
+
+    async def _attempt(
+        self, daemon: DaemonFacts, commands: tuple[str, ...], left_seconds: float
+    ) -> Exchange:
+        limit = max(min(left_seconds, self._timeout_seconds), 0.0)
+        environment = {
+            "CUDA_MPS_PIPE_DIRECTORY": daemon.pipe_path,
+            "PATH": os.environ.get("PATH", os.defpath),
+        }
+        try:
+            child = await self._run((self._binary,), stdin_text(commands), environment, limit)
+        except OSError as error:
+            return Exchange(commands, Outcome.ABSENT, error=_cannot_run(self._binary, error))
+        return _exchange(commands, child, limit)
+
+    def _conclude(
+        self, daemon: DaemonFacts, known: _Daemon, kind: Kind, at: float, asked: Sequence[Exchange]
+    ) -> ControlObservation:
+        """Draw the conclusions: how it went, whether to keep away, what to say in the log."""
+        worst = next((exchange for exchange in asked if exchange.outcome is not Outcome.OK), None)
+        outcome = worst.outcome if worst else Outcome.OK
+        error = _sentence(worst) if worst else None
+        if outcome is Outcome.TIMEOUT:
+            known.probe, pause = None, known.breaker.hung()
+            error = f"{error}; it is left alone for {pause:.0f} s"
+        elif any(exchange.outcome is not Outcome.SKIPPED for exchange in asked):
+            known.breaker.answered()
+        self._say(daemon, outcome, error)
+        return ControlObservation(at, daemon.pipe_directory, kind, outcome, tuple(asked), error)
+
+    def _unasked(self, daemon: DaemonFacts, kind: Kind, why: str) -> ControlObservation:
+        return ControlObservation(
+            self._now(), daemon.pipe_directory, kind, Outcome.SKIPPED, error=f"not asked: {why}"
+        )
+
+    def _say(self, daemon: DaemonFacts, outcome: Outcome, error: str | None) -> None:
+        """One line when a daemon's answers stop, one when they are back."""
+        name = daemon.pipe_directory
+        if outcome is Outcome.OK:
+            self._complaints.fine("daemon", name, message="control daemon answers", daemon=name)
+        elif outcome is not Outcome.SKIPPED:
+            self._complaints.failing(
+                "daemon", name, message=_MESSAGES[outcome], daemon=name, err=error
+            )
+
+
+_MESSAGES = {
+    Outcome.TIMEOUT: "control daemon does not answer",
+    Outcome.ABSENT: "no control daemon to ask",
+    Outcome.REFUSED: "control daemon refuses to answer",
+    Outcome.UNPARSABLE: "control daemon's answer is not understood",
+}
+
+
+@asynccontextmanager
+async def _turn(daemon: DaemonFacts, patience_seconds: float) -> AsyncIterator[bool]:
+    """Wait for one's turn with a daemon; gives whether it came in time.
+
+    There is one line for each pipe directory, whoever asks: also two ControlTools keep to it.
+    """
+    lines = _LINES.setdefault(asyncio.get_running_loop(), {})
+    line = lines.setdefault(daemon.pipe_path, asyncio.Lock())
+    try:
+        async with asyncio.timeout(max(patience_seconds, 0.0)):
+            await line.acquire()
+    except TimeoutError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        line.release()
+
+
+_LINES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]] = WeakKeyDictionary()
+
+
+def _why_not(daemon: DaemonFacts, *breakers: Breaker) -> str | None:
+    socket = f"{daemon.pipe_path}/control"
+    length = len(os.fsencode(socket))
+    if length > SOCKET_PATH_BYTES:
+        return (
+            f"the path of its socket has {length} bytes, and only {SOCKET_PATH_BYTES} are possible:"
+            f" {socket}; mount the directory at a shorter path and name that with"
+            " --mps.pipe-directory"
+        )
+    left = max(breaker.left_seconds() for breaker in breakers)
+    return f"it hung, and is left alone for another {left:.0f} s" if left > 0 else None
+
+
+def _exchange(commands: tuple[str, ...], child: ChildResult, limit_seconds: float) -> Exchange:
+    exchange = Exchange(
+        commands=commands,
+        outcome=Outcome.OK,
+        stdout=child.stdout.decode("utf-8", "backslashreplace"),
+        stderr=child.stderr.decode("utf-8", "backslashreplace"),
+        return_code=child.return_code,
+        duration_seconds=child.duration_seconds,
+    )
+    if child.timed_out:
+        error = f"no answer within {limit_seconds:.3g} s"
+        return replace(exchange, outcome=Outcome.TIMEOUT, error=error)
+    if child.flooded:
+        return replace(
+            exchange,
+            outcome=Outcome.UNPARSABLE,
+            stdout=exchange.stdout[:_KEPT_OF_A_FLOOD],
+            stderr=exchange.stderr[:_KEPT_OF_A_FLOOD],
+            error=f"it wrote more than {MAX_OUTPUT_BYTES} bytes",
+        )
+    reply = read_probe(exchange) if commands == PROBE else read_server(exchange)
+    if isinstance(reply, Failure) and reply.kind != "server_not_found":
+        said = reply.text or "it said nothing"
+        return replace(exchange, outcome=Outcome(reply.kind), error=said)
+    return exchange
+
+
+def _worth_another_try(exchange: Exchange, daemon: DaemonFacts) -> bool:
+    """After a refusal: callers collide. Also when nobody seems to be there whose process is."""
+    if exchange.outcome is Outcome.ABSENT:
+        alive = daemon.process is not None or daemon.lock_holder_pid is not None
+        return alive and exchange.return_code is not None
+    return exchange.outcome in (Outcome.REFUSED, Outcome.UNPARSABLE)
+
+
+def _sentence(exchange: Exchange) -> str:
+    more = len(exchange.commands) - 1
+    asked = exchange.commands[0] + (f" and {more} more" if more else "")
+    return f"{asked}: {exchange.error}"
+
+
+def _cannot_run(binary: str, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return (
+            f"the control tool {binary} is not there: it comes with the NVIDIA driver (Debian:"
+            " nvidia-cuda-mps, Ubuntu: nvidia-compute-utils); install it, or name it with"
+            " --mps.control-binary"
+        )
+    return f"the control tool {binary} cannot be run: {error.strerror or error}"

@@ -1,0 +1,215 @@
+"""Facts about processes, read from /proc by PID and kept while they stay true."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from exporter.observations import ProcessFacts
+from exporter.sources.procfs_text import (
+    Stat,
+    parse_arguments,
+    parse_boot_time,
+    parse_mps_environment,
+    parse_namespace,
+    parse_passwd,
+    parse_stat,
+    parse_status,
+)
+
+HOST_USERS = "/etc/passwd"
+
+_REFRESH_SECONDS = 60.0
+_CHUNK_BYTES = 1 << 16
+_MAX_BYTES = 1 << 22
+_ENDED = frozenset("ZX")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Facts, and what must be unchanged for them to be true still."""
+
+    start_ticks: int
+    comm: str
+    read_at: float
+    facts: ProcessFacts
+
+
+class Processes:
+    """The processes below one mount of procfs.
+
+    A PID that was reused shows by its start time, a program that was replaced (exec) mostly by its
+    name; the rest (control group, user) is read again every minute. A process that vanishes while
+    it is read is absent.
+
+    Args:
+        root: Where procfs is mounted.
+        passwd: Names of users. The host's own /etc/passwd stands for all that the host knows, so
+            users of a directory service have names too.
+        clock: Monotonic time.
+    """
+
+    def __init__(
+        self,
+        root: str = "/proc",
+        passwd: str = HOST_USERS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.root = root
+        self._clock = clock
+        self._users = _Users(passwd, clock)
+        self._known: dict[int, _Known] = {}
+        self._boot_time: float | None = None
+        self._ticks_per_second = os.sysconf("SC_CLK_TCK")
+
+    def all(self) -> Iterator[int]:
+        """Give all PIDs.
+
+        Raises:
+            OSError: The directory cannot be listed.
+        """
+        with os.scandir(self.root) as entries:
+            yield from (int(entry.name) for entry in entries if entry.name.isdecimal())
+
+    def comm(self, pid: int) -> bytes:
+        """Read the first 15 bytes of a program's name: the cheapest that tells programs apart.
+
+        (The arguments would take a lock that a process stuck in the kernel may hold.)
+        """
+        try:
+            file = os.open(f"{self.root}/{pid}/comm", os.O_RDONLY)
+        except OSError:
+            return b""
+        try:
+            return os.read(file, 64)[:-1]
+        except OSError:
+            return b""
+        finally:
+            os.close(file)
+
+    def arguments(self, pid: int) -> tuple[str, ...]:
+        """Read a process's arguments; empty when there are none, or they cannot be read."""
+        return parse_arguments(self._read(pid, "cmdline") or b"")
+
+    def sockets(self, pid: int) -> bytes:
+        """Read the Unix sockets of a process's network namespace; no right is needed for that."""
+        return self._read(pid, "net/unix") or b""
+
+    def identify(self, pids: Iterable[int]) -> dict[int, ProcessFacts]:
+        """Give the facts of those that are there."""
+        found = {}
+        for pid in pids:
+            if (facts := self.facts(pid)) is not None:
+                found[pid] = facts
+        self._drop_old()
+        return found
+
+    def facts(self, pid: int) -> ProcessFacts | None:
+        """Give the facts of one process; None: it is not there, or hidden from us."""
+        stat = parse_stat(self._read(pid, "stat") or b"") if pid > 0 else None
+        if stat is None:
+            self._known.pop(pid, None)
+            return None
+        known = self._known.get(pid)
+        if known is None or not self._still_true(known, stat):
+            known = self._learn(pid, stat)
+            self._known[pid] = known
+        return replace(known.facts, state=stat.state, parent_pid=stat.parent_pid)
+
+    def _still_true(self, known: _Known, stat: Stat) -> bool:
+        return (
+            (known.start_ticks, known.comm) == (stat.start_ticks, stat.comm)
+            and (self._clock() - known.read_at < _REFRESH_SECONDS)
+        ) or (known.start_ticks == stat.start_ticks and stat.state in _ENDED)
+
+    def _learn(self, pid: int, stat: Stat) -> _Known:
+        status = parse_status(self._read(pid, "status") or b"")
+        arguments = self.arguments(pid)
+        environment = None if stat.state in _ENDED else self._read(pid, "environ")
+        cgroup = self._read(pid, "cgroup")
+        facts = ProcessFacts(
+            pid=pid,
+            start_time_seconds=self._booted_at() + stat.start_ticks / self._ticks_per_second,
+            uid=status.uid,
+            user=self._users.name(status.uid),
+            name=PurePosixPath(arguments[0]).name if arguments and arguments[0] else stat.comm,
+            namespace_pids=status.namespace_pids,
+            pid_namespace=self._namespace(pid),
+            cgroup=None if cgroup is None else cgroup.decode("utf-8", "backslashreplace"),
+            mps_environment=None if environment is None else parse_mps_environment(environment),
+        )
+        return _Known(stat.start_ticks, stat.comm, self._clock(), facts)
+
+    def _booted_at(self) -> float:
+        """When the host started, Unix time: read once, so that a process keeps its start time."""
+        if self._boot_time is None:
+            raw = _read_file(f"{self.root}/stat") or b""
+            found = parse_boot_time(raw)
+            self._boot_time = _own_boot_time() if found is None else found
+        return self._boot_time
+
+    def _namespace(self, pid: int) -> int | None:
+        with suppress(OSError):
+            return parse_namespace(str(Path(f"{self.root}/{pid}/ns/pid").readlink()))
+        return None
+
+    def _read(self, pid: int, name: str) -> bytes | None:
+        return _read_file(f"{self.root}/{pid}/{name}")
+
+    def _drop_old(self) -> None:
+        oldest = self._clock() - 2 * _REFRESH_SECONDS
+        self._known = {pid: known for pid, known in self._known.items() if known.read_at > oldest}
+
+
+def _own_boot_time() -> float:
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _read_file(path: str) -> bytes | None:
+    """Read a file of /proc; None: it is not there, or not for us."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        parts, size = [], 0
+        while (part := os.read(file, _CHUNK_BYTES)) and size < _MAX_BYTES:
+            parts.append(part)
+            size += len(part)
+        return b"".join(parts)
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+
+
+class _Users:
+    """Names of users, looked up again every minute."""
+
+    def __init__(self, passwd: str, clock: Callable[[], float]) -> None:
+        self._passwd = passwd
+        self._clock = clock
+        self._names: dict[int, str | None] = {}
+        self._read_at = float("-inf")
+
+    def name(self, uid: int | None) -> str | None:
+        if uid is None:
+            return None
+        if self._clock() - self._read_at >= _REFRESH_SECONDS:
+            self._read_at = self._clock()
+            self._names = {**parse_passwd(_read_file(self._passwd) or b"")}
+        if uid not in self._names:
+            self._names[uid] = _directory_name(uid) if self._passwd == HOST_USERS else None
+        return self._names[uid]
+
+
+def _directory_name(uid: int) -> str | None:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return None

@@ -1,0 +1,332 @@
+"""Finds control daemons in /proc, and the directories where they can be reached.
+
+A daemon is a process of the program nvidia-cuda-mps-control that was started as one (-d or -f), or
+that holds the write lock on its directory's control_lock. The tool that asks questions is the same
+program; it does neither. Daemons are found with their directories through their environment. Where
+that may not be read, the kernel's list of Unix sockets names the directories of all daemons, and
+the lock tells whose is whose: neither needs any right.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
+from exporter.sources.processes import HOST_USERS, Processes
+from exporter.sources.procfs_text import (
+    COMM_LENGTH,
+    lock_question,
+    parse_control_sockets,
+    parse_daemon_flags,
+    parse_lock_answer,
+)
+
+CONTROL_PROGRAM = "nvidia-cuda-mps-control"
+SERVER_PROGRAM = "nvidia-cuda-mps-server"
+
+DEFAULT_PIPE_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108 - where MPS has it
+"""The second is that of newer daemons which run as root."""
+DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
+
+_COMM = CONTROL_PROGRAM[:COMM_LENGTH].encode()
+_LOCK_FILE = "control_lock"
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """A process of one of MPS's two programs (whose names begin alike)."""
+
+    process: ProcessFacts
+    arguments: tuple[str, ...]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.arguments) and PurePosixPath(self.arguments[0]).name == CONTROL_PROGRAM
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A pipe directory as it is reached from here, and who holds the lock in it."""
+
+    root: str
+    directory: str
+    lock_tested: bool
+    holder: int | None
+    identity: object
+    """The same for the same directory, whatever it is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Daemon:
+    program: _Program
+    place: _Place
+    servers: tuple[_Program, ...]
+    assumed: bool
+
+    def facts(self, root_for: Callable[[int, str], str]) -> DaemonFacts:
+        flags = parse_daemon_flags(self.program.arguments)
+        log_directory = (self.program.process.mps_environment or {}).get(
+            "CUDA_MPS_LOG_DIRECTORY"
+        ) or DEFAULT_LOG_DIRECTORY
+        if not self.place.root:
+            log_directory = root_for(self.program.pid, log_directory) + log_directory
+        return DaemonFacts(
+            pipe_directory=self.place.directory,
+            log_directory=log_directory,
+            root=self.place.root,
+            directories_assumed=self.assumed,
+            process=self.program.process,
+            foreground=flags.foreground,
+            multiuser=flags.multiuser
+            or any(parse_daemon_flags(server.arguments).multiuser for server in self.servers),
+            static_partitioning=flags.static_partitioning,
+            lock_holder_pid=self.place.holder,
+            lock_tested=self.place.lock_tested,
+            servers=tuple(server.process for server in self.servers),
+        )
+
+
+class Procfs:
+    """What /proc tells about control daemons and processes. Every method may block.
+
+    Args:
+        root: Where procfs is mounted.
+        passwd: File with the names of users.
+        now: Unix time.
+        clock: Monotonic time.
+    """
+
+    def __init__(
+        self,
+        root: str = "/proc",
+        passwd: str = HOST_USERS,
+        *,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._processes = Processes(root, passwd, clock)
+        self._now = now
+        self._found: tuple[DaemonFacts, ...] = ()
+        self._unplaced: list[int] = []
+
+    def discover(
+        self, configured: Sequence[tuple[str, str | None]], *, search: bool
+    ) -> tuple[DaemonFacts, ...]:
+        """Give the daemons that run, and those that were configured, sorted by name.
+
+        Args:
+            configured: (pipe directory, log directory or None), included even when nothing runs.
+            search: Also give daemons that nobody configured.
+
+        Raises:
+            OSError: /proc cannot be listed.
+        """
+        programs = self._programs()
+        self._unplaced = []
+        entries: dict[object, DaemonFacts] = {}
+        for pipe_directory, log_directory in configured:
+            place = _place("", pipe_directory)
+            entries.setdefault(place.identity, _configured(place, log_directory))
+        logs = dict(configured)
+        for program in programs:
+            daemon = self._daemon(program, programs, [pipe for pipe, _ in configured])
+            if daemon is None:
+                continue
+            known = entries.get(daemon.place.identity)
+            if known is not None or search:
+                facts = daemon.facts(self._root_for)
+                entries[daemon.place.identity] = _merged(known, facts, logs)
+        self._found = _named_apart(entries.values())
+        return self._found
+
+    def identify(self, pids: Iterable[int]) -> dict[int, ProcessFacts]:
+        """Give the facts of those processes that are there, by PID as this mount shows it."""
+        return self._processes.identify(pids)
+
+    def observe(self, pids: Iterable[int]) -> ProcfsObservation:
+        """Give the daemons found last, and the facts of these processes."""
+        processes = self.identify(pids)
+        return ProcfsObservation(
+            at=self._now(),
+            daemons=self._found,
+            processes=processes,
+            error=self._complaint(),
+            unreadable_environments=sum(
+                facts.mps_environment is None and facts.state not in "ZX"
+                for facts in processes.values()
+            ),
+        )
+
+    def _programs(self) -> list[_Program]:
+        """Give all processes of MPS's programs, by PID."""
+        pids = [pid for pid in self._processes.all() if self._processes.comm(pid) == _COMM]
+        facts = self._processes.identify(sorted(pids))
+        return [_Program(process, self._processes.arguments(pid)) for pid, process in facts.items()]
+
+    def _daemon(
+        self, program: _Program, programs: Sequence[_Program], configured: Sequence[str]
+    ) -> _Daemon | None:
+        """Give the daemon that this process is; None: it is none, or cannot be told where."""
+        controls = {other.pid for other in programs if other.is_control}
+        if not program.is_control or program.process.parent_pid in controls:
+            return None  # a daemon's child that has not become a server yet
+        started_as_one = parse_daemon_flags(program.arguments).daemon
+        places = list(self._places(program, configured))
+        held = [place for place in places if place.holder == program.pid]
+        if not held and not started_as_one:
+            return None
+        readable = program.process.mps_environment is not None
+        free = [place for place in places if readable or place.holder in (None, 0)]
+        if not held and not free:
+            self._unplaced.append(program.pid)
+            return None
+        servers = (
+            other
+            for other in programs
+            if other.process.parent_pid == program.pid and not other.is_control
+        )
+        return _Daemon(
+            program=program,
+            place=(held or free)[0],
+            servers=tuple(servers),
+            assumed=not readable and not held,
+        )
+
+    def _places(self, program: _Program, configured: Sequence[str]) -> Iterator[_Place]:
+        """Give the pipe directories that the daemon may have, the likely ones first."""
+        environment = program.process.mps_environment
+        if environment is not None:
+            named = environment.get("CUDA_MPS_PIPE_DIRECTORY")
+            for directory in (named,) if named else DEFAULT_PIPE_DIRECTORIES:
+                yield _place(self._root_for(program.pid, directory), directory)
+            return
+        sockets = parse_control_sockets(self._processes.sockets(program.pid))
+        for directory in dict.fromkeys((*DEFAULT_PIPE_DIRECTORIES, *configured, *sockets)):
+            yield _place("", directory)
+
+    def _root_for(self, pid: int, directory: str) -> str:
+        """Give the prefix under which a process's directory is reached from here.
+
+        None is needed when the same directory has the same name here, or when nothing better can be
+        reached.
+        """
+        root = f"{self._processes.root}/{pid}/root"
+        there = _identity(root + directory)
+        return root if there is not None and there != _identity(directory) else ""
+
+    def _complaint(self) -> str | None:
+        if not self._unplaced:
+            return None
+        pids = ", ".join(str(pid) for pid in self._unplaced)
+        return (
+            f"control daemon with PID {pids}: its environment cannot be read, and nothing else"
+            " tells its pipe directory; name it with --mps.pipe-directory, or give the exporter"
+            " CAP_SYS_PTRACE"
+        )
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    with suppress(OSError, ValueError):
+        found = Path(path).stat()
+        return found.st_dev, found.st_ino
+    return None
+
+
+def _place(root: str, directory: str) -> _Place:
+    path = root + directory
+    tested, holder = lock_holder(f"{path}/{_LOCK_FILE}")
+    return _Place(root, directory, tested, holder, _identity(path) or path)
+
+
+def lock_holder(path: str) -> tuple[bool, int | None]:
+    """Ask the kernel who holds a write lock on a file, without touching it: (tested, holder).
+
+    A daemon holds the one on control_lock while it lives, also while it hangs (measured). The
+    holder is 0 when its PID does not show here. Files that are no regular files are left alone.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        if not stat.S_ISREG(Path(path).lstat().st_mode):
+            return False, None
+        file = os.open(path, flags)
+    except (OSError, ValueError):
+        return False, None
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            return False, None
+        answer = fcntl.fcntl(file, fcntl.F_GETLK, lock_question(fcntl.F_WRLCK))
+        return True, parse_lock_answer(answer, fcntl.F_UNLCK)
+    except OSError:
+        return False, None
+    finally:
+        os.close(file)
+
+
+def _configured(place: _Place, log_directory: str | None) -> DaemonFacts:
+    return DaemonFacts(
+        pipe_directory=place.directory,
+        log_directory=log_directory or DEFAULT_LOG_DIRECTORY,
+        configured=True,
+        lock_holder_pid=place.holder,
+        lock_tested=place.lock_tested,
+    )
+
+
+def _merged(
+    known: DaemonFacts | None, found: DaemonFacts, logs: Mapping[str, str | None]
+) -> DaemonFacts:
+    """Put together what is known of one directory: its configuration, and processes that use it."""
+    if known is None:
+        return found
+    if known.process is not None and not _holds_the_lock(found):
+        return known
+    if not known.configured:
+        return found
+    log_directory = logs.get(known.pipe_directory)
+    return replace(
+        found,
+        pipe_directory=known.pipe_directory,
+        log_directory=log_directory or found.root + found.log_directory,
+        root="",
+        configured=True,
+        directories_assumed=False,
+    )
+
+
+def _holds_the_lock(daemon: DaemonFacts) -> bool:
+    """Of two processes that claim one directory, the one that holds its lock is the daemon."""
+    return daemon.process is not None and daemon.lock_holder_pid == daemon.process.pid
+
+
+def _named_apart(daemons: Iterable[DaemonFacts]) -> tuple[DaemonFacts, ...]:
+    """Give them sorted, with the root in the name of those whose name is taken."""
+    named: dict[str, DaemonFacts] = {}
+    for daemon in sorted(daemons, key=_seniority):
+        unique = daemon
+        if daemon.pipe_directory in named:
+            unique = replace(
+                daemon, pipe_directory=daemon.pipe_path, log_directory=daemon.log_path, root=""
+            )
+        named.setdefault(unique.pipe_directory, unique)
+    return tuple(named[name] for name in sorted(named))
+
+
+def _seniority(daemon: DaemonFacts) -> tuple[bool, bool, float, int]:
+    process = daemon.process
+    return (
+        not daemon.configured,
+        bool(daemon.root),
+        process.start_time_seconds if process else 0.0,
+        process.pid if process else 0,
+    )
