@@ -51,7 +51,7 @@ make_venv() {
     # Debian and Ubuntu keep these in a package of their own.
     local package
     package="$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
-    is_root_with_apt && apt_root_install "$package" ||
+    { is_root_with_apt && apt_root_install "$package"; } ||
       fail "$python cannot make virtual environments" "On Debian or Ubuntu: apt-get install $package"
   fi
   timed "making .venv with $("$python" -V)" "$python" -m venv --clear "$VENV"

@@ -34,27 +34,30 @@ private_apt() { # COMMAND ARGUMENT...
 }
 
 # Where this machine gets its distribution from: asked of apt, written nowhere.
-mirror() {
-  apt-get indextargets --format '$(CODENAME) $(RELEASE) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
-    awk -v codename="$VERSION_CODENAME" \
-      '($1 == codename || $2 == codename) && ($3 == "main" || $3 == "universe") { print $4, $3 }' |
-    sort -u
+mirrors() {
+  apt-get update --print-uris |
+    sed -n "s#^'\(.*/\)dists/$VERSION_CODENAME/InRelease'.*#\1#p" | sort -u
 }
 
-write_sources() {
-  local uri component suite signed='' keyring
+write_sources() { # RELEASE...
+  local mirror release components=main signed='' keyring
+  [ "$ID" = debian ] || components='main universe'
   for keyring in /usr/share/keyrings/"$ID"-archive-keyring.{gpg,pgp}; do
     if [ -e "$keyring" ]; then
       signed="[signed-by=$keyring] "
       break
     fi
   done
-  mirror | while read -r uri component; do
-    for suite in "$@"; do
-      echo "deb $signed$uri $suite $component"
+  mirrors | while read -r mirror; do
+    for release in "$@"; do
+      echo "deb $signed$mirror $release $components"
     done
   done >"$APT/sources.list"
   [ -s "$APT/sources.list" ]
+}
+
+fetch_lists() { # RELEASE...
+  write_sources "$@" && timed "fetching package lists of $* (for .tools only)" private_apt apt-get update
 }
 
 # Once a run: lists of this machine's release and, on Debian, of the next one, for
@@ -65,15 +68,11 @@ update_lists() {
   have apt-get && have dpkg-deb && [ -r /etc/os-release ] || return 1
   # shellcheck disable=SC1091
   . /etc/os-release
-  [ -n "${VERSION_CODENAME:-}" ] || VERSION_CODENAME=sid
+  VERSION_CODENAME=${VERSION_CODENAME:-sid}
   mkdir -p "$APT/lists/partial" "$APT/cache/archives/partial"
   : >"$APT/status"
-  if [ "$ID" = debian ]; then
-    write_sources "$VERSION_CODENAME" testing sid || return 1
-  else
-    write_sources "$VERSION_CODENAME" || return 1
-  fi
-  timed "fetching package lists (for .tools only)" private_apt apt-get update || return 1
+  { [ "$ID" = debian ] && fetch_lists "$VERSION_CODENAME" testing; } ||
+    fetch_lists "$VERSION_CODENAME" || return 1
   TRIED_UPDATE=0
 }
 
@@ -83,16 +82,16 @@ versions() { # PACKAGE -> its versions, one a line
     sort -u -V
 }
 
+fetch_and_unpack() { # PACKAGE VERSION FOLDER
+  (cd "$APT/new" && private_apt apt-get download "$1=$2") && dpkg-deb -x "$APT/new/"*.deb "$3"
+}
+
 unpack() { # PACKAGE VERSION -> the folder it is in, as $UNPACKED
   UNPACKED="$DEB/$1_$2"
   [ -e "$UNPACKED/.complete" ] && return
   rm -rf "$UNPACKED" "$APT/new"
   mkdir -p "$UNPACKED" "$APT/new"
-  fetch_and_unpack() {
-    (cd "$APT/new" && private_apt apt-get download "$1=$2") &&
-      dpkg-deb -x "$APT/new/"*.deb "$UNPACKED"
-  }
-  timed "fetching $1 $2" fetch_and_unpack "$1" "$2" || return 1
+  timed "fetching $1 $2" fetch_and_unpack "$1" "$2" "$UNPACKED" || return 1
   rm -rf "$APT/new"
   touch "$UNPACKED/.complete"
 }
