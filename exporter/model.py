@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from exporter.observations import GpuObservation, LogState, Outcome
+from exporter.observations import DaemonFacts, GpuObservation, LogState
 
 ControlState = Literal["answering", "absent", "unresponsive", "draining", "refused"]
 CONTROL_STATES: tuple[ControlState, ...] = (
@@ -50,9 +50,12 @@ class ClientSession:
     """As the log prints it; 0 where the daemon lives in another PID namespace."""
     server_pid: int
     uid: int | None
-    connected_at: float
+    connected_at: float | None
+    """None: it was there before anybody looked, and no log tells since when."""
     contexts: Mapping[str, int] = field(default_factory=dict)
     """GPU UUID -> contexts."""
+    active_thread_ratio: float | None = None
+    """The server's when this client connected: a running client keeps what it had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,11 @@ class ServerSession:
     ghost: bool = False
     """Ready for a user whose queued clients are all dead, and nobody ever connected."""
     clients: tuple[ClientSession, ...] = ()
+    clients_count: int = 0
+    """Fewer than there are in clients, where the log (before driver 580) says that one left, but
+    not which."""
+    adopted: bool = False
+    """Its start is in no log that was read; started_at is when it was noticed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +131,19 @@ class Incident:
     seconds: float | None = None
     """Of a wait or a recovery: how long it took."""
     detail: str = ""
+    """How a cause is known, or its name."""
+    count: int = 1
+    """How often it was repeated: a server that cannot start fails twenty times a second."""
+    counted: bool = True
+    """False: it happened before the exporter began, so no counter shows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerCounters:
-    """All that only ever grows, since the exporter started. Unknown users are None."""
+    """All that only ever grows, since the exporter started. Unknown users are None.
+
+    Moments (server_last_exit_at, last_fault_at) are kept from before that, too.
+    """
 
     daemon_starts: int = 0
     server_starts: Mapping[int | None, int] = field(default_factory=dict)
@@ -143,9 +159,9 @@ class LedgerCounters:
     sessions: Mapping[int | None, Histogram] = field(default_factory=dict)
     losses: Mapping[tuple[int | None, str], int] = field(default_factory=dict)
     rejections: Mapping[tuple[int | None, str], int] = field(default_factory=dict)
-    waits: Mapping[int, Histogram] = field(default_factory=dict)
-    waits_abandoned: Mapping[int, int] = field(default_factory=dict)
-    overtakes: Mapping[int, int] = field(default_factory=dict)
+    waits: Mapping[int | None, Histogram] = field(default_factory=dict)
+    waits_abandoned: Mapping[int | None, int] = field(default_factory=dict)
+    overtakes: Mapping[int | None, int] = field(default_factory=dict)
     handovers: int = 0
     handover_idle_seconds: float = 0.0
     holding_seconds: Mapping[int | None, float] = field(default_factory=dict)
@@ -169,6 +185,10 @@ class LedgerView:
     servers: tuple[ServerSession, ...] = ()
     waits: tuple[Wait, ...] = ()
     handover_backoff_seconds: float | None = None
+    """The daemon's present retry interval, while somebody waits or it was asked to quit."""
+    daemon_ended_at: float | None = None
+    """It quit (daemon_started_at is None then) or died (daemon_died)."""
+    daemon_died: bool = False
     devices: Mapping[int, str] = field(default_factory=dict)
     """Device ordinal of the daemon -> GPU UUID, as far as the logs told."""
     counters: LedgerCounters = LedgerCounters()
@@ -228,7 +248,8 @@ class ControlDaemon:
 
     pipe_directory: str
     log_directory: str
-    state: ControlState
+    state: ControlState | None
+    """None: nobody asked, and /proc does not tell."""
     pid: int | None = None
     uid: int | None = None
     user: str | None = None
@@ -255,6 +276,7 @@ class ControlDaemon:
     incidents: tuple[Incident, ...] = ()
     dropped_clients: int = 0
     error: str | None = None
+    facts: DaemonFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +288,8 @@ class Gpu:
     uuid: str
     processes_by_kind: Mapping[str, int] | None = None
     """mps_client, mps_server, direct, graphics."""
+    direct_pids: tuple[int, ...] = ()
+    """Compute processes beside MPS."""
     served_by: tuple[str, ...] = ()
     stranded_clients: int | None = None
     sm_committed_ratio: float | None = None
@@ -307,7 +331,10 @@ class Snapshot:
     driver_version: str | None = None
     cuda_version: str | None = None
     gpus: tuple[Gpu, ...] = ()
+    gpu_indexes: Mapping[str, str] = field(default_factory=dict)
+    """GPU UUID -> index, also of GPUs that only a daemon's device map names; "" when not known."""
     daemons: tuple[ControlDaemon, ...] = ()
     collectors: tuple[CollectorResult, ...] = ()
-    nvml_outcome: Outcome | None = None
+    unreadable_environments: int | None = None
+    """Processes whose MPS variables this exporter has no right to read."""
     recording: RecordingInfo | None = None

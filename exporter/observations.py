@@ -105,6 +105,8 @@ class ProcfsObservation:
     daemons: tuple[DaemonFacts, ...] = ()
     processes: Mapping[int, ProcessFacts] = field(default_factory=dict)
     """The processes that were asked for and are there, by PID as the host sees it."""
+    gone: tuple[int, ...] = ()
+    """Those that were asked for and are not there."""
     unreadable_environments: int = 0
     error: str | None = None
 

@@ -1,0 +1,157 @@
+"""The command line: serve (the default), demo, record and doctor."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import NoReturn
+
+import exporter
+from exporter.logfmt import configure
+from exporter.settings import InvalidSettingError, Settings, add_flags, duration, load
+
+_log = logging.getLogger(__name__)
+
+COMMANDS = {
+    "serve": "export this host's MPS and GPUs (the default)",
+    "demo": "export a built-in recording of a real host: no GPU needed",
+    "record": "write what the sources read to a file, to replay it elsewhere",
+}
+
+BUILT_IN_RECORDING = "demo.rec.gz"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong usage is said in one line, with what to do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\nTry '{self.prog} --help'.\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="mps-exporter",
+        description="Prometheus exporter for NVIDIA MPS: which daemons, servers and clients there "
+        "are, who waits for whom, who crashed and whom it took along, and what the GPU really "
+        "does. Without a command it serves this host's metrics.",
+        epilog="Every flag has an environment twin: --web.listen-address is "
+        "MPS_EXPORTER_WEB_LISTEN_ADDRESS.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=version_text())
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, words in COMMANDS.items():
+        command = commands.add_parser(name, help=words, description=words, allow_abbrev=False)
+        add_flags(command, name)
+        if name == "demo":
+            command.add_argument(
+                "recording", nargs="?", metavar="FILE",
+                help="a recording of your own instead of the built-in one",
+            )  # fmt: skip
+            command.add_argument(
+                "--speed", default="1", metavar="FACTOR", help="replay faster (default: 1)"
+            )
+        if name == "record":
+            command.add_argument("recording", metavar="FILE", help="the file to write")
+            command.add_argument(
+                "--duration", default="60s", metavar="DURATION",
+                help="how long (default: 60s); Ctrl-C ends it sooner and keeps what there is",
+            )  # fmt: skip
+            command.add_argument(
+                "--interval", default="1s", metavar="DURATION",
+                help="time between collections (default: 1s)",
+            )  # fmt: skip
+            command.add_argument(
+                "--anonymise", action="store_true",
+                help="replace UUIDs, serials, user and program names",
+            )  # fmt: skip
+            command.add_argument(
+                "--scenario", default="", metavar="TEXT", help="what is going on, for the reader"
+            )
+    return parser
+
+
+def version_text() -> str:
+    """What --version prints."""
+    return f"mps-exporter {exporter.__version__} (Python {platform.python_version()})"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; gives its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] not in (*COMMANDS, "-h", "--help", "--version"):
+        words.insert(0, "serve")
+    parser = _parser()
+    given = vars(parser.parse_args(words))
+    command = given.pop("command")
+    try:
+        settings = load(given, os.environ, command)
+        return _run(command, settings, given)
+    except InvalidSettingError as error:
+        sys.stderr.write(f"mps-exporter: {error}\nTry 'mps-exporter {command} --help'.\n")
+        return 2
+
+
+def _run(command: str, settings: Settings, given: dict[str, object]) -> int:
+    configure(settings.log_level, settings.log_format)
+    # Late imports: --help and --version answer at once, and the parts that a command does not
+    # need cost it neither time nor memory.
+    from exporter.service import StartError, record, serve
+
+    try:
+        if command == "record":
+            return asyncio.run(
+                record(
+                    settings,
+                    path=Path(str(given["recording"])),
+                    duration_seconds=_duration("--duration", str(given["duration"])),
+                    interval_seconds=_duration("--interval", str(given["interval"])),
+                    anonymise=bool(given["anonymise"]),
+                    scenario=str(given["scenario"]),
+                )
+            )
+        if command == "demo":
+            settings = replace(
+                settings,
+                replay=str(given["recording"] or built_in_recording()),
+                replay_speed=_speed(str(given["speed"])),
+            )
+        return asyncio.run(serve(settings, demo=command == "demo"))
+    except StartError as error:
+        sys.stderr.write(f"mps-exporter: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def built_in_recording() -> Path:
+    """The recording that comes with the program."""
+    return Path(str(resources.files("exporter") / "recordings" / BUILT_IN_RECORDING))
+
+
+def _duration(flag: str, text: str) -> float:
+    try:
+        seconds = duration(text)
+    except ValueError as error:
+        raise InvalidSettingError(f"{flag}: {text!r} {error}") from None
+    if seconds <= 0:
+        raise InvalidSettingError(f"{flag}: must be more than 0")
+    return seconds
+
+
+def _speed(text: str) -> float:
+    try:
+        speed = float(text)
+    except ValueError:
+        raise InvalidSettingError(f"--speed: {text!r} must be a number") from None
+    if not 0.1 <= speed <= 1000:
+        raise InvalidSettingError("--speed: must be from 0.1 to 1000")
+    return speed

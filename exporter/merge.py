@@ -1,0 +1,587 @@
+"""Observations and ledgers -> a Snapshot. Pure.
+
+Here the different views of one thing meet: the server that the log names, the process of that PID
+in /proc, the entry in NVML's list, the answer of the control tool. Where one is missing the others
+stand; where all are, the value is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from exporter.model import (
+    Client,
+    ClientSession,
+    CollectorResult,
+    ControlDaemon,
+    ControlState,
+    Gpu,
+    LedgerView,
+    RecordingInfo,
+    Server,
+    ServerSession,
+    Snapshot,
+)
+from exporter.mps import limits
+from exporter.mps.attribution import attribute
+from exporter.mps.control_text import ServerReply
+from exporter.mps.reconciliation import ServerAnswers
+from exporter.observations import (
+    ControlObservation,
+    DaemonFacts,
+    GpuObservation,
+    LogState,
+    NvmlObservation,
+    Outcome,
+    ProcessFacts,
+    ProcfsObservation,
+)
+
+SERVER_PROGRAM = "nvidia-cuda-mps-server"
+
+THREAD_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonInputs:
+    """All that is known of one daemon at the end of a collection."""
+
+    facts: DaemonFacts
+    probe: ControlObservation | None = None
+    answers: ServerAnswers = field(default_factory=ServerAnswers)
+    view: LedgerView = field(default_factory=lambda: LedgerView(at=0.0))
+    logs: tuple[LogState, ...] = ()
+    was_readable: bool = False
+    """Its control.log could be read at some time: its counters mean something."""
+    hung: bool = False
+    """The last question that was put to it was not answered in time."""
+    queries: int = 0
+    query_failures: Mapping[str, int] = field(default_factory=dict)
+
+    def follows(self, log: str) -> bool:
+        """Whether this log can be read now."""
+        return any(state.log == log and state.readable for state in self.logs)
+
+    def sessions(self) -> tuple[ServerSession, ...]:
+        """The servers of the log; none where it cannot be read."""
+        return self.view.servers if self.follows("control") else ()
+
+
+def pids_of_interest(gpus: NvmlObservation | None, daemons: Iterable[DaemonInputs]) -> set[int]:
+    """The processes that somebody named: to be identified in /proc."""
+    pids: set[int] = set()
+    for gpu in gpus.gpus if gpus is not None else ():
+        pids.update(process.pid for process in gpu.processes or ())
+    for daemon in daemons:
+        pids.update(process.pid for process in daemon.facts.servers)
+        pids.update(wait.pid for wait in daemon.view.waits)
+        for server in daemon.view.servers:
+            pids.add(server.pid)
+            pids.update(client.pid for client in server.clients)
+        for reply in daemon.answers.servers.values():
+            pids.update((reply.server_pid, *(reply.client_pids or ())))
+    return pids - {0}
+
+
+def merge(
+    *,
+    taken_at: float,
+    gpus: NvmlObservation | None,
+    processes: ProcfsObservation | None,
+    daemons: Sequence[DaemonInputs],
+    collectors: tuple[CollectorResult, ...] = (),
+    clients_max: int = 1000,
+    recording: RecordingInfo | None = None,
+) -> Snapshot:
+    """Make the snapshot of one collection. A source that brought nothing is None."""
+    view = _View(gpus, processes, daemons)
+    merged = tuple(
+        _daemon(view, inputs, clients_max)
+        for inputs in sorted(daemons, key=lambda inputs: inputs.facts.pipe_directory)
+    )
+    observed = gpus.gpus if gpus is not None else ()
+    return Snapshot(
+        taken_at=taken_at,
+        driver_version=gpus.driver_version if gpus is not None else None,
+        cuda_version=gpus.cuda_version if gpus is not None else None,
+        gpus=tuple(_gpu(view, gpu, merged, daemons) for gpu in observed),
+        gpu_indexes=view.indexes,
+        daemons=merged,
+        collectors=collectors,
+        unreadable_environments=view.unreadable_environments(),
+        recording=recording,
+    )
+
+
+class _View:
+    """What several parts of the merge look up."""
+
+    def __init__(
+        self,
+        gpus: NvmlObservation | None,
+        processes: ProcfsObservation | None,
+        daemons: Sequence[DaemonInputs],
+    ) -> None:
+        self.gpus = {gpu.uuid: gpu for gpu in (gpus.gpus if gpus is not None else ())}
+        self.driver_version = gpus.driver_version if gpus is not None else None
+        self.processes: Mapping[int, ProcessFacts] = (
+            processes.processes if processes is not None else {}
+        )
+        self.looked = processes is not None
+        self.users = {
+            facts.uid: facts.user
+            for facts in (*self.processes.values(), *_daemon_processes(daemons))
+            if facts.uid is not None and facts.user is not None
+        }
+        self.indexes = {gpu.uuid: str(gpu.index) for gpu in self.gpus.values()}
+        for inputs in daemons:
+            # A daemon that sees all GPUs numbers them as NVML does; one with a choice does not.
+            whole = _visible_devices(inputs.facts) is None
+            for ordinal, uuid in _device_uuids(inputs).items():
+                self.indexes.setdefault(uuid, str(ordinal) if whole else "")
+
+    def user(self, uid: int | None) -> str | None:
+        return None if uid is None else self.users.get(uid)
+
+    def memory_used(self, pid: int) -> dict[str, int]:
+        """GPU UUID -> bytes that the process uses there, as far as NVML tells."""
+        used = {}
+        for gpu in self.gpus.values():
+            for process in gpu.processes or ():
+                if process.pid == pid and process.kind == "compute":
+                    amount = process.used_memory_bytes
+                    if amount is not None:
+                        used[gpu.uuid] = amount
+        return used
+
+    def unreadable_environments(self) -> int | None:
+        if not self.looked:
+            return None
+        return sum(facts.mps_environment is None for facts in self.processes.values())
+
+
+def _daemon_processes(daemons: Iterable[DaemonInputs]) -> Iterable[ProcessFacts]:
+    for inputs in daemons:
+        if inputs.facts.process is not None:
+            yield inputs.facts.process
+        yield from inputs.facts.servers
+
+
+def _visible_devices(facts: DaemonFacts) -> str | None:
+    environment = facts.process.mps_environment if facts.process is not None else None
+    return (environment or {}).get("CUDA_VISIBLE_DEVICES")
+
+
+def _device_uuids(inputs: DaemonInputs) -> dict[int, str]:
+    """Device ordinal of the daemon -> GPU UUID, from the tool's map or the log."""
+    return {**inputs.view.devices, **inputs.answers.device_uuids()}
+
+
+# ---------------------------------------------------------------------------------- daemons
+
+
+def control_state(inputs: DaemonInputs) -> ControlState | None:
+    """Why a daemon answers or not; None when nobody asked and /proc does not tell."""
+    facts, probe = inputs.facts, inputs.probe
+    alive = facts.process is not None or facts.lock_holder_pid is not None
+    if probe is None:
+        return "absent" if facts.lock_tested and not alive else None
+    if probe.outcome is Outcome.OK:
+        return "answering"
+    if probe.outcome is Outcome.ABSENT:
+        if all(exchange.return_code is None for exchange in probe.exchanges):
+            # The tool itself is missing: nobody was asked.
+            return "absent" if facts.lock_tested and not alive else None
+        return "refused" if alive else "absent"
+    if inputs.hung:
+        return "draining" if inputs.view.quit_requested_at is not None else "unresponsive"
+    if probe.outcome is Outcome.SKIPPED:
+        return None
+    return "refused"
+
+
+def _daemon(view: _View, inputs: DaemonInputs, clients_max: int) -> ControlDaemon:
+    facts, ledger, answers = inputs.facts, inputs.view, inputs.answers
+    process = facts.process
+    state = control_state(inputs)
+    probe = answers.probe
+    servers = tuple(_server(view, inputs, pid) for pid in _server_pids(inputs))
+    kept, dropped = _cap(servers, clients_max)
+    served = {*_device_uuids(inputs).values()}
+    served.update(
+        uuid for server in servers for uuid in (*server.contexts, *server.memory_used_bytes)
+    )
+    return ControlDaemon(
+        pipe_directory=facts.pipe_directory,
+        log_directory=facts.log_directory,
+        state=state,
+        pid=process.pid if process is not None else None,
+        uid=process.uid if process is not None else None,
+        user=process.user if process is not None else None,
+        start_time_seconds=process.start_time_seconds if process is not None else None,
+        binary_version=ledger.binary_version if process is not None else None,
+        protocol="2" if probe is not None else None,
+        multiuser=(facts.multiuser or bool(ledger.multiuser)) if process is not None else None,
+        visible_devices=_visible_devices(facts),
+        query_duration_seconds=_duration(inputs.probe),
+        query_failures=inputs.query_failures,
+        queries=inputs.queries,
+        default_active_thread_ratio=(
+            probe.default_active_thread_ratio if probe is not None else None
+        ),
+        default_pinned_memory_limit_bytes=_default_memory_limits(inputs),
+        servers_count=len(servers) if _servers_known(inputs) else None,
+        servers=kept,
+        waits=ledger.waits,
+        handover_backoff_seconds=ledger.handover_backoff_seconds,
+        gpu_uuids=tuple(sorted(served)),
+        logs=inputs.logs,
+        counters=ledger.counters if inputs.was_readable else None,
+        incidents=ledger.incidents,
+        dropped_clients=dropped,
+        error=inputs.probe.error if inputs.probe is not None else None,
+        facts=facts,
+    )
+
+
+def _duration(probe: ControlObservation | None) -> float | None:
+    if probe is None or not probe.exchanges:
+        return None
+    return sum(exchange.duration_seconds for exchange in probe.exchanges)
+
+
+def _default_memory_limits(inputs: DaemonInputs) -> dict[str, int]:
+    uuids = _device_uuids(inputs)
+    return {
+        uuids[ordinal]: limit
+        for reply in inputs.answers.servers.values()
+        for ordinal, limit in reply.default_pinned_memory_limit_bytes.items()
+        if ordinal in uuids
+    }
+
+
+def _cap(servers: tuple[Server, ...], clients_max: int) -> tuple[tuple[Server, ...], int]:
+    """Keep at most so many clients with metrics of their own: those that came first."""
+    kept, left, dropped = [], clients_max, 0
+    for server in servers:
+        clients = server.clients[:left]
+        left -= len(clients)
+        dropped += len(server.clients) - len(clients)
+        kept.append(replace(server, clients=clients))
+    return tuple(kept), dropped
+
+
+# ---------------------------------------------------------------------------------- servers
+
+
+def _servers_known(inputs: DaemonInputs) -> bool:
+    return inputs.follows("control") or inputs.answers.probe is not None
+
+
+def _server_pids(inputs: DaemonInputs) -> list[int]:
+    """The servers alive, as the daemon numbers processes.
+
+    The log is ahead of the tool's answer, which may be some seconds old; without it, the answer is
+    all there is; without either, a child of the daemon in /proc is still a server.
+    """
+    if inputs.follows("control"):
+        return [session.pid for session in inputs.view.servers]
+    if inputs.answers.probe is not None:
+        return list(inputs.answers.probe.server_pids)
+    return [process.namespace_pids[-1] if process.namespace_pids else process.pid
+            for process in inputs.facts.servers]  # fmt: skip
+
+
+def _process_of(inputs: DaemonInputs, view: _View, pid: int) -> ProcessFacts | None:
+    """The server's process as this host sees it: by its PID in the daemon's namespace."""
+    for process in inputs.facts.servers:
+        if pid == (process.namespace_pids[-1] if process.namespace_pids else process.pid):
+            return view.processes.get(process.pid, process)
+    found = view.processes.get(pid)
+    return found if found is not None and _is_server(found) else None
+
+
+def _is_server(facts: ProcessFacts) -> bool:
+    return SERVER_PROGRAM.startswith(facts.name[:15]) and facts.name.startswith("nvidia-cuda-mps")
+
+
+def _server(view: _View, inputs: DaemonInputs, pid: int) -> Server:
+    session = next((found for found in inputs.sessions() if found.pid == pid), None)
+    reply = inputs.answers.servers.get(pid)
+    process = _process_of(inputs, view, pid)
+    host_pid = process.pid if process is not None else pid
+    uid = session.uid if session is not None else process.uid if process is not None else None
+    started = session.started_at if session is not None else None
+    clients = _clients(view, inputs, session, reply, host_pid)
+    uuids = _device_uuids(inputs)
+    contexts: dict[str, int] = {}
+    if clients is not None:
+        contexts = dict.fromkeys((*uuids.values(),), 0)
+        for client in clients:
+            for uuid, count in client.contexts.items():
+                contexts[uuid] = contexts.get(uuid, 0) + count
+    return Server(
+        pid=host_pid,
+        uid=uid,
+        user=view.user(uid),
+        start_time_seconds=process.start_time_seconds if process is not None else started,
+        state=_state(session, reply),
+        ghost=session.ghost if session is not None else None,
+        clients_connected=len(clients) if clients is not None else None,
+        contexts=contexts,
+        contexts_limit=_contexts_limits(view, session, {*contexts, *uuids.values()}),
+        active_thread_ratio=_thread_ratio(session, reply),
+        pinned_memory_limit_bytes={
+            uuids[ordinal]: limit
+            for ordinal, limit in _memory_limits(session, reply).items()
+            if ordinal in uuids
+        },
+        memory_used_bytes=view.memory_used(host_pid),
+        clients=clients or (),
+    )
+
+
+def _state(session: ServerSession | None, reply: ServerReply | None) -> str | None:
+    if session is not None:
+        return session.state
+    return reply.state if reply is not None else None
+
+
+def _thread_ratio(session: ServerSession | None, reply: ServerReply | None) -> float | None:
+    if session is not None and session.active_thread_ratio is not None:
+        return session.active_thread_ratio
+    return reply.active_thread_ratio if reply is not None else None
+
+
+def _memory_limits(session: ServerSession | None, reply: ServerReply | None) -> Mapping[int, int]:
+    said = reply.pinned_memory_limit_bytes if reply is not None else {}
+    logged = session.pinned_memory_limit_bytes if session is not None else {}
+    return {**said, **logged}
+
+
+def _contexts_limits(
+    view: _View, session: ServerSession | None, uuids: Iterable[str]
+) -> dict[str, int]:
+    """The documented limit, corrected by the number that the log named when it refused a client."""
+    found = {}
+    for uuid in uuids:
+        gpu = view.gpus.get(uuid)
+        capability = gpu.compute_capability if gpu is not None else None
+        limit = session.client_limit if session is not None else None
+        limit = limit or limits.context_limit(capability, view.driver_version)
+        if limit is not None:
+            found[uuid] = limit
+    return found
+
+
+# ---------------------------------------------------------------------------------- clients
+
+
+def _clients(
+    view: _View,
+    inputs: DaemonInputs,
+    session: ServerSession | None,
+    reply: ServerReply | None,
+    server_pid: int,
+) -> tuple[Client, ...] | None:
+    """The server's clients; None when neither the log nor the tool tells."""
+    connected: tuple[ClientSession, ...]
+    if session is not None and inputs.follows("server"):
+        connected = session.clients
+    elif reply is not None and reply.client_pids is not None:
+        uuids = _device_uuids(inputs)
+        connected = tuple(
+            ClientSession(
+                pid=pid,
+                server_pid=server_pid,
+                uid=session.uid if session is not None else None,
+                connected_at=None,
+                contexts={
+                    uuids[ordinal]: clients[pid]
+                    for ordinal, clients in (reply.contexts or {}).items()
+                    if pid in clients and ordinal in uuids
+                },
+            )
+            for pid in dict.fromkeys(reply.client_pids)
+        )
+    else:
+        return None
+    if any(client.pid == 0 for client in connected):
+        return _strangers(view, inputs, connected, session, reply, server_pid)
+    return tuple(_client(view, inputs, one, session, reply, server_pid) for one in connected)
+
+
+def _strangers(
+    view: _View,
+    inputs: DaemonInputs,
+    connected: tuple[ClientSession, ...],
+    session: ServerSession | None,
+    reply: ServerReply | None,
+    server_pid: int,
+) -> tuple[Client, ...]:
+    """Clients that the daemon calls PID 0, since it lives in a PID namespace of its own.
+
+    NVML knows their true PIDs. Where it lists as many MPS processes on the server's GPUs as the
+    daemon has clients, they are these; else nobody can say which are whose.
+    """
+    listed: dict[int, dict[str, int]] = {}
+    for gpu in view.gpus.values():
+        of_gpu = {process.pid for process in gpu.processes or () if process.kind == "compute"}
+        if server_pid not in of_gpu:
+            continue
+        for process in gpu.processes or ():
+            if process.kind == "mps" and process.pid in of_gpu and process.pid != server_pid:
+                listed.setdefault(process.pid, {})[gpu.uuid] = 1
+    if len(listed) != len(connected):
+        return tuple(_client(view, inputs, one, session, reply, server_pid) for one in connected)
+    return tuple(
+        _client(view, inputs, replace(one, pid=pid, contexts=contexts), session, reply, server_pid)
+        for one, (pid, contexts) in zip(connected, sorted(listed.items()), strict=True)
+    )
+
+
+def _client(
+    view: _View,
+    inputs: DaemonInputs,
+    session: ClientSession,
+    server: ServerSession | None,
+    reply: ServerReply | None,
+    server_pid: int,
+) -> Client:
+    process = view.processes.get(session.pid)
+    uid = process.uid if process is not None else session.uid
+    place = attribute(process.cgroup if process is not None else None)
+    environment = process.mps_environment if process is not None else None
+    client = Client(
+        pid=session.pid,
+        server_pid=server_pid,
+        uid=uid,
+        user=process.user if process is not None else view.user(uid),
+        command=process.name if process is not None else None,
+        container_id=place.container_id,
+        pod_uid=place.pod_uid,
+        slurm_job_id=place.slurm_job_id,
+        systemd_unit=place.systemd_unit,
+        pid_namespace=process.pid_namespace if process is not None else None,
+        environment_readable=environment is not None if process is not None else None,
+        connected_at=session.connected_at,
+        contexts=session.contexts,
+        memory_used_bytes=view.memory_used(session.pid) if session.pid else {},
+    )
+    if environment is None:
+        return client  # whether it lowered its own limits, nobody here may know
+    at_connect = session.active_thread_ratio
+    if at_connect is None:
+        at_connect = _thread_ratio(server, reply)
+    return _with_limits(
+        view, inputs, client, environment, at_connect, _memory_limits(server, reply)
+    )
+
+
+def _with_limits(
+    view: _View,
+    inputs: DaemonInputs,
+    client: Client,
+    environment: Mapping[str, str],
+    server_ratio: float | None,
+    server_memory: Mapping[int, int],
+) -> Client:
+    own = limits.parse_active_thread_percentage(environment.get(THREAD_VARIABLE))
+    ratio = limits.effective_ratio(own.ratio, server_ratio) if server_ratio is not None else None
+    lowered = own.ratio is not None and server_ratio is not None and own.ratio < server_ratio
+    sms: dict[str, int] = {}
+    memory: dict[str, int] = {}
+    own_memory = limits.parse_pinned_memory_limit(environment.get(MEMORY_VARIABLE))
+    ordinals = {uuid: ordinal for ordinal, uuid in _device_uuids(inputs).items()}
+    for uuid in client.contexts:
+        gpu = view.gpus.get(uuid)
+        if ratio is not None and gpu is not None and gpu.sm_count is not None:
+            count = limits.sm_limit(ratio, gpu.sm_count, gpu.compute_capability)
+            if count is not None:
+                sms[uuid] = count
+        ordinal = ordinals.get(uuid)
+        given = limits.pinned_memory_limit_of(own_memory, ordinal, uuid)
+        allowed = server_memory.get(ordinal) if ordinal is not None else None
+        known = [limit for limit in (given, allowed) if limit is not None]
+        if known:
+            memory[uuid] = min(known)
+    return replace(
+        client,
+        limit_source="client" if lowered else "server",
+        active_thread_ratio=ratio,
+        sm_limit=sms,
+        memory_limit_bytes=memory,
+        priority=limits.parse_client_priority(environment.get(PRIORITY_VARIABLE)),
+    )
+
+
+# ---------------------------------------------------------------------------------- GPUs
+
+
+def _gpu(
+    view: _View,
+    gpu: GpuObservation,
+    daemons: tuple[ControlDaemon, ...],
+    inputs: Sequence[DaemonInputs],
+) -> Gpu:
+    servers = {server.pid for daemon in daemons for server in daemon.servers}
+    servers.update(pid for pid, facts in view.processes.items() if _is_server(facts))
+    clients = [client for daemon in daemons for server in daemon.servers
+               for client in server.clients if gpu.uuid in client.contexts]  # fmt: skip
+    kinds: dict[str, set[int]] | None = None
+    stranded = None
+    if gpu.processes is not None:
+        by_kind: dict[str, set[int]] = {"compute": set(), "mps": set(), "graphics": set()}
+        for process in gpu.processes:
+            by_kind[process.kind].add(process.pid)
+        # NVML's MPS list can hold a client of another GPU, with 0 bytes: the compute list has not.
+        mps = (by_kind["mps"] & by_kind["compute"]) - servers
+        present = by_kind["compute"] & servers
+        kinds = {
+            "mps_client": mps,
+            "mps_server": present,
+            "direct": by_kind["compute"] - mps - servers,
+            "graphics": by_kind["graphics"],
+        }
+        stranded = _stranded(mps, present, daemons, inputs)
+    committed = sum(client.sm_limit.get(gpu.uuid, 0) for client in clients)
+    all_known = all(gpu.uuid in client.sm_limit for client in clients)
+    whole = gpu.sm_count
+    with_memory = [client.memory_limit_bytes[gpu.uuid] for client in clients
+                   if gpu.uuid in client.memory_limit_bytes]  # fmt: skip
+    return Gpu(
+        observation=gpu,
+        index=str(gpu.index),
+        uuid=gpu.uuid,
+        processes_by_kind={kind: len(pids) for kind, pids in kinds.items()} if kinds else None,
+        direct_pids=tuple(sorted(kinds["direct"])) if kinds else (),
+        served_by=tuple(
+            daemon.pipe_directory for daemon in daemons if gpu.uuid in daemon.gpu_uuids
+        ),
+        stranded_clients=stranded,
+        sm_committed_ratio=committed / whole if whole and all_known else None,
+        client_memory_committed_bytes=sum(with_memory) if clients else None,
+    )
+
+
+def _stranded(
+    mps: set[int],
+    servers_here: set[int],
+    daemons: tuple[ControlDaemon, ...],
+    inputs: Sequence[DaemonInputs],
+) -> int | None:
+    """Count MPS processes without a server.
+
+    Certain where no server is on the GPU, or where every daemon's log names all its clients.
+    """
+    if not servers_here:
+        return len(mps)
+    told = all(daemon.follows("control") and daemon.follows("server") for daemon in inputs)
+    connected = {client.pid for daemon in daemons for server in daemon.servers
+                 for client in server.clients}  # fmt: skip
+    if not told or 0 in connected or any(daemon.dropped_clients for daemon in daemons):
+        return None
+    return len(mps - connected)

@@ -1,0 +1,561 @@
+"""Every metric about control daemons, servers, clients, waits and the exporter, once.
+
+The GPUs' own metrics are in gpu_catalogue.py; catalogue.py joins both.
+"""
+
+from __future__ import annotations
+
+from exporter.metrics.spec import Kind, MetricSpec
+from exporter.model import (
+    CONTROL_STATES,
+    SERVER_STATES,
+)
+
+_LOG = "control.log"
+_SERVER_LOG = "server.log"
+_BOTH_LOGS = "control.log, server.log"
+_TOOL = "nvidia-cuda-mps-control"
+_PROC = "/proc"
+
+
+def _section(
+    title: str, *rows: tuple[str, Kind, tuple[str, ...], str, str]
+) -> tuple[MetricSpec, ...]:
+    """Rows of (name, kind, labels, source, help) become specs of one section."""
+    states = {"mps_control_state": CONTROL_STATES, "mps_server_state": SERVER_STATES}
+    return tuple(
+        MetricSpec(
+            name=name,
+            kind=kind,
+            labels=labels,
+            source=source,
+            help=words,
+            states=states.get(name, ()),
+            section=title,
+        )
+        for name, kind, labels, source, words in rows
+    )
+
+
+_D = ("daemon",)
+_DS = ("daemon", "server")
+_DSP = ("daemon", "server", "pid")
+_G = ("gpu", "uuid")
+
+CONTROL_DAEMON = _section(
+    "Control daemon",
+    (
+        "mps_control_up",
+        "gauge",
+        _D,
+        _TOOL,
+        "1 when the control daemon answered its last probe within the deadline (after one retry).",
+    ),
+    (
+        "mps_control_state",
+        "stateset",
+        _D,
+        f"{_TOOL}, {_PROC}, {_LOG}",
+        "Why a control daemon is up or not: draining was asked to quit and waits for its clients, "
+        "unresponsive hangs, absent was configured or seen before and is gone.",
+    ),
+    (
+        "mps_control_info",
+        "info",
+        (
+            *_D,
+            "pid",
+            "uid",
+            "user",
+            "log_directory",
+            "binary_version",
+            "protocol",
+            "multiuser",
+            "visible_devices",
+        ),
+        f"{_PROC}, {_LOG}",
+        "The control daemon's process and settings.",
+    ),
+    (
+        "mps_control_start_time_seconds",
+        "gauge",
+        _D,
+        _PROC,
+        "When the control daemon's process started, as a Unix timestamp.",
+    ),
+    (
+        "mps_control_starts_total",
+        "counter",
+        _D,
+        _LOG,
+        "Starts of a control daemon in this pipe directory.",
+    ),
+    (
+        "mps_control_query_duration_seconds",
+        "gauge",
+        _D,
+        _TOOL,
+        "How long the last queries to this daemon took, together.",
+    ),
+    (
+        "mps_control_queries_total",
+        "counter",
+        _D,
+        _TOOL,
+        "Runs of the control tool by this exporter.",
+    ),
+    (
+        "mps_control_query_failures_total",
+        "counter",
+        (*_D, "reason"),
+        _TOOL,
+        "Runs of the control tool that failed, after one retry, by reason.",
+    ),
+    (
+        "mps_control_default_active_thread_ratio",
+        "gauge",
+        _D,
+        _TOOL,
+        "Share of the SMs that servers started from now on give each client, 0 to 1.",
+    ),
+    (
+        "mps_control_default_pinned_memory_limit_bytes",
+        "gauge",
+        (*_D, *_G),
+        _TOOL,
+        "Device memory that servers started from now on allow each client.",
+    ),
+    (
+        "mps_control_default_client_priority",
+        "gauge",
+        _D,
+        _TOOL,
+        "Priority of clients of servers started from now on: 0 normal, 1 below normal.",
+    ),
+    ("mps_control_servers", "gauge", _D, f"{_TOOL}, {_LOG}", "Servers that this daemon runs now."),
+    (
+        "mps_control_log_size_bytes",
+        "gauge",
+        (*_D, "log"),
+        "stat",
+        "Size of the daemon's log file; nothing rotates it by itself.",
+    ),
+    ("mps_control_log_lines_total", "counter", (*_D, "log"), _BOTH_LOGS, "Log lines read."),
+    (
+        "mps_control_log_unrecognized_lines_total",
+        "counter",
+        (*_D, "log"),
+        _BOTH_LOGS,
+        "Log lines of an unknown kind: when it grows, a driver has changed its wording.",
+    ),
+    (
+        "mps_control_log_query_lines_total",
+        "counter",
+        _D,
+        _LOG,
+        "Lines that users of the control tool, this exporter among them, caused in control.log.",
+    ),
+    (
+        "mps_control_log_readable",
+        "gauge",
+        (*_D, "log"),
+        "open",
+        "1 when the log can be followed; at 0 incidents cannot be seen.",
+    ),
+)
+
+SERVERS = _section(
+    "Servers",
+    (
+        "mps_server_info",
+        "info",
+        (*_DS, "uid", "user"),
+        f"{_PROC}, {_LOG}",
+        "The server's process; uid and user are those it serves (0 for a multi-user server).",
+    ),
+    (
+        "mps_server_state",
+        "stateset",
+        _DS,
+        f"{_BOTH_LOGS}, {_TOOL}",
+        "The server's state; a word that this exporter does not know is passed through.",
+    ),
+    (
+        "mps_server_start_time_seconds",
+        "gauge",
+        _DS,
+        f"{_PROC}, {_LOG}",
+        "When the server started, as a Unix timestamp.",
+    ),
+    (
+        "mps_server_clients",
+        "gauge",
+        _DS,
+        f"{_SERVER_LOG}, {_TOOL}",
+        "Client processes connected to the server.",
+    ),
+    (
+        "mps_server_client_contexts",
+        "gauge",
+        (*_DS, *_G),
+        f"{_SERVER_LOG}, {_TOOL}",
+        "CUDA contexts of clients on the GPU: what the server's limit counts.",
+    ),
+    (
+        "mps_server_client_contexts_limit",
+        "gauge",
+        (*_DS, *_G),
+        "GPU architecture, driver, server.log",
+        "How many client contexts the server admits on the GPU.",
+    ),
+    (
+        "mps_server_active_thread_ratio",
+        "gauge",
+        _DS,
+        f"{_TOOL}, {_SERVER_LOG}",
+        "Share of the SMs for clients that connect from now on, 0 to 1.",
+    ),
+    (
+        "mps_server_pinned_memory_limit_bytes",
+        "gauge",
+        (*_DS, *_G),
+        f"{_TOOL}, {_SERVER_LOG}",
+        "Device memory allowed to each client that connects from now on.",
+    ),
+    (
+        "mps_server_memory_used_bytes",
+        "gauge",
+        (*_DS, *_G),
+        "NVML",
+        "Device memory of the server process itself.",
+    ),
+    (
+        "mps_server_ghost",
+        "gauge",
+        _DS,
+        f"{_BOTH_LOGS}, {_PROC}",
+        "1 when the server was started for a user whose queued clients had all died: "
+        "the daemon hangs on it until it is killed.",
+    ),
+    (
+        "mps_server_starts_total",
+        "counter",
+        (*_D, "uid"),
+        _LOG,
+        "Servers started, by the user they were started for.",
+    ),
+    ("mps_server_startup_seconds", "histogram", _D, _LOG, "From a server's start to Ready."),
+    (
+        "mps_server_exits_total",
+        "counter",
+        (*_D, "cause"),
+        _BOTH_LOGS,
+        "Ends of servers by cause. The status that the log prints is no evidence: requested means "
+        "that the log shows the orderly end.",
+    ),
+    (
+        "mps_server_last_exit_timestamp_seconds",
+        "gauge",
+        (*_D, "cause"),
+        _BOTH_LOGS,
+        "When a server last ended from this cause, as a Unix timestamp.",
+    ),
+    (
+        "mps_server_faults_total",
+        "counter",
+        (*_D, *_G),
+        _SERVER_LOG,
+        "Fatal GPU errors that servers handled, by GPU (empty labels when the log does not tell).",
+    ),
+    (
+        "mps_server_last_fault_timestamp_seconds",
+        "gauge",
+        _D,
+        _SERVER_LOG,
+        "When a server last handled a fatal GPU error, as a Unix timestamp.",
+    ),
+    (
+        "mps_server_fault_recovery_seconds",
+        "histogram",
+        _D,
+        _SERVER_LOG,
+        "From a fatal GPU error to the destruction of the server's context.",
+    ),
+)
+
+CLIENTS = _section(
+    "Clients",
+    (
+        "mps_client_info",
+        "info",
+        (
+            *_DSP,
+            "uid",
+            "user",
+            "command",
+            "container_id",
+            "pod_uid",
+            "slurm_job_id",
+            "systemd_unit",
+            "pid_namespace",
+            "limit_source",
+        ),
+        f"{_PROC}, {_LOG}",
+        "The client's process and what it belongs to; command is the program's name only.",
+    ),
+    (
+        "mps_client_start_time_seconds",
+        "gauge",
+        _DSP,
+        _SERVER_LOG,
+        "When the client connected, as a Unix timestamp.",
+    ),
+    (
+        "mps_client_contexts",
+        "gauge",
+        (*_DSP, *_G),
+        f"{_SERVER_LOG}, {_TOOL}",
+        "CUDA contexts of the client on the GPU.",
+    ),
+    (
+        "mps_client_memory_used_bytes",
+        "gauge",
+        (*_DSP, *_G),
+        "NVML",
+        "Device memory of the client on the GPU.",
+    ),
+    (
+        "mps_client_memory_limit_bytes",
+        "gauge",
+        (*_DSP, *_G),
+        f"{_PROC}/PID/environ, {_TOOL}",
+        "Device memory that MPS allows the client: the lower of its own limit and the server's.",
+    ),
+    (
+        "mps_client_active_thread_ratio",
+        "gauge",
+        _DSP,
+        f"{_PROC}/PID/environ, {_TOOL}",
+        "Share of the SMs that MPS allows the client, 0 to 1: the lower of its own limit and the "
+        "server's when it connected.",
+    ),
+    (
+        "mps_client_sm_limit",
+        "gauge",
+        (*_DSP, *_G),
+        "calculated as the hardware rounds",
+        "SMs that the client's share gives on this GPU. A cap, not a reservation.",
+    ),
+    (
+        "mps_client_priority",
+        "gauge",
+        _DSP,
+        f"{_PROC}/PID/environ",
+        "Priority that the client asked for: 0 normal, 1 below normal.",
+    ),
+    (
+        "mps_client_connections_total",
+        "counter",
+        (*_D, "uid"),
+        _SERVER_LOG,
+        "Client processes that connected to a server.",
+    ),
+    (
+        "mps_client_disconnections_total",
+        "counter",
+        (*_D, "uid"),
+        _SERVER_LOG,
+        "Client processes that left a server, in whatever way.",
+    ),
+    (
+        "mps_client_session_seconds",
+        "histogram",
+        (*_D, "uid"),
+        _SERVER_LOG,
+        "From connecting to leaving, of clients that got at least one context.",
+    ),
+    (
+        "mps_client_losses_total",
+        "counter",
+        (*_D, "uid", "cause"),
+        _BOTH_LOGS,
+        "Clients that MPS took down, by cause: the blast radius of crashes, faults and kills.",
+    ),
+    (
+        "mps_client_rejections_total",
+        "counter",
+        (*_D, "uid", "cause"),
+        _BOTH_LOGS,
+        "Clients that were refused, by cause.",
+    ),
+    (
+        "mps_client_dropped_series",
+        "gauge",
+        _D,
+        "this exporter",
+        "Clients left out of the per-client metrics because of --collector.clients.max.",
+    ),
+)
+
+WAITS = _section(
+    "Waits caused by UID serialisation",
+    (
+        "mps_uid_waiting_clients",
+        "gauge",
+        (*_D, "uid"),
+        _LOG,
+        "Clients queued behind another user's server now.",
+    ),
+    (
+        "mps_uid_waiting_since_timestamp_seconds",
+        "gauge",
+        (*_D, "uid"),
+        _LOG,
+        "Since when the user's oldest queued client waits, as a Unix timestamp.",
+    ),
+    (
+        "mps_uid_waiting_dead_clients",
+        "gauge",
+        (*_D, "uid"),
+        f"{_LOG}, {_PROC}",
+        "Queued clients whose process is gone: the daemon hangs when their turn comes.",
+    ),
+    (
+        "mps_uid_wait_seconds",
+        "histogram",
+        (*_D, "uid"),
+        _LOG,
+        "Completed waits behind another user's server.",
+    ),
+    (
+        "mps_uid_waits_abandoned_total",
+        "counter",
+        (*_D, "uid"),
+        f"{_LOG}, {_PROC}",
+        "Waits that ended without service: the process died or gave up.",
+    ),
+    (
+        "mps_uid_overtakes_total",
+        "counter",
+        (*_D, "uid"),
+        _LOG,
+        "Clients of this user admitted while clients of other users waited.",
+    ),
+    (
+        "mps_uid_handovers_total",
+        "counter",
+        _D,
+        _LOG,
+        "Times a waiting user's server became ready after another user's.",
+    ),
+    (
+        "mps_uid_handover_idle_seconds_total",
+        "counter",
+        _D,
+        _BOTH_LOGS,
+        "Time in which somebody waited and no client was connected: the daemon's back-off.",
+    ),
+    (
+        "mps_uid_handover_backoff_seconds",
+        "gauge",
+        _D,
+        _LOG,
+        "The daemon's present interval between attempts to stop the running user's server.",
+    ),
+    (
+        "mps_uid_holding_seconds_total",
+        "counter",
+        (*_D, "uid"),
+        _BOTH_LOGS,
+        "Time in which the user's server had at least one client.",
+    ),
+)
+
+SHARING = _section(
+    "GPU sharing",
+    (
+        "mps_gpu_processes",
+        "gauge",
+        (*_G, "kind"),
+        "NVML",
+        "Processes on the GPU: mps_client, mps_server, direct (beside MPS), graphics.",
+    ),
+    (
+        "mps_gpu_served",
+        "gauge",
+        (*_G, "daemon"),
+        f"{_TOOL}, {_BOTH_LOGS}, NVML",
+        "1 for each daemon that serves the GPU.",
+    ),
+    (
+        "mps_gpu_stranded_clients",
+        "gauge",
+        _G,
+        f"NVML, {_PROC}",
+        "MPS client processes on the GPU that outlived their server: they keep its memory.",
+    ),
+    (
+        "mps_gpu_sm_committed_ratio",
+        "gauge",
+        _G,
+        "calculated",
+        "Sum of all clients' SM limits over the GPU's SMs; above 1 the limits overlap.",
+    ),
+    (
+        "mps_gpu_client_memory_committed_bytes",
+        "gauge",
+        _G,
+        "calculated",
+        "Sum of all clients' memory limits on the GPU, of those that have one.",
+    ),
+)
+
+EXPORTER = _section(
+    "The exporter itself",
+    (
+        "mps_exporter_build_info",
+        "info",
+        ("version", "revision", "pythonversion"),
+        "this exporter",
+        "The exporter's version.",
+    ),
+    (
+        "mps_scrape_collector_duration_seconds",
+        "gauge",
+        ("collector",),
+        "this exporter",
+        "How long the source took in this collection.",
+    ),
+    (
+        "mps_scrape_collector_success",
+        "gauge",
+        ("collector",),
+        "this exporter",
+        "1 when the source could be read in this collection.",
+    ),
+    (
+        "mps_scrape_collector_timeout",
+        "gauge",
+        ("collector",),
+        "this exporter",
+        "1 when the source did not answer before the deadline.",
+    ),
+    (
+        "mps_exporter_unreadable_environments",
+        "gauge",
+        (),
+        _PROC,
+        "Client processes whose own limits could not be read for want of rights (CAP_SYS_PTRACE).",
+    ),
+    (
+        "mps_exporter_recording_info",
+        "info",
+        ("scenario", "machine", "driver_version", "recorded", "speed"),
+        "this exporter",
+        "Present only when a recording is replayed: these are not the values of a live host.",
+    ),
+)
+
+MPS_METRICS: tuple[MetricSpec, ...] = (
+    *CONTROL_DAEMON, *SERVERS, *CLIENTS, *WAITS, *SHARING, *EXPORTER,
+)  # fmt: skip

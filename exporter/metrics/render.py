@@ -1,0 +1,386 @@
+"""Snapshot -> families of samples. Pure: the same snapshot always gives the same metrics.
+
+A metric that has no sample is left out. What is ``None`` in the snapshot is no sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from exporter.metrics.catalogue import CATALOGUE
+from exporter.metrics.spec import Family, HistogramValue, MetricSpec
+from exporter.model import (
+    EXIT_CAUSES,
+    LOSS_CAUSES,
+    REJECTION_CAUSES,
+    SERVER_STATES,
+    Client,
+    ControlDaemon,
+    Gpu,
+    Histogram,
+    Server,
+    Snapshot,
+)
+
+QUERY_FAILURE_REASONS = ("timeout", "absent", "refused", "unparsable")
+LABEL_VALUE_MAX = 200
+"""Longer label values are cut: a program's name is whatever its author likes it to be."""
+
+MOMENTS = ("_timestamp_seconds", "_start_time_seconds")
+"""Ends of names whose values are moments, not durations."""
+
+SampleValue = float | HistogramValue | Mapping[str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What mps_exporter_build_info says."""
+
+    version: str
+    revision: str
+    python_version: str
+
+
+def _identity(moment: float) -> float:
+    return moment
+
+
+class Samples:
+    """Collects samples by metric, in the catalogue's order."""
+
+    def __init__(self, wall: Callable[[float], float]) -> None:
+        self._wall = wall
+        self._by_name: dict[str, dict[tuple[str, ...], SampleValue]] = {}
+
+    def add(self, name: str, labels: Iterable[object], value: SampleValue | int | None) -> None:
+        """Add one sample; None adds nothing. A label set that is there already keeps its value."""
+        if value is None:
+            return
+        if isinstance(value, float | int) and name.endswith(MOMENTS):
+            value = self._wall(value)
+        labelset = tuple(_label(label) for label in labels)
+        self._by_name.setdefault(name, {}).setdefault(labelset, value)
+
+    def families(self) -> list[Family]:
+        """All families that have a sample."""
+        unknown = self._by_name.keys() - CATALOGUE.keys()
+        if unknown:
+            raise KeyError(f"not in the catalogue: {', '.join(sorted(unknown))}")
+        return [
+            Family(spec, tuple(found.items()))
+            for name, spec in CATALOGUE.items()
+            if (found := self._by_name.get(name))
+        ]
+
+
+def _label(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value)
+    if text.isprintable() and len(text) <= LABEL_VALUE_MAX:
+        return text
+    # Control characters and lone surrogates of undecodable names become visible escapes.
+    visible = "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in text[:LABEL_VALUE_MAX]
+    )
+    return visible[:LABEL_VALUE_MAX]
+
+
+def histogram_value(histogram: Histogram) -> HistogramValue:
+    """Counts per bucket -> the cumulative buckets of the exposition formats."""
+    total = 0
+    buckets = []
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
+        total += count
+        buckets.append((repr(float(bound)), total))
+    total += sum(histogram.counts[len(histogram.bounds) :])
+    buckets.append(("+Inf", total))
+    return HistogramValue(tuple(buckets), histogram.sum_seconds)
+
+
+def render(
+    snapshot: Snapshot,
+    build: Build,
+    *,
+    wall: Callable[[float], float] = _identity,
+) -> list[Family]:
+    """All metrics of a snapshot.
+
+    Args:
+        snapshot: What one collection found.
+        build: The exporter's own version.
+        wall: Maps a time of the snapshot to the reader's clock; a recording that is replayed
+            faster than it was made has a clock of its own.
+    """
+    samples = Samples(wall)
+    indexes = snapshot.gpu_indexes
+    samples.add(
+        "mps_exporter_build_info", (build.version, build.revision, build.python_version), 1.0
+    )
+    samples.add("mps_exporter_unreadable_environments", (), snapshot.unreadable_environments)
+    if snapshot.recording is not None:
+        recording = snapshot.recording
+        labels = (
+            recording.scenario,
+            recording.machine,
+            recording.driver_version,
+            recording.recorded_at,
+            f"{recording.speed:g}",
+        )
+        samples.add("mps_exporter_recording_info", labels, 1.0)
+    for result in snapshot.collectors:
+        name = (result.name,)
+        samples.add("mps_scrape_collector_duration_seconds", name, result.duration_seconds)
+        samples.add("mps_scrape_collector_success", name, float(result.success))
+        samples.add("mps_scrape_collector_timeout", name, float(result.timed_out))
+    for daemon in snapshot.daemons:
+        _daemon(samples, daemon, indexes)
+    for gpu in snapshot.gpus:
+        _gpu(samples, gpu, snapshot)
+    return samples.families()
+
+
+def _daemon(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str]) -> None:
+    d = (daemon.pipe_directory,)
+    add = samples.add
+    if daemon.state is not None:
+        add("mps_control_up", d, float(daemon.state == "answering"))
+        add("mps_control_state", d, {daemon.state: True})
+    if daemon.pid is not None:
+        add(
+            "mps_control_info",
+            (
+                *d,
+                daemon.pid,
+                daemon.uid,
+                daemon.user,
+                daemon.log_directory,
+                daemon.binary_version,
+                daemon.protocol,
+                daemon.multiuser,
+                daemon.visible_devices,
+            ),
+            1.0,
+        )
+    add("mps_control_start_time_seconds", d, daemon.start_time_seconds)
+    add("mps_control_query_duration_seconds", d, daemon.query_duration_seconds)
+    add("mps_control_queries_total", d, daemon.queries)
+    for reason in QUERY_FAILURE_REASONS:
+        failures = daemon.query_failures.get(reason, 0)
+        add("mps_control_query_failures_total", (*d, reason), failures)
+    add("mps_control_default_active_thread_ratio", d, daemon.default_active_thread_ratio)
+    add("mps_control_default_client_priority", d, daemon.default_client_priority)
+    per_gpu = daemon.default_pinned_memory_limit_bytes
+    _by_gpu(samples, "mps_control_default_pinned_memory_limit_bytes", d, per_gpu, indexes)
+    add("mps_control_servers", d, daemon.servers_count)
+    for log in daemon.logs:
+        add("mps_control_log_size_bytes", (*d, log.log), log.size_bytes)
+        add("mps_control_log_readable", (*d, log.log), float(log.readable))
+    for server in daemon.servers:
+        _server(samples, daemon, server, indexes)
+    _waits(samples, daemon)
+    if daemon.counters is not None:
+        _counters(samples, daemon, indexes)
+    add("mps_client_dropped_series", d, daemon.dropped_clients)
+
+
+def _by_gpu(
+    samples: Samples,
+    name: str,
+    labels: tuple[object, ...],
+    values: Mapping[str, float],
+    indexes: Mapping[str, str],
+) -> None:
+    for uuid, value in values.items():
+        samples.add(name, (*labels, indexes.get(uuid, ""), uuid), value)
+
+
+def _server(
+    samples: Samples, daemon: ControlDaemon, server: Server, indexes: Mapping[str, str]
+) -> None:
+    ds = (daemon.pipe_directory, server.pid)
+    add = samples.add
+    add("mps_server_info", (*ds, server.uid, server.user), 1.0)
+    if server.state is not None:
+        add("mps_server_state", ds, {server.state: True})
+    add("mps_server_start_time_seconds", ds, server.start_time_seconds)
+    add("mps_server_clients", ds, server.clients_connected)
+    _by_gpu(samples, "mps_server_client_contexts", ds, server.contexts, indexes)
+    _by_gpu(samples, "mps_server_client_contexts_limit", ds, server.contexts_limit, indexes)
+    add("mps_server_active_thread_ratio", ds, server.active_thread_ratio)
+    limit = server.pinned_memory_limit_bytes
+    _by_gpu(samples, "mps_server_pinned_memory_limit_bytes", ds, limit, indexes)
+    _by_gpu(samples, "mps_server_memory_used_bytes", ds, server.memory_used_bytes, indexes)
+    if server.ghost is not None:
+        add("mps_server_ghost", ds, float(server.ghost))
+    for client in server.clients:
+        _client(samples, daemon, client, indexes)
+
+
+def _client(
+    samples: Samples, daemon: ControlDaemon, client: Client, indexes: Mapping[str, str]
+) -> None:
+    dsp = (daemon.pipe_directory, client.server_pid, client.pid)
+    add = samples.add
+    add(
+        "mps_client_info",
+        (
+            *dsp,
+            client.uid,
+            client.user,
+            client.command,
+            client.container_id,
+            client.pod_uid,
+            client.slurm_job_id,
+            client.systemd_unit,
+            client.pid_namespace,
+            client.limit_source,
+        ),
+        1.0,
+    )
+    add("mps_client_start_time_seconds", dsp, client.connected_at)
+    _by_gpu(samples, "mps_client_contexts", dsp, client.contexts, indexes)
+    _by_gpu(samples, "mps_client_memory_used_bytes", dsp, client.memory_used_bytes, indexes)
+    _by_gpu(samples, "mps_client_memory_limit_bytes", dsp, client.memory_limit_bytes, indexes)
+    add("mps_client_active_thread_ratio", dsp, client.active_thread_ratio)
+    _by_gpu(samples, "mps_client_sm_limit", dsp, client.sm_limit, indexes)
+    add("mps_client_priority", dsp, client.priority)
+
+
+def _waits(samples: Samples, daemon: ControlDaemon) -> None:
+    d = daemon.pipe_directory
+    uids: set[int | None] = {wait.uid for wait in daemon.waits}
+    if daemon.counters is not None:
+        # A user who has waited keeps a 0, so that a graph falls to it instead of ending.
+        uids |= daemon.counters.waits.keys() | daemon.counters.waits_abandoned.keys()
+    for uid in sorted(uids, key=lambda uid: -1 if uid is None else uid):
+        queued = [wait for wait in daemon.waits if wait.uid == uid]
+        samples.add("mps_uid_waiting_clients", (d, uid), len(queued))
+        dead = sum(wait.dead for wait in queued)
+        samples.add("mps_uid_waiting_dead_clients", (d, uid), dead)
+        if queued:
+            since = min(wait.since for wait in queued)
+            samples.add("mps_uid_waiting_since_timestamp_seconds", (d, uid), since)
+    samples.add("mps_uid_handover_backoff_seconds", (d,), daemon.handover_backoff_seconds)
+
+
+def _counters(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str]) -> None:
+    counters = daemon.counters
+    if counters is None:
+        return
+    d = (daemon.pipe_directory,)
+    add = samples.add
+    add("mps_control_starts_total", d, counters.daemon_starts)
+    add("mps_control_log_query_lines_total", d, counters.query_lines)
+    for log in ("control", "server"):
+        add("mps_control_log_lines_total", (*d, log), counters.log_lines.get(log, 0))
+        unknown = counters.unrecognized_lines.get(log, 0)
+        add("mps_control_log_unrecognized_lines_total", (*d, log), unknown)
+    _by_uid(samples, "mps_server_starts_total", d, counters.server_starts)
+    for cause in EXIT_CAUSES:
+        add("mps_server_exits_total", (*d, cause), counters.server_exits.get(cause, 0))
+        last = counters.server_last_exit_at.get(cause)
+        add("mps_server_last_exit_timestamp_seconds", (*d, cause), last)
+    for uuid in sorted({*counters.faults, *daemon.gpu_uuids}):
+        faults = counters.faults.get(uuid, 0)
+        add("mps_server_faults_total", (*d, indexes.get(uuid, ""), uuid), faults)
+    add("mps_server_last_fault_timestamp_seconds", d, counters.last_fault_at)
+    if counters.server_startup is not None:
+        add("mps_server_startup_seconds", d, histogram_value(counters.server_startup))
+    if counters.fault_recovery is not None:
+        add("mps_server_fault_recovery_seconds", d, histogram_value(counters.fault_recovery))
+    _by_uid(samples, "mps_client_connections_total", d, counters.connections)
+    _by_uid(samples, "mps_client_disconnections_total", d, counters.disconnections)
+    for uid, sessions in counters.sessions.items():
+        add("mps_client_session_seconds", (*d, uid), histogram_value(sessions))
+    _by_uid_and_cause(samples, "mps_client_losses_total", d, counters.losses, LOSS_CAUSES)
+    _by_uid_and_cause(
+        samples, "mps_client_rejections_total", d, counters.rejections, REJECTION_CAUSES
+    )
+    for uid, waits in counters.waits.items():
+        add("mps_uid_wait_seconds", (*d, uid), histogram_value(waits))
+    _by_uid(samples, "mps_uid_waits_abandoned_total", d, counters.waits_abandoned)
+    _by_uid(samples, "mps_uid_overtakes_total", d, counters.overtakes)
+    add("mps_uid_handovers_total", d, counters.handovers)
+    add("mps_uid_handover_idle_seconds_total", d, counters.handover_idle_seconds)
+    _by_uid(samples, "mps_uid_holding_seconds_total", d, counters.holding_seconds)
+
+
+def _by_uid(
+    samples: Samples,
+    name: str,
+    labels: tuple[object, ...],
+    values: Mapping[int, float] | Mapping[int | None, float],
+) -> None:
+    for uid, value in values.items():
+        samples.add(name, (*labels, uid), value)
+
+
+def _by_uid_and_cause(
+    samples: Samples,
+    name: str,
+    labels: tuple[object, ...],
+    values: Mapping[tuple[int | None, str], int],
+    causes: tuple[str, ...],
+) -> None:
+    """Every known user has every cause from 0 on: a counter that appears at 1 has no increase."""
+    for uid in {uid for uid, _ in values}:
+        for cause in causes:
+            samples.add(name, (*labels, uid, cause), values.get((uid, cause), 0))
+
+
+def _gpu(samples: Samples, gpu: Gpu, snapshot: Snapshot) -> None:
+    g = (gpu.index, gpu.uuid)
+    seen = gpu.observation
+    capability = seen.compute_capability
+    samples.add(
+        "mps_gpu_info",
+        (
+            *g,
+            seen.parent_uuid,
+            seen.mig_instance,
+            seen.name,
+            seen.pci_bus_id,
+            seen.architecture,
+            None if capability is None else f"{capability[0]}.{capability[1]}",
+            snapshot.driver_version,
+            snapshot.cuda_version,
+            seen.vbios_version,
+            seen.serial,
+        ),
+        1.0,
+    )
+    samples.add("mps_gpu_sm_count", g, seen.sm_count)
+    if seen.compute_mode is not None:
+        samples.add("mps_gpu_compute_mode", g, {seen.compute_mode: True})
+    for kind, count in (gpu.processes_by_kind or {}).items():
+        samples.add("mps_gpu_processes", (*g, kind), count)
+    for daemon in gpu.served_by:
+        samples.add("mps_gpu_served", (*g, daemon), 1.0)
+    samples.add("mps_gpu_stranded_clients", g, gpu.stranded_clients)
+    samples.add("mps_gpu_sm_committed_ratio", g, gpu.sm_committed_ratio)
+    committed = gpu.client_memory_committed_bytes
+    samples.add("mps_gpu_client_memory_committed_bytes", g, committed)
+    statesets: dict[tuple[str, tuple[str, ...]], dict[str, bool]] = {}
+    for reading in seen.readings:
+        spec = CATALOGUE[reading.metric]
+        labels = dict(reading.labels)
+        if spec.kind == "stateset":
+            state = labels.pop(spec.name)
+            key = (spec.name, tuple(labels.get(name, "") for name in spec.labels[len(g) :]))
+            statesets.setdefault(key, {})[state] = bool(reading.value)
+        else:
+            rest = tuple(labels.get(name, "") for name in spec.labels[len(g) :])
+            samples.add(spec.name, (*g, *rest), reading.value)
+    for (name, rest), states in statesets.items():
+        samples.add(name, (*g, *rest), states)
+
+
+def states_of(spec: MetricSpec, value: Mapping[str, bool]) -> dict[str, bool]:
+    """All states of a stateset: the known ones first, then unknown words that were met."""
+    known = {state: bool(value.get(state, False)) for state in spec.states or SERVER_STATES}
+    return known | {state: active for state, active in value.items() if state not in known}

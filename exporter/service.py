@@ -1,0 +1,373 @@
+"""Puts the parts together: a host, a collector, and the web side or a recording."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip as gzip_format
+import logging
+import os
+import platform
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector
+
+import exporter
+from exporter.collect import Collector
+from exporter.metrics.content_format import TEXT_0_0_4, ContentFormat
+from exporter.metrics.exposition import encode
+from exporter.metrics.render import Build, render
+from exporter.model import Incident, RecordingInfo, Snapshot
+from exporter.observations import NvmlObservation, Observation
+from exporter.settings import Settings
+from exporter.sources.host import Host
+from exporter.sources.live import LiveHost
+from exporter.sources.recording import Header, Recording, RecordingError, RecordingWriter, read
+from exporter.sources.replay import ReplayHost
+from exporter.web.backend import DebugReport, DebugSource
+from exporter.web.options import WebOptions
+
+GZIP_LEVEL = 1
+"""Twice as fast as the default level for pages hardly larger."""
+
+SLOW_READER_INCIDENTS = 100
+"""Incidents kept for a reader of the event stream who does not keep up; the oldest go first."""
+
+_log = logging.getLogger(__name__)
+
+
+class StartError(Exception):
+    """The program cannot start; the message says why and what to do."""
+
+
+def build() -> Build:
+    """This program's version."""
+    revision = os.environ.get("MPS_EXPORTER_BUILD_REVISION", "")
+    return Build(exporter.__version__, revision, platform.python_version())
+
+
+class Service:
+    """What the web side asks (see exporter.web.backend.Backend)."""
+
+    def __init__(self, settings: Settings, recording: Recording | None = None) -> None:
+        self._settings = settings
+        self._recording = recording
+        self._loop_number = 0
+        self._renderers = ThreadPoolExecutor(2, thread_name_prefix="render")
+        self._process = CollectorRegistry()
+        if not settings.web_disable_exporter_metrics:
+            ProcessCollector(registry=self._process)
+        self._subscribers: set[asyncio.Queue[tuple[str, Incident]]] = set()
+        self._ready = False
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """A fresh host and collector; a recording that is played again begins like a restart."""
+        self._loop_number += 1
+        self._host: Host = (
+            LiveHost(self._settings)
+            if self._recording is None
+            else ReplayHost(self._recording, speed=self._settings.replay_speed)
+        )
+        self._collector = Collector(self._host, self._settings, on_incident=self._publish)
+
+    # -- the collector's life
+
+    async def run(self) -> None:
+        """Follow the logs until cancelled; a recording begins again when it ends."""
+        while True:
+            host = self._host
+            if isinstance(host, ReplayHost):
+                follower = asyncio.create_task(self._collector.follow())
+                await host.until_finished()
+                follower.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await follower
+                self._start_over()
+            else:
+                await self._collector.follow()
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        await self._host.close()
+        self._renderers.shutdown(wait=False, cancel_futures=True)
+
+    # -- what the web side asks
+
+    @property
+    def ready(self) -> bool:
+        """The first collection is done."""
+        return self._ready
+
+    @property
+    def enabled_collectors(self) -> tuple[str, ...]:
+        """Names that collect[] may ask for."""
+        return self._collector.enabled
+
+    async def collect(
+        self, timeout_seconds: float | None, collectors: frozenset[str] | None
+    ) -> Snapshot:
+        """Collect, or join the collection in flight."""
+        snapshot = await self._collector.collect(timeout_seconds, collectors)
+        self._ready = True
+        if self._recording is None:
+            return snapshot
+        header = self._recording.header
+        info = RecordingInfo(
+            scenario=header.scenario,
+            machine=header.machine,
+            driver_version=header.driver_version,
+            recorded_at=header.recorded_at,
+            speed=self._settings.replay_speed,
+            loop=self._loop_number,
+        )
+        return replace(snapshot, recording=info)
+
+    def _wall(self) -> Callable[[float], float]:
+        host = self._host
+        return host.wall if isinstance(host, ReplayHost) else lambda moment: moment
+
+    async def expose(self, snapshot: Snapshot, content_format: ContentFormat, gzip: bool) -> bytes:
+        """Render the metrics on a thread of its own."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._renderers, self._encode, snapshot, content_format, gzip, self._wall()
+        )
+
+    def _encode(
+        self,
+        snapshot: Snapshot,
+        content_format: ContentFormat,
+        gzip: bool,
+        wall: Callable[[float], float],
+    ) -> bytes:
+        families = render(snapshot, build(), wall=wall)
+        own: list[Metric] = list(self._process.collect())
+        page = encode(families, own, content_format)
+        return gzip_format.compress(page, GZIP_LEVEL, mtime=0) if gzip else page
+
+    def _publish(self, daemon: str, incident: Incident) -> None:
+        for queue in self._subscribers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait((daemon, incident))
+
+    async def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
+        """(daemon, incident) from now on, as they are found."""
+        queue: asyncio.Queue[tuple[str, Incident]] = asyncio.Queue(SLOW_READER_INCIDENTS)
+        self._subscribers.add(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._subscribers.discard(queue)
+
+    async def debug(self, collectors: frozenset[str] | None) -> DebugReport:
+        """One collection, with what each source read and said."""
+        from exporter.sources.recording import as_json
+
+        seen: list[Observation] = []
+        lines = _Listener()
+        logger = logging.getLogger("exporter")
+        logger.addHandler(lines)
+        self._collector.add_listener(seen.append)
+        began = time.monotonic()
+        try:
+            snapshot = await self.collect(None, collectors)
+        finally:
+            self._collector.remove_listener(seen.append)
+            logger.removeHandler(lines)
+        page = await self.expose(snapshot, TEXT_0_0_4, gzip=False)
+        raw: dict[str, list[tuple[str, str]]] = {}
+        for observation in seen:
+            source, text = as_json(observation)
+            raw.setdefault(source, []).append((source, text))
+        names = {"process": "procfs"}
+        return DebugReport(
+            taken_at=snapshot.taken_at,
+            duration_seconds=time.monotonic() - began,
+            sources=tuple(
+                DebugSource(
+                    name=result.name,
+                    success=result.success,
+                    duration_seconds=result.duration_seconds,
+                    error=result.error,
+                    log=tuple(lines.lines) if result.error else (),
+                    raw=tuple(raw.get(names.get(result.name, result.name), ())),
+                )
+                for result in snapshot.collectors
+            ),
+            metrics=page.decode(),
+        )
+
+
+class _Listener(logging.Handler):
+    """Keeps log lines for the debug page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self.lines.append(record.getMessage())
+
+
+def _load(settings: Settings) -> Recording | None:
+    if settings.replay is None:
+        return None
+    try:
+        return read(Path(settings.replay))
+    except RecordingError as error:
+        raise StartError(str(error)) from error
+
+
+async def serve(settings: Settings, *, demo: bool = False) -> int:
+    """Serve metrics until told to stop."""
+    # Imported late: recording needs no web side.
+    from exporter.web import create_app
+    from exporter.web import ListenError, WebConfigError, serve as serve_web
+
+    recording = _load(settings)
+    service = Service(settings, recording)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for received in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(received, stop.set)
+    options = WebOptions(
+        listen_addresses=settings.web_listen_address,
+        telemetry_path=settings.web_telemetry_path,
+        config_file=settings.web_config_file,
+        systemd_socket=settings.web_systemd_socket,
+        max_requests=settings.web_max_requests,
+        enable_debug=settings.web_enable_debug,
+        version=exporter.__version__,
+        revision=build().revision,
+    )
+    app = create_app(service, options)
+    work = asyncio.create_task(service.run(), name="follow")
+    first = asyncio.create_task(service.collect(None, None), name="first collection")
+    _log.info(
+        "starting mps-exporter",
+        extra={
+            "fields": {
+                "version": exporter.__version__,
+                "listen": ",".join(settings.web_listen_address),
+                "collectors": ",".join(settings.enabled_collectors()),
+                "replay": settings.replay,
+            }
+        },
+    )
+    if recording is not None:
+        _announce(recording, settings, demo=demo)
+    web = asyncio.create_task(serve_web(app, options, stop), name="web")
+    try:
+        # The first of them to end, ends the program: web by the stop event, work by a bug.
+        done, _ = await asyncio.wait({web, work}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    except (ListenError, WebConfigError) as error:
+        raise StartError(str(error)) from error
+    finally:
+        for task in (work, first, web):
+            task.cancel()
+        await asyncio.gather(work, first, web, return_exceptions=True)
+        await service.close()
+    return 0
+
+
+def _announce(recording: Recording, settings: Settings, *, demo: bool) -> None:
+    """Say what is being replayed, and where to look."""
+    header = recording.header
+    address = next((a for a in settings.web_listen_address if not a.startswith("unix:")), "")
+    host, _, port = address.rpartition(":")
+    place = f"http://{host or 'localhost'}:{port}"
+    sys.stderr.write(
+        f"\n  {'Demo' if demo else 'Replay'}: a recording of a real host, not this one, in a loop "
+        f"of {recording.duration_seconds / settings.replay_speed:.0f} s.\n"
+        f"  {header.scenario}\n"
+        f"  Recorded on {header.machine}, driver {header.driver_version}, {header.recorded_at}.\n\n"
+        f"  Status page  {place}/\n"
+        f"  Metrics      {place}{settings.web_telemetry_path}\n\n"
+        "  Ctrl-C ends it.\n\n"
+    )
+    sys.stderr.flush()
+
+
+async def record(
+    settings: Settings,
+    *,
+    path: Path,
+    duration_seconds: float,
+    interval_seconds: float,
+    anonymise: bool,
+    scenario: str,
+) -> int:
+    """Write what this host's sources read to a file."""
+    host = LiveHost(settings)
+    try:
+        gpus = await host.read_gpus(settings.collector_timeout) if settings.collector_nvml else None
+        header = Header(
+            scenario=scenario or "no description given",
+            machine=_machine(gpus, anonymise=anonymise),
+            driver_version=(gpus.driver_version if gpus else None) or "unknown",
+            recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            started_at=host.now(),
+            exporter_version=exporter.__version__,
+            anonymised=anonymise,
+        )
+        writer = _writer(path, header)
+        collector = Collector(host, settings, on_observation=writer.add)
+        follower = asyncio.create_task(collector.follow())
+        stop = asyncio.Event()
+        for received in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(received, stop.set)
+        end = time.monotonic() + duration_seconds
+        try:
+            while not stop.is_set() and (left := end - time.monotonic()) > 0:
+                _progress(f"recording to {path}: {left:.0f} s left, Ctrl-C ends it now")
+                await collector.collect()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), min(interval_seconds, left))
+        finally:
+            follower.cancel()
+            await asyncio.gather(follower, return_exceptions=True)
+            writer.close()
+    finally:
+        await host.close()
+    _progress("")
+    sys.stderr.write(
+        f"Recorded {path} ({path.stat().st_size} bytes). "
+        f"Look at it with: mps-exporter demo {path}\n"
+    )
+    return 0
+
+
+def _writer(path: Path, header: Header) -> RecordingWriter:
+    try:
+        return RecordingWriter(path, header)
+    except RecordingError as error:
+        raise StartError(str(error)) from error
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.flush()
+
+
+def _machine(gpus: NvmlObservation | None, *, anonymise: bool) -> str:
+    names = [gpu.name or "GPU" for gpu in gpus.gpus] if gpus is not None else []
+    counts = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    place = f"Linux {platform.release()}"
+    if not anonymise:
+        place = f"{socket.gethostname()}, {place}"
+    return f"{counts or 'no GPU'}, {place}"

@@ -1,0 +1,113 @@
+"""The host this program runs on.
+
+Each blocking source has a worker of its own: one that hangs costs its own answers, and the next
+question to it is refused at once instead of queueing up behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
+
+from exporter.observations import (
+    ControlObservation,
+    DaemonFacts,
+    LogsObservation,
+    NvmlObservation,
+    ProcfsObservation,
+)
+from exporter.settings import Settings
+from exporter.sources.host import SourceTimeoutError
+from exporter.sources.mps_control import ControlTool
+from exporter.sources.mps_logs import LogTails
+from exporter.sources.nvml import Nvml, NvmlOptions
+from exporter.sources.procfs import Procfs
+from exporter.sources.worker import BusyError, Worker, WorkerTimeoutError
+
+T = TypeVar("T")
+
+
+class LiveHost:
+    """Host over NVML, /proc, the control tool and the log files."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._procfs = Procfs(settings.path_procfs, passwd=settings.path_passwd)
+        self._control = ControlTool(
+            settings.mps_control_binary,
+            settings.mps_query_timeout,
+            settings.mps_min_query_interval,
+        )
+        self._logs = LogTails()
+        self._nvml = Nvml(options=NvmlOptions(serials=settings.collector_nvml_serials))
+        self._workers = {name: Worker(name) for name in ("procfs", "logs", "nvml")}
+
+    def now(self) -> float:
+        """Unix time."""
+        return time.time()
+
+    async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
+        """Control daemons in /proc, and those named by flag."""
+        daemons = await self._call(
+            "procfs",
+            deadline_seconds,
+            self._procfs.discover,
+            self._settings.configured_directories(),
+            self._settings.mps_discovery and self._settings.collector_process,
+        )
+        self._control.forget(daemon.pipe_directory for daemon in daemons)
+        return daemons
+
+    async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
+        """Facts of these processes."""
+        return await self._call("procfs", deadline_seconds, self._procfs.observe, pids)
+
+    async def probe(self, daemon: DaemonFacts, deadline_seconds: float) -> ControlObservation:
+        """What the daemon answers by itself."""
+        return await self._control.probe(daemon, deadline_seconds)
+
+    async def reconcile(
+        self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
+    ) -> ControlObservation:
+        """What the daemon's servers answer."""
+        return await self._control.reconcile(daemon, servers, deadline_seconds)
+
+    async def poll_logs(
+        self, daemons: Sequence[DaemonFacts], deadline_seconds: float
+    ) -> LogsObservation:
+        """What the logs gained since the last call."""
+        targets = [(one.pipe_directory, one.log_directory, one.root) for one in daemons]
+        return await self._call("logs", deadline_seconds, self._logs.poll, targets)
+
+    async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
+        """All GPUs."""
+        return await self._call("nvml", deadline_seconds, self._nvml.observe)
+
+    async def tick_gpus(self) -> None:
+        """Keep the GPUs' running integrals from losing what happens between two scrapes."""
+        await self._call("nvml", 5.0, self._nvml.tick)
+
+    def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
+        """Runs of the control tool for this daemon, and failures by reason."""
+        return self._control.counts(pipe_directory)
+
+    async def close(self) -> None:
+        """Let go of NVML and the logs; where a worker hangs, the process's end does it."""
+        for name, close in (("nvml", self._nvml.close), ("logs", self._logs.close)):
+            try:
+                await self._call(name, 1.0, close)
+            except SourceTimeoutError:
+                continue
+        for worker in self._workers.values():
+            worker.close()
+
+    async def _call(
+        self, worker: str, deadline_seconds: float, function: Callable[..., T], *arguments: object
+    ) -> T:
+        try:
+            return await self._workers[worker].call(
+                function, *arguments, deadline_seconds=deadline_seconds
+            )
+        except (WorkerTimeoutError, BusyError) as error:
+            raise SourceTimeoutError(str(error)) from error

@@ -1,0 +1,119 @@
+"""A recorded host, answering as the real one did at the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
+
+from exporter.observations import (
+    ControlObservation,
+    DaemonFacts,
+    LogsObservation,
+    NvmlObservation,
+    ProcfsObservation,
+)
+from exporter.sources.host import SourceError
+from exporter.sources.recording import Recording, Tape, control_track
+
+
+class ReplayHost:
+    """Host over a recording. Its time is the recording's, at the chosen speed."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        *,
+        speed: float = 1.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._tape = Tape(recording)
+        self._speed = speed
+        self._clock = clock
+        self._began = clock()
+        self._counts: dict[str, int] = {}
+
+    def now(self) -> float:
+        """The recording's time; it stands still at the end."""
+        recording = self._tape.recording
+        elapsed = (self._clock() - self._began) * self._speed
+        return min(recording.header.started_at + elapsed, recording.ended_at)
+
+    @property
+    def finished(self) -> bool:
+        """The end of the recording is reached."""
+        return self.now() >= self._tape.recording.ended_at
+
+    async def until_finished(self) -> None:
+        """Wait for the end of the recording."""
+        left = self._tape.recording.ended_at - self.now()
+        await asyncio.sleep(left / self._speed)
+
+    def wall(self, moment: float) -> float:
+        """The viewer's time of a moment of the recording."""
+        return self._began + (moment - self._tape.recording.header.started_at) / self._speed
+
+    async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
+        """Control daemons that were there."""
+        del deadline_seconds
+        return self._processes().daemons
+
+    async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
+        """Processes that were there, of those that were asked for then."""
+        del pids, deadline_seconds
+        return self._processes()
+
+    def _processes(self) -> ProcfsObservation:
+        found = self._tape.latest("procfs", self.now())
+        if isinstance(found, ProcfsObservation):
+            return found
+        # A recorder's first look at /proc comes a moment after its start.
+        return ProcfsObservation(at=self.now())
+
+    async def probe(self, daemon: DaemonFacts, deadline_seconds: float) -> ControlObservation:
+        """The daemon's last answer."""
+        del deadline_seconds
+        return self._control(daemon, "probe")
+
+    async def reconcile(
+        self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
+    ) -> ControlObservation:
+        """The servers' last answers."""
+        del servers, deadline_seconds
+        return self._control(daemon, "reconciliation")
+
+    def _control(
+        self, daemon: DaemonFacts, question: Literal["probe", "reconciliation"]
+    ) -> ControlObservation:
+        name = daemon.pipe_directory
+        found = self._tape.latest(control_track(name, question), self.now())
+        if isinstance(found, ControlObservation):
+            return found
+        raise SourceError(f"the recording holds no answer of {name} yet")
+
+    async def poll_logs(
+        self, daemons: Sequence[DaemonFacts], deadline_seconds: float
+    ) -> LogsObservation:
+        """What the logs gained since the last call."""
+        del daemons, deadline_seconds
+        return self._tape.logs(self.now())
+
+    async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
+        """The GPUs as they were."""
+        del deadline_seconds
+        found = self._tape.latest("nvml", self.now())
+        if not isinstance(found, NvmlObservation):
+            raise SourceError("the recording holds nothing of NVML yet")
+        return found
+
+    async def tick_gpus(self) -> None:
+        """A recording loses nothing."""
+
+    def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
+        """Nobody is asked in a replay."""
+        del pipe_directory
+        return 0, {}
+
+    async def close(self) -> None:
+        """Nothing to let go of."""

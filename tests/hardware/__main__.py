@@ -1,0 +1,57 @@
+"""Run the lab on a machine with GPUs: python3 -m tests.hardware --out DIR [SCENARIO ...].
+
+Exit status 1 when anything that had to be seen was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.hardware.lab import build_client, lab, machine
+from tests.hardware.scenarios import DOUBLE, SCENARIOS
+
+
+async def run(names: list[str], out: Path, limit_seconds: float) -> int:
+    """Act the scenarios out one after another; gives the number of failed checks."""
+    failed: list[str] = []
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="lab-build-") as folder:
+        client = build_client(Path(folder))
+        for name in names:
+            if time.monotonic() - began > limit_seconds:
+                failed.append(f"{name}: no time left")
+                continue
+            words, scenario = SCENARIOS[name]
+            async with lab(name, words, client, out) as one:
+                await asyncio.wait_for(scenario(one), 240)
+            failed += [f"{name}: {check.name}" for check in one.checks if not check.ok]
+    print(f"\n{len(names)} scenarios, {len(failed)} failed checks, "
+          f"{time.monotonic() - began:.0f} s")  # fmt: skip
+    for line in failed:
+        print(f"  FAIL {line}")
+    return len(failed)
+
+
+def main() -> int:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--limit-seconds", type=float, default=560)
+    parser.add_argument("scenarios", nargs="*")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    one_gpu = machine()[0].startswith("1 ")
+    names = arguments.scenarios or [name for name in SCENARIOS if (name not in DOUBLE) == one_gpu]
+    unknown = sorted(set(names) - SCENARIOS.keys())
+    if unknown:
+        parser.error(f"no such scenario: {', '.join(unknown)}")
+    return int(asyncio.run(run(names, arguments.out, arguments.limit_seconds)) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

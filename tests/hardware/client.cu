@@ -1,0 +1,109 @@
+// A CUDA client for the lab: client MODE SECONDS [MIB [BLOCKS]]
+//
+// It prints one JSON line when it is ready (what CUDA tells it of its limits) and one at the end.
+// Modes:  idle       a context and nothing else
+//         spin       kernels of BLOCKS blocks without a pause
+//         fault      idle, then writes to an illegal address
+//         faulthold  the same, but catches the error and stays for 8 s
+//         hog        allocates device memory until CUDA refuses, then idles
+//         contexts   makes two contexts (driver API) and idles
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <unistd.h>
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+static double seconds() {
+  timespec moment;
+  clock_gettime(CLOCK_MONOTONIC, &moment);
+  return moment.tv_sec + moment.tv_nsec * 1e-9;
+}
+
+static void pause_for(double duration) {
+  for (double end = seconds() + duration; seconds() < end;) usleep(10000);
+}
+
+__global__ void busy(long long cycles, float *out) {
+  long long begin = clock64();
+  float value = threadIdx.x;
+  while (clock64() - begin < cycles) value = value * 1.0001f + 1e-6f;
+  if (value == 12345.678f) *out = value;
+}
+
+__global__ void illegal(int *address) { *address = 1; }
+
+static int failed(const char *where, cudaError_t error) {
+  printf("{\"event\":\"error\",\"pid\":%d,\"where\":\"%s\",\"code\":%d,\"name\":\"%s\"}\n",
+         getpid(), where, (int)error, cudaGetErrorName(error));
+  fflush(stdout);
+  return 10;
+}
+
+int main(int argc, char **argv) {
+  const char *mode = argc > 1 ? argv[1] : "idle";
+  double duration = argc > 2 ? atof(argv[2]) : 5;
+  size_t mebibytes = argc > 3 ? atol(argv[3]) : 64;
+  int blocks = argc > 4 ? atoi(argv[4]) : 8;
+
+  double begin = seconds();
+  cudaError_t error = cudaFree(0);
+  if (error != cudaSuccess) return failed("init", error);
+  cudaDeviceProp properties;
+  cudaGetDeviceProperties(&properties, 0);
+  float *memory = nullptr;
+  if (mebibytes && (error = cudaMalloc(&memory, mebibytes << 20)) != cudaSuccess)
+    return failed("malloc", error);
+  CUcontext second = nullptr;
+  if (!strcmp(mode, "contexts")) {
+    CUdevice device;
+    cuDeviceGet(&device, 0);
+#if CUDA_VERSION >= 13000
+    cuCtxCreate(&second, nullptr, 0, device);
+#else
+    cuCtxCreate(&second, 0, device);
+#endif
+    cudaSetDevice(0);
+  }
+  size_t free_bytes, total_bytes;
+  cudaMemGetInfo(&free_bytes, &total_bytes);
+  printf("{\"event\":\"ready\",\"pid\":%d,\"uid\":%d,\"init_seconds\":%.3f,\"sms\":%d,"
+         "\"free_bytes\":%zu}\n",
+         getpid(), getuid(), seconds() - begin, properties.multiProcessorCount, free_bytes);
+  fflush(stdout);
+
+  long kernels = 0;
+  double end = seconds() + duration;
+  if (!strcmp(mode, "fault") || !strcmp(mode, "faulthold")) {
+    pause_for(duration);
+    illegal<<<1, 1>>>((int *)0x10);
+    error = cudaDeviceSynchronize();
+    failed("kernel", error);
+    if (strcmp(mode, "faulthold")) return 10;
+    pause_for(8);
+  } else if (!strcmp(mode, "spin")) {
+    while (seconds() < end) {
+      busy<<<blocks, 128>>>(2000000LL, memory);
+      if ((error = cudaDeviceSynchronize()) != cudaSuccess) return failed("kernel", error);
+      kernels++;
+    }
+  } else if (!strcmp(mode, "hog")) {
+    size_t taken = 0;
+    void *piece;
+    while (cudaMalloc(&piece, 64u << 20) == cudaSuccess) taken += 64u << 20;
+    printf("{\"event\":\"full\",\"pid\":%d,\"bytes\":%zu}\n", getpid(), taken);
+    fflush(stdout);
+    pause_for(duration);
+  } else {
+    // An idle client notices only at its next call that its server is gone.
+    while (seconds() < end) {
+      pause_for(0.2);
+      if ((error = cudaDeviceSynchronize()) != cudaSuccess) return failed("idle", error);
+    }
+  }
+  printf("{\"event\":\"done\",\"pid\":%d,\"kernels\":%ld,\"seconds\":%.2f}\n", getpid(), kernels,
+         seconds() - begin);
+  return 0;
+}

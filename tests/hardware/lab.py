@@ -1,0 +1,406 @@
+"""The machinery of the hardware lab: real daemons, real clients, the real exporter, in one script.
+
+A scenario starts control daemons and CUDA clients, watches them through the exporter's own
+collector, and says what must be seen. Everything that the sources read on the way goes into a
+recording, every check into a truth file beside it; CI replays the recording and demands the same
+numbers at the same moments.
+
+The lab changes nothing of the GPU's settings and ends every process that it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import exporter
+from exporter.collect import Collector
+from exporter.settings import Settings
+from exporter.sources.live import LiveHost
+from exporter.sources.recording import Header, RecordingWriter
+from tests.support.player import Metrics
+
+HERE = Path(__file__).parent
+CONTROL = "nvidia-cuda-mps-control"
+
+
+def build_client(folder: Path) -> Path:
+    """Compile the CUDA client."""
+    binary = folder / "client"
+    subprocess.run(
+        ["nvcc", "-O2", "-arch=sm_90", "-o", str(binary), str(HERE / "client.cu"), "-lcuda"],
+        check=True,
+    )
+    binary.chmod(0o755)
+    folder.chmod(0o755)
+    return binary
+
+
+@dataclass
+class Client:
+    """A CUDA client process."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+    uid: int
+
+    @property
+    def pid(self) -> int:
+        """Its PID."""
+        return self.process.pid
+
+    def events(self) -> list[dict[str, object]]:
+        """What it has printed so far."""
+        lines = self.output.read_text(errors="replace").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    def event(self, name: str) -> dict[str, object] | None:
+        """The first such line, if it has been printed."""
+        return next((event for event in self.events() if event["event"] == name), None)
+
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """End it."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(how)
+
+
+@dataclass
+class Daemon:
+    """A control daemon with directories of its own."""
+
+    pipe: Path
+    log: Path
+    environment: dict[str, str]
+    pid: int = 0
+
+    @property
+    def label(self) -> str:
+        """Its name in metrics."""
+        return str(self.pipe)
+
+    def tool(self, text: str, seconds: float = 20) -> str:
+        """Run the control tool: only a lab may ask for changes."""
+        done = subprocess.run(
+            [CONTROL], input=f"{text}\n", text=True, env=self.environment, timeout=seconds,
+            capture_output=True, check=False,
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
+    def quit(self) -> None:
+        """End it in order, and wait until it is gone."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.tool("quit", 60)
+        for _ in range(100):
+            if not Path(f"/proc/{self.pid}").exists():
+                return
+            time.sleep(0.05)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it at once, by PID."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def lines(self, log: str) -> int:
+        """How many lines a log has."""
+        path = self.log / f"{log}.log"
+        return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
+@dataclass
+class Check:
+    """One thing that had to be seen."""
+
+    name: str
+    ok: bool
+    wanted: str
+    got: str
+
+
+@dataclass
+class Lab:
+    """One scenario under way."""
+
+    scenario: str
+    client_binary: Path
+    folder: Path
+    out: Path
+    settings: Settings
+    collector: Collector
+    host: LiveHost
+    checks: list[Check] = field(default_factory=list)
+    truth: list[dict[str, object]] = field(default_factory=list)
+    facts: dict[str, object] = field(default_factory=dict)
+    daemons: list[Daemon] = field(default_factory=list)
+    clients: list[Client] = field(default_factory=list)
+    others: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    # -- actors
+
+    def daemon(
+        self, name: str = "mps", *, uid: int | None = None, arguments: Sequence[str] = ("-d",),
+        **environment: str,
+    ) -> Daemon:  # fmt: skip
+        """Start a control daemon."""
+        pipe, log = self.folder / name, self.folder / f"{name}-log"
+        for directory in (pipe, log):
+            directory.mkdir(exist_ok=True)
+            directory.chmod(0o777)
+        env = {
+            "PATH": os.environ["PATH"],
+            "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(log),
+            **environment,
+        }
+        command = [*_as(uid), CONTROL, *arguments]
+        subprocess.run(command, env=env, check=True, timeout=30, stdout=subprocess.DEVNULL)
+        daemon = Daemon(pipe, log, env)
+        pid_file = pipe / f"{CONTROL}.pid"
+        for _ in range(100):
+            if pid_file.exists() and pid_file.read_text().strip():
+                break
+            time.sleep(0.02)
+        daemon.pid = int(pid_file.read_text())
+        for known in self.daemons:
+            if known.pipe == pipe:
+                self.daemons.remove(known)
+                break
+        self.daemons.append(daemon)
+        return daemon
+
+    def client(
+        self, mode: str, seconds: float, *, daemon: Daemon | None = None, uid: int = 0,
+        mebibytes: int = 64, blocks: int = 8, command: Sequence[str] | None = None,
+        **environment: str,
+    ) -> Client:  # fmt: skip
+        """Start a CUDA client of a daemon (None: without MPS)."""
+        pipe = str(daemon.pipe) if daemon is not None else str(self.folder / "nowhere")
+        env = {
+            "PATH": os.environ["PATH"],
+            "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
+            "HOME": "/tmp",
+            "CUDA_MPS_PIPE_DIRECTORY": pipe,
+            **environment,
+        }
+        output = self.folder / f"client-{len(self.clients)}.out"
+        words = command or [
+            str(self.client_binary),
+            mode,
+            str(seconds),
+            str(mebibytes),
+            str(blocks),
+        ]
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                [*_as(uid), *words], env=env, stdout=file, stderr=subprocess.STDOUT,
+                cwd="/", start_new_session=True,
+            )  # fmt: skip
+        client = Client(process, output, uid)
+        self.clients.append(client)
+        return client
+
+    async def ready(self, *clients: Client, seconds: float = 30) -> None:
+        """Wait until these clients have a context."""
+        end = time.monotonic() + seconds
+        while not all(client.event("ready") for client in clients):
+            if time.monotonic() > end:
+                self.note("clients ready", ok=False, wanted="ready", got="not in time")
+                return
+            await asyncio.sleep(0.05)
+
+    async def left(self, *clients: Client, seconds: float = 60) -> None:
+        """Wait until these clients have ended."""
+        end = time.monotonic() + seconds
+        while any(client.process.poll() is None for client in clients):
+            if time.monotonic() > end:
+                self.note("clients left", ok=False, wanted="ended", got="still running")
+                return
+            await asyncio.sleep(0.05)
+
+    # -- watching
+
+    async def look(self) -> Metrics:
+        """A fresh collection."""
+        return Metrics(await self.collector.collect())
+
+    async def run(self, seconds: float) -> Metrics:
+        """Let time pass, with a collection a second for the recording."""
+        end = time.monotonic() + seconds
+        while True:
+            metrics = await self.look()
+            left = end - time.monotonic()
+            if left <= 0:
+                return metrics
+            await asyncio.sleep(min(1.0, left))
+
+    def note(self, name: str, *, ok: bool, wanted: object, got: object) -> None:
+        """Write a check down."""
+        self.checks.append(Check(name, ok, str(wanted), str(got)))
+        mark = "ok  " if ok else "FAIL"
+        print(f"    {mark} {name}: {got}" + ("" if ok else f" (wanted {wanted})"), flush=True)
+
+    def check(
+        self, metrics: Metrics, name: str, wanted: float | tuple[float, float] | None,
+        **labels: object,
+    ) -> bool:  # fmt: skip
+        """A metric must have this value, or lie in this range, or (None) not be there."""
+        got = metrics.value(name, **labels)
+        ok = _fits(got, wanted)
+        words = ",".join(f"{key}={value}" for key, value in labels.items() if key != "daemon")
+        self.note(f"{name}{{{words}}}", ok=ok, wanted=wanted, got=got)
+        self._truth(metrics.snapshot.taken_at, name, labels, got)
+        return ok
+
+    def _truth(
+        self, at: float, name: str, labels: Mapping[str, object], value: float | None
+    ) -> None:
+        words = {key: str(label) for key, label in labels.items()}
+        self.truth.append({"at": at, "metric": name, "labels": words, "value": value})
+
+    def check_seconds(
+        self, metrics: Metrics, name: str, wanted: tuple[float, float], **labels: object
+    ) -> None:
+        """The sum of a histogram must lie in this range."""
+        got = metrics.value(f"{name}_sum", **labels)
+        words = ",".join(f"{key}={value}" for key, value in labels.items() if key != "daemon")
+        self.note(f"{name}_sum{{{words}}}", ok=_fits(got, wanted), wanted=wanted, got=got)
+        self._truth(metrics.snapshot.taken_at, f"{name}_sum", labels, got)
+
+    async def until(
+        self, name: str, wanted: float | tuple[float, float] | None, *, seconds: float = 10,
+        **labels: object,
+    ) -> Metrics:  # fmt: skip
+        """Collect until a metric has this value; a check in itself."""
+        end = time.monotonic() + seconds
+        while True:
+            metrics = await self.look()
+            if _fits(metrics.value(name, **labels), wanted) or time.monotonic() > end:
+                self.check(metrics, name, wanted, **labels)
+                return metrics
+            await asyncio.sleep(0.2)
+
+    # -- the end
+
+    def clean_up(self) -> None:
+        """End everything that was started, by PID."""
+        for client in self.clients:
+            if client.process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(client.pid, signal.SIGCONT)
+                client.kill()
+        for client in self.clients:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                client.process.wait(5)
+        for other in self.others:
+            other.kill()
+            other.wait(5)
+        for daemon in self.daemons:
+            for server in _children(daemon.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(server, signal.SIGCONT)
+            if Path(f"/proc/{daemon.pid}").exists():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(daemon.pid, signal.SIGCONT)
+                for server in _children(daemon.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(server, signal.SIGKILL)
+                daemon.kill()
+
+
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def _as(uid: int | None) -> list[str]:
+    if not uid:
+        return []
+    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+
+
+def _fits(got: float | None, wanted: float | tuple[float, float] | None) -> bool:
+    if wanted is None or got is None:
+        return wanted is None and got is None
+    low, high = wanted if isinstance(wanted, tuple) else (wanted, wanted)
+    return low - 1e-9 <= got <= high + 1e-9
+
+
+def machine() -> tuple[str, str]:
+    """(what GPUs, which driver), for the recordings' headers."""
+    text = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    rows = [row.split(", ") for row in text.strip().splitlines()]
+    return f"{len(rows)} x {rows[0][0]}, Linux {platform.release()}", rows[0][1]
+
+
+@contextlib.asynccontextmanager
+async def lab(
+    scenario: str, words: str, client_binary: Path, out: Path, **overrides: object
+) -> AsyncIterator[Lab]:
+    """A lab for one scenario; writes SCENARIO.rec.gz and SCENARIO.json at its end."""
+    folder = Path(f"/tmp/lab-{scenario}")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    folder.chmod(0o755)
+    values: dict[str, object] = {"mps_min_query_interval": 1.0, **overrides}
+    settings = Settings(**values)  # type: ignore[arg-type]
+    where, driver = machine()
+    header = Header(
+        scenario=words,
+        machine=where,
+        driver_version=driver,
+        recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        started_at=time.time(),
+        exporter_version=exporter.__version__,
+        anonymised=True,
+    )
+    writer = RecordingWriter(out / f"{scenario}.rec.gz", header)
+    host = LiveHost(settings)
+    collector = Collector(host, settings, on_observation=writer.add)
+    follower = asyncio.create_task(collector.follow())
+    one = Lab(scenario, client_binary, folder, out, settings, collector, host)
+    print(f"== {scenario}: {words}", flush=True)
+    began = time.monotonic()
+    try:
+        yield one
+    except Exception as error:  # noqa: BLE001 - a scenario that breaks is a failed check, the next goes on
+        one.note("scenario", ok=False, wanted="to run", got=f"{type(error).__name__}: {error}")
+        import traceback
+
+        traceback.print_exc(file=sys.stdout)
+    finally:
+        follower.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await follower
+        await host.close()
+        writer.close()
+        one.clean_up()
+        truth = {
+            "scenario": words,
+            "machine": where,
+            "driver_version": driver,
+            "facts": one.facts,
+            "checks": one.truth,
+        }
+        (out / f"{scenario}.json").write_text(json.dumps(truth, indent=1) + "\n")
+        for daemon in one.daemons:
+            for log in ("control", "server"):
+                source = daemon.log / f"{log}.log"
+                if source.exists():
+                    shutil.copy(source, out / f"{scenario}.{daemon.pipe.name}.{log}.log")
+        print(f"   {time.monotonic() - began:.1f} s", flush=True)

@@ -1,0 +1,769 @@
+"""What the lab acts out. Each scenario says what the exporter must show of it.
+
+Users are 1001, 1002, 1003, acted out with setpriv.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab
+from tests.support.player import Metrics
+
+Scenario = Callable[[Lab], Awaitable[None]]
+SCENARIOS: dict[str, tuple[str, Scenario]] = {}
+
+
+def scenario(words: str) -> Callable[[Scenario], Scenario]:
+    """Put a scenario on the list under its function's name."""
+
+    def register(function: Scenario) -> Scenario:
+        SCENARIOS[function.__name__.replace("_", "-")] = (words, function)
+        return function
+
+    return register
+
+
+def _one_uuid(metrics: Metrics) -> str:
+    return metrics.snapshot.gpus[0].uuid
+
+
+@scenario("one client of root for 5 s, then the daemon quits")
+async def one_client(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    await lab.until("mps_control_up", 1, daemon=d)
+    client = lab.client("spin", 5, daemon=daemon)
+    await lab.ready(client)
+    metrics = await lab.until("mps_server_clients", 1, daemon=d)
+    lab.check(metrics, "mps_client_contexts", 1, daemon=d, pid=client.pid)
+    lab.check(metrics, "mps_client_sm_limit", 132, daemon=d, pid=client.pid)
+    lab.check(metrics, "mps_control_starts_total", 1, daemon=d)
+    lab.check(metrics, "mps_gpu_processes", 1, kind="mps_client")
+    lab.check(metrics, "mps_gpu_processes", 1, kind="mps_server")
+    lab.check(metrics, "mps_gpu_processes", 0, kind="direct")
+    await lab.left(client)
+    await lab.until("mps_server_clients", 0, daemon=d)
+    daemon.quit()
+    metrics = await lab.until("mps_server_exits_total", 1, daemon=d, cause="requested")
+    for cause in ("crashed", "start_failed", "daemon_died"):
+        lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause=cause)
+    lab.check(metrics, "mps_server_starts_total", 1, daemon=d, uid=0)
+    lab.check(metrics, "mps_client_connections_total", 1, daemon=d)
+    lab.check(metrics, "mps_control_log_unrecognized_lines_total", 0, daemon=d)
+    lab.check_seconds(metrics, "mps_client_session_seconds", (4.5, 8), daemon=d)
+    await lab.until("mps_control_state", 1, daemon=d, mps_control_state="absent")
+
+
+@scenario("clients limited to 10, 25 and 50 %, one without limits, one with 2G, a direct process")
+async def limits(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    percentages = {"10": 12, "25": 32, "50": 66}
+    limited = [
+        lab.client("spin", 14, daemon=daemon, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=text)
+        for text in percentages
+    ]
+    free = lab.client("spin", 14, daemon=daemon)
+    roomy = lab.client(
+        "idle", 14, daemon=daemon, mebibytes=256, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G"
+    )
+    direct = lab.client("idle", 14)
+    everybody = [*limited, free, roomy]
+    await lab.ready(*everybody, direct)
+    metrics = await lab.until("mps_server_clients", 5, daemon=d)
+    for client in everybody:
+        event = client.event("ready") or {}
+        lab.check(
+            metrics, "mps_client_sm_limit", float(str(event["sms"])), daemon=d, pid=client.pid
+        )
+    lab.check(metrics, "mps_client_memory_limit_bytes", 2 << 30, daemon=d, pid=roomy.pid)
+    lab.check(metrics, "mps_client_memory_limit_bytes", None, daemon=d, pid=free.pid)
+    lab.check(metrics, "mps_server_client_contexts", 5, daemon=d)
+    lab.check(metrics, "mps_server_client_contexts_limit", 48, daemon=d)
+    lab.check(metrics, "mps_gpu_processes", 1, kind="direct")
+    lab.check(metrics, "mps_gpu_processes", 5, kind="mps_client")
+    lab.check(metrics, "mps_gpu_stranded_clients", 0)
+    _memory_as_nvidia_smi(lab, metrics, d, [*everybody])
+    await _silence(lab, daemon)
+    await lab.run(4)
+    await lab.left(*everybody, direct)
+    await lab.until("mps_server_clients", 0, daemon=d)
+    await lab.run(3)
+    daemon.quit()
+    await lab.run(1)
+
+
+def _memory_as_nvidia_smi(lab: Lab, metrics: Metrics, d: str, clients: list[Client]) -> None:
+    text = subprocess.run(
+        ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    used = {int(pid): int(mib) for pid, mib in (row.split(", ") for row in text.splitlines())}
+    for client in clients:
+        got = metrics.value("mps_client_memory_used_bytes", daemon=d, pid=client.pid)
+        want = used[client.pid]
+        ok = got is not None and abs(got / (1 << 20) - want) < 1
+        lab.note("client memory as nvidia-smi", ok=ok, wanted=f"{want} MiB", got=got)
+
+
+async def _silence(lab: Lab, daemon: Daemon) -> None:
+    """Our own questions must leave little in control.log."""
+    await lab.look()
+    await asyncio.sleep(1.2)
+    before = daemon.lines("control")
+    await lab.look()
+    await asyncio.sleep(0.3)
+    probe = daemon.lines("control") - before
+    lab.note("control.log lines of a collection in which nothing changed", ok=probe <= 10,
+             wanted="<= 10", got=probe)  # fmt: skip
+    lab.facts["log_lines_per_probe"] = probe
+    from exporter.mps.reconciliation import ServerAnswers
+
+    for record in lab.collector._daemons.values():  # noqa: SLF001 - forget, so that it is asked again
+        record.answers = ServerAnswers()
+    await asyncio.sleep(1.2)
+    before = daemon.lines("control")
+    await lab.look()
+    await asyncio.sleep(0.3)
+    whole = daemon.lines("control") - before
+    lab.note("control.log lines of probe and reconciliation", ok=whole - probe <= 40,
+             wanted=f"<= 40 + {probe}", got=whole)  # fmt: skip
+    lab.facts["log_lines_per_reconciliation"] = whole - probe
+
+
+@scenario("a wait behind another user is served: 1002 behind 1001")
+async def wait_served(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    first = lab.client("spin", 5, daemon=daemon, uid=1001)
+    await lab.ready(first)
+    second = lab.client("spin", 3, daemon=daemon, uid=1002)
+    began = time.monotonic()
+    metrics = await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
+    lab.check(metrics, "mps_uid_waiting_dead_clients", 0, daemon=d, uid=1002)
+    await lab.run(1)
+    await lab.ready(second, seconds=60)
+    waited = time.monotonic() - began
+    metrics = await lab.until("mps_uid_waiting_clients", 0, daemon=d, uid=1002)
+    lab.check(metrics, "mps_uid_wait_seconds", 1, daemon=d, uid=1002)
+    lab.check_seconds(
+        metrics, "mps_uid_wait_seconds", (waited - 1.5, waited + 0.3), daemon=d, uid=1002
+    )
+    lab.check(metrics, "mps_uid_handovers_total", 1, daemon=d)
+    lab.check(metrics, "mps_server_exits_total", 1, daemon=d, cause="requested")
+    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
+    lab.check(metrics, "mps_uid_handover_idle_seconds_total", (0.01, 10), daemon=d)
+    await lab.left(second)
+    metrics = await lab.run(1)
+    lab.check(metrics, "mps_uid_holding_seconds_total", (4.5, 7), daemon=d, uid=1001)
+    lab.check(metrics, "mps_client_losses_total", None, daemon=d)
+    daemon.quit()
+    await lab.run(1)
+
+
+async def _ghost(lab: Lab, how: signal.Signals) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    first = lab.client("spin", 5, daemon=daemon, uid=1001)
+    await lab.ready(first)
+    dead = lab.client("spin", 3, daemon=daemon, uid=1002)
+    await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
+    await lab.run(1)
+    dead.kill(how)
+    dead.process.wait(5)
+    await lab.until("mps_uid_waiting_dead_clients", 1, daemon=d, uid=1002)
+    await lab.left(first)
+    metrics = await lab.until("mps_server_ghost", 1, daemon=d, seconds=30)
+    ghost = next(s.pid for daemon_ in metrics.snapshot.daemons for s in daemon_.servers if s.ghost)
+    third = lab.client("spin", 2, daemon=daemon, uid=1003)
+    metrics = await lab.run(6)
+    lab.facts["state_with_ghost"] = str(metrics.snapshot.daemons[0].state)
+    lab.check(metrics, "mps_uid_waits_abandoned_total", 1, daemon=d, uid=1002)
+    lab.check(metrics, "mps_server_ghost", 1, daemon=d, server=ghost)
+    os.kill(ghost, signal.SIGKILL)
+    await lab.ready(third, seconds=20)
+    metrics = await lab.until("mps_server_clients", 1, daemon=d, seconds=20)
+    lab.check(metrics, "mps_server_ghost", 0, daemon=d)
+    await lab.until("mps_control_up", 1, daemon=d, seconds=40)
+    await lab.left(third)
+    await lab.run(1)
+    daemon.quit()
+    await lab.run(1)
+
+
+@scenario("a queued client gets SIGTERM: its server becomes a ghost, killing that heals")
+async def wait_abandoned_sigterm(lab: Lab) -> None:
+    await _ghost(lab, signal.SIGTERM)
+
+
+@scenario("a queued client gets SIGKILL: its server becomes a ghost, killing that heals")
+async def wait_abandoned_sigkill(lab: Lab) -> None:
+    await _ghost(lab, signal.SIGKILL)
+
+
+@scenario("short clients of 1001 overtake a waiting client of 1002")
+async def starved(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    crowd = [lab.client("spin", 1.5, daemon=daemon, uid=1001)]
+    await lab.ready(crowd[0])
+    waiting = lab.client("spin", 1, daemon=daemon, uid=1002)
+    await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
+    for _ in range(12):
+        crowd.append(lab.client("spin", 1.2, daemon=daemon, uid=1001))
+        await lab.run(0.4)
+    metrics = await lab.look()
+    lab.check(metrics, "mps_uid_overtakes_total", (6, 12), daemon=d, uid=1001)
+    await lab.left(*crowd)
+    await lab.ready(waiting, seconds=60)
+    admitted = sum(client.event("ready") is not None for client in crowd[1:])
+    metrics = await lab.until("mps_uid_waiting_clients", 0, daemon=d, uid=1002)
+    lab.check(metrics, "mps_uid_overtakes_total", (admitted - 1, admitted), daemon=d, uid=1001)
+    lab.facts["crowd"] = len(crowd) - 1
+    await lab.left(waiting)
+    daemon.quit()
+    await lab.run(1)
+
+
+@scenario("three users take turns")
+async def three_users(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    first = lab.client("spin", 3, daemon=daemon, uid=1001)
+    await lab.ready(first)
+    second = lab.client("spin", 2, daemon=daemon, uid=1002)
+    await lab.run(0.5)
+    third = lab.client("spin", 2, daemon=daemon, uid=1003)
+    metrics = await lab.until("mps_uid_waiting_clients", 2, daemon=d)
+    await lab.left(first, second, third, seconds=60)
+    metrics = await lab.run(1)
+    lab.check(metrics, "mps_uid_handovers_total", 2, daemon=d)
+    for uid in (1002, 1003):
+        lab.check(metrics, "mps_uid_wait_seconds", 1, daemon=d, uid=uid)
+        lab.check(metrics, "mps_uid_waiting_clients", 0, daemon=d, uid=uid)
+    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
+    daemon.quit()
+    await lab.run(1)
+
+
+@scenario("a multi-user server: 1001 and 1002 at once, nobody waits")
+async def multi_user(lab: Lab) -> None:
+    daemon = lab.daemon(arguments=("-d", "-multiuser-server"))
+    d = daemon.label
+    clients = [lab.client("spin", 4, daemon=daemon, uid=uid) for uid in (1001, 1002)]
+    await lab.ready(*clients)
+    metrics = await lab.until("mps_server_clients", 2, daemon=d)
+    lab.check(metrics, "mps_control_info", 1, daemon=d, multiuser="true")
+    lab.check(metrics, "mps_uid_waiting_clients", None, daemon=d)
+    for client, uid in zip(clients, (1001, 1002), strict=True):
+        lab.check(metrics, "mps_client_info", 1, daemon=d, pid=client.pid, uid=uid)
+    await lab.left(*clients)
+    metrics = await lab.run(1)
+    lab.check(metrics, "mps_uid_wait_seconds", None, daemon=d)
+    daemon.quit()
+    await lab.run(1)
+
+
+@scenario("the server is killed under two clients")
+async def server_killed(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    clients = [lab.client("spin", 20, daemon=daemon) for _ in range(2)]
+    await lab.ready(*clients)
+    metrics = await lab.until("mps_server_clients", 2, daemon=d)
+    server = metrics.snapshot.daemons[0].servers[0].pid
+    await lab.run(1)
+    os.kill(server, signal.SIGKILL)
+    metrics = await lab.until("mps_server_exits_total", 1, daemon=d, cause="crashed")
+    lab.check(metrics, "mps_client_losses_total", 2, daemon=d, cause="server_crashed")
+    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="requested")
+    await lab.left(*clients)
+    late = lab.client("spin", 2, daemon=daemon)
+    await lab.ready(late)
+    metrics = await lab.until("mps_server_clients", 1, daemon=d)
+    lab.check(metrics, "mps_server_starts_total", 2, daemon=d)
+    await lab.left(late)
+    daemon.quit()
+    await lab.until("mps_server_exits_total", 1, daemon=d, cause="requested")
+
+
+@scenario("a daemon of user 1001 cannot start a server for another user: six tries in 2 ms")
+async def crash_loop(lab: Lab) -> None:
+    daemon = lab.daemon(uid=1001)
+    d = daemon.label
+    await lab.until("mps_control_up", 1, daemon=d)
+    stranger = lab.client("spin", 2, daemon=daemon, uid=0)
+    await lab.left(stranger)
+    metrics = await lab.until("mps_server_exits_total", 6, daemon=d, cause="start_failed")
+    lab.check(metrics, "mps_server_starts_total", 6, daemon=d, uid=0)
+    lab.check(metrics, "mps_uid_waiting_clients", None, daemon=d)
+    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
+    own = lab.client("spin", 2, daemon=daemon, uid=1001)
+    await lab.ready(own)
+    await lab.until("mps_server_clients", 1, daemon=d)
+    await lab.left(own)
+    daemon.quit()
+    await lab.run(1)
+
+
+@scenario("a daemon that is asked to quit while a client works: draining")
+async def draining(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    client = lab.client("spin", 8, daemon=daemon)
+    await lab.ready(client)
+    await lab.until("mps_server_clients", 1, daemon=d)
+    lab.others.append(
+        subprocess.Popen(["sh", "-c", f"echo quit | {CONTROL}"], env=daemon.environment)
+    )
+    await lab.until("mps_control_state", 1, daemon=d, mps_control_state="draining", seconds=6)
+    metrics = await lab.look()
+    lab.check(metrics, "mps_server_clients", 1, daemon=d)
+    await lab.left(client)
+    metrics = await lab.until(
+        "mps_control_state", 1, daemon=d, mps_control_state="absent", seconds=20
+    )
+    lab.check(metrics, "mps_server_exits_total", 1, daemon=d, cause="requested")
+    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="daemon_died")
+
+
+@scenario("a daemon in a PID namespace of its own: its log calls everyone PID 0")
+async def own_pid_namespace(lab: Lab) -> None:
+    pipe, log = lab.folder / "mps", lab.folder / "mps-log"
+    for directory in (pipe, log):
+        directory.mkdir()
+        directory.chmod(0o777)
+    env = {
+        "PATH": os.environ["PATH"],
+        "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
+        "CUDA_MPS_LOG_DIRECTORY": str(log),
+    }
+    lab.others.append(
+        subprocess.Popen(
+            [
+                "unshare",
+                "--pid",
+                "--fork",
+                "--mount-proc",
+                "--kill-child",
+                "sh",
+                "-c",
+                f"{CONTROL} -d; sleep 60",
+            ],
+            env=env,
+        )  # fmt: skip
+    )
+    daemon = Daemon(pipe, log, env)
+    lab.daemons.append(daemon)
+    d = daemon.label
+    await lab.until("mps_control_up", 1, daemon=d)
+    client = lab.client("spin", 6, daemon=daemon, uid=1001)
+    await lab.ready(client)
+    metrics = await lab.until("mps_server_clients", 1, daemon=d)
+    lab.check(metrics, "mps_client_info", 1, daemon=d, pid=client.pid, uid=1001)
+    lab.check(metrics, "mps_client_memory_used_bytes", (1, 1 << 36), daemon=d, pid=client.pid)
+    lab.check(metrics, "mps_gpu_processes", 1, kind="mps_client")
+    lab.check(metrics, "mps_gpu_processes", 0, kind="direct")
+    await lab.left(client)
+    metrics = await lab.run(1)
+    lab.check(metrics, "mps_client_connections_total", 1, daemon=d, uid=1001)
+    lab.check(metrics, "mps_client_disconnections_total", 1, daemon=d, uid=1001)
+
+
+@scenario("a daemon in the foreground: it writes no log files")
+async def foreground(lab: Lab) -> None:
+    pipe, log = lab.folder / "mps", lab.folder / "mps-log"
+    for directory in (pipe, log):
+        directory.mkdir()
+    env = {
+        "PATH": os.environ["PATH"],
+        "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
+        "CUDA_MPS_LOG_DIRECTORY": str(log),
+    }
+    process = subprocess.Popen(
+        [CONTROL, "-f"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    lab.others.append(process)
+    daemon = Daemon(pipe, log, env, process.pid)
+    lab.daemons.append(daemon)
+    d = daemon.label
+    await lab.until("mps_control_up", 1, daemon=d)
+    client = lab.client("spin", 6, daemon=daemon)
+    await lab.ready(client)
+    metrics = await lab.until("mps_server_clients", 1, daemon=d)
+    lab.check(metrics, "mps_control_log_readable", 0, daemon=d, log="control")
+    lab.check(metrics, "mps_server_state", 1, daemon=d, mps_server_state="ACTIVE")
+    lab.check(metrics, "mps_client_info", 1, daemon=d, pid=client.pid)
+    lab.check(metrics, "mps_server_exits_total", None, daemon=d)
+    await lab.left(client)
+    await lab.until("mps_server_clients", 0, daemon=d)
+
+
+@scenario("the daemon is killed under a client; a new one takes its place")
+async def daemon_killed(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    client = lab.client("spin", 20, daemon=daemon, uid=1001)
+    await lab.ready(client)
+    await lab.until("mps_server_clients", 1, daemon=d)
+    daemon.kill()
+    metrics = await lab.until("mps_control_state", 1, daemon=d, mps_control_state="absent")
+    metrics = await lab.until("mps_server_exits_total", 1, daemon=d, cause="daemon_died")
+    lab.check(metrics, "mps_client_losses_total", 1, daemon=d, cause="daemon_died")
+    await lab.left(client)
+    daemon = lab.daemon()
+    metrics = await lab.until("mps_control_up", 1, daemon=d)
+    late = lab.client("spin", 2, daemon=daemon, uid=1001)
+    await lab.ready(late)
+    metrics = await lab.until("mps_server_clients", 1, daemon=d)
+    lab.check(metrics, "mps_control_starts_total", 2, daemon=d)
+    lab.check(metrics, "mps_server_exits_total", 1, daemon=d, cause="daemon_died")
+    await lab.left(late)
+    daemon.quit()
+    await lab.run(1)
+
+
+@scenario("a client has an illegal access and dies; its neighbour dies with it")
+async def fault(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    neighbour = lab.client("spin", 20, daemon=daemon, uid=1001)
+    culprit = lab.client("fault", 3, daemon=daemon, uid=1001)
+    await lab.ready(neighbour, culprit)
+    await lab.until("mps_server_clients", 2, daemon=d)
+    await lab.left(neighbour, culprit)
+    metrics = await lab.until("mps_server_faults_total", 1, daemon=d)
+    lab.check(metrics, "mps_client_losses_total", 1, daemon=d, cause="own_fault")
+    lab.check(metrics, "mps_client_losses_total", 1, daemon=d, cause="neighbour_fault")
+    lab.check(metrics, "mps_server_fault_recovery_seconds", 1, daemon=d)
+    lab.check_seconds(metrics, "mps_server_fault_recovery_seconds", (0.001, 1), daemon=d)
+    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
+    late = lab.client("spin", 2, daemon=daemon, uid=1001)
+    await lab.ready(late)
+    metrics = await lab.until("mps_server_state", 1, daemon=d, mps_server_state="ACTIVE")
+    await lab.until("mps_gpu_xid_errors_total", 1, xid=31, seconds=5)
+    await lab.left(late)
+    daemon.quit()
+    await lab.run(1)
+
+
+@scenario("a client catches its fault and stays 8 s: newcomers are refused until it leaves")
+async def fault_held(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    neighbour = lab.client("spin", 20, daemon=daemon)
+    culprit = lab.client("faulthold", 2, daemon=daemon)
+    await lab.ready(neighbour, culprit)
+    metrics = await lab.until("mps_server_state", 1, daemon=d, mps_server_state="FAULT", seconds=15)
+    refused = lab.client("spin", 2, daemon=daemon)
+    await lab.left(refused)
+    metrics = await lab.until("mps_client_rejections_total", 1, daemon=d, cause="server_not_ready")
+    lab.check(metrics, "mps_server_state", 1, daemon=d, mps_server_state="FAULT")
+    await lab.left(culprit)
+    metrics = await lab.until("mps_server_fault_recovery_seconds", 1, daemon=d)
+    lab.check_seconds(metrics, "mps_server_fault_recovery_seconds", (7.5, 9.5), daemon=d)
+    lab.check(metrics, "mps_server_faults_total", 1, daemon=d)
+    lab.check(metrics, "mps_client_losses_total", 1, daemon=d, cause="own_fault")
+    lab.check(metrics, "mps_client_losses_total", 1, daemon=d, cause="neighbour_fault")
+    lab.check(metrics, "mps_server_state", 1, daemon=d, mps_server_state="ACTIVE")
+    daemon.quit()
+    await lab.run(1)
+
+
+@scenario("an operator terminates a client")
+async def terminate_client(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    clients = [lab.client("spin", 15, daemon=daemon) for _ in range(2)]
+    await lab.ready(*clients)
+    metrics = await lab.until("mps_server_clients", 2, daemon=d)
+    server = metrics.snapshot.daemons[0].servers[0].pid
+    daemon.tool(f"terminate_client {server} {clients[0].pid}")
+    await lab.left(clients[0])
+    metrics = await lab.until("mps_client_losses_total", 1, daemon=d, cause="terminated")
+    metrics = await lab.until("mps_server_clients", 1, daemon=d)
+    lab.check(metrics, "mps_server_faults_total", 0, daemon=d)
+    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
+    clients[1].kill()
+    await lab.left(clients[1])
+    metrics = await lab.until("mps_server_clients", 0, daemon=d)
+    lab.check(metrics, "mps_client_losses_total", 1, daemon=d)
+    daemon.quit()
+    await lab.run(1)
+
+
+@scenario("52 clients want a server that takes 48")
+async def context_limit(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    crowd = [lab.client("idle", 14, daemon=daemon, mebibytes=8) for _ in range(52)]
+    await lab.until("mps_server_clients", 48, daemon=d, seconds=25)
+    for _ in range(100):
+        if sum(client.process.poll() is not None for client in crowd) >= 4:
+            break
+        await asyncio.sleep(0.1)
+    refused = sum(client.event("error") is not None for client in crowd)
+    metrics = await lab.look()
+    lab.check(metrics, "mps_client_rejections_total", (refused, 3 * refused), daemon=d,
+              cause="context_limit")  # fmt: skip
+    lab.check(metrics, "mps_server_client_contexts", 48, daemon=d)
+    lab.check(metrics, "mps_server_client_contexts_limit", 48, daemon=d)
+    lab.check(metrics, "mps_gpu_processes", 48, kind="mps_client")
+    lab.facts["refused"] = refused
+    await lab.left(*crowd)
+    await lab.until("mps_server_clients", 0, daemon=d)
+    daemon.quit()
+    await lab.run(1)
+
+
+@scenario("a client runs into its memory limit of 1G")
+async def memory_limit(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    client = lab.client(
+        "hog", 4, daemon=daemon, mebibytes=0, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G"
+    )
+    await lab.ready(client)
+    metrics = await lab.until(
+        "mps_client_memory_used_bytes", (900 << 20, 1100 << 20), daemon=d, pid=client.pid
+    )
+    lab.check(metrics, "mps_client_memory_limit_bytes", 1 << 30, daemon=d, pid=client.pid)
+    await lab.left(client)
+    daemon.quit()
+    await lab.run(1)
+
+
+@scenario("the server is stopped with SIGSTOP for some seconds, then the daemon")
+async def stopped(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    client = lab.client("idle", 25, daemon=daemon)
+    await lab.ready(client)
+    metrics = await lab.until("mps_server_clients", 1, daemon=d)
+    server = metrics.snapshot.daemons[0].servers[0].pid
+    os.kill(server, signal.SIGSTOP)
+    metrics = await lab.run(3)
+    lab.check(metrics, "mps_control_up", 1, daemon=d)
+    lab.check(metrics, "mps_server_clients", 1, daemon=d)
+    os.kill(server, signal.SIGCONT)
+    await lab.run(1)
+    os.kill(daemon.pid, signal.SIGSTOP)
+    await lab.until("mps_control_state", 1, daemon=d, mps_control_state="unresponsive", seconds=10)
+    began = time.monotonic()
+    metrics = await lab.look()
+    took = time.monotonic() - began
+    lab.note("a scrape beside a hung daemon", ok=took < 3, wanted="< 3 s", got=f"{took:.2f} s")
+    lab.check(metrics, "mps_server_clients", 1, daemon=d)
+    lab.check(metrics, "mps_gpu_processes", 1, kind="mps_client")
+    os.kill(daemon.pid, signal.SIGCONT)
+    await lab.until("mps_control_up", 1, daemon=d, seconds=30)
+    await lab.left(client)
+    daemon.quit()
+    await lab.run(1)
+
+
+@scenario("a client outlives its server and keeps its memory: stranded")
+async def stranded(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    # A process that never calls CUDA again does not notice that its server is gone.
+    sleeper = lab.client(
+        "sleep", 0, daemon=daemon,
+        command=[sys.executable, str(HERE / "sleeper.py"), "14"],
+        PYTHONPATH=os.environ.get("PYTHONPATH", ""),
+    )  # fmt: skip
+    await lab.ready(sleeper)
+    metrics = await lab.until("mps_server_clients", 1, daemon=d)
+    server = metrics.snapshot.daemons[0].servers[0].pid
+    os.kill(server, signal.SIGKILL)
+    metrics = await lab.until("mps_gpu_stranded_clients", 1, seconds=6)
+    lab.check(metrics, "mps_client_losses_total", 1, daemon=d, cause="server_crashed")
+    late = lab.client("idle", 3, daemon=daemon)
+    await lab.ready(late)
+    metrics = await lab.run(1)
+    lab.check(metrics, "mps_gpu_stranded_clients", 1)
+    lab.check(metrics, "mps_server_clients", 1, daemon=d)
+    sleeper.kill()
+    await lab.until("mps_gpu_stranded_clients", 0)
+    await lab.left(late)
+    daemon.quit()
+    await lab.run(1)
+
+
+async def _training(lab: Lab, processes: int, *, mps: bool) -> None:
+    daemon = lab.daemon() if mps else None
+    python = [sys.executable, str(HERE / "train.py")]
+    crowd = [
+        lab.client("train", 0, daemon=daemon, command=[*python, "4000"],
+                   PYTHONPATH=os.environ.get("PYTHONPATH", ""))
+        for _ in range(processes)
+    ]  # fmt: skip
+    while any(client.process.poll() is None for client in crowd):
+        await lab.run(1)
+    kinds = "mps_client" if mps else "direct"
+    lab.facts["processes"] = processes
+    lab.facts["kind"] = kinds
+    ends = [client.event("done") for client in crowd]
+    seconds = [float(str(end["seconds"])) for end in ends if end is not None]
+    lab.note("trainings done", ok=len(seconds) == processes, wanted=processes, got=len(seconds))
+    if seconds:
+        lab.facts["slowest_seconds"] = max(seconds)
+        print(f"    slowest of {processes} ({kinds}): {max(seconds):.2f} s")
+    if daemon is not None:
+        daemon.quit()
+        await lab.run(0.5)
+
+
+for _count in (1, 5, 10):
+    for _mps in (False, True):
+
+        async def _act(lab: Lab, count: int = _count, mps: bool = _mps) -> None:
+            await _training(lab, count, mps=mps)
+
+        _words = (
+            f"the same small training {_count} times at once, {'with' if _mps else 'without'} MPS"
+        )
+        SCENARIOS[f"training-{_count}-{'mps' if _mps else 'direct'}"] = (_words, _act)
+
+
+@scenario(
+    "a tour: limits, a wait and a hand-over, a fault with neighbours, a server crash, recovery"
+)
+async def tour(lab: Lab) -> None:
+    await lab.run(3)  # an idle GPU
+    daemon = lab.daemon()
+    d = daemon.label
+    await lab.run(4)
+    limited = [
+        lab.client("spin", 38, daemon=daemon, uid=1001, mebibytes=size, blocks=blocks,
+                   CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=text)
+        for text, size, blocks in (("10", 512, 8), ("25", 1024, 20), ("50", 2048, 40))
+    ]  # fmt: skip
+    free = lab.client(
+        "idle", 36, daemon=daemon, uid=1001, mebibytes=700, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G"
+    )
+    direct = lab.client("idle", 30, uid=1003, mebibytes=256)
+    await lab.ready(*limited, free, direct)
+    await lab.run(12)
+    waiting = [lab.client("spin", 25, daemon=daemon, uid=1002, mebibytes=256, blocks=30)]
+    await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
+    await lab.run(8)
+    overtaking = lab.client("spin", 6, daemon=daemon, uid=1001)
+    await lab.run(4)
+    await lab.left(*limited, free, overtaking, direct)
+    await lab.ready(*waiting, seconds=60)
+    metrics = await lab.run(3)
+    lab.check(metrics, "mps_uid_handovers_total", 1, daemon=d)
+    neighbours = [
+        lab.client("spin", 60, daemon=daemon, uid=1002, mebibytes=300, blocks=30) for _ in range(2)
+    ]
+    culprit = lab.client("fault", 8, daemon=daemon, uid=1002)
+    await lab.ready(*neighbours, culprit)
+    await lab.run(6)
+    await lab.left(culprit, *neighbours)
+    metrics = await lab.run(6)
+    lab.check(metrics, "mps_server_faults_total", 1, daemon=d)
+    await lab.left(*waiting)
+    crowd = [
+        lab.client("spin", 60, daemon=daemon, uid=1002, mebibytes=400, blocks=25) for _ in range(3)
+    ]
+    await lab.ready(*crowd)
+    metrics = await lab.run(10)
+    os.kill(metrics.snapshot.daemons[0].servers[0].pid, signal.SIGKILL)
+    await lab.left(*crowd)
+    metrics = await lab.run(8)
+    lab.check(metrics, "mps_server_exits_total", 1, daemon=d, cause="crashed")
+    last = [lab.client("spin", 12, daemon=daemon, uid=1001, blocks=40) for _ in range(2)]
+    await lab.ready(*last)
+    await lab.left(*last)
+    await lab.run(4)
+    daemon.quit()
+    await lab.run(3)
+
+
+@scenario("90 s of a healthy host with two clients")
+async def quiet(lab: Lab) -> None:
+    daemon = lab.daemon()
+    clients = [lab.client("spin", 88, daemon=daemon, uid=1001, blocks=40) for _ in range(2)]
+    await lab.ready(*clients)
+    await lab.run(85)
+    await lab.left(*clients)
+    await lab.run(2)
+
+
+# ------------------------------------------------------------------------------- two GPUs
+
+
+@scenario("two GPUs, one daemon: contexts are counted by GPU")
+async def two_gpus_one_daemon(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    on_first = lab.client("spin", 8, daemon=daemon, CUDA_VISIBLE_DEVICES="0")
+    on_second = [lab.client("spin", 8, daemon=daemon, CUDA_VISIBLE_DEVICES="1") for _ in range(2)]
+    await lab.ready(on_first, *on_second)
+    metrics = await lab.until("mps_server_clients", 3, daemon=d)
+    lab.check(metrics, "mps_server_client_contexts", 1, daemon=d, gpu=0)
+    lab.check(metrics, "mps_server_client_contexts", 2, daemon=d, gpu=1)
+    for gpu, count in ((0, 1), (1, 2)):
+        lab.check(metrics, "mps_gpu_processes", count, kind="mps_client", gpu=gpu)
+        lab.check(metrics, "mps_gpu_processes", 0, kind="direct", gpu=gpu)
+        lab.check(metrics, "mps_gpu_stranded_clients", 0, gpu=gpu)
+    await lab.left(on_first, *on_second)
+    daemon.quit()
+    await lab.run(1)
+
+
+@scenario("two GPUs, one daemon each")
+async def two_daemons(lab: Lab) -> None:
+    daemons = [lab.daemon(f"mps{index}", CUDA_VISIBLE_DEVICES=str(index)) for index in (0, 1)]
+    clients = [
+        lab.client("spin", 8, daemon=daemon, uid=1001 + index)
+        for index, daemon in enumerate(daemons)
+    ]
+    await lab.ready(*clients)
+    for index, daemon in enumerate(daemons):
+        metrics = await lab.until("mps_server_clients", 1, daemon=daemon.label)
+        lab.check(metrics, "mps_server_client_contexts", 1, daemon=daemon.label, gpu=index)
+        lab.check(metrics, "mps_gpu_served", 1, daemon=daemon.label, gpu=index)
+        lab.check(metrics, "mps_gpu_served", None, daemon=daemon.label, gpu=1 - index)
+        lab.check(metrics, "mps_client_info", 1, daemon=daemon.label, pid=clients[index].pid,
+                  uid=1001 + index)  # fmt: skip
+    await lab.left(*clients)
+    for daemon in daemons:
+        daemon.quit()
+    await lab.run(1)
+
+
+@scenario("a fault on one of two GPUs: who is on the other survives")
+async def fault_two_gpus(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    survivor = lab.client("spin", 10, daemon=daemon, CUDA_VISIBLE_DEVICES="0")
+    neighbour = lab.client("spin", 20, daemon=daemon, CUDA_VISIBLE_DEVICES="1")
+    culprit = lab.client("fault", 3, daemon=daemon, CUDA_VISIBLE_DEVICES="1")
+    await lab.ready(survivor, neighbour, culprit)
+    await lab.until("mps_server_clients", 3, daemon=d)
+    await lab.left(neighbour, culprit)
+    metrics = await lab.until("mps_server_faults_total", 1, daemon=d, gpu=1)
+    lab.check(metrics, "mps_server_faults_total", 0, daemon=d, gpu=0)
+    lab.check(metrics, "mps_client_losses_total", 1, daemon=d, cause="own_fault")
+    lab.check(metrics, "mps_client_losses_total", 1, daemon=d, cause="neighbour_fault")
+    lab.check(metrics, "mps_server_clients", 1, daemon=d)
+    await lab.left(survivor)
+    done = survivor.event("done") is not None
+    lab.note("the survivor finished", ok=done, wanted=True, got=done)
+    metrics = await lab.run(1)
+    lab.check(metrics, "mps_client_losses_total", 2, daemon=d)
+    daemon.quit()
+    await lab.run(1)
+
+
+DOUBLE = ("two-gpus-one-daemon", "two-daemons", "fault-two-gpus")
+"""Scenarios that want two GPUs."""

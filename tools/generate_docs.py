@@ -1,0 +1,112 @@
+"""Writes the reference pages that follow from the code: docs/metrics.md, docs/configuration.md.
+
+With --check it writes nothing, and exits with 1 when a page is not up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from exporter.metrics.catalogue import CATALOGUE
+from exporter.settings import FLAGS, Settings
+
+DOCS = Path(__file__).parents[1] / "docs"
+MADE = "<!-- Made by tools/generate_docs.py: change the code, not this page. -->"
+
+
+def metrics_page() -> Iterator[str]:
+    """docs/metrics.md: every metric of the catalogue."""
+    yield "# Metrics"
+    yield ""
+    yield MADE
+    yield ""
+    yield (
+        "Names are API: they change only with a major version. Units are base units and stand in "
+        "the names. A value that is not available is absent, never 0 and never stale. Moments are "
+        "Unix timestamps. `daemon` is the pipe directory of a control daemon, `server` the PID of "
+        "an MPS server, `pid` that of a client as the host sees it, `gpu` NVML's index and `uuid` "
+        "the full UUID. Counters start at 0 when the exporter starts: what a log tells of before "
+        "rebuilds the state and is not counted."
+    )
+    yield ""
+    yield (
+        "A state set has one sample for each state, with the state in a label named as the metric "
+        'and the value 1 for the one in force: `mps_control_state{mps_control_state="answering"}`.'
+    )
+    for section, specs in groupby(CATALOGUE.values(), key=lambda spec: spec.section):
+        yield ""
+        yield f"## {section}"
+        yield ""
+        yield "| metric | type | labels | meaning | source |"
+        yield "| --- | --- | --- | --- | --- |"
+        for spec in specs:
+            labels = ", ".join(f"`{label}`" for label in spec.labels) or "-"
+            words = spec.help
+            if spec.states:
+                words += f" States: {', '.join(spec.states)}."
+            words = words.replace("|", "\\|")
+            yield f"| `{spec.name}` | {spec.kind} | {labels} | {words} | {spec.source} |"
+
+
+def configuration_page() -> Iterator[str]:
+    """docs/configuration.md: every flag and its environment twin."""
+    defaults = Settings()
+    yield "# Configuration"
+    yield ""
+    yield MADE
+    yield ""
+    yield (
+        "Every setting is a flag with an environment twin; the flag wins. A repeatable setting is "
+        "given several times as a flag, and separated by commas in the environment. Switches are "
+        "turned off with `--no-` before the name. Durations are `500ms`, `5s`, `1m`, `1h` or plain "
+        "seconds. A wrong value is refused at start, with the reason."
+    )
+    yield ""
+    yield "| flag | environment | default | meaning |"
+    yield "| --- | --- | --- | --- |"
+    for flag in FLAGS:
+        default = getattr(defaults, flag.field)
+        if isinstance(default, bool):
+            shown = "on" if default else "off"
+        elif isinstance(default, tuple):
+            shown = ", ".join(f"`{value}`" for value in default) or "none"
+        elif isinstance(default, float):
+            is_time = "DURATION" in flag.metavar
+            shown = f"`{default:g}{'s' if is_time else ''}`"
+        else:
+            shown = "none" if default is None else f"`{default}`"
+        value = f"={flag.metavar}" if flag.metavar else ""
+        repeat = " Repeatable." if flag.repeatable else ""
+        yield f"| `--{flag.name}{value}` | `{flag.variable}` | {shown} | {flag.help}{repeat} |"
+    yield ""
+    yield "Sub-commands have some more: see `mps-exporter demo --help`, `mps-exporter record --help`."
+
+
+PAGES = {"metrics.md": metrics_page, "configuration.md": configuration_page}
+
+
+def main() -> int:
+    """Write the pages, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = []
+    for name, page in PAGES.items():
+        path = DOCS / name
+        text = "\n".join(page()) + "\n"
+        if check:
+            if not path.exists() or path.read_text("utf-8") != text:
+                stale.append(name)
+        else:
+            path.write_text(text, "utf-8")
+    if stale:
+        sys.stderr.write(f"not up to date: {', '.join(stale)}; run tools/generate_docs.py\n")
+    return int(bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
