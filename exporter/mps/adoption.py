@@ -1,0 +1,95 @@
+"""What the control tool said, and the log does not explain: servers and clients are adopted.
+
+Nothing is counted of them that cannot be known. Where the logs can be read they are right, and the
+tool's answer may be older or younger than the last line; so only what is missing is added, and
+only where the logs are unreadable is something taken away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from exporter.mps.books import Books
+from exporter.mps.control_text import ServerReply
+from exporter.mps.serving import Client, Server
+
+YOUNG_SECONDS = 2.0
+"""What happened this shortly before the question is left to the log."""
+
+
+def reconcile(
+    books: Books, at: float, listed: Collection[int] | None, replies: Iterable[ServerReply]
+) -> None:
+    """Fill in what the logs do not tell."""
+    if not any(books.readable.values()):
+        books.settle(at)
+    if listed is not None:
+        _servers(books, at, listed)
+    for reply in replies:
+        server = books.servers.get(reply.server_pid)
+        if server is not None:
+            _devices(books, reply)
+            _clients(books, server, at, reply)
+            _state(books, server, reply)
+
+
+def _servers(books: Books, at: float, listed: Collection[int]) -> None:
+    for pid in listed:
+        # The log ends a server before the list forgets it, and begins it after.
+        if pid not in books.servers and pid not in books.ended:
+            server = books.start_server(pid, None, at, adopted=True)
+            server.ready_at = at
+    if books.readable["control"]:
+        return
+    for server in list(books.servers.values()):
+        if server.pid not in listed and at - server.started_at > YOUNG_SECONDS:
+            server.missing_since = server.missing_since or at
+
+
+def _devices(books: Books, reply: ServerReply) -> None:
+    for device in reply.devices or ():
+        books.ordinal(device.ordinal, device.uuid)
+        books.gpu(device.uuid, device.name)
+
+
+def _clients(books: Books, server: Server, at: float, reply: ServerReply) -> None:
+    if reply.client_pids is None:
+        return
+    said = [pid for pid in reply.client_pids if pid]
+    if server.named is not None and books.readable["server"] and not server.adopted:
+        said = []  # its log tells all of them
+    for pid in said:
+        if pid not in server.clients:
+            server.add(Client(pid, server.uid, at, adopted=True))
+    if not books.readable["server"]:
+        for client in list(server.clients.values()):
+            if (
+                client.pid
+                and client.pid not in reply.client_pids
+                and at - client.connected_at > YOUNG_SECONDS
+            ):
+                client.adopted = True  # when it left is not known: no stay is counted
+                books.leave(server, client.pid, at)
+        _contexts(books, server, reply)
+
+
+def _contexts(books: Books, server: Server, reply: ServerReply) -> None:
+    """Without server.log, the tool alone knows the contexts."""
+    if reply.contexts is None:
+        return
+    for client in server.clients.values():
+        client.contexts = {}
+    for device, counts in reply.contexts.items():
+        uuid = books.uuid_of(server, device)
+        for pid, count in counts.items():
+            client = server.clients.get(pid)
+            if client is not None:
+                client.had_context = True
+                for _ in range(min(count, 256)):
+                    client.contexts[len(client.contexts)] = uuid
+
+
+def _state(books: Books, server: Server, reply: ServerReply) -> None:
+    server.said_state = None if books.readable["server"] else reply.state
+    if not books.readable["server"] and reply.active_thread_ratio is not None:
+        server.thread_ratio = reply.active_thread_ratio

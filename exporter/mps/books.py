@@ -1,0 +1,669 @@
+"""The ledger's state, and everything that can be done to it.
+
+The readers of the two logs (control_reader, server_reader) say what happened in the words used
+here; what follows from it, and what is counted, is decided here.
+
+Running totals are kept in whole milliseconds, as the logs' stamps are, so that they do not depend
+on the steps in which time is advanced.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from exporter.model import Incident, IncidentKind
+from exporter.mps.incidents import Incidents
+from exporter.mps.serving import MAX_CONTEXTS, Admission, Client, Fault, Server
+from exporter.mps.tally import Tally
+from exporter.mps.waits import Queue, Queued
+
+ADMISSION_SECONDS = 10.0
+"""A client that was sent to a ready server connects within a millisecond (driver 580); one that
+has not after this long will not."""
+
+CREDENTIALS_SECONDS = 10.0
+"""NEW CLIENT follows within a millisecond; a caller without one after this long was refused."""
+
+FAULT_BLOCK_SECONDS = 0.5
+"""All lines about one fault are written in one go."""
+
+DEATH_SECONDS = 1.0
+"""A process was seen to be gone: its last lines are in the log by then, if it wrote any."""
+
+ORDERLY_SECONDS = 5.0
+"""A server that agrees to end has ended by then: 0.06 to 0.1 s were seen on driver 580."""
+
+FORBIDDEN_ATTEMPTS = 6
+"""How often the daemon tries a server that it may not start, before it lets the client go (580)."""
+
+CLOCK_JUMP_MS = 60_000
+"""Time that runs back by more than this has been set back."""
+
+MAX_SERVERS = 64
+MAX_ENDED = 256
+MAX_UUIDS = 64
+MAX_UNANSWERED = 256
+
+
+@dataclass(slots=True)
+class Daemon:
+    """The control daemon's present life."""
+
+    started_at: float | None = None
+    pid: int | None = None
+    binary_version: str | None = None
+    quit_requested_at: float | None = None
+    ended_at: float | None = None
+    died: bool = False
+    missing_since: float | None = None
+    tries_shutdown: bool = False
+    """Its log says when it asks a server to end (driver 580)."""
+    backoff_seconds: float | None = None
+    unanswered: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_UNANSWERED))
+    """Callers without credentials that no NEW CLIENT has followed yet."""
+    forbidden: dict[int, int] = field(default_factory=dict)
+    """User -> servers in a row that the daemon was not allowed to start."""
+
+
+class Books:
+    """All that is known of one daemon."""
+
+    def __init__(self) -> None:
+        self.daemon = Daemon()
+        self.servers: dict[int, Server] = {}
+        self.ended: deque[int] = deque(maxlen=MAX_ENDED)
+        self.queue = Queue()
+        self.tally = Tally()
+        self.incidents = Incidents()
+        self.ordinals: dict[int, str] = {}
+        """Device ordinal of the daemon -> GPU UUID."""
+        self.uuids: dict[str, str] = {}
+        """GPU UUID -> name, of all that clients were associated with."""
+        self.readable: dict[str, bool] = {"control": False, "server": False}
+        self.clock_ms: int | None = None
+        """Everything up to here is in the running totals."""
+        self.counting_from_ms: int | None = None
+        """Running totals begin here: when the exporter did."""
+
+    # ------------------------------------------------------------------ time
+
+    def settle(self, at: float) -> None:
+        """Advance the running totals, and do what was due by then."""
+        while (due := self._next_due()) is not None and due <= at:
+            self._run_to(due)
+            self._do_due(due)
+        self._run_to(at)
+
+    def _run_to(self, at: float) -> None:
+        to = round(at * 1000.0)
+        clock = self.clock_ms
+        if clock is None or to <= clock:
+            if clock is None or to < clock - CLOCK_JUMP_MS:
+                self.clock_ms = to
+            return
+        start = clock if self.counting_from_ms is None else max(clock, self.counting_from_ms)
+        if to > start:
+            for server in self.servers.values():
+                if server.occupied:
+                    self.tally.holding_ms[self.tally.user(server.uid)] += to - start
+            if self.idle_while_waited_for():
+                self.tally.handover_idle_ms += to - start
+        self.clock_ms = to
+
+    def idle_while_waited_for(self) -> bool:
+        """Whether somebody waits behind another user while nobody uses the GPU."""
+        for server in self.servers.values():
+            if server.occupied or server.admissions:
+                return False
+        return self.queue.somebody_waits()
+
+    def _next_due(self) -> float | None:
+        moments = [
+            admission.at + ADMISSION_SECONDS
+            for server in self.servers.values()
+            for admission in server.admissions[:1]
+        ]
+        moments += [
+            server.block.at + FAULT_BLOCK_SECONDS
+            for server in self.servers.values()
+            if server.block is not None
+        ]
+        if self.daemon.unanswered:
+            moments.append(self.daemon.unanswered[0] + CREDENTIALS_SECONDS)
+        return min(moments) if moments else None
+
+    def _do_due(self, at: float) -> None:
+        counting = self.tally.counting
+        self.tally.counting = self.counts_at(at)
+        for server in self.servers.values():
+            while server.admissions and server.admissions[0].at + ADMISSION_SECONDS <= at:
+                self.never_connected(server.admissions.pop(0), at)
+            if server.block is not None and server.block.at + FAULT_BLOCK_SECONDS <= at:
+                self.close_block(server)
+        unanswered = self.daemon.unanswered
+        while unanswered and unanswered[0] + CREDENTIALS_SECONDS <= at:
+            unanswered.popleft()
+            if self.daemon.quit_requested_at is None:  # a draining daemon answers nobody
+                self.reject(None, "credentials", (), at)
+        self.tally.counting = counting
+
+    def counts_at(self, at: float) -> bool:
+        """Whether what happens at this moment is counted."""
+        return self.counting_from_ms is None or round(at * 1000.0) >= self.counting_from_ms
+
+    def incident(
+        self,
+        at: float,
+        kind: IncidentKind,
+        *,
+        server_pid: int | None = None,
+        uid: int | None = None,
+        pids: Iterable[int] = (),
+        culprit_pid: int | None = None,
+        gpu_uuids: Iterable[str] = (),
+        seconds: float | None = None,
+        detail: str = "",
+    ) -> None:
+        """Note something for the operator."""
+        self.incidents.add(
+            Incident(
+                at=at,
+                kind=kind,
+                server_pid=server_pid,
+                uid=uid,
+                pids=tuple(pids),
+                culprit_pid=culprit_pid,
+                gpu_uuids=tuple(uuid for uuid in gpu_uuids if uuid),
+                seconds=None if seconds is None else round(max(seconds, 0.0), 3),
+                detail=detail,
+                counted=self.tally.counting,
+            )
+        )
+
+    # ------------------------------------------------------------------ daemon
+
+    def daemon_started(self, pid: int, at: float) -> None:
+        """The log says that a control daemon came up: whatever was before it is gone."""
+        daemon = self.daemon
+        if (
+            daemon.pid == pid
+            and daemon.ended_at is None
+            and daemon.started_at is not None
+            and at - daemon.started_at <= 1.0
+            and not self.servers
+        ):
+            return  # said in two lines
+        self.settle(at)
+        lives = daemon.started_at is not None and daemon.ended_at is None
+        if lives or self.servers:
+            self.daemon_died(at)
+        self.daemon = Daemon(started_at=at, pid=pid)
+        self.ordinals.clear()
+        if self.tally.counting:
+            self.tally.daemon_starts += 1
+        self.incident(at, "daemon_started")
+
+    def daemon_died(self, at: float) -> None:
+        """It is gone without a word; its servers died with it."""
+        lost = [pid for server in self.servers.values() for pid in _pids(server)]
+        for server in list(self.servers.values()):
+            self.end_server(server, at, "daemon_died")
+        self._forget_queue(at)
+        self.daemon.ended_at = at
+        self.daemon.died = True
+        self.daemon.quit_requested_at = None
+        self.daemon.unanswered.clear()
+        self.incident(at, "daemon_died", pids=lost)
+
+    def daemon_exited(self, at: float) -> None:
+        """It says that it ends."""
+        self.settle(at)
+        for server in list(self.servers.values()):
+            self.end_server(server, at, "requested")
+        self._forget_queue(at)
+        self.daemon.ended_at = at
+        self.daemon.quit_requested_at = None
+        self.daemon.backoff_seconds = None
+        self.daemon.unanswered.clear()
+        self.incident(at, "daemon_quit")
+
+    def _forget_queue(self, at: float) -> None:
+        for entry in self.queue.take_all():
+            self.abandoned(entry, at)
+
+    # ------------------------------------------------------------------ servers
+
+    def current(self, uid: int | None = None) -> Server | None:
+        """The server that was started last; of this user, if one is."""
+        latest = None
+        for server in self.servers.values():
+            if uid is not None and server.uid == uid:
+                return server
+            latest = server
+        return latest
+
+    def start_server(
+        self, pid: int, uid: int | None, at: float, *, adopted: bool = False
+    ) -> Server:
+        """A server process was made."""
+        self.settle(at)
+        known = self.servers.get(pid)
+        if known is not None and known.adopted and not adopted:
+            # server.log spoke first: the stamps are equal.
+            known.uid, known.started_at, known.adopted = uid, at, False
+            server = known
+        else:
+            while len(self.servers) >= MAX_SERVERS:
+                del self.servers[next(iter(self.servers))]
+            server = Server(pid, uid, at, adopted=adopted)
+            self.servers[pid] = server
+        if uid is None:
+            return server
+        for entry in self.queue.blocked_by(uid):
+            self.wait_began(entry)
+        mine = self.queue.of_user(uid)
+        server.started_for.update({entry.pid: entry.dead for entry in mine if entry.pid})
+        server.started_for_unnamed += sum(1 for entry in mine if not entry.pid)
+        return server
+
+    def server_ready(self, server: Server, at: float) -> None:
+        """A server takes clients: those in the queue for its user are sent to it."""
+        self.settle(at)
+        if server.ready_at is not None:
+            return
+        server.ready_at = at
+        if not server.adopted:
+            self.tally.observe(self.tally.server_startup, at - server.started_at)
+        if server.uid is None:
+            return
+        self.daemon.forbidden.pop(server.uid, None)
+        for entry in self.queue.take_user(server.uid):
+            server.started_for.setdefault(entry.pid, entry.dead)
+            if not entry.dead:
+                self.announce(server, entry.pid, entry.uid, at, entry)
+
+    def end_server(self, server: Server, at: float, cause: str, detail: str = "") -> None:
+        """A server is gone."""
+        self.settle(at)
+        self.close_block(server)
+        lost: list[int] = []
+        loss = {
+            "crashed": "server_crashed",
+            "daemon_died": "daemon_died",
+            "requested": "terminated",
+        }.get(cause)
+        departed = server.unnamed_departures
+        for client in server.clients.values():
+            if departed:
+                departed -= 1  # it left before, only its name is not known
+                continue
+            if loss is not None and self._was_using(server, client, cause):
+                self.lose(client, loss, at, lost)
+            self.count_leaving(client, at, known_end=server.named is not False)
+        for admission in server.admissions:
+            self.never_connected(admission, at)
+        server.clients.clear()
+        server.admissions.clear()
+        del self.servers[server.pid]
+        self.ended.append(server.pid)
+        self.daemon.backoff_seconds = None
+        self.tally.exit(cause, at)
+        if cause == "crashed":
+            self.incident(
+                at, "server_crashed", server_pid=server.pid, uid=server.uid, pids=lost,
+                detail=detail,
+            )  # fmt: skip
+        elif cause == "start_failed":
+            self.incident(at, "server_start_failed", uid=server.uid, detail=detail)
+
+    def _was_using(self, server: Server, client: Client, cause: str) -> bool:
+        """Whether a server's end took this client along."""
+        if client.leaving or client.adopted:
+            return False
+        # Without server.log, who is left at an orderly end has most likely left before it.
+        return cause != "requested" or (self.names_clients(server) and client.had_context)
+
+    def exit_cause(self, server: Server, status: int, at: float) -> tuple[str, str]:
+        """Why a server ended, and how that is known.
+
+        The status itself proves nothing: it is 0 after SIGKILL, too (driver 580).
+        """
+        if server.exiting:
+            return "requested", ""
+        if server.ready_at is None and not server.ever_connected and not server.adopted:
+            return "start_failed", f"exit status {status}"
+        if self.says_exiting(server):
+            return "crashed", f"exit status {status}, no orderly end in server.log"
+        if self.daemon.tries_shutdown:
+            asked = server.asked_at is not None and at - server.asked_at <= ORDERLY_SECONDS
+            orderly = asked and not server.declined
+        else:
+            orderly = self.daemon.quit_requested_at is not None or any(
+                entry.uid != server.uid for entry in self.queue
+            )
+        cause = "requested" if orderly and status == 0 else "crashed"
+        return cause, f"exit status {status}, judged by control.log alone"
+
+    def says_exiting(self, server: Server) -> bool:
+        """Whether an orderly end would stand in this server's log."""
+        return self.readable["server"] and server.has_log and server.named is not False
+
+    def names_clients(self, server: Server) -> bool:
+        """Whether server.log tells which clients come and go."""
+        return self.readable["server"] and server.named is not False
+
+    def forbidden(self, uid: int, at: float) -> None:
+        """The daemon may not start a server for this user; it gives up after six attempts."""
+        forbidden = self.daemon.forbidden
+        if len(forbidden) >= MAX_SERVERS and uid not in forbidden:
+            forbidden.clear()
+        forbidden[uid] = forbidden.get(uid, 0) + 1
+        if forbidden[uid] >= FORBIDDEN_ATTEMPTS:
+            del forbidden[uid]
+            self.settle(at)
+            for entry in self.queue.take_user(uid):
+                self.abandoned(entry, at)
+
+    # ------------------------------------------------------------------ waits
+
+    def queued(self, pid: int, uid: int, at: float) -> None:
+        """The daemon told a client to wait."""
+        self.settle(at)
+        entry, replaced = self.queue.push(pid, uid, at)
+        if replaced is not None:
+            self.abandoned(replaced, at)
+        server = self.current(uid)
+        if server is None:
+            return
+        if server.uid == uid:
+            if pid:
+                server.started_for.setdefault(pid, False)
+            else:
+                server.started_for_unnamed += 1
+            return
+        entry.behind_uid = server.uid
+        if not entry.behind_another:
+            entry.behind_another = True
+            self.wait_began(entry)
+
+    def wait_began(self, entry: Queued) -> None:
+        """A client waits behind another user's server."""
+        self.incident(entry.since, "wait_started", uid=entry.uid, pids=(entry.pid,))
+
+    def served(self, server: Server, entry: Queued, at: float) -> None:
+        """A queued client has come to its server."""
+        if not entry.behind_another or entry.dead:
+            return
+        waited = max(at if server.ready_at is None else server.ready_at, entry.since) - entry.since
+        self.tally.wait(entry.uid, waited)
+        if not server.handover:
+            server.handover = True
+            if self.tally.counting:
+                self.tally.handovers += 1
+        self.incident(at, "wait_served", uid=entry.uid, pids=(entry.pid,), seconds=waited)
+
+    def abandoned(self, entry: Queued, at: float) -> None:
+        """A queued client is gone without having been served."""
+        if entry.dead or not entry.behind_another:
+            return
+        entry.dead = True
+        self.tally.by_user(self.tally.waits_abandoned, entry.uid)
+        self.incident(
+            at, "wait_abandoned", uid=entry.uid, pids=(entry.pid,), seconds=at - entry.since
+        )
+
+    # ------------------------------------------------------------------ clients come
+
+    def announce(
+        self, server: Server, pid: int, uid: int, at: float, wait: Queued | None = None
+    ) -> None:
+        """The daemon sent a client process to a server."""
+        if pid:
+            if len(server.announced) >= MAX_SERVERS * 64:
+                del server.announced[next(iter(server.announced))]
+            server.announced[pid] = at
+            if pid in server.clients:
+                return  # server.log spoke first: the stamps are equal
+        server.admissions.append(Admission(pid, uid, at, wait))
+        if not self.names_clients(server):
+            self.connect(server, pid, at)
+
+    def overtake(self, uid: int) -> None:
+        """A client of the running user was let in although somebody else waits."""
+        if self.queue.somebody_waits():
+            self.tally.by_user(self.tally.overtakes, uid)
+
+    def connect(self, server: Server, pid: int, at: float) -> Client | None:
+        """A client process is connected: server.log says so, or the daemon where it cannot."""
+        self.settle(at)
+        known = server.clients.get(pid)
+        if known is not None and (known.adopted or known.by_word):
+            if known.adopted:
+                self.tally.by_user(self.tally.connections, known.uid)
+            known.adopted = known.by_word = False
+            return known
+        admission = server.admitted(pid)
+        uid = server.uid if admission is None else admission.uid
+        wait = admission.wait if admission is not None else self.queue.take(pid, uid)
+        if known is not None:  # the same number again: the first one is gone
+            self.leave(server, pid, at)
+        client = Client(pid, uid, at, by_word=not self.names_clients(server))
+        if not server.add(client):
+            return None
+        if pid:
+            server.announced.setdefault(pid, at)
+        self.tally.by_user(self.tally.connections, uid)
+        if wait is not None:
+            self.served(server, wait, at)
+        return client
+
+    def connect_all(self, server: Server) -> None:
+        """The server turns out not to name its clients: believe the daemon's word."""
+        for admission in list(server.admissions):
+            self.connect(server, admission.pid, admission.at)
+
+    def never_connected(self, admission: Admission, at: float) -> None:
+        """A client that was sent to a server did not come."""
+        if admission.wait is not None:
+            self.abandoned(admission.wait, at)
+
+    def open_context(self, server: Server, pid: int, context: int, at: float) -> None:
+        """A client made a context."""
+        found = server.without(context) if pid == 0 else server.find(pid)
+        if found is None:
+            client = self.connect(server, pid, at)
+            found = None if client is None else server.find(pid)
+        if found is None:
+            return
+        key, client = found
+        if len(client.contexts) < MAX_CONTEXTS:
+            client.contexts[context] = ""
+            client.had_context = True
+            server.associating.append((key, context))
+            while len(server.associating) > MAX_CONTEXTS:
+                server.associating.popleft()
+
+    # ------------------------------------------------------------------ clients go
+
+    def close_context(self, server: Server, pid: int, context: int, at: float) -> None:
+        """A client's context ended."""
+        found = server.find(pid, context)
+        if found is None:
+            return
+        _, client = found
+        client.contexts.pop(context, None)
+        if client.terminating:
+            self.lose(client, "terminated", at)
+
+    def leave(self, server: Server, pid: int, at: float) -> None:
+        """A client process is gone."""
+        self.settle(at)
+        server.announced.pop(pid, None)
+        found = server.find(pid)
+        if found is None:
+            return
+        key, client = found
+        if client.terminating:
+            self.lose(client, "terminated", at)
+        del server.clients[key]
+        self.count_leaving(client, at, known_end=True)
+
+    def leave_unnamed(self, server: Server, at: float) -> None:
+        """A client process is gone, and the log does not say which."""
+        self.settle(at)
+        if server.client_count <= 0:
+            return
+        if server.client_count == 1 and len(server.clients) == 1:
+            self.leave(server, next(iter(server.clients.values())).pid, at)
+            return
+        server.unnamed_departures += 1
+        self.tally.by_user(self.tally.disconnections, server.uid)
+        if not server.occupied:
+            server.clients.clear()
+            server.announced.clear()
+            server.unnamed_departures = 0
+
+    def count_leaving(self, client: Client, at: float, *, known_end: bool) -> None:
+        """Count a client's end; its stay, too, where both ends of it are known."""
+        self.tally.by_user(self.tally.disconnections, client.uid)
+        if known_end and client.pid and client.had_context and not client.adopted:
+            self.tally.session(client.uid, at - client.connected_at)
+
+    def lose(self, client: Client, cause: str, at: float, lost: list[int] | None = None) -> None:
+        """A client came to a bad end, once."""
+        if client.lost:
+            return
+        client.lost = True
+        self.tally.by_cause(self.tally.losses, client.uid, cause)
+        if lost is not None:
+            lost.append(client.pid)
+        if cause == "terminated" and lost is None:
+            self.incident(at, "client_terminated", uid=client.uid, pids=(client.pid,))
+
+    def reject(self, uid: int | None, cause: str, pids: Iterable[int], at: float) -> None:
+        """A newcomer was refused."""
+        self.tally.by_cause(self.tally.rejections, uid, cause)
+        self.incident(at, "client_rejected", uid=uid, pids=pids, detail=cause)
+
+    def refused(self, server: Server, pid: int, context: int, at: float) -> None:
+        """A client that was sent to a server was not let in."""
+        if pid == 0 or context != 0 or pid in server.clients:
+            return
+        server.announced.pop(pid, None)
+        admission = server.admitted(pid)
+        if admission is not None:
+            self.settle(at)
+            self.never_connected(admission, at)
+
+    # ------------------------------------------------------------------ devices and faults
+
+    def gpu(self, uuid: str, name: str) -> None:
+        """A GPU is named."""
+        if uuid in self.uuids or len(self.uuids) < MAX_UUIDS:
+            self.uuids[uuid] = name
+
+    def ordinal(self, device: int, uuid: str) -> None:
+        """A device's number is tied to its UUID."""
+        if device in self.ordinals or len(self.ordinals) < MAX_UUIDS:
+            self.ordinals[device] = uuid
+
+    def uuid_of(self, server: Server, device: int) -> str:
+        """A device's UUID, "" when the logs did not tell."""
+        known = self.ordinals.get(device)
+        if known is not None:
+            return known
+        if len(self.uuids) == 1 and len(server.devices) <= 1:
+            return next(iter(self.uuids))
+        return ""
+
+    def fault_block(self, server: Server, at: float, *, begins: bool) -> Fault:
+        """The fault of which the log speaks; a new one when this line begins one."""
+        fault = server.block
+        if fault is None and server.faults and not begins:
+            return server.faults[-1]  # a late line of its block
+        if fault is None or begins:
+            self.close_block(server)
+            fault = Fault(at)
+            server.block = fault
+            server.faults.append(fault)
+            del server.faults[:-MAX_SERVERS]
+            self.tally.last_fault_at = at
+        return fault
+
+    def fault_victim(self, server: Server, fault: Fault, pid: int, at: float) -> None:
+        """A client goes down with a fault."""
+        if pid and pid in fault.victims:
+            return
+        if len(fault.victims) >= MAX_CONTEXTS:
+            return
+        # Where the log names no culprit, one of them is, and all are of one user.
+        first = pid in fault.culprits or not fault.culprits
+        own = first and pid not in fault.victims and (bool(fault.culprits) or not fault.victims)
+        cause = "own_fault" if own else "neighbour_fault"
+        fault.victims.append(pid)
+        if pid == 0:
+            self.tally.by_cause(self.tally.losses, server.uid, cause)
+            for client in server.clients.values():
+                if client.pid == 0 and not client.lost:
+                    client.lost = True
+                    break
+            return
+        found = server.find(pid)
+        if found is None:
+            self.tally.by_cause(self.tally.losses, server.uid, cause)
+        else:
+            self.lose(found[1], cause, at)
+
+    def fault_device(self, server: Server, fault: Fault, device: int) -> None:
+        """A fault hit a device."""
+        if device in fault.devices or len(fault.devices) >= MAX_UUIDS:
+            return
+        fault.devices.add(device)
+        fault.broken.add(device)
+        uuid = self.uuid_of(server, device)
+        fault.uuids.append(uuid)
+        fault.counted = True
+        self.tally.fault(uuid)
+
+    def close_block(self, server: Server) -> None:
+        """The log has said all about a fault."""
+        fault, server.block, server.listing = server.block, None, None
+        if fault is None:
+            return
+        if not fault.counted:
+            fault.counted = True
+            self.tally.fault("")
+        culprit = next(iter(sorted(fault.culprits)), None)
+        self.incident(
+            fault.at,
+            "fault",
+            server_pid=server.pid,
+            uid=server.uid,
+            pids=[pid for pid in fault.victims if pid not in fault.culprits],
+            culprit_pid=culprit,
+            gpu_uuids=fault.uuids,
+        )
+
+    def device_closed(self, server: Server, device: int, at: float) -> None:
+        """A context was destroyed: a fault there is over."""
+        self.close_block(server)
+        for fault in list(server.faults):
+            fault.broken.discard(device)
+            if fault.broken:
+                continue
+            server.faults.remove(fault)
+            self.tally.observe(self.tally.fault_recovery, at - fault.at)
+            self.incident(
+                at,
+                "fault_recovered",
+                server_pid=server.pid,
+                uid=server.uid,
+                gpu_uuids=fault.uuids,
+                seconds=at - fault.at,
+            )
+
+
+def _pids(server: Server) -> list[int]:
+    return [client.pid for client in server.clients.values() if not client.lost]

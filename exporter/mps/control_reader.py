@@ -1,0 +1,225 @@
+"""control.log: what the daemon says, as entries in the books."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from exporter.mps import log_events as e
+from exporter.mps.books import Books
+from exporter.mps.sequence import Entry
+
+# A row of device_query's reply, with commas or in columns:
+# 0,0000:00.06.00,GPU-0040f96d-e33d-4da3-a236-53dd3e33c9a2,NVIDIA H200,N/A
+_DEVICE_ROW = re.compile(
+    r"(\d{1,4})(?:,[^,]{0,32},| +\S{1,32} +)((?:GPU|MIG)-[0-9a-fA-F-]{36})\b", re.ASCII
+)
+_SET_PERCENTAGE = re.compile(r"set_active_thread_percentage +(\d{1,7}) +\S+", re.ASCII)
+_PERCENTAGE = re.compile(r"\d{1,3}(?:\.\d{1,6})?", re.ASCII)
+_TERMINATE = re.compile(r"terminate_client +(\d{1,7}) +(\d{1,7})", re.ASCII)
+
+
+class ControlReader:
+    """Reads control.log.
+
+    A command's reply stands between the command and the next line that is the daemon's own: such
+    lines are nobody's events, whatever they look like.
+    """
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._command = ""
+        self._replying = False
+        self._handlers: dict[type[e.Event], Callable[[Any, Entry], None]] = {
+            e.Continuation: self._reply,
+            e.Unrecognized: self._reply,
+            e.Number: self._reply,
+            e.UiOpened: self._ui_opened,
+            e.UiCommand: self._ui_command,
+            e.UiClosed: self._ui_closed,
+            e.UiRefused: self._ui_refused,
+            e.DaemonStarting: self._daemon_starting,
+            e.BinaryVersion: self._binary_version,
+            e.DaemonExited: self._daemon_exited,
+            e.CredentialsMissing: self._credentials_missing,
+            e.ClientArrived: self._client_arrived,
+            e.ServerStarting: self._server_starting,
+            e.ServerReady: self._server_ready,
+            e.ServerExited: self._server_exited,
+            e.ServerForbidden: self._server_forbidden,
+            e.ShutdownTried: self._shutdown_tried,
+            e.ShutdownDeclined: self._shutdown_declined,
+            e.ShutdownRetry: self._shutdown_retry,
+        }
+
+    def read(self, entry: Entry) -> None:
+        """Enter one line into the books."""
+        event = entry.event
+        handler = self._handlers.get(type(event))
+        if handler is None:
+            self._replying = False
+        else:
+            handler(event, entry)
+
+    # ------------------------------------------------------------------ the control tool
+
+    def _count_query(self, lines: int = 1) -> None:
+        if self._books.tally.counting:
+            self._books.tally.query_lines += lines
+
+    def _ui_opened(self, _event: e.UiOpened, _entry: Entry) -> None:
+        self._replying = False
+        self._count_query(2)  # "Accepting connection..." before it is the tool's, too
+
+    def _ui_command(self, event: e.UiCommand, entry: Entry) -> None:
+        self._count_query()
+        self._command = event.text.strip()
+        self._replying = True
+        if self._command.partition(" ")[0] == "quit":
+            self._books.daemon.quit_requested_at = entry.at
+
+    def _ui_closed(self, _event: e.UiClosed, _entry: Entry) -> None:
+        self._count_query()
+        self._replying = False
+
+    def _ui_refused(self, _event: e.UiRefused, _entry: Entry) -> None:
+        self._count_query()
+        if self._command.partition(" ")[0] == "quit":
+            self._books.daemon.quit_requested_at = None
+        self._command = ""
+
+    def _reply(self, event: e.Event, entry: Entry) -> None:
+        if not self._replying:
+            tally = self._books.tally
+            if tally.counting and not isinstance(event, e.Continuation):
+                tally.unrecognized["control"] += 1
+            return
+        self._count_query()
+        if isinstance(event, e.Number):
+            self._read_reply(str(event.value), entry)
+        elif isinstance(event, e.Unrecognized):
+            self._read_reply(event.text, entry)
+
+    def _read_reply(self, text: str, entry: Entry) -> None:
+        """Learn from a reply what no line of server.log tells."""
+        books = self._books
+        row = _DEVICE_ROW.match(text)
+        if row is not None and self._command.startswith("device_query"):
+            books.ordinal(int(row[1]), row[2])
+            return
+        setting = _SET_PERCENTAGE.fullmatch(self._command)
+        if setting is not None and _PERCENTAGE.fullmatch(text):
+            server = books.servers.get(int(setting[1]))
+            if server is not None:
+                server.thread_ratio = float(text) / 100.0
+            return
+        ending = _TERMINATE.fullmatch(self._command)
+        if ending is not None and text == "0" and not books.readable["server"]:
+            server = books.servers.get(int(ending[1]))
+            client = None if server is None else server.clients.get(int(ending[2]))
+            if client is not None:
+                books.lose(client, "terminated", entry.at)
+
+    # ------------------------------------------------------------------ the daemon
+
+    def _daemon_starting(self, _event: e.DaemonStarting, entry: Entry) -> None:
+        self._replying = False
+        self._books.daemon_started(entry.pid, entry.at)
+
+    def _binary_version(self, event: e.BinaryVersion, _entry: Entry) -> None:
+        self._replying = False
+        self._books.daemon.binary_version = event.version
+
+    def _daemon_exited(self, _event: e.DaemonExited, entry: Entry) -> None:
+        self._replying = False
+        self._books.daemon_exited(entry.at)
+
+    def _credentials_missing(self, _event: e.CredentialsMissing, entry: Entry) -> None:
+        self._replying = False
+        self._books.settle(entry.at)
+        self._books.daemon.unanswered.append(entry.at)
+
+    # ------------------------------------------------------------------ clients
+
+    def _client_arrived(self, event: e.ClientArrived, entry: Entry) -> None:
+        self._replying = False
+        books, pid, uid, at = self._books, event.pid, event.uid, entry.at
+        books.settle(at)
+        server = books.current(uid)
+        if event.queued:
+            self._answer_credentials()
+            books.queued(pid, uid, at)
+            return
+        if server is None:
+            return
+        if pid == 0:
+            # The first connection of a process is the one that credentials were missing for.
+            if self._answer_credentials():
+                books.overtake(uid)
+                books.announce(server, pid, uid, at)
+            return
+        if pid in server.announced:
+            client = server.clients.get(pid)
+            if client is not None:
+                client.had_context = True  # a further connection is a context
+            return
+        self._answer_credentials()
+        waited = books.queue.take(pid, uid)
+        if waited is None:
+            books.overtake(uid)
+        books.announce(server, pid, uid, at, waited)
+
+    def _answer_credentials(self) -> bool:
+        unanswered = self._books.daemon.unanswered
+        if unanswered:
+            unanswered.popleft()
+            return True
+        return False
+
+    # ------------------------------------------------------------------ servers
+
+    def _server_starting(self, event: e.ServerStarting, entry: Entry) -> None:
+        self._replying = False
+        books = self._books
+        books.start_server(event.pid, event.uid, entry.at)
+        books.tally.by_user(books.tally.server_starts, event.uid)
+
+    def _server_ready(self, event: e.ServerReady, entry: Entry) -> None:
+        self._replying = False
+        server = self._books.servers.get(event.pid)
+        if server is None:
+            server = self._books.start_server(event.pid, None, entry.at, adopted=True)
+        self._books.server_ready(server, entry.at)
+
+    def _server_exited(self, event: e.ServerExited, entry: Entry) -> None:
+        self._replying = False
+        books = self._books
+        server = books.servers.get(event.pid)
+        if server is None:
+            if event.pid in books.ended:
+                return
+            server = books.start_server(event.pid, None, entry.at, adopted=True)
+        cause, evidence = books.exit_cause(server, event.status, entry.at)
+        books.end_server(server, entry.at, cause, evidence)
+
+    def _server_forbidden(self, event: e.ServerForbidden, entry: Entry) -> None:
+        self._replying = False
+        self._books.forbidden(event.uid, entry.at)
+
+    def _shutdown_tried(self, event: e.ShutdownTried, entry: Entry) -> None:
+        self._replying = False
+        self._books.daemon.tries_shutdown = True
+        server = self._books.servers.get(event.pid)
+        if server is not None:
+            server.asked_at, server.declined = entry.at, False
+
+    def _shutdown_declined(self, event: e.ShutdownDeclined, _entry: Entry) -> None:
+        self._replying = False
+        server = self._books.servers.get(event.pid)
+        if server is not None:
+            server.declined = True
+
+    def _shutdown_retry(self, event: e.ShutdownRetry, _entry: Entry) -> None:
+        self._replying = False
+        self._books.daemon.backoff_seconds = event.milliseconds / 1000.0

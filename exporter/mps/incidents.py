@@ -1,0 +1,56 @@
+"""What an operator would want to know happened: the last incidents of a daemon."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from exporter.model import Incident
+
+MAX_INCIDENTS = 100
+"""How many are kept."""
+
+MAX_PIDS = 64
+"""How many processes one incident names."""
+
+SAME_WITHIN_SECONDS = 60.0
+"""A server that fails to start does so twenty times a second: one incident with a count."""
+
+_REPEATED = frozenset({"server_start_failed", "client_rejected"})
+
+
+class Incidents:
+    """The last ones, oldest first, numbered so that a reader can ask for what is new."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Incident] = deque(maxlen=MAX_INCIDENTS)
+        self._added = 0
+
+    def add(self, incident: Incident) -> None:
+        """Add one; a repetition of the last one only raises its count."""
+        if len(incident.pids) > MAX_PIDS:
+            incident = replace(incident, pids=incident.pids[:MAX_PIDS])
+        last = self._kept[-1] if self._kept else None
+        if (
+            last is not None
+            and last.kind == incident.kind
+            and incident.kind in _REPEATED
+            and (last.uid, last.detail, last.counted)
+            == (incident.uid, incident.detail, incident.counted)
+            and incident.at - last.at <= SAME_WITHIN_SECONDS
+        ):
+            self._kept[-1] = replace(last, count=last.count + 1)
+            return
+        self._kept.append(incident)
+        self._added += 1
+
+    def snapshot(self) -> tuple[Incident, ...]:
+        """Give all that are kept."""
+        return tuple(self._kept)
+
+    def since(self, seen: int) -> tuple[tuple[Incident, ...], int]:
+        """Give those after the first `seen` ones, and how many there have been by now."""
+        new = min(self._added - seen, len(self._kept))
+        if new <= 0:
+            return (), self._added
+        return tuple(self._kept)[-new:], self._added

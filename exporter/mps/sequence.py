@@ -1,0 +1,240 @@
+"""Bytes of a daemon's two logs -> events, in the order in which things happened.
+
+The logs are read apart, late and in arbitrary pieces; a line may come in halves. What a line means
+often depends on a line of the other log (a server's "Exiting" stands in server.log, its exit in
+control.log), so the two are merged by their stamps, and a line is held until the other log is known
+to be complete up to then. A log that cannot be read holds nothing back.
+
+Stamps are local time and can jump (daylight saving, a clock set back). So no line is held for
+longer than HOLD_SECONDS, and no line counts as later than the moment in which it was read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from exporter.mps.log_events import Event, Unrecognized
+from exporter.mps.log_lines import Line, parse
+from exporter.observations import LogChunk, LogName
+
+MAX_LINE_BYTES = 65536
+"""A line longer than this is read over, and counted as one that nobody understands."""
+
+BLOCK_BYTES = 65536
+"""How much is taken apart at once: a long backlog is kept as bytes, not as events."""
+
+WRITE_RACE_SECONDS = 0.1
+"""A line is stamped before it is written: so long before its last reading a file is complete."""
+
+IDLE_SLACK_SECONDS = 1.0
+"""Silence is not dated to the moment: a recording leaves out the looks that brought nothing."""
+
+HOLD_SECONDS = 5.0
+"""How long a line waits, at most, for the other log to be read as far as its stamp."""
+
+CLOCK_JUMP_SECONDS = 60.0
+"""A stamp this much before its predecessor means that the clock was set back."""
+
+CLOCK_TOLERANCE_SECONDS = 2.0
+"""A stamp further than this after the moment in which it was read cannot be true."""
+
+TOO_LONG = Unrecognized("(a line too long to be one)")
+
+
+class Entry(NamedTuple):
+    """An event with when, where and by whom it was written."""
+
+    at: float
+    """Unix time in seconds."""
+    log: LogName
+    pid: int
+    """Of the writer, as the daemon numbers processes."""
+    component: str
+    event: Event
+    counted: bool
+    """False: written before the exporter began to look, so no counter may count it."""
+
+
+class Sequencer:
+    """Merges control.log and server.log of one daemon."""
+
+    def __init__(self, pipe_directory: str) -> None:
+        self.pipe_directory = pipe_directory
+        # Server first: where stamps are equal, its lines go before those of the daemon.
+        self._server = _Log("server")
+        self._control = _Log("control")
+
+    def readable(self, log: LogName, readable: bool) -> None:
+        """Say whether a log can be followed; one that cannot holds the other back no longer."""
+        self._log(log).readable = readable
+
+    def feed(self, chunk: LogChunk) -> None:
+        """Take in bytes of one of the logs, in the order in which they were read."""
+        log = self._log(chunk.log)
+        log.readable = True
+        log.feed(chunk)
+
+    def idle(self, log: LogName, until: float) -> None:
+        """Say that a log had nothing new when it was looked at, about this long ago (Unix time)."""
+        self._log(log).idle(until - IDLE_SLACK_SECONDS)
+
+    def release(self, now: float) -> Iterator[Entry]:
+        """Give the entries whose place in the order is certain."""
+        server, control = self._server, self._control
+        overdue = now - HOLD_SECONDS
+        while True:
+            first, second = server.head(), control.head()
+            log, other = server, control
+            if first is None or (second is not None and second.key < first.key):
+                first, log, other = second, control, server
+            if first is None:
+                return
+            if other.holds_back(first.key) and first.arrived > overdue:
+                return
+            yield log.pop()
+
+    @property
+    def settled_until(self) -> float | None:
+        """Everything that happened before this moment has been released; None: not known yet."""
+        moments = [log.settled_until() for log in (self._server, self._control) if log.readable]
+        known = [moment for moment in moments if moment is not None]
+        return min(known) if moments and len(known) == len(moments) else None
+
+    def _log(self, name: LogName) -> _Log:
+        return self._control if name == "control" else self._server
+
+
+class _Held(NamedTuple):
+    """An entry with its place in the order."""
+
+    key: float
+    arrived: float
+    entry: Entry
+
+
+class _Log:
+    """One of the logs: bytes waiting to be taken apart, and entries waiting for the other log."""
+
+    def __init__(self, name: LogName) -> None:
+        self.name = name
+        self.readable = False
+        self._chunks: deque[LogChunk] = deque()
+        self._offset = 0  # into the first chunk's data
+        self._half = bytearray()
+        self._too_long = False
+        self._held: deque[_Held] = deque()
+        self._last_key = float("-inf")
+        self._last_at: float | None = None
+        self._complete = float("-inf")
+        self._anything = False
+
+    def feed(self, chunk: LogChunk) -> None:
+        if chunk.data or chunk.restarted or chunk.lost_bytes:
+            self._chunks.append(chunk)
+        if chunk.complete_until is not None and not self._chunks:
+            self.idle(chunk.complete_until)
+
+    def idle(self, until: float) -> None:
+        if not self._chunks:
+            until -= WRITE_RACE_SECONDS
+            if until > self._complete or until < self._complete - CLOCK_JUMP_SECONDS:
+                self._complete = until
+            self._anything = True
+
+    def head(self) -> _Held | None:
+        while not self._held and self._chunks:
+            self._take_block()
+        return self._held[0] if self._held else None
+
+    def pop(self) -> Entry:
+        return self._held.popleft().entry
+
+    def holds_back(self, key: float) -> bool:
+        """Whether a line that belongs before this key may still come.
+
+        Asked only of a log whose next line, if there is one, comes later.
+        """
+        if not self.readable or self._held:
+            return False
+        return key > self._complete and key >= self._last_key
+
+    def settled_until(self) -> float | None:
+        if self._held or self._chunks:
+            head = self.head()
+            return head.key if head is not None else self._last_key
+        if not self._anything:
+            return None
+        return self._complete
+
+    def _take_block(self) -> None:
+        """Take the next block of the first chunk apart."""
+        chunk = self._chunks[0]
+        if self._offset == 0 and (chunk.restarted or chunk.lost_bytes):
+            # Half a line from before means nothing any more.
+            self._half.clear()
+            self._too_long = False
+            self._last_key = float("-inf")
+        end = self._offset + BLOCK_BYTES
+        block = chunk.data[self._offset : end]
+        self._offset = end
+        self._take_lines(block, chunk)
+        if end >= len(chunk.data):
+            self._chunks.popleft()
+            self._offset = 0
+            self._anything = True
+            if chunk.complete_until is not None:
+                self._complete = chunk.complete_until - WRITE_RACE_SECONDS
+
+    def _take_lines(self, block: bytes, chunk: LogChunk) -> None:
+        last = block.rfind(b"\n")
+        if last < 0:
+            self._keep_half(block)
+            return
+        whole, rest = block[:last], block[last + 1 :]
+        if self._half or self._too_long:
+            first, separator, whole = whole.partition(b"\n")
+            self._keep_half(first)
+            if self._too_long:
+                self._hold(Line(None, "", 0, TOO_LONG), chunk)
+            else:
+                self._hold(parse(bytes(self._half)), chunk)
+            self._half.clear()
+            self._too_long = False
+            if not separator:
+                self._keep_half(rest)
+                return
+        hold = self._hold
+        for text in whole.decode("utf-8", "replace").split("\n"):
+            hold(parse(text), chunk)
+        self._keep_half(rest)
+
+    def _keep_half(self, part: bytes) -> None:
+        if self._too_long or len(self._half) + len(part) > MAX_LINE_BYTES:
+            self._too_long = True
+            self._half.clear()
+        else:
+            self._half += part
+
+    def _hold(self, line: Line, chunk: LogChunk) -> None:
+        if line.stamp_ms is None:
+            # Without a stamp of its own: it belongs to the line before it.
+            at = chunk.at if self._last_at is None else self._last_at
+            key = max(self._last_key, at) if self._last_at is not None else chunk.at
+        else:
+            at = line.stamp_ms / 1000.0 - (chunk.utc_offset_seconds or 0.0)
+            key = at
+            if self._last_key - CLOCK_JUMP_SECONDS < at < self._last_key:
+                key = self._last_key  # written by several threads: the file's order holds
+            if key > chunk.at + CLOCK_TOLERANCE_SECONDS:
+                key = at = min(at, chunk.at)
+            self._last_at = at
+        self._last_key = key
+        self._held.append(
+            _Held(
+                key,
+                chunk.at,
+                Entry(at, self.name, line.pid, line.component, line.event, not chunk.history),
+            )
+        )

@@ -1,0 +1,183 @@
+"""Servers and their clients, as the log tells of them, while it is being read."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from exporter.mps.waits import Queued
+
+MAX_CLIENTS = 2048
+"""Client processes of a server that are followed. The hardware serves 48 or 60 contexts a GPU."""
+
+MAX_CONTEXTS = 256
+"""Contexts of one client process that are followed."""
+
+
+@dataclass(slots=True)
+class Client:
+    """A client process that is connected."""
+
+    pid: int
+    uid: int | None
+    connected_at: float
+    contexts: dict[int, str] = field(default_factory=dict)
+    """Context ID -> GPU UUID, "" while it is not known."""
+    had_context: bool = False
+    terminating: bool = False
+    """An operator asked for its end."""
+    lost: bool = False
+    """Counted as lost already: what becomes of it afterwards is no further loss."""
+    adopted: bool = False
+    """Known from the control tool only."""
+    by_word: bool = False
+    """Known from the daemon's word only, not from the server's."""
+    missing_since: float | None = None
+
+    @property
+    def leaving(self) -> bool:
+        """Its last context is closed: it ends by itself."""
+        return self.had_context and not self.contexts
+
+
+@dataclass(slots=True)
+class Admission:
+    """A client that the daemon sent to the server, and that has not connected there yet."""
+
+    pid: int
+    uid: int | None
+    at: float
+    wait: Queued | None = None
+
+
+@dataclass(slots=True)
+class Fault:
+    """A fatal GPU error."""
+
+    at: float
+    culprits: set[int] = field(default_factory=set)
+    victims: list[int] = field(default_factory=list)
+    """Client processes that it took along, the culprit too, in the order of the log."""
+    devices: set[int] = field(default_factory=set)
+    broken: set[int] = field(default_factory=set)
+    """Devices whose context is not destroyed yet."""
+    uuids: list[str] = field(default_factory=list)
+    handled: bool = False
+    listed: bool = False
+    counted: bool = False
+    """On at least one device."""
+
+
+@dataclass(slots=True)
+class Server:
+    """A server process."""
+
+    pid: int
+    uid: int | None
+    started_at: float
+    ready_at: float | None = None
+    adopted: bool = False
+    """Its start is not in the log that was read."""
+    # How it ends
+    exiting: bool = False
+    asked_at: float | None = None
+    """The daemon last asked it to end."""
+    declined: bool = False
+    missing_since: float | None = None
+    # How it words its log
+    has_log: bool = False
+    named: bool | None = None
+    """False: its log does not say which client it speaks of (before driver 580)."""
+    # Clients
+    clients: dict[int, Client] = field(default_factory=dict)
+    announced: dict[int, float] = field(default_factory=dict)
+    """PIDs that the daemon sent here and that have not left -> when."""
+    admissions: list[Admission] = field(default_factory=list)
+    unnamed_departures: int = 0
+    """Clients that left without the log saying which."""
+    ever_connected: bool = False
+    started_for: dict[int, bool] = field(default_factory=dict)
+    """PIDs that were queued for it -> known to be gone."""
+    started_for_unnamed: int = 0
+    ghost: bool = False
+    complained: bool = False
+    """It says that a queued client did not send credentials: there was nobody any more."""
+    handover: bool = False
+    """Somebody's UID wait ends with it, and has not been counted as a handover yet."""
+    terminating_pid: int | None = None
+    # Devices
+    devices: dict[int, str] = field(default_factory=dict)
+    associating: deque[tuple[int, int]] = field(default_factory=deque)
+    """(client, context) that have no GPU yet, oldest first."""
+    associated: tuple[int, int] | None = None
+    thread_ratio: float | None = None
+    memory_limits: dict[int, int] = field(default_factory=dict)
+    client_limit: int | None = None
+    # Faults and refusals
+    faults: list[Fault] = field(default_factory=list)
+    """Open ones."""
+    block: Fault | None = None
+    """The fault of which the log is speaking."""
+    listing: Literal["devices", "clients"] | None = None
+    refusal_at: float | None = None
+    """A refusal that has been counted, whose status line may follow."""
+    said_state: str | None = None
+    """What the control tool said, where server.log cannot be read."""
+    _serial: int = 0
+
+    @property
+    def client_count(self) -> int:
+        """Client processes that are connected."""
+        return len(self.clients) - self.unnamed_departures
+
+    @property
+    def occupied(self) -> bool:
+        """Whether anybody is connected."""
+        return len(self.clients) > self.unnamed_departures
+
+    def add(self, client: Client) -> bool:
+        """Take in a client. False: there are too many to follow."""
+        if len(self.clients) >= MAX_CLIENTS:
+            return False
+        if client.pid == 0:
+            self._serial -= 1
+        self.clients[client.pid or self._serial] = client
+        self.ever_connected = True
+        return True
+
+    def find(self, pid: int, context: int | None = None) -> tuple[int, Client] | None:
+        """Give a client and its key.
+
+        Of those with PID 0: who has this context; else who is leaving; else the oldest.
+        """
+        if pid:
+            client = self.clients.get(pid)
+            return None if client is None else (pid, client)
+        unnamed = list(self._unnamed())
+        if context is not None:
+            for key, client in unnamed:
+                if context in client.contexts:
+                    return key, client
+        for key, client in unnamed:
+            if client.leaving:
+                return key, client
+        return unnamed[0] if unnamed else None
+
+    def without(self, context: int) -> tuple[int, Client] | None:
+        """Give the oldest client with PID 0 that does not have this context yet."""
+        for key, client in self._unnamed():
+            if context not in client.contexts:
+                return key, client
+        return None
+
+    def admitted(self, pid: int) -> Admission | None:
+        """Remove and give the admission of a client that connects."""
+        for index, admission in enumerate(self.admissions):
+            if admission.pid == pid:
+                return self.admissions.pop(index)
+        return None
+
+    def _unnamed(self) -> Iterator[tuple[int, Client]]:
+        return ((key, client) for key, client in self.clients.items() if client.pid == 0)
