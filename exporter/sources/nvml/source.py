@@ -317,9 +317,7 @@ class Nvml:
     def _optional(self, read: Callable[[], T]) -> T | None:
         try:
             return read()
-        except NvmlError as error:
-            if error.code in SESSION_GONE:
-                raise
+        except NvmlError:
             return None
 
     def _absent(self, at: float) -> NvmlObservation:

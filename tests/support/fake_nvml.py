@@ -1,0 +1,262 @@
+"""An NVML made up from the values that a real one gave, which can be told to fail.
+
+Answers are by NVML function with its arguments, as ``tests/hardware/gpu_readings.py`` wrote them
+down on an H100; what changes over time (samples, GPM counters, events) is computed from a load.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
+
+from exporter.sources.nvml.library import (
+    Argument,
+    Code,
+    Device,
+    Event,
+    EventSet,
+    FieldAnswer,
+    GpmSample,
+    ListedProcess,
+    Memory,
+    NvmlError,
+    ProcessKind,
+)
+
+RECORDED = Path(__file__).with_name("nvml_h100.json")
+SAMPLE_PERIOD = 1 / 6
+SAMPLES_KEPT = 100
+MEBI = 1 << 20
+
+_keys = count(0x7F0000000000, 0x1000)
+
+
+@cache
+def recorded() -> Mapping[str, Any]:
+    """What the H100 answered. Not to be changed: every fake shares it."""
+    answers: dict[str, Any] = json.loads(RECORDED.read_text())
+    return MappingProxyType(answers)
+
+
+@dataclass(eq=False)
+class FakeDevice:
+    """A GPU or a MIG instance: its answers, and what it is doing."""
+
+    uuid: str
+    answers: Mapping[str, Any] = field(default_factory=recorded)
+    busy: Callable[[float], float] = lambda _now: 0.0
+    """Seconds of work done until a moment of the fake's clock; its slope is the utilization."""
+    metrics: dict[int, float] = field(default_factory=dict)
+    """GPM percentages while busy, and MiB/s, by metric."""
+    processes: dict[str, list[ListedProcess]] = field(default_factory=dict)
+    instances: dict[int, FakeDevice] = field(default_factory=dict)
+    """MIG instances by slot."""
+    gone: Code | None = None
+    """What every call says after the GPU has fallen off the bus."""
+    key: int = field(default_factory=lambda: next(_keys))
+
+    def __post_init__(self) -> None:
+        """Its own name among the recorded answers."""
+        self.answers = {**self.answers, "nvmlDeviceGetUUID()": self.uuid}
+
+
+@dataclass
+class _Sample:
+    at: float = 0.0
+    device: FakeDevice | None = None
+
+
+class FakeNvml:
+    """The Library of a host that somebody made up."""
+
+    def __init__(self, *gpus: FakeDevice) -> None:
+        self.gpus = list(gpus)
+        self.now = 1000.0
+        self.clock_error = 0.0
+        """How far the host's clock, which stamps samples, is off the one that nobody sets."""
+        self.initialized = 0
+        self.calls: Counter[str] = Counter()
+        self.failing: dict[str, int] = {}
+        self.events: queue.Queue[Event | NvmlError] = queue.Queue()
+        self.live_samples = 0
+
+    def fail(self, function: str, code: int | None) -> None:
+        """From now on this function fails; "" is every function, None ends it."""
+        if code is None:
+            self.failing.pop(function, None)
+        else:
+            self.failing[function] = code
+
+    def xid(self, gpu: FakeDevice, code: int) -> None:
+        """Something goes wrong on a GPU."""
+        self.events.put(Event(gpu.key, 0x8, code))
+
+    def _enter(self, function: str, device: object = None) -> FakeDevice:
+        self.calls[function] += 1
+        code = self.failing.get(function, self.failing.get(""))
+        if code is not None:
+            raise NvmlError(code, function)
+        if not self.initialized and function != "nvmlInit":
+            raise NvmlError(Code.UNINITIALIZED, function)
+        if isinstance(device, FakeDevice) and device.gone is not None:
+            raise NvmlError(device.gone, function)
+        return cast("FakeDevice", device)
+
+    def _answer(self, function: str, device: Device, *arguments: Argument) -> Any:
+        found = self._enter(function, device)
+        name = f"{function}({', '.join(str(one) for one in arguments)})"
+        answer = found.answers.get(name, {"code": Code.NOT_SUPPORTED})
+        if isinstance(answer, dict) and "code" in answer:
+            raise NvmlError(answer["code"], function)
+        return answer
+
+    def init(self) -> None:
+        self._enter("nvmlInit")
+        self.initialized += 1
+
+    def shutdown(self) -> None:
+        self._enter("nvmlShutdown")
+        self.initialized -= 1
+
+    def system_number(self, function: str) -> int:
+        self._enter(function)
+        return len(self.gpus) if function == "nvmlDeviceGetCount" else 13000
+
+    def system_text(self, function: str) -> str:
+        self._enter(function)
+        return "580.159.04"
+
+    def device(self, index: int) -> Device:
+        device = self.gpus[index]
+        self._enter("nvmlDeviceGetHandleByIndex", device)
+        return Device(device)
+
+    def mig_device(self, parent: Device, index: int) -> Device:
+        gpu = self._enter("nvmlDeviceGetMigDeviceHandleByIndex", parent)
+        if index not in gpu.instances:
+            raise NvmlError(Code.NOT_FOUND, "nvmlDeviceGetMigDeviceHandleByIndex")
+        return Device(gpu.instances[index])
+
+    def device_key(self, device: Device) -> int:
+        return cast("FakeDevice", device).key
+
+    def number(self, function: str, device: Device, *arguments: Argument) -> int:
+        answer = self._answer(function, device, *arguments)
+        assert isinstance(answer, int)
+        return answer
+
+    def numbers(self, function: str, device: Device, *arguments: Argument) -> tuple[int, ...]:
+        return tuple(self._answer(function, device, *arguments))
+
+    def text(self, function: str, device: Device, *arguments: Argument) -> str:
+        return str(self._answer(function, device, *arguments))
+
+    def memory(self, device: Device) -> Memory:
+        return Memory(**self._method("nvmlDeviceGetMemoryInfo", "memory()", device))
+
+    def _method(self, function: str, name: str, device: Device) -> Any:
+        answer = self._enter(function, device).answers.get(name, {"code": Code.NOT_SUPPORTED})
+        if isinstance(answer, dict) and "code" in answer:
+            raise NvmlError(answer["code"], function)
+        return answer
+
+    def pci_bus_id(self, device: Device) -> str:
+        return str(self._method("nvmlDeviceGetPciInfo", "pci_bus_id()", device))
+
+    def sm_count(self, device: Device) -> int:
+        return int(self._method("nvmlDeviceGetAttributes_v2", "sm_count()", device))
+
+    def fabric_state(self, device: Device) -> int:
+        return int(self._method("nvmlDeviceGetGpuFabricInfoV", "fabric_state()", device))
+
+    def vgpu_licensed(self, device: Device) -> bool | None:
+        function = "nvmlDeviceGetGridLicensableFeatures_v4"
+        answer: bool | None = self._method(function, "vgpu_licensed()", device)
+        return answer
+
+    def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldAnswer]:
+        gpu = self._enter("nvmlDeviceGetFieldValues", device)
+        known = gpu.answers.get("fields", {})
+        unknown = {"code": Code.NOT_SUPPORTED}
+        return [FieldAnswer(**known.get(f"{one}:{scope}", unknown)) for one, scope in fields]
+
+    def processes(self, device: Device, kind: ProcessKind) -> list[ListedProcess]:
+        gpu = self._enter(f"nvmlDeviceGet{kind}RunningProcesses", device)
+        return gpu.processes.get(kind, [])
+
+    def samples(self, device: Device, sampling_type: int, since: int) -> list[tuple[int, float]]:
+        gpu = self._enter("nvmlDeviceGetSamples", device)
+        assert sampling_type == 1
+        last = int(self.now / SAMPLE_PERIOD)
+        found = []
+        for tick in range(max(1, last - SAMPLES_KEPT + 1), last + 1):
+            at = tick * SAMPLE_PERIOD
+            percent = (gpu.busy(at) - gpu.busy(at - SAMPLE_PERIOD)) / SAMPLE_PERIOD * 100
+            stamp = round((at + self.clock_error) * 1e6)
+            if stamp > since:
+                found.append((stamp, percent))
+        return found
+
+    def gpm_supported(self, device: Device) -> bool:
+        return bool(self._enter("nvmlGpmQueryDeviceSupport", device).metrics)
+
+    def gpm_allocate(self) -> GpmSample:
+        self._enter("nvmlGpmSampleAlloc")
+        self.live_samples += 1
+        return GpmSample(_Sample())
+
+    def gpm_free(self, sample: GpmSample) -> None:
+        self._enter("nvmlGpmSampleFree")
+        assert isinstance(sample, _Sample)
+        self.live_samples -= 1
+
+    def gpm_take(self, device: Device, sample: GpmSample, gpu_instance: int | None) -> None:
+        gpu = self._enter("nvmlGpmSampleGet", device)
+        if gpu_instance is not None:
+            slots = gpu.instances.values()
+            wanted = [one for one in slots if one.answers["nvmlDeviceGetGpuInstanceId()"] ==
+                      gpu_instance]  # fmt: skip
+            gpu = wanted[0]
+        taken = cast("_Sample", sample)
+        taken.at, taken.device = self.now, gpu
+
+    def gpm_metrics(
+        self, first: GpmSample, second: GpmSample, metrics: Sequence[int]
+    ) -> Mapping[int, float]:
+        self._enter("nvmlGpmMetricsGet")
+        before, after = cast("_Sample", first), cast("_Sample", second)
+        gpu = after.device
+        assert gpu is not None
+        assert gpu is before.device
+        share = (gpu.busy(after.at) - gpu.busy(before.at)) / (after.at - before.at)
+        return {one: gpu.metrics[one] * share for one in metrics if one in gpu.metrics}
+
+    def event_set(self) -> EventSet:
+        self._enter("nvmlEventSetCreate")
+        return EventSet(object())
+
+    def register_events(self, device: Device, types: int, events: EventSet) -> None:
+        self._enter("nvmlDeviceRegisterEvents", device)
+        assert types == 0x8
+        assert events is not None
+
+    def wait_event(self, events: EventSet, timeout_milliseconds: int) -> Event | None:
+        assert events is not None
+        try:
+            event = self.events.get(timeout=min(timeout_milliseconds, 1) / 1000)
+        except queue.Empty:
+            return None
+        if isinstance(event, NvmlError):
+            raise event
+        return event
+
+    def free_event_set(self, events: EventSet) -> None:
+        assert events is not None

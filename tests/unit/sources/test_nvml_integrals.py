@@ -1,0 +1,137 @@
+"""Laws of the arithmetic behind counters of seconds and bytes."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.sources.nvml.integrals import (
+    COUNTER_32,
+    LONGEST_PERIOD_SECONDS,
+    SampleIntegral,
+    percent_to_ratio,
+    unwrapped_increment,
+)
+
+STEPS = st.lists(
+    st.tuples(
+        st.integers(1, int(LONGEST_PERIOD_SECONDS * 1e6)),
+        st.integers(0, 100),
+    ),
+    min_size=1,
+    max_size=60,
+)
+START = 1_700_000_000_000_000
+
+
+def stamped(steps: list[tuple[int, int]]) -> list[tuple[int, float]]:
+    samples, at = [], START
+    for step, percent in steps:
+        at += step
+        samples.append((at, float(percent)))
+    return samples
+
+
+def started() -> SampleIntegral:
+    integral = SampleIntegral()
+    integral.start([(START - 1000, 50.0), (START, 50.0)])
+    return integral
+
+
+@given(STEPS)
+def test_without_a_hole_the_integral_is_the_sum(steps: list[tuple[int, int]]) -> None:
+    integral = started()
+    integral.add(stamped(steps), elapsed_seconds=1e9)
+    assert integral.seconds == pytest.approx(sum(step * part for step, part in steps) / 1e8)
+    assert integral.unobserved_seconds == 0
+
+
+@given(STEPS, st.lists(st.integers(0, 60)), st.randoms())
+def test_portions_order_and_repetition_do_not_matter(
+    steps: list[tuple[int, int]], cuts: list[int], random: object
+) -> None:
+    """Several looks at a buffer that still holds what was seen before count everything once."""
+    samples = stamped(steps)
+    whole, portions = started(), started()
+    whole.add(samples, elapsed_seconds=1e9)
+    for cut in sorted(cuts):
+        seen = samples[:cut]
+        random.shuffle(seen)  # type: ignore[attr-defined]  # hypothesis gives a random.Random
+        portions.add(seen, elapsed_seconds=1e9)
+    portions.add(samples, elapsed_seconds=1e9)
+    assert portions.seconds == pytest.approx(whole.seconds)
+    assert portions.last_timestamp == whole.last_timestamp
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40_000_000), st.integers(0, 100)), min_size=1, max_size=40)
+)
+def test_busy_and_unobserved_never_exceed_the_time(steps: list[tuple[int, int]]) -> None:
+    integral = started()
+    elapsed = sum(step for step, _ in steps) / 1e6
+    integral.add(stamped(steps), elapsed_seconds=elapsed)
+    assert 0 <= integral.seconds + integral.unobserved_seconds <= elapsed + 1e-6
+
+
+def test_a_hole_is_counted_as_a_hole() -> None:
+    integral = started()
+    second = 1_000_000
+    integral.add([(START + second // 6, 100.0)], elapsed_seconds=1)
+    integral.add([(START + second // 6 + 20 * second, 100.0)], elapsed_seconds=20)
+    assert integral.seconds == pytest.approx(2 / 6, abs=1e-3)
+    assert integral.unobserved_seconds == pytest.approx(20 - 1 / 6, abs=1e-3)
+
+
+def test_a_hole_is_no_longer_than_the_time_that_passed() -> None:
+    """The host's clock was set forward by an hour: nobody missed an hour."""
+    integral = started()
+    integral.add([(START + 3_600_000_000, 100.0)], elapsed_seconds=5)
+    assert integral.unobserved_seconds <= 5
+
+
+def test_what_was_before_the_start_is_not_counted() -> None:
+    integral = SampleIntegral()
+    integral.start([(START, 100.0), (START + 1, 100.0)])
+    assert integral.seconds == 0
+    assert integral.last_timestamp == START + 1
+    integral.start([])
+    integral.add([(START + 5, 100.0)], elapsed_seconds=1)
+    assert integral.seconds == 0, "the first sample only says from when on to count"
+
+
+def test_skip_starts_anew() -> None:
+    integral = started()
+    integral.skip([(START - 3_600_000_000, 10.0)], elapsed_seconds=6)
+    assert integral.unobserved_seconds == 6
+    assert integral.last_timestamp == START - 3_600_000_000
+
+
+@given(
+    st.integers(0, COUNTER_32 - 1),
+    st.integers(0, 2**45),
+    st.integers(-(2**31) + 1, 2**31 - 1),
+)
+def test_unwrapping_is_exact_within_half_a_turn(before: int, moved: int, error: int) -> None:
+    now = (before + moved) % COUNTER_32
+    assert unwrapped_increment(before, now, max(0, moved + error)) == moved
+
+
+@given(st.integers(0, COUNTER_32 - 1), st.integers(0, COUNTER_32 - 1), st.floats(0, 1e15))
+def test_unwrapping_never_goes_back_and_always_fits_the_counter(
+    before: int, now: int, expected: float
+) -> None:
+    increment = unwrapped_increment(before, now, expected)
+    assert increment >= 0
+    assert (before + increment) % COUNTER_32 == now
+
+
+def test_percent_to_ratio() -> None:
+    assert percent_to_ratio(15.0) == 0.15
+    assert percent_to_ratio(100.02) == 1.0
+    assert percent_to_ratio(-1e-9) == 0.0
+    assert percent_to_ratio(math.nan) is None
+    assert all(a <= b for a, b in pairwise(percent_to_ratio(p) or 0.0 for p in range(101)))
