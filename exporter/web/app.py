@@ -1,0 +1,39 @@
+"""The application: which path is answered by whom."""
+
+from __future__ import annotations
+
+from html import escape
+
+from aiohttp import web
+
+from exporter.web import health, scrape
+from exporter.web.backend import Backend
+from exporter.web.capacity import Places
+from exporter.web.connections import watch
+from exporter.web.options import WebOptions
+from exporter.web.responses import add_headers, plain_errors
+from exporter.web.state import BACKEND, OPTIONS
+
+
+async def landing(request: web.Request) -> web.Response:
+    """A first page."""
+    path = request.app[OPTIONS].telemetry_path
+    return web.Response(
+        text=f'<!doctype html><title>mps-exporter</title><a href="{escape(path)}">Metrics</a>\n',
+        content_type="text/html",
+    )
+
+
+def create_app(backend: Backend, options: WebOptions) -> web.Application:
+    """The application, ready to be served."""
+    app = web.Application(middlewares=[watch, plain_errors])
+    app[BACKEND] = backend
+    app[OPTIONS] = options
+    app[scrape.SCRAPES] = Places(options.max_requests)
+    app[scrape.RENDERINGS] = scrape.Renderings()
+    app.on_response_prepare.append(add_headers)
+    app.router.add_get("/", landing)
+    app.router.add_get(options.telemetry_path, scrape.metrics)
+    app.router.add_get("/-/healthy", health.healthy)
+    app.router.add_get("/-/ready", health.ready)
+    return app

@@ -1,0 +1,92 @@
+"""Serve an application until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+from aiohttp import web
+
+from exporter.web.connections import Connections
+from exporter.web.listen import close, from_systemd, listen, shown
+from exporter.web.options import WebOptions
+from exporter.web.state import TLS_CONTEXT
+
+_log = logging.getLogger(__name__)
+
+
+async def serve(
+    app: web.Application,
+    options: WebOptions,
+    stop: asyncio.Event,
+    *,
+    on_listening: Callable[[Sequence[str]], None] | None = None,
+) -> None:
+    """Listen, answer until ``stop`` is set, then let the answers under way be finished.
+
+    ``on_listening`` is told the addresses (with the ports that port 0 became).
+
+    Raises:
+        ListenError: An address cannot be had.
+    """
+    if options.systemd_socket:
+        sockets = from_systemd(os.environ)
+    else:
+        sockets = listen(options.listen_addresses)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        keepalive_timeout=options.keepalive_timeout,
+        lingering_time=2.0,
+        shutdown_timeout=options.shutdown_timeout,
+    )
+    try:
+        await runner.setup()
+        await _serve(runner, options, stop, sockets, on_listening)
+    finally:
+        close(sockets, remove_files=not options.systemd_socket)
+        await runner.cleanup()
+
+
+async def _serve(
+    runner: web.AppRunner,
+    options: WebOptions,
+    stop: asyncio.Event,
+    sockets: Sequence[socket.socket],
+    on_listening: Callable[[Sequence[str]], None] | None,
+) -> None:
+    tls = runner.app.get(TLS_CONTEXT)
+    server = runner.server
+    if server is None:  # pragma: no cover - setup() has just made it
+        raise RuntimeError("no server")
+    connections = Connections(server, options, tls)
+    addresses = [shown(one) for one in sockets]
+    for address in addresses:
+        _log.info("listening", extra={"fields": {"address": address, "tls": tls is not None}})
+    if on_listening is not None:
+        on_listening(addresses)
+    accepting: list[asyncio.Task[None]] = [
+        asyncio.create_task(connections.accept(one)) for one in sockets
+    ]
+    sweeping = asyncio.create_task(connections.sweep())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        # An accept loop ends only by a fault of ours: better to stop than to go on deaf.
+        await asyncio.wait([*accepting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        for task in accepting:
+            if task.done():
+                task.result()
+    finally:
+        stopping.cancel()
+        for task in accepting:
+            task.cancel()
+        await asyncio.gather(*accepting, stopping, return_exceptions=True)
+        close(sockets, remove_files=not options.systemd_socket)
+        await runner.cleanup()
+        sweeping.cancel()
+        connections.cut_all()
+        await asyncio.sleep(0)

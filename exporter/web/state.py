@@ -1,0 +1,18 @@
+"""What the handlers share, kept in the application."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from exporter.web.backend import Backend
+from exporter.web.options import WebOptions
+
+TLSContext = Callable[[], Awaitable[ssl.SSLContext | None]]
+
+BACKEND = web.AppKey[Backend]("BACKEND")
+OPTIONS = web.AppKey[WebOptions]("OPTIONS")
+TLS_CONTEXT = web.AppKey[TLSContext]("TLS_CONTEXT")
+"""Gives the context for the next connection; absent where TLS is off."""

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from exporter.web.app import create_app
+from exporter.web.options import WebOptions
+from tests.unit.web.fakes import FakeBackend
+
+Client = TestClient[web.Request, web.Application]
+MakeClient = Callable[..., Awaitable[Client]]
+
+
+@pytest.fixture
+def backend() -> FakeBackend:
+    return FakeBackend()
+
+
+@pytest.fixture
+async def make_client(backend: FakeBackend) -> AsyncIterator[MakeClient]:
+    clients: list[Client] = []
+
+    async def make(**options: object) -> Client:
+        app = create_app(backend, WebOptions(**options))  # type: ignore[arg-type]
+        client: Client = TestClient(TestServer(app), auto_decompress=False)
+        await client.start_server()
+        clients.append(client)
+        return client
+
+    yield make
+    for client in clients:
+        await client.close()

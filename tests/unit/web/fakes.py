@@ -1,0 +1,50 @@
+"""A backend that answers at once, or as slowly as a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip as gzip_module
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from exporter.metrics.content_format import ContentFormat
+from exporter.model import COLLECTORS, Incident, Snapshot
+from exporter.web.backend import DebugReport
+
+
+@dataclass
+class FakeBackend:
+    snapshot: Snapshot = field(default_factory=lambda: Snapshot(taken_at=1_000.0))
+    ready: bool = True
+    enabled_collectors: tuple[str, ...] = COLLECTORS
+    body: bytes = b"mps_control_up 1\n"
+    seconds: float = 0.0
+    error: Exception | None = None
+    report: DebugReport | None = None
+    collections: list[tuple[float | None, frozenset[str] | None]] = field(default_factory=list)
+    renderings: list[tuple[ContentFormat, bool]] = field(default_factory=list)
+    incidents: asyncio.Queue[tuple[str, Incident]] = field(default_factory=asyncio.Queue)
+
+    async def collect(
+        self, timeout_seconds: float | None, collectors: frozenset[str] | None
+    ) -> Snapshot:
+        self.collections.append((timeout_seconds, collectors))
+        await asyncio.sleep(self.seconds)
+        if self.error is not None:
+            raise self.error
+        return self.snapshot
+
+    async def expose(self, snapshot: Snapshot, content_format: ContentFormat, gzip: bool) -> bytes:
+        assert snapshot is self.snapshot
+        self.renderings.append((content_format, gzip))
+        await asyncio.sleep(0)
+        return gzip_module.compress(self.body, 1) if gzip else self.body
+
+    async def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
+        while True:
+            yield await self.incidents.get()
+
+    async def debug(self, collectors: frozenset[str] | None) -> DebugReport:
+        self.collections.append((None, collectors))
+        assert self.report is not None
+        return self.report

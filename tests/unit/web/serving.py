@@ -1,0 +1,54 @@
+"""Run the server in a test, and speak to it by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from exporter.web.app import create_app
+from exporter.web.options import WebOptions
+from exporter.web.serve import serve
+from tests.unit.web.fakes import FakeBackend
+
+
+@asynccontextmanager
+async def served(
+    backend: FakeBackend, **options: Any
+) -> AsyncIterator[tuple[Sequence[str], asyncio.Event]]:
+    settings = WebOptions(**{"listen_addresses": ("127.0.0.1:0",), **options})
+    stop = asyncio.Event()
+    shown: list[str] = []
+    listening = asyncio.Event()
+
+    def on_listening(addresses: Sequence[str]) -> None:
+        shown.extend(addresses)
+        listening.set()
+
+    app = create_app(backend, settings)
+    task = asyncio.create_task(serve(app, settings, stop, on_listening=on_listening))
+    started = asyncio.create_task(listening.wait())
+    try:
+        await asyncio.wait([task, started], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        yield shown, stop
+    finally:
+        stop.set()
+        started.cancel()
+        await asyncio.wait_for(task, 15)
+
+
+@asynccontextmanager
+async def connected(
+    address: str, **how: Any
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), **how)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()

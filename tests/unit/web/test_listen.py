@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exporter.web import listen as listening
+from exporter.web.listen import ListenError, from_systemd, listen, shown, split
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        (":9400", ("", 9400)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]:9400", ("::1", 9400)),
+        ("localhost:9400", ("localhost", 9400)),
+    ],
+)
+def test_addresses(address: str, expected: tuple[str, int]) -> None:
+    assert split(address) == expected
+
+
+@pytest.mark.parametrize("address", ["9400", "", "host:", "host:http", "host:99999", "::1:9400"])
+def test_wrong_addresses(address: str) -> None:
+    with pytest.raises(ListenError, match="cannot listen on"):
+        split(address)
+
+
+def test_every_address_of_both_families() -> None:
+    sockets = listen([":0"])
+    try:
+        port = sockets[0].getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=2):
+            pass
+    finally:
+        listening.close(sockets)
+
+
+def test_a_taken_port_names_the_likely_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as owner:
+        port = owner.getsockname()[1]
+        with pytest.raises(ListenError, match="another program listens there") as other:
+            listen([f"127.0.0.1:{port}"])
+        monkeypatch.setattr(listening, "DCGM_PORT", port)
+        with pytest.raises(ListenError, match="dcgm-exporter") as dcgm:
+            listen([f"127.0.0.1:{port}"])
+    assert "--web.listen-address" in str(other.value)
+    assert "--web.listen-address" in str(dcgm.value)
+
+
+def test_an_address_of_another_host() -> None:
+    with pytest.raises(ListenError, match="no such address"):
+        listen(["192.0.2.1:0"])
+
+
+def test_all_or_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as owner:
+        taken = owner.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            free = probe.getsockname()[1]
+        with pytest.raises(ListenError):
+            listen([f"127.0.0.1:{free}", f"127.0.0.1:{taken}"])
+        listening.close(listen([f"127.0.0.1:{free}"]))
+
+
+def test_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "exporter.sock"
+    first = listen([f"unix:{path}"])
+    assert shown(first[0]) == f"unix:{path}"
+    with pytest.raises(ListenError, match="another program listens there"):
+        listen([f"unix:{path}"])
+    listening.close(first)
+    assert not path.exists()
+
+
+def test_the_socket_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "exporter.sock"
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(path))
+    dead.close()
+
+    listening.close(listen([f"unix:{path}"]))
+
+    assert not path.exists()
+
+
+def test_no_file_is_ever_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("data")
+
+    with pytest.raises(ListenError, match="no socket is there"):
+        listen([f"unix:{path}"])
+    assert path.read_text() == "data"
+
+
+def test_systemd_handed_over_nothing() -> None:
+    for environment in ({}, {"LISTEN_PID": "1", "LISTEN_FDS": "1"}, {"LISTEN_FDS": "1"}):
+        with pytest.raises(ListenError, match="handed over no socket"):
+            from_systemd(dict(environment))
+    environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "0"}
+    with pytest.raises(ListenError, match="handed over no socket"):
+        from_systemd(environment)
+    assert environment == {}
+
+
+_CHILD = """
+import os
+from exporter.web.listen import ListenError, from_systemd, shown
+os.environ["LISTEN_PID"] = str(os.getpid())
+try:
+    print(*(shown(one) for one in from_systemd(os.environ)))
+except ListenError as error:
+    print(error)
+"""
+
+
+def _child(descriptor: int) -> str:
+    """Run with ``descriptor`` as number 3, as systemd does."""
+    program = f"exec {sys.executable} -c '{_CHILD}' 3<&{descriptor}"
+    done = subprocess.run(
+        ["bash", "-c", program],
+        pass_fds=[descriptor],
+        env={**os.environ, "LISTEN_FDS": "1", "PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=20,
+    )
+    return done.stdout.strip()
+
+
+def test_sockets_of_systemd(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        assert _child(one.fileno()) == f"127.0.0.1:{one.getsockname()[1]}"
+    with socket.socket() as one:
+        assert "not a listening stream socket" in _child(one.fileno())
+    with (tmp_path / "file").open("w") as file:
+        assert "is no socket" in _child(file.fileno())
