@@ -71,6 +71,9 @@ class DaemonFacts:
     """Prefix under which both directories are reached from here: "" or "/proc/PID/root"."""
     directories_assumed: bool = False
     """The process's environment could not be read and nothing else told: these are the defaults."""
+    log_directory_assumed: bool = False
+    """Its environment could not be read: the log directory is the default one. (The pipe directory
+    can still be sure: the lock in it names its daemon.)"""
     process: ProcessFacts | None = None
     """None: configured, but no such process is visible."""
     configured: bool = False

@@ -3,6 +3,7 @@
 Several commands share one run of the tool. Their replies come back in order and without anything
 between them, and an empty reply leaves no trace:
 
+    get_default_client_priority              0
     get_server_status 457                    ACTIVE
     get_active_thread_percentage 457         100.0
     get_device_pinned_mem_limit 457 0                        (nothing: no limit is set)
@@ -33,6 +34,7 @@ _DEVICE = r"[0-9]{1,4}"
 READ_ONLY = (
     re.compile(r"get_server_list"),
     re.compile(r"get_default_active_thread_percentage"),
+    re.compile(r"get_default_client_priority"),
     re.compile(rf"get_default_device_pinned_mem_limit {_DEVICE}"),
     re.compile(rf"get_server_status {_SERVER}"),
     re.compile(rf"get_active_thread_percentage {_SERVER}"),
@@ -104,9 +106,13 @@ class ServerReply:
     """Device ordinal -> client PID -> contexts."""
     devices: tuple[Device, ...] | None = None
     pinned_memory_limit_bytes: Mapping[int, int] = field(default_factory=dict)
-    """Device ordinal -> the limit that was set under that ordinal."""
+    """Device ordinal -> the limit set under that ordinal, rounded down to whole GiB from 1 GiB on
+    (measured: 1536M is printed as "1G"). The server's log has the exact one."""
     default_pinned_memory_limit_bytes: Mapping[int, int] = field(default_factory=dict)
+    """For servers that start from now on, rounded likewise."""
     default_active_thread_ratio: float | None = None
+    default_client_priority: int | None = None
+    """0 normal, 1 below normal; for clients that connect from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,7 @@ def server_commands(
         map_devices: Also ask which device is which: the answer never changes in a server's life.
     """
     return (
+        "get_default_client_priority",
         f"get_server_status {server_pid}",
         f"get_active_thread_percentage {server_pid}",
         *limit_commands(server_pid, devices),
@@ -206,7 +213,9 @@ def read_server(*exchanges: Exchange) -> ServerReply | Failure:
     Never raises, whatever the text. The first failure stands for the whole.
     """
     server_pid = _server_of(exchanges[0].commands) if exchanges else None
-    answers = _Answers(server_pid or 0)
+    if server_pid is None:
+        return Failure("unparsable", "nothing was asked about a server")
+    answers = _Answers(server_pid)
     for exchange in exchanges:
         failure = failure_of(exchange) or _read_into(answers, exchange)
         if failure is not None:
@@ -256,6 +265,7 @@ def _unparsable(exchange: Exchange) -> Failure:
 
 
 _PID = re.compile(r"[0-9]{1,10}")
+_PRIORITY = re.compile(r"[01]")
 _PERCENTAGE = re.compile(r"[0-9]{1,3}\.[0-9]{1,6}")
 _STATE = re.compile(r"[A-Z][A-Z_]{2,40}")
 _LIMIT = re.compile(r"[0-9]{1,15} ?[KMGT]i?B?", re.IGNORECASE)
@@ -303,6 +313,7 @@ class _Answers:
     state: str | None = None
     ratio: float | None = None
     default_ratio: float | None = None
+    default_priority: int | None = None
     clients: tuple[int, ...] | None = None
     contexts: dict[int, Counter[int]] | None = None
     devices: tuple[Device, ...] | None = None
@@ -323,6 +334,7 @@ class _Answers:
             pinned_memory_limit_bytes=self.limits,
             default_pinned_memory_limit_bytes=self.default_limits,
             default_active_thread_ratio=self.default_ratio,
+            default_client_priority=self.default_priority,
         )
 
 
@@ -349,6 +361,12 @@ def _read_default_ratio(reader: _Reader, _rest: str, answers: _Answers) -> bool:
     if (percentage := reader.take(_PERCENTAGE)) is not None:
         answers.default_ratio = float(percentage[0]) / 100.0
     return percentage is not None
+
+
+def _read_default_priority(reader: _Reader, _rest: str, answers: _Answers) -> bool:
+    if (priority := reader.take(_PRIORITY)) is not None:
+        answers.default_priority = int(priority[0])
+    return priority is not None
 
 
 def _read_limit(reader: _Reader, rest: str, answers: _Answers) -> bool:
@@ -401,6 +419,7 @@ _READERS: Mapping[str, Callable[[_Reader, str, _Answers], bool]] = {
     "get_server_status": _read_state,
     "get_active_thread_percentage": _read_ratio,
     "get_default_active_thread_percentage": _read_default_ratio,
+    "get_default_client_priority": _read_default_priority,
     "get_device_pinned_mem_limit": _read_limit,
     "get_default_device_pinned_mem_limit": _read_default_limit,
     "get_client_list": _read_clients,
@@ -408,3 +427,4 @@ _READERS: Mapping[str, Callable[[_Reader, str, _Answers], bool]] = {
     "device_query": _read_devices,
 }
 _SERVER_VERBS = frozenset(verb for verb in _READERS if "_default_" not in verb)
+"""Those whose first argument is a server."""

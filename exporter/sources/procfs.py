@@ -86,6 +86,7 @@ class _Daemon:
             log_directory=log_directory,
             root=self.place.root,
             directories_assumed=self.assumed,
+            log_directory_assumed=self.program.process.mps_environment is None,
             process=self.program.process,
             foreground=flags.foreground,
             multiuser=flags.multiuser
@@ -156,11 +157,13 @@ class Procfs:
 
     def observe(self, pids: Iterable[int]) -> ProcfsObservation:
         """Give the daemons found last, and the facts of these processes."""
-        processes = self.identify(pids)
+        wanted = set(pids)
+        processes = self.identify(wanted)
         return ProcfsObservation(
             at=self._now(),
             daemons=self._found,
             processes=processes,
+            gone=tuple(sorted(wanted - processes.keys())),
             error=self._complaint(),
             unreadable_environments=sum(
                 facts.mps_environment is None and facts.state not in "ZX"
@@ -301,6 +304,7 @@ def _merged(
         root="",
         configured=True,
         directories_assumed=False,
+        log_directory_assumed=found.log_directory_assumed and log_directory is None,
     )
 
 

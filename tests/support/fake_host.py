@@ -1,0 +1,70 @@
+"""Puts a made-up host together: the stand-in for the control tool, its daemons and their locks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support import fake_mps_control
+
+H200: Mapping[str, Any] = {
+    "ordinal": 0,
+    "pci": "0000:00.06.00",
+    "uuid": "GPU-00000000-1111-2222-3333-444444444444",
+    "name": "NVIDIA H200",
+}
+
+
+def install_tool(directory: Path) -> Path:
+    """Write the stand-in as an executable file, and give its path."""
+    tool = directory / fake_mps_control.NAME
+    source = Path(fake_mps_control.__file__).read_text("utf-8")
+    tool.write_text(f"#!{sys.executable} -SE\n{source}", "utf-8")
+    tool.chmod(0o755)
+    return tool
+
+
+def set_daemon(pipe_directory: Path, **state: Any) -> None:
+    """Let a daemon be like this from now on; see fake_mps_control for what can be said."""
+    pipe_directory.mkdir(parents=True, exist_ok=True)
+    draft = pipe_directory / f"{fake_mps_control.STATE_FILE}.new"
+    draft.write_text(json.dumps({"devices": [H200], **state}), "utf-8")
+    draft.replace(pipe_directory / fake_mps_control.STATE_FILE)
+
+
+def server(pid: int, *clients: int, **more: Any) -> dict[str, Any]:
+    """Describe a server whose clients have one context each on device 0."""
+    return {
+        "pid": pid,
+        "clients": [{"pid": client, "contexts": {"0": [1]}} for client in clients],
+        **more,
+    }
+
+
+_HOLDER = """
+import fcntl, sys
+file = open(sys.argv[1], "a")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def held_lock(pipe_directory: Path) -> Iterator[int]:
+    """Hold control_lock as a daemon does; gives the PID of the process that holds it."""
+    pipe_directory.mkdir(parents=True, exist_ok=True)
+    with subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", _HOLDER, str(pipe_directory / "control_lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        yield holder.pid
+        holder.kill()

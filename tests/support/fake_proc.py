@@ -1,0 +1,81 @@
+"""Builds a procfs of files: as much of it as the exporter reads."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+BOOT_TIME = 1_795_000_000
+TICKS_PER_SECOND = 100
+HOST_NAMESPACE = 4026531836
+
+
+class FakeProc:
+    """A directory that looks like /proc."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "stat").write_text(f"cpu  1 2 3 4\nbtime {BOOT_TIME}\nprocesses 9\n")
+
+    def add(
+        self,
+        pid: int,
+        *,
+        argv: Sequence[str | bytes] = (),
+        comm: str | bytes | None = None,
+        environ: Mapping[str, str] | None = None,
+        uid: int = 0,
+        parent: int = 1,
+        session: int | None = None,
+        state: str = "S",
+        started: float = 0.0,
+        namespace_pids: Sequence[int] = (),
+        pid_namespace: int | None = HOST_NAMESPACE,
+        cgroup: str = "0::/\n",
+        sees: Path = Path("/"),
+        sockets: Sequence[str] = (),
+    ) -> Path:
+        """Start a process, or let it be another one; gives its directory.
+
+        Args:
+            started: Seconds after BOOT_TIME.
+            environ: None: not readable.
+            sees: The root directory of its mount namespace.
+            sockets: Paths at which somebody in its network namespace listens.
+        """
+        arguments = [_bytes(argument) for argument in argv]
+        name = arguments[0].rpartition(b"/")[2][:15] if arguments else b""
+        name = name if comm is None else _bytes(comm)
+        here = self.root / str(pid)
+        self.remove(pid)
+        (here / "ns").mkdir(parents=True)
+        (here / "net").mkdir()
+        (here / "root").symlink_to(sees)
+        (here / "comm").write_bytes(name + b"\n")
+        (here / "cmdline").write_bytes(b"".join(argument + b"\0" for argument in arguments))
+        fields = [state, parent, pid, session or pid, *[0] * 15, round(started * TICKS_PER_SECOND)]
+        tail = " ".join(str(field) for field in [*fields, *[0] * 30])
+        (here / "stat").write_bytes(b"%d (%s) %s\n" % (pid, name, tail.encode()))
+        inner = "\t".join(str(number) for number in (pid, *namespace_pids))
+        (here / "status").write_text(
+            f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{inner}\n"
+        )
+        (here / "cgroup").write_text(cgroup)
+        if environ is not None:
+            entries = "".join(f"{key}={value}\0" for key, value in environ.items())
+            (here / "environ").write_bytes(entries.encode())
+        if pid_namespace is not None:
+            (here / "ns" / "pid").symlink_to(f"pid:[{pid_namespace}]")
+        rows = [f"ffff: 00000002 00000000 00010000 0005 01 {n} {p}" for n, p in enumerate(sockets)]
+        (here / "net" / "unix").write_text("\n".join(["Num RefCount Protocol", *rows, ""]))
+        return here
+
+    def remove(self, pid: int) -> None:
+        """End a process."""
+        shutil.rmtree(self.root / str(pid), ignore_errors=True)
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode()
