@@ -1,0 +1,457 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.observations import DaemonFacts
+from exporter.sources import procfs
+from exporter.sources.procfs import DEFAULT_LOG_DIRECTORY, Procfs, lock_holder
+from tests.support.fake_host import held_lock
+from tests.support.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
+
+CONTROL = "/usr/bin/nvidia-cuda-mps-control"
+SERVER = "nvidia-cuda-mps-server"
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
+    # The machine that runs the tests may have daemons of its own.
+    defaults = (str(tmp_path / "tmp-mps"), str(tmp_path / "run-mps"))
+    monkeypatch.setattr(procfs, "DEFAULT_PIPE_DIRECTORIES", defaults)
+    return FakeProc(tmp_path / "proc")
+
+
+def found(
+    proc: FakeProc, configured: Sequence[tuple[str, str | None]] = (), *, search: bool = True
+) -> tuple[DaemonFacts, ...]:
+    return Procfs(str(proc.root)).discover(configured, search=search)
+
+
+def environment(pipe: Path, log: Path | None = None) -> dict[str, str]:
+    variables = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
+    return variables if log is None else {**variables, "CUDA_MPS_LOG_DIRECTORY": str(log)}
+
+
+def daemon(proc: FakeProc, pid: int, pipe: Path, *flags: str, **more: Any) -> None:
+    proc.add(pid, argv=[CONTROL, *(flags or ("-d",))], environ=environment(pipe), **more)
+
+
+# ------------------------------------------------------------------------------ daemons
+
+
+def test_a_daemon_with_its_servers(proc: FakeProc, tmp_path: Path) -> None:
+    pipe, log = tmp_path / "pipe", tmp_path / "log"
+    pipe.mkdir()
+    proc.add(1, argv=["/sbin/init"])
+    proc.add(413, argv=[CONTROL, "-d"], environ=environment(pipe, log), started=20.5)
+    proc.add(468, argv=[SERVER, "-multiuser-server"], parent=413)
+    proc.add(469, comm="nvidia-cuda-mps", parent=413, state="Z")
+    proc.add(470, argv=[CONTROL, "-d"], parent=413, environ=environment(pipe))  # before its exec
+    proc.add(500, argv=[SERVER], parent=499)  # of another daemon
+    (facts,) = found(proc)
+    assert (facts.pipe_directory, facts.log_directory, facts.root) == (str(pipe), str(log), "")
+    assert facts.process is not None
+    assert (facts.process.pid, facts.process.name) == (413, "nvidia-cuda-mps-control")
+    assert facts.process.start_time_seconds == BOOT_TIME + 20.5
+    assert [server.pid for server in facts.servers] == [468, 469]
+    assert facts.servers[1].state == "Z"
+    assert facts.multiuser
+    assert not facts.configured
+    assert not facts.directories_assumed
+    assert not facts.log_directory_assumed
+    assert (facts.pipe_path, facts.log_path) == (str(pipe), str(log))
+
+
+@pytest.mark.parametrize(
+    ("flags", "foreground", "multiuser", "static"),
+    [
+        (["-d"], False, False, False),
+        (["-f"], True, False, False),
+        (["-d", "-multiuser-server"], False, True, False),
+        (["-d", "-S"], False, False, True),
+    ],
+)
+def test_how_it_was_started(
+    proc: FakeProc,
+    tmp_path: Path,
+    flags: list[str],
+    foreground: bool,
+    multiuser: bool,
+    static: bool,
+) -> None:
+    daemon(proc, 5, tmp_path / "pipe", *flags)
+    (facts,) = found(proc)
+    assert facts.foreground is foreground
+    assert facts.multiuser is multiuser
+    assert facts.static_partitioning is static
+
+
+def test_the_tool_is_no_daemon(proc: FakeProc, tmp_path: Path) -> None:
+    proc.add(5, argv=[CONTROL], environ=environment(tmp_path / "pipe"))
+    proc.add(6, argv=["sh", "-c", f"{CONTROL} -d"])
+    proc.add(7, argv=["/opt/nvidia-cuda-mps-controller", "-d"])
+    proc.add(8, comm="nvidia-cuda-mps", state="Z")
+    assert found(proc) == ()
+
+
+def test_one_without_flags_that_holds_the_lock_is(proc: FakeProc, tmp_path: Path) -> None:
+    with held_lock(tmp_path / "pipe") as pid:
+        proc.add(pid, argv=[CONTROL], environ=environment(tmp_path / "pipe"))
+        (facts,) = found(proc)
+    assert facts.process is not None
+    assert facts.lock_holder_pid == facts.process.pid == pid
+
+
+def test_without_variables_it_is_at_the_default_place(proc: FakeProc, tmp_path: Path) -> None:
+    proc.add(5, argv=[CONTROL, "-d"], environ={})
+    (facts,) = found(proc)
+    assert facts.pipe_directory == str(tmp_path / "tmp-mps")
+    assert facts.log_directory == DEFAULT_LOG_DIRECTORY
+    assert not facts.directories_assumed
+
+
+def test_of_two_default_places_the_lock_tells_which(proc: FakeProc, tmp_path: Path) -> None:
+    (tmp_path / "tmp-mps").mkdir()
+    with held_lock(tmp_path / "run-mps") as pid:
+        proc.add(pid, argv=[CONTROL, "-d"], environ={})
+        (facts,) = found(proc)
+    assert facts.pipe_directory == str(tmp_path / "run-mps")
+
+
+def test_many_daemons(proc: FakeProc, tmp_path: Path) -> None:
+    for number in range(5):
+        daemon(proc, 100 + number, tmp_path / f"nvidia-mps_{number}")
+    proc.add(200, argv=[SERVER], parent=103)
+    facts = found(proc)
+    assert [daemon.pipe_directory for daemon in facts] == [
+        str(tmp_path / f"nvidia-mps_{number}") for number in range(5)
+    ]
+    assert [len(daemon.servers) for daemon in facts] == [0, 0, 0, 1, 0]
+
+
+def test_of_two_in_one_directory_the_lock_tells_which(proc: FakeProc, tmp_path: Path) -> None:
+    with held_lock(tmp_path / "pipe") as pid:
+        daemon(proc, 2, tmp_path / "pipe")  # a second start, which will be refused
+        daemon(proc, pid, tmp_path / "pipe")
+        daemon(proc, 4_000_000, tmp_path / "pipe")
+        (facts,) = found(proc)
+    assert facts.process is not None
+    assert facts.process.pid == pid
+
+
+# ------------------------------------------------------------------------------ configured
+
+
+def test_configured_directories_are_there_when_nothing_runs(proc: FakeProc, tmp_path: Path) -> None:
+    pipe = str(tmp_path / "pipe")
+    for search in (True, False):
+        (facts,) = found(proc, [(pipe, None), (pipe, "/twice")], search=search)
+        assert facts == DaemonFacts(pipe, DEFAULT_LOG_DIRECTORY, configured=True)
+
+
+def test_a_configured_daemon_that_runs(proc: FakeProc, tmp_path: Path) -> None:
+    pipe, log = tmp_path / "pipe", tmp_path / "log"
+    pipe.mkdir()
+    (tmp_path / "link").symlink_to(pipe)
+    proc.add(5, argv=[CONTROL, "-d"], environ=environment(pipe, log))
+    for configured, expected in ((None, str(log)), ("/given", "/given")):
+        (facts,) = found(proc, [(str(tmp_path / "link"), configured)])
+        assert facts.configured
+        assert facts.pipe_directory == str(tmp_path / "link")
+        assert facts.log_directory == expected
+        assert facts.process is not None
+
+
+def test_without_search_only_what_was_configured(proc: FakeProc, tmp_path: Path) -> None:
+    daemon(proc, 5, tmp_path / "a")
+    daemon(proc, 6, tmp_path / "b")
+    (facts,) = found(proc, [(str(tmp_path / "b"), None)], search=False)
+    assert facts.process is not None
+    assert facts.process.pid == 6
+
+
+def test_a_lock_without_a_visible_process(proc: FakeProc, tmp_path: Path) -> None:
+    with held_lock(tmp_path / "pipe") as pid:
+        (facts,) = found(proc, [(str(tmp_path / "pipe"), None)])
+        assert (facts.process, facts.lock_holder_pid, facts.lock_tested) == (None, pid, True)
+    (facts,) = found(proc, [(str(tmp_path / "pipe"), None)])
+    assert (facts.lock_holder_pid, facts.lock_tested) == (None, True)
+
+
+# ------------------------------------------------------------------------------ mount namespaces
+
+
+def test_a_daemon_with_a_root_of_its_own(proc: FakeProc, tmp_path: Path) -> None:
+    root = tmp_path / "container"
+    (root / "mps" / "pipe").mkdir(parents=True)
+    (root / "mps" / "log").mkdir()
+    proc.add(
+        5, argv=[CONTROL, "-f"], environ=environment(Path("/mps/pipe"), Path("/mps/log")), sees=root
+    )
+    (facts,) = found(proc)
+    assert facts.pipe_directory == "/mps/pipe"
+    assert facts.root == f"{proc.root}/5/root"
+    assert Path(facts.pipe_path).samefile(root / "mps" / "pipe")
+    assert Path(facts.log_path).samefile(root / "mps" / "log")
+
+
+def test_its_directory_mounted_from_here_has_the_name_that_was_configured(
+    proc: FakeProc, tmp_path: Path
+) -> None:
+    root, pipe = tmp_path / "container", tmp_path / "run" / "pipe"
+    (root / "mps").mkdir(parents=True)
+    pipe.mkdir(parents=True)
+    (root / "mps" / "pipe").symlink_to(pipe)
+    (root / "mps" / "log").mkdir()
+    variables = environment(Path("/mps/pipe"), Path("/mps/log"))
+    proc.add(5, argv=[CONTROL, "-f"], environ=variables, sees=root)
+    (facts,) = found(proc, [(str(pipe), None)])
+    assert (facts.pipe_directory, facts.root) == (str(pipe), "")
+    assert facts.process is not None
+    assert Path(facts.log_path).samefile(root / "mps" / "log")
+
+
+def test_the_same_directory_under_the_same_name_needs_no_prefix(
+    proc: FakeProc, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    pipe.mkdir()
+    log = tmp_path / "container" / "inner-log"
+    log.mkdir(parents=True)
+    root = tmp_path / "container"
+    mirrored = root / str(pipe).lstrip("/")
+    mirrored.parent.mkdir(parents=True)
+    mirrored.symlink_to(pipe)
+    variables = environment(pipe, Path("/inner-log"))
+    proc.add(5, argv=[CONTROL, "-d"], environ=variables, sees=root)
+    (facts,) = found(proc)
+    assert (facts.pipe_directory, facts.root) == (str(pipe), "")
+    assert Path(facts.log_path).samefile(log)
+
+
+def test_the_same_name_in_two_containers_is_told_apart(proc: FakeProc, tmp_path: Path) -> None:
+    for pid in (5, 6):
+        root = tmp_path / f"container{pid}"
+        (root / "mps").mkdir(parents=True)
+        variables = environment(Path("/mps"), Path("/log"))
+        proc.add(pid, argv=[CONTROL, "-f"], environ=variables, sees=root, started=pid)
+    first, second = found(proc)
+    assert (first.pipe_directory, first.root) == ("/mps", f"{proc.root}/5/root")
+    assert (second.pipe_directory, second.root) == (f"{proc.root}/6/root/mps", "")
+    assert second.log_directory == f"{proc.root}/6/root/log"
+
+
+# ------------------------------------------------------------------------------ without rights
+
+
+def test_an_unreadable_environment_the_sockets_and_the_lock(proc: FakeProc, tmp_path: Path) -> None:
+    pipe = tmp_path / "somewhere"
+    with held_lock(pipe) as pid:
+        sockets = [str(tmp_path / "x" / "control"), str(pipe / "control")]
+        proc.add(pid, argv=[CONTROL, "-d"], sockets=sockets)
+        (facts,) = found(proc)
+    assert facts.pipe_directory == str(pipe)
+    assert facts.log_directory == DEFAULT_LOG_DIRECTORY
+    assert not facts.directories_assumed
+    assert facts.log_directory_assumed
+
+
+def test_with_a_configured_log_directory_nothing_is_assumed(proc: FakeProc, tmp_path: Path) -> None:
+    pipe = tmp_path / "somewhere"
+    with held_lock(pipe) as pid:
+        proc.add(pid, argv=[CONTROL, "-d"])
+        (facts,) = found(proc, [(str(pipe), "/the/log")])
+    assert facts.process is not None
+    assert facts.log_directory == "/the/log"
+    assert not facts.log_directory_assumed
+
+
+def test_when_nothing_tells_the_default_is_assumed(proc: FakeProc, tmp_path: Path) -> None:
+    proc.add(5, argv=[CONTROL, "-d"])
+    (facts,) = found(proc)
+    assert facts.pipe_directory == str(tmp_path / "tmp-mps")
+    assert facts.directories_assumed
+    assert facts.log_directory_assumed
+
+
+def test_one_that_cannot_be_placed_is_complained_about(proc: FakeProc, tmp_path: Path) -> None:
+    with held_lock(tmp_path / "tmp-mps") as pid, held_lock(tmp_path / "run-mps"):
+        proc.add(pid, argv=[CONTROL, "-d"])
+        proc.add(7, argv=[CONTROL, "-d"])
+        source = Procfs(str(proc.root))
+        (facts,) = source.discover((), search=True)
+    assert facts.process is not None
+    assert facts.process.pid == pid
+    error = source.observe(()).error
+    assert error is not None
+    assert "PID 7" in error
+    assert "--mps.pipe-directory" in error
+
+
+# ------------------------------------------------------------------------------ locks
+
+
+def test_the_lock_names_its_holder_and_nothing_is_written(tmp_path: Path) -> None:
+    with held_lock(tmp_path) as pid:
+        lock = tmp_path / "control_lock"
+        before = lock.stat()
+        assert lock_holder(str(lock)) == (True, pid)
+        assert lock.stat() == before
+    assert lock_holder(str(lock)) == (True, None)
+
+
+def test_files_that_are_no_locks_are_left_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    (tmp_path / "directory").mkdir()
+    for name in ("fifo", "link", "directory", "missing", "nul\0byte"):
+        assert lock_holder(f"{tmp_path}/{name}") == (False, None)
+    assert not (tmp_path / "missing").exists()
+
+
+# ------------------------------------------------------------------------------ processes
+
+
+def test_facts_of_a_process(proc: FakeProc) -> None:
+    proc.add(
+        443,
+        argv=["/opt/bin/python3", "train.py"],
+        environ={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25", "HOME": "/root"},
+        uid=4_000_000_001,
+        parent=1,
+        state="T",
+        started=12.34,
+        namespace_pids=[3],
+        cgroup="0::/system.slice/x.service\n",
+    )
+    facts = Procfs(str(proc.root), str(proc.root / "passwd")).identify([443])[443]
+    assert facts.start_time_seconds == BOOT_TIME + 12.34
+    assert (facts.uid, facts.user, facts.name) == (4_000_000_001, None, "python3")
+    assert (facts.state, facts.parent_pid, facts.namespace_pids) == ("T", 1, (443, 3))
+    assert facts.pid_namespace == HOST_NAMESPACE
+    assert facts.cgroup == "0::/system.slice/x.service\n"
+    assert facts.mps_environment == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
+
+
+def test_names_of_users_come_from_the_given_file(proc: FakeProc, tmp_path: Path) -> None:
+    passwd = tmp_path / "passwd"
+    passwd.write_text("ann:x:1001:1001::/:/bin/sh\n")
+    proc.add(5, argv=["a"], uid=1001)
+    proc.add(6, argv=["b"], uid=0)
+    facts = Procfs(str(proc.root), str(passwd)).identify([5, 6])
+    assert [process.user for process in facts.values()] == ["ann", None]
+
+
+def test_the_name_falls_back_to_what_the_kernel_keeps(proc: FakeProc) -> None:
+    proc.add(5, comm=b"odd (name)\xff")
+    assert Procfs(str(proc.root)).identify([5])[5].name == "odd (name)\\xff"
+
+
+def test_what_cannot_be_read_is_not_there(proc: FakeProc) -> None:
+    proc.add(5, argv=["a"], pid_namespace=None)
+    proc.add(6, argv=["b"], environ={}, state="Z")
+    (proc.add(7, argv=["c"]) / "stat").unlink()  # hidden, or gone meanwhile
+    for name in ("status", "cgroup"):
+        (proc.root / "5" / name).unlink()
+    source = Procfs(str(proc.root), now=lambda: 99.0)
+    seen = source.observe([5, 6, 7, 8, 0, -1])
+    assert sorted(seen.processes) == [5, 6]
+    assert seen.gone == (-1, 0, 7, 8)
+    assert seen.at == 99.0
+    assert seen.unreadable_environments == 1
+    five, six = seen.processes[5], seen.processes[6]
+    assert (five.uid, five.cgroup, five.pid_namespace, five.mps_environment) == (None,) * 4
+    assert six.mps_environment is None
+
+
+def test_a_reused_pid_is_another_process(proc: FakeProc) -> None:
+    source = Procfs(str(proc.root))
+    proc.add(5, argv=["old"], uid=1, started=1)
+    old = source.identify([5])[5]
+    proc.add(5, argv=["new"], uid=2, started=2)
+    new = source.identify([5])[5]
+    assert (old.name, old.uid) == ("old", 1)
+    assert (new.name, new.uid) == ("new", 2)
+    assert old.start_time_seconds != new.start_time_seconds
+    proc.remove(5)
+    assert source.identify([5]) == {}
+
+
+def test_facts_are_kept_but_not_for_ever(proc: FakeProc) -> None:
+    now = 0.0
+    source = Procfs(str(proc.root), clock=lambda: now)
+    proc.add(5, argv=["a"], cgroup="0::/before\n")
+    assert source.identify([5])[5].state == "S"
+    proc.add(5, argv=["a"], cgroup="0::/after\n", state="T", parent=9)
+    now = 59.0
+    facts = source.identify([5])[5]
+    assert (facts.cgroup, facts.state, facts.parent_pid) == ("0::/before\n", "T", 9)
+    now = 60.0
+    assert source.identify([5])[5].cgroup == "0::/after\n"
+    proc.add(5, argv=["another program"])
+    assert source.identify([5])[5].name == "another program"
+
+
+def test_a_process_that_ended_keeps_what_was_known_of_it(proc: FakeProc) -> None:
+    source = Procfs(str(proc.root))
+    proc.add(5, argv=["a"], environ={"CUDA_MPS_X": "1"})
+    source.identify([5])
+    proc.add(5, comm="a", environ={}, state="Z")
+    facts = source.identify([5])[5]
+    assert facts.state == "Z"
+    assert facts.mps_environment == {"CUDA_MPS_X": "1"}
+
+
+def test_start_times_do_not_move_when_the_clock_does(proc: FakeProc) -> None:
+    source = Procfs(str(proc.root))
+    proc.add(5, argv=["a"], started=1)
+    before = source.identify([5])[5].start_time_seconds
+    (proc.root / "stat").write_text(f"btime {BOOT_TIME + 1}\n")
+    proc.add(5, argv=["b"], started=1)
+    assert source.identify([5])[5].start_time_seconds == before
+
+
+def test_a_missing_procfs_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Procfs(str(tmp_path / "nowhere")).discover((), search=True)
+
+
+# ------------------------------------------------------------------------------ the real one
+
+
+def test_this_process() -> None:
+    source = Procfs()
+    facts = source.identify([os.getpid()])[os.getpid()]
+    assert facts.uid == os.geteuid()
+    assert facts.state in {"R", "S"}
+    assert facts.parent_pid == os.getppid()
+    assert facts.namespace_pids[-1] == os.getpid()
+    assert 0 <= time.time() - facts.start_time_seconds < 86400 * 365
+    assert facts.mps_environment is not None
+
+
+def test_a_real_process_with_a_real_environment() -> None:
+    variables = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G", "SECRET": "x"}
+    with subprocess.Popen(
+        [sys.executable, "-SE", "-c", "print(flush=True); input()"],
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        facts = Procfs().identify([child.pid])[child.pid]
+        child.kill()
+        child.wait()
+        assert Procfs().identify([child.pid]) == {}
+    assert facts.mps_environment == {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}
+    assert facts.parent_pid == os.getpid()
+    assert abs(facts.start_time_seconds - time.time()) < 60
