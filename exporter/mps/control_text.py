@@ -14,8 +14,9 @@ between them, and an empty reply leaves no trace:
                                              455.1           (process.context)
 
 So only replies that can be told apart stand side by side, and between two that cannot stands
-``get_default_active_thread_percentage``, which always answers with one line. The texts are those of
-driver 580; the tool exits with 0 whatever it prints.
+``get_default_active_thread_percentage``, which always answers with one line. Every run of the tool
+asks something that has an answer: no output at all, with status 0, is what a collision with another
+caller looks like. The texts are those of driver 580; the tool exits with 0 whatever it prints.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ READ_ONLY = (
 
 FENCE = "get_default_active_thread_percentage"
 PROBE: tuple[str, ...] = ("get_server_list", FENCE)
-"""Answered by the daemon alone, without a server's help."""
+"""Answered by the daemon alone, without a server's help. Without the fence an empty list of servers
+and a collision would look the same."""
 
 _QUOTED_CHARACTERS = 200
 

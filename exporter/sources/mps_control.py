@@ -1,10 +1,11 @@
 """Asks control daemons through nvidia-cuda-mps-control, carefully.
 
 The daemon has one thread and serves everybody: a question may wait behind another user's, collide
-with it (then the tool fails although all is well: measured, 111 of 400 parallel calls), or block
-the daemon for everyone when it concerns a server that is stuck. So: one run of the tool at a time
-for each daemon, few runs, a hard deadline, one more try after a refusal, and after a hang a pause
-that doubles. Only commands that read are ever sent: see exporter.mps.control_text.
+with it, or block the daemon for everyone when it concerns a server that is stuck. A collision makes
+the tool fail although all is well: measured beside three busy callers, of 1000 runs 285 were
+refused and 32 ended with status 0 and no output at all; a reply was never cut. So: one run of the
+tool at a time for each daemon, few runs, a hard deadline, one more try after a refusal, and after a
+hang a pause that doubles. Only commands that read are ever sent: see exporter.mps.control_text.
 """
 
 from __future__ import annotations
