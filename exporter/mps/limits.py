@@ -1,6 +1,6 @@
 """What MPS's limits come to: percentages in SMs, memory limits in bytes, how many clients fit.
 
-"Measured" means: on H100 and H200 (132 SMs), driver 580. Where nothing was measured or documented
+"Measured" means: on an H200 (132 SMs), driver 580. Where nothing was measured or documented
 the answer is None, never a guess.
 """
 
