@@ -1,0 +1,101 @@
+"""Prints what the image consists of, as CycloneDX 1.6 (JSON): Python and Debian packages.
+
+It runs in the image itself, with the exporter's own interpreter, so it lists what is there and not
+what somebody meant to be there.
+"""
+
+# ruff: noqa: INP001 - a script of the image, no part of the package
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = Path("/var/lib/dpkg/status")
+SYSTEM = Path("/etc/os-release")
+
+
+def python_packages() -> Iterator[dict[str, Any]]:
+    """Give the distributions that this interpreter can import."""
+    for distribution in metadata.distributions():
+        name, version = distribution.metadata["Name"], distribution.version
+        licence = distribution.metadata.get("License-Expression") or ""
+        component = {
+            "type": "application" if name == "mps-exporter" else "library",
+            "bom-ref": f"pkg:pypi/{name.lower()}@{version}",
+            "name": name,
+            "version": version,
+            "purl": f"pkg:pypi/{name.lower()}@{version}",
+        }
+        yield component | ({"licenses": [{"expression": licence}]} if licence else {})
+
+
+def debian_packages(status: str, distribution: str) -> Iterator[dict[str, Any]]:
+    """Give the installed packages of dpkg's status file."""
+    for paragraph in status.split("\n\n"):
+        fields = dict(
+            line.split(": ", 1)
+            for line in paragraph.splitlines()
+            if ": " in line and not line.startswith(" ")
+        )
+        if not fields.get("Status", "").endswith(" installed"):
+            continue
+        name, version = fields["Package"], fields["Version"]
+        purl = (
+            f"pkg:deb/debian/{name}@{version.replace('+', '%2B')}"
+            f"?arch={fields['Architecture']}&distro={distribution}"
+        )
+        yield {
+            "type": "library",
+            "bom-ref": purl,
+            "name": name,
+            "version": version,
+            "purl": purl,
+        }
+
+
+def bill(components: list[dict[str, Any]]) -> dict[str, Any]:
+    """Give the document: the exporter, with everything else as its components."""
+    components = sorted(components, key=lambda component: component["purl"])
+    product = next((one for one in components if one["name"] == "mps-exporter"), None)
+    document = {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "components": [one for one in components if one is not product],
+    }
+    return document if product is None else document | {"metadata": {"component": product}}
+
+
+def _distribution(text: str) -> str:
+    fields = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    return "-".join(fields[key].strip('"') for key in ("ID", "VERSION_ID") if key in fields)
+
+
+def main() -> None:
+    """Print it."""
+    python = platform.python_version()
+    components = [
+        *python_packages(),
+        {
+            "type": "platform",
+            "bom-ref": f"pkg:generic/python@{python}",
+            "name": "python",
+            "version": python,
+            "purl": f"pkg:generic/python@{python}",
+        },
+    ]
+    if PACKAGES.exists():
+        distribution = _distribution(SYSTEM.read_text("utf-8")) if SYSTEM.exists() else ""
+        components += debian_packages(PACKAGES.read_text("utf-8"), distribution)
+    json.dump(bill(components), sys.stdout, indent=1)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()
