@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Renders the chart into deploy/kubernetes, for those who use kubectl and no Helm:
+#
+#   deploy/render.sh            writes the files
+#   deploy/render.sh FOLDER     writes them there instead
+#
+# HELM names the program (default: the one of `make tools`, else the one on PATH).
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+target=${1:-$here/kubernetes}
+helm=${HELM:-$here/../.tools/bin/helm}
+[ -x "$helm" ] || helm=$(command -v helm) || {
+  echo 'error: helm is missing: make tools' >&2
+  exit 1
+}
+mkdir -p "$target"
+
+render() { # FILE WHAT HELM-ARGUMENT...
+  local file=$1 what=$2
+  shift 2
+  {
+    echo "# $what"
+    echo '#'
+    echo '# Made from deploy/helm/mps-exporter by deploy/render.sh: change that, and run this again.'
+    "$helm" template mps-exporter "$here/helm/mps-exporter" --kube-version 1.30.0 \
+      --namespace mps-exporter "$@" 2>"$target/.errors" || {
+      cat "$target/.errors" >&2
+      exit 1
+    }
+  } >"$target/$file"
+  rm -f "$target/.errors"
+}
+
+daemonset() { # FILE WHAT LAYOUT
+  render "$1" "$2" --set "layout=$3" --set monitor.kind=none --set rules.enabled=false \
+    --set dashboards.enabled=false
+}
+
+daemonset device-plugin.yaml "MPS by NVIDIA's device plugin (resource nvidia.com/gpu)." devicePlugin
+daemonset dra.yaml "MPS by NVIDIA's DRA driver: one control daemon for each claim." dra
+daemonset plain.yaml 'MPS started on the node itself: /tmp/nvidia-mps and the like.' plain
+render pod-monitor.yaml 'For the Prometheus operator, beside any of the others.' \
+  --show-only templates/monitor.yaml
