@@ -12,7 +12,8 @@ from exporter.web.capacity import Places
 from exporter.web.connections import watch
 from exporter.web.options import WebOptions
 from exporter.web.responses import add_headers, plain_errors
-from exporter.web.state import BACKEND, OPTIONS
+from exporter.web.state import BACKEND, OPTIONS, TLS_CONTEXT, WEB_CONFIG
+from exporter.web.webconfig import WebConfigWatch, install
 
 
 async def landing(request: web.Request) -> web.Response:
@@ -25,13 +26,23 @@ async def landing(request: web.Request) -> web.Response:
 
 
 def create_app(backend: Backend, options: WebOptions) -> web.Application:
-    """The application, ready to be served."""
+    """The application, ready to be served.
+
+    Raises:
+        WebConfigError: The web configuration file cannot be used.
+    """
     app = web.Application(middlewares=[watch, plain_errors])
     app[BACKEND] = backend
     app[OPTIONS] = options
     app[scrape.SCRAPES] = Places(options.max_requests)
     app[scrape.RENDERINGS] = scrape.Renderings()
     app.on_response_prepare.append(add_headers)
+    if options.config_file is not None:
+        watch_file = WebConfigWatch.start(options.config_file)
+        install(app, watch_file)
+        app[WEB_CONFIG] = watch_file
+        if watch_file.uses_tls:
+            app[TLS_CONTEXT] = watch_file.tls_context
     app.router.add_get("/", landing)
     app.router.add_get(options.telemetry_path, scrape.metrics)
     app.router.add_get("/-/healthy", health.healthy)

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from exporter.web.backend import Backend
 from exporter.web.options import WebOptions
+from exporter.web.webconfig import WebConfigWatch
 
 TLSContext = Callable[[], Awaitable[ssl.SSLContext | None]]
 
@@ -16,3 +17,6 @@ BACKEND = web.AppKey[Backend]("BACKEND")
 OPTIONS = web.AppKey[WebOptions]("OPTIONS")
 TLS_CONTEXT = web.AppKey[TLSContext]("TLS_CONTEXT")
 """Gives the context for the next connection; absent where TLS is off."""
+
+WEB_CONFIG = web.AppKey[WebConfigWatch]("WEB_CONFIG")
+"""Absent where no file was given."""
