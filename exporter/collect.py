@@ -18,7 +18,6 @@ from exporter.merge import DaemonInputs, merge, pids_of_interest
 from exporter.model import COLLECTORS, CollectorName, CollectorResult, Incident, Snapshot
 from exporter.mps.fold import Fold
 from exporter.mps.ledger import Ledger
-from exporter.mps.liveness import alive, daemon_alive
 from exporter.mps.reconciliation import ServerAnswers, due, with_probe, with_servers
 from exporter.observations import (
     ControlObservation,
@@ -199,7 +198,7 @@ class Collector:
         await self._timed(run, "process", self._discover(run))
         if "process" not in run.collectors:
             await self._discover_configured(run)
-        await self._timed(run, "logs", self.poll_logs(run.left()))
+        await self._timed(run, "logs", self._read_logs(run))
         await self._timed(run, "control", self._control(run))
 
     async def _discover_configured(self, run: Run) -> None:
@@ -221,10 +220,9 @@ class Collector:
         observation = await self._host.identify(pids, run.left())
         run.processes = observation
         self._on_observation(observation)
+        asked = {*observation.processes, *observation.gone}
         for record in self._daemons.values():
-            record.ledger.observe(
-                now, alive(record.facts, observation), daemon=daemon_alive(record.facts)
-            )
+            record.ledger.observe(now, record.facts, observation.processes, asked)
         if observation.error is not None:
             raise SourceError(observation.error)
 
@@ -254,12 +252,12 @@ class Collector:
             patience = GONE_AFTER_QUIT_SECONDS if quit_in_order else GONE_AFTER_DEATH_SECONDS
             if now - record.gone_since > patience:
                 del self._daemons[name]
-                self._complaints.forget("control", name)
+        self._host.forget(self._daemons.keys())
 
-    async def poll_logs(self, deadline_seconds: float = 5.0) -> None:
-        """Read what the logs gained and fold it into the ledgers."""
+    async def poll_logs(self, deadline_seconds: float = 5.0) -> bool:
+        """Read what the logs gained and fold it into the ledgers; gives whether more is waiting."""
         if "logs" not in self.enabled:
-            return
+            return False
         async with self._tail_lock:
             facts = [record.facts for record in self._daemons.values()]
             observation = await self._host.poll_logs(facts, deadline_seconds)
@@ -272,6 +270,13 @@ class Collector:
             for record in self._daemons.values():
                 record.fold.take(observation)
         self._publish()
+        return any(chunk.complete_until is None for chunk in observation.chunks)
+
+    async def _read_logs(self, run: Run) -> None:
+        """Read the logs to their ends, or as far as half of the time that is left goes."""
+        enough = time.monotonic() + run.left() / 2
+        while await self.poll_logs(run.left()) and time.monotonic() < enough:
+            pass
 
     async def _control(self, run: Run) -> None:
         """Ask every daemon; one that fails or hangs does not keep the others from answering."""
@@ -377,7 +382,8 @@ class Collector:
             try:
                 if not self._daemons:
                     self._adopt(await self._host.discover(5.0))
-                await self.poll_logs()
+                while await self.poll_logs():
+                    pass
             except (SourceTimeoutError, SourceError, OSError) as error:
                 self._complaints.failing("tail", message="cannot follow the logs", err=error)
             else:

@@ -191,13 +191,16 @@ def control_state(inputs: DaemonInputs) -> ControlState | None:
         return "absent" if facts.lock_tested and not alive else None
     if probe.outcome is Outcome.OK:
         return "answering"
+    if inputs.view.quit_requested_at is not None and alive:
+        # While it drains, the tool is refused, or gets an empty answer, or waits (driver 580).
+        return "draining"
     if probe.outcome is Outcome.ABSENT:
         if all(exchange.return_code is None for exchange in probe.exchanges):
             # The tool itself is missing: nobody was asked.
             return "absent" if facts.lock_tested and not alive else None
         return "refused" if alive else "absent"
     if inputs.hung:
-        return "draining" if inputs.view.quit_requested_at is not None else "unresponsive"
+        return "unresponsive"
     if probe.outcome is Outcome.SKIPPED:
         return None
     return "refused"
@@ -233,6 +236,14 @@ def _daemon(view: _View, inputs: DaemonInputs, clients_max: int) -> ControlDaemo
             probe.default_active_thread_ratio if probe is not None else None
         ),
         default_pinned_memory_limit_bytes=_default_memory_limits(inputs),
+        default_client_priority=next(
+            (
+                reply.default_client_priority
+                for reply in answers.servers.values()
+                if reply.default_client_priority is not None
+            ),
+            None,
+        ),
         servers_count=len(servers) if _servers_known(inputs) else None,
         servers=kept,
         waits=ledger.waits,
@@ -409,9 +420,24 @@ def _clients(
         )
     else:
         return None
+    if len((inputs.facts.process or _NOBODY).namespace_pids) > 1:
+        connected = tuple(replace(one, pid=_host_pid(view, inputs, one.pid)) for one in connected)
     if any(client.pid == 0 for client in connected):
         return _strangers(view, inputs, connected, session, reply, server_pid)
     return tuple(_client(view, inputs, one, session, reply, server_pid) for one in connected)
+
+
+_NOBODY = ProcessFacts(0, 0.0)
+
+
+def _host_pid(view: _View, inputs: DaemonInputs, pid: int) -> int:
+    """Find whom a daemon in its own PID namespace calls so; 0: nobody who could be found."""
+    daemon = inputs.facts.process or _NOBODY
+    for facts in view.processes.values():
+        same = facts.pid_namespace is not None and facts.pid_namespace == daemon.pid_namespace
+        if pid and same and facts.namespace_pids[-1:] == (pid,):
+            return facts.pid
+    return 0
 
 
 def _strangers(
@@ -494,8 +520,11 @@ def _with_limits(
     lowered = own.ratio is not None and server_ratio is not None and own.ratio < server_ratio
     sms: dict[str, int] = {}
     memory: dict[str, int] = {}
+    devices = _device_uuids(inputs)
     own_memory = limits.parse_pinned_memory_limit(environment.get(MEMORY_VARIABLE))
-    ordinals = {uuid: ordinal for ordinal, uuid in _device_uuids(inputs).items()}
+    if devices and limits.names_missing_device(own_memory, devices):
+        own_memory = {}  # CUDA then ignores the whole variable
+    ordinals = {uuid: ordinal for ordinal, uuid in devices.items()}
     for uuid in client.contexts:
         gpu = view.gpus.get(uuid)
         if ratio is not None and gpu is not None and gpu.sm_count is not None:

@@ -233,8 +233,9 @@ def _load(settings: Settings) -> Recording | None:
 async def serve(settings: Settings, *, demo: bool = False) -> int:
     """Serve metrics until told to stop."""
     # Imported late: recording needs no web side.
-    from exporter.web import create_app
-    from exporter.web import ListenError, WebConfigError, serve as serve_web
+    from exporter.web.app import create_app
+    from exporter.web.listen import ListenError
+    from exporter.web.serve import serve as serve_web
 
     recording = _load(settings)
     service = Service(settings, recording)
@@ -274,11 +275,12 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
         done, _ = await asyncio.wait({web, work}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-    except (ListenError, WebConfigError) as error:
+    except ListenError as error:
         raise StartError(str(error)) from error
     finally:
-        for task in (work, first, web):
-            task.cancel()
+        work.cancel()
+        first.cancel()
+        web.cancel()
         await asyncio.gather(work, first, web, return_exceptions=True)
         await service.close()
     return 0

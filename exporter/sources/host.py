@@ -37,6 +37,9 @@ class Host(Protocol):
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
         """Control daemons, running or configured."""
 
+    def forget(self, present: Collection[str]) -> None:
+        """Drop what is remembered of all daemons but these (pipe directories)."""
+
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         """The daemons found last, and those of these processes that are there."""
 

@@ -6,8 +6,10 @@ question to it is refused at once instead of queueing up behind.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from exporter.observations import (
@@ -42,6 +44,8 @@ class LiveHost:
         self._logs = LogTails()
         self._nvml = Nvml(options=NvmlOptions(serials=settings.collector_nvml_serials))
         self._workers = {name: Worker(name) for name in ("procfs", "logs", "nvml")}
+        # Our own questions wait for each other; behind one that hangs nobody waits.
+        self._turns = {name: asyncio.Lock() for name in self._workers}
 
     def now(self) -> float:
         """Unix time."""
@@ -49,15 +53,19 @@ class LiveHost:
 
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
         """Control daemons in /proc, and those named by flag."""
-        daemons = await self._call(
+        return await self._call(
             "procfs",
             deadline_seconds,
-            self._procfs.discover,
-            self._settings.configured_directories(),
-            self._settings.mps_discovery and self._settings.collector_process,
+            partial(
+                self._procfs.discover,
+                self._settings.configured_directories(),
+                search=self._settings.mps_discovery and self._settings.collector_process,
+            ),
         )
-        self._control.forget(daemon.pipe_directory for daemon in daemons)
-        return daemons
+
+    def forget(self, present: Collection[str]) -> None:
+        """Drop what is remembered of all daemons but these."""
+        self._control.forget(present)
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         """Facts of these processes."""
@@ -105,9 +113,16 @@ class LiveHost:
     async def _call(
         self, worker: str, deadline_seconds: float, function: Callable[..., T], *arguments: object
     ) -> T:
+        end = time.monotonic() + deadline_seconds
         try:
-            return await self._workers[worker].call(
-                function, *arguments, deadline_seconds=deadline_seconds
-            )
+            async with asyncio.timeout(deadline_seconds):
+                await self._turns[worker].acquire()
+        except TimeoutError:
+            raise SourceTimeoutError(f"{worker} is busy with another question") from None
+        try:
+            left = end - time.monotonic()
+            return await self._workers[worker].call(function, *arguments, deadline_seconds=left)
         except (WorkerTimeoutError, BusyError) as error:
             raise SourceTimeoutError(str(error)) from error
+        finally:
+            self._turns[worker].release()

@@ -76,6 +76,8 @@ class _Tail:
     path: str = ""
     descriptor: int | None = None
     identity: tuple[int, int] = (0, 0)
+    begin: int = 0
+    """Where the first look began."""
     offset: int = 0
     history_until: int = 0
     """Bytes before this were there before the exporter was."""
@@ -141,7 +143,9 @@ class LogTails:
                 tail = daemon.tails[log]
                 tail.path = _path(root, log_directory, log)
                 self._look(daemon, tail)
-                read += self._read(daemon, tail, pipe_directory)
+                chunk = self._read(daemon, tail, pipe_directory)
+                if chunk is not None:
+                    read.append(chunk)
                 states.append(self._state(tail, pipe_directory))
             if any(chunk.data for chunk in read):
                 daemon.news_at = at
@@ -220,14 +224,14 @@ class LogTails:
             begin = _last_start(descriptor, size, bound)
         else:
             control = daemon.tails["control"]
-            first = b"" if control.descriptor is None else _line_at(
-                control.descriptor, control.offset
-            )  # fmt: skip
+            first = b""
+            if control.descriptor is not None:
+                first = _line_at(control.descriptor, control.begin)
             begin = _first_line_from(descriptor, size, bound, _stamp(first))
         if begin is None:
             begin = _next_line(descriptor, bound, size) if bound else 0
             tail.lost_bytes = begin
-        tail.offset = begin
+        tail.offset = tail.begin = begin
         self._learn_zone(daemon, _last_line(descriptor, size), mtime)
         tail.history_until = self._history_end(daemon, descriptor, begin, size)
 
@@ -246,17 +250,17 @@ class LogTails:
 
     # ------------------------------------------------------------------ reading
 
-    def _read(self, daemon: _Daemon, tail: _Tail, pipe_directory: str) -> list[LogChunk]:
+    def _read(self, daemon: _Daemon, tail: _Tail, pipe_directory: str) -> LogChunk | None:
         """Read what is new, up to the bound of one poll."""
         if tail.descriptor is None:
-            return []
+            return None
         looked_at = self._clock()
         try:
             data, size, mtime = self._read_bytes(tail, tail.descriptor)
         except OSError as error:
             tail.close()
             tail.error = _reason(error)
-            return []
+            return None
         at = self._clock()
         complete = tail.offset >= size
         if data:
@@ -265,29 +269,19 @@ class LogTails:
         if zone is None:
             stamp = _stamp(tail.last_line)
             zone = None if stamp is None else _local_offset(stamp)
-        begin = tail.offset - len(data)
-        old = min(max(tail.history_until - begin, 0), len(data))
-        pieces = [(data[:old], True), (data[old:], False)] if old else [(data, False)]
-        chunks = []
-        for index, (piece, history) in enumerate(pieces):
-            if index and not piece:
-                continue
-            last = index == len(pieces) - 1 or not pieces[-1][0]
-            chunks.append(
-                LogChunk(
-                    at=at,
-                    pipe_directory=pipe_directory,
-                    log=tail.log,
-                    data=piece,
-                    history=history,
-                    restarted=tail.restarted,
-                    lost_bytes=tail.lost_bytes,
-                    complete_until=looked_at if complete and last else None,
-                    utc_offset_seconds=zone,
-                )
-            )
-            tail.restarted, tail.lost_bytes = False, 0
-        return chunks
+        chunk = LogChunk(
+            at=at,
+            pipe_directory=pipe_directory,
+            log=tail.log,
+            data=data,
+            history=tail.offset <= tail.history_until and bool(data),
+            restarted=tail.restarted,
+            lost_bytes=tail.lost_bytes,
+            complete_until=looked_at if complete else None,
+            utc_offset_seconds=zone,
+        )
+        tail.restarted, tail.lost_bytes = False, 0
+        return chunk
 
     def _read_bytes(self, tail: _Tail, descriptor: int) -> tuple[bytes, int, float]:
         found = os.fstat(descriptor)
@@ -301,8 +295,8 @@ class LogTails:
             tail.restarted = True
         wanted = min(found.st_size - tail.offset, self._poll_bytes)
         if tail.history_until > tail.offset:
-            # What is history ends with a poll, so that one zone and one flag fit all of it.
-            wanted = min(wanted, max(tail.history_until - tail.offset, 1))
+            # What is history has chunks of its own.
+            wanted = min(wanted, tail.history_until - tail.offset)
         data = os.pread(descriptor, wanted, tail.offset) if wanted > 0 else b""
         tail.offset += len(data)
         return data, found.st_size, found.st_mtime
@@ -360,9 +354,8 @@ class LogTails:
 
 
 def _path(root: str, log_directory: str, log: LogName) -> str:
-    return f"{root}/{log_directory.lstrip('/')}/{log}.log" if root else (
-        f"{log_directory}/{log}.log"
-    )  # fmt: skip
+    directory = f"{root}/{log_directory.lstrip('/')}" if root else log_directory
+    return f"{directory}/{log}.log"
 
 
 _MISSING = "no such file"

@@ -21,7 +21,7 @@ import json
 import re
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -40,6 +40,9 @@ from exporter.observations import (
 
 if TYPE_CHECKING:
     from cattrs.preconf.json import JsonConverter
+
+FIRST_ANSWER_SECONDS = 5.0
+"""How long a source may have taken for its first answer."""
 
 FORMAT = "mps-exporter-recording"
 VERSION = 1
@@ -309,6 +312,7 @@ class Tape:
         self._logs = [o for o in recording.observations if isinstance(o, LogsObservation)]
         self._next_log = 0
         self._log_states: tuple[LogState, ...] = ()
+        self._waiting: list[LogChunk] = []
         self._tracks: dict[str, tuple[list[float], list[Observation]]] = {}
         for observation in recording.observations:
             times, track = self._tracks.setdefault(track_of(observation), ([], []))
@@ -316,17 +320,27 @@ class Tape:
             track.append(observation)
 
     def latest(self, track: str, now: float) -> Observation | None:
-        """The last observation of this track (see track_of) up to now."""
+        """The last observation of this track (see track_of) up to now.
+
+        Sources are slow at their first question: before the first answer, that one stands.
+        """
         times, observations = self._tracks.get(track, ([], []))
         position = bisect_right(times, now)
+        if not position and times and times[0] <= now + FIRST_ANSWER_SECONDS:
+            position = 1
         return observations[position - 1] if position else None
 
-    def logs(self, now: float) -> LogsObservation:
-        """What the tails read since the last call, and what they could read at all."""
-        chunks: list[LogChunk] = []
+    def logs(self, now: float, followed: Collection[str]) -> LogsObservation:
+        """What the tails of these daemons (pipe directories) read since the last call.
+
+        What a daemon's logs gained before somebody followed it, waits until somebody does.
+        """
         while self._next_log < len(self._logs) and self._logs[self._next_log].at <= now:
             observation = self._logs[self._next_log]
-            chunks += observation.chunks
+            self._waiting += observation.chunks
             self._log_states = observation.states or self._log_states
             self._next_log += 1
-        return LogsObservation(at=now, chunks=tuple(chunks), states=self._log_states)
+        chunks = tuple(chunk for chunk in self._waiting if chunk.pipe_directory in followed)
+        self._waiting = [c for c in self._waiting if c.pipe_directory not in followed]
+        states = tuple(state for state in self._log_states if state.pipe_directory in followed)
+        return LogsObservation(at=now, chunks=chunks, states=states)

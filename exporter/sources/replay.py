@@ -59,6 +59,9 @@ class ReplayHost:
         del deadline_seconds
         return self._processes().daemons
 
+    def forget(self, present: Collection[str]) -> None:
+        """A recording remembers everything."""
+
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         """Processes that were there, of those that were asked for then."""
         del pids, deadline_seconds
@@ -96,8 +99,8 @@ class ReplayHost:
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
         """What the logs gained since the last call."""
-        del daemons, deadline_seconds
-        return self._tape.logs(self.now())
+        del deadline_seconds
+        return self._tape.logs(self.now(), {daemon.pipe_directory for daemon in daemons})
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         """The GPUs as they were."""

@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import tests.hardware.program  # noqa: F401 - puts its scenarios on the list
 from tests.hardware.lab import build_client, lab, machine
 from tests.hardware.scenarios import DOUBLE, SCENARIOS
 

@@ -67,14 +67,14 @@ async def limits(lab: Lab) -> None:
     d = daemon.label
     percentages = {"10": 12, "25": 32, "50": 66}
     limited = [
-        lab.client("spin", 14, daemon=daemon, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=text)
+        lab.client("spin", 16, daemon=daemon, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=text)
         for text in percentages
     ]
-    free = lab.client("spin", 14, daemon=daemon)
+    free = lab.client("spin", 16, daemon=daemon)
     roomy = lab.client(
-        "idle", 14, daemon=daemon, mebibytes=256, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G"
+        "idle", 16, daemon=daemon, mebibytes=256, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G"
     )
-    direct = lab.client("idle", 14)
+    direct = lab.client("idle", 16)
     everybody = [*limited, free, roomy]
     await lab.ready(*everybody, direct)
     metrics = await lab.until("mps_server_clients", 5, daemon=d)
@@ -115,8 +115,9 @@ def _memory_as_nvidia_smi(lab: Lab, metrics: Metrics, d: str, clients: list[Clie
 
 async def _silence(lab: Lab, daemon: Daemon) -> None:
     """Our own questions must leave little in control.log."""
-    await lab.look()
-    await asyncio.sleep(1.2)
+    for _ in range(2):  # the second finds everything known
+        await lab.look()
+        await asyncio.sleep(1.2)
     before = daemon.lines("control")
     await lab.look()
     await asyncio.sleep(0.3)
