@@ -34,8 +34,8 @@ lint 'Dockerfiles' "$(files '(^|/)(Dockerfile|Containerfile)[^/]*$')" hadolint
 lint 'workflows' "$(files '^\.github/workflows/.*\.ya?ml$')" \
   check-jsonschema --builtin-schema vendor.github-workflows
 # Lock files are hashes, goldens are what other programs wrote. The ignored words are
-# what MPS writes into its own logs and replies, and a piece of a regular expression.
+# spelt so by MPS in its logs and by nvidia-cuda-mps-control, or parts of a pattern.
 lint 'files, for spelling' "$(files . | { grep -vE '\.lock$|/(golden|recordings|fixtures)/|\.(svg|png|gif)$' || true; })" \
-  codespell --ignore-words-list 'deamon,recevie,trigging,nknown'
+  codespell --ignore-words-list 'deamon,forground,nknown,recevie,trigging'
 
 [ ${#FAILED[@]} -eq 0 ] || fail "findings of: ${FAILED[*]}"
