@@ -1,0 +1,1 @@
+"""Tests of prometheus/: the rules, their tests, runbooks and configuration, without any server."""

@@ -1,0 +1,117 @@
+"""Reads prometheus/: rule files with their comments, promtool's test files, runbooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[3] / "prometheus"
+RULE_FILES = tuple(sorted((ROOT / "rules").glob("*.yml")))
+TEST_FILES = tuple(sorted((ROOT / "tests").glob("*.yml")))
+RUNBOOKS = ROOT / "runbooks"
+
+RUNBOOK_BASE = "https://github.com/mps-exporter/mps-exporter/blob/main/prometheus/runbooks/"
+DASHBOARD_BASE = "http://localhost:3000/d/"
+DASHBOARDS = {"mps-fleet", "mps-host", "mps-sharing", "mps-incidents", "mps-gpu", "mps-exporter"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule as it stands in its file."""
+
+    file: Path
+    group: str
+    fields: Mapping[str, Any]
+    comment: tuple[str, ...]
+    """The comment lines right above it."""
+
+    @property
+    def alert(self) -> str:
+        return str(self.fields.get("alert", ""))
+
+    @property
+    def record(self) -> str:
+        return str(self.fields.get("record", ""))
+
+    @property
+    def expr(self) -> str:
+        return str(self.fields["expr"])
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self.fields.get("labels", {}))
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return dict(self.fields.get("annotations", {}))
+
+    def __str__(self) -> str:
+        severity = self.labels.get("severity")
+        return (self.alert or self.record) + (f"-{severity}" if severity else "")
+
+
+def _comments(file: Path) -> list[tuple[str, ...]]:
+    """Above each rule of a file, in order: the comment lines."""
+    found = []
+    above: list[str] = []
+    for line in file.read_text().splitlines():
+        stripped = line.strip()
+        if stripped.startswith("#"):
+            above.append(stripped.removeprefix("#").strip())
+        elif stripped.startswith(("- alert:", "- record:")):
+            found.append(tuple(above))
+            above = []
+        else:
+            above = []
+    return found
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """All rules of all files."""
+    found = []
+    for file in RULE_FILES:
+        groups = yaml.safe_load(file.read_text())["groups"]
+        flat = [(group["name"], fields) for group in groups for fields in group["rules"]]
+        for (group, fields), comment in zip(flat, _comments(file), strict=True):
+            found.append(Rule(file, group, fields, comment))
+    return tuple(found)
+
+
+def alerts() -> tuple[Rule, ...]:
+    return tuple(rule for rule in rules() if rule.alert)
+
+
+def records() -> tuple[Rule, ...]:
+    return tuple(rule for rule in rules() if rule.record)
+
+
+@dataclass(frozen=True)
+class AlertCase:
+    """One eval_time of one alert in promtool's test files."""
+
+    file: Path
+    test: str
+    alert: str
+    expected: tuple[Mapping[str, Mapping[str, str]], ...]
+
+
+@cache
+def unit_tests() -> tuple[tuple[Path, Mapping[str, Any]], ...]:
+    return tuple(
+        (file, test) for file in TEST_FILES for test in yaml.safe_load(file.read_text())["tests"]
+    )
+
+
+@cache
+def alert_cases() -> tuple[AlertCase, ...]:
+    return tuple(
+        AlertCase(file, test["name"], case["alertname"], tuple(case.get("exp_alerts") or ()))
+        for file, test in unit_tests()
+        for case in test.get("alert_rule_test", ())
+    )

@@ -1,0 +1,190 @@
+"""Every expression asks for what the exporter really says, and can be true."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import promql_parser as parser
+import pytest
+
+from exporter import model
+from exporter.metrics.catalogue import CATALOGUE
+from tests.unit.rules import promql, templates
+from tests.unit.rules.promql import PromqlError, Schema
+from tests.unit.rules.rulebook import Rule, alerts, records, rules
+
+RULES = pytest.mark.parametrize("rule", rules(), ids=str)
+ALERTS = pytest.mark.parametrize("rule", alerts(), ids=str)
+
+
+def schema() -> Schema:
+    return Schema({rule.record: rule.expr for rule in records()})
+
+
+def everything(rule: Rule) -> list[str]:
+    """The rule's expression and those in its annotations."""
+    texts = rule.annotations.values()
+    return [rule.expr, *(expr for text in texts for expr, _ in templates.queries(text))]
+
+
+@RULES
+def test_metrics_labels_and_joins_exist(rule: Rule) -> None:
+    for expr in everything(rule):
+        schema().labels(promql.parse(expr))
+
+
+@ALERTS
+def test_alert_keeps_the_labels_of_its_target(rule: Rule) -> None:
+    labels = schema().labels(promql.parse(rule.expr))
+    assert labels is not None
+    if rule.alert == "MpsExporterAbsent":  # there is no target, that is what it says
+        assert labels == {"job"}
+    else:
+        assert labels >= promql.TARGET_LABELS
+
+
+@ALERTS
+def test_annotations_use_labels_that_the_alert_has(rule: Rule) -> None:
+    there = schema().labels(promql.parse(rule.expr)) or frozenset()
+    for name, text in rule.annotations.items():
+        assert templates.used_labels(text) <= there, name
+        answered: set[str] = set()
+        for expr, _ in templates.queries(text):
+            answered |= schema().labels(promql.parse(expr)) or set()
+        assert templates.result_labels(text) <= answered, name
+
+
+@ALERTS
+def test_queries_in_annotations_stay_with_the_alert(rule: Rule) -> None:
+    """A text that says what happens elsewhere sends an operator to the wrong host."""
+    for text in rule.annotations.values():
+        for expr, labels in templates.queries(text):
+            assert labels[:2] == ["job", "instance"], expr
+            for selector in promql.selectors(promql.parse(expr)):
+                pinned = {label for label, op, _ in promql.matchers(selector) if op == "="}
+                assert {"job", "instance"} <= pinned, expr
+
+
+@ALERTS
+def test_alert_has_a_condition(rule: Rule) -> None:
+    """Any result is an alert: without a comparison, a 0 would be one, too."""
+    nodes = list(promql.walk(promql.parse(rule.expr)))
+    compares = any(
+        isinstance(node, parser.BinaryExpr) and str(node.op) in promql.COMPARISONS for node in nodes
+    )
+    absent = any(isinstance(node, parser.Call) and node.func.name == "absent" for node in nodes)
+    assert compares or absent
+    assert not any(str(getattr(node, "op", "")) in {"topk", "bottomk"} for node in nodes)
+
+
+@RULES
+def test_state_sets_are_asked_for_states_that_exist(rule: Rule) -> None:
+    for expr in everything(rule):
+        for selector in promql.selectors(promql.parse(expr)):
+            spec = CATALOGUE.get(selector.name)
+            for label, op, value in promql.matchers(selector):
+                if spec is not None and label == spec.name and op in {"=", "!="}:
+                    assert value in spec.states, expr
+
+
+CAUSES = {
+    "mps_server_exits_total": "EXIT_CAUSES",
+    "mps_server_last_exit_timestamp_seconds": "EXIT_CAUSES",
+    "mps_client_losses_total": "LOSS_CAUSES",
+    "mps_client_rejections_total": "REJECTION_CAUSES",
+}
+
+
+@RULES
+def test_causes_exist(rule: Rule) -> None:
+    for expr in everything(rule):
+        for selector in promql.selectors(promql.parse(expr)):
+            for label, op, value in promql.matchers(selector):
+                if label == "cause" and op == "=" and selector.name in CAUSES:
+                    assert value in getattr(model, CAUSES[selector.name]), expr
+
+
+@RULES
+def test_ranges_are_wide_enough(rule: Rule) -> None:
+    """Four scrapes of 30 s or more: two that are missed must not make a hole."""
+    for node in promql.walk(promql.parse(rule.expr)):
+        if isinstance(node, parser.MatrixSelector):
+            seconds = node.range.total_seconds()
+            assert 120 <= seconds <= 6 * 3600, node.prettify()
+
+
+@RULES
+def test_regular_expressions_are_needed_and_not_anchored(rule: Rule) -> None:
+    for expr in everything(rule):
+        for selector in promql.selectors(promql.parse(expr)):
+            for label, op, value in promql.matchers(selector):
+                if op in {"=~", "!~"}:
+                    assert re.search(r"[|.*+?\[(\\]", value), f"{label}{op}{value}"
+                    assert not value.startswith("^"), value
+                    assert not value.endswith("$"), value
+
+
+@RULES
+def test_no_label_is_matched_twice_in_one_selector(rule: Rule) -> None:
+    for expr in everything(rule):
+        for selector in promql.selectors(promql.parse(expr)):
+            named = [label for label, _, _ in promql.matchers(selector)]
+            assert len(named) == len(set(named)), expr
+
+
+def test_no_series_is_recorded_twice_and_none_needs_itself() -> None:
+    names = [rule.record for rule in records()]
+    assert len(names) == len(set(names))
+
+
+def test_recorded_series_are_used_after_they_are_made_within_a_group() -> None:
+    for (file, group), members in itertools.groupby(rules(), lambda rule: (rule.file, rule.group)):
+        ordered = list(members)
+        made = {rule.record: position for position, rule in enumerate(ordered) if rule.record}
+        for position, rule in enumerate(ordered):
+            for selector in promql.selectors(promql.parse(rule.expr)):
+                assert made.get(selector.name, -1) < position, f"{file.name} {group} {rule}"
+
+
+@pytest.mark.parametrize(
+    ("expr", "complaint"),
+    [
+        ("mps_control_upp == 0", "no such metric"),
+        ('mps_control_state{state="absent"} == 1', "no label state"),
+        ("rate(mps_server_clients[5m])", "no counter"),
+        ("avg_over_time(mps_server_starts_total[5m])", "no gauge"),
+        ("sum by (gpu) (mps_server_clients)", "not there"),
+        ("sum without (gpu) (mps_server_clients)", "not there"),
+        ("mps_server_clients and mps_control_up", "can match nothing"),
+        ("mps_server_clients and on (gpu) mps_control_up", "one side lacks"),
+        ("mps_server_clients / mps_server_client_contexts", "can match nothing"),
+        (
+            "mps_client_contexts * on (pid) group_left (colour) mps_client_info",
+            "group_left or group_right",
+        ),
+        ("histogram_quantile(0.9, rate(mps_uid_wait_seconds_count[5m]))", "without le"),
+        ("rate(mps_uid_wait_seconds[5m])", "no such metric"),
+        ("holt_winters(mps_control_up[5m], 0.1, 0.1)", None),
+    ],
+)
+def test_the_checks_find_mistakes(expr: str, complaint: str | None) -> None:
+    with pytest.raises((PromqlError, ValueError), match=complaint):
+        schema().labels(promql.parse(expr))
+
+
+@pytest.mark.parametrize(
+    ("expr", "labels"),
+    [
+        ("mps_control_up", {"daemon"}),
+        ("sum without (uid) (mps_server_starts_total)", {"daemon"}),
+        ("mps_control_up - mps_control_up offset 5m >= 0 or mps_control_up", {"daemon"}),
+        ("mps_server_clients and on (daemon) mps_control_up == 1", {"daemon", "server"}),
+        ("2 * mps_control_up", {"daemon"}),
+        ("histogram_quantile(0.9, rate(mps_server_startup_seconds_bucket[5m]))", {"daemon"}),
+    ],
+)
+def test_labels_of_results(expr: str, labels: set[str]) -> None:
+    found: Any = schema().labels(promql.parse(expr))
+    assert found == labels | promql.TARGET_LABELS

@@ -1,0 +1,188 @@
+"""Rules are complete, explained, tested, and lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+import yaml
+
+from tests.unit.rules import promql
+from tests.unit.rules.rulebook import (
+    DASHBOARD_BASE,
+    DASHBOARDS,
+    ROOT,
+    RULE_FILES,
+    RUNBOOK_BASE,
+    RUNBOOKS,
+    Rule,
+    alert_cases,
+    alerts,
+    records,
+    rules,
+    unit_tests,
+)
+
+RULES = pytest.mark.parametrize("rule", rules(), ids=str)
+ALERTS = pytest.mark.parametrize("rule", alerts(), ids=str)
+RECORDS = pytest.mark.parametrize("rule", records(), ids=str)
+DURATION = re.compile(r"[1-9]\d*[smh]")
+
+
+def test_there_are_rules() -> None:
+    assert len({rule.alert for rule in alerts()}) >= 35
+    assert len(records()) >= 30
+
+
+@ALERTS
+def test_alert_has_only_fields_of_an_alert(rule: Rule) -> None:
+    """`for` or `keep_firing_for` under labels is a label, and no Prometheus complains."""
+    assert rule.fields.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+    assert rule.labels.keys() == {"severity"}
+    assert rule.labels["severity"] in {"critical", "warning", "info"}
+
+
+@RECORDS
+def test_record_has_only_fields_of_a_record(rule: Rule) -> None:
+    assert rule.fields.keys() == {"record", "expr"}
+    assert re.fullmatch(r"[a-z_]+:[a-z0-9_]+:[a-z0-9_]+", rule.record)
+
+
+@ALERTS
+def test_alert_name(rule: Rule) -> None:
+    assert re.fullmatch(r"Mps([A-Z][a-z0-9]+)+", rule.alert)
+
+
+@ALERTS
+def test_alert_waits_for_a_reason(rule: Rule) -> None:
+    """The comment above says why it waits as long as it does, or why it does not wait."""
+    explained = " ".join(rule.comment)
+    assert len(explained) > 40
+    if "for" in rule.fields:
+        assert DURATION.fullmatch(rule.fields["for"])
+    else:
+        windowed = re.search(r"\[\d+[mh]\]", rule.expr)
+        assert "No `for`" in explained or windowed, explained
+
+
+@ALERTS
+def test_annotations(rule: Rule) -> None:
+    texts = rule.annotations
+    assert set(texts) == {"summary", "description", "runbook_url", "dashboard_url"}
+    assert "{{" not in texts["summary"], "constant, so that alerts group"
+    assert texts["summary"].endswith(".")
+    assert "First" in texts["description"], "what to do first"
+    assert not re.search(r"\$value(?!\s*\|)", re.sub(r"if eq \$value", "", texts["description"]))
+    if rule.alert != "MpsExporterAbsent":
+        assert "$labels.instance" in texts["description"]
+
+
+@ALERTS
+def test_runbook_exists_and_has_all_sections(rule: Rule) -> None:
+    assert rule.annotations["runbook_url"] == f"{RUNBOOK_BASE}{rule.alert}.md"
+    text = (RUNBOOKS / f"{rule.alert}.md").read_text()
+    assert text.startswith(f"# {rule.alert}\n")
+    headings = re.findall(r"^## (.+)$", text, flags=re.MULTILINE)
+    assert headings == ["What it means", "Confirm", "Do", "Do not", "In the logs"]
+    assert rule.labels["severity"] in text.splitlines()[2]
+
+
+@ALERTS
+def test_dashboard_is_one_of_ours(rule: Rule) -> None:
+    url = rule.annotations["dashboard_url"]
+    assert url.startswith(DASHBOARD_BASE)
+    uid, _, variables = url.removeprefix(DASHBOARD_BASE).partition("?")
+    assert uid in DASHBOARDS
+    for name, label in re.findall(r"var-(\w+)=\{\{\$labels\.(\w+)\|urlquery\}\}", variables):
+        assert name == label
+
+
+def test_no_runbook_without_alert() -> None:
+    assert {page.stem for page in RUNBOOKS.glob("*.md")} == {rule.alert for rule in alerts()}
+
+
+@pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.stem)
+def test_links_between_runbooks_resolve(page: object) -> None:
+    text = RUNBOOKS.joinpath(str(page)).read_text()
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (RUNBOOKS / target).exists(), target
+    for name in re.findall(r"\bMps[A-Z]\w+", text):
+        assert (RUNBOOKS / f"{name}.md").exists(), name
+
+
+def test_only_one_place_names_each_url() -> None:
+    """Both bases are placeholders that a site replaces with one sed each: docs/alerts.md."""
+    for rule in alerts():
+        urls = re.findall(r"https?://[^/]+", " ".join(rule.annotations.values()))
+        assert set(urls) == {"https://github.com", "http://localhost:3000"}
+
+
+def unit_tests_have_unique_names_and_nothing_unknown() -> None:
+    names = []
+    for file in RULE_FILES:
+        for group in yaml.safe_load(file.read_text())["groups"]:
+            assert group.keys() == {"name", "rules"}, "intervals are the site's to choose"
+            assert re.fullmatch(r"mps(-[a-z]+)+", group["name"])
+            names.append(group["name"])
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", sorted({rule.alert for rule in alerts()}))
+def test_alert_is_tested_firing_and_not_firing(name: str) -> None:
+    cases = [case for case in alert_cases() if case.alert == name]
+    severities = {rule.labels["severity"] for rule in alerts() if rule.alert == name}
+    seen = {expected["exp_labels"]["severity"] for case in cases for expected in case.expected}
+    assert seen == severities, "a firing case for each severity"
+    quiet = [case for case in cases if not case.expected]
+    assert {case.test for case in quiet} - {case.test for case in cases if case.expected}, (
+        "a case of its own in which it must not fire"
+    )
+    for case in cases:
+        for expected in case.expected:
+            assert expected["exp_annotations"].keys() == {
+                "summary", "description", "runbook_url", "dashboard_url",
+            }  # fmt: skip
+            assert "{{" not in expected["exp_annotations"]["description"]
+
+
+@RECORDS
+def test_record_is_tested(rule: Rule) -> None:
+    tested = {
+        selector.name
+        for _, test in unit_tests()
+        for case in test.get("promql_expr_test", ())
+        for selector in promql.selectors(promql.parse(case["expr"]))
+    }
+    assert rule.record in tested
+
+
+def test_tests_have_unique_names() -> None:
+    names = Counter(test["name"] for _, test in unit_tests())
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_tests_use_series_that_the_exporter_can_have() -> None:
+    """A test on series that no exporter writes proves nothing."""
+    schema = promql.Schema({rule.record: rule.expr for rule in records()})
+    target = {"namespace", "pod", "container"}  # as a ServiceMonitor adds them
+    for file, test in unit_tests():
+        for given in test["input_series"]:
+            node = promql.parse(given["series"])
+            known = schema.series(node.name).labels | target
+            labels = {label for label, _, _ in promql.matchers(node)}
+            assert labels <= known, f"{file.name}: {given['series']}: {labels - known}"
+
+
+def test_prometheus_loads_all_rule_files() -> None:
+    config = yaml.safe_load((ROOT / "prometheus.yml").read_text())
+    assert config["rule_files"] == ["rules/*.yml"]
+    jobs = {scrape["job_name"] for scrape in config["scrape_configs"]}
+    named = {
+        value
+        for rule in rules()
+        for selector in promql.selectors(promql.parse(rule.expr))
+        for label, op, value in promql.matchers(selector)
+        if label == "job" and op == "="
+    }
+    assert named <= jobs
