@@ -27,7 +27,8 @@ lint() { # NAME-OF-FILES PATHS COMMAND...: the command gets the paths
 
 lint 'YAML files' "$(files '\.ya?ml$' | { grep -vE "$TEMPLATES" || true; })" \
   yamllint --strict --config-data '{extends: default, rules: {
-    comments: {min-spaces-from-content: 1}, document-start: disable, indentation: {indent-sequences: whatever},
+    comments: {min-spaces-from-content: 1}, comments-indentation: disable, document-start: disable,
+    indentation: {indent-sequences: whatever},
     line-length: {max: 120, allow-non-breakable-inline-mappings: true}, truthy: {check-keys: false}}}'
 lint 'shell scripts' "$(files '(\.sh|^\.ci/run)$')" shellcheck --external-sources --source-path=SCRIPTDIR
 lint 'Dockerfiles' "$(files '(^|/)(Dockerfile|Containerfile)[^/]*$')" hadolint
