@@ -82,11 +82,11 @@ def _contexts(books: Books, server: Server, reply: ServerReply) -> None:
     for device, counts in reply.contexts.items():
         uuid = books.uuid_of(server, device)
         for pid, count in counts.items():
-            client = server.clients.get(pid)
-            if client is not None:
-                client.had_context = True
+            owner = server.clients.get(pid)
+            if owner is not None:
+                owner.had_context = True
                 for _ in range(min(count, 256)):
-                    client.contexts[len(client.contexts)] = uuid
+                    owner.contexts[len(owner.contexts)] = uuid
 
 
 def _state(books: Books, server: Server, reply: ServerReply) -> None:

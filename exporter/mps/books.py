@@ -91,7 +91,7 @@ class Books:
 
     def settle(self, at: float) -> None:
         """Advance the running totals, and do what was due by then."""
-        while (due := self._next_due()) is not None and due <= at:
+        while (due := self._next_due()) <= at:
             self._run_to(due)
             self._do_due(due)
         self._run_to(at)
@@ -119,20 +119,16 @@ class Books:
                 return False
         return self.queue.somebody_waits()
 
-    def _next_due(self) -> float | None:
-        moments = [
-            admission.at + ADMISSION_SECONDS
-            for server in self.servers.values()
-            for admission in server.admissions[:1]
-        ]
-        moments += [
-            server.block.at + FAULT_BLOCK_SECONDS
-            for server in self.servers.values()
-            if server.block is not None
-        ]
+    def _next_due(self) -> float:
+        due = float("inf")
         if self.daemon.unanswered:
-            moments.append(self.daemon.unanswered[0] + CREDENTIALS_SECONDS)
-        return min(moments) if moments else None
+            due = self.daemon.unanswered[0] + CREDENTIALS_SECONDS
+        for server in self.servers.values():
+            if server.admissions:
+                due = min(due, server.admissions[0].at + ADMISSION_SECONDS)
+            if server.block is not None:
+                due = min(due, server.block.at + FAULT_BLOCK_SECONDS)
+        return due
 
     def _do_due(self, at: float) -> None:
         counting = self.tally.counting

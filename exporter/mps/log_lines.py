@@ -27,11 +27,9 @@ MAX_MESSAGE = 512
 MAX_QUOTED = 120
 """Characters that are kept of a message that is not understood."""
 
-_PREFIX = re.compile(
-    r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.(\d{3}) ([A-Z][A-Za-z]{0,15}(?: [A-Z][a-z]{1,15})?) +"
-    r"(\d{1,7})\] ?(.*)",
-    re.ASCII | re.DOTALL,
-)
+_SECOND = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", re.ASCII)
+_WRITER = re.compile(r"([A-Z][A-Za-z]{0,15}(?: [A-Z][a-z]{1,15})?) +(\d{1,7})", re.ASCII)
+_MAX_PREFIX = 64
 
 
 class Line(NamedTuple):
@@ -49,29 +47,42 @@ class Line(NamedTuple):
 NOISE = e.Noise()
 CONTINUATION = e.Continuation()
 _UNPREFIXED = Line(None, "", 0, CONTINUATION)
-_BROKEN = Line(None, "", 0, e.Unrecognized(""))
 
 
 def parse(line: str | bytes) -> Line:
     """Read one line, given without its line end."""
     text = line if isinstance(line, str) else line.decode("utf-8", "replace")
-    found = _PREFIX.match(text)
-    if found is None:
+    prefix, bracket, message = text.partition("]")
+    if text[:1] != "[" or text[20:21] != "." or text[24:25] != " " or not bracket:
         return _UNPREFIXED
-    second, fraction, component, pid, message = found.groups()
-    stamp_ms = _second_ms(second)
-    if stamp_ms is None:
-        return _BROKEN
+    # Few seconds and few writers make many lines: both are looked at once.
+    stamp_ms, writer = _second_ms(text[1:20]), _writer(prefix[25:_MAX_PREFIX])
+    fraction = text[21:24]
+    if stamp_ms is None or writer is None or not (fraction.isascii() and fraction.isdigit()):
+        return _UNPREFIXED
+    component, pid = writer
     if len(message) > MAX_MESSAGE:
-        event = _read_long(component, message)
+        event = _read_long(component, message.lstrip())
     else:
         event = read_message(component == "Control", message)
-    return Line(stamp_ms + int(fraction), component, int(pid), event)
+    return _new(Line, (stamp_ms + int(fraction), component, pid, event))
+
+
+_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
+
+
+@lru_cache(maxsize=256)
+def _writer(text: str) -> tuple[str, int] | None:
+    """Read component and PID."""
+    found = _WRITER.fullmatch(text)
+    return None if found is None else (found[1], int(found[2]))
 
 
 @lru_cache(maxsize=64)
 def _second_ms(second: str) -> int | None:
     """Give a stamp's whole second in milliseconds; None when there is no such time."""
+    if not _SECOND.fullmatch(second):
+        return None
     try:
         moment = datetime.fromisoformat(second).replace(tzinfo=UTC)
     except ValueError:
@@ -94,7 +105,7 @@ def read_message(control: bool, message: str) -> e.Event:
         control: Written by the control daemon (component Control).
         message: What stands behind the prefix.
     """
-    message = message.rstrip()
+    message = message.strip()
     if control:
         if message.startswith("Cmd:"):
             return e.UiCommand(message[4 : 4 + MAX_QUOTED])

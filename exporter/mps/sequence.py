@@ -6,7 +6,8 @@ control.log), so the two are merged by their stamps, and a line is held until th
 to be complete up to then. A log that cannot be read holds nothing back.
 
 Stamps are local time and can jump (daylight saving, a clock set back). So no line is held for
-longer than HOLD_SECONDS, and no line counts as later than the moment in which it was read.
+longer than HOLD_SECONDS, unless the other log is still being read, and no line counts as later than
+the moment in which it was read.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ class Entry(NamedTuple):
     """False: written before the exporter began to look, so no counter may count it."""
 
 
+_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
+
+
 class Sequencer:
     """Merges control.log and server.log of one daemon."""
 
@@ -86,14 +90,19 @@ class Sequencer:
         overdue = now - HOLD_SECONDS
         while True:
             first, second = server.head(), control.head()
-            log, other = server, control
-            if first is None or (second is not None and second.key < first.key):
-                first, log, other = second, control, server
-            if first is None:
+            if first is not None and (second is None or first[0] <= second[0]):
+                log, other, upto = server, control, second
+            elif second is not None:
+                log, other, upto, first = control, server, first, second
+            else:
                 return
-            if other.holds_back(first.key) and first.arrived > overdue:
+            if other.holds_back(first[0]) and (first[1] > overdue or other.behind(overdue)):
                 return
-            yield log.pop()
+            if upto is None:
+                yield log.pop()
+                continue
+            # The other log's next line is known: all that comes before it is certain.
+            yield from log.pop_until(upto[0], including=log is server)
 
     @property
     def settled_until(self) -> float | None:
@@ -106,12 +115,8 @@ class Sequencer:
         return self._control if name == "control" else self._server
 
 
-class _Held(NamedTuple):
-    """An entry with its place in the order."""
-
-    key: float
-    arrived: float
-    entry: Entry
+_Held = tuple[float, float, Entry]
+"""An entry with its place in the order, and when it was read."""
 
 
 class _Log:
@@ -129,8 +134,12 @@ class _Log:
         self._last_at: float | None = None
         self._complete = float("-inf")
         self._anything = False
+        self._more_waiting = False
+        self._fed_at = float("-inf")
 
     def feed(self, chunk: LogChunk) -> None:
+        self._more_waiting = chunk.complete_until is None
+        self._fed_at = chunk.at
         if chunk.data or chunk.restarted or chunk.lost_bytes:
             self._chunks.append(chunk)
         if chunk.complete_until is not None and not self._chunks:
@@ -149,7 +158,13 @@ class _Log:
         return self._held[0] if self._held else None
 
     def pop(self) -> Entry:
-        return self._held.popleft().entry
+        return self._held.popleft()[2]
+
+    def pop_until(self, key: float, *, including: bool) -> Iterator[Entry]:
+        """Give what comes before this place in the order, as far as it is taken apart."""
+        held = self._held
+        while held and (held[0][0] < key or (including and held[0][0] == key)):
+            yield held.popleft()[2]
 
     def holds_back(self, key: float) -> bool:
         """Whether a line that belongs before this key may still come.
@@ -160,13 +175,21 @@ class _Log:
             return False
         return key > self._complete and key >= self._last_key
 
+    def behind(self, since: float) -> bool:
+        """Whether more of it is waiting to be read, and it was read after this moment."""
+        return self._more_waiting and self._fed_at > since
+
     def settled_until(self) -> float | None:
         if self._held or self._chunks:
             head = self.head()
-            return head.key if head is not None else self._last_key
+            if head is not None:
+                return head[0]
         if not self._anything:
             return None
-        return self._complete
+        if self._last_key - CLOCK_JUMP_SECONDS > self._complete > float("-inf"):
+            return self._complete  # the clock was set back after the last line
+        known = max(self._complete, self._last_key)
+        return None if known == float("-inf") else known
 
     def _take_block(self) -> None:
         """Take the next block of the first chunk apart."""
@@ -205,9 +228,8 @@ class _Log:
             if not separator:
                 self._keep_half(rest)
                 return
-        hold = self._hold
         for text in whole.decode("utf-8", "replace").split("\n"):
-            hold(parse(text), chunk)
+            self._hold(parse(text), chunk)
         self._keep_half(rest)
 
     def _keep_half(self, part: bytes) -> None:
@@ -218,23 +240,19 @@ class _Log:
             self._half += part
 
     def _hold(self, line: Line, chunk: LogChunk) -> None:
-        if line.stamp_ms is None:
+        stamp_ms, component, pid, event = line
+        read_at, last = chunk.at, self._last_key
+        if stamp_ms is None:
             # Without a stamp of its own: it belongs to the line before it.
-            at = chunk.at if self._last_at is None else self._last_at
-            key = max(self._last_key, at) if self._last_at is not None else chunk.at
+            at = read_at if self._last_at is None else self._last_at
+            key = max(last, at)
         else:
-            at = line.stamp_ms / 1000.0 - (chunk.utc_offset_seconds or 0.0)
-            key = at
-            if self._last_key - CLOCK_JUMP_SECONDS < at < self._last_key:
-                key = self._last_key  # written by several threads: the file's order holds
-            if key > chunk.at + CLOCK_TOLERANCE_SECONDS:
-                key = at = min(at, chunk.at)
+            key = at = stamp_ms / 1000.0 - (chunk.utc_offset_seconds or 0.0)
+            if last - CLOCK_JUMP_SECONDS < at < last:
+                key = last  # written by several threads: the file's order holds
+            if key > read_at + CLOCK_TOLERANCE_SECONDS:
+                key = at = min(at, read_at)
             self._last_at = at
         self._last_key = key
-        self._held.append(
-            _Held(
-                key,
-                chunk.at,
-                Entry(at, self.name, line.pid, line.component, line.event, not chunk.history),
-            )
-        )
+        entry = _new(Entry, (at, self.name, pid, component, event, not chunk.history))
+        self._held.append((key, read_at, entry))

@@ -1,0 +1,132 @@
+"""How fast log lines become entries of the ledger, and whether memory grows with their number.
+
+    python -m bench.logs [lines]
+
+A synthetic daemon with a waiting user, short clients and a control tool that asks every second.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+import tracemalloc
+from collections.abc import Iterator
+
+from exporter.mps.fold import Fold
+from exporter.observations import LogChunk, LogName, LogsObservation
+
+CHUNK_LINES = 5_000
+BEGIN = 1_795_000_000.0
+
+
+def stamp(at: float) -> str:
+    """Write a log's stamp."""
+    whole = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
+    return f"{whole}.{int(at * 1000) % 1000:03d}"
+
+
+def rounds() -> Iterator[tuple[float, list[str], list[str]]]:
+    """Give (moment, lines of control.log, lines of server.log), one client a second, for ever."""
+    at, pid = BEGIN, 1000
+    c = f"[{stamp(at)} Control   630] "
+    yield (
+        at,
+        [
+            c + "Starting control daemon using socket /tmp/mps/control",
+            c + "NEW CLIENT 999 from user 1001: Server is not ready, push client to pending list",
+            c + "Starting new server 634 for user 1001",
+            c + "NEW SERVER 634: Ready",
+            c + "NEW CLIENT 998 from user 1002: Server is not ready, push client to pending list",
+        ],
+        [],
+    )
+    while True:
+        at += 1.0
+        pid = 1000 + (pid - 999) % 4_000_000
+        c, s = f"[{stamp(at)} Control   630] ", f"[{stamp(at)} Server   634] "
+        control = [
+            "Accepting connection...",
+            "User did not send valid credentials",
+            "Accepting connection...",
+            f"NEW CLIENT {pid} from user 1001: Server already exists",
+            "Accepting connection...",
+            f"NEW CLIENT {pid} from user 1001: Server already exists",
+            "Accepting connection...",
+            "NEW UI",
+            "Cmd:get_server_list",
+            "634",
+            "Cmd:get_default_active_thread_percentage",
+            "100.0",
+            "UI closed",
+            "Try shutting down server 634, backoff is enabled",
+            "Server 634 has 2 active worker threads. Server will not shutdown.",
+            "Control will try shutting down server 634 again in at most 51200ms",
+        ]
+        server = [
+            "Received new client request for {PID: -1333654781, Context ID: 0}",
+            f"Client {{PID: {pid}, Context ID: 0}} connected",
+            f"Creating worker thread for client {{PID: {pid}, Context ID: 0}}",
+            f"Client {{PID: {pid}, Context ID: 1}} connected",
+            f"Creating worker thread for client {{PID: {pid}, Context ID: 1}}",
+            "Device NVIDIA H200 (uuid GPU-00000000-1111-2222-3333-444444444444) is associated",
+            f"Status of client {{PID: {pid}, Context ID: 1}} is ACTIVE",
+            f"Client {{PID: {pid}, Context ID: 1}} exiting. Number of active client contexts is 0.",
+            f"Client process {pid} disconnected",
+            "Server has been notified to shutdown",
+            "Server was unable to shutdown due to 2 active clients",
+        ]
+        yield at, [c + line for line in control], [s + line for line in server]
+
+
+def observations(lines: int) -> Iterator[LogsObservation]:
+    """Give so many lines, in observations of a few thousand."""
+    left = lines
+    logs: dict[LogName, list[str]] = {"control": [], "server": []}
+    for at, control, server in rounds():
+        logs["control"] += control
+        logs["server"] += server
+        left -= len(control) + len(server)
+        if left <= 0 or len(logs["control"]) + len(logs["server"]) >= CHUNK_LINES:
+            now = at + 0.5
+            chunks = tuple(
+                LogChunk(
+                    at=now,
+                    pipe_directory="/tmp/mps",
+                    log=log,
+                    data=("\n".join(text) + "\n").encode(),
+                    complete_until=now,
+                )
+                for log, text in logs.items()
+            )
+            yield LogsObservation(at=now, chunks=chunks)
+            logs = {"control": [], "server": []}
+            if left <= 0:
+                return
+
+
+def main() -> None:
+    """Measure and print."""
+    lines = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    fold = Fold("/tmp/mps")
+    spent = 0.0
+    for observation in observations(lines):
+        before = time.process_time()
+        fold.take(observation)
+        spent += time.process_time() - before
+    counters = fold.ledger.view(0.0).counters
+    total = sum(counters.log_lines.values())
+    print(f"{total} lines in {spent:.2f} s of CPU: {total / spent:,.0f} lines/s")
+    print(f"{sum(counters.overtakes.values())} overtakes, {counters.query_lines} query lines")
+    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
+    for part in (lines // 20, lines // 5):
+        tracemalloc.start()
+        fold = Fold("/tmp/mps")
+        for observation in observations(part):
+            fold.take(observation)
+        print(f"held after {part} lines: {tracemalloc.get_traced_memory()[0] / 1024:.0f} KiB")
+        tracemalloc.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Logs for tests: real ones, scripted ones, and the ways in which their bytes may arrive."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from exporter.model import Histogram, LedgerCounters, LedgerView
+from exporter.mps.fold import Fold
+from exporter.mps.log_lines import parse
+from exporter.observations import LogChunk, LogName, LogsObservation, LogState
+
+SAMPLES = Path(__file__).parents[1] / "recordings" / "samples"
+PIPE = "/tmp/mps"
+LOGS: tuple[LogName, LogName] = ("control", "server")
+GPU = "GPU-00000000-1111-2222-3333-444444444444"
+GPU_TWO = "GPU-55555555-6666-7777-8888-999999999999"
+
+DAY = "2026-11-21 08:"
+EIGHT = 1795248000.0
+"""What DAY's full hour is in Unix time."""
+
+_WRITERS = {
+    "C": ("control", "Control"),
+    "S": ("server", "Server"),
+    "O": ("server", "Other"),
+    "L": ("server", "Legacy Server"),
+    "K": ("server", "Client"),
+}
+
+
+@dataclass(frozen=True)
+class Logs:
+    """The two logs of a daemon."""
+
+    control: bytes
+    server: bytes
+
+    def __getitem__(self, log: LogName) -> bytes:
+        return self.control if log == "control" else self.server
+
+    def __add__(self, other: Logs) -> Logs:
+        return Logs(self.control + other.control, self.server + other.server)
+
+    def stamps(self) -> list[float]:
+        """When something was written, each moment once."""
+        return sorted({at for log in LOGS for at, _ in lines(self[log])})
+
+    def until(self, at: float) -> Logs:
+        """What is written by then."""
+        return Logs(self.control[: _end(self.control, at)], self.server[: _end(self.server, at)])
+
+
+@cache
+def lines(data: bytes) -> tuple[tuple[float, bytes], ...]:
+    """Each line with when it was written; continuations belong to the line before."""
+    result = []
+    at = 0.0
+    for line in data.splitlines(keepends=True):
+        stamp_ms = parse(line.rstrip(b"\n")).stamp_ms
+        at = at if stamp_ms is None else max(at, stamp_ms / 1000.0)
+        result.append((at, line))
+    return tuple(result)
+
+
+@cache
+def _ends(data: bytes) -> tuple[list[float], list[int]]:
+    moments, ends = [float("-inf")], [0]
+    for written, line in lines(data):
+        moments.append(written)
+        ends.append(ends[-1] + len(line))
+    return moments, ends
+
+
+def _end(data: bytes, at: float) -> int:
+    """How many bytes are written by then."""
+    moments, ends = _ends(data)
+    return ends[bisect_right(moments, at) - 1]
+
+
+def sample(name: str) -> Logs:
+    """The logs of a real daemon."""
+    names = ("daemon-killed-1", "daemon-killed-2") if name == "daemon-killed" else (name,)
+    logs = Logs(b"", b"")
+    for part in names:
+        folder = SAMPLES / part
+        logs += Logs((folder / "control.log").read_bytes(), (folder / "server.log").read_bytes())
+    return logs
+
+
+def truth() -> dict[str, dict[str, Any]]:
+    """What is true of the samples."""
+    loaded: dict[str, dict[str, Any]] = json.loads((SAMPLES / "truth.json").read_text())
+    return loaded
+
+
+def script(text: str) -> Logs:
+    """Write logs from lines like "55:42.578 C630 NEW UI" (minute:second, writer and PID)."""
+    logs: dict[str, list[str]] = {"control": [], "server": []}
+    for line in text.strip("\n").splitlines():
+        time, _, rest = line.strip().partition(" ")
+        if not time:
+            continue
+        writer, _, message = rest.partition(" ")
+        log, component = _WRITERS[writer[0]]
+        logs[log].append(f"[{DAY}{time} {component} {writer[1:]:>5}] {message}\n")
+    return Logs("".join(logs["control"]).encode(), "".join(logs["server"]).encode())
+
+
+def at(time: str) -> float:
+    """Unix time of "55:42.578"."""
+    minute, _, second = time.partition(":")
+    return round(EIGHT + 60 * int(minute) + float(second), 3)
+
+
+def observation(
+    now: float,
+    data: Mapping[LogName, bytes],
+    *,
+    complete: float | None = None,
+    history: bool = False,
+    readable: Iterable[LogName] = LOGS,
+) -> LogsObservation:
+    """One look at the logs, read to their end."""
+    readable = tuple(readable)
+    end = now if complete is None else complete
+    return LogsObservation(
+        at=now,
+        chunks=tuple(
+            LogChunk(
+                at=now, pipe_directory=PIPE, log=log, data=data.get(log, b""),
+                history=history, complete_until=end,
+            )
+            for log in readable
+        ),
+        states=tuple(LogState(PIPE, log, f"/logs/{log}.log", log in readable) for log in LOGS),
+    )  # fmt: skip
+
+
+def start(logs: Logs, now: float | None = None, *, readable: Iterable[LogName] = LOGS) -> Fold:
+    """An exporter that has counted all of these logs, from their first line on."""
+    moment = (logs.stamps()[-1] if now is None else now) + 0.2
+    fold = Fold(PIPE)
+    data: dict[LogName, bytes] = {log: logs[log] for log in LOGS}
+    fold.take(observation(moment, data, readable=readable))
+    if now is not None:
+        fold.ledger.settle(now)
+    return fold
+
+
+def more(fold: Fold, text: str) -> float:
+    """Let an exporter read further scripted lines; gives when the last was written."""
+    logs = script(text)
+    end = logs.stamps()[-1]
+    fold.take(observation(end + 0.2, {log: logs[log] for log in LOGS}))
+    return end
+
+
+def read(logs: Logs, **settings: Any) -> LedgerView:
+    """What is known at the end of logs that were counted from the beginning."""
+    return start(logs, **settings).ledger.view(0.0)
+
+
+def numbers(counters: LedgerCounters) -> dict[str, float]:
+    """All counters, flat: name and labels -> number."""
+    flat: dict[str, float] = {}
+    for one in fields(counters):
+        if one.name.endswith("_at"):
+            continue
+        value = getattr(counters, one.name)
+        items = value.items() if isinstance(value, Mapping) else [("", value)]
+        for key, number in items:
+            name = f"{one.name}[{key}]"
+            if isinstance(number, Histogram):
+                flat[f"{name}.sum"] = number.sum_seconds
+                for bound, count in zip((*number.bounds, float("inf")), number.counts, strict=True):
+                    flat[f"{name}.{bound}"] = count
+            elif number is not None:
+                flat[name] = number
+    return {name: round(number, 3) for name, number in flat.items() if number}
+
+
+def summary(counters: LedgerCounters) -> dict[str, Any]:
+    """The counters in the words of truth.json; what is zero is left out."""
+
+    def histogram(one: Histogram | None) -> list[float]:
+        return [] if one is None else [sum(one.counts), one.sum_seconds]
+
+    found: dict[str, Any] = {
+        "daemon_starts": counters.daemon_starts,
+        "server_starts": _keyed(counters.server_starts),
+        "server_exits": {cause: n for cause, n in counters.server_exits.items() if n},
+        "startups": histogram(counters.server_startup),
+        "connections": _keyed(counters.connections),
+        "disconnections": _keyed(counters.disconnections),
+        "sessions": {str(uid): histogram(one) for uid, one in counters.sessions.items()},
+        "losses": {f"{uid} {cause}": n for (uid, cause), n in counters.losses.items()},
+        "rejections": {f"{uid} {cause}": n for (uid, cause), n in counters.rejections.items()},
+        "faults": dict(counters.faults),
+        "recoveries": histogram(counters.fault_recovery),
+        "holding_seconds": _keyed(counters.holding_seconds),
+        "waits": {str(uid): histogram(one) for uid, one in counters.waits.items()},
+        "waits_abandoned": _keyed(counters.waits_abandoned),
+        "overtakes": _keyed(counters.overtakes),
+        "handovers": counters.handovers,
+        "handover_idle_seconds": counters.handover_idle_seconds,
+    }
+    return {name: value for name, value in found.items() if value and value != [0, 0.0]}
+
+
+def _keyed(counter: Mapping[int | None, float]) -> dict[str, float]:
+    return {str(uid): number for uid, number in counter.items()}

@@ -1,0 +1,159 @@
+"""Logs of a real daemon give their truth, however and whenever they are read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from exporter.model import LedgerView
+from exporter.mps.fold import Fold
+from exporter.observations import LogChunk, LogName, LogsObservation
+from tests.support.mps_logs import (
+    LOGS,
+    PIPE,
+    at,
+    numbers,
+    observation,
+    read,
+    sample,
+    summary,
+    truth,
+)
+
+TRUTH = truth()
+NAMES = sorted(TRUTH)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_truth_is_found(name: str) -> None:
+    counters = read(sample(name)).counters
+    assert summary(counters) == {
+        key: pytest.approx(value, abs=0.004) if not isinstance(value, dict) else value
+        for key, value in TRUTH[name].items()
+    }
+    assert counters.unrecognized_lines == {"control": 0, "server": 0}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nobody_is_left_at_the_end(name: str) -> None:
+    view = read(sample(name))
+    assert (view.servers, view.waits) == ((), ())
+    assert view.daemon_started_at is None
+    assert not view.daemon_died
+
+
+def test_who_waits_behind_whom_while_they_wait() -> None:
+    logs = sample("uid-wait")
+    view = read(logs.until(at("55:46.664")))
+    assert [(w.pid, w.uid, w.behind_uid) for w in view.waits] == [
+        (643, 1002, 1001),
+        (645, 1003, 1001),
+    ]
+    assert view.handover_backoff_seconds == 1.6
+    (server,) = view.servers
+    assert [(c.pid, c.uid, sum(c.contexts.values())) for c in server.clients] == [
+        (632, 1001, 1),
+        (677, 1001, 1),
+    ]
+    assert server.state == "ACTIVE"
+
+
+def test_the_limits_in_force() -> None:
+    logs = sample("thread-percentages")
+    (server,) = read(logs.until(logs.stamps()[-1] - 5.0)).servers
+    assert server.active_thread_ratio == pytest.approx(0.333)
+    assert server.pinned_memory_limit_bytes == {0: 12 * 2**30}
+    assert server.devices == {0: "NVIDIA H200"}
+    assert server.clients_count == 4
+
+
+# ---------------------------------------------------------------- laws
+
+
+def final(fold: Fold, end: float) -> LedgerView:
+    """The view once everything is read and settled."""
+    fold.take(observation(end + 60.0, {}))
+    return fold.ledger.view(0.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_law_pauses_and_read_sizes_do_not_matter(name: str, data: st.DataObject) -> None:
+    logs = sample(name)
+    first, end = logs.stamps()[0], logs.stamps()[-1]
+    moments = data.draw(
+        st.lists(st.floats(first - 1.0, end + 3.0), max_size=10).map(sorted), label="polls"
+    )
+    fold = Fold(PIPE)
+    done = dict.fromkeys(LOGS, 0)
+    for now in [*moments, end + 3.5]:
+        chunks = []
+        for log in LOGS:
+            written = logs.until(now)[log]
+            left = len(written) - done[log]
+            whole = now > end + 3.0 or data.draw(st.booleans())
+            size = left if whole else data.draw(st.integers(0, left))
+            part = written[done[log] : done[log] + size]
+            done[log] += size
+            chunks += pieces(log, part, now, complete=size == left, data=data)
+        fold.take(LogsObservation(at=now, chunks=tuple(chunks)))
+    assert final(fold, end) == at_once(name)
+
+
+@cache
+def at_once(name: str) -> LedgerView:
+    """The final view when everything is read in one go."""
+    logs = sample(name)
+    end = logs.stamps()[-1]
+    fold = Fold(PIPE)
+    fold.take(observation(end + 0.5, {log: logs[log] for log in LOGS}))
+    return final(fold, end)
+
+
+def pieces(
+    log: LogName, part: bytes, now: float, *, complete: bool, data: st.DataObject
+) -> list[LogChunk]:
+    """One read, in one or two chunks."""
+    cut = data.draw(st.integers(0, len(part)))
+    ends = [None, now if complete else None]
+    parts = [part[:cut], part[cut:]]
+    return [
+        LogChunk(at=now, pipe_directory=PIPE, log=log, data=one, complete_until=done)
+        for one, done in zip(parts, ends, strict=True)
+    ]
+
+
+SETTLED = 0.1004
+"""So long after a line, the end of the file proves that nothing older is missing."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_law_the_exporter_may_start_at_any_line(name: str) -> None:
+    logs = sample(name)
+    end = logs.stamps()[-1]
+    whole = at_once(name)
+    everything = numbers(whole.counters)
+    for moment in logs.stamps():
+        before = logs.until(moment)
+        data = {log: before[log] for log in LOGS}
+        known, fold = Fold(PIPE), Fold(PIPE)
+        known.take(observation(moment + 0.0004, data, complete=moment + SETTLED))
+        fold.take(observation(moment + 0.0004, data, complete=moment + SETTLED, history=True))
+        seen, counted = known.ledger.view(0.0), fold.ledger.view(0.0)
+        assert numbers(counted.counters) == {}
+        assert (counted.servers, counted.waits) == (seen.servers, seen.waits)
+        fold.take(observation(end + 0.5, {log: logs[log][len(before[log]) :] for log in LOGS}))
+        view = final(fold, end)
+        assert (view.servers, view.waits) == (whole.servers, whole.waits)
+        assert [replace(i, counted=True) for i in view.incidents] == list(whole.incidents)
+        earlier = numbers(seen.counters)
+        assert numbers(view.counters) == {
+            key: pytest.approx(number - earlier.get(key, 0.0), abs=0.0021)
+            for key, number in everything.items()
+            if round(number - earlier.get(key, 0.0), 3)
+        }
