@@ -23,7 +23,7 @@ def python_packages() -> Iterator[dict[str, Any]]:
     """Give the distributions that this interpreter can import."""
     for distribution in metadata.distributions():
         name, version = distribution.metadata["Name"], distribution.version
-        licence = distribution.metadata.get("License-Expression") or ""
+        licence = distribution.metadata.json.get("license_expression", "")
         component = {
             "type": "application" if name == "mps-exporter" else "library",
             "bom-ref": f"pkg:pypi/{name.lower()}@{version}",

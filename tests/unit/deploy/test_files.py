@@ -1,0 +1,232 @@
+"""Compose, systemd, the chart and the image agree with the program and with each other."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from exporter.settings import FLAGS, Settings
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+COMPOSE = DEPLOY / "compose"
+SYSTEMD = DEPLOY / "systemd"
+CHART = DEPLOY / "helm" / "mps-exporter"
+MANIFESTS = ("device-plugin.yaml", "dra.yaml", "plain.yaml")
+RIGHTS = {"SYS_PTRACE", "DAC_READ_SEARCH"}
+"""What the exporter can make use of: two capabilities, neither of which writes."""
+
+
+def document(path: Path) -> Any:
+    return yaml.safe_load(path.read_text("utf-8"))
+
+
+def manifests(name: str) -> dict[str, Any]:
+    text = (DEPLOY / "kubernetes" / name).read_text("utf-8")
+    return {one["kind"]: one for one in yaml.safe_load_all(text)}
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    for path in sorted(DEPLOY.rglob("*")):
+        if path.is_file() and "files" not in path.relative_to(DEPLOY).parts:
+            yield str(path.relative_to(ROOT)), path.read_text("utf-8")
+    yield "Dockerfile", (ROOT / "Dockerfile").read_text("utf-8")
+
+
+def test_every_flag_that_is_given_exists() -> None:
+    known = {f"--{flag.name}" for flag in FLAGS}
+    given: set[str] = set()
+    for _, text in texts():
+        given |= set(re.findall(r"--(?:web|mps|path|collector|log|replay)\.[a-z.-]+[a-z]", text))
+    ours = {flag for flag in given if not flag.startswith("--web.external")}
+    assert ours
+    assert ours <= known
+
+
+def test_every_variable_that_is_set_exists() -> None:
+    known = {flag.variable for flag in FLAGS}
+    for name, text in texts():
+        for variable in re.findall(r"\bMPS_EXPORTER_[A-Z_]+\b", text):
+            # The one that Kubernetes would make of a Service's name is what a comment warns of.
+            assert variable in known | {"MPS_EXPORTER_", "MPS_EXPORTER_PORT"}, name
+
+
+def test_no_image_comes_from_a_named_registry() -> None:
+    for name, text in texts():
+        assert not re.search(r"\b(?:docker\.io|ghcr\.io|quay\.io|nvcr\.io|gcr\.io)\b", text), name
+
+
+# ---------------------------------------------------------------------- compose
+
+
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = document(COMPOSE / "compose.yml")["services"]
+    return found
+
+
+def test_everything_in_compose_listens_on_loopback_only() -> None:
+    ports = [port for service in services().values() for port in service.get("ports", ())]
+    assert len(ports) == 5
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_what_compose_mounts_from_the_project_exists() -> None:
+    for service in services().values():
+        for volume in service.get("volumes", ()):
+            source, _, _ = volume.partition(":")
+            if source.startswith("."):
+                # Dashboards are made by a script of their own.
+                assert (COMPOSE / source).exists() or source == "../../grafana/dashboards"
+
+
+def test_the_demo_needs_no_gpu_no_rights_and_nothing_of_the_host() -> None:
+    demo = services()["demo"]
+    assert demo["command"] == ["demo"]
+    assert not {"deploy", "pid", "cap_add", "volumes", "privileged"} & demo.keys()
+    assert demo["cap_drop"] == ["ALL"]
+
+
+def test_either_exporter_goes_by_the_name_that_prometheus_knows() -> None:
+    exporters = [service for service in services().values() if "profiles" in service]
+    assert [service["profiles"] for service in exporters] == [["host"], ["demo"]]
+    for service in exporters:
+        assert service["networks"]["default"]["aliases"] == ["exporter"]
+    jobs = {job["job_name"]: job for job in document(COMPOSE / "prometheus.yml")["scrape_configs"]}
+    assert jobs["mps-exporter"]["static_configs"] == [{"targets": ["exporter:9400"]}]
+    assert (COMPOSE / ".env").read_text().splitlines()[-1] == "COMPOSE_PROFILES=host"
+
+
+def test_nothing_in_compose_is_privileged() -> None:
+    for service in services().values():
+        assert service["cap_drop"] == ["ALL"]
+        assert "privileged" not in service
+        assert set(service.get("cap_add", ())) <= RIGHTS
+
+
+def test_prometheus_of_compose_loads_all_rules() -> None:
+    config = document(COMPOSE / "prometheus.yml")
+    assert config["rule_files"] == ["rules/*.yml"]
+    assert list((ROOT / "prometheus" / "rules").glob("*.yml"))
+
+
+def test_grafanas_datasource_is_the_one_prometheus() -> None:
+    (source,) = document(COMPOSE / "grafana" / "datasources" / "prometheus.yml")["datasources"]
+    assert (source["url"], source["isDefault"]) == ("http://prometheus:9090", True)
+
+
+# ---------------------------------------------------------------------- systemd
+
+
+def settings_of(name: str) -> list[tuple[str, str]]:
+    lines = (SYSTEMD / name).read_text("utf-8").splitlines()
+    return [
+        (key, value)
+        for key, equals, value in (line.partition("=") for line in lines)
+        if equals and not key.startswith("#")
+    ]
+
+
+def test_the_unit_has_the_rights_that_are_of_use_and_no_others() -> None:
+    unit = settings_of("mps-exporter.service")
+    for key in ("AmbientCapabilities", "CapabilityBoundingSet"):
+        (value,) = [value for name, value in unit if name == key]
+        assert set(value.split()) == {f"CAP_{right}" for right in RIGHTS}
+        assert (key, "") in settings_of("mps-exporter-least.conf")
+
+
+def test_the_units_user_is_made_by_sysusers() -> None:
+    (user,) = [value for key, value in settings_of("mps-exporter.service") if key == "User"]
+    assert f"u {user} - " in (SYSTEMD / "mps-exporter.sysusers").read_text()
+
+
+def test_the_socket_listens_where_everybody_looks() -> None:
+    assert ("ListenStream", "9400") in settings_of("mps-exporter.socket")
+    assert Settings().web_listen_address == (":9400",)
+
+
+def test_logs_are_truncated_and_never_renamed_or_created() -> None:
+    text = (SYSTEMD / "nvidia-mps.logrotate").read_text()
+    words = {line.split()[0] for line in text.splitlines() if line.startswith("    ")}
+    assert "copytruncate" in words
+    assert not words & {"create", "renamecopy", "copy", "postrotate", "olddir"}
+
+
+# ---------------------------------------------------------------------- Kubernetes
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_the_pod_runs_as_an_ordinary_user_who_only_looks(name: str) -> None:
+    pod = manifests(name)["DaemonSet"]["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["hostPID"] is True
+    assert pod["automountServiceAccountToken"] is False
+    (container,) = pod["containers"]
+    security = container["securityContext"]
+    assert security["capabilities"]["drop"] == ["ALL"]
+    assert set(security["capabilities"]["add"]) == RIGHTS
+    assert security["readOnlyRootFilesystem"] is True
+    assert "privileged" not in security
+    assert all(mount["readOnly"] for mount in container["volumeMounts"])
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_variables_of_services_cannot_be_taken_for_settings(name: str) -> None:
+    pod = manifests(name)["DaemonSet"]["spec"]["template"]["spec"]
+    assert pod["enableServiceLinks"] is False
+
+
+def test_the_device_plugins_directories_are_watched_and_mounted() -> None:
+    pod = manifests("device-plugin.yaml")["DaemonSet"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert "--mps.pipe-directory=/run/nvidia/mps/nvidia.com/gpu/pipe" in container["args"]
+    assert "--mps.log-directory=/run/nvidia/mps/nvidia.com/gpu/log" in container["args"]
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "mps-root"]
+    assert mount["mountPath"] == "/run/nvidia/mps"
+
+
+def test_the_rules_and_dashboards_of_the_chart_are_those_of_the_project() -> None:
+    """They are links, so there is no copy that could fall behind."""
+    for link, target in (("rules", "prometheus/rules"), ("dashboards", "grafana/dashboards")):
+        path = CHART / "files" / link
+        assert path.is_symlink()
+        assert path.resolve() == ROOT / target
+
+
+def test_the_monitor_gives_the_job_the_name_that_the_alerts_know() -> None:
+    monitor = document(DEPLOY / "kubernetes" / "pod-monitor.yaml")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert {"targetLabel": "job", "replacement": "mps-exporter"} in endpoint["relabelings"]
+    rules = (ROOT / "prometheus" / "rules" / "mps-exporter.yml").read_text()
+    assert 'up{job="mps-exporter"}' in rules
+
+
+def test_the_charts_values_fit_their_schema() -> None:
+    checker = Path(sys.executable).with_name("check-jsonschema")
+    assert checker.exists(), "check-jsonschema is missing: make install"
+    subprocess.run(
+        [
+            str(checker),
+            "--schemafile",
+            str(CHART / "values.schema.json"),
+            str(CHART / "values.yaml"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+
+
+def test_chart_and_program_have_the_same_version() -> None:
+    import exporter
+
+    chart = document(CHART / "Chart.yaml")
+    assert chart["appVersion"] == exporter.__version__

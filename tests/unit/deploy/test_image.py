@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
+SBOM = ROOT / "deploy" / "image" / "sbom.py"
+
+
+def program(name: str) -> str:
+    found = Path(sys.executable).with_name(name)
+    assert found.exists(), f"{name} is missing: make install"
+    return str(found)
+
+
+def test_hadolint_finds_nothing() -> None:
+    subprocess.run([program("hadolint"), str(ROOT / "Dockerfile")], check=True)
+
+
+def test_shellcheck_finds_nothing() -> None:
+    scripts = [ROOT / "deploy" / "image" / "entrypoint.sh", ROOT / "deploy" / "render.sh"]
+    subprocess.run([program("shellcheck"), *map(str, scripts)], check=True)
+
+
+def instructions(name: str) -> list[str]:
+    joined = re.sub(r"\\\n\s*", " ", re.sub(r"(?m)^#.*\n", "", DOCKERFILE))
+    return re.findall(rf"(?m)^{name}\s+(.*)$", joined)
+
+
+def test_it_runs_as_nobody_in_particular_and_not_as_root() -> None:
+    assert instructions("USER") == ["65532:65532"]
+
+
+def test_both_stages_are_the_same_image_and_name_no_registry() -> None:
+    assert instructions("FROM") == ["${PYTHON_IMAGE} AS build", "${PYTHON_IMAGE}"]
+    assert "PYTHON_IMAGE=python:3.12-slim" in instructions("ARG")
+
+
+def test_it_asks_nvidias_runtime_for_the_library_and_the_control_tool() -> None:
+    assert "NVIDIA_VISIBLE_DEVICES=all" in instructions("ENV")[-1]
+    assert "NVIDIA_DRIVER_CAPABILITIES=utility,compute" in instructions("ENV")[-1]
+
+
+def test_what_it_copies_is_there_and_let_through_to_the_build() -> None:
+    let_through = {
+        line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"
+    }
+    for copied in instructions("COPY"):
+        if "--from" in copied:
+            continue
+        *sources, _ = [word for word in copied.split() if not word.startswith("--")]
+        for source in sources:
+            assert (ROOT / source).exists()
+            assert let_through & {source, *map(str, Path(source).parents)}
+
+
+def test_the_lock_of_the_build_backend_is_whole() -> None:
+    """What the Dockerfile picks from the lock file is what hatchling needs, no more and no less."""
+    picked = re.search(r"keep = /\^\(([^)]*)\)==/", DOCKERFILE)
+    assert picked is not None
+    requirements = {"hatchling"}
+    for requirement in requires("hatchling") or ():
+        name, _, marker = requirement.partition(";")
+        if "extra" not in marker and "python_version <" not in marker:
+            requirements.add(re.split(r"[<>=!~ ]", name, maxsplit=1)[0])
+    assert set(picked[1].split("|")) == requirements
+
+
+def test_the_health_check_asks_a_server_that_runs_whether_it_is_healthy() -> None:
+    command = json.loads(instructions("HEALTHCHECK")[0].partition("CMD ")[2])
+    assert command[:2] == ["/opt/mps-exporter/bin/python", "-c"]
+    assert "'http://127.0.0.1:9400/-/healthy'" in command[2]
+    nobody = command[2].replace(":9400", ":1")
+    failed = subprocess.run([sys.executable, "-c", nobody], capture_output=True, check=False)
+    assert failed.returncode == 1
+
+
+def test_its_labels_say_what_it_is() -> None:
+    labels = dict(re.findall(r'(\S+)="([^"]*)"', instructions("LABEL")[0]))
+    wanted = ("title", "description", "source", "licenses", "version", "revision", "created")
+    assert {f"org.opencontainers.image.{name}" for name in wanted} <= labels.keys()
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+
+
+# ---------------------------------------------------------------------- the entrypoint
+
+
+Entry = Callable[..., subprocess.CompletedProcess[str]]
+
+PTRACE_AND_READ = "0000000000080004"
+DOCKERS_DEFAULT = "00000000a80425fb"
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Entry:
+    """The entrypoint, with a status file and programs that only say that they were started."""
+    for name in ("bin/mps-exporter", "libexec/setpriv"):
+        path = tmp_path / name
+        path.parent.mkdir()
+        path.write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        path.chmod(0o755)
+    (tmp_path / "bin" / "id").write_text('#!/bin/sh\necho "$TEST_UID"\n')
+    (tmp_path / "bin" / "id").chmod(0o755)
+    script = (ROOT / "deploy" / "image" / "entrypoint.sh").read_text()
+    script = script.replace("/proc/self/status", str(tmp_path / "status"))
+    script = script.replace("home=/opt/mps-exporter", f"home={tmp_path}")
+    (tmp_path / "entrypoint").write_text(script)
+
+    def run(bounding: str, *, uid: int = 65532, no_new_privileges: int = 0) -> object:
+        (tmp_path / "status").write_text(
+            f"Name:\tsh\nCapBnd:\t{bounding}\nNoNewPrivs:\t{no_new_privileges}\n"
+        )
+        return subprocess.run(
+            ["/bin/sh", str(tmp_path / "entrypoint"), "serve", "--log.level=warn"],
+            env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "TEST_UID": str(uid)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+
+    return run  # type: ignore[return-value]
+
+
+def test_a_container_without_added_rights_starts_the_exporter_as_it_is(entry: Entry) -> None:
+    result = entry(DOCKERS_DEFAULT)
+    assert result.stdout == "bin/mps-exporter serve --log.level=warn\n"
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("bounding", "handed_on"),
+    [
+        (PTRACE_AND_READ, "+dac_read_search,+sys_ptrace"),
+        ("0000000000080000", "+sys_ptrace"),
+        ("0000000000000004", "+dac_read_search"),
+        ("000001ffffffffff", "+dac_read_search,+sys_ptrace"),
+    ],
+)
+def test_added_rights_are_handed_on_and_no_others(
+    entry: Entry, bounding: str, handed_on: str
+) -> None:
+    words = entry(bounding).stdout.split()
+    assert words[:4] == [
+        "libexec/setpriv", f"--inh-caps={handed_on}", f"--ambient-caps={handed_on}", "--",
+    ]  # fmt: skip
+    assert words[4].endswith("/bin/mps-exporter")
+    assert words[5:] == ["serve", "--log.level=warn"]
+
+
+def test_root_has_what_was_added_already(entry: Entry) -> None:
+    assert entry(PTRACE_AND_READ, uid=0).stdout.startswith("bin/mps-exporter ")
+
+
+def test_rights_that_cannot_arrive_are_told_of_and_the_exporter_starts(entry: Entry) -> None:
+    result = entry(PTRACE_AND_READ, no_new_privileges=1)
+    assert result.stdout.startswith("bin/mps-exporter ")
+    assert "no-new-privileges" in result.stderr
+
+
+# ---------------------------------------------------------------------- what is in it
+
+
+def test_the_bill_of_materials_names_everything_installed() -> None:
+    printed = subprocess.run(
+        [sys.executable, str(SBOM)], capture_output=True, text=True, check=True
+    ).stdout
+    bill = json.loads(printed)
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert bill["metadata"]["component"]["name"] == "mps-exporter"
+    names = {component["name"] for component in bill["components"]}
+    assert {"aiohttp", "prometheus_client", "nvidia-ml-py", "PyYAML", "python"} <= names
+    references = [component["bom-ref"] for component in bill["components"]]
+    assert len(references) == len(set(references))
+
+
+def test_packages_that_were_removed_are_not_in_the_bill() -> None:
+    spec = importlib.util.spec_from_file_location("sbom", SBOM)
+    assert spec is not None
+    assert spec.loader is not None
+    sbom = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sbom)
+    status = (
+        "Package: libc6\nStatus: install ok installed\nArchitecture: amd64\nVersion: 2.36-9+deb12u1"
+        "\nDescription: C library\n with: a colon\n\n"
+        "Package: old\nStatus: deinstall ok config-files\nArchitecture: all\nVersion: 1\n"
+    )
+    found = list(sbom.debian_packages(status, "debian-12"))
+    assert [component["purl"] for component in found] == [
+        "pkg:deb/debian/libc6@2.36-9%2Bdeb12u1?arch=amd64&distro=debian-12"
+    ]
