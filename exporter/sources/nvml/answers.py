@@ -42,7 +42,12 @@ class Answers:
         self._kept: dict[str, tuple[float, Any]] = {}
 
     def ask(
-        self, name: str, read: Callable[[], T], now: float = 0.0, every: float = 0.0
+        self,
+        name: str,
+        read: Callable[[], T],
+        now: float = 0.0,
+        every: float = 0.0,
+        ahead: float = 0.0,
     ) -> T | None:
         """Ask, unless the answer is still good or there will never be one.
 
@@ -51,6 +56,7 @@ class Answers:
             read: Asks NVML; whatever else it raises than NvmlError is a defect.
             now: A clock that nobody sets, in seconds.
             every: Seconds for which an answer is good.
+            ahead: Ask also when the answer will be good for less than this.
 
         Returns:
             The answer, or None where there is none: never one, or not this time.
@@ -61,7 +67,7 @@ class Answers:
         if name in self._never:
             return None
         kept = self._kept.get(name)
-        if kept is not None and now < kept[0]:
+        if kept is not None and now + ahead < kept[0]:
             return kept[1]  # type: ignore[no-any-return]  # put there below, under the same name
         self._kept.pop(name, None)
         try:

@@ -16,7 +16,16 @@ from exporter.sources.nvml.library import (
 )
 from exporter.sources.nvml.meters import BusyMeter, GpmMeter, Totals
 from exporter.sources.nvml.processes import read_processes
-from exporter.sources.nvml.readings import FIELDS, MEMORY_ROW, ROWS, FieldRow, Row
+from exporter.sources.nvml.readings import (
+    EACH,
+    FIELDS,
+    MEMORY_ROW,
+    ROWS,
+    TICK,
+    TICK_SECONDS,
+    FieldRow,
+    Row,
+)
 
 COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 
@@ -71,13 +80,22 @@ class GpuReader:
         self._busy = BusyMeter(library, device, self.answers, totals.busy)
         self._gpm = GpmMeter(library, device, self.answers, totals)
         self._mig_mode: int | None = None
-        self._fields_probed = False
+        self._cadences = sorted({row.every for row in self.fields})
+        self._probed: set[float] = set()
+        self._kept_fields: dict[float, tuple[float, tuple[Reading, ...]]] = {}
 
     def tick(self, now: float) -> None:
-        """Look at what would be lost between two scrapes. Costs about 4 ms."""
+        """Look at what would be lost between two scrapes, and renew what is slow to ask."""
         try:
             self._busy.look(now)
             self._gpm.look(now)
+            self._mig(now, TICK_SECONDS)
+            for row in self.rows:
+                if row.every > EACH and self._wanted(row):
+                    self._row(row, now, TICK_SECONDS)
+            for every in self._cadences:
+                if every > EACH:
+                    self._field_values(every, now, TICK_SECONDS)
         except GpuGoneError:
             return
 
@@ -112,48 +130,71 @@ class GpuReader:
     def _readings(self, now: float) -> Iterator[Reading]:
         yield from self._mig(now)
         for row in self.rows:
-            if row.unless is None or not self.answers.has(row.unless):
+            if self._wanted(row):
                 yield from self._row(row, now)
-        yield from self._field_values()
+        for every in self._cadences:
+            yield from self._field_values(every, now)
         self._busy.look(now)
         yield from self._busy.readings()
         self._gpm.look(now)
         yield from self._gpm.readings()
 
-    def _mig(self, now: float) -> Iterator[Reading]:
+    def _mig(self, now: float, ahead: float = 0.0) -> tuple[Reading, ...]:
         name = "nvmlDeviceGetMigMode"
-        mode = self.answers.ask(name, lambda: self._library.numbers(name, self.device)[0], now)
+
+        def read() -> int:
+            return self._library.numbers(name, self.device)[0]
+
+        mode = self.answers.ask(name, read, now, TICK, ahead)
         if mode is None:
-            return
+            return ()
         if self._mig_mode not in {None, mode}:
             self.answers.forget()
+            self._kept_fields.clear()
         self._mig_mode = mode
-        yield Reading("mps_gpu_mig_mode", mode)
+        return (Reading("mps_gpu_mig_mode", mode),)
 
-    def _row(self, row: Row, now: float) -> tuple[Reading, ...]:
+    def _wanted(self, row: Row) -> bool:
+        return row.unless is None or not self.answers.has(row.unless)
+
+    def _row(self, row: Row, now: float, ahead: float = 0.0) -> tuple[Reading, ...]:
         def read() -> tuple[Reading, ...]:
             return tuple(row.read(self._library, self.device))
 
-        return self.answers.ask(row.call, read, now, row.every) or ()
+        return self.answers.ask(row.call, read, now, row.every, ahead) or ()
 
-    def _field_values(self) -> Iterator[Reading]:
-        """All fields in one call; one that some driver chokes on must not cost the others."""
-        wanted = [row for row in self.fields if self.answers.has(_field_name(row))]
+    def _field_values(self, every: float, now: float, ahead: float = 0.0) -> tuple[Reading, ...]:
+        """All fields of one cadence in one call; kept only when nothing was left out this time."""
+        good_until, kept = self._kept_fields.get(every, (now, ()))
+        if now + ahead < good_until:
+            return kept
+        self._kept_fields.pop(every, None)
+        wanted = [
+            row for row in self.fields
+            if row.every == every and self.answers.has(_field_name(row))
+        ]  # fmt: skip
         if not wanted:
-            return
-        try:
-            answers = self._ask_fields(wanted)
-        except NvmlError as error:
-            if error.code in NEVER_HERE and not self._fields_probed:
-                self._fields_probed = True
-                answers = [self._ask_field(row) for row in wanted]
-            else:
-                answers = [FieldAnswer(error.code)] * len(wanted)
-        for row, answer in zip(wanted, answers, strict=True):
+            return ()
+        readings: list[Reading] = []
+        for row, answer in zip(wanted, self._ask_each(wanted, every), strict=True):
             if answer.code == 0:
-                yield row.reading(answer.value)
+                readings.append(row.reading(answer.value))
             else:
                 self.answers.refused(_field_name(row), answer.code)
+        still = sum(self.answers.has(_field_name(row)) for row in wanted)
+        if every and len(readings) == still:
+            self._kept_fields[every] = now + every, tuple(readings)
+        return tuple(readings)
+
+    def _ask_each(self, rows: list[FieldRow], every: float) -> list[FieldAnswer]:
+        """One that some driver chokes on must not cost the others."""
+        try:
+            return self._ask_fields(rows)
+        except NvmlError as error:
+            if error.code in NEVER_HERE and every not in self._probed:
+                self._probed.add(every)
+                return [self._ask_field(row) for row in rows]
+            return [FieldAnswer(error.code)] * len(rows)
 
     def _ask_fields(self, rows: list[FieldRow]) -> list[FieldAnswer]:
         return self._library.fields(self.device, [(row.field, row.scope) for row in rows])

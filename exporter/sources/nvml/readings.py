@@ -19,10 +19,13 @@ from exporter.sources.nvml.library import Argument, Device, Library
 
 EACH = 0.0
 """Asked at each collection: costs microseconds."""
-SECOND = 1.0
-"""At most once a second: costs a millisecond or more and may change at any time."""
+TICK_SECONDS = 5.0
+"""How often somebody looks between collections. Whatever is slower than EACH is renewed then, so
+that a collection need not wait for it."""
+TICK = TICK_SECONDS + 1.0
+"""Costs a millisecond or so and may change at any time: as old as the last tick."""
 MINUTE = 60.0
-"""Changes when somebody changes a setting."""
+"""Changes when somebody changes a setting, or counts what is rare; costs a millisecond or so."""
 HOUR = 3600.0
 """Does not change while the driver is loaded, but for a repair or a new board."""
 
@@ -63,6 +66,8 @@ class FieldRow:
     scope: int = 0
     states: tuple[str, ...] = ()
     """Of a state set: the names of the values 0, 1, 2 ..."""
+    every: float = EACH
+    """Seconds for which the answer is good; rows with the same are asked in one call."""
 
     def reading(self, value: float) -> Reading:
         """The answer in the base unit."""
@@ -277,18 +282,18 @@ ROWS: tuple[Row, ...] = (
           engine="ofa"),
     # Memory
     MEMORY_ROW,
-    Row("nvmlDeviceGetBAR1MemoryInfo", _bar1),
+    Row("nvmlDeviceGetBAR1MemoryInfo", _bar1, TICK),
     # Power and heat
     number("mps_gpu_power_watts", "nvmlDeviceGetPowerUsage", scale=MILLI),
     number("mps_gpu_power_limit_watts", "nvmlDeviceGetEnforcedPowerLimit", scale=MILLI,
            limit="enforced"),
     number("mps_gpu_power_limit_watts", "nvmlDeviceGetPowerManagementLimit", scale=MILLI,
-           limit="requested"),
+           every=MINUTE, limit="requested"),
     number("mps_gpu_power_limit_watts", "nvmlDeviceGetPowerManagementDefaultLimit", scale=MILLI,
            every=MINUTE, limit="default"),
     Row("nvmlDeviceGetPowerManagementLimitConstraints", _power_limit_range, MINUTE),
     number("mps_gpu_energy_joules_total", "nvmlDeviceGetTotalEnergyConsumption", scale=MILLI,
-           every=SECOND),
+           every=TICK),
     number("mps_gpu_temperature_celsius", "nvmlDeviceGetTemperature", 0, sensor="gpu"),
     *(
         number("mps_gpu_temperature_limit_celsius", "nvmlDeviceGetTemperatureThreshold", which,
@@ -335,7 +340,7 @@ RECOVERY_ACTIONS = (
 
 
 def _error(metric: str, field: int, kind: str, scope: int = 0) -> FieldRow:
-    return FieldRow(metric, field, labels=(("kind", kind),), scope=scope)
+    return FieldRow(metric, field, labels=(("kind", kind),), scope=scope, every=MINUTE)
 
 
 def _clock_event(field: int, reason: str) -> FieldRow:
@@ -356,16 +361,20 @@ FIELDS: tuple[FieldRow, ...] = (
     _clock_event(270, "hw_thermal_slowdown"),
     _clock_event(271, "hw_power_brake_slowdown"),
     # Health
-    FieldRow("mps_gpu_retired_pages", 29, labels=(("cause", "multiple_single_bit_errors"),)),
-    FieldRow("mps_gpu_retired_pages", 30, labels=(("cause", "double_bit_error"),)),
-    FieldRow("mps_gpu_retired_pages_pending", 31),
-    FieldRow("mps_gpu_remapped_rows", 142, labels=(("cause", "correctable_error"),)),
-    FieldRow("mps_gpu_remapped_rows", 143, labels=(("cause", "uncorrectable_error"),)),
-    FieldRow("mps_gpu_row_remap_pending", 144),
-    FieldRow("mps_gpu_row_remap_failure", 145),
-    FieldRow("mps_gpu_recovery_action", 230, states=RECOVERY_ACTIONS),
+    FieldRow("mps_gpu_retired_pages", 29, labels=(("cause", "multiple_single_bit_errors"),),
+             every=MINUTE),
+    FieldRow("mps_gpu_retired_pages", 30, labels=(("cause", "double_bit_error"),),
+             every=MINUTE),
+    FieldRow("mps_gpu_retired_pages_pending", 31, every=MINUTE),
+    FieldRow("mps_gpu_remapped_rows", 142, labels=(("cause", "correctable_error"),),
+             every=MINUTE),
+    FieldRow("mps_gpu_remapped_rows", 143, labels=(("cause", "uncorrectable_error"),),
+             every=MINUTE),
+    FieldRow("mps_gpu_row_remap_pending", 144, every=MINUTE),
+    FieldRow("mps_gpu_row_remap_failure", 145, every=MINUTE),
+    FieldRow("mps_gpu_recovery_action", 230, states=RECOVERY_ACTIONS, every=TICK),
     # Links
-    FieldRow("mps_gpu_pcie_replays_total", 94),
+    FieldRow("mps_gpu_pcie_replays_total", 94, every=MINUTE),
     _error("mps_gpu_pcie_errors_total", 169, "l0_to_recovery"),
     _error("mps_gpu_pcie_errors_total", 173, "correctable"),
     _error("mps_gpu_pcie_errors_total", 174, "nak_received"),
@@ -378,16 +387,18 @@ FIELDS: tuple[FieldRow, ...] = (
     _error("mps_gpu_pcie_errors_total", 181, "unsupported_request"),
     _error("mps_gpu_pcie_errors_total", 182, "lcrc"),
     _error("mps_gpu_pcie_errors_total", 183, "lane"),
-    FieldRow("mps_gpu_nvlink_transmit_bytes_total", 138, KIBI, scope=ALL_LINKS),
-    FieldRow("mps_gpu_nvlink_receive_bytes_total", 139, KIBI, scope=ALL_LINKS),
+    FieldRow("mps_gpu_nvlink_transmit_bytes_total", 138, KIBI, scope=ALL_LINKS,
+             every=TICK),
+    FieldRow("mps_gpu_nvlink_receive_bytes_total", 139, KIBI, scope=ALL_LINKS,
+             every=TICK),
     _error("mps_gpu_nvlink_errors_total", 38, "crc_flit"),
     _error("mps_gpu_nvlink_errors_total", 45, "crc_data"),
     _error("mps_gpu_nvlink_errors_total", 52, "replay"),
     _error("mps_gpu_nvlink_errors_total", 59, "recovery"),
     _error("mps_gpu_nvlink_errors_total", 160, "ecc_data"),
-)
-"""Asked together in one call, and again only those that this GPU has."""
+)  # fmt: skip
+"""Asked together, one call for each cadence, and again only those that this GPU has."""
 
 PCIE_TRANSMIT_FIELD = 197
 PCIE_RECEIVE_FIELD = 198
-"""32-bit byte counters; see ``gpm.py``."""
+"""32-bit byte counters; see ``meters.py``."""

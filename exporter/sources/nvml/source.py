@@ -26,6 +26,7 @@ from exporter.sources.nvml.library import (
     NvmlError,
 )
 from exporter.sources.nvml.meters import Totals
+from exporter.sources.nvml.readings import TICK_SECONDS
 from exporter.sources.nvml.xid import XidCounts, XidWatcher
 
 log = logging.getLogger(__name__)
@@ -34,8 +35,7 @@ T = TypeVar("T")
 
 LOST = Reading("mps_gpu_up", 0.0)
 
-TICK_SECONDS = 5.0
-"""How often :meth:`Nvml.tick` wants to be called: the driver keeps samples of about 15 s."""
+__all__ = ["TICK_SECONDS", "Clock", "Nvml", "NvmlOptions"]
 
 REMEDIES = {
     Code.LIBRARY_NOT_FOUND: (
@@ -46,6 +46,10 @@ REMEDIES = {
     Code.LIB_RM_VERSION_MISMATCH: (
         "NVML and the loaded kernel driver are of different versions: the driver was updated "
         "while it was in use; reload it or reboot"
+    ),
+    Code.IN_USE: (
+        "the thread that waits for Xid errors has not come out of NVML, so that NVML cannot be "
+        "initialized anew; the driver hangs, or the exporter must be restarted"
     ),
     Code.NO_PERMISSION: "no permission to open /dev/nvidiactl and /dev/nvidia*",
 }
@@ -71,6 +75,8 @@ class NvmlOptions:
     """How often to initialize NVML anew while a GPU is lost."""
     mig_refresh_seconds: float = 10.0
     """How often to look for new MIG instances."""
+    leave_seconds: float = 3.0
+    """How long to wait for the Xid thread to come out of NVML before NVML is shut down."""
     driver_directory: str = "/proc/driver/nvidia/gpus"
     """Lists the GPUs bound to the driver; a change there is a GPU that came or went."""
 
@@ -88,8 +94,11 @@ class Nvml:
         self._clock = clock or Clock()
         self._options = options or NvmlOptions()
         self._open = False
+        self._closing = False
         self._error: NvmlError | None = None
         self._logged = ""
+        self._unreadable: dict[int, str] = {}
+        self._lost: frozenset[str] = frozenset()
         self._retry_at = 0.0
         self._bound: frozenset[str] | None = None
         self._driver_version: str | None = None
@@ -110,11 +119,12 @@ class Nvml:
             return self._absent(at)
         gpus = self._observe_gpus()
         if self._session_gone():
-            self._close_session()
+            self._closing = True
             if not self._ready():
                 return self._absent(at)
             gpus = self._observe_gpus()
         self._plan_reopening(any(gpu.lost for gpu in gpus))
+        self._log_losses(gpus)
         return NvmlObservation(
             at=at,
             outcome=Outcome.OK,
@@ -124,39 +134,46 @@ class Nvml:
         )
 
     def tick(self) -> None:
-        """Look at what would be lost between two scrapes; wanted every TICK_SECONDS."""
-        if self._open:
+        """Do what cannot wait for a scrape, or should not make it wait; wanted every TICK_SECONDS.
+
+        The driver keeps utilization samples of about 14 s only.
+        """
+        if self._open and not self._closing:
             now = self._clock.monotonic()
             for reader in self._readers():
                 reader.tick(now)
 
     def close(self) -> None:
-        """Stop the thread and let go of the driver."""
-        self._close_session()
+        """Stop the thread and let go of the driver.
+
+        NVML stays initialized where the Xid thread does not come out of it: the end of the process
+        lets go of it without harm, to shut it down under that thread would not.
+        """
+        self._close_session(self._options.leave_seconds)
 
     # The session: from nvmlInit to nvmlShutdown
 
     def _ready(self) -> bool:
         now = self._clock.monotonic()
         bound = self._bound_gpus()
-        if self._open:
-            lost_again = self._retry_at and now >= self._retry_at
-            if bound == self._bound and not lost_again:
-                return True
-            self._close_session()
-        elif self._error is not None and now < self._retry_at and bound == self._bound:
+        lost_again = self._open and self._retry_at and now >= self._retry_at
+        if self._open and not self._closing and bound == self._bound and not lost_again:
+            return True
+        if self._error is not None and now < self._retry_at and bound == self._bound:
             return False
         self._bound = bound
         try:
+            if not self._close_session(self._options.leave_seconds):
+                raise NvmlError(Code.IN_USE, "nvmlShutdown")  # noqa: TRY301 - handled as NVML's own
             self._open_session()
         except NvmlError as error:
-            self._close_session()
+            self._close_session(0.0)
             self._error = error
             self._retry_at = now + self._options.retry_seconds
             self._log_absence(error)
             return False
         if self._logged:
-            log.info("NVML answers again")
+            log.info("the GPUs can be read again")
         self._error, self._logged, self._retry_at = None, "", 0.0
         return True
 
@@ -193,27 +210,36 @@ class Nvml:
         totals = self._totals.setdefault(uuid, Totals())
         reader = GpuReader(self._library, device, place, totals, serials=self._options.serials)
         self._gpus.append(reader)
+        if self._unreadable.pop(index, None):
+            log.info("GPU %d can be opened again", index)
 
     def _note_unreadable(self, index: int, error: NvmlError) -> None:
-        log.warning("GPU %d cannot be opened: %s", index, error)
+        if self._unreadable.get(index) != str(error):
+            self._unreadable[index] = str(error)
+            log.warning("GPU %d cannot be opened: %s", index, error)
         if error.code not in GPU_GONE:
             return
         known = [gpu for gpu in self._known.values() if gpu.index == index]
         gone = known[0] if known else GpuObservation(index, "")
         self._dead.append(replace(gone, processes=None, readings=(), lost=True))
 
-    def _close_session(self) -> None:
-        self._watcher.stop()
+    def _close_session(self, patience_seconds: float) -> bool:
+        """Shut NVML down, unless the Xid thread is still inside; gives whether it is shut down."""
         for reader in self._readers():
             reader.close()
         self._gpus, self._dead = [], []
         self._instances, self._instances_at = {}, {}
-        if self._open:
-            self._open = False
-            try:
-                self._library.shutdown()
-            except NvmlError as error:
-                log.debug("%s", error)
+        if not self._open:
+            return True
+        self._closing = True
+        if not self._watcher.stop(patience_seconds):
+            return False
+        self._open = self._closing = False
+        try:
+            self._library.shutdown()
+        except NvmlError as error:
+            log.debug("%s", error)
+        return True
 
     def _session_gone(self) -> bool:
         return any(reader.answers.session_gone for reader in self._readers())
@@ -324,6 +350,14 @@ class Nvml:
         code = None if self._error is None else self._error.code
         outcome = Outcome.ABSENT if code in SESSION_GONE else Outcome.REFUSED
         return NvmlObservation(at=at, outcome=outcome, error=_explain(self._error))
+
+    def _log_losses(self, gpus: list[GpuObservation]) -> None:
+        lost = frozenset(gpu.uuid for gpu in gpus if gpu.lost)
+        for uuid in sorted(lost - self._lost):
+            log.warning("GPU %s is lost: it has fallen off the bus or must be reset", uuid)
+        for uuid in sorted(self._lost - lost):
+            log.info("GPU %s is back", uuid)
+        self._lost = lost
 
     def _log_absence(self, error: NvmlError) -> None:
         text = _explain(error)

@@ -103,21 +103,21 @@ class XidWatcher:
                 log.info("GPU %s: Xid errors cannot be watched: %s", uuid, code_name(error.code))
             else:
                 self._counts.watch(uuid)
-        self._stop.clear()
+        self._stop = threading.Event()
         self._thread = threading.Thread(
-            target=self._run, args=(events, watched), name="nvml-xid", daemon=True
+            target=self._run, args=(events, watched, self._stop), name="nvml-xid", daemon=True
         )
         self._thread.start()
 
-    def _run(self, events: EventSet, watched: dict[int, str]) -> None:
-        while watched and not self._stop.is_set():
+    def _run(self, events: EventSet, watched: dict[int, str], stop: threading.Event) -> None:
+        while watched and not stop.is_set():
             try:
                 event = self._library.wait_event(events, WAIT_MILLISECONDS)
             except NvmlError as error:
                 if error.code in SESSION_GONE:
                     break
                 # A lost GPU makes the wait fail at once, every time.
-                self._stop.wait(PAUSE_SECONDS)
+                stop.wait(PAUSE_SECONDS)
                 continue
             if event is None or not event.type & XID_CRITICAL_ERROR:
                 continue
@@ -130,9 +130,17 @@ class XidWatcher:
         except NvmlError as error:
             log.debug("%s", error)
 
-    def stop(self) -> None:
-        """Stop waiting, before NVML is shut down. Takes at most one wait."""
+    def stop(self, patience_seconds: float) -> bool:
+        """Stop waiting, before NVML is shut down.
+
+        Returns:
+            Whether nobody is inside NVML any more. To shut it down under the waiting thread would
+            end the process.
+        """
         self._stop.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(patience_seconds)
+            if self._thread.is_alive():
+                return False
             self._thread = None
+        return True
