@@ -33,6 +33,8 @@ _STATES = {
 _GPM = "nvmlGpmMetricsGet"
 _FIELDS = "nvmlDeviceGetFieldValues"
 _HOPPER = "Hopper and later."
+_TICK = "Read every 5 s."
+_MINUTE = "Read once a minute."
 
 
 def _spec(name: str, kind: Kind, labels: str, source: str, words: str) -> MetricSpec:
@@ -81,7 +83,7 @@ IDENTITY_METRICS = (
     _gauge("mps_gpu_persistence_mode", "", "nvmlDeviceGetPersistenceMode",
            "1 when the driver stays loaded while nobody uses the GPU."),
     _gauge("mps_gpu_mig_mode", "", "nvmlDeviceGetMigMode",
-           "1 when the GPU is divided into MIG instances."),
+           f"1 when the GPU is divided into MIG instances. {_TICK}"),
     _gauge("mps_gpu_performance_state", "", "nvmlDeviceGetPerformanceState",
            "Performance state, 0 (fastest) to 15 (slowest)."),
     _gauge("mps_gpu_vgpu_licensed", "", "nvmlDeviceGetGridLicensableFeatures_v4",
@@ -143,9 +145,9 @@ MEMORY_METRICS = (
            "Device memory that driver and firmware keep for themselves. Absent with a driver that "
            "counts it as used."),
     _gauge("mps_gpu_bar1_total_bytes", "", "nvmlDeviceGetBAR1MemoryInfo",
-           "Size of the window (BAR1) through which others reach device memory."),
+           f"Size of the window (BAR1) through which others reach device memory. {_TICK}"),
     _gauge("mps_gpu_bar1_used_bytes", "", "nvmlDeviceGetBAR1MemoryInfo",
-           "BAR1 space in use."),
+           f"BAR1 space in use. {_TICK}"),
 )  # fmt: skip
 
 POWER_METRICS = (
@@ -154,9 +156,9 @@ POWER_METRICS = (
     _gauge("mps_gpu_power_limit_watts", "limit",
            "nvmlDeviceGetEnforcedPowerLimit, nvmlDeviceGetPowerManagementLimit, ...",
            "Power limits: enforced (in force), requested (by the administrator), default, min and "
-           "max (what may be requested)."),
+           f"max (what may be requested). All but enforced: {_MINUTE.lower()}"),
     _counter("mps_gpu_energy_joules_total", "", "nvmlDeviceGetTotalEnergyConsumption",
-             "Energy used since the driver was loaded; its rate is the mean power."),
+             f"Energy used since the driver was loaded; its rate is the mean power. {_TICK}"),
     _gauge("mps_gpu_temperature_celsius", "sensor",
            f"nvmlDeviceGetTemperature, {_FIELDS} 82",
            "Temperature of the chip (gpu) and of its memory."),
@@ -189,17 +191,18 @@ HEALTH_METRICS = (
              "Memory errors, corrected or uncorrected, since the driver was loaded (scope "
              "volatile) or in the board's life (aggregate). Absent without ECC."),
     _gauge("mps_gpu_remapped_rows", "cause", f"{_FIELDS} 142-143",
-           "Memory rows replaced by spare ones in the board's life."),
+           f"Memory rows replaced by spare ones in the board's life. {_MINUTE}"),
     _gauge("mps_gpu_row_remap_pending", "", f"{_FIELDS} 144",
-           "1 when a row will be replaced at the next reset of the GPU."),
+           f"1 when a row will be replaced at the next reset of the GPU. {_MINUTE}"),
     _gauge("mps_gpu_row_remap_failure", "", f"{_FIELDS} 145",
-           "1 when a row could not be replaced: the board is due for exchange."),
+           f"1 when a row could not be replaced: the board is due for exchange. {_MINUTE}"),
     _gauge("mps_gpu_retired_pages", "cause", f"{_FIELDS} 29-30",
-           "Memory pages taken out of use in the board's life. Before Ampere."),
+           f"Memory pages taken out of use in the board's life. Before Ampere. {_MINUTE}"),
     _gauge("mps_gpu_retired_pages_pending", "", f"{_FIELDS} 31",
-           "1 when a page will be taken out of use at the next reboot. Before Ampere."),
+           "1 when a page will be taken out of use at the next reboot. Before Ampere. "
+           f"{_MINUTE}"),
     _spec("mps_gpu_recovery_action", "stateset", "", f"{_FIELDS} 230",
-          "What the driver says must be done before the GPU can be trusted again."),
+          f"What the driver says must be done before the GPU can be trusted again. {_TICK}"),
 )  # fmt: skip
 
 LINK_METRICS = (
@@ -210,9 +213,9 @@ LINK_METRICS = (
              "Bytes from the GPU over PCIe, protocol included, since the exporter started. "
              f"{_HOPPER}"),
     _counter("mps_gpu_pcie_replays_total", "", f"{_FIELDS} 94",
-             "PCIe packets sent again, since the driver was loaded."),
+             f"PCIe packets sent again, since the driver was loaded. {_MINUTE}"),
     _counter("mps_gpu_pcie_errors_total", "kind", f"{_FIELDS} 169, 173-183",
-             "PCIe errors by kind, since the driver was loaded. Kinds overlap."),
+             f"PCIe errors by kind, since the driver was loaded. Kinds overlap. {_MINUTE}"),
     _gauge("mps_gpu_pcie_link_generation", "of",
            "nvmlDeviceGetCurrPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration",
            "PCIe generation of the link, current and max. An idle link may slow down."),
@@ -220,15 +223,17 @@ LINK_METRICS = (
            "nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth",
            "PCIe lanes of the link, current and max."),
     _counter("mps_gpu_nvlink_receive_bytes_total", "", f"{_FIELDS} 139",
-             "Payload bytes received over all NVLink links, since the driver was loaded."),
+             "Payload bytes received over all NVLink links, since the driver was loaded. "
+           f"{_TICK}"),
     _counter("mps_gpu_nvlink_transmit_bytes_total", "", f"{_FIELDS} 138",
-             "Payload bytes sent over all NVLink links, since the driver was loaded."),
+             f"Payload bytes sent over all NVLink links, since the driver was loaded. {_TICK}"),
     _gauge("mps_gpu_nvlink_links", "state", f"{_FIELDS} 165",
-           "NVLink links that are active or inactive."),
+           f"NVLink links that are active or inactive. {_MINUTE}"),
     _counter("mps_gpu_nvlink_errors_total", "kind", f"{_FIELDS} 38, 45, 52, 59, 160",
-             "NVLink errors by kind over all links, since the driver was loaded."),
+             f"NVLink errors by kind over all links, since the driver was loaded. {_MINUTE}"),
     _spec("mps_gpu_fabric_state", "stateset", "", "nvmlDeviceGetGpuFabricInfoV",
-          "How far the GPU is registered with the NVLink fabric. Absent without a fabric."),
+          "How far the GPU is registered with the NVLink fabric. Absent without a fabric. "
+          f"{_MINUTE}"),
 )  # fmt: skip
 
 GPU_METRICS: tuple[MetricSpec, ...] = (
