@@ -1,0 +1,1 @@
+"""The Grafana dashboards: written here in Python, committed as JSON in dashboards/."""

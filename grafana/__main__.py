@@ -1,0 +1,50 @@
+"""Write the dashboards: python -m grafana; or only say whether they are current: --check."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from grafana.board import Board
+from grafana.boards import BOARDS
+
+DASHBOARDS = Path(__file__).parent / "dashboards"
+
+
+def text_of(board: Board) -> str:
+    """Give the file's content."""
+    return json.dumps(board.json(), indent=2, ensure_ascii=False) + "\n"
+
+
+def stale() -> list[Path]:
+    """Files that differ from what would be written, are missing, or belong to no dashboard."""
+    wanted = {DASHBOARDS / f"{board.uid}.json": text_of(board) for board in BOARDS}
+    found = {path: path.read_text("utf-8") for path in DASHBOARDS.glob("*.json")}
+    return sorted(
+        path for path in wanted.keys() | found.keys() if wanted.get(path) != found.get(path)
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check; 1 where a check found something stale."""
+    parser = argparse.ArgumentParser(prog="python -m grafana", description=__doc__)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail where a file is not current"
+    )
+    check = parser.parse_args(arguments).check
+    for path in stale():
+        if check:
+            print(f"{path.name} is not current; run: python -m grafana", file=sys.stderr)
+        elif (board := next((each for each in BOARDS if each.uid == path.stem), None)) is None:
+            path.unlink()
+            print(f"removed {path.name}")
+        else:
+            path.write_text(text_of(board), "utf-8")
+            print(f"wrote {path.name}")
+    return int(check and bool(stale()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

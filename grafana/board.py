@@ -1,0 +1,270 @@
+"""A dashboard: its variables, links and annotations, and panels laid out in rows."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from exporter.metrics.catalogue import CATALOGUE
+from grafana.panels import DATASOURCE, Panel, names_tile
+from grafana.promql import metrics_in, scoped
+from grafana.style import DEMO, QUIET, Json
+
+REPOSITORY = "https://github.com/mps-exporter/mps-exporter/blob/main"
+TAGS = ("nvidia-mps", "mps-mixin")
+SCHEMA_VERSION = 39
+"""Grafana 10 writes 39; later ones bring it up to their own when they load it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A choice at the top of the dashboard. Every metric with its label obeys it."""
+
+    name: str
+    title: str
+    metric: str
+    """The metric whose label values are offered."""
+    everything: bool = True
+    """Offer All, and begin with it; else begin with the first."""
+    any_value: str = ".*"
+    """What All stands for; of some labels the empty value counts as well."""
+    filters: bool = True
+    """False: only where an expression names it."""
+
+    def json(self, earlier: Sequence[str]) -> Json:
+        """Give Grafana's form; what is offered obeys the variables before it."""
+        query = f"label_values({scoped(self.metric, earlier)}, {self.name})"
+        chosen: Json = {"current": {"selected": True, "text": ["All"], "value": ["$__all"]}}
+        return {
+            "name": self.name,
+            "label": self.title,
+            "type": "query",
+            "datasource": DATASOURCE,
+            "query": query,
+            "definition": query,
+            "multi": True,
+            "includeAll": self.everything,
+            "allValue": self.any_value,
+            **(chosen if self.everything else {"current": {}}),
+            "options": [],
+            "refresh": 2,
+            "regex": "",
+            "sort": 3 if self.name in {"gpu", "uid"} else 1,
+            "hide": 0,
+            "skipUrlSync": False,
+        }
+
+
+def job() -> Variable:
+    """Which scrape job."""
+    return Variable("job", "Job", "mps_exporter_build_info", any_value=".+")
+
+
+def instance(*, everything: bool = True) -> Variable:
+    """Which hosts."""
+    return Variable(
+        "instance", "Instance", "mps_exporter_build_info", everything=everything, any_value=".+"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One question, and the panels that answer it."""
+
+    question: str
+    panels: tuple[Panel, ...]
+    collapsed: bool = False
+    repeat: str = ""
+    """A variable: the row is there once for each of its values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A dashboard."""
+
+    uid: str
+    name: str
+    description: str
+    variables: tuple[Variable, ...]
+    rows: tuple[Row, ...]
+    period: str = "now-6h"
+
+    def json(self) -> Json:
+        """Give the dashboard in Classic JSON."""
+        return {
+            "uid": self.uid,
+            "title": f"NVIDIA MPS / {self.name}",
+            "description": self.description,
+            "tags": list(TAGS),
+            "schemaVersion": SCHEMA_VERSION,
+            "editable": False,
+            "graphTooltip": 1,
+            "timezone": "browser",
+            "refresh": "30s",
+            "time": {"from": self.period, "to": "now"},
+            "timepicker": {},
+            "fiscalYearStartMonth": 0,
+            "liveNow": False,
+            "weekStart": "",
+            "links": _links(),
+            "annotations": {"list": _annotations()},
+            "templating": {"list": list(self._templates())},
+            "panels": list(self._laid_out()),
+        }
+
+    def _templates(self) -> Iterator[Json]:
+        yield {
+            "name": "datasource",
+            "label": "Data source",
+            "type": "datasource",
+            "query": "prometheus",
+            "current": {},
+            "options": [],
+            "refresh": 1,
+            "regex": "",
+            "multi": False,
+            "includeAll": False,
+            "hide": 0,
+            "skipUrlSync": False,
+        }
+        earlier: list[str] = []
+        for variable in self.variables:
+            yield variable.json(earlier)
+            if variable.filters:
+                earlier.append(variable.name)
+
+    def _laid_out(self) -> Iterator[Json]:
+        numbers = iter(range(1, 1000))
+        y = 0
+        for row in self.rows:
+            head: Json = {
+                "id": next(numbers),
+                "type": "row",
+                "title": row.question,
+                "collapsed": row.collapsed,
+                "gridPos": {"x": 0, "y": y, "w": 24, "h": 1},
+                "panels": [],
+            }
+            if row.repeat:
+                head["repeat"] = row.repeat
+            y += 1
+            placed = []
+            x = height = 0
+            for panel in row.panels:
+                if x + panel.width > 24:
+                    x, y, height = 0, y + height, 0
+                position = {"x": x, "y": y, "w": panel.width, "h": panel.height}
+                placed.append(self._panel(panel, next(numbers), position))
+                x, height = x + panel.width, max(height, panel.height)
+            y += height
+            if row.collapsed:
+                yield {**head, "panels": placed}
+            else:
+                yield head
+                yield from placed
+
+    def _panel(self, panel: Panel, number: int, position: Json) -> Json:
+        filters = [variable.name for variable in self.variables if variable.filters]
+        targets = [
+            query.json(letter, scoped(query.expr, filters))
+            for letter, query in zip(string.ascii_uppercase, panel.queries, strict=False)
+        ]
+        body: Json = {
+            "id": number,
+            "type": panel.kind,
+            "title": panel.title,
+            "description": described(panel),
+            "datasource": DATASOURCE,
+            "gridPos": position,
+            "targets": targets,
+            "fieldConfig": {"defaults": panel.defaults, "overrides": list(panel.overrides)},
+            "options": panel.options,
+        }
+        if panel.transformations:
+            body["transformations"] = list(panel.transformations)
+        if panel.min_step:
+            body["interval"] = panel.min_step
+        return body
+
+
+def described(panel: Panel) -> str:
+    """Our words, then the catalogue's on each metric that the panel uses."""
+    used: dict[str, None] = {}
+    for query in panel.queries:
+        used.update(dict.fromkeys(metrics_in(query.expr)))
+    lines = [f"- `{name}`: {CATALOGUE[name].help}" for name in used if name in _EXPLAINED]
+    return "\n\n".join([panel.description, *(["\n".join(lines)] if lines else [])])
+
+
+# Metrics that only lend a label, or say that somebody is there, need no words.
+_EXPLAINED = {
+    name for name, spec in CATALOGUE.items() if spec.kind != "info" and name != "mps_gpu_served"
+}
+
+
+def _links() -> list[Json]:
+    boards = {
+        "type": "dashboards", "title": "NVIDIA MPS", "tags": [TAGS[0]], "asDropdown": False,
+        "includeVars": True, "keepTime": True, "targetBlank": False, "icon": "external link",
+        "tooltip": "", "url": "",
+    }  # fmt: skip
+    words = {
+        "type": "link", "title": "What the panels say", "tags": [], "asDropdown": False,
+        "includeVars": False, "keepTime": False, "targetBlank": True, "icon": "doc",
+        "tooltip": "Documentation of these dashboards", "url": f"{REPOSITORY}/docs/dashboards.md",
+    }  # fmt: skip
+    return [boards, words]
+
+
+def _annotation(name: str, color: str, expr: str, title: str, text: str, tags: str) -> Json:
+    return {
+        "name": name,
+        "datasource": DATASOURCE,
+        "enable": True,
+        "hide": False,
+        "iconColor": color,
+        "expr": scoped(expr, ("job", "instance")),
+        "step": "30s",
+        "titleFormat": title,
+        "textFormat": text,
+        "tagKeys": tags,
+        "useValueForTime": False,
+    }
+
+
+def _annotations() -> list[Json]:
+    builtin = {
+        "builtIn": 1, "datasource": {"type": "grafana", "uid": "-- Grafana --"}, "enable": True,
+        "hide": True, "iconColor": "rgba(0, 211, 255, 1)", "name": "Annotations & Alerts",
+        "type": "dashboard",
+    }  # fmt: skip
+    alerts = _annotation(
+        "Alerts", "red", 'ALERTS{alertname=~"Mps.*", alertstate="firing"}',
+        "{{alertname}}", "{{instance}} {{daemon}}", "severity",
+    )  # fmt: skip
+    restarts = _annotation(
+        "Daemon starts", "blue", "mps_control_start_time_seconds * 1000",
+        "Control daemon started", "{{instance}} {{daemon}}", "",
+    )  # fmt: skip
+    recordings = _annotation(
+        "Recordings", DEMO, "mps_exporter_recording_info",
+        "Not a live host: a recording is replayed", "{{instance}}: {{scenario}}", "",
+    )  # fmt: skip
+    return [builtin, alerts, {**restarts, "useValueForTime": True}, recordings]
+
+
+def source_tile() -> Panel:
+    """Live hosts, or a recording: nobody shall mistake a demo for a host."""
+    return names_tile(
+        "Source",
+        "Good: live. The name of a recording says that an exporter replays it: then nothing here "
+        "is happening now.",
+        ("count by (scenario) (mps_exporter_recording_info)", "recording: {{scenario}}", DEMO),
+        (
+            "count(mps_exporter_build_info unless on (job, instance) mps_exporter_recording_info)",
+            "live",
+            QUIET,
+        ),
+        none="no exporter",
+    )

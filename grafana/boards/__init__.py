@@ -1,0 +1,13 @@
+"""The six dashboards, each in a file that bears its uid."""
+
+from __future__ import annotations
+
+from grafana.board import Board
+from grafana.boards.mps_exporter import BOARD as EXPORTER
+from grafana.boards.mps_fleet import BOARD as FLEET
+from grafana.boards.mps_gpu import BOARD as GPU
+from grafana.boards.mps_host import BOARD as HOST
+from grafana.boards.mps_incidents import BOARD as INCIDENTS
+from grafana.boards.mps_sharing import BOARD as SHARING
+
+BOARDS: tuple[Board, ...] = (FLEET, HOST, SHARING, INCIDENTS, GPU, EXPORTER)

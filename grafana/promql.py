@@ -1,0 +1,124 @@
+"""PromQL with the dashboard's selectors filled in.
+
+Expressions are written with bare metrics: ``sum by (uid) (mps_uid_waiting_clients)``. Each metric
+gets the matchers of the dashboard's variables that it has labels for. A metric that the catalogue
+does not know is an error here, before anybody looks at an empty panel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from exporter.metrics.catalogue import CATALOGUE
+
+TARGET_LABELS = ("job", "instance")
+"""What Prometheus adds to every series that it scrapes."""
+
+FOREIGN: Mapping[str, tuple[str, ...]] = {
+    "up": (),
+    "scrape_duration_seconds": (),
+    "scrape_samples_scraped": (),
+    "process_cpu_seconds_total": (),
+    "process_resident_memory_bytes": (),
+    "process_open_fds": (),
+    "process_max_fds": (),
+    "ALERTS": ("alertname", "alertstate", "severity"),
+    "ALERTS_FOR_STATE": ("alertname", "severity"),
+}
+"""Series that this project uses and does not make: their names and labels."""
+
+_GROUPING = r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)"
+_STRING = r'"[^"]*"'
+_FOREIGN = "|".join(sorted(FOREIGN, key=len, reverse=True))
+_METRIC = rf"\b(?P<name>mps_\w+|(?:{_FOREIGN})\b)(?P<matchers>\{{[^}}]*\}})?"
+_TOKENS = re.compile(rf"{_GROUPING}|{_METRIC}|{_STRING}")
+_SUFFIX = re.compile(r"_(?:bucket|count|sum)$")
+
+
+def base_name(name: str) -> str:
+    """Give the catalogue's name of a series: that of the histogram for its buckets."""
+    stem = _SUFFIX.sub("", name)
+    known = CATALOGUE.get(stem)
+    return stem if known is not None and known.kind == "histogram" else name
+
+
+def labels_of(name: str) -> tuple[str, ...]:
+    """Labels that the exporter gives a series."""
+    if name in FOREIGN:
+        return FOREIGN[name]
+    spec = CATALOGUE[base_name(name)]
+    state = (spec.name,) if spec.kind == "stateset" else ()
+    bucket = ("le",) if name.endswith("_bucket") else ()
+    return (*spec.labels, *state, *bucket)
+
+
+def _each_metric(expression: str, replace: Callable[[re.Match[str]], str]) -> str:
+    def token(match: re.Match[str]) -> str:
+        return replace(match) if match["name"] else match[0]
+
+    return _TOKENS.sub(token, expression)
+
+
+def metrics_in(expression: str) -> list[str]:
+    """Give the catalogue's metrics that an expression uses, each once, in their order."""
+    found: dict[str, None] = {}
+
+    def note(match: re.Match[str]) -> str:
+        found[base_name(match["name"])] = None
+        return match[0]
+
+    _each_metric(expression, note)
+    return list(found)
+
+
+def scoped(expression: str, variables: Iterable[str]) -> str:
+    """Add ``label=~"$label"`` to every metric, for each variable whose label it has."""
+    wanted = tuple(variables)
+
+    def select(match: re.Match[str]) -> str:
+        own = (match["matchers"] or "{}")[1:-1]
+        labels = (*TARGET_LABELS, *labels_of(match["name"]))
+        # A matcher that is written out goes before the dashboard's.
+        named = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", own))
+        filters = [f'{label}=~"${label}"' for label in wanted if label in labels]
+        filters = [each for each in filters if each.split("=~")[0] not in named]
+        return f"{match['name']}{{{', '.join([*filters, *([own] if own else [])])}}}"
+
+    return " ".join(_each_metric(expression, select).split())
+
+
+def new_in_step(counter: str, by: str) -> str:
+    """Whole events between one point of a graph and the next, none twice and none lost.
+
+    rate() would give fractions, and miss what came with the first sample of a series: a user whose
+    only client ever was lost between two scrapes. Such a series counts when its exporter was known
+    before; so does what was counted since the exporter was started again.
+    """
+    before = f"last_over_time({counter}[1h] offset $__interval)"
+    known = "last_over_time(mps_exporter_build_info[1h] offset $__interval)"
+    return f"sum by ({by}) ({counter} - {before} >= 0 or {counter} and on (job, instance) {known})"
+
+
+def new_in_range(counter: str, by: str) -> str:
+    """Events in the time range that the dashboard shows.
+
+    increase() bears restarts of the exporter, but misses what came with the first sample of a
+    series; that is added.
+    """
+    first = (
+        f"min_over_time({counter}[$__range]) unless last_over_time({counter}[1h] offset $__range)"
+    )
+    grouped = f"sum by ({by})" if by else "sum"
+    return (
+        f"{grouped} (increase({counter}[$__range])"
+        f' or label_replace({first}, "part", "first sample", "", ""))'
+    )
+
+
+def state_code(stateset: str, codes: Mapping[str, int], by: str) -> str:
+    """Encode a state set as one number a series, which value mappings turn back into words."""
+    states = " or ".join(
+        f'({stateset}{{{stateset}="{state}"}} == 1) * {code}' for state, code in codes.items()
+    )
+    return f"max by ({by}) ({states})"

@@ -1,0 +1,28 @@
+"""Grafana's own linter of dashboards, with all of its rules and no exclusion."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.unit.grafana.reading import FILES
+
+TOOLS = Path(__file__).parents[2] / ".tools" / "bin"
+
+
+def dashboard_linter() -> str:
+    found = shutil.which("dashboard-linter") or shutil.which("dashboard-linter", path=str(TOOLS))
+    if found is None:
+        pytest.fail("dashboard-linter is missing: run `make tools`")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_linter_finds_nothing(path: Path) -> None:
+    assert not list(path.parent.glob(".lint*")), "rules are obeyed, not excluded"
+    command = [dashboard_linter(), "lint", "--strict", "--verbose", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from grafana import __main__ as generator
+from grafana.boards import BOARDS
+from grafana.style import Json
+from tests.unit.grafana.reading import FILES, load, panels, variables
+
+DASHBOARDS = [pytest.param(load(path), id=path.stem) for path in FILES]
+PANELS = [
+    pytest.param(panel, id=f"{path.stem}: {panel['title']}")
+    for path in FILES
+    for panel in panels(load(path))
+]
+
+
+def test_committed_files_are_what_the_generator_writes() -> None:
+    assert generator.stale() == []
+    assert generator.main(["--check"]) == 0
+
+
+def test_check_names_stale_files_and_writing_mends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generator, "DASHBOARDS", tmp_path)
+    (tmp_path / "left-behind.json").write_text("{}")
+    assert generator.main(["--check"]) == 1
+    assert "mps-fleet.json is not current" in capsys.readouterr().err
+    assert generator.main([]) == 0
+    assert sorted(path.stem for path in tmp_path.iterdir()) == sorted(b.uid for b in BOARDS)
+    assert generator.main(["--check"]) == 0
+
+
+def test_there_are_the_six() -> None:
+    assert [path.stem for path in FILES] == [
+        "mps-exporter", "mps-fleet", "mps-gpu", "mps-host", "mps-incidents", "mps-sharing",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS)
+def test_dashboard_has_what_all_have(dashboard: Json) -> None:
+    assert 39 <= dashboard["schemaVersion"] <= 42
+    assert dashboard["title"].startswith("NVIDIA MPS / ")
+    assert not dashboard["editable"]
+    assert dashboard["description"].endswith(".")
+    names = [variable["name"] for variable in dashboard["templating"]["list"]]
+    assert names[:3] == ["datasource", "job", "instance"]
+    assert "pid" not in names
+    shown = {annotation["name"] for annotation in dashboard["annotations"]["list"]}
+    assert {"Alerts", "Daemon starts", "Recordings"} <= shown
+    first_link = dashboard["links"][0]
+    assert first_link["keepTime"]
+    assert first_link["includeVars"]
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS)
+def test_rows_ask_and_the_first_says_whether_all_is_well(dashboard: Json) -> None:
+    rows = [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"]
+    assert all("?" in row for row in rows)
+    tiles = [panel for panel in panels(dashboard) if panel["gridPos"]["y"] == 1]
+    assert {panel["type"] for panel in tiles} == {"stat"}
+    assert tiles[-1]["title"] == "Source"
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS)
+def test_panels_fill_the_width_without_overlap(dashboard: Json) -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in panels(dashboard):
+        at = panel["gridPos"]
+        cells = set(
+            itertools.product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"]))
+        )
+        assert not taken & cells, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+    for y in {panel["gridPos"]["y"] for panel in panels(dashboard)}:
+        assert {x for x, line in taken if line == y} == set(range(24)), f"a hole in line {y}"
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS)
+@pytest.mark.parametrize("name", ["id", "title"])
+def test_panels_can_be_told_apart(dashboard: Json, name: str) -> None:
+    named = [panel[name] for panel in dashboard["panels"]]
+    assert len(named) == len(set(named))
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS)
+def test_variables_are_reloaded_and_obey_those_before(dashboard: Json) -> None:
+    earlier: list[str] = []
+    for variable in variables(dashboard):
+        assert variable["refresh"] == 2
+        assert variable["datasource"]["uid"] == "${datasource}"
+        for name in earlier[:2]:
+            assert f'{name}=~"${name}"' in variable["query"]
+        earlier.append(variable["name"])
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_panel_is_described_and_has_a_unit(panel: Json) -> None:
+    assert len(panel["description"]) > 30
+    assert panel["description"].split("\n")[0].endswith(".")
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    assert panel["fieldConfig"]["defaults"]["noValue"], "an empty panel says what that means"
+    assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    assert panel["targets"]
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_words_say_what_good_looks_like(panel: Json) -> None:
+    own_words = panel["description"].split("\n\n")[0]
+    assert "Good: " in own_words or own_words.startswith("No good or bad")
+
+
+def panel_links(dashboard: Json) -> list[str]:
+    return re.findall(r'"url": "(/d/[^"]+)"', json.dumps(dashboard))
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS)
+def test_links_lead_to_dashboards_that_exist_and_keep_the_time(dashboard: Json) -> None:
+    for url in panel_links(dashboard):
+        uid, _, parameters = url.removeprefix("/d/").partition("?")
+        assert uid in {board.uid for board in BOARDS}
+        assert "${__url_time_range}" in parameters
+        assert "${datasource:queryparam}" in parameters
+        assert "job" in parameters
+        assert "instance" in parameters
+
+
+def test_fleet_leads_to_host_and_client_to_its_user() -> None:
+    urls = {path.stem: panel_links(load(path)) for path in FILES}
+    assert any(url.startswith("/d/mps-host?") for url in urls["mps-fleet"])
+    assert any(url.startswith("/d/mps-sharing?") for url in urls["mps-host"])
+    assert any("var-uid=${__data.fields.User}" in url for url in urls["mps-host"])
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_tables_are_capped(panel: Json) -> None:
+    if panel["type"] == "table":
+        assert "topk(" in panel["targets"][0]["expr"]
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_links_in_cells_name_columns_that_exist(panel: Json) -> None:
+    named = set(re.findall(r"__data\.fields\.(\w+)", str(panel["fieldConfig"])))
+    if named:
+        renamed = next(t for t in panel["transformations"] if t["id"] == "organize")
+        assert named <= set(renamed["options"]["renameByName"].values())
