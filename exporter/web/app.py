@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from aiohttp import web
 
-from exporter.web import health, scrape
+from exporter.web import debug, events, health, scrape, status
 from exporter.web.backend import Backend
 from exporter.web.capacity import Places
 from exporter.web.connections import watch
@@ -16,13 +14,8 @@ from exporter.web.state import BACKEND, OPTIONS, TLS_CONTEXT, WEB_CONFIG
 from exporter.web.webconfig import WebConfigWatch, install
 
 
-async def landing(request: web.Request) -> web.Response:
-    """A first page."""
-    path = request.app[OPTIONS].telemetry_path
-    return web.Response(
-        text=f'<!doctype html><title>mps-exporter</title><a href="{escape(path)}">Metrics</a>\n',
-        content_type="text/html",
-    )
+async def _close(app: web.Application) -> None:
+    app[status.RENDERED].close()
 
 
 def create_app(backend: Backend, options: WebOptions) -> web.Application:
@@ -36,6 +29,12 @@ def create_app(backend: Backend, options: WebOptions) -> web.Application:
     app[OPTIONS] = options
     app[scrape.SCRAPES] = Places(options.max_requests)
     app[scrape.RENDERINGS] = scrape.Renderings()
+    app[status.RENDERED] = status.Rendered()
+    app[events.EVENTS] = events.Events()
+    app[debug.COLLECTIONS] = Places(1)
+    app.cleanup_ctx.append(events.follow)
+    app.on_shutdown.append(events.close)
+    app.on_cleanup.append(_close)
     app.on_response_prepare.append(add_headers)
     if options.config_file is not None:
         watch_file = WebConfigWatch.start(options.config_file)
@@ -43,8 +42,12 @@ def create_app(backend: Backend, options: WebOptions) -> web.Application:
         app[WEB_CONFIG] = watch_file
         if watch_file.uses_tls:
             app[TLS_CONTEXT] = watch_file.tls_context
-    app.router.add_get("/", landing)
+    app.router.add_get("/", status.status_page)
+    app.router.add_get("/static/{name}", status.asset)
+    app.router.add_get("/api/v1/status", status.status_json)
     app.router.add_get(options.telemetry_path, scrape.metrics)
+    app.router.add_get("/api/v1/events", events.events)
+    app.router.add_get("/debug/collect", debug.collect)
     app.router.add_get("/-/healthy", health.healthy)
     app.router.add_get("/-/ready", health.ready)
     return app

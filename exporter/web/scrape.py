@@ -12,6 +12,7 @@ from exporter.metrics.content_format import ContentFormat
 from exporter.model import Snapshot
 from exporter.web.backend import Backend
 from exporter.web.capacity import FullError, Places
+from exporter.web.events import EVENTS
 from exporter.web.negotiation import accepts_gzip, choose_format
 from exporter.web.responses import text
 from exporter.web.state import BACKEND, OPTIONS
@@ -102,6 +103,7 @@ async def metrics(request: web.Request) -> web.Response:
     try:
         with request.app[SCRAPES].place(request.remote or ""):
             snapshot = await backend.collect(seconds, collectors)
+            request.app[EVENTS].people.learn(snapshot)
             body = await request.app[RENDERINGS].render(backend, snapshot, form, gzip)
     except FullError:
         return text(

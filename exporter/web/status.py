@@ -1,0 +1,97 @@
+"""The status of the host, as data (/api/v1/status) and as a page (/)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+
+from aiohttp import web
+
+from exporter.model import Snapshot
+from exporter.web import page
+from exporter.web.assets import PAGE_ASSETS
+from exporter.web.backend import Backend
+from exporter.web.events import EVENTS
+from exporter.web.report import make_status
+from exporter.web.state import BACKEND, OPTIONS, WEB_CONFIG
+
+REUSE_SECONDS = 1.0
+"""A status that is not older is good enough for the next one who asks."""
+COLLECT_TIMEOUT_SECONDS = 5.0
+
+
+class Rendered:
+    """The status as bytes, made on a thread, and shared by those who ask at the same moment."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="status")
+        self._latest: tuple[float, Snapshot] | None = None
+        self._collecting: asyncio.Task[Snapshot] | None = None
+
+    async def snapshot(self, backend: Backend) -> Snapshot:
+        """The last snapshot when it is fresh, else a new one."""
+        loop = asyncio.get_running_loop()
+        if self._latest is not None and loop.time() - self._latest[0] < REUSE_SECONDS:
+            return self._latest[1]
+        if self._collecting is None:
+            self._collecting = loop.create_task(self._collect(backend))
+        return await asyncio.shield(self._collecting)
+
+    async def _collect(self, backend: Backend) -> Snapshot:
+        try:
+            snapshot = await backend.collect(COLLECT_TIMEOUT_SECONDS, None)
+            self._latest = asyncio.get_running_loop().time(), snapshot
+            return snapshot
+        finally:
+            self._collecting = None
+
+    async def answer(self, request: web.Request, *, as_json: bool) -> bytes:
+        """The status, in one of its forms."""
+        snapshot = await self.snapshot(request.app[BACKEND])
+        request.app[EVENTS].people.learn(snapshot)
+        options = request.app[OPTIONS]
+        watch = request.app.get(WEB_CONFIG)
+        error = str(watch.error) if watch is not None and watch.error is not None else None
+        people = request.app[EVENTS].people
+
+        def encode() -> bytes:
+            status = make_status(snapshot, options, error, people)
+            if as_json:
+                return json.dumps(asdict(status), allow_nan=False).encode() + b"\n"
+            return page.render(status, options, request.host).encode()
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
+
+    def close(self) -> None:
+        """Let go of the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+RENDERED = web.AppKey[Rendered]("RENDERED")
+
+
+async def status_json(request: web.Request) -> web.Response:
+    """/api/v1/status."""
+    body = await request.app[RENDERED].answer(request, as_json=True)
+    return web.Response(body=body, content_type="application/json")
+
+
+async def status_page(request: web.Request) -> web.Response:
+    """/."""
+    body = await request.app[RENDERED].answer(request, as_json=False)
+    return web.Response(body=body, content_type="text/html", charset="utf-8")
+
+
+async def asset(request: web.Request) -> web.Response:
+    """/static/NAME."""
+    found = PAGE_ASSETS.get(request.match_info["name"])
+    if found is None:
+        raise web.HTTPNotFound
+    return web.Response(
+        body=found.content,
+        content_type=found.content_type,
+        charset="utf-8",
+        headers={"Cache-Control": "public, max-age=86400"},
+    )

@@ -1,0 +1,217 @@
+"""What the exporter says to people: quantities, incidents, findings and remedies in plain words.
+
+Everything a person reads about the state of a host is worded here, so that the page, the JSON and
+the command line say the same.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from exporter.model import Incident
+
+MAX_NAME_CHARACTERS = 120
+MAX_NAMED_PIDS = 6
+
+Who = Callable[[int | None], str]
+"""A user's number -> how a person would call them."""
+
+
+def visible(text: str, limit: int = MAX_NAME_CHARACTERS) -> str:
+    """A name that somebody else chose, made fit to be shown: one line, nothing hidden.
+
+    Control characters and those that turn the direction of writing show as escapes; bytes that
+    were no UTF-8 show as the replacement character.
+    """
+    shown = []
+    for character in text[: limit + 1]:
+        category = unicodedata.category(character)
+        if category == "Cs":
+            shown.append("\N{REPLACEMENT CHARACTER}")
+        elif category in ("Cc", "Cf", "Zl", "Zp"):
+            shown.append(character.encode("unicode_escape").decode("ascii"))
+        else:
+            shown.append(character)
+    if len(shown) > limit:
+        shown[limit:] = "…"
+    return "".join(shown)
+
+
+def user_name(uid: int | None, user: str | None) -> str:
+    """Who a user is, as far as it is known."""
+    if user:
+        return visible(user)
+    return "an unknown user" if uid is None else f"user {uid}"
+
+
+def duration(seconds: float) -> str:
+    """25 ms, 4.2 s, 13 s, 4 min, 2 h 5 min, 3 d 4 h."""
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def age(seconds: float) -> str:
+    """How long something has been so: whole seconds at the least."""
+    return duration(seconds) if seconds >= 9.5 else f"{max(0.0, seconds):.0f} s"
+
+
+def ago(seconds: float) -> str:
+    """When something was."""
+    return "just now" if seconds < 1.5 else f"{age(seconds)} ago"
+
+
+def memory(size: float) -> str:
+    """Bytes in the units that GPU memory is sold in."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            number = size / scale
+            return f"{number:.0f} {unit}" if number >= 99.95 else f"{number:.1f} {unit}"
+    return f"{size:.0f} B"
+
+
+def percent(ratio: float) -> str:
+    """A ratio, for people."""
+    return f"{ratio * 100:.0f} %"
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """1 client, 3 clients."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def instant(at: float) -> str:
+    """A moment, for machines: ISO 8601 in UTC."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+
+
+def processes(pids: Sequence[int]) -> str:
+    """Process 12, processes 12 and 13, processes 1, 2, 3, 4, 5, 6 and 9 more."""
+    known = [str(pid) for pid in pids if pid]
+    if not known:
+        return ""
+    if len(known) == 1:
+        return f"process {known[0]}"
+    if len(known) > MAX_NAMED_PIDS:
+        rest = len(known) - MAX_NAMED_PIDS
+        return f"processes {', '.join(known[:MAX_NAMED_PIDS])} and {rest} more"
+    return f"processes {', '.join(known[:-1])} and {known[-1]}"
+
+
+def _taken_along(incident: Incident) -> str:
+    if not incident.pids:
+        return "; no client was connected"
+    named = processes(incident.pids)
+    lost = count(len(incident.pids), "client")
+    return f" and took {lost} along" + (f" ({named})" if named else "")
+
+
+def _client(incident: Incident, who: Who) -> str:
+    named = processes(incident.pids)
+    return f"{who(incident.uid)}'s {named}" if named else f"a client of {who(incident.uid)}"
+
+
+def _server(incident: Incident, who: Who) -> str:
+    number = "" if incident.server_pid is None else f" {incident.server_pid}"
+    if incident.uid is None:
+        return f"the server{number}" if number else "a server"
+    return f"{who(incident.uid)}'s server{number}"
+
+
+_REJECTIONS = {
+    "context_limit": "the server has as many clients as it can take",
+    "server_not_ready": "the server recovers from a fatal error until all its clients have left",
+    "invalid_device": "the client asked for a device that the server does not serve",
+    "credentials": "the daemon could not tell who the client was",
+}
+
+
+def _rejected(incident: Incident, who: Who) -> str:
+    reason = _REJECTIONS.get(incident.detail, visible(incident.detail))
+    return f"{_client(incident, who)} was refused: {reason}"
+
+
+def _fault(incident: Incident, who: Who) -> str:
+    cause = f": process {incident.culprit_pid} caused it" if incident.culprit_pid else ""
+    named = processes(incident.pids)
+    if not incident.pids:
+        lost = ""
+    else:
+        lost = f"; {count(len(incident.pids), 'other client')} died with it"
+        lost += f" ({named})" if named else ""
+    return f"a fatal GPU error in {_server(incident, who)}{cause}{lost}"
+
+
+def _after(incident: Incident) -> str:
+    return "" if incident.seconds is None else f" after {duration(incident.seconds)}"
+
+
+def _start_failed(incident: Incident, who: Who) -> str:
+    reason = f": {visible(incident.detail)}" if incident.detail else ""
+    return f"a server for {who(incident.uid)} could not start{reason}"
+
+
+_SENTENCES: dict[str, Callable[[Incident, Who], str]] = {
+    "daemon_started": lambda _incident, _who: "the daemon started",
+    "daemon_died": lambda incident, _who: f"the daemon died{_taken_along(incident)}",
+    "daemon_quit": lambda _incident, _who: "the daemon quit, as it was asked to",
+    "server_crashed": lambda incident, who: (
+        f"{_server(incident, who)} crashed{_taken_along(incident)}"
+    ),
+    "server_start_failed": _start_failed,
+    "fault": _fault,
+    "fault_recovered": lambda incident, who: (
+        f"{_server(incident, who)} recovered from the fatal error{_after(incident)}"
+    ),
+    "client_terminated": lambda incident, who: (
+        f"{_client(incident, who)} was terminated by an operator"
+    ),
+    "client_rejected": _rejected,
+    "wait_started": lambda incident, who: (
+        f"{_client(incident, who)} began to wait behind another user's server"
+    ),
+    "wait_served": lambda incident, who: f"{_client(incident, who)} was served{_after(incident)}",
+    "wait_abandoned": lambda incident, who: (
+        f"{_client(incident, who)} gave up waiting{_after(incident)}"
+    ),
+    "ghost": lambda incident, who: (
+        f"{_server(incident, who)} was started for clients that had died in the queue: "
+        "the daemon answers nobody from now on"
+    ),
+}
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def incident(one: Incident, who: Who) -> str:
+    """What happened, in a sentence."""
+    tell = _SENTENCES.get(one.kind)
+    text = tell(one, who) if tell is not None else visible(one.kind.replace("_", " "))
+    if one.count > 1:
+        text += f" ({one.count} times)"
+    return sentence(text)
+
+
+SEVERE_INCIDENTS = frozenset(
+    {"daemon_died", "server_crashed", "server_start_failed", "fault", "ghost"}
+)
+NOTABLE_INCIDENTS = frozenset(
+    {"client_rejected", "client_terminated", "wait_abandoned", "wait_started"}
+)

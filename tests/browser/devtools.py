@@ -1,0 +1,162 @@
+"""Chromium, driven through its own DevTools protocol: no driver program, no further dependency."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--hide-scrollbars",
+    "--remote-debugging-port=0",
+)
+PATIENCE_SECONDS = 30.0
+
+
+def chromium() -> str:
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    raise AssertionError("chromium is missing: tools/install-system.sh chromium brings it")
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, socket: ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._loaded = asyncio.Event()
+        self.complaints: list[str] = []
+        """Everything that a console would show in red or yellow."""
+        self.requests: list[str] = []
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for message in self._socket:
+            if message.type is not WSMsgType.TEXT:
+                break
+            event = message.json()
+            if "id" in event:
+                answer = self._answers.pop(event["id"], None)
+                if answer is not None and not answer.done():
+                    answer.set_result(event)
+            else:
+                self._note(event["method"], event.get("params", {}))
+
+    def _note(self, method: str, about: dict[str, Any]) -> None:
+        if method == "Page.loadEventFired":
+            self._loaded.set()
+        elif method == "Network.requestWillBeSent":
+            self.requests.append(about["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            details = about["exceptionDetails"]
+            said = details.get("exception", {}).get("description", details["text"])
+            self.complaints.append(f"exception: {said}")
+        elif method == "Runtime.consoleAPICalled" and about["type"] in ("error", "warning"):
+            self.complaints.append(f"console: {[a.get('value') for a in about['args']]}")
+        elif method == "Log.entryAdded" and about["entry"]["level"] in ("error", "warning"):
+            self.complaints.append(f"log: {about['entry']['text']}")
+        elif method == "Audits.issueAdded":
+            self.complaints.append(f"issue: {about['issue']}")
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        number = next(self._numbers)
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        await self._socket.send_json({"id": number, "method": method, "params": parameters})
+        event = await asyncio.wait_for(answer, PATIENCE_SECONDS)
+        assert "error" not in event, event["error"]
+        result: dict[str, Any] = event["result"]
+        return result
+
+    async def start(self) -> None:
+        for domain in ("Page", "Runtime", "Log", "Network", "Audits"):
+            await self.call(f"{domain}.enable")
+
+    async def look(self, width: int, height: int, *, dark: bool = False, scale: float = 1) -> None:
+        await self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=height, deviceScaleFactor=scale, mobile=width < 500,
+        )  # fmt: skip
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def open(self, url: str) -> None:
+        self._loaded.clear()
+        answer = await self.call("Page.navigate", url=url)
+        assert "errorText" not in answer, answer["errorText"]
+        await asyncio.wait_for(self._loaded.wait(), PATIENCE_SECONDS)
+
+    async def evaluate(self, expression: str) -> Any:
+        answer = await self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    async def screenshot(self, path: Path) -> None:
+        """The whole page, as high as it is."""
+        size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
+        answer = await self.call(
+            "Page.captureScreenshot",
+            format="png",
+            captureBeyondViewport=True,
+            clip={"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1},
+        )
+        path.write_bytes(base64.b64decode(answer["data"]))
+
+    async def close(self) -> None:
+        await self._socket.close()
+        await self._reader
+
+
+@asynccontextmanager
+async def browser() -> AsyncIterator[Page]:
+    """A fresh Chromium with one empty tab."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        process = await asyncio.create_subprocess_exec(
+            chromium(), *FLAGS, f"--user-data-dir={profile}", "about:blank",
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            async with ClientSession() as session:
+                port = await _port(Path(profile) / "DevToolsActivePort", process)
+                async with session.get(f"http://127.0.0.1:{port}/json") as answer:
+                    tabs = await answer.json()
+                tab = next(tab for tab in tabs if tab["type"] == "page")
+                socket = await session.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=0)
+                page = Page(socket)
+                await page.start()
+                yield page
+                await page.close()
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+async def _port(file: Path, process: asyncio.subprocess.Process) -> int:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (file.exists() and file.read_text().count("\n")):
+            assert process.returncode is None, "chromium ended at once"
+            await asyncio.sleep(0.05)
+    return int(file.read_text().splitlines()[0])

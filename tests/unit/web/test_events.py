@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import ClientResponse
+
+from exporter.model import Incident
+from exporter.web import events
+from exporter.web.backend import DebugReport, DebugSource
+from tests.unit.web import snapshots as hosts
+from tests.unit.web.fakes import FakeBackend
+
+MakeClient = Callable[..., Awaitable[Any]]
+CRASH = Incident(at=1.0, kind="server_crashed", server_pid=634, uid=1001, pids=(641,))
+
+
+async def event(answer: ClientResponse) -> dict[str, str]:
+    """The next event; comments are passed over."""
+    fields: dict[str, str] = {}
+    while True:
+        line = (await asyncio.wait_for(answer.content.readline(), 5)).decode().rstrip("\n")
+        if line and not line.startswith(":"):
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif not line and "data" in fields:
+            return fields
+
+
+async def test_incidents_are_streamed(backend: FakeBackend, make_client: MakeClient) -> None:
+    backend.snapshot = hosts.healthy()
+    client = await make_client()
+    await client.get("/metrics")  # where the names of users come from
+    async with client.get("/api/v1/events") as answer:
+        assert answer.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+        assert await answer.content.readline() == b"retry: 3000\n"
+        await backend.incidents.put(("/tmp/nvidia-mps", CRASH))
+        got = await event(answer)
+
+    assert got["event"] == "incident"
+    data = json.loads(got["data"])
+    assert data["text"] == "Alice's server 634 crashed and took 1 client along (process 641)."
+    assert data["daemon"] == "/tmp/nvidia-mps"
+
+
+async def test_nothing_is_missed_after_a_break(
+    backend: FakeBackend, make_client: MakeClient
+) -> None:
+    client = await make_client()
+    async with client.get("/api/v1/events") as answer:
+        await backend.incidents.put(("a", CRASH))
+        first = await event(answer)
+    await backend.incidents.put(("b", CRASH))
+    async with client.get("/api/v1/events", headers={"Last-Event-ID": first["id"]}) as answer:
+        assert json.loads((await event(answer))["data"])["daemon"] == "b"
+    for stranger in ("other-1", "", "x", first["id"].partition("-")[0] + "-\u00b2"):
+        async with client.get("/api/v1/events", headers={"Last-Event-ID": stranger}) as answer:
+            assert json.loads((await event(answer))["data"])["daemon"] == "a"
+
+
+async def test_a_quiet_stream_stays_open(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
+    client = await make_client()
+    async with client.get("/api/v1/events") as answer:
+        await answer.content.readuntil(b"\n\n")
+        assert await answer.content.readuntil(b"\n\n") == b": still here\n\n"
+
+
+async def test_a_slow_reader_loses_the_oldest() -> None:
+    stream = events.Stream()
+    for number in range(events.QUEUED + 3):
+        stream.put((number, f"data: {number}\n\n".encode()))
+
+    part = await stream.take()
+
+    assert part is not None
+    assert part.startswith(b"event: lost\ndata: 3\n\ndata: 3\n\ndata: 4\n\n")
+
+
+async def test_readers_are_limited(make_client: MakeClient) -> None:
+    client = await make_client(max_event_streams=1)
+    async with client.get("/api/v1/events"):
+        second = await client.get("/api/v1/events")
+        assert second.status == 503
+    head = await client.head("/api/v1/events")
+    assert head.status in (200, 503)
+
+
+async def test_debug_is_off(make_client: MakeClient) -> None:
+    client = await make_client()
+
+    answer = await client.get("/debug/collect")
+
+    assert answer.status == 404
+    assert "--web.enable-debug" in await answer.text()
+
+
+async def test_debug_tells_everything(backend: FakeBackend, make_client: MakeClient) -> None:
+    backend.report = DebugReport(
+        taken_at=0.0,
+        duration_seconds=0.25,
+        sources=(
+            DebugSource("nvml", success=True, duration_seconds=0.1),
+            DebugSource(
+                "control",
+                success=False,
+                duration_seconds=0.2,
+                error="timeout",
+                log=("asked get_server_list",),
+                raw=(("stdout", "12\n\x1b[2Jevil"), ("stderr", "x" * 300_000)),
+            ),
+        ),
+        metrics="mps_control_up 0\n",
+    )
+    client = await make_client(enable_debug=True)
+
+    text = await (await client.get("/debug/collect?collect[]=control")).text()
+
+    assert backend.collections == [(None, frozenset({"control"}))]
+    for words in (
+        "One collection at 1970-01-01T00:00:00.000Z, in 250.0 ms",
+        "=== nvml: success in 100.0 ms",
+        "=== control: FAILED in 200.0 ms\nerror: timeout\n--- log\nasked get_server_list",
+        "--- read from stdout\n12\n\\x1b[2Jevil\n",
+        "100000 characters left out",
+        "=== metrics\nmps_control_up 0",
+    ):
+        assert words in text
+    assert (await client.get("/debug/collect?collect[]=x")).status == 400

@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from exporter.model import Incident, RecordingInfo, Snapshot, Wait
+from exporter.web.options import WebOptions
+from exporter.web.report import make_status
+from tests.unit.web import snapshots as hosts
+from tests.unit.web.fakes import FakeBackend
+
+MakeClient = Callable[..., Awaitable[Any]]
+NOW = hosts.NOW
+
+
+def headline(snapshot: Snapshot) -> tuple[str, str]:
+    found = make_status(snapshot, WebOptions()).headline
+    return found.severity, found.text
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "expected"),
+    [
+        (
+            hosts.healthy(),
+            ("ok", "All is well: 2 clients share 1 GPU through 1 server, and nobody waits."),
+        ),
+        (hosts.waiting(), ("trouble", "Bob has waited 4 min behind alice's server 634.")),
+        (hosts.waiting(20), ("warning", "Bob has waited 20 s behind alice's server 634.")),
+        (
+            hosts.crashed(),
+            ("warning", "Alice's server 634 crashed and took 2 clients along (processes 641 and "
+             "642), 40 s ago."),
+        ),
+        (
+            hosts.fault(),
+            ("trouble", "Alice's server 634 is in FAULT after a fatal GPU error: it takes no new "
+             "clients until its client has exited."),
+        ),
+        (hosts.snapshot(), ("notice", "No MPS control daemon runs on this host.")),
+        (
+            hosts.snapshot(hosts.daemon()),
+            ("ok", "MPS is up and idle: no server runs, and nobody waits."),
+        ),
+        (
+            hosts.snapshot(hosts.daemon(hosts.server())),
+            ("ok", "MPS is up: 1 server without clients, and nobody waits."),
+        ),
+        (
+            hosts.snapshot(hosts.daemon(state="unresponsive")),
+            ("trouble", "The MPS daemon /tmp/nvidia-mps does not answer: programs that start now "
+             "hang."),
+        ),
+        (
+            hosts.snapshot(hosts.daemon(state="absent", pid=None)),
+            ("warning", "No MPS daemon runs at /tmp/nvidia-mps: programs started for it use the "
+             "GPU without MPS, and without its limits."),
+        ),
+        (
+            hosts.snapshot(hosts.daemon(hosts.server(ghost=True))),
+            ("trouble", "Alice's server 634 was started for clients that had died in the queue: "
+             "the daemon answers nobody now."),
+        ),
+    ],
+)  # fmt: skip
+def test_headline(snapshot: Snapshot, expected: tuple[str, str]) -> None:
+    assert headline(snapshot) == expected
+
+
+def test_a_dead_waiter_comes_first() -> None:
+    waits = (
+        Wait(pid=700, uid=1002, since=NOW - 5, behind_uid=1001),
+        Wait(pid=701, uid=1002, since=NOW - 9, behind_uid=1001, dead=True),
+    )
+    found = make_status(
+        hosts.snapshot(hosts.daemon(hosts.server(), waits=waits)), WebOptions()
+    ).findings
+
+    assert [one.severity for one in found] == ["trouble", "warning"]
+    assert found[0].text.startswith("Process 701 died while waiting")
+    assert "The GPU is idle meanwhile" in found[1].text
+
+
+def test_old_crashes_are_history() -> None:
+    old = Incident(at=NOW - 3600, kind="server_crashed", server_pid=1, uid=1001)
+    snapshot = hosts.snapshot(hosts.daemon(incidents=(old,)))
+
+    assert headline(snapshot)[0] == "ok"
+    assert [one.kind for one in make_status(snapshot, WebOptions()).incidents] == ["server_crashed"]
+
+
+def test_a_daemon_that_was_started_again() -> None:
+    died = Incident(at=NOW - 60, kind="daemon_died", pids=(1, 2))
+    found = make_status(hosts.snapshot(hosts.daemon(incidents=(died,))), WebOptions()).findings
+
+    assert found[0].remedy == "It was started again; programs that were connected were not."
+
+
+async def test_names_outlive_the_processes(
+    backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exporter.web.status.REUSE_SECONDS", 0)
+    client = await make_client()
+    backend.snapshot = hosts.healthy()
+    await client.get("/")
+    crash = Incident(at=NOW - 1, kind="server_crashed", server_pid=634, uid=1001)
+    backend.snapshot = hosts.snapshot(hosts.daemon(incidents=(crash,)))
+
+    assert "Alice&#x27;s server 634 crashed" in await (await client.get("/")).text()
+
+
+def test_blind_spots_say_what_to_do() -> None:
+    found = make_status(hosts.blind(), WebOptions(), "web.yml:3: broken").blind_spots
+
+    assert [one.text.split(":")[0] for one in found] == [
+        "The GPUs could not be read",
+        "/var/log/nvidia-mps/control.log cannot be read",
+        "The environment of 3 processes cannot be read",
+        "The web configuration cannot be used, the one before stays in force",
+    ]
+    assert all(one.remedy for one in found)
+
+
+class Reader(HTMLParser):
+    """What a browser would make of the page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes.extend(attrs)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+async def page(make_client: MakeClient, **options: Any) -> Reader:
+    client = await make_client(**options)
+    answer = await client.get("/")
+    assert answer.status == 200
+    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    reader = Reader()
+    reader.feed(await answer.text())
+    return reader
+
+
+async def test_the_page_shows_who_uses_what(backend: FakeBackend, make_client: MakeClient) -> None:
+    backend.snapshot = hosts.healthy()
+
+    text = (await page(make_client)).text
+
+    for words in (
+        "All is well", "GPU 0 NVIDIA H200", "99 %", "12 %", "30.0 GiB of 140 GiB", "195 W",
+        "61 °C", "exclusive process", "1 process without MPS", "/tmp/nvidia-mps", "answers",
+        "Alice's server", "2 of 48 contexts", "up 2 h 5 min", "train.py",
+        "alice · process 641 · for 4 min", "33 of 132 SMs", "1.5 GiB of 2.0 GiB", "all 132 SMs",
+        "1.5 GiB, no limit", "it does not fill this GPU",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+async def test_the_page_tells_who_waits(backend: FakeBackend, make_client: MakeClient) -> None:
+    backend.snapshot = hosts.waiting()
+
+    text = (await page(make_client)).text
+
+    assert "Bob has waited 4 min behind alice's server 634." in text
+    assert "MPS serves one user at a time" in text
+    assert "Who waits for whom" in text
+
+
+async def test_without_nvml_the_daemons_are_there(
+    backend: FakeBackend, make_client: MakeClient
+) -> None:
+    unlimited = hosts.client(9, sm_limit={}, active_thread_ratio=None, memory_used_bytes={})
+    backend.snapshot = replace(
+        hosts.blind(), daemons=(hosts.daemon(hosts.server(hosts.client(8), unlimited)),)
+    )
+
+    text = (await page(make_client)).text
+
+    assert "MPS daemon" in text
+    assert "25 % of the SMs" in text
+    assert "SM limit not known" in text
+    assert "no NVML library" in text
+
+
+async def test_a_demo_says_so(backend: FakeBackend, make_client: MakeClient) -> None:
+    info = RecordingInfo("three limited clients", "1 x NVIDIA H200", "580", "2026-11-21", speed=4)
+    backend.snapshot = replace(hosts.healthy(), recording=info)
+
+    text = (await page(make_client)).text
+
+    assert "Demo. This is a recording of another host, not this one: Three limited clients." in text
+    assert "4 times its speed" in text
+
+
+async def test_names_of_others_stay_text(backend: FakeBackend, make_client: MakeClient) -> None:
+    backend.snapshot = hosts.nasty()
+    client = await make_client()
+
+    html = await (await client.get("/")).text()
+    reader = Reader()
+    reader.feed(html)
+
+    assert "alert(1)" in reader.text
+    assert reader.tags.count("script") == 1  # our own
+    assert not [name for name, _ in reader.attributes if name.startswith("on") or name == "style"]
+    for hidden in ("\x1b", "\u202e", "\udcff"):
+        assert hidden not in html
+    assert "\\x1b[31m\\u202egpj.exe\N{REPLACEMENT CHARACTER}" in reader.text
+
+
+async def test_names_of_others_in_json(backend: FakeBackend, make_client: MakeClient) -> None:
+    backend.snapshot = hosts.nasty()
+    client = await make_client()
+
+    answer = await client.get("/api/v1/status")
+    raw = await answer.read()
+    status = json.loads(raw)
+
+    program = status["daemons"][0]["servers"][0]["clients"][0]["program"]
+    assert program == (
+        "<script>alert(1)</script>\"'&\\n\\x1b[31m\\u202egpj.exe\N{REPLACEMENT CHARACTER}"
+    )
+    assert answer.content_type == "application/json"
+    raw.decode("ascii")
+
+
+async def test_json_says_what_the_page_says(backend: FakeBackend, make_client: MakeClient) -> None:
+    backend.snapshot = hosts.waiting()
+    client = await make_client(version="1.2.3")
+
+    status = await (await client.get("/api/v1/status")).json()
+
+    assert status["api_version"] == "1"
+    assert status["exporter"]["version"] == "1.2.3"
+    assert status["taken_at"] == NOW
+    assert status["headline"]["text"] == "Bob has waited 4 min behind alice's server 634."
+    wait = status["daemons"][0]["waits"][0]
+    assert (wait["user"], wait["behind_user"], wait["behind_server_pid"], wait["seconds"]) == (
+        "bob", "alice", 634, 240.0,
+    )  # fmt: skip
+
+
+async def test_those_who_come_together_share_a_collection(
+    backend: FakeBackend, make_client: MakeClient
+) -> None:
+    client = await make_client()
+
+    for _ in range(5):
+        await (await client.get("/")).read()
+        await (await client.get("/api/v1/status")).read()
+
+    assert len(backend.collections) == 1
+
+
+async def test_own_files(make_client: MakeClient) -> None:
+    client = await make_client()
+
+    for name, kind in (
+        ("status.css", "text/css"), ("status.js", "text/javascript"), ("icon.svg", "image/svg+xml"),
+    ):  # fmt: skip
+        answer = await client.get(f"/static/{name}")
+        assert answer.status == 200
+        assert answer.content_type == kind
+    for name in ("nothing", "..%2fapp.py", "%2e%2e/app.py", "", "../app.py"):
+        assert (await client.get(f"/static/{name}")).status == 404
