@@ -29,9 +29,6 @@ BLOCK_BYTES = 65536
 WRITE_RACE_SECONDS = 0.1
 """A line is stamped before it is written: so long before its last reading a file is complete."""
 
-IDLE_SLACK_SECONDS = 1.0
-"""Silence is not dated to the moment: a recording leaves out the looks that brought nothing."""
-
 HOLD_SECONDS = 5.0
 """How long a line waits, at most, for the other log to be read as far as its stamp."""
 
@@ -81,13 +78,16 @@ class Sequencer:
         log.feed(chunk)
 
     def idle(self, log: LogName, until: float) -> None:
-        """Say that a log had nothing new when it was looked at, about this long ago (Unix time)."""
-        self._log(log).idle(until - IDLE_SLACK_SECONDS)
+        """Say that a log had nothing new when it was looked at (Unix time)."""
+        self._log(log).idle(until)
 
     def release(self, now: float) -> Iterator[Entry]:
         """Give the entries whose place in the order is certain."""
         server, control = self._server, self._control
         overdue = now - HOLD_SECONDS
+        for log in (server, control):
+            # Read in what is the future now: the clock was set back, they are from before that.
+            yield from log.pop_read_after(now + CLOCK_TOLERANCE_SECONDS)
         while True:
             first, second = server.head(), control.head()
             if first is not None and (second is None or first[0] <= second[0]):
@@ -165,6 +165,11 @@ class _Log:
         held = self._held
         while held and (held[0][0] < key or (including and held[0][0] == key)):
             yield held.popleft()[2]
+
+    def pop_read_after(self, moment: float) -> Iterator[Entry]:
+        """Give what was read after this moment."""
+        while (head := self.head()) is not None and head[1] > moment:
+            yield self.pop()
 
     def holds_back(self, key: float) -> bool:
         """Whether a line that belongs before this key may still come.

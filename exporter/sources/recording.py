@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 import time
 from bisect import bisect_right
@@ -40,6 +41,9 @@ from exporter.observations import (
 
 if TYPE_CHECKING:
     from cattrs.preconf.json import JsonConverter
+
+LOOK_SECONDS = 1.0
+"""The recorder looked at the logs at least this often."""
 
 FIRST_ANSWER_SECONDS = 5.0
 """How long a source may have taken for its first answer."""
@@ -340,7 +344,35 @@ class Tape:
             self._waiting += observation.chunks
             self._log_states = observation.states or self._log_states
             self._next_log += 1
-        chunks = tuple(chunk for chunk in self._waiting if chunk.pipe_directory in followed)
+        chunks = [chunk for chunk in self._waiting if chunk.pipe_directory in followed]
         self._waiting = [c for c in self._waiting if c.pipe_directory not in followed]
         states = tuple(state for state in self._log_states if state.pipe_directory in followed)
-        return LogsObservation(at=now, chunks=chunks, states=states)
+        busy = {(chunk.pipe_directory, chunk.log) for chunk in chunks}
+        chunks += [
+            self._silence(state, now)
+            for state in states
+            if state.readable and (state.pipe_directory, state.log) not in busy
+        ]
+        return LogsObservation(at=now, chunks=tuple(chunks), states=states)
+
+    def _silence(self, state: LogState, now: float) -> LogChunk:
+        """Say up to when a log that brought nothing is known to be complete.
+
+        Looks that brought nothing are not recorded. So a log is complete until now, unless its
+        next lines were read soon after: then some of them may have been written before.
+        """
+        later = (
+            chunk.at
+            for observation in self._logs[self._next_log :]
+            for chunk in observation.chunks
+            if (chunk.pipe_directory, chunk.log) == (state.pipe_directory, state.log)
+        )
+        upcoming = next(later, math.inf)
+        # At the end nothing comes after the last line, which must not be held back for it.
+        reach = now + LOOK_SECONDS if now >= self.recording.ended_at else now
+        return LogChunk(
+            at=now,
+            pipe_directory=state.pipe_directory,
+            log=state.log,
+            complete_until=min(reach, upcoming - LOOK_SECONDS),
+        )

@@ -127,7 +127,7 @@ async def _silence(lab: Lab, daemon: Daemon) -> None:
     lab.facts["log_lines_per_probe"] = probe
     from exporter.mps.reconciliation import ServerAnswers
 
-    for record in lab.collector._daemons.values():  # noqa: SLF001 - forget, so that it is asked again
+    for record in lab.collector._daemons.values():  # forget, so that it is asked again
         record.answers = ServerAnswers()
     await asyncio.sleep(1.2)
     before = daemon.lines("control")
@@ -606,9 +606,10 @@ async def _training(lab: Lab, processes: int, *, mps: bool) -> None:
                    PYTHONPATH=os.environ.get("PYTHONPATH", ""))
         for _ in range(processes)
     ]  # fmt: skip
+    kinds = "mps_client" if mps else "direct"
+    await lab.until("mps_gpu_processes", processes, kind=kinds, seconds=60)
     while any(client.process.poll() is None for client in crowd):
         await lab.run(1)
-    kinds = "mps_client" if mps else "direct"
     lab.facts["processes"] = processes
     lab.facts["kind"] = kinds
     ends = [client.event("done") for client in crowd]
@@ -648,7 +649,7 @@ async def tour(lab: Lab) -> None:
         for text, size, blocks in (("10", 512, 8), ("25", 1024, 20), ("50", 2048, 40))
     ]  # fmt: skip
     free = lab.client(
-        "idle", 36, daemon=daemon, uid=1001, mebibytes=700, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G"
+        "idle", 36, daemon=daemon, uid=1001, mebibytes=400, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G"
     )
     direct = lab.client("idle", 30, uid=1003, mebibytes=256)
     await lab.ready(*limited, free, direct)
