@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from exporter.model import Incident, IncidentKind
 from exporter.mps.incidents import Incidents
-from exporter.mps.serving import MAX_CONTEXTS, Admission, Client, Fault, Server
+from exporter.mps.serving import MAX_CLIENTS, MAX_CONTEXTS, Admission, Client, Fault, Server
 from exporter.mps.tally import Tally
 from exporter.mps.waits import Queue, Queued
 
@@ -417,7 +417,7 @@ class Books:
     ) -> None:
         """The daemon sent a client process to a server."""
         if pid:
-            if len(server.announced) >= MAX_SERVERS * 64:
+            if len(server.announced) >= MAX_CLIENTS:
                 del server.announced[next(iter(server.announced))]
             server.announced[pid] = at
             if pid in server.clients:
@@ -448,10 +448,10 @@ class Books:
         client = Client(pid, uid, at, by_word=not self.names_clients(server))
         if not server.add(client):
             return None
-        if pid:
-            server.announced.setdefault(pid, at)
         self.tally.by_user(self.tally.connections, uid)
         if wait is not None:
+            if pid:
+                server.announced.setdefault(pid, at)
             self.served(server, wait, at)
         return client
 

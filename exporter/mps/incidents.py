@@ -16,7 +16,18 @@ MAX_PIDS = 64
 SAME_WITHIN_SECONDS = 60.0
 """A server that fails to start does so twenty times a second: one incident with a count."""
 
+RECENT = 8
+"""How many of the last incidents a repetition is looked for in."""
+
 _REPEATED = frozenset({"server_start_failed", "client_rejected"})
+
+
+def _same(one: Incident, other: Incident) -> bool:
+    """Whether they are the same, but for their moment and their processes."""
+    return (
+        (one.kind, one.uid, one.detail, one.counted)
+        == (other.kind, other.uid, other.detail, other.counted)
+    ) and other.at - one.at <= SAME_WITHIN_SECONDS
 
 
 class Incidents:
@@ -27,20 +38,15 @@ class Incidents:
         self._added = 0
 
     def add(self, incident: Incident) -> None:
-        """Add one; a repetition of the last one only raises its count."""
+        """Add one; a repetition of a recent one only raises its count."""
         if len(incident.pids) > MAX_PIDS:
             incident = replace(incident, pids=incident.pids[:MAX_PIDS])
-        last = self._kept[-1] if self._kept else None
-        if (
-            last is not None
-            and last.kind == incident.kind
-            and incident.kind in _REPEATED
-            and (last.uid, last.detail, last.counted)
-            == (incident.uid, incident.detail, incident.counted)
-            and incident.at - last.at <= SAME_WITHIN_SECONDS
-        ):
-            self._kept[-1] = replace(last, count=last.count + 1)
-            return
+        if incident.kind in _REPEATED:
+            for index in range(-1, -1 - min(RECENT, len(self._kept)), -1):
+                earlier = self._kept[index]
+                if _same(earlier, incident):
+                    self._kept[index] = replace(earlier, count=earlier.count + 1)
+                    return
         self._kept.append(incident)
         self._added += 1
 

@@ -250,14 +250,13 @@ class _Log:
         if stamp_ms is None:
             # Without a stamp of its own: it belongs to the line before it.
             at = read_at if self._last_at is None else self._last_at
-            key = max(last, at)
+            key = last
         else:
             key = at = stamp_ms / 1000.0 - (chunk.utc_offset_seconds or 0.0)
             if last - CLOCK_JUMP_SECONDS < at < last:
                 key = last  # written by several threads: the file's order holds
-            if key > read_at + CLOCK_TOLERANCE_SECONDS:
-                key = at = min(at, read_at)
-            self._last_at = at
-        self._last_key = key
+            if at > read_at + CLOCK_TOLERANCE_SECONDS:
+                at, key = read_at, last  # a stamp that cannot be true misleads no other line
+            self._last_at, self._last_key = at, key
         entry = _new(Entry, (at, self.name, pid, component, event, not chunk.history))
         self._held.append((key, read_at, entry))

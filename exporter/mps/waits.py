@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-MAX_QUEUED = 4096
+MAX_QUEUED = 1024
 """More than a GPU host has ever had; the oldest are forgotten beyond."""
 
 

@@ -25,6 +25,9 @@ DAY = "2026-11-21 08:"
 EIGHT = 1795248000.0
 """What DAY's full hour is in Unix time."""
 
+SETTLED = 0.1004
+"""So long after a line, the end of the file proves that nothing older is missing."""
+
 _WRITERS = {
     "C": ("control", "Control"),
     "S": ("server", "Server"),
@@ -144,12 +147,10 @@ def observation(
 
 def start(logs: Logs, now: float | None = None, *, readable: Iterable[LogName] = LOGS) -> Fold:
     """An exporter that has counted all of these logs, from their first line on."""
-    moment = (logs.stamps()[-1] if now is None else now) + 0.2
+    moment = (logs.stamps()[-1] if now is None else now) + SETTLED
     fold = Fold(PIPE)
     data: dict[LogName, bytes] = {log: logs[log] for log in LOGS}
     fold.take(observation(moment, data, readable=readable))
-    if now is not None:
-        fold.ledger.settle(now)
     return fold
 
 
@@ -157,7 +158,7 @@ def more(fold: Fold, text: str) -> float:
     """Let an exporter read further scripted lines; gives when the last was written."""
     logs = script(text)
     end = logs.stamps()[-1]
-    fold.take(observation(end + 0.2, {log: logs[log] for log in LOGS}))
+    fold.take(observation(end + SETTLED, {log: logs[log] for log in LOGS}))
     return end
 
 

@@ -15,6 +15,7 @@ from exporter.observations import LogChunk, LogName, LogsObservation
 from tests.support.mps_logs import (
     LOGS,
     PIPE,
+    SETTLED,
     at,
     numbers,
     observation,
@@ -126,10 +127,6 @@ def pieces(
         LogChunk(at=now, pipe_directory=PIPE, log=log, data=one, complete_until=done)
         for one, done in zip(parts, ends, strict=True)
     ]
-
-
-SETTLED = 0.1004
-"""So long after a line, the end of the file proves that nothing older is missing."""
 
 
 @pytest.mark.parametrize("name", NAMES)

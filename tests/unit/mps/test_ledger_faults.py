@@ -1,0 +1,269 @@
+"""Fatal GPU errors: who caused them, who went down with them, when they were over."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.mps_logs import GPU, GPU_TWO, at, more, read, script, start, summary
+from tests.support.mps_script import DAEMON, HOLDER, arrives, client_on, leaves, server_starts
+
+TWO_GPUS = (
+    DAEMON
+    + server_starts("00:01.000", "00:01.200", 1909, 1001)
+    + "00:01.100 S1909 Creating server context on device 0 (NVIDIA H200)\n"
+    + "00:01.100 S1909 Creating server context on device 1 (NVIDIA H200)\n"
+    + client_on("00:01.300", 1903, 1909, GPU)
+    + client_on("00:01.400", 1904, 1909, GPU_TWO)
+    + client_on("00:01.500", 1905, 1909, GPU_TWO)
+)
+FAULT = """
+    00:06.768 S1909 Client {PID: 1905, Context: 1} encountered a fatal GPU error.
+    00:06.768 S1909 Server is handling a fatal GPU error.
+    00:06.768 S1909 Client {PID: 1905, Context ID: 1} on device 1 to be torn down
+    00:06.768 S1909 Client {PID: 1904, Context ID: 1} on device 1 to be torn down
+    00:06.768 S1909 All clients belonging to error trigging process 1905 will be torn down
+    00:06.768 S1909 Client {PID: 1905, Context ID: 1} on the error-trigging process 1905 to be \
+torn down
+    00:06.768 S1909 All clients belonging to error trigging process 1904 will be torn down
+    00:06.768 S1909 The following devices will be reset:
+    00:06.768 S1909 1
+    00:06.768 S1909 The following client process have a sticky error set:
+    00:06.768 S1909 1905
+    00:06.768 S1909 1904
+"""
+RECOVERY = "00:06.794 S1909 Destroy server context on device 1 (NVIDIA H200)\n"
+
+
+def test_the_client_on_the_other_gpu_survives() -> None:
+    text = TWO_GPUS + FAULT + leaves("00:06.780", 1904, 1909) + leaves("00:06.790", 1905, 1909)
+    view = read(script(text + RECOVERY))
+    found = summary(view.counters)
+    assert found["faults"] == {GPU_TWO: 1}
+    assert found["losses"] == {"1001 own_fault": 1, "1001 neighbour_fault": 1}
+    assert found["recoveries"] == [1, 0.026]
+    assert view.counters.last_fault_at == at("00:06.768")
+    (server,) = view.servers
+    assert [c.pid for c in server.clients] == [1903]
+    assert (server.state, server.fault_since) == ("ACTIVE", None)
+    assert view.devices == {1: GPU_TWO}
+    fault, recovered = [i for i in view.incidents if i.kind.startswith("fault")]
+    assert (fault.culprit_pid, fault.pids, fault.gpu_uuids) == (1905, (1904,), (GPU_TWO,))
+    assert recovered.seconds == 0.026
+
+
+def test_a_culprit_that_stays_keeps_the_server_in_fault() -> None:
+    fold = start(script(TWO_GPUS + FAULT + leaves("00:06.790", 1904, 1909)))
+    (server,) = fold.ledger.view(0.0).servers
+    assert (server.state, server.fault_since) == ("FAULT", at("00:06.768"))
+    more(
+        fold,
+        arrives("00:08.000", 591, 1001)
+        + """
+        00:08.000 S1909 Server teardown in progress. Refusing to accept new client \
+{PID: 591, Context ID: 0}
+        00:08.000 S1909 Failed to accept client {PID: 591, Context ID: 0} with status 807
+        """,
+    )
+    view = fold.ledger.view(0.0)
+    assert summary(view.counters)["rejections"] == {"1001 server_not_ready": 1}
+    assert [c.pid for c in view.servers[0].clients] == [1903, 1905]
+    more(fold, leaves("00:14.768", 1905, 1909) + RECOVERY.replace("00:06.794", "00:14.788"))
+    view = fold.ledger.view(0.0)
+    found = summary(view.counters)
+    assert found["recoveries"] == [1, 8.02]
+    assert found["losses"] == {"1001 own_fault": 1, "1001 neighbour_fault": 1}
+    assert view.servers[0].state == "ACTIVE"
+
+
+def test_a_server_that_is_killed_in_a_fault_loses_the_rest_only() -> None:
+    text = TWO_GPUS + FAULT + "00:07.000 C630 Server 1909 exited with status 0\n"
+    found = summary(read(script(text)).counters)
+    assert found["losses"] == {
+        "1001 own_fault": 1,
+        "1001 neighbour_fault": 1,
+        "1001 server_crashed": 1,
+    }
+    assert found["disconnections"] == {"1001": 3}
+
+
+def test_two_faults_are_two() -> None:
+    second = FAULT.replace("00:06.768", "00:09.000").replace("1905", "1903")
+    second = second.replace("device 1", "device 0").replace("S1909 1\n", "S1909 0\n")
+    text = TWO_GPUS + FAULT + RECOVERY + second.replace("1904", "1903")
+    found = summary(read(script(text)).counters)
+    assert found["faults"] == {GPU_TWO: 1, GPU: 1}
+    assert found["losses"] == {"1001 own_fault": 2, "1001 neighbour_fault": 1}
+    again = TWO_GPUS + FAULT + second.replace("00:09.000", "00:06.769").replace("1904", "1903")
+    found = summary(read(script(again + RECOVERY)).counters)
+    assert found["faults"] == {GPU_TWO: 1, GPU: 1}
+    assert found["recoveries"] == [1, 0.026]
+
+
+def test_the_wording_of_2022_names_no_culprit() -> None:
+    text = (
+        HOLDER
+        + """
+        00:02.000 S110 Volta MPS: status of client {100, 1} is ACTIVE
+        00:03.000 S110 Volta MPS: Server is handling a fatal GPU error.
+        00:03.000 S110 Volta MPS: status of client {100, 1} is INACTIVE
+        00:03.000 S110 Volta MPS: The following devices
+        00:03.000 S110 0
+        00:03.000 S110 1
+        00:03.000 S110 Volta MPS: The following clients have a sticky error set:
+        00:03.000 S110 100
+        00:03.000 S110 101
+        00:03.500 S110 Client {100, 1} exit
+        00:03.500 S110 Volta MPS: Destroy server context on device 0
+        00:03.600 S110 Volta MPS: Destroy server context on device 1
+    """
+    )
+    view = read(script(text))
+    found = summary(view.counters)
+    assert found["faults"] == {"": 2}
+    assert found["losses"] == {"1001 own_fault": 1, "1001 neighbour_fault": 1}
+    assert found["recoveries"] == [1, 0.6]
+    assert view.counters.unrecognized_lines == {"control": 0, "server": 0}
+
+
+def test_victims_without_a_number_are_counted() -> None:
+    text = TWO_GPUS.replace("1903", "0").replace("1904", "0").replace("1905", "0")
+    fault = FAULT.replace("1905", "0").replace("1904", "0")
+    found = summary(read(script(text + fault)).counters)
+    assert found["losses"] == {"1001 own_fault": 1, "1001 neighbour_fault": 1}
+
+
+def test_a_fault_of_which_the_log_tells_no_device() -> None:
+    text = HOLDER + "00:03.000 S110 Server is handling a fatal GPU error.\n"
+    fold = start(script(text))
+    assert fold.ledger.view(0.0).counters.faults == {}
+    fold.ledger.settle(at("00:04"))
+    assert fold.ledger.view(0.0).counters.faults == {"": 1}
+
+
+def test_a_terminated_client_is_one_loss_and_no_fault() -> None:
+    text = (
+        HOLDER
+        + """
+        00:03.000 S110 MPS server requesting client {PID: 100, Context ID: 1} to exit
+    """
+    )
+    found = summary(read(script(text + leaves("00:03.010", 100, 110))).counters)
+    assert found["losses"] == {"1001 terminated": 1}
+    done = "00:03.005 S110 Client termination succeeded.\n"
+    both = text + done + leaves("00:03.010", 100, 110)
+    view = read(script(both))
+    assert summary(view.counters)["losses"] == {"1001 terminated": 1}
+    assert [i.kind for i in view.incidents].count("client_terminated") == 1
+    assert "faults" not in summary(view.counters)
+
+
+def test_an_operator_ends_a_client_while_server_log_is_unreadable() -> None:
+    text = (
+        HOLDER
+        + """
+        00:03.000 C630 NEW UI
+        00:03.000 C630 Cmd:terminate_client 110 100
+        00:03.010 C630 0
+        00:03.010 C630 UI closed
+    """
+    )
+    view = start(script(text), readable=("control",)).ledger.view(0.0)
+    assert summary(view.counters)["losses"] == {"1001 terminated": 1}
+
+
+# ---------------------------------------------------------------- refused newcomers
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (["Failed to accept new client. Maximum number of clients (48) reached."], "context_limit"),
+        (
+            [
+                "Failed to accept new client. Maximum number of clients (48) reached.",
+                "Failed to accept client {PID: 591, Context ID: 1} with status 808",
+            ],
+            "context_limit",
+        ),
+        (["Failed to accept client {PID: 591, Context ID: 1} with status 809"], "context_limit"),
+        (["Failed to accept client {PID: 591, Context ID: 0} with status 807"], "server_not_ready"),
+    ],
+)
+def test_a_refusal_is_counted_once_however_many_lines_tell_of_it(
+    lines: list[str], cause: str
+) -> None:
+    text = HOLDER + "".join(f"00:03.000 S110 {line}\n" for line in lines)
+    view = read(script(text))
+    assert summary(view.counters)["rejections"] == {f"1001 {cause}": 1}
+    twice = text + "".join(f"00:03.500 S110 {line}\n" for line in lines)
+    assert summary(read(script(twice)).counters)["rejections"] == {f"1001 {cause}": 2}
+    assert view.servers[0].client_limit == (48 if "(48)" in lines[0] else None)
+
+
+def test_an_error_nobody_knows_is_no_known_refusal() -> None:
+    line = "00:03.000 S110 Failed to accept client {PID: 591, Context ID: 0} with status 999\n"
+    assert "rejections" not in summary(read(script(HOLDER + line)).counters)
+
+
+def test_a_client_that_asks_for_a_gpu_that_is_not_there() -> None:
+    text = (
+        HOLDER
+        + """
+        00:03.000 K591 Invalid CUDA_VISIBLE_DEVICES.
+        00:03.000 K591 Client requested 7 which is not a valid GPU ID in the MPS visible set of \
+devices
+        00:03.000 K591 Please set CUDA_VISIBLE_DEVICES with a GPU ID less than 1 or consider \
+using UUIDs.
+        00:04.000 K592 Invalid CUDA_VISIBLE_DEVICES.
+    """
+    )
+    view = read(script(text))
+    assert summary(view.counters)["rejections"] == {"1001 invalid_device": 2}
+    (incident,) = [i for i in view.incidents if i.kind == "client_rejected"]
+    assert (incident.count, incident.pids) == (2, (591,))
+
+
+def test_a_caller_without_credentials_is_refused_when_no_client_follows() -> None:
+    fold = start(script(DAEMON + "00:03.000 C630 User did not send valid credentials\n"))
+    fold.ledger.settle(at("00:12.999"))
+    assert fold.ledger.view(0.0).counters.rejections == {}
+    fold.ledger.settle(at("00:13"))
+    assert fold.ledger.view(0.0).counters.rejections == {(None, "credentials"): 1}
+
+
+def test_every_healthy_client_comes_once_without_credentials() -> None:
+    text = HOLDER + "00:03.000 C630 User did not send valid credentials\n" * 2
+    text += arrives("00:03.000", 101, 1001) + arrives("00:03.100", 101, 1001)
+    text += arrives("00:03.200", 102, 1001)
+    fold = start(script(text))
+    fold.ledger.settle(at("00:59"))
+    assert fold.ledger.view(0.0).counters.rejections == {}
+
+
+def test_a_draining_daemon_refuses_nobody_it_only_does_not_answer() -> None:
+    text = HOLDER + "00:02.000 C630 Cmd:quit\n00:03.000 C630 User did not send valid credentials\n"
+    fold = start(script(text))
+    fold.ledger.settle(at("00:59"))
+    assert fold.ledger.view(0.0).counters.rejections == {}
+
+
+# ---------------------------------------------------------------- contexts and GPUs
+
+
+def test_a_context_is_tied_to_the_gpu_named_just_before_its_status() -> None:
+    text = (
+        DAEMON
+        + server_starts("00:01.000", "00:01.200", 110, 1001)
+        + f"""
+        00:02.000 S110 Client {{PID: 100, Context ID: 0}} connected
+        00:02.000 S110 Client {{PID: 101, Context ID: 0}} connected
+        00:02.000 S110 Client {{PID: 100, Context ID: 1}} connected
+        00:02.000 S110 Client {{PID: 101, Context ID: 1}} connected
+        00:02.000 S110 Device NVIDIA H200 (uuid {GPU_TWO}) is associated
+        00:02.000 S110 Status of client {{PID: 101, Context ID: 1}} is ACTIVE
+        00:02.001 S110 Device NVIDIA H200 (uuid {GPU}) is associated
+        00:02.001 S110 Status of client {{PID: 100, Context ID: 1}} is ACTIVE
+    """
+    )
+    (server,) = read(script(text)).servers
+    assert {c.pid: dict(c.contexts) for c in server.clients} == {100: {GPU: 1}, 101: {GPU_TWO: 1}}

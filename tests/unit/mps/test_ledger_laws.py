@@ -1,0 +1,256 @@
+"""Whatever a log says: nothing raises, nothing runs backwards, and memory stays bounded."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exporter.mps.fold import Fold
+from exporter.mps.ledger import Ledger
+from exporter.observations import LogChunk, LogsObservation
+from tests.support.mps_logs import EIGHT, LOGS, PIPE, Logs, numbers, observation, sample, script
+
+PIDS = st.sampled_from([0, 100, 101, 110, 111, 9999999])
+UIDS = st.sampled_from([0, 1001, 1002])
+CONTEXTS = st.integers(0, 3)
+
+
+def shaped(shape: str) -> st.SearchStrategy[str]:
+    """Lines of this shape, with any numbers in it."""
+    return st.builds(
+        lambda pid, uid, context: shape.format(pid=pid, uid=uid, context=context),
+        PIDS,
+        UIDS,
+        CONTEXTS,
+    )
+
+
+CONTROL = st.one_of(
+    shaped("NEW CLIENT {pid} from user {uid}: Server already exists"),
+    shaped("NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list"),
+    shaped("Starting new server {pid} for user {uid}"),
+    shaped("NEW SERVER {pid}: Ready"),
+    shaped("Server {pid} exited with status {context}"),
+    shaped("Failed to start server using uid {uid}, error: Operation not permitted"),
+    shaped("Try shutting down server {pid}, backoff is enabled"),
+    shaped("Control will try shutting down server {pid} again in at most 200ms"),
+    shaped("Cmd:set_active_thread_percentage {pid} 50"),
+    shaped("Cmd:terminate_client {pid} 100"),
+    st.sampled_from(
+        [
+            "Starting control daemon using socket /tmp/mps/control",
+            "Exit with status 0",
+            "User did not send valid credentials",
+            "NEW UI",
+            "Cmd:quit",
+            "0",
+            "50.0",
+            "UI closed",
+            "nonsense",
+        ]
+    ),
+)
+SERVER = st.one_of(
+    shaped("Client {{PID: {pid}, Context ID: {context}}} connected"),
+    shaped("Status of client {{PID: {pid}, Context ID: {context}}} is ACTIVE"),
+    shaped("Client {{PID: {pid}, Context ID: {context}}} exiting. "
+           "Number of active client contexts is 0."),
+    shaped("Client process {pid} disconnected"),
+    shaped("Client {{PID: {pid}, Context: {context}}} encountered a fatal GPU error."),
+    shaped("Client {{PID: {pid}, Context ID: {context}}} on device {context} to be torn down"),
+    shaped("Server teardown in progress. Refusing to accept new client "
+           "{{PID: {pid}, Context ID: {context}}}"),
+    shaped("MPS server requesting client {{PID: {pid}, Context ID: {context}}} to exit"),
+    shaped("Destroy server context on device {context}"),
+    shaped("Creating server context on device {context} (NVIDIA H200)"),
+    st.sampled_from(
+        [
+            "Startup",
+            "Server has started",
+            "Exiting",
+            "Received new client request",
+            "Client process disconnected",
+            "Server is handling a fatal GPU error.",
+            "The following devices will be reset:",
+            "The following client process have a sticky error set:",
+            "100",
+            "Client termination succeeded.",
+            "Failed to accept new client. Maximum number of clients (48) reached.",
+            "User did not send valid credentials",
+            "Device NVIDIA H200 (uuid GPU-00000000-1111-2222-3333-444444444444) is associated",
+        ]
+    ),
+)  # fmt: skip
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 4_000),
+        st.one_of(
+            CONTROL.map("C630 {}".format), st.tuples(PIDS, SERVER).map("S{0[0]} {0[1]}".format)
+        ),
+    ),
+    max_size=60,
+)
+
+
+def written(steps: list[tuple[int, str]]) -> Logs:
+    """Lines with the milliseconds between them."""
+    now, text = 0, []
+    for pause, line in steps:
+        now += pause
+        text.append(f"{now // 60_000:02}:{now // 1000 % 60:02}.{now % 1000:03} {line}")
+    return script("\n".join(text))
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS, st.lists(st.booleans(), min_size=4, max_size=4))
+def test_law_whatever_the_log_says_counters_only_grow(
+    steps: list[tuple[int, str]], alive: list[bool]
+) -> None:
+    logs = written(steps)
+    fold = Fold(PIPE)
+    last: Mapping[str, float] = {}
+    end = logs.stamps()[-1] if steps else EIGHT
+    for share, living in zip((0.3, 0.6, 1.0, 1.2), alive, strict=True):
+        now = EIGHT + (end - EIGHT) * share + 0.5
+        before = LogsObservation(at=now)
+        until = logs.until(now)
+        seen = numbers(fold.ledger.view(now).counters)
+        assert {name: seen[name] >= value for name, value in last.items()} == dict.fromkeys(
+            last, True
+        )
+        last = seen
+        lines = fold.ledger.view(now).counters.log_lines
+        data = {log: b"".join(until[log].splitlines(keepends=True)[lines[log] :]) for log in LOGS}
+        fold.take(observation(now, data))
+        fold.take(before)
+        fold.ledger.witness(now, lambda _pid, _at: living, daemon=living)  # noqa: B023 - at once
+        fold.ledger.settle(now + 30.0)
+        view = fold.ledger.view(now)
+        assert all(server.clients_count >= 0 for server in view.servers)
+        assert all(number >= 0 for number in numbers(view.counters).values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.integers(0, 60))
+def test_law_a_restart_of_the_exporter_changes_no_state(
+    steps: list[tuple[int, str]], place: int
+) -> None:
+    logs = written(steps)
+    if not steps:
+        return
+    end = logs.stamps()[-1]
+    moment = logs.stamps()[min(place, len(logs.stamps()) - 1)]
+    before = logs.until(moment)
+    full, fold = Fold(PIPE), Fold(PIPE)
+    full.take(observation(end + 1.0, {log: logs[log] for log in LOGS}))
+    head = {log: before[log] for log in LOGS}
+    fold.take(observation(moment + 0.0004, head, complete=moment + 0.1004, history=True))
+    fold.take(observation(end + 1.0, {log: logs[log][len(before[log]) :] for log in LOGS}))
+    one, other = full.ledger.view(0.0), fold.ledger.view(0.0)
+    assert (one.servers, one.waits, one.devices) == (other.servers, other.waits, other.devices)
+    assert one.quit_requested_at == other.quit_requested_at
+    assert one.daemon_started_at == other.daemon_started_at
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.binary(max_size=300)), max_size=20))
+def test_law_garbage_costs_nothing_around_it(garbage: list[tuple[bool, bytes]]) -> None:
+    logs = sample("one-client")
+    fold = Fold(PIPE)
+    now = logs.stamps()[-1] + 0.5
+    chunks = []
+    for log in LOGS:
+        junk = [b"?" + part.replace(b"\n", b"?") + b"\n" for side, part in garbage
+                if side == (log == "control")]  # fmt: skip
+        lines = logs[log].splitlines(keepends=True)
+        for index, part in enumerate(junk):
+            lines.insert(index * len(lines) // len(junk), part)
+        chunks.append(
+            LogChunk(at=now, pipe_directory=PIPE, log=log, data=b"".join(lines), complete_until=now)
+        )
+    fold.take(LogsObservation(at=now, chunks=tuple(chunks)))
+    found = fold.ledger.view(0.0).counters
+    assert found.server_exits["requested"] == 1
+    assert found.sessions[0].sum_seconds == 6.124
+
+
+def weight(thing: object, seen: set[int]) -> int:
+    """How many bytes a thing and all that it holds take."""
+    if id(thing) in seen or isinstance(thing, type) or callable(thing):
+        return 0
+    seen.add(id(thing))
+    total = sys.getsizeof(thing)
+    if isinstance(thing, Mapping):
+        total += sum(weight(k, seen) + weight(v, seen) for k, v in thing.items())
+    elif isinstance(thing, list | tuple | set | frozenset | deque):
+        total += sum(weight(part, seen) for part in thing)
+    if is_dataclass(thing):
+        total += sum(weight(getattr(thing, one.name), seen) for one in fields(thing))
+    for name in getattr(thing, "__dict__", {}):
+        total += weight(getattr(thing, name), seen)
+    return total
+
+
+def flood(ledger: Fold, begin: int, count: int) -> None:
+    """A log that names ever new users, servers, clients, GPUs and queued processes."""
+    text = []
+    for number in range(begin, begin + count):
+        text += [
+            f"00:01.000 C630 Starting new server {number} for user {number}",
+            f"00:01.000 C630 NEW CLIENT {number} from user {number + 7}: Server is not ready, "
+            "push client to pending list",
+            f"00:01.000 C630 NEW CLIENT {number} from user {number}: Server already exists",
+            "00:01.000 C630 User did not send valid credentials",
+            f"00:01.000 C630 Failed to start server using uid {number}, error: no",
+            f"00:01.000 S{number} Client {{PID: {number}, Context ID: 0}} connected",
+            f"00:01.000 S5 Client {{PID: {number}, Context ID: {number}}} connected",
+            f"00:01.000 S5 Client {{PID: 7, Context ID: {number}}} connected",
+            f"00:01.000 S5 Device X (uuid GPU-{number}) is associated",
+            f"00:01.000 S5 Creating server context on device {number} (X)",
+            f"00:01.000 S5 Device pinned memory limit for device {number} set to 0x1 bytes",
+            f"00:01.000 S5 Client {{PID: {number}, Context: 1}} encountered a fatal GPU error.",
+            f"00:01.000 S5 Client {{PID: {number}, Context ID: 1}} on device {number} "
+            "to be torn down",
+            "00:01.000 S5 The following devices will be reset:",
+            f"00:01.000 S5 {number}",
+            "00:01.000 S5 The following client process have a sticky error set:",
+            f"00:01.000 S5 {number}",
+            f"00:01.000 K{number} Invalid CUDA_VISIBLE_DEVICES.",
+        ]
+    logs = script("\n".join(text))
+    ledger.take(observation(EIGHT + 2.0, {log: logs[log] for log in LOGS}))
+
+
+def test_a_flood_of_names_is_bounded() -> None:
+    fold = Fold(PIPE)
+    flood(fold, 10_000, 2_500)
+    once = weight(fold.ledger, set())
+    flood(fold, 20_000, 2_500)
+    assert weight(fold.ledger, set()) < 1.2 * once
+    view = fold.ledger.view(0.0)
+    assert len(view.incidents) <= 100
+    assert len(view.servers) <= 64
+    assert len(view.counters.server_starts) <= 600
+    assert len(view.counters.faults) <= 600
+
+
+def test_a_long_log_needs_no_more_memory_than_a_short_one() -> None:
+    logs = sample("uid-wait")
+    fold = Fold(PIPE)
+    sizes = []
+    for turn in range(40):
+        now = logs.stamps()[-1] + 0.5 + turn
+        fold.take(observation(now, {log: logs[log] for log in LOGS}))
+        sizes.append(weight(fold, set()))
+    assert sizes[-1] < 1.06 * sizes[20]
+
+
+def test_a_ledger_knows_nothing_at_first() -> None:
+    view = Ledger(PIPE).view(5.0)
+    assert (view.at, view.servers, view.waits, view.daemon_started_at) == (5.0, (), (), None)
+    assert numbers(view.counters) == {}

@@ -1,0 +1,530 @@
+"""How servers begin and end, and why; what the daemon's own end takes with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from exporter.mps.control_text import Device, ServerReply
+from exporter.mps.fold import Fold
+from exporter.observations import DaemonFacts, LogName, ProcessFacts
+from tests.support.mps_logs import (
+    GPU,
+    LOGS,
+    PIPE,
+    Logs,
+    at,
+    more,
+    observation,
+    read,
+    script,
+    start,
+    summary,
+)
+from tests.support.mps_script import (
+    DAEMON,
+    HOLDER,
+    arrives,
+    client,
+    client_on,
+    leaves,
+    pending,
+    server_ends,
+    server_starts,
+)
+
+KILLED = "00:05.000 C630 Server 110 exited with status 0\n"
+
+
+def exits(text: str) -> dict[str, int]:
+    found: dict[str, int] = summary(read(script(text)).counters)["server_exits"]
+    return found
+
+
+def test_a_killed_server_crashed_whatever_its_status() -> None:
+    found = summary(read(script(HOLDER + KILLED)).counters)
+    assert found["server_exits"] == {"crashed": 1}
+    assert found["losses"] == {"1001 server_crashed": 1}
+    assert found["sessions"] == {"1001": [1, 3.8]}
+    assert found["disconnections"] == {"1001": 1}
+
+
+def test_a_client_that_left_just_before_a_crash_is_no_loss() -> None:
+    left = summary(read(script(HOLDER + leaves("00:04.990", 100, 110) + KILLED)).counters)
+    assert "losses" not in left
+    leaving = "00:04.990 S110 Client {PID: 100, Context ID: 1} exiting. \
+Number of active client contexts is 0.\n"
+    found = summary(read(script(HOLDER + leaving + KILLED)).counters)
+    assert "losses" not in found
+    assert found["disconnections"] == {"1001": 1}
+
+
+def test_asking_a_server_to_end_is_no_proof_that_it_did_so_in_order() -> None:
+    asked = "00:04.990 C630 Try shutting down server 110, backoff is enabled\n"
+    assert exits(HOLDER + asked + KILLED) == {"crashed": 1}
+
+
+def test_a_server_that_ends_by_force_takes_its_clients_along() -> None:
+    found = summary(read(script(HOLDER + server_ends("00:05.000", 110))).counters)
+    assert found["server_exits"] == {"requested": 1}
+    assert found["losses"] == {"1001 terminated": 1}
+
+
+def test_a_crash_loop_is_counted_to_the_last_start() -> None:
+    text = DAEMON + pending("00:01.000", 100, 1001)
+    for index in range(300):
+        second = f"00:{1 + index // 20:02}.{50 * (index % 20):03}"
+        pid = 2000 + 3 * index
+        text += f"""
+            {second} C64 Starting new server {pid} for user 1001
+            {second} C64 Server encountered a fatal exception. Shutting down
+            {second} C64 Server {pid} exited with status 1
+        """
+    view = read(script(text))
+    found = summary(view.counters)
+    assert found["server_starts"] == {"1001": 300}
+    assert found["server_exits"] == {"start_failed": 300}
+    assert [i.count for i in view.incidents if i.kind == "server_start_failed"] == [300]
+    assert "waits_abandoned" not in found
+
+
+def test_a_server_killed_before_it_was_ready_failed_to_start() -> None:
+    text = DAEMON + pending("00:01.000", 100, 1001)
+    text += "00:01.000 C64 Starting new server 110 for user 1001\n" + KILLED
+    assert exits(text) == {"start_failed": 1}
+
+
+def test_a_server_that_initialises() -> None:
+    text = DAEMON + "00:01.000 C110 Starting new server 110 for user 1001\n"
+    (server,) = read(script(text)).servers
+    assert (server.state, server.ready_at) == ("INITIALIZING", None)
+
+
+def test_a_server_whose_start_nobody_read_is_taken_as_it_is() -> None:
+    text = client("00:03.000", 100, 110)
+    (server,) = read(script(text)).servers
+    assert (server.pid, server.uid, server.adopted, server.clients_count) == (110, None, True, 1)
+    assert exits(text + KILLED) == {"crashed": 1}
+    assert exits("00:01.000 C630 NEW UI\n" + KILLED) == {"crashed": 1}
+
+
+def test_late_lines_of_a_dead_server_do_not_bring_it_back() -> None:
+    view = read(script(HOLDER + KILLED + leaves("00:05.001", 100, 110)))
+    assert view.servers == ()
+    assert view.counters.disconnections == {1001: 1}
+
+
+# ---------------------------------------------------------------- the daemon
+
+
+def test_a_new_daemon_without_the_old_ones_farewell() -> None:
+    again = DAEMON.replace("00:00.000 C630", "00:09.000 C700")
+    view = read(script(HOLDER + again))
+    found = summary(view.counters)
+    assert found["daemon_starts"] == 2
+    assert found["server_exits"] == {"daemon_died": 1}
+    assert found["losses"] == {"1001 daemon_died": 1}
+    assert view.daemon_started_at == at("00:09")
+    kinds = [incident.kind for incident in view.incidents]
+    assert kinds == ["daemon_started", "daemon_died", "daemon_started"]
+
+
+def test_a_daemon_that_proc_no_longer_shows_died_once_the_log_is_read_so_far() -> None:
+    fold = start(script(HOLDER))
+    fold.ledger.witness(at("00:05"), lambda _pid, _at: False, daemon=False)
+    fold.ledger.settle(at("00:05.500"))
+    assert fold.ledger.view(0.0).servers != ()
+    fold.ledger.settle(at("00:06"))
+    view = fold.ledger.view(0.0)
+    assert view.daemon_died
+    assert view.servers == ()
+    assert summary(view.counters)["server_exits"] == {"daemon_died": 1}
+    again = DAEMON.replace("00:00.000 C630", "00:09.000 C700")
+    more(fold, again)
+    found = summary(fold.ledger.view(0.0).counters)
+    assert found["server_exits"] == {"daemon_died": 1}
+    assert found["daemon_starts"] == 2
+    assert not fold.ledger.view(0.0).daemon_died
+
+
+def test_a_daemon_that_quit_did_not_die() -> None:
+    fold = start(script(HOLDER))
+    fold.ledger.witness(at("00:05"), lambda _pid, _at: False, daemon=False)
+    more(
+        fold,
+        leaves("00:04.000", 100, 110)
+        + "00:04.100 C630 Cmd:quit\n"
+        + server_ends("00:04.200", 110)
+        + "00:04.300 C630 Exit with status 0\n",
+    )
+    fold.ledger.settle(at("00:09"))
+    view = fold.ledger.view(0.0)
+    assert (view.daemon_died, view.daemon_started_at) == (False, None)
+    assert summary(view.counters)["server_exits"] == {"requested": 1}
+
+
+def test_a_daemon_seen_again_was_only_missed() -> None:
+    fold = start(script(HOLDER))
+    fold.ledger.witness(at("00:05"), lambda _pid, _at: True, daemon=False)
+    fold.ledger.witness(at("00:05.500"), lambda _pid, _at: True, daemon=True)
+    fold.ledger.settle(at("00:20"))
+    assert not fold.ledger.view(0.0).daemon_died
+
+
+def test_old_daemons_say_start_in_two_lines() -> None:
+    text = "00:00.000 C6 Start\n00:00.001 C6 Starting control daemon using socket /t/control\n"
+    assert read(script(text)).counters.daemon_starts == 1
+
+
+def test_a_daemon_that_is_asked_to_quit_drains() -> None:
+    text = (
+        HOLDER
+        + """
+        00:05.000 C630 Accepting connection...
+        00:05.000 C630 NEW UI
+        00:05.000 C630 Cmd:quit
+        00:05.000 C630 Try shutting down server 110, backoff is disabled
+        00:05.000 C630 Server 110 has 2 active worker threads. Server will not shutdown.
+        00:05.000 C630 Control will try shutting down server 110 again in at most 200ms
+    """
+    )
+    view = read(script(text))
+    assert view.quit_requested_at == at("00:05")
+    assert view.handover_backoff_seconds == 0.2
+    text += leaves("00:09.000", 100, 110) + server_ends("00:09.100", 110)
+    view = read(script(text + "00:09.200 C630 Exit with status 0\n"))
+    assert view.quit_requested_at is None
+    assert summary(view.counters)["server_exits"] == {"requested": 1}
+
+
+def test_a_stranger_cannot_make_it_look_as_if_the_daemon_drained() -> None:
+    text = (
+        HOLDER
+        + """
+        00:05.000 C630 NEW UI
+        00:05.000 C630 Cmd:quit
+        00:05.000 C630 Insufficient privileges for UID 1001. Control deamon settings can only be \
+modified by the user who started it or by the root user.
+        00:05.000 C630 UI closed
+    """
+    )
+    view = read(script(text))
+    assert view.quit_requested_at is None
+    assert view.counters.query_lines == 5
+    assert view.counters.unrecognized_lines == {"control": 0, "server": 0}
+
+
+def test_replies_are_nobodys_events() -> None:
+    text = (
+        HOLDER
+        + """
+        00:05.000 C630 NEW UI
+        00:05.000 C630 Cmd:ps
+        00:05.000 C630 PID       ID        SERVER         DEVICE     NAMESPACE      COMMAND
+        00:05.000 C630 100       1         110            GPU-0      4026531836     /tmp/cl
+        00:05.000 C630 Cmd:get_server_list
+        00:05.000 C630 110
+        00:05.000 C630 UI closed
+        00:06.000 C630 A sentence of a driver yet to come
+    """
+    )
+    view = read(script(text))
+    assert view.counters.query_lines == 8
+    assert view.counters.unrecognized_lines == {"control": 1, "server": 0}
+    assert len(view.servers) == 1
+
+
+def test_a_device_query_ties_ordinals_to_gpus() -> None:
+    text = (
+        HOLDER
+        + f"""
+        00:05.000 C630 Cmd:device_query 110 --csv
+        00:05.000 C630 Device Ordinal,PCI IDs,UUID,Name,Attributes
+        00:05.000 C630 3,0000:00.06.00,{GPU},NVIDIA H200,N/A
+        00:06.000 C630 Cmd:device_query 110
+        00:06.000 C630 4               0000:00.07.00  {GPU}  NVIDIA H200        N/A
+    """
+    )
+    assert read(script(text)).devices == {3: GPU, 4: GPU}
+
+
+# ---------------------------------------------------------------- old wordings, missing logs
+
+
+OLD = """
+    00:00.000 C6 Start
+    00:01.000 C6 NEW CLIENT 0 from user 0: Server is not ready, push client to pending list
+    00:01.000 C6 Starting new server 17 for user 0
+    00:01.010 O17 Start
+    00:01.010 O17 MPS Server connecting to control daemon on socket: /tmp/nvidia-mps/control
+    00:01.300 S17 Volta MPS: Creating server context on device 0
+    00:01.600 S17 Active Threads Percentage set to 50.0
+    00:01.600 S17 MPS Server is started
+    00:01.621 C6 NEW SERVER 17: Ready
+    00:01.621 S17 Volta MPS Server: Received new client request
+    00:01.621 S17 MPS Server: worker created
+    00:01.621 S17 Volta MPS: Creating worker thread
+    00:01.622 C6 NEW CLIENT 0 from user 0: Server already exists
+    00:01.622 S17 Volta MPS: Device Tesla T4 (uuid \
+0xafc3ccca-0xc3365689-0x2ed8f0e1-0x4233036f) is associated
+    00:02.000 C6 User did not send valid credentials
+    00:02.000 C6 NEW CLIENT 0 from user 0: Server already exists
+    00:02.100 C6 NEW CLIENT 0 from user 0: Server already exists
+"""
+
+
+def test_the_wording_of_2021() -> None:
+    view = read(script(OLD))
+    (server,) = view.servers
+    assert server.clients_count == 2
+    assert server.active_thread_ratio == 0.5
+    assert view.devices == {0: "GPU-afc3ccca-c336-5689-2ed8-f0e14233036f"}
+    assert view.counters.unrecognized_lines == {"control": 0, "server": 0}
+    text = (
+        OLD
+        + """
+        00:05.000 S17 Receive command failed, assuming client exit
+        00:05.000 S17 Volta MPS: Client disconnected. Number of active client contexts is 1
+        00:05.000 S17 Volta MPS: Client process disconnected
+    """
+    )
+    view = read(script(text))
+    assert view.servers[0].clients_count == 1
+    assert view.counters.disconnections == {0: 1}
+    text += "00:06.000 S17 Volta MPS: Client process disconnected\n"
+    found = summary(read(script(text)).counters)
+    assert found["connections"] == found["disconnections"] == {"0": 2}
+    assert found["holding_seconds"] == {"0": pytest.approx(6.0 - 1.621)}
+    assert "sessions" not in found  # who left when is not known
+
+
+def test_where_nobody_says_exiting_control_log_is_the_judge() -> None:
+    assert exits(OLD + "00:09.000 C6 Server 17 exited with status 0\n") == {"crashed": 1}
+    assert exits(OLD + "00:09.000 C6 Server 17 exited with status 1\n") == {"crashed": 1}
+    text = OLD + "00:08.000 C6 Cmd:quit\n00:09.000 C6 Server 17 exited with status 0\n"
+    assert exits(text) == {"requested": 1}
+
+
+def test_the_first_wording() -> None:
+    text = """
+        00:00.000 C9 Start
+        00:01.000 C9 NEW CLIENT 14781 from user 1000: Server is not ready, push client \
+to pending list
+        00:01.000 C9 Starting new server 13929 for user 1000
+        00:01.300 C9 NEW SERVER 13929: Ready
+        00:01.300 S13929 New client 14781 connected
+        00:03.300 S13929 Client 14781 disconnected
+    """
+    found = summary(read(script(text)).counters)
+    assert found["connections"] == found["disconnections"] == {"1000": 1}
+    assert found["holding_seconds"] == {"1000": 2.0}
+
+
+CONTROL_ONLY: tuple[LogName, ...] = ("control",)
+SERVER_ONLY: tuple[LogName, ...] = ("server",)
+
+
+def test_without_server_log_the_daemons_word_and_proc_tell_who_is_there() -> None:
+    text = HOLDER + arrives("00:03.000", 101, 1001) + arrives("00:03.100", 101, 1001)
+    fold = start(script(text), readable=CONTROL_ONLY)
+    (server,) = fold.ledger.view(0.0).servers
+    assert [c.pid for c in server.clients] == [100, 101]
+    fold.ledger.witness(at("00:08"), lambda pid, _at: pid != 100)
+    fold.ledger.settle(at("00:10"))
+    view = fold.ledger.view(0.0)
+    assert [c.pid for c in view.servers[0].clients] == [101]
+    assert view.counters.disconnections == {1001: 1}
+    assert view.counters.sessions == {}
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        ("00:05.000 C630 Server 110 exited with status 0\n", "crashed"),
+        (
+            "00:04.900 C630 Try shutting down server 110, backoff is enabled\n"
+            "00:05.000 C630 Server 110 exited with status 0\n",
+            "requested",
+        ),
+        (
+            "00:04.900 C630 Try shutting down server 110, backoff is enabled\n"
+            "00:04.900 C630 Server 110 has 2 active worker threads. Server will not shutdown.\n"
+            "00:05.000 C630 Server 110 exited with status 0\n",
+            "crashed",
+        ),
+        (
+            "00:04.900 C630 Try shutting down server 110, backoff is disabled\n"
+            "00:45.000 C630 Server 110 exited with status 0\n",
+            "crashed",
+        ),
+    ],
+)
+def test_without_server_log_an_end_is_judged_by_what_came_before(end: str, cause: str) -> None:
+    fold = start(script(HOLDER + end), readable=CONTROL_ONLY)
+    view = fold.ledger.view(0.0)
+    assert summary(view.counters)["server_exits"] == {cause: 1}
+    if cause == "crashed":
+        (incident,) = [i for i in view.incidents if i.kind == "server_crashed"]
+        assert "judged by control.log alone" in incident.detail
+
+
+def test_without_control_log_server_log_tells_starts_and_ends() -> None:
+    text = """
+        00:01.000 O110 Startup
+        00:01.100 S110 Created anonymous shared memory region mps.shm.1001.110
+        00:01.200 S110 Server has started
+    """ + client("00:01.200", 100, 110)
+    logs = Logs(b"", script(text).server)
+    view = start(logs, readable=SERVER_ONLY).ledger.view(0.0)
+    (server,) = view.servers
+    assert (server.uid, server.ready_at, server.clients[0].uid) == (1001, at("00:01.200"), 1001)
+    assert view.counters.server_starts == {1001: 1}
+    ended = Logs(b"", script(text + "00:05.000 S110 Exiting\n").server)
+    found = summary(start(ended, readable=SERVER_ONLY).ledger.view(0.0).counters)
+    assert found["server_exits"] == {"requested": 1}
+    followed = Logs(b"", script(text + "00:05.000 O120 Startup\n").server)
+    found = summary(start(followed, readable=SERVER_ONLY).ledger.view(0.0).counters)
+    assert found["server_exits"] == {"crashed": 1}
+    assert found["losses"] == {"1001 server_crashed": 1}
+
+
+def test_a_server_that_proc_misses_while_control_log_is_unreadable() -> None:
+    text = "00:01.000 O110 Startup\n" + client("00:01.200", 100, 110)
+    fold = start(Logs(b"", script(text).server), readable=SERVER_ONLY)
+    fold.ledger.witness(at("00:05"), lambda pid, _at: pid != 110, daemon=True)
+    fold.ledger.settle(at("00:07"))
+    found = summary(fold.ledger.view(0.0).counters)
+    assert found["server_exits"] == {"crashed": 1}
+
+
+def test_without_any_log_nothing_is_counted_but_the_state_is_shown() -> None:
+    fold = Fold(PIPE)
+    fold.take(observation(at("00:01"), {}, readable=()))
+    replies = [
+        ServerReply(
+            server_pid=110,
+            state="ACTIVE",
+            active_thread_ratio=0.5,
+            client_pids=(100, 101),
+            contexts={0: {100: 1, 101: 2}},
+            devices=(Device(0, GPU, "NVIDIA H200", ""),),
+        )
+    ]
+    fold.ledger.reconcile(at("00:02"), [110], replies)
+    (server,) = fold.ledger.view(0.0).servers
+    assert [(c.pid, dict(c.contexts)) for c in server.clients] == [(100, {GPU: 1}), (101, {GPU: 2})]
+    assert (server.state, server.active_thread_ratio) == ("ACTIVE", 0.5)
+    fold.ledger.reconcile(at("00:09"), [110], [ServerReply(110, state="FAULT", client_pids=(101,))])
+    (server,) = fold.ledger.view(0.0).servers
+    assert [c.pid for c in server.clients] == [101]
+    assert server.state == "FAULT"
+    fold.ledger.reconcile(at("00:12"), [], [])
+    fold.ledger.reconcile(at("00:14"), [], [])
+    fold.ledger.witness(at("00:16"), lambda _pid, _at: None)
+    view = fold.ledger.view(0.0)
+    assert view.servers == ()
+    assert "server_exits" not in summary(view.counters)
+
+
+def test_what_the_log_explains_is_not_changed_by_the_control_tool() -> None:
+    fold = start(script(HOLDER))
+    before = fold.ledger.view(0.0).servers
+    fold.ledger.reconcile(at("00:02"), [], [ServerReply(110, state="FAULT", client_pids=(7,))])
+    fold.ledger.settle(at("00:09"))
+    assert fold.ledger.view(0.0).servers == before
+
+
+def test_an_adopted_client_is_counted_when_the_log_speaks_of_it() -> None:
+    fold = Fold(PIPE)
+    fold.take(observation(at("00:01"), {}))
+    fold.ledger.reconcile(at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
+    assert fold.ledger.view(0.0).counters.connections == {}
+    more(fold, client("00:02.100", 100, 110))
+    assert fold.ledger.view(0.0).counters.connections == {None: 1}
+    assert fold.ledger.view(0.0).servers[0].clients_count == 1
+
+
+# ---------------------------------------------------------------- /proc
+
+
+def facts(**process: object) -> DaemonFacts:
+    daemon = ProcessFacts(630, at("00:00"), **process)  # type: ignore[arg-type]
+    return DaemonFacts(PIPE, "/logs", process=daemon)
+
+
+def test_a_number_given_to_a_younger_process_is_a_dead_client() -> None:
+    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    young = {200: ProcessFacts(200, at("00:30"))}
+    fold.ledger.observe(at("00:40"), facts(), young, fold.ledger.pids())
+    fold.ledger.settle(at("00:42"))
+    assert [w.dead for w in fold.ledger.view(0.0).waits] == [True]
+
+
+@pytest.mark.parametrize(
+    ("process", "dead"),
+    [
+        (ProcessFacts(200, at("00:01.990")), False),
+        (ProcessFacts(200, at("00:01.990"), state="Z"), True),
+    ],
+)
+def test_a_zombie_waits_for_nothing(process: ProcessFacts, dead: bool) -> None:
+    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    fold.ledger.observe(at("00:40"), facts(), {200: process}, [200])
+    fold.ledger.settle(at("00:42"))
+    assert [w.dead for w in fold.ledger.view(0.0).waits] == [dead]
+
+
+@pytest.mark.parametrize(
+    ("daemon", "asked"),
+    [(facts(namespace_pids=(630, 1)), [200]), (facts(), []), (DaemonFacts(PIPE, "/logs"), [200])],
+)
+def test_what_proc_cannot_tell_is_not_guessed(daemon: DaemonFacts, asked: list[int]) -> None:
+    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    fold.ledger.observe(at("00:40"), daemon, {}, asked)
+    fold.ledger.settle(at("00:42"))
+    view = fold.ledger.view(0.0)
+    assert [w.dead for w in view.waits] == [False]
+    assert not view.daemon_died
+
+
+def test_nobody_holds_the_lock_of_a_dead_daemon() -> None:
+    fold = start(script(HOLDER))
+    fold.ledger.observe(at("00:40"), DaemonFacts(PIPE, "/logs", lock_tested=True), {}, [])
+    fold.ledger.settle(at("00:42"))
+    assert fold.ledger.view(0.0).daemon_died
+
+
+def test_every_process_of_interest_is_asked_for() -> None:
+    text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:02.000", 0, 1002)
+    assert start(script(text)).ledger.pids() == {100, 110, 200}
+
+
+def test_incidents_can_be_read_one_after_another() -> None:
+    fold = start(script(HOLDER))
+    news, seen = fold.ledger.incidents_since(0)
+    assert [incident.kind for incident in news] == ["daemon_started"]
+    assert fold.ledger.incidents_since(seen) == ((), seen)
+    more(fold, KILLED)
+    news, seen = fold.ledger.incidents_since(seen)
+    assert [(i.kind, i.pids) for i in news] == [("server_crashed", (100,))]
+
+
+def test_a_client_of_many_contexts() -> None:
+    text = HOLDER + client_on("00:02.000", 300, 110, GPU)
+    text += "00:03.000 S110 Client {PID: 300, Context ID: 2} connected\n"
+    (server,) = read(script(text)).servers
+    (two,) = [c for c in server.clients if c.pid == 300]
+    assert dict(two.contexts) == {GPU: 1, "": 1}
+
+
+def test_logs_of_another_daemon_are_not_ours() -> None:
+    fold = Fold("/elsewhere")
+    fold.take(observation(at("00:09"), {log: script(HOLDER)[log] for log in LOGS}))
+    assert fold.ledger.view(0.0).servers == ()
+
+
+def test_a_restart_of_a_server_while_its_user_still_waits() -> None:
+    text = HOLDER + KILLED + arrives("00:05.500", 101, 1001)
+    text += pending("00:06.000", 101, 1001) + server_starts("00:06.000", "00:06.100", 120, 1001)
+    view = read(script(text + client("00:06.100", 101, 120)))
+    assert view.counters.connections == {1001: 2}
+    assert view.waits == ()

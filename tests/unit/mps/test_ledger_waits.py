@@ -1,0 +1,303 @@
+"""Who waits behind another user's server, since when, how it ends, and what it costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from exporter.model import LedgerView
+from exporter.mps.fold import Fold
+from tests.support.mps_logs import Logs, at, more, read, script, start, summary
+from tests.support.mps_script import (
+    DAEMON,
+    HOLDER,
+    client,
+    leaves,
+    pending,
+    server_ends,
+    server_starts,
+)
+
+
+def waiting(view: LedgerView) -> list[tuple[int, int, float, int | None, bool]]:
+    return [(w.pid, w.uid, w.since, w.behind_uid, w.dead) for w in view.waits]
+
+
+def test_waiting_for_ones_own_server_is_no_uid_wait() -> None:
+    logs = script(DAEMON + pending("00:01.000", 100, 1001) + pending("00:01.000", 101, 1001))
+    assert read(logs).waits == ()
+    view = read(script(HOLDER + pending("00:01.001", 101, 1001)))
+    assert (view.waits, view.counters.waits) == ((), {})
+
+
+def test_a_user_may_wait_with_several_clients() -> None:
+    text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:03.000", 201, 1002)
+    assert waiting(read(script(text))) == [
+        (200, 1002, at("00:02"), 1001, False),
+        (201, 1002, at("00:03"), 1001, False),
+    ]
+    text += leaves("00:09.000", 100, 110) + server_ends("00:10.000", 110)
+    text += server_starts("00:10.100", "00:10.300", 210, 1002)
+    text += client("00:10.300", 200, 210) + client("00:10.301", 201, 210)
+    found = summary(read(script(text)).counters)
+    assert found["waits"] == {"1002": [2, pytest.approx(8.3 + 7.3)]}
+    assert found["handovers"] == 1
+    assert found["handover_idle_seconds"] == pytest.approx(1.3)
+
+
+def test_clients_that_come_just_before_another_users_server_starts_wait_for_it() -> None:
+    text = DAEMON + pending("00:01.000", 100, 1001) + pending("00:01.000", 200, 1002)
+    text += server_starts("00:01.001", "00:01.200", 110, 1001)
+    assert waiting(read(script(text))) == [(200, 1002, at("00:01"), 1001, False)]
+
+
+def test_an_idle_server_is_replaced_at_once_and_the_wait_is_short() -> None:
+    text = HOLDER + leaves("00:05.000", 100, 110)
+    text += pending("00:20.000", 200, 1002) + server_ends("00:20.060", 110)
+    text += server_starts("00:20.061", "00:20.250", 210, 1002) + client("00:20.250", 200, 210)
+    found = summary(read(script(text)).counters)
+    assert found["waits"] == {"1002": [1, pytest.approx(0.25)]}
+    assert found["handover_idle_seconds"] == pytest.approx(0.25)
+    assert found["holding_seconds"] == {"1001": pytest.approx(3.8)}
+
+
+def test_three_users_in_turn() -> None:
+    text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:03.000", 300, 1003)
+    text += leaves("00:04.000", 100, 110) + server_ends("00:05.000", 110)
+    text += server_starts("00:05.000", "00:05.200", 210, 1002) + client("00:05.200", 200, 210)
+    view = read(script(text))
+    assert waiting(view) == [(300, 1003, at("00:03"), 1002, False)]
+    text += leaves("00:07.000", 200, 210) + server_ends("00:08.000", 210)
+    text += server_starts("00:08.000", "00:08.500", 310, 1003) + client("00:08.500", 300, 310)
+    found = summary(read(script(text)).counters)
+    assert found["waits"] == {"1002": [1, 3.2], "1003": [1, 5.5]}
+    assert found["handovers"] == 2
+    assert found["handover_idle_seconds"] == pytest.approx(1.2 + 1.5)
+
+
+def test_forty_short_clients_overtake() -> None:
+    text = HOLDER + pending("00:02.000", 200, 1002)
+    for index in range(35):
+        second = f"00:{3 + index // 4:02}.{250 * (index % 4):03}"
+        pid = 1000 + index
+        arrival = f"{second} C630 NEW CLIENT {pid} from user 1001: Server already exists\n"
+        text += f"{second} C630 User did not send valid credentials\n"
+        text += arrival + client(second, pid, 110) + arrival + arrival + leaves(second, pid, 110)
+    assert read(script(text)).counters.overtakes == {1001: 35}
+
+
+def test_an_overtaker_whose_number_is_used_again_counts_again() -> None:
+    arrival = "C630 NEW CLIENT 101 from user 1001: Server already exists\n"
+    text = HOLDER + pending("00:02.000", 200, 1002)
+    for second in ("03", "05"):
+        text += f"00:{second}.000 {arrival}" + client(f"00:{second}.000", 101, 110)
+        text += leaves(f"00:{second}.500", 101, 110)
+    assert read(script(text)).counters.overtakes == {1001: 2}
+
+
+def test_a_client_that_nobody_waits_behind_overtakes_nobody() -> None:
+    text = HOLDER + "00:03.000 C630 NEW CLIENT 101 from user 1001: Server already exists\n"
+    assert read(script(text)).counters.overtakes == {}
+
+
+def test_the_number_of_a_waiting_client_given_to_another_user_means_that_it_is_gone() -> None:
+    text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:04.000", 200, 1003)
+    view = read(script(text))
+    assert waiting(view) == [(200, 1003, at("00:04"), 1001, False)]
+    assert view.counters.waits_abandoned == {1002: 1}
+
+
+def test_a_client_queued_twice_waits_once_since_the_first_time() -> None:
+    text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:04.000", 200, 1002)
+    assert waiting(read(script(text))) == [(200, 1002, at("00:02"), 1001, False)]
+
+
+def test_clients_without_a_number_are_counted_by_user() -> None:
+    text = HOLDER + pending("00:02.000", 0, 1002) * 2 + pending("00:02.500", 0, 1003)
+    assert [(w.pid, w.uid) for w in read(script(text)).waits] == [(0, 1002), (0, 1002), (0, 1003)]
+    text += leaves("00:03.000", 100, 110) + server_ends("00:03.500", 110)
+    text += server_starts("00:03.500", "00:04.000", 210, 1002)
+    text += client("00:04.000", 0, 210) * 2
+    view = read(script(text))
+    assert [(w.pid, w.uid) for w in view.waits] == [(0, 1003)]
+    assert summary(view.counters)["waits"] == {"1002": [2, 4.0]}
+    assert view.counters.connections == {1001: 1, 1002: 2}
+    text += leaves("00:06.000", 0, 210)
+    (server,) = read(script(text)).servers
+    assert len(server.clients) == server.clients_count == 1
+
+
+def test_overtakers_without_a_number_are_known_by_their_first_connection() -> None:
+    arrival = "C630 NEW CLIENT 0 from user 1001: Server already exists\n"
+    text = HOLDER + pending("00:02.000", 200, 1002)
+    for second in ("03", "04"):
+        text += f"00:{second}.000 C630 User did not send valid credentials\n"
+        text += f"00:{second}.000 {arrival}00:{second}.010 {arrival}00:{second}.020 {arrival}"
+    assert read(script(text)).counters.overtakes == {1001: 2}
+
+
+# ---------------------------------------------------------------- /proc knows more
+
+
+def look(fold: Fold, time: str, dead: set[int], *, daemon: bool | None = None) -> LedgerView:
+    """Look at /proc, and at the logs again two seconds later."""
+    now = at(time)
+    fold.ledger.witness(now, lambda pid, _at: pid not in dead, daemon=daemon)
+    fold.ledger.settle(now + 2.0)
+    return fold.ledger.view(now + 2.0)
+
+
+def test_a_dead_waiter_stays_in_the_queue_and_is_abandoned_once() -> None:
+    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    view = look(fold, "00:10", {200})
+    assert waiting(view) == [(200, 1002, at("00:02"), 1001, True)]
+    assert view.counters.waits_abandoned == {1002: 1}
+    assert look(fold, "00:20", {200}).counters.waits_abandoned == {1002: 1}
+    (incident,) = [i for i in view.incidents if i.kind == "wait_abandoned"]
+    assert (incident.pids, incident.seconds) == ((200,), 8.0)
+
+
+def test_a_waiter_that_was_served_and_left_before_the_log_was_read_is_not_abandoned() -> None:
+    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    fold.ledger.witness(at("00:05"), lambda pid, _at: pid != 200)
+    text = leaves("00:04.000", 100, 110) + server_ends("00:04.100", 110)
+    text += server_starts("00:04.100", "00:04.200", 210, 1002) + client("00:04.200", 200, 210)
+    more(fold, text + leaves("00:04.900", 200, 210))
+    fold.ledger.settle(at("00:08"))
+    counters = fold.ledger.view(0.0).counters
+    assert (counters.waits_abandoned, sum(counters.waits[1002].counts)) == ({}, 1)
+
+
+def test_while_the_only_waiters_are_dead_nothing_is_idle_for_them() -> None:
+    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    look(fold, "00:03", {200})
+    more(fold, leaves("00:06.000", 100, 110))
+    fold.ledger.settle(at("00:30"))
+    assert fold.ledger.view(0.0).counters.handover_idle_seconds == 0.0
+
+
+GHOST = (
+    HOLDER
+    + pending("00:02.000", 200, 1002)
+    + leaves("00:04.000", 100, 110)
+    + server_ends("00:05.000", 110)
+    + server_starts("00:05.000", "00:05.300", 461, 1002)
+)
+"""A server for user 1002, whose only queued client has died: nobody comes."""
+
+
+def test_a_ghost_is_a_server_for_somebody_who_is_dead() -> None:
+    fold = start(script(GHOST))
+    (server,) = look(fold, "00:20", {200}).servers
+    assert server.ghost
+    assert look(fold, "00:21", {200}).counters.waits == {}
+    counters = look(fold, "00:22", {200}).counters
+    assert counters.waits_abandoned == {1002: 1}
+    assert counters.handovers == 0
+    kinds = [incident.kind for incident in fold.ledger.view(0.0).incidents]
+    assert kinds.count("ghost") == 1
+
+
+def test_a_ghost_says_so_itself_where_proc_cannot_tell() -> None:
+    text = GHOST + "00:05.300 S461 User did not send valid credentials\n"
+    fold = start(script(text))
+    fold.ledger.settle(at("00:30"))
+    (server,) = fold.ledger.view(0.0).servers
+    assert server.ghost
+
+
+def test_a_server_whose_client_is_only_slow_is_no_ghost() -> None:
+    fold = start(script(GHOST))
+    (server,) = look(fold, "00:06", set()).servers
+    assert not server.ghost
+    more(fold, client("00:07.000", 200, 461))
+    (server,) = look(fold, "00:09", {200}).servers
+    assert not server.ghost
+    assert fold.ledger.view(0.0).counters.waits_abandoned == {}
+
+
+def test_the_client_that_hangs_on_a_ghost_waits_and_the_ghosts_kill_heals() -> None:
+    fold = start(script(GHOST))
+    look(fold, "00:20", {200})
+    more(
+        fold,
+        pending("00:30.000", 300, 1003)
+        + "00:30.000 C630 Try shutting down server 461, backoff is disabled\n",
+    )
+    view = look(fold, "00:40", {200})
+    assert waiting(view) == [(300, 1003, at("00:30"), 1002, False)]
+    assert view.servers[0].ghost
+    text = "00:50.000 C630 Server 461 exited with status 0\n"
+    text += server_starts("00:50.001", "00:50.200", 504, 1003) + client("00:50.200", 300, 504)
+    more(fold, text)
+    found = summary(fold.ledger.view(0.0).counters)
+    assert found["server_exits"] == {"requested": 1, "crashed": 1}
+    assert "losses" not in found
+    assert found["waits"] == {"1003": [1, 20.2]}
+    assert found["handovers"] == 1
+
+
+def test_a_server_that_may_not_be_started_lets_its_client_go_after_six_attempts() -> None:
+    text = HOLDER + leaves("00:02.000", 100, 110) + pending("00:03.000", 200, 0)
+    text += server_ends("00:03.050", 110)
+    for pid in range(605, 611):
+        text += f"""
+            00:03.060 C{pid} Starting new server {pid} for user 0
+            00:03.061 C{pid} Failed to start server using uid 0, error: Operation not permitted
+            00:03.061 C630 Server {pid} exited with status 1
+        """
+    view = read(script(text))
+    assert (view.waits, view.servers) == ((), ())
+    found = summary(view.counters)
+    assert found["server_exits"] == {"requested": 1, "start_failed": 6}
+    assert found["server_starts"] == {"1001": 1, "0": 6}
+    assert found["waits_abandoned"] == {"0": 1}
+    (incident,) = [i for i in view.incidents if i.kind == "server_start_failed"]
+    assert incident.count == 6
+
+
+@pytest.mark.parametrize("end", ["Exit with status 0", "Starting control daemon using socket /t"])
+def test_when_the_daemon_goes_its_waits_are_abandoned(end: str) -> None:
+    logs = script(HOLDER + pending("00:02.000", 200, 1002) + f"00:09.000 C630 {end}\n")
+    view = read(logs)
+    assert (view.waits, view.counters.waits_abandoned) == ((), {1002: 1})
+
+
+# ---------------------------------------------------------------- what grows between lines
+
+
+def test_running_totals_grow_up_to_what_is_known_and_never_go_back() -> None:
+    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)), at("00:05"))
+    held = [fold.ledger.view(at(t)).counters.holding_seconds[1001] for t in ("00:05", "00:50")]
+    assert held == [3.8, 3.8]  # nobody has read the logs since
+    fold.ledger.settle(at("00:08"))
+    assert fold.ledger.view(0.0).counters.holding_seconds == {1001: 6.8}
+    fold.ledger.settle(at("00:07"))
+    assert fold.ledger.view(0.0).counters.holding_seconds == {1001: 6.8}
+    more(fold, leaves("00:09.000", 100, 110))
+    fold.ledger.settle(at("00:12"))
+    counters = fold.ledger.view(0.0).counters
+    assert counters.holding_seconds == {1001: 7.8}
+    assert counters.handover_idle_seconds == 3.0
+
+
+def test_the_backoff_is_in_force_only_while_somebody_waits() -> None:
+    retry = "00:02.000 C630 Control will try shutting down server 110 again in at most 51200ms\n"
+    assert read(script(HOLDER + retry)).handover_backoff_seconds is None
+    text = HOLDER + pending("00:02.000", 200, 1002) + retry
+    assert read(script(text)).handover_backoff_seconds == 51.2
+    text += leaves("00:04.000", 100, 110) + server_ends("00:05.000", 110)
+    assert read(script(text)).handover_backoff_seconds is None
+
+
+def test_a_queue_that_is_flooded_stays_bounded() -> None:
+    flood = "".join(pending("00:02.000", pid, 1002) for pid in range(10_000, 12_000))
+    assert len(read(script(HOLDER + flood)).waits) == 1024
+
+
+def test_waits_with_only_control_log_end_when_the_server_is_ready() -> None:
+    text = HOLDER + pending("00:02.000", 200, 1002) + server_ends("00:05.000", 110)
+    text += server_starts("00:05.000", "00:05.300", 210, 1002)
+    logs = Logs(script(text).control, b"")
+    found = summary(start(logs, readable=("control",)).ledger.view(0.0).counters)
+    assert found["waits"] == {"1002": [1, 3.3]}
+    assert found["handovers"] == 1
