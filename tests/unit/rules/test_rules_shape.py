@@ -38,7 +38,9 @@ def test_there_are_rules() -> None:
 @ALERTS
 def test_alert_has_only_fields_of_an_alert(rule: Rule) -> None:
     """`for` or `keep_firing_for` under labels is a label, and no Prometheus complains."""
-    assert rule.fields.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+    assert rule.fields.keys() <= {
+        "alert", "expr", "for", "keep_firing_for", "labels", "annotations",
+    }  # fmt: skip
     assert rule.labels.keys() == {"severity"}
     assert rule.labels["severity"] in {"critical", "warning", "info"}
 

@@ -1,0 +1,59 @@
+"""Prometheus's own tools on our files, of the oldest release that we support and of version 3."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.unit.rules.rulebook import ROOT, RULE_FILES, TEST_FILES
+from tests.unit.rules.servers import program
+
+PROMTOOLS = pytest.mark.parametrize("promtool", ["promtool", "promtool3"])
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@PROMTOOLS
+def test_rules_are_valid(promtool: str) -> None:
+    told = run(program(promtool), "check", "rules", *RULE_FILES)
+    assert told.count("SUCCESS") == len(RULE_FILES)
+
+
+@PROMTOOLS
+@pytest.mark.parametrize("file", TEST_FILES, ids=lambda file: file.stem)
+def test_unit_tests_pass(promtool: str, file: Path) -> None:
+    assert "SUCCESS" in run(program(promtool), "test", "rules", file)
+
+
+@PROMTOOLS
+def test_prometheus_configuration_is_valid(promtool: str) -> None:
+    run(program(promtool), "check", "config", "prometheus.yml")
+
+
+def test_alertmanager_configuration_is_valid() -> None:
+    told = run(program("amtool"), "check-config", "alertmanager.yml")
+    assert "1 templates" in told
+
+
+@pytest.mark.parametrize(
+    ("labels", "receiver"),
+    [
+        ("alertname=MpsServerCrashed severity=critical", "pager"),
+        ("alertname=MpsServerCrashed severity=critical environment=demo", "demo"),
+        ("alertname=MpsUidWaitLong severity=warning", "tickets"),
+        ("alertname=MpsWouldHelp severity=info", "nobody"),
+        ("alertname=SomebodyElse severity=critical", "tickets"),
+    ],
+)
+def test_routing(labels: str, receiver: str) -> None:
+    told = run(
+        program("amtool"), "config", "routes", "test", "--config.file=alertmanager.yml",
+        *labels.split(),
+    )  # fmt: skip
+    assert told.split() == [receiver]
