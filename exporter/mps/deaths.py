@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from exporter.mps.books import DEATH_SECONDS, Books
+from exporter.mps.books import DEATH_SECONDS, Books, Daemon
 from exporter.mps.serving import Server
 from exporter.observations import DaemonFacts, ProcessFacts
 
@@ -56,6 +56,8 @@ def liveness(
 def notice(books: Books, now: float, alive: Alive, daemon: bool | None) -> None:
     """Note who is gone, and who is not after all."""
     life = books.daemon
+    if daemon and life.ended_at is not None and not books.readable["control"]:
+        life = books.daemon = Daemon()  # there is another, and no log says so
     if daemon is not None and life.ended_at is None:
         life.missing_since = None if daemon else life.missing_since or now
     for entry in books.queue:

@@ -32,6 +32,8 @@ class Ledger:
         self._books = Books()
         self._control = ControlReader(self._books)
         self._server = ServerReader(self._books)
+        self._found = False
+        """The daemon's process has been seen."""
 
     def readable(self, log: LogName, readable: bool) -> None:
         """Say whether a log can be followed: what it would tell must then be told by others."""
@@ -80,6 +82,10 @@ class Ledger:
             asked: Which were asked for; pids() says which are of interest.
         """
         alive, daemon = deaths.liveness(facts, processes, frozenset(asked))
+        if facts.process is not None:
+            self._found = True
+        elif self._found:
+            daemon = False  # a process that was there is not any more
         self.witness(now, alive, daemon=daemon)
 
     def witness(self, now: float, alive: deaths.Alive, *, daemon: bool | None = None) -> None:

@@ -118,7 +118,10 @@ def read_message(control: bool, message: str) -> e.Event:
     for shape, build in shapes.get(message.partition(" ")[0].lower(), ()):
         found = shape.fullmatch(message)
         if found is not None:
-            return build(found)
+            try:
+                return build(found)
+            except ValueError:
+                break  # a number that cannot be what it stands for
     return e.Unrecognized(message[:MAX_QUOTED])
 
 
@@ -140,7 +143,9 @@ def _shapes(*rows: tuple[str, _Build | e.Event]) -> _Shapes:
         build = _always(meaning) if isinstance(meaning, e.Event) else meaning
         first = pattern.partition(" ")[0].replace("\\", "").lower()
         compiled = re.compile(
-            pattern.replace("<pid>", r"(\d{1,7})").replace("<num>", r"(\d{1,10})"),
+            pattern.replace("<pid>", r"(\d{1,7})")
+            .replace("<num>", r"(\d{1,10})")
+            .replace("<uid>", r"(-?\d{1,10})"),
             re.ASCII | re.IGNORECASE,
         )
         shapes.setdefault(first, []).append((compiled, build))
@@ -148,7 +153,11 @@ def _shapes(*rows: tuple[str, _Build | e.Event]) -> _Shapes:
 
 
 def _uid(text: str) -> int:
-    return int(text) & 0xFFFFFFFF
+    """Read a user's number; some print those from 2^31 on as negative ones."""
+    uid = int(text)
+    if not -(2**31) <= uid < 2**32:
+        raise ValueError(text)
+    return uid % 2**32
 
 
 _CONTROL = _shapes(
@@ -163,17 +172,17 @@ _CONTROL = _shapes(
     (r"User did not send valid credentials", e.CredentialsMissing()),
     # 580: NEW CLIENT 632 from user 1001: Server already exists
     (
-        r"NEW CLIENT <pid> from user <num>: Server already exists",
+        r"NEW CLIENT <pid> from user <uid>: Server already exists",
         lambda m: e.ClientArrived(int(m[1]), _uid(m[2]), queued=False),
     ),
     # 580: NEW CLIENT 643 from user 1002: Server is not ready, push client to pending list
     (
-        r"NEW CLIENT <pid> from user <num>: Server is not ready, push client to pending list",
+        r"NEW CLIENT <pid> from user <uid>: Server is not ready, push client to pending list",
         lambda m: e.ClientArrived(int(m[1]), _uid(m[2]), queued=True),
     ),
     # 580: Starting new server 634 for user 1001
     (
-        r"Starting new server <pid> for user <num>",
+        r"Starting new server <pid> for user <uid>",
         lambda m: e.ServerStarting(int(m[1]), _uid(m[2])),
     ),
     # 580: NEW SERVER 634: Ready
@@ -199,7 +208,7 @@ _CONTROL = _shapes(
         lambda m: e.ShutdownRetry(int(m[1]), int(m[2])),
     ),
     # 580: Failed to start server using uid 0, error: Operation not permitted
-    (r"Failed to start server using uid <num>, error: .*", lambda m: e.ServerForbidden(_uid(m[1]))),
+    (r"Failed to start server using uid <uid>, error: .*", lambda m: e.ServerForbidden(_uid(m[1]))),
     # 550: Server encountered a fatal exception. Shutting down
     (r"Server encountered a fatal exception\. Shutting down\.?", e.ServerFailed()),
     # 580: Starting control daemon using socket /tmp/mps/control; T4, R340: Start

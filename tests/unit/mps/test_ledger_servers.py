@@ -486,6 +486,27 @@ def test_what_proc_cannot_tell_is_not_guessed(daemon: DaemonFacts, asked: list[i
     assert not view.daemon_died
 
 
+def test_a_daemon_whose_process_was_there_and_is_gone_died() -> None:
+    fold = start(script(HOLDER))
+    fold.ledger.observe(at("00:30"), facts(namespace_pids=(630, 1)), {}, [])
+    fold.ledger.observe(at("00:40"), DaemonFacts(PIPE, "/logs"), {}, [])
+    fold.ledger.settle(at("00:42"))
+    assert fold.ledger.view(0.0).daemon_died
+
+
+def test_daemons_without_logs_may_die_one_after_another() -> None:
+    fold = Fold(PIPE)
+    fold.take(observation(at("00:01"), {}, readable=()))
+    gone = DaemonFacts(PIPE, "/logs")
+    for minute in ("01", "02"):
+        fold.ledger.observe(at(f"{minute}:00"), facts(), {}, [])
+        assert not fold.ledger.view(0.0).daemon_died
+        fold.ledger.observe(at(f"{minute}:10"), gone, {}, [])
+        fold.ledger.observe(at(f"{minute}:20"), gone, {}, [])
+        assert fold.ledger.view(0.0).daemon_died
+    assert [i.kind for i in fold.ledger.view(0.0).incidents] == ["daemon_died"] * 2
+
+
 def test_nobody_holds_the_lock_of_a_dead_daemon() -> None:
     fold = start(script(HOLDER))
     fold.ledger.observe(at("00:40"), DaemonFacts(PIPE, "/logs", lock_tested=True), {}, [])
