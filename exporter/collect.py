@@ -46,6 +46,9 @@ GONE_AFTER_DEATH_SECONDS = 24 * 3600.0
 GPU_SHARE_OF_DEADLINE = 0.7
 """What is left after the GPUs' deadline is for identifying the processes that they listed."""
 
+SPEAK_FOR_THEMSELVES = ("nvml", "control")
+"""Sources that log their own failures and recoveries, in more detail than is known here."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -182,6 +185,8 @@ class Collector:
             timed_out=timed_out,
             error=error,
         )
+        if name in SPEAK_FOR_THEMSELVES:
+            return
         if error is None:
             self._complaints.fine(name, message="collector works again", collector=name)
         else:

@@ -83,7 +83,10 @@ def configuration_page() -> Iterator[str]:
         repeat = " Repeatable." if flag.repeatable else ""
         yield f"| `--{flag.name}{value}` | `{flag.variable}` | {shown} | {flag.help}{repeat} |"
     yield ""
-    yield "Sub-commands have some more: see `mps-exporter demo --help`, `mps-exporter record --help`."
+    yield (
+        "Sub-commands have some more: see `mps-exporter demo --help` and "
+        "`mps-exporter record --help`."
+    )
 
 
 PAGES = {"metrics.md": metrics_page, "configuration.md": configuration_page}

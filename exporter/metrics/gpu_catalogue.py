@@ -76,7 +76,7 @@ IDENTITY_METRICS = (
     _gauge("mps_gpu_up", "", "every call",
            "1 while the GPU answers; 0 when it has fallen off the bus or must be reset, and then "
            "its other metrics are absent."),
-    _gauge("mps_gpu_sm_count", "", "nvmlDeviceGetNumGpuCores, nvmlDeviceGetAttributes_v2",
+    _gauge("mps_gpu_sms", "", "nvmlDeviceGetNumGpuCores, nvmlDeviceGetAttributes_v2",
            "Streaming multiprocessors."),
     _spec("mps_gpu_compute_mode", "stateset", "", "nvmlDeviceGetComputeMode",
           "Who may use the GPU; exclusive_process keeps processes from bypassing MPS."),

@@ -354,7 +354,7 @@ def _gpu(samples: Samples, gpu: Gpu, snapshot: Snapshot) -> None:
         ),
         1.0,
     )
-    samples.add("mps_gpu_sm_count", g, seen.sm_count)
+    samples.add("mps_gpu_sms", g, seen.sm_count)
     if seen.compute_mode is not None:
         samples.add("mps_gpu_compute_mode", g, {seen.compute_mode: True})
     for kind, count in (gpu.processes_by_kind or {}).items():

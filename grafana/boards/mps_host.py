@@ -117,7 +117,7 @@ CLIENTS = table(
         " group_left (uid, user, command, slurm_job_id, container_id, limit_source)"
         " mps_client_info))",
         f"topk(200, max by ({KEYS}) (mps_client_sm_limit"
-        " / on (job, instance, uuid) group_left mps_gpu_sm_count))",
+        " / on (job, instance, uuid) group_left mps_gpu_sms))",
         f"topk(200, max by ({KEYS}) (mps_client_sm_limit))",
         f"topk(200, max by ({KEYS}) (mps_client_memory_used_bytes))",
         f"topk(200, max by ({KEYS}) (mps_client_memory_limit_bytes))",
@@ -163,7 +163,7 @@ PER_GPU = (
         "activity is low.",
         Query(
             "sum by (instance, uid, pid) (mps_client_sm_limit"
-            " / on (job, instance, uuid) group_left mps_gpu_sm_count"
+            " / on (job, instance, uuid) group_left mps_gpu_sms"
             " * on (job, instance, daemon, server, pid) group_left (uid) mps_client_info)",
             "uid {{uid}} · PID {{pid}}",
         ),

@@ -1,0 +1,110 @@
+"""Real Prometheus servers scrape the real program, which replays a real host."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from tests.support.player import RECORDINGS
+from tests.support.program import Program, free_port, running
+
+INCIDENTS = ("limits", "wait-served", "fault-held", "server-killed")
+OPENMETRICS = "application/openmetrics-text;version=1.0.0"
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name)
+    assert found, f"{name} is missing: run the tests with make, which installs it"
+    return found
+
+
+@pytest.mark.parametrize("incident", INCIDENTS)
+async def test_promtool_has_nothing_to_say(tmp_path: Path, incident: str) -> None:
+    promtool = tool("promtool")
+    recording = RECORDINGS / f"{incident}.rec.gz"
+    async with running(tmp_path, "demo", str(recording), "--speed=5") as program:
+        await asyncio.sleep(2)
+        page = await program.page()
+        assert page.value("mps_exporter_recording_info") == 1
+        assert page.value("mps_server_info") is not None
+        check = await asyncio.create_subprocess_exec(
+            promtool, "check", "metrics", stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        output, _ = await check.communicate(page.text.encode())
+        assert (check.returncode, output.decode()) == (0, "")
+
+
+@pytest.mark.parametrize("incident", INCIDENTS)
+async def test_openmetrics_is_well_formed(tmp_path: Path, incident: str) -> None:
+    recording = RECORDINGS / f"{incident}.rec.gz"
+    async with running(tmp_path, "demo", str(recording), "--speed=5") as program:
+        await asyncio.sleep(2)
+        status, text = await program.get(Accept=OPENMETRICS)
+        assert status == 200
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families["mps_control_state"].type == "stateset"
+    assert families["mps_server"].type == "info"
+    assert families["mps_server_startup_seconds"].type == "histogram"
+    assert families["mps_gpu_memory_total_bytes"].unit == "bytes"
+
+
+@pytest.mark.parametrize("server", ["prometheus", "prometheus3"])
+async def test_prometheus_scrapes_without_an_error(tmp_path: Path, server: str) -> None:
+    binary = tool(server)
+    recording = RECORDINGS / "limits.rec.gz"
+    async with running(tmp_path, "demo", str(recording)) as program:
+        port = free_port()
+        config = tmp_path / "prometheus.yml"
+        config.write_text(
+            "global: {scrape_interval: 500ms, scrape_timeout: 500ms}\n"
+            "scrape_configs:\n"
+            f"  - {{job_name: mps, static_configs: [{{targets: ['127.0.0.1:{program.port}']}}]}}\n"
+        )
+        process = await asyncio.create_subprocess_exec(
+            binary, f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+            f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            await _scraped(program, f"http://127.0.0.1:{port}")
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+async def _scraped(program: Program, prometheus: str) -> None:
+    for _ in range(200):
+        await asyncio.sleep(0.1)
+        try:
+            clients = await _query(program.session, prometheus, "sum(mps_server_clients)")
+        except aiohttp.ClientError:
+            continue
+        if clients == 5:
+            break
+    else:
+        raise AssertionError("Prometheus never saw the five clients")
+    assert await _query(program.session, prometheus, "min_over_time(up[1m])") == 1
+    async with program.session.get(f"{prometheus}/api/v1/targets") as answer:
+        (target,) = (await answer.json())["data"]["activeTargets"]
+    assert (target["health"], target["lastError"]) == ("up", "")
+    metadata = await _metadata(program.session, prometheus)
+    assert metadata["mps_server_clients"]["type"] == "gauge"
+    assert metadata["mps_gpu_memory_total_bytes"]["unit"] == "bytes"
+
+
+async def _query(session: aiohttp.ClientSession, prometheus: str, text: str) -> float | None:
+    async with session.get(f"{prometheus}/api/v1/query", params={"query": text}) as answer:
+        result = (await answer.json())["data"]["result"]
+    return float(result[0]["value"][1]) if result else None
+
+
+async def _metadata(session: aiohttp.ClientSession, prometheus: str) -> dict[str, dict[str, str]]:
+    async with session.get(f"{prometheus}/api/v1/metadata") as answer:
+        data = (await answer.json())["data"]
+    return {name: entries[0] for name, entries in data.items()}

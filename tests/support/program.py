@@ -1,0 +1,125 @@
+"""Runs mps-exporter as a user does: a process of its own, asked over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Page:
+    """A page of metrics in text form."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.samples = [
+            (match[1], dict(LABEL.findall(match[2] or "")), float(match[3]))
+            for line in text.splitlines()
+            if (match := SAMPLE.match(line))
+        ]
+
+    def value(self, name: str, **labels: object) -> float | None:
+        """The sum of the samples that match; None where there are none."""
+        wanted = {key: str(label) for key, label in labels.items()}
+        found = [
+            value
+            for metric, words, value in self.samples
+            if metric == name and wanted.items() <= words.items()
+        ]
+        return sum(found) if found else None
+
+
+@dataclass
+class Program:
+    """A running exporter."""
+
+    process: asyncio.subprocess.Process
+    port: int
+    session: aiohttp.ClientSession
+    log: Path
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def get(self, path: str = "/metrics", **headers: str) -> tuple[int, str]:
+        """Status and body."""
+        async with self.session.get(self.url + path, headers=headers) as answer:
+            return answer.status, await answer.text()
+
+    async def page(self, path: str = "/metrics", **headers: str) -> Page:
+        """A scrape."""
+        status, text = await self.get(path, **headers)
+        assert status == 200, text
+        return Page(text)
+
+    async def until(
+        self, name: str, wanted: float | None, *, seconds: float = 10, **labels: object
+    ) -> Page:
+        """Scrape until a metric has this value."""
+        end = asyncio.get_running_loop().time() + seconds
+        while True:
+            page = await self.page()
+            got = page.value(name, **labels)
+            if got == wanted:
+                return page
+            if asyncio.get_running_loop().time() > end:
+                raise AssertionError(f"{name}{labels} is {got}, not {wanted}\n{page.text}")
+            await asyncio.sleep(0.1)
+
+    def messages(self) -> list[str]:
+        """The lines of its log."""
+        return self.log.read_text("utf-8").splitlines()
+
+
+@asynccontextmanager
+async def running(folder: Path, *flags: str, **environment: str) -> AsyncIterator[Program]:
+    """Start it, wait until it listens, and end it."""
+    port = free_port()
+    log = folder / f"exporter-{port}.log"
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "exporter", *flags, f"--web.listen-address=127.0.0.1:{port}",
+            stderr=output, env={**os.environ, **environment}, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(30)) as session:
+        program = Program(process, port, session, log)
+        try:
+            await _listening(program)
+            yield program
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await asyncio.wait_for(process.wait(), 15)
+
+
+async def _listening(program: Program) -> None:
+    for _ in range(300):
+        if program.process.returncode is not None:
+            raise AssertionError("it ended:\n" + "\n".join(program.messages()))
+        try:
+            await program.get("/-/healthy")
+        except aiohttp.ClientError:
+            await asyncio.sleep(0.05)
+        else:
+            return
+    raise AssertionError("it does not listen:\n" + "\n".join(program.messages()))
