@@ -120,6 +120,7 @@ class Procfs:
         self._now = now
         self._found: tuple[DaemonFacts, ...] = ()
         self._unplaced: list[int] = []
+        self._with_root: frozenset[tuple[int, float]] = frozenset()
 
     def discover(
         self, configured: Sequence[tuple[str, str | None]], *, search: bool
@@ -148,7 +149,7 @@ class Procfs:
             if known is not None or search:
                 facts = daemon.facts(self._root_for)
                 entries[daemon.place.identity] = _merged(known, facts, logs)
-        self._found = _named_apart(entries.values())
+        self._found, self._with_root = _named_apart(entries.values(), self._with_root)
         return self._found
 
     def identify(self, pids: Iterable[int]) -> dict[int, ProcessFacts]:
@@ -313,17 +314,28 @@ def _holds_the_lock(daemon: DaemonFacts) -> bool:
     return daemon.process is not None and daemon.lock_holder_pid == daemon.process.pid
 
 
-def _named_apart(daemons: Iterable[DaemonFacts]) -> tuple[DaemonFacts, ...]:
-    """Give them sorted, with the root in the name of those whose name is taken."""
+def _named_apart(
+    daemons: Iterable[DaemonFacts], with_root: frozenset[tuple[int, float]]
+) -> tuple[tuple[DaemonFacts, ...], frozenset[tuple[int, float]]]:
+    """Give them sorted, with the root in the name of those whose name is taken, and who these are.
+
+    Who has it once (with_root), keeps it: when the daemon with the short name goes away, nobody
+    else is to be taken for it.
+    """
     named: dict[str, DaemonFacts] = {}
+    keep = set()
     for daemon in sorted(daemons, key=_seniority):
         unique = daemon
-        if daemon.pipe_directory in named:
+        process = daemon.process
+        who = (process.pid, process.start_time_seconds) if process else None
+        if daemon.pipe_directory in named or (daemon.root and who in with_root):
             unique = replace(
                 daemon, pipe_directory=daemon.pipe_path, log_directory=daemon.log_path, root=""
             )
+            if who:
+                keep.add(who)
         named.setdefault(unique.pipe_directory, unique)
-    return tuple(named[name] for name in sorted(named))
+    return tuple(named[name] for name in sorted(named)), frozenset(keep)
 
 
 def _seniority(daemon: DaemonFacts) -> tuple[bool, bool, float, int]:

@@ -248,6 +248,23 @@ def test_the_same_name_in_two_containers_is_told_apart(proc: FakeProc, tmp_path:
     assert second.log_directory == f"{proc.root}/6/root/log"
 
 
+def test_a_daemon_is_not_taken_for_one_that_went_away(proc: FakeProc, tmp_path: Path) -> None:
+    variables = environment(Path("/mps"), Path("/log"))
+    for pid in (5, 6):
+        root = tmp_path / f"container{pid}"
+        (root / "mps").mkdir(parents=True)
+        proc.add(pid, argv=[CONTROL, "-f"], environ=variables, sees=root, started=pid)
+    source = Procfs(str(proc.root))
+    assert len(source.discover([], search=True)) == 2
+    proc.remove(5)
+    (left,) = source.discover([], search=True)
+    assert left.pipe_directory == f"{proc.root}/6/root/mps"
+    again = tmp_path / "container5"
+    proc.add(7, argv=[CONTROL, "-f"], environ=variables, sees=again, started=7)
+    names = [one.pipe_directory for one in source.discover([], search=True)]
+    assert names == ["/mps", f"{proc.root}/6/root/mps"]
+
+
 # ------------------------------------------------------------------------------ without rights
 
 
