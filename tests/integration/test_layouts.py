@@ -1,0 +1,291 @@
+"""Five control daemons in the five layouts of the field, on one host, seen by the real exporter.
+
+The host is made of namespaces, the daemons are stand-ins, and everything else is real: processes,
+locks, mounts, control groups, and the exporter with its own command line.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.own_host import Daemon, Metrics, OwnHost, own_host, wait_for
+
+PLUGIN = "/run/nvidia/mps/nvidia.com/gpu"
+CLAIM = "/var/lib/kubelet/plugins/gpu.nvidia.com/mps/claim-7f3a"
+
+POD = "0f6b7a52-43a5-4c1c-9b5e-6a1d2c3b4e5f"
+CONTAINER = "a" * 64
+CLAIMED_POD = "1a2b3c4d-5e6f-4a1b-8c2d-3e4f5a6b7c8d"
+CLAIMED_CONTAINER = "b" * 64
+
+
+def in_container(mounts: dict[str, str]) -> list[str]:
+    """Give a command that starts a program in a container: other mounts {inside: outside}."""
+    steps = [
+        f"mkdir -p {inside} {outside} && mount --bind {outside} {inside}"
+        for inside, outside in mounts.items()
+    ]
+    script = " && ".join([*steps, 'exec "$@"'])
+    return ["unshare", "--mount", "sh", "-c", script, "sh"]
+
+
+CHROOT = """
+root=/run/driver-root
+mkdir -p $root /run/nvidia/mps && mount -t tmpfs tmpfs $root || exit
+for path in /*; do
+  if [ -L "$path" ]; then
+    cp -P "$path" $root
+  elif [ -d "$path" ]; then
+    mkdir $root"$path" && mount --rbind "$path" $root"$path" || exit
+  fi
+done
+mkdir -p $root/mps && mount --bind /run/nvidia/mps $root/mps && exec chroot $root "$@"
+"""
+"""As the device plugin does it: the driver's root with /mps in it, which is /run/nvidia/mps."""
+
+
+def cgroup_root() -> Path:
+    """Where control groups can be made: version 2, or systemd's hierarchy of version 1."""
+    for candidate in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"):
+        if Path(candidate, "cgroup.procs").exists():
+            return Path(candidate)
+    pytest.fail("no hierarchy of control groups is mounted below /sys/fs/cgroup")
+
+
+@contextmanager
+def cgroup(path: str) -> Iterator[Path]:
+    """Make a control group, and its parents; all that were made go again."""
+    made = []
+    group = cgroup_root() / path
+    for one in [*reversed(group.relative_to(cgroup_root()).parents), Path(path)][1:]:
+        directory = cgroup_root() / one
+        if not directory.exists():
+            directory.mkdir()
+            made.append(directory)
+    try:
+        yield group
+    finally:
+        for directory in reversed(made):
+            for _ in range(100):
+                with suppress(OSError):
+                    directory.rmdir()
+                    break
+                time.sleep(0.02)
+
+
+@dataclass
+class Field:
+    """The five daemons, each with a client of its own kind."""
+
+    host: OwnHost
+    plain: Daemon
+    slurm: Daemon
+    plugin: Daemon
+    claim: Daemon
+    boxed: Daemon
+    clients: dict[str, int]
+
+    @property
+    def daemons(self) -> dict[str, Daemon]:
+        return {
+            "plain": self.plain,
+            "slurm": self.slurm,
+            "plugin": self.plugin,
+            "claim": self.claim,
+            "boxed": self.boxed,
+        }
+
+    def names(self, metrics: Metrics) -> dict[str, str]:
+        """Layout -> the label that its daemon has in these metrics."""
+        pids = {str(daemon.pid): layout for layout, daemon in self.daemons.items()}
+        return {
+            pids[sample.labels["pid"]]: sample.labels["daemon"]
+            for sample in metrics["mps_control_info"]
+        }
+
+
+@pytest.fixture
+def field() -> Iterator[Field]:
+    with five_daemons() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def seen() -> Iterator[tuple[Field, Metrics]]:
+    """What a scrape shows of five daemons that are well."""
+    with five_daemons() as found:
+        found.host.serve()
+        yield found, found.host.scrape()
+
+
+@contextmanager
+def five_daemons() -> Iterator[Field]:
+    mark = f"mps-exporter-test-{time.monotonic_ns()}"
+    pods = f"{mark}/kubepods.slice/kubepods-burstable.slice"
+    with ExitStack() as stack:
+        groups = {
+            layout: stack.enter_context(cgroup(path))
+            for layout, path in {
+                "plain": f"{mark}/user.slice/user-1002.slice/session-4.scope",
+                "slurm": f"{mark}/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0",
+                "plugin": f"{pods}/kubepods-burstable-pod{POD.replace('-', '_')}.slice/"
+                f"cri-containerd-{CONTAINER}.scope",
+                "claim": f"{pods}/kubepods-burstable-pod{CLAIMED_POD.replace('-', '_')}.slice/"
+                f"crio-{CLAIMED_CONTAINER}.scope",
+                "boxed": f"{mark}/system.slice/docker-{'c' * 64}.scope",
+            }.items()
+        }
+        host = stack.enter_context(own_host())
+        plain = host.daemon()
+        slurm = host.daemon("/tmp/nvidia-mps_0", "/tmp/nvidia-log_0")
+        plugin = host.daemon(
+            "/mps/nvidia.com/gpu/pipe",
+            "/mps/nvidia.com/gpu/log",
+            inside=["unshare", "--mount", "sh", "-c", CHROOT, "sh"],
+        )
+        claim = host.daemon(
+            inside=in_container(
+                {"/tmp/nvidia-mps": f"{CLAIM}/pipe", "/var/log/nvidia-mps": f"{CLAIM}/log"}
+            )
+        )
+        boxed = host.daemon(
+            "/tmp/boxed-mps",
+            "/tmp/boxed-log",
+            inside=["unshare", "--pid", "--fork", "--mount", "--mount-proc"],
+            own_pids=True,
+        )
+        daemons = {
+            "plain": plain, "slurm": slurm, "plugin": plugin, "claim": claim, "boxed": boxed,
+        }  # fmt: skip
+        clients = {
+            layout: host.client(
+                daemon,
+                1002,
+                environment={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)},
+                cgroup=groups[layout],
+            )
+            for percent, (layout, daemon) in zip((10, 20, 30, 40, 50), daemons.items(), strict=True)
+        }
+        yield Field(host, plain, slurm, plugin, claim, boxed, clients)
+
+
+GONE_OR_HUNG_SECONDS = 8.0
+
+
+def test_all_five_are_found_and_answer(seen: tuple[Field, Metrics]) -> None:
+    field, metrics = seen
+    names = field.names(metrics)
+    assert names.keys() == field.daemons.keys()
+    assert len(set(names.values())) == 5
+    assert names["plain"] == "/tmp/nvidia-mps"
+    assert names["slurm"] == "/tmp/nvidia-mps_0"
+    assert names["plugin"] == "/mps/nvidia.com/gpu/pipe"
+    # The claim's daemon has the name of the plain one; its own directory tells them apart.
+    assert names["claim"].endswith("/tmp/nvidia-mps")
+    assert names["boxed"] == "/tmp/boxed-mps"
+    for name in names.values():
+        assert metrics.value("mps_control_up", daemon=name) == 1
+        assert metrics.value("mps_control_state", daemon=name, mps_control_state="answering") == 1
+        assert metrics.value("mps_control_servers", daemon=name) == 1
+        assert metrics.value("mps_control_log_readable", daemon=name, log="control") == 1
+        assert metrics.value("mps_control_log_readable", daemon=name, log="server") == 1
+
+
+def test_each_has_its_own_client_with_its_own_limit(seen: tuple[Field, Metrics]) -> None:
+    field, metrics = seen
+    names = field.names(metrics)
+    expected = {"plain": 0.1, "slurm": 0.2, "plugin": 0.3, "claim": 0.4}
+    for layout, ratio in expected.items():
+        pid = str(field.clients[layout])
+        labels = metrics.labels("mps_client_info", pid=pid)
+        assert labels["daemon"] == names[layout]
+        assert (labels["uid"], labels["command"]) == ("1002", "train")
+        assert labels["limit_source"] == "client"
+        assert metrics.value("mps_client_active_thread_ratio", pid=pid) == pytest.approx(ratio)
+    # Its daemon calls every client PID 0, so nobody can say which process that is.
+    strangers = [
+        sample.labels
+        for sample in metrics["mps_client_info"]
+        if sample.labels["daemon"] == names["boxed"]
+    ]
+    assert [labels["pid"] for labels in strangers] == ["0"]
+
+
+def test_each_client_is_attributed_to_what_it_belongs_to(seen: tuple[Field, Metrics]) -> None:
+    field, metrics = seen
+    keys = ("container_id", "pod_uid", "slurm_job_id", "systemd_unit")
+    found = {
+        layout: tuple(metrics.labels("mps_client_info", pid=str(pid))[key] for key in keys)
+        for layout, pid in field.clients.items()
+        if layout != "boxed"
+    }
+    assert found == {
+        "plain": ("", "", "", "session-4.scope"),
+        "slurm": ("", "", "4711", "slurmstepd.scope"),
+        "plugin": (f"containerd://{CONTAINER}", POD, "", ""),
+        "claim": (f"cri-o://{CLAIMED_CONTAINER}", CLAIMED_POD, "", ""),
+    }
+
+
+def test_the_device_plugins_directories_can_be_named_as_the_node_has_them(field: Field) -> None:
+    """As the chart does: the same daemon, not a second one, and by the name that is configured."""
+    field.host.serve(f"--mps.pipe-directory={PLUGIN}/pipe", f"--mps.log-directory={PLUGIN}/log")
+    metrics = field.host.scrape()
+    assert field.names(metrics)["plugin"] == f"{PLUGIN}/pipe"
+    assert len(metrics["mps_control_up"]) == 5
+    assert metrics.value("mps_control_up", daemon=f"{PLUGIN}/pipe") == 1
+
+
+def test_those_that_die_take_nobody_along(field: Field) -> None:
+    field.host.serve()
+    names = field.names(field.host.scrape())
+    alive = dict(names)
+    for layout, name in names.items():
+        field.host.signal(field.daemons[layout].pid, signal.SIGKILL)
+        after = wait_for(lambda name=name: _with(field.host.scrape(), name, "absent"))  # type: ignore[misc]
+        assert after.value("mps_control_up", daemon=name) == 0
+        del alive[layout]
+        _all_answer(after, alive)
+
+
+@pytest.mark.parametrize("layout", ["plain", "claim"])
+def test_one_that_hangs_holds_nobody_up(field: Field, layout: str) -> None:
+    field.host.serve("--mps.query-timeout=500ms")
+    names = field.names(field.host.scrape())
+    field.daemons[layout].be(mode="hang")
+    began = time.monotonic()
+    after = field.host.scrape()
+    assert time.monotonic() - began < GONE_OR_HUNG_SECONDS
+    assert after.value("mps_control_state", daemon=names[layout],
+                       mps_control_state="unresponsive") == 1  # fmt: skip
+    del names[layout]
+    _all_answer(after, names)
+
+
+def test_one_that_comes_later_is_found(field: Field) -> None:
+    field.host.serve()
+    before = field.host.scrape()
+    late = field.host.daemon("/tmp/nvidia-mps_1", "/tmp/nvidia-log_1")
+    after = field.host.scrape()
+    assert after.value("mps_control_up", daemon=late.pipe) == 1
+    assert set(field.names(before).values()) < {
+        sample.labels["daemon"] for sample in after["mps_control_up"]
+    }
+
+
+def _with(metrics: Metrics, name: str, state: str) -> Metrics | None:
+    known = metrics.value("mps_control_state", daemon=name, mps_control_state=state)
+    return metrics if known == 1 else None
+
+
+def _all_answer(metrics: Metrics, names: dict[str, str]) -> None:
+    for layout, name in names.items():
+        assert metrics.value("mps_control_up", daemon=name) == 1, layout
+        assert metrics.value("mps_server_clients", daemon=name) == 1, layout

@@ -1,0 +1,438 @@
+"""A host of one's own: PID, mount and network namespaces where nothing runs but what a test starts.
+
+/tmp, /run, /var/log and /var/lib are empty there. Programs and this project are where they always
+are, and every user can read them, also where they lie in root's home.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.fake_host import install_tool
+
+ROOT = Path(__file__).parents[2]
+SOCKET = "/run/exporter/exporter.sock"
+STAND_INS = "/run/stand-ins"
+PROGRAMS = f"{STAND_INS}/programs"
+TOOL = f"{STAND_INS}/nvidia-cuda-mps-control"
+EMPTY = ("/tmp", "/run", "/var/log", "/var/lib")
+GPU = "GPU-00000000-1111-2222-3333-444444444444"
+
+T = TypeVar("T")
+
+
+class Sample(NamedTuple):
+    labels: dict[str, str]
+    value: float
+
+
+class Metrics(dict[str, list[Sample]]):
+    """The samples of one scrape, by name."""
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """The one sample with these labels; None: there is none."""
+        found = [
+            sample.value for sample in self.get(name, ()) if labels.items() <= sample.labels.items()
+        ]
+        assert len(found) <= 1, (name, labels, self[name])
+        return found[0] if found else None
+
+    def labels(self, name: str, **labels: str) -> dict[str, str]:
+        """The labels of the one sample that has these."""
+        (found,) = [
+            sample.labels
+            for sample in self.get(name, ())
+            if labels.items() <= sample.labels.items()
+        ]
+        return found
+
+
+@dataclass
+class Daemon:
+    """A control daemon's stand-in, started on an own host."""
+
+    host: OwnHost
+    pid: int
+    """As the host sees it."""
+    pipe: str
+    logs: str
+    """Both as the daemon itself sees them."""
+    own_pids: bool = False
+    """It has a PID namespace of its own, so it calls every client PID 0."""
+    clients: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def seen(self) -> Path:
+        """The daemon's root directory, from outside."""
+        return self.host.outside(f"/proc/{self.pid}/root")
+
+    @property
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.seen.joinpath(*self._state_file).read_text())
+        return found
+
+    @property
+    def _state_file(self) -> tuple[str, str]:
+        return self.pipe.lstrip("/"), "fake-mps.json"
+
+    @property
+    def server(self) -> int:
+        """As the daemon sees it."""
+        pid: int = self.state["servers"][0]["pid"]
+        return pid
+
+    def be(self, **state: Any) -> None:
+        """Let it answer like this from now on."""
+        path = self.seen.joinpath(*self._state_file)
+        path.write_text(json.dumps({**self.state, **state}))
+
+    def connect(self, pid: int, uid: int) -> None:
+        """A client connects: both logs tell of it, and so does the daemon when asked."""
+        shown = 0 if self.own_pids else pid
+        state = self.state
+        state["servers"][0]["clients"].append({"pid": shown, "contexts": {"0": [1]}})
+        self.be(**state)
+        me, server = state["pid"], self.server
+        self._log(
+            "control", "Control", me,
+            "Accepting connection...",
+            f"NEW CLIENT {shown} from user {uid}: Server already exists",
+        )  # fmt: skip
+        who = f"{{PID: {shown}, Context ID: %d}}"
+        self._log(
+            "server", "Server", server,
+            f"Received new client request for {who % 0}",
+            f"Client {who % 0} connected",
+            f"Creating worker thread for client {who % 0}",
+            f"Received new client request for {who % 0}",
+            f"Client {who % 1} connected",
+            f"Creating worker thread for client {who % 1}",
+            f"Device NVIDIA H200 (uuid {GPU}) is associated",
+            f"Status of client {who % 1} is ACTIVE",
+        )  # fmt: skip
+
+    def _log(self, name: str, component: str, pid: int, *lines: str) -> None:
+        now = time.time()
+        seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+        stamp = f"[{seconds}.{int(now * 1000) % 1000:03d} {component} {pid:5d}] "
+        with self.seen.joinpath(self.logs.lstrip("/"), f"{name}.log").open("a") as file:
+            file.write("".join(f"{stamp}{line}\n" for line in lines))
+
+
+class OwnHost:
+    """Namespaces, and what runs in them. Use own_host()."""
+
+    def __init__(self, init: int) -> None:
+        self.init = init
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.exporters: list[subprocess.Popen[bytes]] = []
+
+    def outside(self, path: str) -> Path:
+        """A path of this host, as the test reaches it."""
+        return Path(f"/proc/{self.init}/root{path}")
+
+    def start(
+        self,
+        *command: str,
+        environment: Mapping[str, str] | None = None,
+        rights: Sequence[str] = (),
+        inside: Sequence[str] = (),
+        cgroup: Path | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a program on this host.
+
+        Args:
+            rights: Arguments of setpriv, such as --reuid=1001; none: root.
+            inside: A command that makes further namespaces first.
+            cgroup: Its control group.
+        """
+        enter = ["nsenter", f"--target={self.init}", "--mount", "--pid", "--net", "--wd=/", "--"]
+        join = ["sh", "-c", f'echo 0 >{cgroup}/cgroup.procs; exec "$@"', "sh"] if cgroup else []
+        lower = ["setpriv", *rights, "--"] if rights else []
+        process = subprocess.Popen(
+            [*enter, *join, *inside, *lower, *command],
+            env={"PATH": os.environ["PATH"], **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if "serve" in command else None,
+        )
+        self._processes.append(process)
+        return process
+
+    def daemon(
+        self,
+        pipe: str | None = None,
+        logs: str | None = None,
+        *,
+        inside: Sequence[str] = (),
+        rights: Sequence[str] = (),
+        own_pids: bool = False,
+        umask: str = "022",
+    ) -> Daemon:
+        """Start a control daemon's stand-in and wait until it is ready."""
+        variables = {"CUDA_MPS_PIPE_DIRECTORY": pipe, "CUDA_MPS_LOG_DIRECTORY": logs}
+        before = self.pids()
+        process = self.start(
+            "sh", "-c", f'umask {umask}; exec "$@"', "sh",
+            f"{PROGRAMS}/nvidia-cuda-mps-control", f"{STAND_INS}/fake_mps_daemon.py", "-d",
+            environment={name: value for name, value in variables.items() if value},
+            inside=inside, rights=rights,
+        )  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        # Its child has the same name until it is a server.
+        pid = min(one for one in self.pids() - before if self._is_control(one))
+        return Daemon(
+            self,
+            pid,
+            pipe or "/tmp/nvidia-mps",
+            logs or "/var/log/nvidia-mps",
+            own_pids=own_pids,
+        )
+
+    def _is_control(self, pid: int) -> bool:
+        with suppress(OSError):
+            program = self.outside(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+            return program.endswith(b"/nvidia-cuda-mps-control")
+        return False
+
+    def client(
+        self,
+        daemon: Daemon,
+        uid: int,
+        *,
+        environment: Mapping[str, str] | None = None,
+        cgroup: Path | None = None,
+    ) -> int:
+        """Start a program that is connected to a daemon; gives its PID."""
+        before = self.pids()
+        self.start(
+            f"{PROGRAMS}/train", "3600",
+            environment=environment,
+            rights=[f"--reuid={uid}", f"--regid={uid}", "--clear-groups"],
+            cgroup=cgroup,
+        )  # fmt: skip
+        pid = wait_for(lambda: self._named("train", self.pids() - before))
+        daemon.connect(pid, uid)
+        return pid
+
+    def _named(self, name: str, pids: set[int]) -> int | None:
+        for pid in pids:
+            with suppress(OSError):
+                if self.outside(f"/proc/{pid}/comm").read_text() == f"{name}\n":
+                    return pid
+        return None
+
+    def pids(self) -> set[int]:
+        """Everything that runs here."""
+        found = self.outside("/proc").iterdir()
+        return {int(one.name) for one in found if one.name.isdecimal()}
+
+    def signal(self, pid: int, number: signal.Signals) -> None:
+        """Send a signal to a process of this host, by the PID that it has here."""
+        self.start("sh", "-c", f"kill -{number.value} {pid}").wait()
+
+    def serve(
+        self, *flags: str, rights: Sequence[str] = (), inside: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
+        """Start the exporter; it listens on SOCKET."""
+        directory = self.outside("/run/exporter")
+        directory.mkdir(exist_ok=True)
+        directory.chmod(0o777)
+        process = self.start(
+            sys.executable, "-m", "exporter", "serve",
+            f"--web.listen-address=unix:{SOCKET}", f"--mps.control-binary={TOOL}",
+            "--no-collector.nvml", "--mps.min-query-interval=0s", *flags,
+            environment={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+            rights=rights, inside=inside,
+        )  # fmt: skip
+        self.exporters.append(process)
+        wait_for(lambda: self._answers(process))
+        return process
+
+    def _answers(self, process: subprocess.Popen[bytes]) -> bool:
+        if process.poll() is not None:
+            assert process.stderr is not None
+            pytest.fail(f"the exporter ended: {process.stderr.read().decode()}")
+        with suppress(OSError):
+            return self.get("/-/ready")[0] == 200
+        return False
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Ask the exporter."""
+        connection = _UnixConnection(str(self.outside(SOCKET)))
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def scrape(self) -> Metrics:
+        """One scrape."""
+        status, text = self.get("/metrics")
+        assert status == 200, text
+        metrics = Metrics()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                metrics.setdefault(sample.name, []).append(Sample(sample.labels, sample.value))
+        return metrics
+
+    def stop_exporters(self) -> None:
+        """Stop what serve() started."""
+        for pid in self.pids():
+            with suppress(OSError):
+                if b"\0exporter\0serve\0" in self.outside(f"/proc/{pid}/cmdline").read_bytes():
+                    self.signal(pid, signal.SIGTERM)
+        for process in self.exporters:
+            process.wait(10)
+        self.exporters.clear()
+
+    def close(self) -> None:
+        """End everything: with the first process of a PID namespace, all end."""
+        with suppress(ProcessLookupError):
+            os.kill(self.init, signal.SIGKILL)
+        for process in self._processes:
+            process.wait(10)
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=30)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(30)
+        self.sock.connect(self._path)
+
+
+def wait_for(question: Callable[[], T | None], seconds: float = 20.0) -> T:
+    """Ask until the answer is something."""
+    end = time.monotonic() + seconds
+    while not (answer := question()):
+        if time.monotonic() > end:
+            pytest.fail(f"not within {seconds:g} s: {question}")
+        time.sleep(0.02)
+    return answer
+
+
+def require_rights() -> None:
+    """Fail, with what is missing, where namespaces cannot be made."""
+    if os.geteuid() != 0:
+        pytest.fail("these tests make namespaces and other users' processes: run them as root")
+    tried = subprocess.run(
+        ["unshare", "--mount", "--pid", "--net", "--fork", "--mount-proc", "true"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if tried.returncode != 0:
+        pytest.fail(f"namespaces cannot be made here (a container?): {tried.stderr.strip()}")
+
+
+@contextmanager
+def own_host() -> Iterator[OwnHost]:
+    """Make a host, and end everything on it afterwards."""
+    require_rights()
+    with subprocess.Popen(
+        ["unshare", "--mount", "--pid", "--net", "--fork", "--mount-proc",
+         sys.executable, "-m", "tests.support.own_host"],
+        cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as outer:  # fmt: skip
+        assert outer.stdout is not None
+        assert outer.stderr is not None
+        if outer.stdout.readline() != b"ready\n":
+            pytest.fail(f"no host: {outer.stderr.read().decode()}")
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+        host = OwnHost(int(children[0]))
+        try:
+            yield host
+        finally:
+            host.close()
+
+
+# ---------------------------------------------------------------------- its first process
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    words = (source.encode(), target.encode(), kind.encode())
+    if libc.mount(*words, flags, options.encode()) != 0:
+        raise OSError(ctypes.get_errno(), f"mount {source} at {target}")
+
+
+_MS_BIND = 4096
+_MS_REC = 16384
+
+
+def _keep_readable(paths: Sequence[Path]) -> None:
+    """Replace what hides these directories by empty ones that everybody may pass.
+
+    That is what will be empty anyway, and homes that only their owner may enter.
+    """
+    handles = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in paths}
+    closed = [
+        parent
+        for path in paths
+        for parent in reversed(path.parents)
+        if not parent.stat().st_mode & stat.S_IXOTH
+    ]
+    for directory in dict.fromkeys([*map(Path, EMPTY), *closed]):
+        mode = "1777" if directory == Path("/tmp") else "755"
+        _mount("tmpfs", str(directory), "tmpfs", 0, f"mode={mode}")
+    for path, handle in handles.items():
+        hidden = any(Path(empty) in path.parents for empty in [*map(Path, EMPTY), *closed])
+        if hidden:
+            path.mkdir(parents=True, exist_ok=True)
+            _mount(f"/proc/self/fd/{handle}", str(path), "", _MS_BIND | _MS_REC)
+        os.close(handle)
+
+
+def _furnish() -> None:
+    """Put the stand-ins where STAND_INS says."""
+    programs = Path(PROGRAMS)
+    programs.mkdir(parents=True)
+    for name in ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"):
+        (programs / name).symlink_to(Path(sys.executable).resolve())
+    sleep = shutil.which("sleep")
+    assert sleep is not None
+    (programs / "train").symlink_to(sleep)
+    install_tool(Path(STAND_INS))
+    shutil.copy(Path(__file__).with_name("fake_mps_daemon.py"), STAND_INS)
+
+
+def _be_the_first_process() -> None:
+    prefixes = (ROOT, Path(sys.prefix), Path(sys.base_prefix))
+    _keep_readable([path.resolve() for path in dict.fromkeys(prefixes)])
+    os.chdir("/")
+    _furnish()
+    os.write(1, b"ready\n")
+    while True:  # orphans come here
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    _be_the_first_process()
