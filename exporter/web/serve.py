@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from exporter.web.connections import Connections
 from exporter.web.listen import close, from_systemd, listen, shown
@@ -16,6 +17,23 @@ from exporter.web.options import WebOptions
 from exporter.web.state import TLS_CONTEXT
 
 _log = logging.getLogger(__name__)
+
+
+class _GuestsFaults(logging.Filter):
+    """What a client did wrong is nothing for the log, lest anybody can fill it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let pass what is our own fault."""
+        error = record.exc_info[1] if record.exc_info else None
+        theirs = HttpProcessingError, web.RequestPayloadError, ConnectionError
+        return not isinstance(error, theirs) or _log.isEnabledFor(logging.DEBUG)
+
+
+def _protocol_log() -> logging.Logger:
+    log = logging.getLogger(f"{__name__}.protocol")
+    if not log.filters:
+        log.addFilter(_GuestsFaults())
+    return log
 
 
 async def serve(
@@ -39,6 +57,8 @@ async def serve(
     runner = web.AppRunner(
         app,
         access_log=None,
+        logger=_protocol_log(),
+        auto_decompress=False,
         handle_signals=False,
         keepalive_timeout=options.keepalive_timeout,
         lingering_time=2.0,

@@ -17,8 +17,6 @@ from .watch import WebConfigWatch
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_HEADERS = "web-config-headers"
-
 
 def credentials(header: str) -> tuple[str, bytes] | None:
     """User and password of an Authorization header; None when there are none in it."""
@@ -51,7 +49,6 @@ class _Guard:
             or self._stranger(request, config)
             or await self._unknown(request, config)
         )
-        request[_HEADERS] = config.headers
         return refusal if refusal is not None else await handler(request)
 
     def _too_often(self, config: WebConfig) -> web.Response | None:
@@ -100,16 +97,15 @@ def install(app: web.Application, watch: WebConfigWatch) -> None:
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await guard(request, handler)
 
+    async def add_headers(_request: web.Request, response: web.StreamResponse) -> None:
+        for name, value in watch.current.headers.items():
+            if value:
+                response.headers[name] = value
+
     async def close(_app: web.Application) -> None:
         guard.close()
         watch.close()
 
     app.middlewares.append(guarded)
-    app.on_response_prepare.append(_add_headers)
+    app.on_response_prepare.append(add_headers)
     app.on_cleanup.append(close)
-
-
-async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    for name, value in request.get(_HEADERS, {}).items():
-        if value:
-            response.headers[name] = value

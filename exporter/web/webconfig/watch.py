@@ -95,6 +95,11 @@ class WebConfigWatch:
         """Whether connections are encrypted; fixed at the start."""
         return self._loaded.context is not None
 
+    @property
+    def current(self) -> WebConfig:
+        """The configuration in force, without a look at the file."""
+        return self._loaded.config
+
     async def config(self) -> WebConfig:
         """The configuration for the next request."""
         await self._refresh()

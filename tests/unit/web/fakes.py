@@ -7,7 +7,7 @@ import gzip as gzip_module
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from exporter.metrics.content_format import ContentFormat
+from exporter.metrics.content_format import ContentFormat, Syntax
 from exporter.model import COLLECTORS, Incident, Snapshot
 from exporter.web.backend import DebugReport
 
@@ -38,7 +38,9 @@ class FakeBackend:
         assert snapshot is self.snapshot
         self.renderings.append((content_format, gzip))
         await asyncio.sleep(0)
-        return gzip_module.compress(self.body, 1) if gzip else self.body
+        end = b"# EOF\n" if content_format.syntax is Syntax.OPENMETRICS else b""
+        body = self.body + end
+        return gzip_module.compress(body, 1) if gzip else body
 
     async def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
         while True:

@@ -48,7 +48,7 @@ async def test_metrics_in_the_form_that_was_asked_for(
     )
 
     assert answer.status == 200
-    assert gzip.decompress(await answer.read()) == backend.body
+    assert gzip.decompress(await answer.read()) == backend.body + b"# EOF\n"
     assert answer.headers["Content-Type"] == (
         "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=allow-utf-8"
     )

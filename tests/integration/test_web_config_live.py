@@ -1,0 +1,396 @@
+"""The web configuration in force on a live server: TLS, client certificates, passwords, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import bcrypt
+import pytest
+import trustme
+from aiohttp import ClientConnectorError, ClientError, ClientSession
+
+from exporter.web.app import create_app
+from exporter.web.options import WebOptions
+from exporter.web.webconfig import WebConfigError
+from tests.unit.web.fakes import FakeBackend
+from tests.unit.web.serving import served
+
+TLS = "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n"
+MUTUAL = TLS + "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
+LONG = "p" * 72
+
+
+def hashed(password: str, rounds: int = 4) -> str:
+    return bcrypt.hashpw(password.encode(), bcrypt.gensalt(rounds)).decode()
+
+
+class Site:
+    """A folder with certificates and a configuration file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = trustme.CA()
+        self.authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+        self.issue("server", "localhost", "127.0.0.1")
+        self.config = folder / "web.yml"
+
+    def issue(self, name: str, *identities: str, expires: datetime | None = None) -> None:
+        cert = self.authority.issue_cert(*identities, not_after=expires)
+        chain = b"".join(blob.bytes() for blob in cert.cert_chain_pems)
+        # The key first, then the certificate: for a moment they do not belong together.
+        replaced(self.folder / f"{name}.key", cert.private_key_pem.bytes())
+        replaced(self.folder / f"{name}.crt", chain)
+
+    def write(self, text: str) -> None:
+        replaced(self.config, text.encode())
+
+    def client(self, name: str | None = None) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(self.folder / "ca.pem"))
+        if name is not None:
+            context.load_cert_chain(self.folder / f"{name}.crt", self.folder / f"{name}.key")
+        return context
+
+
+def replaced(path: Path, content: bytes) -> None:
+    new = path.with_suffix(".new")
+    new.write_bytes(content)
+    new.replace(path)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the files at every request."""
+    monkeypatch.setattr("exporter.web.webconfig.watch.CHECK_INTERVAL_SECONDS", 0.0)
+
+
+@asynccontextmanager
+async def visited(site: Site, text: str) -> AsyncIterator[str]:
+    site.write(text)
+    async with served(FakeBackend(), config_file=str(site.config)) as (shown, _):
+        yield shown[0]
+
+
+async def get(
+    address: str,
+    context: ssl.SSLContext | None = None,
+    login: tuple[str, str] | None = None,
+    raw: str | None = None,
+) -> tuple[int, str]:
+    """One request on a connection of its own."""
+    scheme = "http" if context is None else "https"
+    headers = {}
+    if login is not None:
+        raw = "Basic " + base64.b64encode(":".join(login).encode()).decode()
+    if raw is not None:
+        headers["Authorization"] = raw
+    async with (
+        ClientSession() as session,
+        session.get(
+            f"{scheme}://{address}/metrics",
+            ssl=context if context is not None else True,
+            headers=headers,
+        ) as answer,
+    ):
+        return answer.status, await answer.text()
+
+
+# ------------------------------------------------------------------------------------ TLS
+
+
+async def test_tls(site: Site) -> None:
+    async with visited(site, TLS) as address:
+        assert await get(address, site.client()) == (200, "mps_control_up 1\n")
+        with pytest.raises(ClientError):
+            await get(address)  # no TLS
+        with pytest.raises(ClientConnectorError, match="CERTIFICATE_VERIFY_FAILED"):
+            await get(address, ssl.create_default_context())  # of an authority nobody knows
+
+
+async def test_the_versions_that_are_allowed(site: Site) -> None:
+    async with visited(site, TLS + "  min_version: TLS13\n") as address:
+        old = site.client()
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises(ClientError):
+            await get(address, old)
+        assert (await get(address, site.client()))[0] == 200
+
+
+async def test_very_old_versions_when_asked_for(site: Site) -> None:
+    async with visited(site, TLS + "  min_version: TLS10\n  max_version: TLS11\n") as address:
+        old = site.client()
+        with pytest.warns(DeprecationWarning, match="TLSv1 is deprecated"):
+            old.minimum_version = ssl.TLSVersion.TLSv1
+        old.set_ciphers("DEFAULT:@SECLEVEL=0")
+        assert (await get(address, old))[0] == 200
+
+
+async def test_the_cipher_suites_that_are_allowed(site: Site) -> None:
+    suite = "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"
+    async with visited(site, TLS + f"  max_version: TLS12\n  cipher_suites: [{suite}]\n") as there:
+        other = site.client()
+        other.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
+        with pytest.raises(ClientError):
+            await get(there, other)
+        assert (await get(there, site.client()))[0] == 200
+
+
+async def test_inline_certificates(site: Site) -> None:
+    def indented(name: str) -> str:
+        return "".join(f"    {line}\n" for line in (site.folder / name).read_text().splitlines())
+
+    text = f"tls_server_config:\n  cert: |\n{indented('server.crt')}  key: |\n"
+    async with visited(site, text + indented("server.key")) as address:
+        assert (await get(address, site.client()))[0] == 200
+
+
+async def test_a_rotated_certificate_is_taken_up(site: Site, quick: None) -> None:
+    async with visited(site, TLS) as address:
+        assert (await get(address, site.client()))[0] == 200
+        site.issue("server", "elsewhere.example")
+        with pytest.raises(ClientConnectorError, match="IP address mismatch"):
+            await get(address, site.client())
+        site.issue("server", "127.0.0.1")
+        assert (await get(address, site.client()))[0] == 200
+
+
+async def test_expired_certificates(site: Site) -> None:
+    site.issue("server", "127.0.0.1", expires=datetime.now(UTC) - timedelta(days=1))
+    async with visited(site, TLS) as address:
+        with pytest.raises(ClientConnectorError, match="certificate has expired"):
+            await get(address, site.client())
+
+
+# ------------------------------------------------------------------- client certificates
+
+
+async def test_client_certificates(site: Site) -> None:
+    site.issue("client", "scraper.example")
+    site.issue("late", "scraper.example", expires=datetime.now(UTC) - timedelta(days=1))
+    other = trustme.CA().issue_cert("scraper.example")
+    (site.folder / "stranger.key").write_bytes(other.private_key_pem.bytes())
+    (site.folder / "stranger.crt").write_bytes(other.cert_chain_pems[0].bytes())
+    async with visited(site, MUTUAL) as address:
+        assert (await get(address, site.client("client")))[0] == 200
+        for name in (None, "late", "stranger"):
+            with pytest.raises(ClientError):
+                await get(address, site.client(name))
+
+
+async def test_names_of_clients(site: Site) -> None:
+    site.issue("dns", "scraper.example")
+    site.issue("ip", "2001:db8::1")
+    site.issue("mail", "ops@example.com")
+    site.issue("wrong", "other.example")
+    text = MUTUAL + '  client_allowed_sans: [scraper.example, "2001:db8::1", ops@example.com]\n'
+    async with visited(site, text) as address:
+        for name in ("dns", "ip", "mail"):
+            assert (await get(address, site.client(name)))[0] == 200
+        status, words = await get(address, site.client("wrong"))
+        assert (status, words.split(":")[0]) == (403, "403 Forbidden")
+
+
+async def test_a_certificate_if_there_is_one(site: Site) -> None:
+    site.issue("client", "scraper.example")
+    optional = TLS + "  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: ca.pem\n"
+    async with visited(site, optional) as address:
+        assert (await get(address, site.client()))[0] == 200
+        assert (await get(address, site.client("client")))[0] == 200
+    async with visited(site, optional + "  client_allowed_sans: [scraper.example]\n") as address:
+        assert (await get(address, site.client()))[0] == 403
+        assert (await get(address, site.client("client")))[0] == 200
+
+
+# ------------------------------------------------------------------------------ passwords
+
+
+async def test_passwords(site: Site) -> None:
+    text = f"basic_auth_users:\n  alice: {hashed('right')}\n  léa: {hashed('pässwörd:x')}\n"
+    async with visited(site, text) as address:
+        assert (await get(address, login=("alice", "right")))[0] == 200
+        assert (await get(address, login=("léa", "pässwörd:x")))[0] == 200
+        for login in (("alice", "wrong"), ("bob", "right"), ("", ""), ("alice", ""),
+                      ("léa", "right"), ("alice", "x" * 4000)):  # fmt: skip
+            assert (await get(address, login=login))[0] == 401
+        for raw in ("", "Basic", "Basic !!!", "Basic YWxpY2U=", "Bearer x", "Basic " + "A" * 999):
+            assert (await get(address, raw=raw))[0] == 401
+        async with ClientSession() as session, session.get(f"http://{address}/") as answer:
+            assert answer.status == 401
+            assert answer.headers["WWW-Authenticate"] == "Basic"
+
+
+async def test_every_page_is_behind_the_lock(site: Site) -> None:
+    text = f"basic_auth_users:\n  alice: {hashed('right')}\n"
+    async with visited(site, text) as address, ClientSession() as session:
+        for path in ("/", "/metrics", "/api/v1/status", "/api/v1/events", "/debug/collect",
+                     "/static/status.css", "/-/healthy", "/-/ready", "/nothing"):  # fmt: skip
+            async with session.get(f"http://{address}{path}") as answer:
+                assert answer.status == 401
+
+
+async def test_only_72_bytes_of_a_password_count(site: Site) -> None:
+    """As in Go, and without the error that bcrypt raises."""
+    async with visited(site, f"basic_auth_users:\n  alice: {hashed(LONG)}\n") as address:
+        assert (await get(address, login=("alice", LONG)))[0] == 200
+        assert (await get(address, login=("alice", LONG + "more")))[0] == 200
+        assert (await get(address, login=("alice", LONG[:-1])))[0] == 401
+
+
+async def test_the_time_tells_nothing_about_users(site: Site) -> None:
+    taken: dict[str, list[float]] = {"alice": [], "mallory": []}
+    async with visited(site, f"basic_auth_users:\n  alice: {hashed('right', 9)}\n") as address:
+        for attempt in range(9):
+            for user, seconds in taken.items():
+                before = time.perf_counter()
+                assert (await get(address, login=(user, f"wrong {attempt}")))[0] == 401
+                seconds.append(time.perf_counter() - before)
+    known, unknown = min(taken["alice"]), min(taken["mallory"])
+
+    print(f"wrong password {known * 1000:.1f} ms, unknown user {unknown * 1000:.1f} ms")
+    assert known > 0.01  # bcrypt was at work
+    assert 0.4 < unknown / known < 2.5  # without the dummy hash: 0.05
+
+
+async def test_a_flood_of_wrong_passwords_leaves_the_right_one_alone(site: Site) -> None:
+    async with visited(site, f"basic_auth_users:\n  alice: {hashed('right', 9)}\n") as address:
+        assert (await get(address, login=("alice", "right")))[0] == 200
+        flood = [
+            asyncio.create_task(get(address, login=("alice", f"wrong {n}"))) for n in range(150)
+        ]
+        await asyncio.sleep(0.2)
+        before = time.perf_counter()
+        assert (await get(address, login=("alice", "right")))[0] == 200
+        honest = time.perf_counter() - before
+        statuses = {status for status, _ in await asyncio.gather(*flood)}
+
+    print(f"the right password during the flood: {honest * 1000:.0f} ms")
+    assert honest < 1
+    assert statuses <= {401, 503}
+
+
+async def test_users_come_and_go(site: Site, quick: None) -> None:
+    async with visited(site, f"basic_auth_users:\n  alice: {hashed('one')}\n") as address:
+        assert (await get(address, login=("alice", "one")))[0] == 200
+        site.write(f"basic_auth_users:\n  alice: {hashed('two')}\n")
+        assert (await get(address, login=("alice", "one")))[0] == 401
+        assert (await get(address, login=("alice", "two")))[0] == 200
+        site.write("{}\n")
+        assert (await get(address))[0] == 200
+
+
+# --------------------------------------------------------------------- headers and limits
+
+
+async def test_headers(site: Site) -> None:
+    text = (
+        "http_server_config:\n  headers:\n    X-Frame-Options: deny\n"
+        "    Strict-Transport-Security: max-age=60\n    Content-Security-Policy: default-src *\n"
+    )
+    async with visited(site, text) as address, ClientSession() as session:
+        for path in ("/metrics", "/nothing"):
+            async with session.get(f"http://{address}{path}") as answer:
+                assert answer.headers["X-Frame-Options"] == "deny"
+                assert answer.headers["Strict-Transport-Security"] == "max-age=60"
+                assert answer.headers["Content-Security-Policy"] == "default-src *"
+
+
+async def test_rate_limit(site: Site) -> None:
+    async with visited(site, "rate_limit: {interval: 200ms, burst: 3}\n") as address:
+        statuses = [(await get(address))[0] for _ in range(5)]
+        assert statuses == [200, 200, 200, 429, 429]
+        await asyncio.sleep(0.25)
+        assert (await get(address))[0] == 200
+
+
+# ------------------------------------------------------------------------- broken files
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "web.yml: cannot be read: No such file or directory"),
+        ("tls_server_config:\n  cert_file: none\n  key_file: server.key\n",
+         "tls_server_config.cert_file: cannot read"),
+        ("http_server_config:\n  http2: 7\n",
+         "web.yml:2: http_server_config.http2: must be true or false"),
+    ],
+)  # fmt: skip
+def test_a_broken_file_is_fatal_at_the_start(site: Site, text: str | None, words: str) -> None:
+    if text is not None:
+        site.write(text)
+    with pytest.raises(WebConfigError) as error:
+        create_app(FakeBackend(), WebOptions(config_file=str(site.config)))
+    assert words in str(error.value)
+    assert str(site.config) in str(error.value)
+
+
+def test_secrets_are_not_printed(site: Site) -> None:
+    site.write(f"basic_auth_users:\n  alice: not-a-hash\n  bob: {hashed('x')}\n")
+    with pytest.raises(WebConfigError) as error:
+        create_app(FakeBackend(), WebOptions(config_file=str(site.config)))
+    assert "not-a-hash" not in str(error.value)
+
+
+async def test_a_file_that_breaks_later_changes_nothing(
+    site: Site, quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "exporter.web.webconfig")
+    good = f"basic_auth_users:\n  alice: {hashed('one')}\n"
+    async with visited(site, good) as address:
+        for broken in ("basic_auth_users: [\n", None):
+            if broken is None:
+                site.config.unlink()
+            else:
+                site.write(broken)
+            for _ in range(3):
+                assert (await get(address, login=("alice", "one")))[0] == 200
+                assert (await get(address))[0] == 401
+        errors = [one for one in caplog.records if one.levelno == logging.ERROR]
+        assert len(errors) == 2  # once for each
+        site.write(good.replace("alice", "carol"))
+        assert (await get(address, login=("carol", "one")))[0] == 200
+        assert "read anew" in caplog.records[-1].getMessage()
+
+
+async def test_tls_is_not_switched_while_running(
+    site: Site, quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with visited(site, TLS) as address:
+        site.write("{}\n")
+        assert (await get(address, site.client()))[0] == 200
+        assert "restart" in str([getattr(one, "fields", "") for one in caplog.records])
+
+
+async def test_the_mend_may_be_in_another_file(site: Site, quick: None) -> None:
+    async with visited(site, TLS) as address:
+        site.write(TLS.replace("server", "next"))
+        assert (await get(address, site.client()))[0] == 200
+        site.issue("next", "127.0.0.1", "next.example")
+        assert (await get(address, site.client()))[0] == 200
+        (site.folder / "server.crt").unlink()
+        await asyncio.sleep(0.01)
+        assert (await get(address, site.client()))[0] == 200
+
+
+async def test_a_handshake_that_is_never_finished(site: Site) -> None:
+    site.write(TLS)
+    options = {"config_file": str(site.config), "request_timeout": 0.5}
+    async with served(FakeBackend(), **options) as (shown, _):
+        host, _, port = shown[0].rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"\x16\x03\x01")
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        assert (await get(shown[0], site.client()))[0] == 200

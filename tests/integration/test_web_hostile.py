@@ -1,0 +1,272 @@
+"""Rude guests on the loopback, and an honest scraper among them who must not notice.
+
+The rude come from 127.0.0.2, the honest one from 127.0.0.1: as on a real network, they are
+different addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
+
+from tests.unit.web.big_server import REQUEST_TIMEOUT, SEND_TIMEOUT
+
+RUDE = ("127.0.0.2", 0)
+MAX_GROWTH_MIB = 160
+MAX_SECONDS = 3.0
+
+
+@dataclass
+class Server:
+    address: str
+    pid: int
+
+    @property
+    def host(self) -> str:
+        return self.address.rpartition(":")[0]
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def memory_mib(self, what: str) -> float:
+        """VmRSS: now; VmHWM: at most, ever."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith(what):
+                return int(line.split()[1]) / 1024
+        raise AssertionError(what)
+
+    def descriptors(self) -> int:
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+
+@dataclass
+class Honest:
+    """What the honest scraper met."""
+
+    seconds: list[float] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+
+
+@asynccontextmanager
+async def big_server() -> AsyncIterator[Server]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.unit.web.big_server",
+        stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).resolve().parents[2],
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), 20)
+        yield Server(line.decode().strip(), process.pid)
+    finally:
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+
+
+async def scrape_on(server: Server, honest: Honest) -> None:
+    """A scrape every quarter of a second, each on the connection that is kept."""
+    timeout = ClientTimeout(total=10)
+    async with ClientSession(timeout=timeout) as session:
+        while True:
+            before = time.monotonic()
+            try:
+                async with session.get(
+                    f"http://{server.address}/metrics", headers={"Accept-Encoding": "identity"}
+                ) as answer:
+                    body = await answer.read()
+                    if answer.status != 200 or len(body) < 1_000_000:
+                        honest.failures[str(answer.status)] += 1
+            except (ClientError, TimeoutError) as error:
+                honest.failures[type(error).__name__] += 1
+            honest.seconds.append(time.monotonic() - before)
+            await asyncio.sleep(0.25)
+
+
+async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(server.host, server.port, local_addr=RUDE)
+
+
+async def end(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
+# ------------------------------------------------------------------------- the rude ones
+
+
+async def a_byte_a_second(server: Server) -> str:
+    """500 connections that send their request a byte a second, and come back when cut."""
+    cut = 0
+    until = time.monotonic() + 2 * REQUEST_TIMEOUT
+
+    async def one() -> None:
+        nonlocal cut
+        while time.monotonic() < until:
+            try:
+                reader, writer = await connect(server)
+            except OSError:
+                await asyncio.sleep(0.2)
+                continue
+            try:
+                for letter in b"GET /metrics HTTP/1.1\r\nHost: somebody\r\n":
+                    writer.write(bytes((letter,)))
+                    await writer.drain()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(reader.read(1), 1)
+                        break  # the end of the stream, or an answer: either way it is over
+                    if time.monotonic() > until:
+                        return
+                cut += 1
+            except OSError:
+                cut += 1
+            finally:
+                await end(writer)
+
+    await asyncio.gather(*(one() for _ in range(500)))
+    assert cut >= 500
+    return f"{cut} connections cut"
+
+
+async def headers_of_megabytes(server: Server) -> str:
+    """60 requests of 8 MiB of headers: half in one line, half in many."""
+    statuses: Counter[str] = Counter()
+
+    async def one(line: bytes) -> None:
+        reader, writer = await connect(server)
+        try:
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\n")
+            for _ in range(8 * 2**20 // len(line)):
+                writer.write(line)
+                await asyncio.wait_for(writer.drain(), 5)
+        except (OSError, TimeoutError):
+            statuses["cut"] += 1
+        else:
+            statuses[(await reader.read(12)).decode() or "cut"] += 1
+        finally:
+            await end(writer)
+
+    long, many = b"X" * 65536, b"X-Header: y\r\n" * 1000
+    await asyncio.gather(*(one(line) for line in (long, many) for _ in range(30)))
+    assert "HTTP/1.1 200" not in statuses
+    return str(dict(statuses))
+
+
+async def a_thousand_scrapes_at_once(server: Server) -> str:
+    statuses: Counter[str] = Counter()
+    connector = TCPConnector(limit=0, local_addr=RUDE)
+    timeout = ClientTimeout(total=30)
+    async with ClientSession(connector=connector, timeout=timeout) as session:
+
+        async def one() -> None:
+            try:
+                async with session.get(f"http://{server.address}/metrics") as answer:
+                    await answer.read()
+                    statuses[str(answer.status)] += 1
+            except (ClientError, TimeoutError) as error:
+                statuses[type(error).__name__] += 1
+
+        await asyncio.gather(*(one() for _ in range(1000)))
+    assert statuses["200"] >= 20
+    return str(dict(statuses))
+
+
+async def guests_who_never_read(server: Server) -> str:
+    """30 at a time ask for 1.3 MB and take none of it."""
+    writers = []
+    for _ in range(3):
+        for _ in range(30):
+            _, writer = await connect(server)
+            cast("asyncio.Transport", writer.transport).pause_reading()
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * 20)
+            writers.append(writer)
+        await asyncio.sleep(0.5)
+    await asyncio.sleep(SEND_TIMEOUT + 2.5)
+    for writer in writers:
+        writer.transport.abort()
+    return f"{len(writers)} of them"
+
+
+async def nonsense(server: Server) -> str:
+    """What is no HTTP, or hardly."""
+    lines = [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xff" * 500,
+        b"\x00" * 4096,
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\xff\xfe\x80 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /../../../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /static/../../app.py HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /static/%2e%2e%2f%2e%2e%2fapp.py HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /metrics?collect[]=%ff%00 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: " + b"," * 8000 + b"\r\n\r\n",
+        b'GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: text/plain;version="\xff\r\n\r\n',
+        b"GET /metrics HTTP/1.1\r\nHost: a\r\nX-Prometheus-Scrape-Timeout-Seconds: 1e999\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: <script>\"'\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n" + b"x" * 99999,
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nxx",
+        b"GET http://elsewhere/metrics HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"CONNECT elsewhere:443 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+    ]  # fmt: skip
+    statuses: Counter[str] = Counter()
+    for line in lines:
+        reader, writer = await connect(server)
+        try:
+            writer.write(line)
+            await writer.drain()
+            first = await asyncio.wait_for(reader.read(64), REQUEST_TIMEOUT + 3)
+            statuses[first[9:12].decode("ascii", "replace") or "cut"] += 1
+            assert b" 500 " not in first, line[:80]
+        except OSError:
+            statuses["cut"] += 1
+        finally:
+            await end(writer)
+    return str(dict(statuses))
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        a_byte_a_second,
+        headers_of_megabytes,
+        a_thousand_scrapes_at_once,
+        guests_who_never_read,
+        nonsense,
+    ],
+)
+async def test_honest_scrapes_go_on(attack: Callable[[Server], Awaitable[str]]) -> None:
+    honest = Honest()
+    async with big_server() as server:
+        scraping = asyncio.create_task(scrape_on(server, honest))
+        await asyncio.sleep(1.0)
+        before = server.memory_mib("VmRSS")
+        calm = max(honest.seconds)
+        outcome = await attack(server)
+        await asyncio.sleep(1.5)
+        peak = server.memory_mib("VmHWM")
+        scraping.cancel()
+        await asyncio.gather(scraping, return_exceptions=True)
+        left = server.descriptors()
+
+    print(
+        f"{attack.__name__}: {outcome}; honest scrapes: {len(honest.seconds)}, failed "
+        f"{dict(honest.failures)}, slowest {max(honest.seconds):.2f} s (calm {calm:.2f} s); "
+        f"memory {before:.0f} -> at most {peak:.0f} MiB; descriptors left {left}"
+    )
+    assert not honest.failures
+    assert max(honest.seconds) < MAX_SECONDS
+    assert peak - before < MAX_GROWTH_MIB
+    assert left < 100

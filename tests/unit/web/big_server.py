@@ -1,0 +1,37 @@
+"""A server with an answer of 1.3 MB, as a program: ``python -m tests.unit.web.big_server``."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sys
+
+from exporter.web.app import create_app
+from exporter.web.options import WebOptions
+from exporter.web.serve import serve
+from tests.unit.web.fakes import FakeBackend
+
+REQUEST_TIMEOUT = 2.0
+SEND_TIMEOUT = 2.0
+
+
+async def main() -> None:
+    numbers = random.Random(1)
+    lines = [f'mps_x{{pid="{n}"}} {numbers.random()}\n' for n in range(38_000)]
+    backend = FakeBackend(body="".join(lines).encode(), seconds=0.02)
+    options = WebOptions(
+        listen_addresses=("127.0.0.1:0",),
+        request_timeout=REQUEST_TIMEOUT,
+        send_timeout=SEND_TIMEOUT,
+    )
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await serve(
+        create_app(backend, options), options, stop,
+        on_listening=lambda shown: print(shown[0], flush=True),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
