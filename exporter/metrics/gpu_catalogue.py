@@ -33,7 +33,7 @@ _STATES = {
 _GPM = "nvmlGpmMetricsGet"
 _FIELDS = "nvmlDeviceGetFieldValues"
 _HOPPER = "Hopper and later."
-_TICK = "Read every 5 s."
+_SLOW = "Read every 5 s."
 _MINUTE = "Read once a minute."
 
 
@@ -83,7 +83,7 @@ IDENTITY_METRICS = (
     _gauge("mps_gpu_persistence_mode", "", "nvmlDeviceGetPersistenceMode",
            "1 when the driver stays loaded while nobody uses the GPU."),
     _gauge("mps_gpu_mig_mode", "", "nvmlDeviceGetMigMode",
-           f"1 when the GPU is divided into MIG instances. {_TICK}"),
+           f"1 when the GPU is divided into MIG instances. {_SLOW}"),
     _gauge("mps_gpu_performance_state", "", "nvmlDeviceGetPerformanceState",
            "Performance state, 0 (fastest) to 15 (slowest)."),
     _gauge("mps_gpu_vgpu_licensed", "", "nvmlDeviceGetGridLicensableFeatures_v4",
@@ -145,9 +145,9 @@ MEMORY_METRICS = (
            "Device memory that driver and firmware keep for themselves. Absent with a driver that "
            "counts it as used."),
     _gauge("mps_gpu_bar1_total_bytes", "", "nvmlDeviceGetBAR1MemoryInfo",
-           f"Size of the window (BAR1) through which others reach device memory. {_TICK}"),
+           f"Size of the window (BAR1) through which others reach device memory. {_SLOW}"),
     _gauge("mps_gpu_bar1_used_bytes", "", "nvmlDeviceGetBAR1MemoryInfo",
-           f"BAR1 space in use. {_TICK}"),
+           f"BAR1 space in use. {_SLOW}"),
 )  # fmt: skip
 
 POWER_METRICS = (
@@ -158,7 +158,7 @@ POWER_METRICS = (
            "Power limits: enforced (in force), requested (by the administrator), default, min and "
            f"max (what may be requested). All but enforced: {_MINUTE.lower()}"),
     _counter("mps_gpu_energy_joules_total", "", "nvmlDeviceGetTotalEnergyConsumption",
-             f"Energy used since the driver was loaded; its rate is the mean power. {_TICK}"),
+             f"Energy used since the driver was loaded; its rate is the mean power. {_SLOW}"),
     _gauge("mps_gpu_temperature_celsius", "sensor",
            f"nvmlDeviceGetTemperature, {_FIELDS} 82",
            "Temperature of the chip (gpu) and of its memory."),
@@ -178,7 +178,8 @@ CLOCK_METRICS = (
            "1 for each reason that now keeps the clocks below their maximum."),
     _counter("mps_gpu_clock_event_seconds_total", "reason", f"{_FIELDS} 74-81, 269-271",
              "Time for which the clocks were held down for this reason, since the driver was "
-             "loaded. Reasons overlap."),
+             "loaded. Reasons overlap. thermal, hw_thermal_slowdown and hw_power_brake_slowdown: "
+             f"{_SLOW.lower()}"),
 )  # fmt: skip
 
 HEALTH_METRICS = (
@@ -202,7 +203,7 @@ HEALTH_METRICS = (
            "1 when a page will be taken out of use at the next reboot. Before Ampere. "
            f"{_MINUTE}"),
     _spec("mps_gpu_recovery_action", "stateset", "", f"{_FIELDS} 230",
-          f"What the driver says must be done before the GPU can be trusted again. {_TICK}"),
+          f"What the driver says must be done before the GPU can be trusted again. {_SLOW}"),
 )  # fmt: skip
 
 LINK_METRICS = (
@@ -224,9 +225,9 @@ LINK_METRICS = (
            "PCIe lanes of the link, current and max."),
     _counter("mps_gpu_nvlink_receive_bytes_total", "", f"{_FIELDS} 139",
              "Payload bytes received over all NVLink links, since the driver was loaded. "
-           f"{_TICK}"),
+           f"{_SLOW}"),
     _counter("mps_gpu_nvlink_transmit_bytes_total", "", f"{_FIELDS} 138",
-             f"Payload bytes sent over all NVLink links, since the driver was loaded. {_TICK}"),
+             f"Payload bytes sent over all NVLink links, since the driver was loaded. {_SLOW}"),
     _gauge("mps_gpu_nvlink_links", "state", f"{_FIELDS} 165",
            f"NVLink links that are active or inactive. {_MINUTE}"),
     _counter("mps_gpu_nvlink_errors_total", "kind", f"{_FIELDS} 38, 45, 52, 59, 160",

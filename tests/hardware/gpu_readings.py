@@ -24,7 +24,7 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from itertools import pairwise
@@ -39,6 +39,7 @@ sys.path.insert(0, str(ROOT))
 from exporter.observations import GpuObservation  # noqa: E402
 from exporter.sources.nvml import TICK_SECONDS, Clock, Nvml, NvmlOptions  # noqa: E402
 from exporter.sources.nvml.binding import Binding  # noqa: E402
+from exporter.sources.nvml.gpu import BUSY_LOOK_SECONDS  # noqa: E402
 from exporter.sources.nvml.integrals import COUNTER_32  # noqa: E402
 from exporter.sources.nvml.library import (  # noqa: E402
     Device,
@@ -75,7 +76,7 @@ for make in (torch.randn, torch.zeros):
                       "flops_per_second": 2 * n**3 * count / took}), flush=True)
 """
 """Products of random numbers run into the power limit; products of zeros draw little power, so that
-the clock stays where it is and the FLOPs can be told in cycles."""
+the clock is higher. The FLOPs done in an active cycle must be the same."""
 
 # nvidia-smi's name -> our metric with its labels, factor to our unit, allowed difference as a
 # share of the value and in our unit. None: shown, not judged.
@@ -339,7 +340,7 @@ def scrape(interval: float, seconds: float, begin: float, *, ticks: bool) -> dic
     source.observe()
     due = {(n * interval, True) for n in range(int(seconds / interval) + 1)} | {(seconds, True)}
     if ticks:
-        due |= {(n * TICK_SECONDS + 0.3, False) for n in range(int(seconds / TICK_SECONDS))}
+        due |= {(n * TICK_SECONDS + 0.37, False) for n in range(int(seconds / TICK_SECONDS))}
     seen: list[dict[str, float]] = []
     for at, is_scrape in sorted(due):
         time.sleep(max(0.0, begin + at - time.monotonic()))
@@ -409,7 +410,8 @@ def sample_buffer(report: Report, library: Binding) -> None:
         f"steps {steps[0]}..{steps[-1]} us, newest {age:.3f} s old"
     )
     report.results["sample buffer"] = {"samples": samples, "length": length, "median": median}
-    report.check("the buffer outlasts a tick", length > TICK_SECONDS, f"{length:.2f} s")
+    enough = length > 2 * BUSY_LOOK_SECONDS
+    report.check("the buffer outlasts two looks at it", enough, f"{length:.2f} s")
 
 
 def pcie(report: Report, load: str, source: Nvml, library: Binding) -> None:
@@ -430,12 +432,17 @@ def pcie(report: Report, load: str, source: Nvml, library: Binding) -> None:
     watcher.start()
     gpm = gpm_rates(library, 1.0)
     running = Load([load, "copy", "150"])
-    rates = [gpm_rates(library, 1.0) for _ in range(5)]
-    source.tick()
+    rates = []
+    for _ in range(5):
+        source.tick()
+        rates.append(gpm_rates(library, 1.0))
+    ticking = threading.Thread(target=tick_until, args=(source, stop), daemon=True)
+    ticking.start()
     account = running.account()
     time.sleep(1.0)
     stop.set()
     watcher.join()
+    ticking.join()
     time.sleep(0.6)
     after = values(source.observe().gpus[0])
     bytes_each = float(account["bytes"])
@@ -459,6 +466,12 @@ def pcie(report: Report, load: str, source: Nvml, library: Binding) -> None:
             f"{found:.6g}, {ratio:.4f} times",
         )
     report.results["pcie"] = {"account": account, "gpm": rates, "raw": raw[::20]}
+
+
+def tick_until(source: Nvml, stop: threading.Event) -> None:
+    """What the service does between collections."""
+    while not stop.wait(TICK_SECONDS):
+        source.tick()
 
 
 def gpm_rates(library: Binding, seconds: float) -> dict[str, float]:
@@ -489,11 +502,10 @@ def costs(report: Report, where: str) -> dict[str, Any]:
     found: dict[str, list[float]] = {"the first": [took(source.observe)]}
     found["a tick"] = [took(source.tick)]
     found["a collection"] = []
-    for n in range(1, 14):
-        time.sleep(1.0)
-        if n % 5 == 0:
-            found["a tick"].append(took(source.tick))
-            time.sleep(0.6)
+    for _ in range(13):
+        time.sleep(0.45)
+        found["a tick"].append(took(source.tick))
+        time.sleep(0.55)  # longer than the meters' shortest look: they all work
         found["a collection"].append(took(source.observe))
     for words, seconds in (("10 s", 10.0), ("a minute", 61.0), ("an hour", 3601.0)):
         late += seconds
@@ -644,7 +656,7 @@ class MeanClock(threading.Thread):
 
 def tensor_cores(
     report: Report, name: str, matmul: Load, source: Nvml, library: Binding, sms: int
-) -> None:
+) -> float:
     """Tensor activity against the FLOPs done: at most 4096 of them a cycle and SM."""
     clock = MeanClock(library)
     matmul.go()
@@ -656,11 +668,10 @@ def tensor_cores(
     found = seen.get("mps_gpu_tensor_active_ratio", 0.0)
     report.say(f"load: {account}; mean clock {hertz / 1e6:.0f} MHz")
     text = f"{found:.4f}; the FLOPs are {share:.4f} of the dense peak at the mean clock"
-    # Cycles in which the pipe waits, as the power limit makes it, count as active.
-    report.check(f"{name}: at least as active as the FLOPs say", share - 0.03 <= found <= 1, text)
-    if "zeros" in name:
-        report.check(f"{name}: as active as the FLOPs say", abs(found - share) < 0.1, text)
+    # A cycle counts as active also when the pipe works at less than its full width.
+    report.check(f"{name}: at least as active as the FLOPs say", share <= found <= 1, text)
     report.results[f"{name} account"] = {**account, "hertz": hertz, "share": share}
+    return float(share / found) if found else 0.0
 
 
 def loads(report: Report, load: str, source: Nvml, library: Binding) -> None:
@@ -675,10 +686,11 @@ def loads(report: Report, load: str, source: Nvml, library: Binding) -> None:
     with report.section(
         "tensor cores: bfloat16 products of random 8192 x 8192, at the power limit"
     ):
-        tensor_cores(report, "tensor", matmul, source, library, sms)
+        limited = tensor_cores(report, "tensor", matmul, source, library, sms)
     matmul.wait_until_ready()
-    with report.section("tensor cores: the same of zeros, at full clock"):
-        tensor_cores(report, "tensor zeros", matmul, source, library, sms)
+    with report.section("tensor cores: the same of zeros, at a higher clock"):
+        free = tensor_cores(report, "tensor zeros", matmul, source, library, sms)
+        report.near("FLOPs an active cycle, against those at the power limit", free, limited, 0.02)
     matmul.end()
     with report.section("memory-bound: a copy kernel"):
         running = Load([load, "memory", "7"])
@@ -724,58 +736,86 @@ def pynvml_samples(device: Device) -> list[list[float]]:
     return [[one.timeStamp, one.sampleValue.uiVal] for one in samples]
 
 
-def parts(report: Report, out: Path) -> None:
-    """Run all parts; raw.json comes first, for it is what tests are made of."""
-    raw: dict[str, Any] = {"machine": platform.platform(), "pynvml": metadata.version(PACKAGE)}
+class Parts:
+    """All there is to do, by name, in this order."""
 
-    def write_raw() -> None:
-        (out / "raw.json").write_text(json.dumps(raw, indent=1, default=str))
-
-    known = nvidia_smi("--help-query-gpu")
-    UNKNOWN_TO_SMI.update(name for name in SMI_FIELDS if f'"{name}"' not in known)
-    library = Binding()
-    library.init()
-    with report.section("raw answers, idle"):
-        timed = Timed(library)
-        once = Nvml(cast("Library", timed), options=NvmlOptions(xid_events=False, serials=True))
+    def __init__(self, report: Report, out: Path) -> None:
+        self._report, self._out = report, out
+        self._raw: dict[str, Any] = {
+            "machine": platform.platform(), "pynvml": metadata.version(PACKAGE),
+        }  # fmt: skip
+        known = nvidia_smi("--help-query-gpu")
+        UNKNOWN_TO_SMI.update(name for name in SMI_FIELDS if f'"{name}"' not in known)
+        self._library = Binding()
+        self._library.init()
+        timed = Timed(self._library)
+        options = NvmlOptions(xid_events=False, serials=True)
+        once = Nvml(cast("Library", timed), options=options)
         first = once.observe()
         once.close()
-        raw["identity"], raw["answers"] = plain(first.gpus[0]), timed.answers
-        write_raw()
-        raw["idle"] = raw_answers(library)
-        raw["nvidia-smi -q"] = nvidia_smi("-q")
-        write_raw()
-    with report.section("waiting for events"):
-        event_waits(report, library)
-    source = Nvml()
-    source.observe()
-    program = build(Path("/tmp"), first.gpus[0].compute_capability or (9, 0))
-    report.say(f"{first.driver_version}, CUDA {first.cuda_version}, {first.gpus[0].name}")
-    with report.section("cost of a collection, idle"):
-        costs(report, "idle")
-    with report.section("the driver's sample buffer"):
-        sample_buffer(report, library)
-    loads(report, program, source, library)
-    with report.section("PCIe"):
-        pcie(report, program, source, library)
+        gpu = first.gpus[0]
+        self._raw["identity"], self._raw["answers"] = plain(gpu), timed.answers
+        self._write_raw()
+        self._source = Nvml()
+        self._program = build(Path("/tmp"), gpu.compute_capability or (9, 0))
+        report.say(f"{first.driver_version}, CUDA {first.cuda_version}, {gpu.name}")
 
-    def under_load() -> None:
-        raw["under load"] = raw_answers(library)
-        write_raw()
-        costs(report, "under load")
+    def run(self, chosen: Sequence[str]) -> None:
+        """Run these."""
+        for name in chosen:
+            with self._report.section(name):
+                getattr(self, name)()
+        self._source.close()
+        self._library.shutdown()
 
-    with report.section("counters over a known load; meanwhile costs under load"):
-        integrals(report, program, under_load)
-    with report.section("an illegal address"):
-        fault(report, program, source)
-    source.close()
-    library.shutdown()
+    def raw(self) -> None:
+        """First, for it is what tests are made of."""
+        self._raw["idle"] = raw_answers(self._library)
+        self._raw["nvidia-smi -q"] = nvidia_smi("-q")
+        self._write_raw()
+
+    def events(self) -> None:
+        """Before somebody else waits for events: NVML lets one wait at a time."""
+        event_waits(self._report, self._library)
+
+    def costs(self) -> None:
+        """Idle, which is dearer than under load."""
+        costs(self._report, "idle")
+        sample_buffer(self._report, self._library)
+
+    def loads(self) -> None:
+        """Our values beside nvidia-smi's and the loads' own accounts."""
+        loads(self._report, self._program, self._source, self._library)
+
+    def pcie(self) -> None:
+        """Bytes copied."""
+        pcie(self._report, self._program, self._source, self._library)
+
+    def integrals(self) -> None:
+        """Seconds of work done; meanwhile, costs under load."""
+        integrals(self._report, self._program, self._under_load)
+
+    def fault(self) -> None:
+        """An illegal address."""
+        fault(self._report, self._program, self._source)
+
+    def _under_load(self) -> None:
+        self._raw["under load"] = raw_answers(self._library)
+        self._write_raw()
+        costs(self._report, "under load")
+
+    def _write_raw(self) -> None:
+        (self._out / "raw.json").write_text(json.dumps(self._raw, indent=1, default=str))
+
+
+PARTS = ("raw", "events", "costs", "loads", "pcie", "integrals", "fault")
 
 
 def main() -> int:
     """Run all parts, or be one of the scrapers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("gpu-readings"))
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--scrape", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--begin", type=float, help=argparse.SUPPRESS)
@@ -791,7 +831,7 @@ def main() -> int:
     with (out / "fault.txt").open("w") as file:
         faulthandler.enable(file)
         report = Report(out)
-        parts(report, out)
+        Parts(report, out).run(options.only)
         report.say(f"\nfailed: {report.failures or 'nothing'}")
         report.save()
         faulthandler.disable()

@@ -2,10 +2,10 @@
 
     python3 tests/hardware/nvml_threads.py --out DIR
 
-NVML is said to bear several threads; it does not, which is why the exporter lets one call in at a
-time. This shows what it guards against: each kind of call is made by four threads for some seconds
-without that lock, in a process of its own, and last the exporter's whole reading with the lock,
-which must survive. About 35 s. Needs nothing but the driver.
+The exporter lets one call in at a time; this shows what that guards against. Each kind of call is
+made by four threads for some seconds without that lock, in a process of its own, and last the
+exporter's whole reading with the lock, which must survive. With driver 580.159.04 on an H200, GPM
+ends the process, and nothing else does. About 35 s. Needs nothing but the driver.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 pynvml's errors become :class:`NvmlError`, its structures become plain Python. A function that the
 installed pynvml does not know counts as one that the driver does not have.
 
-NVML is one per process, and several of its functions end the process when two threads are inside.
-So one lock for the whole process lets one call in at a time. Only waiting for events happens
-outside of it; whoever shuts NVML down must first have seen the waiting thread come out.
+NVML is one per process. Its GPM functions end the process with a segmentation fault when two
+threads are inside, each with samples of its own (driver 580.159.04), and which others may is not
+written down. So one lock for the whole process lets one call in at a time. Only waiting for events
+happens outside of it; whoever shuts NVML down must first have seen the waiting thread come out.
 """
 # ruff: noqa: D102  # what the methods do is said once, in the Protocol
 
@@ -37,9 +38,6 @@ PROCESS_INFO_BYTES = 24
 
 BROKEN_V3 = ((535, 43), (535, 98))
 """Drivers from the first up to, without, the second fill _v3 with rows of another size."""
-
-SAMPLES_AT_MOST = 1024
-"""The driver keeps some hundred; were it more, the second way of asking gets them all."""
 
 LOCK = threading.Lock()
 """Held by whoever is inside NVML."""
@@ -162,7 +160,7 @@ class Binding:
 
     def samples(self, device: Device, sampling_type: int, since: int) -> list[tuple[int, float]]:
         try:
-            kind, samples = self._samples(device, sampling_type, since)
+            kind, samples = self._call("nvmlDeviceGetSamples", device, sampling_type, since)
         except NvmlError as error:
             if error.code == Code.NOT_FOUND:
                 return []
@@ -171,25 +169,6 @@ class Binding:
             raise NvmlError(Code.UNKNOWN, "nvmlDeviceGetSamples")
         member = _FIELD_VALUES[kind]
         return [(one.timeStamp, float(getattr(one.sampleValue, member))) for one in samples]
-
-    def _samples(self, device: Device, sampling_type: int, since: int) -> tuple[int, Sequence[Any]]:
-        """In one call. pynvml makes two, the first only for the size, and each costs the same."""
-        buffer = (pynvml.c_nvmlSample_t * SAMPLES_AT_MOST)()
-        kind, count = ctypes.c_uint(), ctypes.c_uint(SAMPLES_AT_MOST)
-        with LOCK:
-            function = getattr(pynvml.nvmlLib, "nvmlDeviceGetSamples", None)
-            code = Code.UNINITIALIZED if function is None else function(
-                device, ctypes.c_uint(sampling_type), ctypes.c_ulonglong(since),
-                ctypes.byref(kind), ctypes.byref(count), buffer,
-            )  # fmt: skip
-        if code in {Code.INSUFFICIENT_SIZE, Code.INVALID_ARGUMENT}:
-            answer: tuple[int, Sequence[Any]] = self._call(
-                "nvmlDeviceGetSamples", device, sampling_type, since
-            )
-            return answer
-        if code:
-            raise NvmlError(code, "nvmlDeviceGetSamples")
-        return kind.value, buffer[: min(count.value, SAMPLES_AT_MOST)]
 
     def gpm_supported(self, device: Device) -> bool:
         return bool(self._call("nvmlGpmQueryDeviceSupport", device).isSupportedDevice)

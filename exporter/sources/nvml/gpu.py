@@ -21,11 +21,15 @@ from exporter.sources.nvml.readings import (
     FIELDS,
     MEMORY_ROW,
     ROWS,
-    TICK,
-    TICK_SECONDS,
+    SLOW,
     FieldRow,
     Row,
 )
+
+BUSY_LOOK_SECONDS = 5.0
+"""How often a tick reads the utilization samples: the driver keeps those of the last 14 s."""
+INSTANCE_LOOK_SECONDS = 5.0
+"""How often a tick looks at a MIG instance, of which a host may have dozens."""
 
 COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 
@@ -80,6 +84,7 @@ class GpuReader:
         self._busy = BusyMeter(library, device, self.answers, totals.busy)
         self._gpm = GpmMeter(library, device, self.answers, totals)
         self._mig_mode: int | None = None
+        self._ticked_at: float | None = None
         self._cadences = sorted({row.every for row in self.fields})
         self._probed: set[float] = set()
         self._kept_fields: dict[float, tuple[float, tuple[Reading, ...]]] = {}
@@ -87,17 +92,23 @@ class GpuReader:
     def tick(self, now: float) -> None:
         """Look at what would be lost between two scrapes, and renew what is slow to ask."""
         try:
-            self._busy.look(now)
+            self._busy.look(now, BUSY_LOOK_SECONDS)
             self._gpm.look(now)
-            self._mig(now, TICK_SECONDS)
-            for row in self.rows:
-                if row.every > EACH and self._wanted(row):
-                    self._row(row, now, TICK_SECONDS)
-            for every in self._cadences:
-                if every > EACH:
-                    self._field_values(every, now, TICK_SECONDS)
+            self._renew(now)
         except GpuGoneError:
             return
+
+    def _renew(self, now: float) -> None:
+        """Ask anew what will be too old before the next tick: that is as far off as the last."""
+        ahead = 0.0 if self._ticked_at is None else min(1.2 * (now - self._ticked_at), SLOW)
+        self._ticked_at = now
+        self._mig(now, ahead)
+        for row in self.rows:
+            if row.every > EACH and self._wanted(row):
+                self._row(row, now, ahead)
+        for every in self._cadences:
+            if every > EACH:
+                self._field_values(every, now, ahead)
 
     def observe(self, now: float) -> GpuObservation:
         """Everything. A GPU that is gone shows as lost, with what is still known of it."""
@@ -145,7 +156,7 @@ class GpuReader:
         def read() -> int:
             return self._library.numbers(name, self.device)[0]
 
-        mode = self.answers.ask(name, read, now, TICK, ahead)
+        mode = self.answers.ask(name, read, now, SLOW, ahead)
         if mode is None:
             return ()
         if self._mig_mode not in {None, mode}:
@@ -286,7 +297,7 @@ class MigReader(GpuReader):
     def tick(self, now: float) -> None:
         """Look at the instance's GPM counters; utilization samples it has none."""
         try:
-            self._gpm.look(now)
+            self._gpm.look(now, INSTANCE_LOOK_SECONDS)
         except GpuGoneError:
             return
 

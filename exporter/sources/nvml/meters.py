@@ -68,9 +68,9 @@ class BusyMeter:
         self._looked_at: float | None = None
         self._fresh_at = 0.0
 
-    def look(self, now: float) -> None:
+    def look(self, now: float, shortest: float = SHORTEST_LOOK_SECONDS) -> None:
         """Count the samples since the last look."""
-        if self._looked_at is not None and now - self._looked_at < SHORTEST_LOOK_SECONDS:
+        if self._looked_at is not None and now - self._looked_at < shortest:
             return
         first = self._looked_at is None
         samples = self._samples(0 if first else self._total.last_timestamp or 0)
@@ -109,7 +109,8 @@ class GpmMeter:
     """Compares two samples of GPU Performance Monitoring (Hopper and later).
 
     The hardware counts all the time and a sample is a copy of its counters, so the interval between
-    two samples has no hole, however long it was.
+    two samples has no hole, however long it was. It counts cycles: the ratio is one of time only as
+    far as the clock stayed the same.
     """
 
     def __init__(
@@ -133,9 +134,9 @@ class GpmMeter:
         self._occupancy: float | None = None
         self._counting = False
 
-    def look(self, now: float) -> None:
+    def look(self, now: float, shortest: float = SHORTEST_LOOK_SECONDS) -> None:
         """Take a sample, and count the interval since the one before."""
-        if self._base_at is not None and now - self._base_at < SHORTEST_LOOK_SECONDS:
+        if self._base_at is not None and now - self._base_at < shortest:
             return
         try:
             if not self._supported(now):

@@ -19,11 +19,9 @@ from exporter.sources.nvml.library import Argument, Device, Library
 
 EACH = 0.0
 """Asked at each collection: costs microseconds."""
-TICK_SECONDS = 5.0
-"""How often somebody looks between collections. Whatever is slower than EACH is renewed then, so
-that a collection need not wait for it."""
-TICK = TICK_SECONDS + 1.0
-"""Costs a millisecond or so and may change at any time: as old as the last tick."""
+SLOW = 5.0
+"""May change at any time, but costs a good part of a millisecond, or more. This and what is slower
+is renewed between collections, so that no collection need wait for it."""
 MINUTE = 60.0
 """Changes when somebody changes a setting, or counts what is rare; costs a millisecond or so."""
 HOUR = 3600.0
@@ -282,7 +280,7 @@ ROWS: tuple[Row, ...] = (
           engine="ofa"),
     # Memory
     MEMORY_ROW,
-    Row("nvmlDeviceGetBAR1MemoryInfo", _bar1, TICK),
+    Row("nvmlDeviceGetBAR1MemoryInfo", _bar1, SLOW),
     # Power and heat
     number("mps_gpu_power_watts", "nvmlDeviceGetPowerUsage", scale=MILLI),
     number("mps_gpu_power_limit_watts", "nvmlDeviceGetEnforcedPowerLimit", scale=MILLI,
@@ -293,7 +291,7 @@ ROWS: tuple[Row, ...] = (
            every=MINUTE, limit="default"),
     Row("nvmlDeviceGetPowerManagementLimitConstraints", _power_limit_range, MINUTE),
     number("mps_gpu_energy_joules_total", "nvmlDeviceGetTotalEnergyConsumption", scale=MILLI,
-           every=TICK),
+           every=SLOW),
     number("mps_gpu_temperature_celsius", "nvmlDeviceGetTemperature", 0, sensor="gpu"),
     *(
         number("mps_gpu_temperature_limit_celsius", "nvmlDeviceGetTemperatureThreshold", which,
@@ -343,14 +341,15 @@ def _error(metric: str, field: int, kind: str, scope: int = 0) -> FieldRow:
     return FieldRow(metric, field, labels=(("kind", kind),), scope=scope, every=MINUTE)
 
 
-def _clock_event(field: int, reason: str) -> FieldRow:
-    return FieldRow("mps_gpu_clock_event_seconds_total", field, NANO, (("reason", reason),))
+def _clock_event(field: int, reason: str, every: float = EACH) -> FieldRow:
+    labels = (("reason", reason),)
+    return FieldRow("mps_gpu_clock_event_seconds_total", field, NANO, labels, every=every)
 
 
 FIELDS: tuple[FieldRow, ...] = (
     FieldRow("mps_gpu_temperature_celsius", 82, labels=(("sensor", "memory"),)),
     _clock_event(74, "sw_power_cap"),
-    _clock_event(75, "thermal"),
+    _clock_event(75, "thermal", SLOW),
     _clock_event(76, "sync_boost"),
     _clock_event(77, "board_limit"),
     _clock_event(78, "low_utilization"),
@@ -358,8 +357,8 @@ FIELDS: tuple[FieldRow, ...] = (
     _clock_event(80, "below_application_clocks"),
     _clock_event(81, "below_base_clocks"),
     _clock_event(269, "sw_thermal_slowdown"),
-    _clock_event(270, "hw_thermal_slowdown"),
-    _clock_event(271, "hw_power_brake_slowdown"),
+    _clock_event(270, "hw_thermal_slowdown", SLOW),
+    _clock_event(271, "hw_power_brake_slowdown", SLOW),
     # Health
     FieldRow("mps_gpu_retired_pages", 29, labels=(("cause", "multiple_single_bit_errors"),),
              every=MINUTE),
@@ -372,7 +371,7 @@ FIELDS: tuple[FieldRow, ...] = (
              every=MINUTE),
     FieldRow("mps_gpu_row_remap_pending", 144, every=MINUTE),
     FieldRow("mps_gpu_row_remap_failure", 145, every=MINUTE),
-    FieldRow("mps_gpu_recovery_action", 230, states=RECOVERY_ACTIONS, every=TICK),
+    FieldRow("mps_gpu_recovery_action", 230, states=RECOVERY_ACTIONS, every=SLOW),
     # Links
     FieldRow("mps_gpu_pcie_replays_total", 94, every=MINUTE),
     _error("mps_gpu_pcie_errors_total", 169, "l0_to_recovery"),
@@ -388,9 +387,9 @@ FIELDS: tuple[FieldRow, ...] = (
     _error("mps_gpu_pcie_errors_total", 182, "lcrc"),
     _error("mps_gpu_pcie_errors_total", 183, "lane"),
     FieldRow("mps_gpu_nvlink_transmit_bytes_total", 138, KIBI, scope=ALL_LINKS,
-             every=TICK),
+             every=SLOW),
     FieldRow("mps_gpu_nvlink_receive_bytes_total", 139, KIBI, scope=ALL_LINKS,
-             every=TICK),
+             every=SLOW),
     _error("mps_gpu_nvlink_errors_total", 38, "crc_flit"),
     _error("mps_gpu_nvlink_errors_total", 45, "crc_data"),
     _error("mps_gpu_nvlink_errors_total", 52, "replay"),
