@@ -171,8 +171,8 @@ class LogChunk:
     complete_until: float | None = None
     """The file was read to its end at this moment (None: more is waiting)."""
     utc_offset_seconds: float | None = None
-    """The zone of the stamps, learnt from the file's modification time against its last line;
-    None: unknown, use the host's local time."""
+    """The zone of the stamps, in seconds east of Greenwich: learnt from the file's modification
+    time against its last line, else the host's. None: no line has a stamp yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,10 @@ class LogState:
 
 @dataclass(frozen=True, slots=True)
 class LogsObservation:
-    """What the tails brought since the last look."""
+    """What the tails brought since the last look.
+
+    A log that is readable and has no chunk had nothing new at that moment.
+    """
 
     at: float
     chunks: tuple[LogChunk, ...] = ()

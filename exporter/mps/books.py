@@ -41,6 +41,9 @@ FORBIDDEN_ATTEMPTS = 6
 CLOCK_JUMP_MS = 60_000
 """Time that runs back by more than this has been set back."""
 
+SAME_MOMENT_SECONDS = 0.01
+"""The two logs may tell of one thing in either order when their stamps are this close."""
+
 MAX_SERVERS = 64
 MAX_ENDED = 256
 MAX_UUIDS = 64
@@ -426,6 +429,19 @@ class Books:
         if not self.names_clients(server):
             self.connect(server, pid, at)
 
+    def just_refused(self, server: Server, pid: int, at: float) -> bool:
+        """Whether server.log told already, at the same moment, that this client was refused."""
+        refused = server.turned_away.pop(pid, None)
+        return refused is not None and at - refused < SAME_MOMENT_SECONDS
+
+    def further_connection(self, server: Server, pid: int) -> None:
+        """The daemon sent a client again: for a context, if the server lets it."""
+        client = server.clients.get(pid)
+        if client is not None and not self.names_clients(server):
+            client.had_context = True
+        for admission in server.admissions:
+            admission.for_context |= admission.pid == pid
+
     def overtake(self, uid: int) -> None:
         """A client of the running user was let in although somebody else waits."""
         if self.queue.somebody_waits():
@@ -446,6 +462,7 @@ class Books:
         if known is not None:  # the same number again: the first one is gone
             self.leave(server, pid, at)
         client = Client(pid, uid, at, by_word=not self.names_clients(server))
+        client.had_context = client.by_word and admission is not None and admission.for_context
         if not server.add(client):
             return None
         self.tally.by_user(self.tally.connections, uid)
@@ -547,6 +564,9 @@ class Books:
         """A client that was sent to a server was not let in."""
         if pid == 0 or context != 0 or pid in server.clients:
             return
+        if len(server.turned_away) >= MAX_SERVERS:
+            server.turned_away.clear()
+        server.turned_away[pid] = at
         server.announced.pop(pid, None)
         admission = server.admitted(pid)
         if admission is not None:

@@ -160,11 +160,11 @@ class ControlReader:
                 books.announce(server, pid, uid, at)
             return
         if pid in server.announced:
-            client = server.clients.get(pid)
-            if client is not None:
-                client.had_context = True  # a further connection is a context
+            books.further_connection(server, pid)
             return
         self._answer_credentials()
+        if books.just_refused(server, pid, at):
+            return
         waited = books.queue.take(pid, uid)
         if waited is None:
             books.overtake(uid)

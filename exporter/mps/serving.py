@@ -50,6 +50,8 @@ class Admission:
     uid: int | None
     at: float
     wait: Queued | None = None
+    for_context: bool = False
+    """It was sent again, for a context: the server's own word on it counts, where it gives it."""
 
 
 @dataclass(slots=True)
@@ -121,6 +123,8 @@ class Server:
     block: Fault | None = None
     """The fault of which the log is speaking."""
     listing: Literal["devices", "clients"] | None = None
+    turned_away: dict[int, float] = field(default_factory=dict)
+    """PIDs that were refused -> when."""
     refusal_at: float | None = None
     """A refusal that has been counted, whose status line may follow."""
     said_state: str | None = None

@@ -75,6 +75,21 @@ def test_a_culprit_that_stays_keeps_the_server_in_fault() -> None:
     assert view.servers[0].state == "ACTIVE"
 
 
+@pytest.mark.parametrize("later", ["00:08.000", "00:08.001"])
+def test_who_was_refused_may_come_again_and_overtake(later: str) -> None:
+    waiter = "00:07.000 C630 NEW CLIENT 7 from user 9: Server is not ready, push client to \
+pending list\n"
+    text = TWO_GPUS + FAULT + waiter + arrives("00:08.000", 591, 1001)
+    text += f"{later} S1909 Failed to accept client {{PID: 591, Context ID: 0}} with status 807\n"
+    before = read(script(text)).counters.overtakes
+    text += RECOVERY.replace("00:06.794", "00:09.000") + arrives("00:10.000", 591, 1001)
+    text += client_on("00:10.000", 591, 1909, GPU)
+    after = read(script(text)).counters.overtakes
+    assert after[1001] - before.get(1001, 0) == 1
+    # A client that server.log refused in the same millisecond was never let in.
+    assert before.get(1001, 0) == (0 if later == "00:08.000" else 1)
+
+
 def test_a_server_that_is_killed_in_a_fault_loses_the_rest_only() -> None:
     text = TWO_GPUS + FAULT + "00:07.000 C630 Server 1909 exited with status 0\n"
     found = summary(read(script(text)).counters)

@@ -297,6 +297,33 @@ def test_the_wording_of_2021() -> None:
     assert "sessions" not in found  # who left when is not known
 
 
+def test_the_wording_of_2021_when_the_server_speaks_later() -> None:
+    text = OLD.replace("00:01.621 S17", "00:01.630 S17")
+    text = text.replace("NEW CLIENT 0", "NEW CLIENT 400")
+    view = read(script(text))
+    assert view.counters.connections == {0: 1}
+    text += "00:05.000 S17 Volta MPS: Client process disconnected\n"
+    found = summary(read(script(text)).counters)
+    assert found["disconnections"] == {"0": 1}
+    assert found["sessions"] == {"0": [1, pytest.approx(5.0 - 1.621)]}  # nobody else can it be
+
+
+def test_a_client_that_got_no_context_had_no_session() -> None:
+    text = (
+        HOLDER
+        + """
+        00:02.000 C630 NEW CLIENT 300 from user 1001: Server already exists
+        00:02.001 S110 Client {PID: 300, Context ID: 0} connected
+        00:02.002 C630 NEW CLIENT 300 from user 1001: Server already exists
+        00:02.003 S110 Failed to accept new client. Maximum number of clients (48) reached.
+        00:04.000 S110 Client process 300 disconnected
+    """
+    )
+    found = summary(read(script(text)).counters)
+    assert found["disconnections"] == {"1001": 1}
+    assert "sessions" not in found
+
+
 def test_where_nobody_says_exiting_control_log_is_the_judge() -> None:
     assert exits(OLD + "00:09.000 C6 Server 17 exited with status 0\n") == {"crashed": 1}
     assert exits(OLD + "00:09.000 C6 Server 17 exited with status 1\n") == {"crashed": 1}
