@@ -331,7 +331,7 @@ async def draining(lab: Lab) -> None:
     metrics = await lab.until(
         "mps_control_state", 1, daemon=d, mps_control_state="absent", seconds=20
     )
-    lab.check(metrics, "mps_server_exits_total", 1, daemon=d, cause="requested")
+    metrics = await lab.until("mps_server_exits_total", 1, daemon=d, cause="requested")
     lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="daemon_died")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from exporter.cli import built_in_recording
 from tests.support.player import RECORDINGS, Player
 
 TRUTHS = sorted(RECORDINGS.glob("*.json"))
@@ -29,7 +30,6 @@ def _agrees(metric: str, got: float | None, want: float | None) -> bool:
 @pytest.mark.parametrize("truth", TRUTHS, ids=lambda path: path.stem)
 async def test_the_replay_says_what_was_checked_on_the_hardware(truth: Path) -> None:
     checks = json.loads(truth.read_text("utf-8"))["checks"]
-    assert checks
     player = Player(truth.with_suffix("").with_suffix(".rec.gz"))
     wrong = []
     for check in checks:
@@ -46,4 +46,16 @@ async def test_the_replay_says_what_was_checked_on_the_hardware(truth: Path) -> 
 
 
 def test_there_are_recordings() -> None:
-    assert TRUTHS
+    checked = [truth for truth in TRUTHS if json.loads(truth.read_text("utf-8"))["checks"]]
+    assert len(checked) >= 20
+
+
+async def test_a_quiet_host_has_no_incidents() -> None:
+    metrics = await Player(RECORDINGS / "quiet.rec.gz").to_end()
+    (daemon,) = metrics.snapshot.daemons
+    assert {incident.kind for incident in daemon.incidents} <= {"daemon_started"}
+    assert all(result.success for result in metrics.snapshot.collectors)
+
+
+def test_the_demo_is_the_tour() -> None:
+    assert Path(built_in_recording()).read_bytes() == (RECORDINGS / "tour.rec.gz").read_bytes()

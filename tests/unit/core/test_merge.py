@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from exporter.merge import DaemonInputs, control_state, merge, pids_of_interest
+from exporter.model import ClientSession, LedgerView, ServerSession, Snapshot
+from exporter.mps.control_text import Device, ProbeReply, ServerReply
+from exporter.mps.reconciliation import ServerAnswers
+from exporter.observations import (
+    ControlObservation,
+    DaemonFacts,
+    Exchange,
+    GpuObservation,
+    GpuProcess,
+    LogState,
+    NvmlObservation,
+    Outcome,
+    ProcessFacts,
+    ProcfsObservation,
+)
+
+PIPE = "/tmp/nvidia-mps"
+GIB = 1 << 30
+READABLE = (
+    LogState(PIPE, "control", "/l/control.log", readable=True, size_bytes=1),
+    LogState(PIPE, "server", "/l/server.log", readable=True, size_bytes=1),
+)
+PROCESS = ProcessFacts(10, 1.0, 0, "root", "nvidia-cuda-mps-control", "S", 1, (10,))
+RUNNING = DaemonFacts(PIPE, "/l", process=PROCESS, lock_tested=True, lock_holder_pid=10)
+GONE = DaemonFacts(PIPE, "/l", lock_tested=True)
+UNKNOWN = DaemonFacts(PIPE, "/l")
+
+
+def probe(outcome: Outcome, *exchanges: Exchange) -> ControlObservation:
+    return ControlObservation(1.0, PIPE, "probe", outcome, exchanges)
+
+
+RAN = Exchange(("get_server_list",), Outcome.REFUSED, return_code=1)
+NO_TOOL = Exchange(("get_server_list",), Outcome.ABSENT)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said", "hung", "quitting", "state"),
+    [
+        (RUNNING, probe(Outcome.OK, RAN), False, False, "answering"),
+        (RUNNING, probe(Outcome.REFUSED, RAN), False, False, "refused"),
+        (RUNNING, probe(Outcome.UNPARSABLE, RAN), False, False, "refused"),
+        (RUNNING, probe(Outcome.TIMEOUT, RAN), True, False, "unresponsive"),
+        (RUNNING, probe(Outcome.SKIPPED), True, False, "unresponsive"),
+        (RUNNING, probe(Outcome.SKIPPED), False, False, None),
+        (RUNNING, probe(Outcome.TIMEOUT, RAN), True, True, "draining"),
+        (RUNNING, probe(Outcome.REFUSED, RAN), False, True, "draining"),
+        (RUNNING, probe(Outcome.ABSENT, RAN), False, False, "refused"),
+        (RUNNING, probe(Outcome.ABSENT, NO_TOOL), False, False, None),
+        (RUNNING, None, False, False, None),
+        (GONE, None, False, False, "absent"),
+        (GONE, probe(Outcome.ABSENT, NO_TOOL), False, False, "absent"),
+        (UNKNOWN, probe(Outcome.ABSENT, RAN), False, False, "absent"),
+        (UNKNOWN, probe(Outcome.ABSENT, NO_TOOL), False, False, None),
+    ],
+)
+def test_why_a_daemon_is_up_or_not(
+    facts: DaemonFacts,
+    said: ControlObservation | None,
+    hung: bool,
+    quitting: bool,
+    state: str | None,
+) -> None:
+    view = LedgerView(at=1.0, quit_requested_at=0.5 if quitting else None)
+    assert control_state(DaemonInputs(facts, said, view=view, hung=hung)) == state
+
+
+def gpu(*processes: tuple[int, str, int | None], uuid: str = "GPU-a") -> GpuObservation:
+    return GpuObservation(
+        index=0, uuid=uuid, sm_count=132, compute_capability=(9, 0),
+        processes=tuple(GpuProcess(pid, kind, used) for pid, kind, used in processes),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+SERVER = ProcessFacts(20, 2.0, 1001, "ann", "nvidia-cuda-mps-server", "S", 10, (20,))
+
+
+def client_facts(pid: int, **environment: str) -> ProcessFacts:
+    return ProcessFacts(
+        pid, 3.0, 1001, "ann", "train", "S", 1, (pid,), 4026531836,
+        "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0", environment,
+    )  # fmt: skip
+
+
+def snapshot(
+    *clients: ProcessFacts,
+    processes: tuple[tuple[int, str, int | None], ...],
+    session: ServerSession | None = None,
+    logs: tuple[LogState, ...] = READABLE,
+    answers: ServerAnswers | None = None,
+    clients_max: int = 1000,
+) -> Snapshot:
+    if session is None:
+        session = ServerSession(
+            20, 1001, 2.0, 2.5, "ACTIVE", active_thread_ratio=1.0,
+            clients=tuple(
+                ClientSession(one.pid, 20, 1001, 3.0, {"GPU-a": 1}) for one in clients
+            ),
+        )  # fmt: skip
+    view = LedgerView(at=9.0, servers=(session,), devices={0: "GPU-a"})
+    facts = replace(RUNNING, servers=(SERVER,))
+    inputs = DaemonInputs(
+        facts, probe(Outcome.OK, RAN), answers or ServerAnswers(), view, logs, was_readable=True
+    )
+    return merge(
+        taken_at=9.0,
+        gpus=NvmlObservation(9.0, Outcome.OK, driver_version="580.1", gpus=(gpu(*processes),)),
+        processes=ProcfsObservation(
+            9.0, (facts,), {20: SERVER, **{one.pid: one for one in clients}}
+        ),
+        daemons=[inputs],
+        clients_max=clients_max,
+    )
+
+
+ALL = ((20, "compute", GIB), (30, "compute", GIB), (30, "mps", GIB))
+
+
+def test_processes_are_told_apart() -> None:
+    found = snapshot(
+        client_facts(30),
+        processes=(*ALL, (31, "mps", 0), (40, "compute", 5), (50, "graphics", None)),
+    ).gpus[0]
+    # 31 is in the MPS list alone: a client of another GPU, a phantom here.
+    assert found.processes_by_kind == {
+        "mps_client": 1, "mps_server": 1, "direct": 1, "graphics": 1,
+    }  # fmt: skip
+    assert found.direct_pids == (40,)
+    assert found.stranded_clients == 0
+    assert found.served_by == (PIPE,)
+
+
+def test_a_client_that_no_server_has_is_stranded() -> None:
+    beside = (*ALL, (32, "compute", 5), (32, "mps", 5))
+    assert snapshot(client_facts(30), processes=beside).gpus[0].stranded_clients == 1
+    alone = ((32, "compute", 5), (32, "mps", 5))
+    assert snapshot(processes=alone).gpus[0].stranded_clients == 1
+    # Where a log cannot be read, nobody can say whose clients are whose.
+    assert snapshot(client_facts(30), processes=beside, logs=()).gpus[0].stranded_clients is None
+
+
+def test_limits_are_the_lower_of_client_and_server() -> None:
+    low = client_facts(30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25",
+                       CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G")  # fmt: skip
+    free = client_facts(31)
+    session = ServerSession(
+        20, 1001, 2.0, 2.5, "ACTIVE", active_thread_ratio=0.5,
+        pinned_memory_limit_bytes={0: 3 * GIB},
+        clients=(
+            ClientSession(30, 20, 1001, 3.0, {"GPU-a": 1}),
+            ClientSession(31, 20, 1001, 3.0, {"GPU-a": 1}, active_thread_ratio=1.0),
+        ),
+    )  # fmt: skip
+    found = snapshot(low, free, processes=ALL, session=session)
+    one, other = found.daemons[0].servers[0].clients
+    assert (one.active_thread_ratio, one.sm_limit, one.limit_source) == (
+        0.25, {"GPU-a": 32}, "client",
+    )  # fmt: skip
+    assert one.memory_limit_bytes == {"GPU-a": 2 * GIB}
+    # It connected when the server still gave everything, and keeps that.
+    assert (other.active_thread_ratio, other.sm_limit, other.limit_source) == (
+        1.0, {"GPU-a": 132}, "server",
+    )  # fmt: skip
+    assert other.memory_limit_bytes == {"GPU-a": 3 * GIB}
+    assert found.gpus[0].sm_committed_ratio == pytest.approx((32 + 132) / 132)
+    assert found.gpus[0].client_memory_committed_bytes == 5 * GIB
+
+
+def test_limits_that_may_not_be_read_are_left_out_and_said_so() -> None:
+    secret = replace(client_facts(30), mps_environment=None)
+    found = snapshot(secret, processes=ALL)
+    (client,) = found.daemons[0].servers[0].clients
+    assert client.limit_source == "unknown"
+    assert (client.active_thread_ratio, client.sm_limit, client.priority) == (None, {}, None)
+    assert client.memory_used_bytes == {"GPU-a": GIB}
+    assert found.gpus[0].sm_committed_ratio is None
+    assert found.unreadable_environments == 2  # the server's is not readable here either
+
+
+def test_a_client_is_attributed() -> None:
+    (client,) = snapshot(client_facts(30), processes=ALL).daemons[0].servers[0].clients
+    assert (client.user, client.command, client.slurm_job_id) == ("ann", "train", "7")
+
+
+def test_clients_beyond_the_bound_are_counted_only() -> None:
+    many = [client_facts(pid) for pid in range(30, 40)]
+    (daemon,) = snapshot(*many, processes=ALL, clients_max=4).daemons
+    assert len(daemon.servers[0].clients) == 4
+    assert daemon.servers[0].clients_connected == 10
+    assert daemon.dropped_clients == 6
+
+
+def test_without_logs_the_tool_tells() -> None:
+    reply = ServerReply(
+        20, "FAULT", 0.5, (30,), {0: {30: 2}},
+        (Device(0, "GPU-a", "NVIDIA H200", "0"),), {0: GIB},
+    )  # fmt: skip
+    answers = ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0)
+    (daemon,) = snapshot(client_facts(30), processes=ALL, logs=(), answers=answers).daemons
+    (server,) = daemon.servers
+    assert (server.state, server.active_thread_ratio) == ("FAULT", 0.5)
+    assert (server.clients_connected, server.contexts) == (1, {"GPU-a": 2})
+    assert server.contexts_limit == {"GPU-a": 48}
+    assert server.pinned_memory_limit_bytes == {"GPU-a": GIB}
+
+
+def test_without_anybody_who_tells_there_are_no_numbers() -> None:
+    (daemon,) = merge(
+        taken_at=1.0, gpus=None, processes=None, daemons=[DaemonInputs(UNKNOWN)]
+    ).daemons
+    assert daemon.state is None
+    assert (daemon.servers, daemon.servers_count, daemon.counters) == ((), None, None)
+
+
+def test_a_daemon_elsewhere_has_its_pids_translated() -> None:
+    elsewhere = replace(PROCESS, namespace_pids=(10, 1), pid_namespace=77)
+    server = replace(SERVER, namespace_pids=(20, 3), pid_namespace=77)
+    inner = replace(client_facts(30), namespace_pids=(30, 8), pid_namespace=77)
+    session = ServerSession(
+        3, 1001, 2.0, 2.5, "ACTIVE", clients=(ClientSession(8, 3, 1001, 3.0, {"GPU-a": 1}),)
+    )
+    facts = replace(RUNNING, process=elsewhere, servers=(server,))
+    view = LedgerView(at=9.0, servers=(session,))
+    inputs = DaemonInputs(facts, probe(Outcome.OK, RAN), view=view, logs=READABLE)
+    found = merge(
+        taken_at=9.0,
+        gpus=NvmlObservation(9.0, Outcome.OK, gpus=(gpu(*ALL),)),
+        processes=ProcfsObservation(9.0, (facts,), {20: server, 30: inner}),
+        daemons=[inputs],
+    )
+    (merged,) = found.daemons[0].servers
+    assert (merged.pid, [client.pid for client in merged.clients]) == (20, [30])
+
+
+def test_everybody_who_was_named_is_identified() -> None:
+    view = LedgerView(
+        at=1.0,
+        servers=(
+            ServerSession(20, 1, 1.0, 1.0, "ACTIVE", clients=(ClientSession(30, 20, 1, 1.0),)),
+        ),
+    )
+    inputs = DaemonInputs(replace(RUNNING, servers=(replace(SERVER, pid=21),)), view=view)
+    observation = NvmlObservation(1.0, Outcome.OK, gpus=(gpu((40, "compute", 1)),))
+    assert pids_of_interest(observation, [inputs]) == {20, 21, 30, 40}

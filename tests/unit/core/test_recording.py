@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exporter.observations import (
+    ControlObservation,
+    DaemonFacts,
+    Exchange,
+    GpuObservation,
+    GpuProcess,
+    LogChunk,
+    LogsObservation,
+    LogState,
+    NvmlObservation,
+    Observation,
+    Outcome,
+    ProcessFacts,
+    ProcfsObservation,
+    Reading,
+)
+from exporter.sources.recording import Header, RecordingError, RecordingWriter, Tape, read
+
+UUID = "GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893"
+HEADER = Header(
+    scenario="a test", machine="nothing", driver_version="580", recorded_at="2026-11-21T00:00:00Z",
+    started_at=1000.0, exporter_version="0", anonymised=False,
+)  # fmt: skip
+
+texts = st.text(max_size=20)
+moments = st.floats(1000, 2000, allow_nan=False)
+processes = st.builds(
+    ProcessFacts, pid=st.integers(1, 9), start_time_seconds=moments, uid=st.none() | st.integers(0),
+    user=st.none() | texts, name=texts, state=texts, namespace_pids=st.tuples(st.integers(1, 9)),
+    cgroup=st.none() | texts,
+    mps_environment=st.none() | st.dictionaries(texts, texts, max_size=2),
+)  # fmt: skip
+observations: st.SearchStrategy[Observation] = st.one_of(
+    st.builds(
+        ProcfsObservation, at=moments, processes=st.dictionaries(st.integers(1, 9), processes),
+        daemons=st.tuples(st.builds(DaemonFacts, texts, texts, process=st.none() | processes)),
+        gone=st.tuples(st.integers(1, 9)), error=st.none() | texts,
+    ),
+    st.builds(
+        ControlObservation, at=moments, pipe_directory=texts, kind=st.just("probe"),
+        outcome=st.sampled_from(Outcome),
+        exchanges=st.tuples(
+            st.builds(Exchange, st.tuples(texts), st.sampled_from(Outcome), texts, texts)
+        ),
+    ),
+    st.builds(
+        NvmlObservation, at=moments, outcome=st.just(Outcome.OK),
+        gpus=st.tuples(
+            st.builds(
+                GpuObservation, index=st.integers(0, 7), uuid=texts,
+                processes=st.none() | st.tuples(st.builds(GpuProcess, st.integers(1, 9),
+                                                          st.just("mps"), st.none())),
+                readings=st.tuples(st.builds(Reading, texts, st.floats(allow_nan=False))),
+            )
+        ),
+    ),
+)  # fmt: skip
+
+
+def written(path: Path, *seen: Observation, header: Header = HEADER) -> Path:
+    writer = RecordingWriter(path, header)
+    for observation in seen:
+        writer.add(observation)
+    writer.close()
+    return path
+
+
+@settings(max_examples=60, deadline=None)
+@given(observation=observations)
+def test_what_was_written_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, observation: Observation
+) -> None:
+    path = written(tmp_path_factory.mktemp("r") / "x.rec.gz", observation)
+    recording = read(path)
+    assert recording.header == HEADER
+    assert recording.observations == (observation,)
+    assert recording.ended_at == observation.at
+
+
+def chunk(at: float, data: bytes, log: str = "control") -> LogChunk:
+    return LogChunk(at, "/p", log, data, complete_until=at, utc_offset_seconds=3600.0)  # type: ignore[arg-type]
+
+
+STATES = (LogState("/p", "control", "/l/control.log", readable=True, size_bytes=5),)
+
+
+@given(st.binary())
+@settings(max_examples=60, deadline=None)
+def test_bytes_of_logs_survive(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    seen = LogsObservation(1001.0, (chunk(1001.0, data + b"\xff\n"),), STATES)
+    recording = read(written(tmp_path_factory.mktemp("r") / "x.rec.gz", seen))
+    assert recording.observations == (seen,)
+
+
+def test_what_only_repeats_is_not_written_again(tmp_path: Path) -> None:
+    first = NvmlObservation(1001.0, Outcome.OK)
+    again = NvmlObservation(1002.0, Outcome.OK)
+    silent = LogsObservation(1003.0, (), STATES)
+    recording = read(written(tmp_path / "x", first, again, silent, silent))
+    assert [type(one).__name__ for one in recording.observations] == [
+        "NvmlObservation", "LogsObservation",
+    ]  # fmt: skip
+    assert recording.ended_at == 1003.0
+
+
+def test_a_tape_says_what_was_last_said(tmp_path: Path) -> None:
+    one = NvmlObservation(1010.0, Outcome.OK, driver_version="1")
+    two = NvmlObservation(1020.0, Outcome.OK, driver_version="2")
+    tape = Tape(read(written(tmp_path / "x", one, two)))
+    assert tape.latest("nvml", 1000.0) is None
+    assert tape.latest("nvml", 1006.0) == one  # its first answer took a while
+    assert tape.latest("nvml", 1019.9) == one
+    assert tape.latest("nvml", 1500.0) == two
+    assert tape.latest("procfs", 1500.0) is None
+
+
+def test_logs_wait_until_somebody_follows_them(tmp_path: Path) -> None:
+    first, second = chunk(1001.0, b"a\n"), chunk(1005.0, b"b\n")
+    tape = Tape(
+        read(
+            written(
+                tmp_path / "x",
+                LogsObservation(1001.0, (first,), STATES),
+                LogsObservation(1005.0, (second,), STATES),
+            )
+        )
+    )
+    assert tape.logs(1002.0, ()).chunks == ()
+    assert tape.logs(1002.5, {"/p"}).chunks == (first,)
+    (silence,) = tape.logs(1003.0, {"/p"}).chunks
+    assert (silence.data, silence.complete_until) == (b"", 1003.0)
+    # Soon lines come of which some may have been written before this moment.
+    (silence,) = tape.logs(1004.9, {"/p"}).chunks
+    assert silence.complete_until == 1004.0
+    assert tape.logs(1005.0, {"/p"}).chunks == (second,)
+
+
+def test_an_anonymous_recording_names_nobody(tmp_path: Path) -> None:
+    facts = ProcessFacts(7, 1.0, 1001, "alice", "secret-project")
+    server = ProcessFacts(8, 1.0, 0, "root", "nvidia-cuda-mps-server")
+    line = f"Device NVIDIA H200 (uuid {UUID}) is associated\n".encode()
+    header = Header(**{**{name: getattr(HEADER, name) for name in Header.__slots__},
+                       "anonymised": True})  # fmt: skip
+    path = written(
+        tmp_path / "x",
+        ProcfsObservation(1001.0, processes={7: facts, 8: server}),
+        NvmlObservation(
+            1002.0, Outcome.OK, gpus=(GpuObservation(0, UUID, serial="1652922001234"),)
+        ),
+        LogsObservation(1003.0, (chunk(1003.0, line),), STATES),
+        ControlObservation(
+            1004.0, "/p", "probe", Outcome.OK,
+            (Exchange(("ps",), Outcome.OK, f"7 1 8 {UUID[:22]} 4026531836"),),
+        ),
+        header=header,
+    )  # fmt: skip
+    text = gzip.decompress(path.read_bytes()).decode()
+    for secret in ("alice", "secret-project", "1652922001234", "5e4dfbf1", "c801"):
+        assert secret not in text
+    assert "nvidia-cuda-mps-server" in text
+    procfs, nvml, logs, _ = read(path).observations
+    assert isinstance(procfs, ProcfsObservation)
+    assert (procfs.processes[7].user, procfs.processes[7].name) == ("user-1001", "program-1")
+    assert isinstance(nvml, NvmlObservation)
+    assert isinstance(logs, LogsObservation)
+    assert nvml.gpus[0].uuid.encode() in logs.chunks[0].data  # the same thing, the same name
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is no recording"),
+        (b"not gzip", "cannot read recording"),
+        (gzip.compress(b'{"format": "else"}\n'), "is no recording"),
+        (gzip.compress(b"[1]\n"), "is not an object"),
+        (gzip.compress(b'{"format": "mps-exporter-recording", "version": 99}\n'), "version 99"),
+        (gzip.compress(b'{"format": "mps-exporter-recording", "version": 1}\n'), "incomplete"),
+        (gzip.compress(b"{x\n"), "line 1 is not JSON"),
+    ],
+)
+def test_what_is_no_recording_is_refused_with_the_reason(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    path = tmp_path / "x.rec.gz"
+    path.write_bytes(content)
+    with pytest.raises(RecordingError, match=reason):
+        read(path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="No such file"):
+        read(tmp_path / "x")
+    with pytest.raises(RecordingError, match="cannot write"):
+        RecordingWriter(tmp_path / "no" / "x", HEADER)
+
+
+def test_a_wrong_line_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "x", NvmlObservation(1001.0, Outcome.OK))
+    lines = gzip.decompress(path.read_bytes()).splitlines()
+    record = json.loads(lines[1])
+    record["observation"]["outcome"] = "splendid"
+    path.write_bytes(gzip.compress(b"\n".join([lines[0], json.dumps(record).encode(), b""])))
+    with pytest.raises(RecordingError, match="line 2 is no observation"):
+        read(path)
+
+
+def test_a_recording_that_ends_early_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    seen = [NvmlObservation(1000.0 + n, Outcome.OK, driver_version=str(n)) for n in range(2000)]
+    path = written(tmp_path / "x", *seen)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    got = read(path).observations
+    assert 0 < len(got) < len(seen)
+    assert list(got) == seen[: len(got)]

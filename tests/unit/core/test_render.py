@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from exporter.metrics.catalogue import CATALOGUE
+from exporter.metrics.content_format import TEXT_0_0_4
+from exporter.metrics.exposition import encode
+from exporter.metrics.gpu_catalogue import GPU_METRICS
+from exporter.metrics.mps_catalogue import MPS_METRICS
+from exporter.metrics.render import Build, histogram_value, render
+from exporter.metrics.spec import Family
+from exporter.model import (
+    Client,
+    CollectorResult,
+    ControlDaemon,
+    Histogram,
+    LedgerCounters,
+    RecordingInfo,
+    Server,
+    Snapshot,
+    Wait,
+)
+
+BUILD = Build("1.0", "abc", "3.11")
+ROOT = Path(__file__).parents[3]
+
+
+def families(snapshot: Snapshot) -> dict[str, Family]:
+    return {family.spec.name: family for family in render(snapshot, BUILD)}
+
+
+def test_names_are_given_once() -> None:
+    names = Counter(spec.name for spec in (*MPS_METRICS, *GPU_METRICS))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_names_follow_the_rules() -> None:
+    for spec in CATALOGUE.values():
+        assert spec.name.startswith("mps_"), spec.name
+        assert spec.name.endswith("_total") == (spec.kind == "counter"), spec.name
+        assert spec.name.endswith("_info") == (spec.kind == "info"), spec.name
+        assert spec.help.endswith("."), spec.name
+        assert spec.section, spec.name
+        assert not {"percent", "mib", "mhz", "ms", "hostname"} & set(spec.name.split("_"))
+        assert "hostname" not in spec.labels
+
+
+def test_nothing_known_is_nothing_exported() -> None:
+    found = families(Snapshot(taken_at=1.0))
+    assert set(found) == {"mps_exporter_build_info"}
+
+
+def test_what_is_not_available_is_absent() -> None:
+    daemon = ControlDaemon("/p", "/l", None)
+    found = families(Snapshot(taken_at=1.0, daemons=(daemon,)))
+    assert "mps_control_up" not in found
+    assert "mps_control_servers" not in found
+    assert "mps_server_exits_total" not in found
+
+
+def test_known_causes_start_at_zero() -> None:
+    daemon = ControlDaemon("/p", "/l", "answering", counters=LedgerCounters(),
+                           gpu_uuids=("GPU-a",))  # fmt: skip
+    found = families(Snapshot(taken_at=1.0, daemons=(daemon,), gpu_indexes={"GPU-a": "0"}))
+    assert found["mps_server_exits_total"].samples == (
+        (("/p", "requested"), 0), (("/p", "crashed"), 0),
+        (("/p", "start_failed"), 0), (("/p", "daemon_died"), 0),
+    )  # fmt: skip
+    assert found["mps_server_faults_total"].samples == ((("/p", "0", "GPU-a"), 0),)
+    assert "mps_server_last_exit_timestamp_seconds" not in found
+
+
+def test_a_user_who_has_waited_keeps_a_zero() -> None:
+    waited = {1002: Histogram((1.0,), (1, 0), 0.5)}
+    daemon = ControlDaemon("/p", "/l", "answering", counters=LedgerCounters(waits=waited),
+                           waits=(Wait(5, 1003, 7.0, 1001), Wait(6, 1003, 8.0, 1001, dead=True)))  # fmt: skip
+    found = families(Snapshot(taken_at=9.0, daemons=(daemon,)))
+    assert dict(found["mps_uid_waiting_clients"].samples) == {("/p", "1002"): 0, ("/p", "1003"): 2}
+    assert dict(found["mps_uid_waiting_dead_clients"].samples)["/p", "1003"] == 1
+    assert found["mps_uid_waiting_since_timestamp_seconds"].samples == ((("/p", "1003"), 7.0),)
+
+
+def test_a_replay_has_the_clock_of_its_viewer() -> None:
+    server = Server(20, start_time_seconds=100.0, clients=(Client(30, 20, connected_at=110.0),))
+    snapshot = Snapshot(
+        taken_at=120.0,
+        daemons=(ControlDaemon("/p", "/l", "answering", servers=(server,)),),
+        recording=RecordingInfo("s", "m", "580", "then", 2.0),
+    )
+    shifted = {f.spec.name: f for f in render(snapshot, BUILD, wall=lambda moment: moment + 1000)}
+    assert shifted["mps_server_start_time_seconds"].samples[0][1] == 1100.0
+    assert shifted["mps_client_start_time_seconds"].samples[0][1] == 1110.0
+    assert shifted["mps_exporter_recording_info"].samples[0][0] == ("s", "m", "580", "then", "2")
+
+
+def test_buckets_are_cumulative() -> None:
+    value = histogram_value(Histogram((0.5, 1.0), (2, 3, 4), 12.5))
+    assert value.buckets == (("0.5", 2), ("1.0", 5), ("+Inf", 9))
+    assert value.sum == 12.5
+
+
+@given(st.text(max_size=300))
+def test_no_name_of_a_program_breaks_the_page(name: str) -> None:
+    client = Client(30, 20, command=name, user=name)
+    server = Server(20, clients=(client,))
+    snapshot = Snapshot(
+        taken_at=1.0,
+        daemons=(ControlDaemon("/p", "/l", "answering", servers=(server,)),),
+        collectors=(CollectorResult("nvml", success=True, duration_seconds=0.1),),
+    )
+    page = encode(render(snapshot, BUILD), (), TEXT_0_0_4).decode()
+    parsed = {family.name: family for family in text_string_to_metric_families(page)}
+    (sample,) = parsed["mps_client_info"].samples
+    assert set(sample.labels) == set(CATALOGUE["mps_client_info"].labels)
+    assert sample.labels["command"].isprintable()
+    assert len(sample.labels["command"]) <= 200
+    if name.isprintable() and len(name) <= 200:
+        assert sample.labels["command"] == name
+
+
+def test_the_reference_pages_are_up_to_date() -> None:
+    check = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "generate_docs.py"), "--check"],
+        capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert check.stderr == ""
