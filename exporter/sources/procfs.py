@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,9 @@ DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
 
 _COMM = CONTROL_PROGRAM[:COMM_LENGTH].encode()
 _LOCK_FILE = "control_lock"
+_TAIL_BYTES = 1 << 16
+_CLOCK_STEP_SECONDS = 2.0
+"""A process's start time is known to a tick and to the boot time's second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class _Place:
     holder: int | None
     identity: object
     """The same for the same directory, whatever it is called."""
+    exists: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +79,8 @@ class _Daemon:
     servers: tuple[_Program, ...]
     assumed: bool
 
-    def facts(self, root_for: Callable[[int, str], str]) -> DaemonFacts:
+    def facts(self, log_directory: str) -> DaemonFacts:
         flags = parse_daemon_flags(self.program.arguments)
-        log_directory = (self.program.process.mps_environment or {}).get(
-            "CUDA_MPS_LOG_DIRECTORY"
-        ) or DEFAULT_LOG_DIRECTORY
-        if not self.place.root:
-            log_directory = root_for(self.program.pid, log_directory) + log_directory
         return DaemonFacts(
             pipe_directory=self.place.directory,
             log_directory=log_directory,
@@ -121,6 +121,8 @@ class Procfs:
         self._found: tuple[DaemonFacts, ...] = ()
         self._unplaced: list[int] = []
         self._with_root: frozenset[tuple[int, float]] = frozenset()
+        self._writers: set[tuple[int, float]] = set()
+        """Daemons that wrote the log in the default directory."""
 
     def discover(
         self, configured: Sequence[tuple[str, str | None]], *, search: bool
@@ -136,6 +138,8 @@ class Procfs:
         """
         programs = self._programs()
         self._unplaced = []
+        running = {(one.process.pid, one.process.start_time_seconds) for one in programs}
+        self._writers &= running
         entries: dict[object, DaemonFacts] = {}
         for pipe_directory, log_directory in configured:
             place = _place("", pipe_directory)
@@ -147,7 +151,7 @@ class Procfs:
                 continue
             known = entries.get(daemon.place.identity)
             if known is not None or search:
-                facts = daemon.facts(self._root_for)
+                facts = daemon.facts(self._log_directory(daemon))
                 entries[daemon.place.identity] = _merged(known, facts, logs)
         self._found, self._with_root = _named_apart(entries.values(), self._with_root)
         return self._found
@@ -191,7 +195,8 @@ class Procfs:
         if not held and not started_as_one:
             return None
         readable = program.process.mps_environment is not None
-        free = [place for place in places if readable or place.holder in (None, 0)]
+        # A daemon holds its lock, so it is not where somebody tested the lock and nobody has it.
+        free = [place for place in places if readable or (place.exists and not place.lock_tested)]
         if not held and not free:
             self._unplaced.append(program.pid)
             return None
@@ -218,6 +223,25 @@ class Procfs:
         sockets = parse_control_sockets(self._processes.sockets(program.pid))
         for directory in dict.fromkeys((*DEFAULT_PIPE_DIRECTORIES, *configured, *sockets)):
             yield _place("", directory)
+            if root := self._root_for(program.pid, directory):
+                yield _place(root, directory)
+
+    def _log_directory(self, daemon: _Daemon) -> str:
+        """Give the log directory; "" when it cannot be told.
+
+        Where the environment may not be read, the default may well be another daemon's: it is this
+        one's only when the log there has lines that this process wrote.
+        """
+        process = daemon.program.process
+        environment = process.mps_environment
+        directory = (environment or {}).get("CUDA_MPS_LOG_DIRECTORY") or DEFAULT_LOG_DIRECTORY
+        root = daemon.place.root or self._root_for(process.pid, directory)
+        who = (process.pid, process.start_time_seconds)
+        if environment is None and who not in self._writers:
+            if not _wrote(f"{root}{directory}/control.log", process):
+                return ""
+            self._writers.add(who)
+        return directory if daemon.place.root else root + directory
 
     def _root_for(self, pid: int, directory: str) -> str:
         """Give the prefix under which a process's directory is reached from here.
@@ -236,7 +260,7 @@ class Procfs:
         return (
             f"control daemon with PID {pids}: its environment cannot be read, and nothing else"
             " tells its pipe directory; name it with --mps.pipe-directory, or give the exporter"
-            " CAP_SYS_PTRACE"
+            " CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
         )
 
 
@@ -250,7 +274,28 @@ def _identity(path: str) -> tuple[int, int] | None:
 def _place(root: str, directory: str) -> _Place:
     path = root + directory
     tested, holder = lock_holder(f"{path}/{_LOCK_FILE}")
-    return _Place(root, directory, tested, holder, _identity(path) or path)
+    identity = _identity(path)
+    return _Place(root, directory, tested, holder, identity or path, identity is not None)
+
+
+def _wrote(log: str, process: ProcessFacts) -> bool:
+    """Tell whether a control.log was written by this daemon: its lines carry the writer's PID."""
+    data = _tail(log, since=process.start_time_seconds)
+    pid = process.namespace_pids[-1] if process.namespace_pids else process.pid
+    return re.search(rb"(?m)^\[[^\]\n]* Control +%d\] " % pid, data) is not None
+
+
+def _tail(path: str, since: float) -> bytes:
+    """Read the end of a regular file; nothing when it was not written to since then."""
+    with suppress(OSError, ValueError):
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            found = os.fstat(file)
+            if stat.S_ISREG(found.st_mode) and found.st_mtime >= since - _CLOCK_STEP_SECONDS:
+                return os.pread(file, _TAIL_BYTES, max(found.st_size - _TAIL_BYTES, 0))
+        finally:
+            os.close(file)
+    return b""
 
 
 def lock_holder(path: str) -> tuple[bool, int | None]:
@@ -301,7 +346,7 @@ def _merged(
     return replace(
         found,
         pipe_directory=known.pipe_directory,
-        log_directory=log_directory or found.root + found.log_directory,
+        log_directory=log_directory or (found.log_directory and found.log_path),
         root="",
         configured=True,
         directories_assumed=False,

@@ -275,9 +275,66 @@ def test_an_unreadable_environment_the_sockets_and_the_lock(proc: FakeProc, tmp_
         proc.add(pid, argv=[CONTROL, "-d"], sockets=sockets)
         (facts,) = found(proc)
     assert facts.pipe_directory == str(pipe)
-    assert facts.log_directory == DEFAULT_LOG_DIRECTORY
+    assert facts.log_directory == ""
     assert not facts.directories_assumed
     assert facts.log_directory_assumed
+
+
+def test_the_default_log_is_a_daemons_whose_pid_is_in_it(
+    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the environment is closed; of two daemons, one has its log there, and not the other."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    monkeypatch.setattr(procfs, "DEFAULT_LOG_DIRECTORY", str(logs))
+    one, two = tmp_path / "one", tmp_path / "two"
+    with held_lock(one) as first, held_lock(two) as second:
+        stamp = f"[2026-11-21 08:55:22.019 Control {first:5d}]"
+        # The second is mentioned by the first; that is not the writer's place.
+        (logs / "control.log").write_text(f"{stamp} NEW CLIENT Control {second}] from user 0\n")
+        for pid, pipe in ((first, one), (second, two)):
+            proc.add(pid, argv=[CONTROL, "-d"], sockets=[str(pipe / "control")])
+        found_ones = {facts.pipe_directory: facts.log_directory for facts in found(proc)}
+        assert found_ones == {str(one): str(logs), str(two): ""}
+
+
+def test_a_log_from_before_the_daemon_is_not_its_own(
+    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    monkeypatch.setattr(procfs, "DEFAULT_LOG_DIRECTORY", str(logs))
+    pipe = tmp_path / "pipe"
+    with held_lock(pipe) as pid:
+        log = logs / "control.log"
+        log.write_text(f"[2026-11-21 08:55:22.019 Control {pid:5d}] UI closed\n")
+        os.utime(log, (BOOT_TIME, BOOT_TIME))
+        proc.add(pid, argv=[CONTROL, "-d"], sockets=[str(pipe / "control")], started=60)
+        (facts,) = found(proc)
+        assert facts.log_directory == ""
+
+
+def test_without_its_environment_a_daemon_in_a_container_shows_by_its_lock(
+    proc: FakeProc, tmp_path: Path
+) -> None:
+    """As with CAP_SYS_PTRACE alone: its root can be entered, its environment cannot be read."""
+    root = tmp_path / "container"
+    inside = root / str(tmp_path / "tmp-mps").lstrip("/")
+    with held_lock(inside) as pid:
+        proc.add(pid, argv=[CONTROL, "-d"], sees=root)
+        (facts,) = found(proc)
+        assert (facts.pipe_directory, facts.root) == (
+            str(tmp_path / "tmp-mps"), f"{proc.root}/{pid}/root",
+        )  # fmt: skip
+
+
+def test_a_directory_whose_lock_nobody_has_is_not_assumed(proc: FakeProc, tmp_path: Path) -> None:
+    (tmp_path / "tmp-mps").mkdir()
+    (tmp_path / "tmp-mps" / "control_lock").touch()
+    proc.add(5, argv=[CONTROL, "-d"])
+    source = Procfs(str(proc.root))
+    assert source.discover((), search=True) == ()
+    assert "PID 5" in (source.observe(()).error or "")
 
 
 def test_with_a_configured_log_directory_nothing_is_assumed(proc: FakeProc, tmp_path: Path) -> None:
@@ -291,6 +348,7 @@ def test_with_a_configured_log_directory_nothing_is_assumed(proc: FakeProc, tmp_
 
 
 def test_when_nothing_tells_the_default_is_assumed(proc: FakeProc, tmp_path: Path) -> None:
+    (tmp_path / "tmp-mps").mkdir()
     proc.add(5, argv=[CONTROL, "-d"])
     (facts,) = found(proc)
     assert facts.pipe_directory == str(tmp_path / "tmp-mps")
