@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import NamedTuple
 
 from exporter.mps import log_events as e
@@ -27,9 +26,12 @@ MAX_MESSAGE = 512
 MAX_QUOTED = 120
 """Characters that are kept of a message that is not understood."""
 
-_SECOND = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", re.ASCII)
-_WRITER = re.compile(r"([A-Z][A-Za-z]{0,15}(?: [A-Z][a-z]{1,15})?) +(\d{1,7})", re.ASCII)
-_MAX_PREFIX = 64
+MAX_SECONDS = 256
+MAX_SAID = 4096
+"""How many different seconds, and messages, are remembered."""
+
+_SECOND = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.", re.ASCII)
+_WRITER = re.compile(r" ([A-Z][A-Za-z]{0,15}(?: [A-Z][a-z]{1,15})?) +(\d{1,7})", re.ASCII)
 
 
 class Line(NamedTuple):
@@ -50,44 +52,67 @@ _UNPREFIXED = Line(None, "", 0, CONTINUATION)
 
 
 def parse(line: str | bytes) -> Line:
-    """Read one line, given without its line end."""
+    """Read one line, given without its line end.
+
+    Few seconds and few messages make many lines, so both are looked at once and remembered.
+    """
     text = line if isinstance(line, str) else line.decode("utf-8", "replace")
-    prefix, bracket, message = text.partition("]")
-    if text[:1] != "[" or text[20:21] != "." or text[24:25] != " " or not bracket:
+    second_ms = _seconds.get(text[:21])
+    said = _said.get(text[24:])
+    if second_ms is None or said is None:
+        second_ms = _second_ms(text[:21])
+        said = None if second_ms is None else _read_rest(text[24:])
+        if second_ms is None or said is None:
+            return _UNPREFIXED
+    fraction_ms = _FRACTIONS.get(text[21:24])
+    if fraction_ms is None:
         return _UNPREFIXED
-    # Few seconds and few writers make many lines: both are looked at once.
-    stamp_ms, writer = _second_ms(text[1:20]), _writer(prefix[25:_MAX_PREFIX])
-    fraction = text[21:24]
-    if stamp_ms is None or writer is None or not (fraction.isascii() and fraction.isdigit()):
-        return _UNPREFIXED
-    component, pid = writer
-    if len(message) > MAX_MESSAGE:
-        event = _read_long(component, message.lstrip())
-    else:
-        event = read_message(component == "Control", message)
-    return _new(Line, (stamp_ms + int(fraction), component, pid, event))
+    return _new(Line, (second_ms + fraction_ms, *said))
 
 
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
+_FRACTIONS = {f"{number:03d}": number for number in range(1000)}
+_seconds: dict[str, int] = {}
+_writers: dict[str, tuple[str, int]] = {}
+_said: dict[str, tuple[str, int, e.Event]] = {}
 
 
-@lru_cache(maxsize=256)
-def _writer(text: str) -> tuple[str, int] | None:
-    """Read component and PID."""
-    found = _WRITER.fullmatch(text)
-    return None if found is None else (found[1], int(found[2]))
-
-
-@lru_cache(maxsize=64)
-def _second_ms(second: str) -> int | None:
-    """Give a stamp's whole second in milliseconds; None when there is no such time."""
-    if not _SECOND.fullmatch(second):
+def _second_ms(text: str) -> int | None:
+    """Read "[2026-11-21 08:55:42.", in milliseconds; None when there is no such time."""
+    if not _SECOND.fullmatch(text):
         return None
     try:
-        moment = datetime.fromisoformat(second).replace(tzinfo=UTC)
+        moment = datetime.fromisoformat(text[1:20]).replace(tzinfo=UTC)
     except ValueError:
         return None
-    return int(moment.timestamp()) * 1000
+    if len(_seconds) >= MAX_SECONDS:
+        _seconds.clear()
+    return _seconds.setdefault(text, int(moment.timestamp()) * 1000)
+
+
+def _writer(text: str) -> tuple[str, int] | None:
+    """Read " Control   630"."""
+    found = _WRITER.fullmatch(text)
+    if found is None:
+        return None
+    if len(_writers) >= MAX_SECONDS:
+        _writers.clear()
+    return _writers.setdefault(text, (found[1], int(found[2])))
+
+
+def _read_rest(text: str) -> tuple[str, int, e.Event] | None:
+    """Read " Control   630] NEW UI": who says it, and what; None when it is not like that."""
+    name, bracket, message = text.partition("]")
+    writer = _writers.get(name) or _writer(name)
+    if writer is None or not bracket:
+        return None
+    component, pid = writer
+    if len(message) > MAX_MESSAGE:
+        return component, pid, _read_long(component, message.lstrip())
+    if len(_said) >= MAX_SAID:
+        _said.clear()
+    event = read_message(message, control=component == "Control")
+    return _said.setdefault(text, (component, pid, event))
 
 
 def _read_long(component: str, message: str) -> e.Event:
@@ -97,13 +122,12 @@ def _read_long(component: str, message: str) -> e.Event:
     return e.Unrecognized(message[:MAX_QUOTED])
 
 
-@lru_cache(maxsize=4096)
-def read_message(control: bool, message: str) -> e.Event:
-    """Read the message of a line: equal messages share one event, so the cache pays.
+def read_message(message: str, *, control: bool) -> e.Event:
+    """Read the message of a line.
 
     Args:
-        control: Written by the control daemon (component Control).
         message: What stands behind the prefix.
+        control: Written by the control daemon (component Control).
     """
     message = message.strip()
     if control:
@@ -111,12 +135,15 @@ def read_message(control: bool, message: str) -> e.Event:
             return e.UiCommand(message[4 : 4 + MAX_QUOTED])
         shapes = _CONTROL
     else:
-        message = _OLD_PREFIX.sub("", message, count=1)
+        if message[:1] in ("V", "M"):
+            old = _OLD_PREFIX.match(message)
+            message = message if old is None else message[old.end() :]
         shapes = _SERVER
-    if message.isascii() and message.isdigit() and len(message) <= 10:
+    if message.isdigit() and message.isascii() and len(message) <= 10:
         return e.Number(int(message))
-    for shape, build in shapes.get(message.partition(" ")[0].lower(), ()):
-        found = shape.fullmatch(message)
+    lower = message.lower()
+    for hint, shape, build in shapes.get(lower.partition(" ")[0], ()):
+        found = shape.fullmatch(message) if hint in lower else None
         if found is not None:
             try:
                 return build(found)
@@ -129,7 +156,8 @@ def read_message(control: bool, message: str) -> e.Event:
 _OLD_PREFIX = re.compile(r"Volta MPS Server: |Volta MPS: |MPS Server: ")
 
 _Build = Callable[[re.Match[str]], e.Event]
-_Shapes = dict[str, list[tuple[re.Pattern[str], _Build]]]
+_Shapes = dict[str, list[tuple[str, re.Pattern[str], _Build]]]
+"""First word -> (text that must be in it, shape, what it means), all in lower case."""
 
 
 def _always(event: e.Event) -> _Build:
@@ -148,8 +176,19 @@ def _shapes(*rows: tuple[str, _Build | e.Event]) -> _Shapes:
             .replace("<uid>", r"(-?\d{1,10})"),
             re.ASCII | re.IGNORECASE,
         )
-        shapes.setdefault(first, []).append((compiled, build))
+        shapes.setdefault(first, []).append((_hint(pattern), compiled, build))
     return shapes
+
+
+def _hint(pattern: str) -> str:
+    """Give the longest plain text of a shape: to look for it costs less than to try the shape."""
+    plain = pattern
+    while (
+        inner := re.sub(r"\([^()]*\)[?*]?", "\n", plain.replace(r"\(", "\n").replace(r"\)", "\n"))
+    ) != plain:
+        plain = inner
+    parts = re.split(r"<\w+>|\\.[+*]?|.[?*+]|\.|\[[^]]*\]|\n|[{}]", plain)
+    return max(parts, key=len).lower()
 
 
 def _uid(text: str) -> int:
