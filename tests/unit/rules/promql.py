@@ -229,7 +229,8 @@ class Schema:
             return inner - {"le"}
         if name == "label_replace":
             inner = self._vector(arguments[0])
-            if (source := cast("str", arguments[3].val)) not in inner:
+            source = cast("str", arguments[3].val)
+            if source and source not in inner:
                 raise PromqlError(f"label_replace() from {source}, which is not there")
             return inner | {cast("str", arguments[1].val)}
         if name in KEEPS_LABELS:

@@ -32,7 +32,7 @@ DURATION = re.compile(r"[1-9]\d*[smh]")
 
 def test_there_are_rules() -> None:
     assert len({rule.alert for rule in alerts()}) >= 35
-    assert len(records()) >= 30
+    assert len(records()) >= 25
 
 
 @ALERTS
@@ -124,7 +124,9 @@ def unit_tests_have_unique_names_and_nothing_unknown() -> None:
     names = []
     for file in RULE_FILES:
         for group in yaml.safe_load(file.read_text())["groups"]:
-            assert group.keys() == {"name", "rules"}, "intervals are the site's to choose"
+            # Elsewhere the interval is the site's to choose.
+            slow = group["name"] in {"mps-kubernetes", "mps-recording-quantiles"}
+            assert group.keys() == {"name", "rules"} | ({"interval"} if slow else set())
             assert re.fullmatch(r"mps(-[a-z]+)+", group["name"])
             names.append(group["name"])
     assert len(names) == len(set(names))

@@ -1,0 +1,378 @@
+"""What all our rules cost Prometheus, and how many series a fleet is.
+
+    python -m bench.rules [hosts] [minutes]
+
+Serves the exporter's own output for that many hosts of 8 GPUs with 48 clients each (a control
+daemon for each GPU, as Slurm and Kubernetes start them) and kube-state-metrics' view of their pods
+to a real Prometheus with our rules, and prints what it says about its rules after some minutes.
+Readings of the GPUs are those of a recorded H200.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+from aiohttp import web
+from prometheus_client import Metric, generate_latest
+
+from exporter.metrics.library_form import to_metric
+from exporter.metrics.render import Build, render
+from exporter.model import (
+    EXIT_CAUSES,
+    LOSS_CAUSES,
+    REJECTION_CAUSES,
+    Client,
+    CollectorResult,
+    ControlDaemon,
+    Gpu,
+    Histogram,
+    LedgerCounters,
+    Server,
+    Snapshot,
+    Wait,
+)
+from exporter.observations import GpuObservation, LogState, NvmlObservation
+from exporter.sources.recording import read
+from tests.unit.rules.rulebook import ROOT
+from tests.unit.rules.servers import free_port, program
+
+GPUS = 8
+CLIENTS = 48
+USERS = (1001, 1002, 1003)
+SCRAPE_SECONDS = 15
+RULES_SECONDS = 30
+NOW = time.time()
+HOST = "HOST"
+WAIT_BOUNDS = (0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
+
+
+def recorded_gpu() -> GpuObservation:
+    """An H200 with every reading that it gives."""
+    recording = read(ROOT.parent / "tests" / "recordings" / "limits.rec.gz")
+    seen = [item for item in recording.observations if isinstance(item, NvmlObservation)]
+    return max((gpu for item in seen for gpu in item.gpus), key=lambda gpu: len(gpu.readings))
+
+
+def client(daemon: int, number: int, uuid: str) -> Client:
+    """A client in a pod of its own."""
+    pid = 10_000 + daemon * 100 + number
+    uid = USERS[number % len(USERS)]
+    return Client(
+        pid=pid,
+        server_pid=5_000 + daemon,
+        uid=uid,
+        user=f"user{uid}",
+        command="python3",
+        container_id=f"containerd://{HOST}{pid:032x}{'0' * 28}",
+        pod_uid=f"{HOST}0000-0000-4000-8000-{pid:012x}",
+        pid_namespace=4026530000 + pid,
+        limit_source="client",
+        environment_readable=True,
+        connected_at=NOW - 600,
+        contexts={uuid: 1},
+        memory_used_bytes={uuid: 10**9},
+        memory_limit_bytes={uuid: 2 * 10**9},
+        active_thread_ratio=0.1,
+        sm_limit={uuid: 13},
+        priority=0,
+    )
+
+
+def counters(uuid: str) -> LedgerCounters:
+    """Of a daemon that has met everything."""
+    histogram = Histogram(WAIT_BOUNDS, (1,) * (len(WAIT_BOUNDS) + 1), 1000.0)
+    return LedgerCounters(
+        daemon_starts=1,
+        server_starts=dict.fromkeys(USERS, 5),
+        server_exits=dict.fromkeys(EXIT_CAUSES, 3),
+        server_last_exit_at=dict.fromkeys(EXIT_CAUSES, NOW - 86_400),
+        server_startup=histogram,
+        faults={uuid: 2},
+        last_fault_at=NOW - 86_400,
+        fault_recovery=histogram,
+        connections=dict.fromkeys(USERS, 500),
+        disconnections=dict.fromkeys(USERS, 480),
+        sessions=dict.fromkeys(USERS, histogram),
+        losses={(uid, cause): 1 for uid in USERS for cause in LOSS_CAUSES},
+        rejections={(uid, cause): 1 for uid in USERS for cause in REJECTION_CAUSES},
+        waits=dict.fromkeys(USERS, histogram),
+        waits_abandoned=dict.fromkeys(USERS, 1),
+        overtakes=dict.fromkeys(USERS, 40),
+        handovers=12,
+        handover_idle_seconds=300.0,
+        holding_seconds=dict.fromkeys(USERS, 40_000.0),
+        log_lines={"control": 10**6, "server": 10**6},
+    )
+
+
+def host(clients: int = CLIENTS, gpus: int = GPUS) -> Snapshot:
+    """One host with everything that can be on it."""
+    seen = recorded_gpu()
+    daemons, cards = [], []
+    for number in range(gpus):
+        uuid = f"GPU-{HOST}{number:04d}-0000-4000-8000-000000000000"
+        pipe = f"/run/nvidia-mps/{number}"
+        server = Server(
+            pid=5_000 + number, uid=1001, user="user1001", start_time_seconds=NOW - 900,
+            state="ACTIVE", ghost=False, clients_connected=clients, contexts={uuid: clients},
+            contexts_limit={uuid: 60}, active_thread_ratio=1.0, memory_used_bytes={uuid: 7 * 10**7},
+            pinned_memory_limit_bytes={uuid: 2 * 10**9},
+            clients=tuple(client(number, index, uuid) for index in range(clients)),
+        )  # fmt: skip
+        daemons.append(
+            ControlDaemon(
+                pipe_directory=pipe, log_directory=f"/var/log/mps/{number}", state="answering",
+                pid=4_000 + number, uid=0, user="root", start_time_seconds=NOW - 9000,
+                binary_version="13000", protocol="2", multiuser=False,
+                query_duration_seconds=0.003, queries=1000, default_active_thread_ratio=1.0,
+                default_client_priority=0, servers_count=1, servers=(server,),
+                waits=(Wait(20_000 + number, 1002, NOW - 20, 1001),),
+                handover_backoff_seconds=51.2, gpu_uuids=(uuid,),
+                logs=tuple(
+                    LogState(pipe, log, f"{log}.log", readable=True, size_bytes=10**6)
+                    for log in ("control", "server")
+                ),
+                counters=counters(uuid),
+            )
+        )  # fmt: skip
+        cards.append(
+            Gpu(
+                observation=replace(seen, index=number, uuid=uuid, compute_mode="exclusive_process"),
+                index=str(number), uuid=uuid, served_by=(pipe,), stranded_clients=0,
+                processes_by_kind={
+                    "mps_client": clients, "mps_server": 1, "direct": 0, "graphics": 0,
+                },
+                sm_committed_ratio=clients * 0.04,
+                client_memory_committed_bytes=clients * 2 * 10**9,
+            )
+        )  # fmt: skip
+    names = ("nvml", "control", "logs", "process")
+    return Snapshot(
+        taken_at=NOW,
+        driver_version="580.159.04",
+        cuda_version="13.0",
+        gpus=tuple(cards),
+        daemons=tuple(daemons),
+        collectors=tuple(CollectorResult(name, True, 0.01) for name in names),  # type: ignore[arg-type]
+    )
+
+
+class _Registry:
+    """What the encoder needs of a registry."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
+
+
+def exposition(clients: int = CLIENTS, gpus: int = GPUS) -> bytes:
+    """What the exporter on such a host says; HOST stands where hosts differ."""
+    families = render(host(clients, gpus), Build("0", "", "3.11"))
+    registry = _Registry([to_metric(family) for family in families])
+    return generate_latest(registry)
+
+
+def pods(hosts: int) -> bytes:
+    """What kube-state-metrics says of all clients' pods."""
+    lines = []
+    for number in range(hosts):
+        name = f"{number:04x}"
+        for index in range(GPUS * CLIENTS):
+            pid = 10_000 + index // CLIENTS * 100 + index % CLIENTS
+            uid = f"{name}0000-0000-4000-8000-{pid:012x}"
+            pod = f'namespace="research",pod="job-{name}-{pid}",uid="{uid}"'
+            container = f"containerd://{name}{pid:032x}{'0' * 28}"
+            lines.append(
+                f'kube_pod_container_info{{{pod},container="main",image_spec="i:1",image="i:1",'
+                f'image_id="i@sha256:1",container_id="{container}"}} 1'
+            )
+            lines.append(
+                f'kube_pod_info{{{pod},host_ip="10.0.0.1",pod_ip="10.1.0.1",node="{name}",'
+                'created_by_kind="Job",created_by_name="job",priority_class="",'
+                'host_network="false"} 1'
+            )
+    return ("\n".join(lines) + "\n").encode()
+
+
+def series(text: bytes) -> int:
+    """Samples of one scrape."""
+    return sum(1 for line in text.splitlines() if line and not line.startswith(b"#"))
+
+
+def print_sizes() -> None:
+    """Series of a host, and what each GPU, daemon and client adds."""
+    full, half = exposition(), exposition(CLIENTS // 2)
+    idle, one_gpu = exposition(0), exposition(0, GPUS - 1)
+    print(f"a host of {GPUS} GPUs with {CLIENTS} clients each:")
+    print(f"  {series(full):6d} series, {len(full) / 1e6:.2f} MB a scrape, uncompressed")
+    per_client = (series(full) - series(half)) / (GPUS * CLIENTS / 2)
+    print(f"  {per_client:6.0f} series a client (more with several GPUs)")
+    print(f"  {series(idle) - series(one_gpu):6d} series a GPU with its daemon, without clients")
+    print(f"  {series(exposition(0, 0)):6d} series of the exporter itself")
+    names = Counter(re.split(rb"[{ ]", line)[0].decode() for line in idle.splitlines()
+                    if line and not line.startswith(b"#"))  # fmt: skip
+    families = Counter()  # type: Counter[str]
+    for name, count in names.items():
+        families["mps_gpu_" if name.startswith("mps_gpu_") else "other mps_"] += count
+        if name.endswith(("_bucket", "_count", "_sum")):
+            families["of these, histograms"] += count
+    for family, count in families.most_common():
+        print(f"    without clients, {family}: {count}")
+
+
+async def serve(hosts: int, port: int) -> web.AppRunner:
+    """All hosts behind one port: /0/metrics to /N/metrics, and /pods."""
+    body, all_pods = exposition(), pods(hosts)
+
+    async def metrics(request: web.Request) -> web.Response:
+        name = f"{int(request.match_info['host']):04x}".encode()
+        return web.Response(body=body.replace(HOST.encode(), name), content_type="text/plain")
+
+    async def kube(request: web.Request) -> web.Response:
+        del request
+        return web.Response(body=all_pods, content_type="text/plain")
+
+    app = web.Application()
+    app.router.add_get("/{host:[0-9]+}/metrics", metrics)
+    app.router.add_get("/pods", kube)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    return runner
+
+
+def configuration(hosts: int, port: int) -> dict[str, Any]:
+    """One target for each host: they differ in their path, and so in the label instance."""
+    target = f"127.0.0.1:{port}"
+    return {
+        "global": {
+            "scrape_interval": f"{SCRAPE_SECONDS}s",
+            "evaluation_interval": f"{RULES_SECONDS}s",
+        },
+        "rule_files": [str(ROOT / "rules" / "*.yml")],
+        "scrape_configs": [
+            {
+                "job_name": "mps-exporter",
+                "static_configs": [
+                    {
+                        "targets": [target],
+                        "labels": {"instance": f"h{n}", "__metrics_path__": f"/{n}/metrics"},
+                    }
+                    for n in range(hosts)
+                ],
+            },
+            {
+                "job_name": "kube-state-metrics",
+                "honor_labels": True,
+                "metrics_path": "/pods",
+                "static_configs": [{"targets": [target]}],
+            },
+        ],
+    }
+
+
+async def ask(base: str, path: str, **parameters: str) -> Any:
+    """One question to Prometheus's API."""
+    timeout = aiohttp.ClientTimeout(total=60)
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as session,
+        session.get(f"http://{base}/api/v1/{path}", params=parameters) as response,
+    ):
+        return json.loads(await response.text())["data"]
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    return int(found[1]) * 1024 if found else 0
+
+
+async def measure(hosts: int, minutes: float) -> None:
+    """Run Prometheus for some minutes and print what its rules cost."""
+    port, base = free_port(), f"127.0.0.1:{free_port()}"
+    runner = await serve(hosts, port)
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "prometheus.yml")
+        config.write_text(yaml.safe_dump(configuration(hosts, port)))
+        process = await asyncio.create_subprocess_exec(
+            program("prometheus3"), f"--config.file={config}",
+            f"--storage.tsdb.path={folder}/data", f"--web.listen-address={base}",
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            seen: dict[str, list[float]] = {}
+            rules: dict[str, list[float]] = {}
+            last: dict[str, str] = {}
+            deadline = time.monotonic() + minutes * 60
+            while time.monotonic() < deadline:
+                await asyncio.sleep(5)
+                try:
+                    groups = (await ask(base, "rules"))["groups"]
+                except (aiohttp.ClientError, TimeoutError):
+                    continue
+                for group in groups:
+                    if group["lastEvaluation"] == last.get(group["name"]):
+                        continue
+                    last[group["name"]] = group["lastEvaluation"]
+                    seen.setdefault(group["name"], []).append(group["evaluationTime"])
+                    for rule in group["rules"]:
+                        assert rule["health"] in {"ok", "unknown"}, rule.get("lastError")
+                        rules.setdefault(rule["name"], []).append(rule["evaluationTime"])
+            up = await ask(base, "query", query="sum(up)")
+            head = await ask(base, "query", query="count({__name__=~'.+'})")
+            recorded = await ask(base, "query", query="count({__name__=~'.+:.+'})")
+            pods_made = await ask(base, "query", query="count(client:mps_client_info:pod)")
+            scrape = await ask(
+                base, "query", query="max(scrape_duration_seconds{job='mps-exporter'})"
+            )
+            memory = resident_bytes(process.pid)
+        finally:
+            process.terminate()
+            await process.wait()
+            await runner.cleanup()
+    print(f"{hosts} hosts, {minutes:g} minutes, {up['result'][0]['value'][1]} targets up,")
+    print(f"  {head['result'][0]['value'][1]} series, of which our rules made "
+          f"{recorded['result'][0]['value'][1]}")  # fmt: skip
+    print(f"  {pods_made['result'][0]['value'][1]} of them: clients with their pods")
+    print(f"  {memory / 1e9:.1f} GB resident, slowest scrape {scrape['result'][0]['value'][1]} s")
+    # The first evaluations met an empty database.
+    settled = {name: times[len(times) // 2 :] for name, times in seen.items()}
+    for name, times in sorted(settled.items(), key=lambda item: -max(item[1])):
+        print(f"  {name:24s} {1000 * sum(times) / len(times):8.1f} ms, "
+              f"worst {1000 * max(times):8.1f} ms")  # fmt: skip
+    total = sum(sum(times) / len(times) for times in settled.values())
+    worst = sum(max(times) for times in settled.values())
+    print(
+        f"  all rules: {total:.3f} s of each {RULES_SECONDS} s; worst of each group: {worst:.3f} s"
+    )
+    print("  dearest rules:")
+    means = {name: sum(times[len(times) // 2 :]) / len(times[len(times) // 2 :])
+             for name, times in rules.items()}  # fmt: skip
+    for name, mean in sorted(means.items(), key=lambda item: -item[1])[:6]:
+        print(f"    {name:48s} {1000 * mean:8.1f} ms")
+
+
+def main() -> None:
+    """Sizes first, then the measurement."""
+    hosts = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    minutes = float(sys.argv[2]) if len(sys.argv) > 2 else 5
+    print_sizes()
+    asyncio.run(measure(hosts, minutes))
+
+
+if __name__ == "__main__":
+    main()

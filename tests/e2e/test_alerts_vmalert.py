@@ -1,0 +1,124 @@
+"""The same rule files in VictoriaMetrics' vmalert raise the same alerts.
+
+Prometheus, in agent mode, only scrapes and writes to VictoriaMetrics; vmalert evaluates. All else
+is as in tests/integration/test_alerts_e2e.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+
+from tests.integration.test_alerts_e2e import (
+    INCIDENTS,
+    PACE,
+    SCRAPE_SECONDS,
+    Stage,
+    mistakes_of,
+    played,
+    scrape_config,
+    until_ready,
+)
+from tests.unit.rules.rulebook import RULE_FILES
+from tests.unit.rules.servers import free_port, program
+
+RECORDINGS = {
+    "one-client", "server-killed", "fault", "crash-loop", "stopped", "draining",
+    "wait-abandoned-sigkill", "context-limit", "foreground",
+}  # fmt: skip
+"""Of each kind of rule one; all of them are with the tests of Prometheus."""
+
+
+def test_vmalert_takes_our_rules_as_they_are() -> None:
+    done = subprocess.run(
+        [program("vmalert"), "-dryRun", *(f"-rule={file}" for file in RULE_FILES)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+class VictoriaStage(Stage):
+    """Prometheus scrapes, VictoriaMetrics stores, vmalert evaluates."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.victoria = f"127.0.0.1:{free_port()}"
+        self.vmalert = f"127.0.0.1:{free_port()}"
+
+    async def start_evaluation(self, targets: Mapping[str, str]) -> None:
+        await self.start(
+            program("victoria-metrics"),
+            f"-storageDataPath={self.folder / 'victoria'}",
+            f"-httpListenAddr={self.victoria}",
+            "-search.latencyOffset=0s",
+            f"-search.maxStalenessInterval={5 * 60 / PACE:g}s",
+            "-search.disableCache",
+            log="victoria",
+        )
+        await until_ready(f"http://{self.victoria}/health")
+        scrape = f"{int(SCRAPE_SECONDS * 1000)}ms"
+        config = {
+            "global": {"scrape_interval": scrape, "scrape_timeout": scrape},
+            "remote_write": [
+                {
+                    "url": f"http://{self.victoria}/api/v1/write",
+                    "queue_config": {"batch_send_deadline": "200ms"},
+                }
+            ],
+            "scrape_configs": [scrape_config(targets)],
+        }
+        (self.folder / "agent.yml").write_text(yaml.safe_dump(config))
+        await self.start(
+            program("prometheus3"),
+            "--agent",
+            f"--config.file={self.folder / 'agent.yml'}",
+            f"--storage.agent.path={self.folder / 'agent'}",
+            f"--web.listen-address={self.prometheus}",
+            log="agent",
+        )
+        await until_ready(f"http://{self.prometheus}/-/ready")
+        await self.start(
+            program("vmalert"),
+            f"-rule={self.faster_rules()}/*.yml",
+            f"-datasource.url=http://{self.victoria}",
+            f"-remoteWrite.url=http://{self.victoria}",
+            "-remoteWrite.flushInterval=200ms",
+            f"-notifier.url=http://{self.alertmanager}",
+            f"-httpListenAddr={self.vmalert}",
+            "-evaluationInterval=500ms",
+            "-rule.evalDelay=0s",
+            "-rule.resendDelay=500ms",
+            log="vmalert",
+        )
+        await until_ready(f"http://{self.vmalert}/health")
+
+    async def check(self) -> None:
+        url = f"http://{self.vmalert}/api/v1/rules"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            groups = (await response.json())["data"]["groups"]
+        errors = [
+            f"{rule['name']}: {rule['lastError']}"
+            for group in groups
+            for rule in group["rules"]
+            if rule.get("lastError")
+        ]
+        assert not errors, errors
+
+
+@pytest.mark.timeout(180)
+async def test_the_same_incidents_raise_the_same_alerts(tmp_path: Path) -> None:
+    # Data takes a second longer on this way, so incidents are played a little more slowly.
+    chosen = tuple(
+        replace(incident, speed=incident.speed * 0.8)
+        for incident in INCIDENTS
+        if incident.recording in RECORDINGS
+    )
+    async with played(VictoriaStage(tmp_path), chosen) as replays:
+        mistakes = [mistake for replay in replays for mistake in mistakes_of(replay)]
+        assert not mistakes, "\n".join(mistakes)
