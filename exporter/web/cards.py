@@ -90,6 +90,8 @@ def _facts(gpu: GpuView) -> str:
         facts.append(str(gpu.compute_mode).replace("_", " "))
     kinds = gpu.processes_by_kind or {}
     facts += [words.count(kinds[kind], *names) for kind, *names in _KINDS if kinds.get(kind)]
+    if gpu.stranded_clients:
+        facts.append(f"{words.count(gpu.stranded_clients, 'client')} without a server")
     return " · ".join(facts)
 
 

@@ -64,20 +64,29 @@ def headline(snapshot: Snapshot, found: tuple[Finding, ...]) -> Finding:
 def _of_daemon(daemon: ControlDaemon, snapshot: Snapshot, who: words.Who) -> Iterator[Finding]:
     now = snapshot.taken_at
     name = words.visible(daemon.pipe_directory, 400)
-    yield from _state(daemon, name)
     for server in daemon.servers:
         yield from _server(server, name, who, now)
+    yield from _state(daemon, name, now)
     yield from _queue(daemon, name, who, now)
     yield from _recent(daemon, name, who, now)
 
 
-def _state(daemon: ControlDaemon, name: str) -> Iterator[Finding]:
+def _state(daemon: ControlDaemon, name: str, now: float) -> Iterator[Finding]:
     if daemon.state == "unresponsive":
         yield Finding(
             "trouble",
             f"The MPS daemon {name} does not answer: programs that start now hang.",
             "If it stays so, end it (kill -9) and its server, and start it again; "
             "their clients are lost.",
+            name,
+        )
+    elif daemon.state == "absent" and _quit_at(daemon) is not None:
+        ago = words.ago(now - (_quit_at(daemon) or now))
+        yield Finding(
+            "notice",
+            f"The MPS daemon {name} quit, as it was asked to, {ago}: programs started for it use "
+            "the GPU without MPS.",
+            "Start it with nvidia-cuda-mps-control -d when it is wanted again.",
             name,
         )
     elif daemon.state == "absent":
@@ -103,6 +112,12 @@ def _state(daemon: ControlDaemon, name: str) -> Iterator[Finding]:
             "It ends when the last client does.",
             name,
         )
+
+
+def _quit_at(daemon: ControlDaemon) -> float | None:
+    """When it quit, if that is the last that is known of it."""
+    last = daemon.incidents[-1] if daemon.incidents else None
+    return last.at if last is not None and last.kind == "daemon_quit" else None
 
 
 def _server(server: Server, name: str, who: words.Who, now: float) -> Iterator[Finding]:
@@ -159,36 +174,47 @@ def _queue(daemon: ControlDaemon, name: str, who: words.Who, now: float) -> Iter
         behind = f"behind {who(first.behind_uid)}'s server {holder.pid}"
     else:
         behind = f"behind {who(first.behind_uid)}"
-    more = "" if len(alive) == 1 else f", and {words.count(len(alive) - 1, 'more client')} with it"
-    idle = holder is not None and holder.clients_connected == 0
-    text = f"{who(first.uid)} has waited {words.age(seconds)} {behind}{more}"
-    if idle or holder is None:
+    text = f"{who(first.uid)} has waited {words.age(seconds)} {behind}"
+    if len(alive) == 2:
+        text += ", and one more client waits"
+    elif len(alive) > 2:
+        text += f", and {len(alive) - 1} more clients wait"
+    idle = holder is None or (holder.clients_connected == 0 and not holder.ghost)
+    if idle and daemon.state == "answering":
         text += ". The GPU is idle meanwhile: the daemon has not noticed yet that it is free"
     yield Finding(
         "trouble" if seconds > LONG_WAIT_SECONDS else "warning",
         words.sentence(text),
-        "MPS serves one user at a time: the wait ends when all clients of the other user have "
-        "left. Run both as one user, or give each a daemon of their own.",
+        "" if holder is not None and holder.ghost else _ABOUT_WAITS,
         name,
         first.since,
     )
 
 
+_ABOUT_WAITS = (
+    "MPS serves one user at a time: the wait ends when all clients of the other user have left. "
+    "Run both as one user, or give each a daemon of their own."
+)
+
+
 def _recent(daemon: ControlDaemon, name: str, who: words.Who, now: float) -> Iterator[Finding]:
-    """The last severe incident, while it is news."""
+    """The last incident of each kind that a person must know of, while it is news."""
+    told = {"ghost"}  # while it lasts, the server itself says so
     for incident in reversed(daemon.incidents):
         age = now - incident.at
         if age > RECENT_SECONDS:
             return
-        if incident.kind in words.SEVERE_INCIDENTS and incident.kind != "ghost":
-            text = words.incident(incident, who).removesuffix(".")
-            remedy = _AFTERWARDS.get(incident.kind, "")
-            if incident.kind == "daemon_died" and daemon.state == "answering":
-                remedy = "It was started again; programs that were connected were not."
-            yield Finding("warning", f"{text}, {words.ago(age)}.", remedy, name, incident.at)
-            return
+        if incident.kind in told or incident.kind not in _NEWS:
+            continue
+        told.add(incident.kind)
+        text = words.incident(incident, who).removesuffix(".")
+        remedy = _AFTERWARDS.get(incident.kind, "")
+        if incident.kind == "daemon_died" and daemon.state == "answering":
+            remedy = "It was started again; programs that were connected were not."
+        yield Finding("warning", f"{text}, {words.ago(age)}.", remedy, name, incident.at)
 
 
+_NEWS = words.SEVERE_INCIDENTS | {"client_rejected"}
 _AFTERWARDS = {
     "server_crashed": "Programs that were connected must be started again; the kernel log may "
     "name the cause (Xid).",
@@ -196,6 +222,7 @@ _AFTERWARDS = {
     "the cause.",
     "fault": "Programs that were connected must be started again; the one that caused it has a "
     "bug, or the GPU has one.",
+    "client_rejected": "The program got a CUDA error and has most likely ended.",
     "daemon_died": "Start it again; programs that start meanwhile use the GPU without MPS.",
 }
 
@@ -210,7 +237,7 @@ def blind_spots(snapshot: Snapshot, config_error: str | None = None) -> tuple[Fi
             _COLLECTOR_REMEDIES.get(result.name, ""),
         )
         for result in snapshot.collectors
-        if not result.success
+        if not result.success and not (result.name == "control" and _is_told(snapshot))
     ]
     for daemon in snapshot.daemons:
         found.extend(_unseen_of_daemon(daemon))
@@ -236,6 +263,13 @@ def blind_spots(snapshot: Snapshot, config_error: str | None = None) -> tuple[Fi
     return tuple(found)
 
 
+def _is_told(snapshot: Snapshot) -> bool:
+    """Whether the states of the daemons tell already why one of them could not be asked."""
+    return any(daemon.state in _TELLING for daemon in snapshot.daemons)
+
+
+_TELLING = ("unresponsive", "draining", "refused")
+
 _COLLECTORS = {
     "nvml": "The GPUs",
     "control": "The control daemons",
@@ -253,8 +287,9 @@ _COLLECTOR_REMEDIES = {
 
 def _unseen_of_daemon(daemon: ControlDaemon) -> Iterator[Finding]:
     name = words.visible(daemon.pipe_directory, 400)
+    foreground = daemon.facts is not None and daemon.facts.foreground
     for log in daemon.logs:
-        if not log.readable:
+        if not log.readable and not foreground:
             reason = f": {words.visible(log.error, 200)}" if log.error else ""
             yield Finding(
                 "warning",
@@ -268,7 +303,7 @@ def _unseen_of_daemon(daemon: ControlDaemon) -> Iterator[Finding]:
                 "--mps.log-directory.",
                 name,
             )
-    if daemon.facts is not None and daemon.facts.foreground:
+    if foreground:
         yield Finding(
             "notice",
             f"The daemon {name} runs in the foreground (-f) and writes no log files: waits, "

@@ -6,6 +6,7 @@ The fields are documented in docs/api.md; they are an interface, so none may cha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -128,6 +129,7 @@ class GpuView:
     temperature_celsius: float | None
     sm_committed_ratio: float | None
     processes_by_kind: dict[str, int] | None
+    stranded_clients: int | None
     served_by: tuple[str, ...]
 
 
@@ -179,6 +181,7 @@ def gpu_view(gpu: Gpu) -> GpuView:
         processes_by_kind=dict(gpu.processes_by_kind)
         if gpu.processes_by_kind is not None
         else None,
+        stranded_clients=gpu.stranded_clients,
         served_by=tuple(words.visible(name, 400) for name in gpu.served_by),
     )
 
@@ -207,6 +210,10 @@ def _client(client: Client) -> ClientView:
     )
 
 
+def _seniority(client: Client) -> tuple[float, int]:
+    return (math.inf if client.connected_at is None else client.connected_at, client.pid)
+
+
 def _server(server: Server) -> ServerView:
     return ServerView(
         pid=server.pid,
@@ -219,7 +226,7 @@ def _server(server: Server) -> ServerView:
         contexts=dict(server.contexts),
         contexts_limit=dict(server.contexts_limit),
         active_thread_ratio=server.active_thread_ratio,
-        clients=tuple(_client(client) for client in server.clients),
+        clients=tuple(_client(client) for client in sorted(server.clients, key=_seniority)),
     )
 
 

@@ -43,7 +43,9 @@ def user_name(uid: int | None, user: str | None) -> str:
     """Who a user is, as far as it is known."""
     if user:
         return visible(user)
-    return "an unknown user" if uid is None else f"user {uid}"
+    if uid is None:
+        return "an unknown user"
+    return f"user {uid}" if uid else "root"
 
 
 def duration(seconds: float) -> str:
@@ -67,7 +69,7 @@ def duration(seconds: float) -> str:
 
 def age(seconds: float) -> str:
     """How long something has been so: whole seconds at the least."""
-    return duration(seconds) if seconds >= 9.5 else f"{max(0.0, seconds):.0f} s"
+    return duration(seconds) if seconds >= 90 else f"{max(0.0, seconds):.0f} s"
 
 
 def ago(seconds: float) -> str:
@@ -101,7 +103,7 @@ def instant(at: float) -> str:
 
 def processes(pids: Sequence[int]) -> str:
     """Process 12, processes 12 and 13, processes 1, 2, 3, 4, 5, 6 and 9 more."""
-    known = [str(pid) for pid in pids if pid]
+    known = [str(pid) for pid in sorted(pids) if pid]
     if not known:
         return ""
     if len(known) == 1:

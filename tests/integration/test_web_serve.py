@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
-from aiohttp import ClientSession, ClientTimeout, UnixConnector
+from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector
 
 from exporter.web.listen import ListenError
 from tests.unit.web.fakes import FakeBackend
@@ -81,3 +82,66 @@ async def test_a_slow_request_is_cut() -> None:
             session.get(f"http://{shown[0]}/metrics") as answer,
         ):
             assert answer.status == 200
+
+
+async def test_when_it_is_full_those_who_keep_it_waiting_make_room() -> None:
+    options = {"max_connections": 10, "request_timeout": 30.0}
+    async with (
+        served(FakeBackend(), **options) as (shown, _),
+        AsyncExitStack() as guests,
+        ClientSession() as session,
+    ):
+        idle = [
+            await guests.enter_async_context(connected(shown[0], local_addr=("127.0.0.2", 0)))
+            for _ in range(40)
+        ]
+        for _ in range(3):
+            async with session.get(f"http://{shown[0]}/metrics") as answer:
+                assert answer.status == 200
+        await asyncio.sleep(0.1)
+        assert sum(reader.at_eof() for reader, _ in idle) >= 30
+        assert not idle[-1][0].at_eof()
+
+
+async def test_nobody_is_cut_while_being_answered() -> None:
+    backend = FakeBackend(seconds=1.0)
+    options = {"max_connections": 3, "max_requests": 0}
+    async with served(backend, **options) as (shown, _), ClientSession() as session:
+
+        async def status() -> int:
+            try:
+                async with session.get(f"http://{shown[0]}/metrics") as answer:
+                    return answer.status
+            except ClientError:
+                return 0
+
+        first = [asyncio.create_task(status()) for _ in range(3)]
+        while len(backend.collections) < 3:
+            await asyncio.sleep(0.01)
+        assert await status() == 0  # no room, and nobody to cut
+        assert await asyncio.gather(*first) == [200, 200, 200]
+
+
+async def test_a_guest_who_sends_too_much_is_cut() -> None:
+    async with served(FakeBackend()) as (shown, _), connected(shown[0]) as (reader, writer):
+        with suppress(OSError):
+            for _ in range(100):
+                writer.write(b"x" * 10_000)
+                await writer.drain()
+        with suppress(OSError):
+            assert b"200" not in await asyncio.wait_for(reader.read(), 5)
+
+
+async def test_streams_do_not_hold_up_the_end() -> None:
+    loop = asyncio.get_running_loop()
+    async with (
+        served(FakeBackend()) as (shown, stop),
+        ClientSession() as session,
+        session.get(f"http://{shown[0]}/api/v1/events") as answer,
+    ):
+        await answer.content.readline()
+        before = loop.time()
+        stop.set()
+        while not answer.content.at_eof():
+            await answer.content.readany()
+    assert loop.time() - before < 2

@@ -1,0 +1,44 @@
+"""Makes docs/images: ``python -m tests.browser.screenshots``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from tests.browser.devtools import browser
+from tests.browser.recorded import recorded
+from tests.unit.web.fakes import FakeBackend
+from tests.unit.web.serving import served
+
+IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
+DESK = (1040, 800)
+PHONE = (360, 740)
+SHOTS = (
+    # file, recording, seconds, screen, dark
+    ("status-wait.png", "tour", 40, DESK, False),
+    ("status-fault.png", "fault-held", 6, DESK, False),
+    ("status-crash.png", "server-killed", 3, DESK, False),
+    ("status-ghost.png", "wait-abandoned-sigkill", 10, DESK, False),
+    ("status-limits-dark.png", "limits", 8, DESK, True),
+    ("status-phone.png", "tour", 40, PHONE, False),
+)
+
+
+async def main() -> None:
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    for file, recording, seconds, (width, height), dark in SHOTS:
+        backend = FakeBackend(snapshot=await recorded(recording, seconds))
+        async with served(backend, version="") as (shown, _), browser() as page:
+            await page.look(width, height, dark=dark)
+            address = shown[0].replace("127.0.0.1", "localhost")
+            await page.open(f"http://{address}/")
+            await page.evaluate(
+                "document.querySelector('.host').textContent = 'gpu-host:9400'"
+            )  # not the port of the day
+            await page.screenshot(IMAGES / file)
+        sys.stdout.write(f"{IMAGES / file}\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

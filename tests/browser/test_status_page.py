@@ -1,0 +1,164 @@
+"""The status page in a real browser, with the recordings of real incidents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.browser.axe import script as axe_script
+from tests.browser.devtools import Page, browser
+from tests.browser.recorded import recorded
+from tests.unit.web import snapshots as hosts
+from tests.unit.web.fakes import FakeBackend
+from tests.unit.web.serving import served
+
+pytestmark = pytest.mark.timeout(180)
+
+PHONE = (360, 740)
+DESK = (1200, 900)
+
+TEXT = "document.getElementById('status').innerText"
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[Page]:
+    async with browser() as opened:
+        yield opened
+
+
+async def violations(page: Page) -> list[str]:
+    """What axe finds."""
+    await page.evaluate(axe_script() + ";0")
+    found = json.loads(
+        await page.evaluate("axe.run(document).then(r => JSON.stringify(r.violations))")
+    )
+    return [
+        f"{one['id']}: {one['help']}: {[node['html'][:120] for node in one['nodes'][:3]]}"
+        for one in found
+    ]
+
+
+async def assert_well_made(page: Page, url: str) -> None:
+    """No complaint, nothing from elsewhere, no sideways scrolling, no barrier; on any screen."""
+    for width, height in (PHONE, DESK):
+        for dark in (False, True):
+            await page.look(width, height, dark=dark)
+            await page.open(url)
+            assert await page.evaluate("document.documentElement.scrollWidth") <= width
+            assert await violations(page) == []
+    assert page.complaints == []
+    assert {request.split("/")[2] for request in page.requests} == {url.split("/")[2]}
+
+
+INCIDENTS: list[tuple[str, float, str, list[str]]] = [
+    ("limits", 8, r"All is well: 5 clients share 1 GPU through 1 server, and nobody waits\.",
+     ["1 process without MPS", "12 of 132 SMs", "66 of 132 SMs", "all 132 SMs", "of 2.0 GiB",
+      "no limit"]),
+    ("wait-served", 4, r"User 1002 has waited \d s behind user 1001's server 699\.",
+     ["Who waits for whom", "Run both as one user"]),
+    ("wait-served", 9, r"All is well: 1 client uses 1 GPU",
+     ["User 1002's process 705 was served after 6.3 s."]),
+    ("three-users", 2.5, r"User 1002 has waited \d s behind .*, and one more client waits\.", []),
+    ("wait-abandoned-sigkill", 5, r"Process 846 died while waiting in the queue",
+     ["nobody: it is dead, and still queued", "Plan a restart"]),
+    ("wait-abandoned-sigkill", 10, r"User 1002's server 863 was started for clients that had died",
+     ["does not answer: programs that start now hang", "End the server (kill 863)"]),
+    ("fault", 4.5, r"A fatal GPU error in user 1001's server 794: process 790 caused it; 1 other "
+     r"client died with it", ["recovered from the fatal error after 33 ms"]),
+    ("fault-held", 6, r"Root's server 1171 is in FAULT after a fatal GPU error",
+     ["until its client has exited", "Root's process 1201 was refused"]),
+    ("server-killed", 3, r"Root's server 750 crashed and took 2 clients along \(processes 744 and "
+     r"745\), \d s ago\.", ["Programs that were connected must be started again"]),
+    ("daemon-killed", 4.5, r"The daemon died and took 1 client along", []),
+    ("crash-loop", 2, r"A server for root could not start", ["(6 times)"]),
+    ("stopped", 7, r"The MPS daemon \S+ does not answer: programs that start now hang\.",
+     ["kill -9"]),
+    ("draining", 5, r"The MPS daemon \S+ was asked to quit and waits for its clients", []),
+    ("context-limit", 5, r"A client of root was refused: the server has as many clients as it can "
+     r"take", ["48 of 48 contexts"]),
+    ("terminate-client", 2, r"MPS is up|All is well",
+     ["Root's process 1259 was terminated by an operator."]),
+    ("foreground", 3, r"All is well", ["runs in the foreground (-f)", "What cannot be seen"]),
+]  # fmt: skip
+
+
+async def test_each_incident_says_the_right_thing(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exporter.web.status.REUSE_SECONDS", 0)
+    backend = FakeBackend()
+    await page.look(*PHONE)
+    async with served(backend) as (shown, _):
+        for name, seconds, headline, more in INCIDENTS:
+            backend.snapshot = await recorded(name, seconds)
+            await page.open(f"http://{shown[0]}/")
+            said = await page.evaluate("document.getElementById('headline').textContent")
+            text = await page.evaluate(TEXT)
+            assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE[0], name
+            assert re.match(headline, said), f"{name} at {seconds} s: {said}"
+            for words in more:
+                assert words in text, f"{name} at {seconds} s: {words!r} is not in\n{text}"
+            assert "This is a recording of another host" in text
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize(
+    "make", [hosts.waiting, hosts.healthy, hosts.fault, hosts.blind, hosts.nasty, hosts.snapshot]
+)
+async def test_the_page_is_well_made(page: Page, make: Any) -> None:
+    async with served(FakeBackend(snapshot=make()), enable_debug=True) as (shown, _):
+        await assert_well_made(page, f"http://{shown[0]}/")
+
+
+async def test_names_with_markup_are_text(page: Page) -> None:
+    async with served(FakeBackend(snapshot=hosts.nasty())) as (shown, _):
+        await page.open(f"http://{shown[0]}/")
+        text = await page.evaluate(TEXT)
+
+    assert (
+        "<script>alert(1)</script>\"'&\\n\\x1b[31m\\u202egpj.exe\N{REPLACEMENT CHARACTER}" in text
+    )
+    assert page.complaints == []
+
+
+async def until(page: Page, expression: str, seconds: float = 15) -> None:
+    async with asyncio.timeout(seconds):
+        while not await page.evaluate(expression):
+            await asyncio.sleep(0.1)
+
+
+async def test_the_page_keeps_itself_fresh(page: Page) -> None:
+    backend = FakeBackend(snapshot=hosts.healthy())
+    async with served(backend) as (shown, stop):
+        await page.open(f"http://{shown[0]}/")
+        await page.evaluate("window.mark = 1")
+        assert "All is well" in await page.evaluate(TEXT)
+        backend.snapshot = hosts.waiting()
+        await until(page, f"{TEXT}.includes('Bob has waited 4 min')")
+        assert await page.evaluate("document.title.startsWith('✖ MPS on')")
+        announced = "document.getElementById('announcement').textContent"
+        assert "Bob has waited" in await page.evaluate(announced)
+        assert await page.evaluate("window.mark") == 1  # the same page, not loaded anew
+        assert page.complaints == []
+        stop.set()
+        await until(page, "document.body.classList.contains('stale')")
+        freshness = await page.evaluate("document.getElementById('freshness').textContent")
+        assert freshness.startswith("The exporter does not answer.")
+
+
+async def test_a_strict_policy_is_in_force(page: Page) -> None:
+    """Were somebody to smuggle a script in, the browser would not run it."""
+    async with served(FakeBackend(snapshot=hosts.healthy())) as (shown, _):
+        await page.open(f"http://{shown[0]}/")
+        await page.evaluate(
+            "document.body.insertAdjacentHTML('beforeend',"
+            '\'<img src=x onerror="window.stolen=1"><p style="color:red">x</p>\')'
+        )
+        await asyncio.sleep(0.3)
+        assert await page.evaluate("window.stolen") is None
+        assert any("Content Security Policy" in one for one in page.complaints)

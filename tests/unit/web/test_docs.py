@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from exporter.model import CONTROL_STATES, IncidentKind
+from exporter.web import view
+from exporter.web.report import ExporterView, Status
+from exporter.web.webconfig.config import HEADERS, TLSConfig
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Status, ExporterView, view.Finding, view.GpuView, view.DaemonView, view.ServerView,
+        view.ClientView, view.WaitView, view.IncidentView,
+    ],
+)  # fmt: skip
+def test_every_field_of_the_api_is_documented(kind: Any) -> None:
+    text = (DOCS / "api.md").read_text("utf-8")
+
+    assert [one.name for one in fields(kind) if f"`{one.name}`" not in text] == []
+
+
+def test_every_word_of_the_api_is_documented() -> None:
+    text = (DOCS / "api.md").read_text("utf-8")
+
+    words = (*get_args(IncidentKind), *CONTROL_STATES, *get_args(view.Severity))
+    assert [word for word in words if f"`{word}`" not in text] == []
+
+
+def test_every_key_of_the_web_configuration_is_documented() -> None:
+    text = (DOCS / "web-config.md").read_text("utf-8")
+
+    keys = [*(one.name for one in fields(TLSConfig)), *HEADERS]
+    assert [key for key in keys if key not in text] == []
