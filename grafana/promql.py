@@ -101,18 +101,23 @@ def new_in_step(counter: str, by: str) -> str:
 
 
 def new_in_range(counter: str, by: str) -> str:
-    """Events in the time range that the dashboard shows.
+    """Count the events in the time range that the dashboard shows."""
+    return f"round({grown_in_range(counter, by)})"
 
-    increase() bears restarts of the exporter, but misses what came with the first sample of a
-    series; that is added.
+
+def grown_in_range(counter: str, by: str) -> str:
+    """Give what a counter gained in the time range that the dashboard shows.
+
+    increase() extrapolates, so of 12 events it makes 13, and misses what came with the first
+    sample of a series. So it has its turn only where an exporter was started again in the range;
+    else it is the last value less the one before the range, or less 0 where there was none.
     """
-    first = (
-        f"min_over_time({counter}[$__range]) unless last_over_time({counter}[1h] offset $__range)"
-    )
+    last = f"last_over_time({counter}[$__range])"
+    before = f"last_over_time({counter}[1h] offset $__range)"
     grouped = f"sum by ({by})" if by else "sum"
     return (
-        f"{grouped} (increase({counter}[$__range])"
-        f' or label_replace({first}, "part", "first sample", "", ""))'
+        f"{grouped} ({last} - ({before} or {last} * 0) >= 0"
+        f" and resets({counter}[$__range]) == 0 or increase({counter}[$__range]))"
     )
 
 

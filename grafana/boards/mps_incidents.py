@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana.board import Board, Row, Variable, instance, job, source_tile
 from grafana.boards.shared import SERVER_STATE, to_host
-from grafana.panels import Column, Query, color_of, events, graph, ranking, table, tile, timeline
+from grafana.panels import Column, Query, color_of, events, heatmap, ranking, table, tile, timeline
 from grafana.promql import new_in_range, new_in_step
 from grafana.style import AGO, BAD, SECONDS, SERVER_STATES, WARN, Steps, at_most, noticed_from
 
@@ -149,46 +149,24 @@ RECOVERY = (
         "Only servers that were in trouble in this time range are shown.",
         Query(
             f"{SERVER_STATE} and on (job, instance, daemon, uid)"
-            f" max_over_time(({SERVER_STATE})[$__range:1m] @ end()) > 11",
+            f" max_over_time(({SERVER_STATE})[$__range:$__interval] @ end()) > 11",
             "uid {{uid}} · {{daemon}} · {{instance}}",
         ),
         SERVER_STATES,
         height=6,
         none="No server was in trouble for long enough to be seen.",
     ),
-    graph(
-        "Time to recover from a fatal error",
-        "Good: below a second. From the error to the destruction of the server's context: half of "
-        "the recoveries took no longer than the first line, 95 of 100 no longer than the second.",
-        Query(
-            "histogram_quantile(0.5, sum by (le)"
-            " (increase(mps_server_fault_recovery_seconds_bucket[$__range]))) >= 0",
-            "half",
-        ),
-        Query(
-            "histogram_quantile(0.95, sum by (le)"
-            " (increase(mps_server_fault_recovery_seconds_bucket[$__range]))) >= 0",
-            "95 of 100",
-        ),
-        unit=SECONDS,
-        none="No fatal error in this time range.",
+    heatmap(
+        "Recoveries from fatal errors, by how long they took",
+        "Good: all below a second. From the error to the destruction of the server's context; each "
+        "cell is those since the cell before. Meanwhile newcomers are refused.",
+        Query(new_in_step("mps_server_fault_recovery_seconds_bucket", "le")),
     ),
-    graph(
-        "Time that servers take to start",
-        "Good: below a second. Half of the starts took no longer than the first line, 95 of 100 no "
-        "longer than the second; a crash loop starts none.",
-        Query(
-            "histogram_quantile(0.5, sum by (le)"
-            " (increase(mps_server_startup_seconds_bucket[$__range]))) >= 0",
-            "half",
-        ),
-        Query(
-            "histogram_quantile(0.95, sum by (le)"
-            " (increase(mps_server_startup_seconds_bucket[$__range]))) >= 0",
-            "95 of 100",
-        ),
-        unit=SECONDS,
-        none="No server was started in this time range.",
+    heatmap(
+        "Starts of servers, by how long they took",
+        "Good: all below a second. Starts that succeeded; each cell is those since the cell "
+        "before. A crash loop starts none.",
+        Query(new_in_step("mps_server_startup_seconds_bucket", "le")),
     ),
 )
 

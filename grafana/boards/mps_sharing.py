@@ -26,7 +26,7 @@ from grafana.panels import (
     tile,
     timeline,
 )
-from grafana.promql import new_in_range, new_in_step
+from grafana.promql import grown_in_range, new_in_range, new_in_step
 from grafana.style import (
     AGO,
     BAD,
@@ -51,7 +51,7 @@ HOLDERS = (
     f" or count by ({USERS}) (mps_server_info) * 0 + 1)"
 )
 
-IDLE_TIME = "sum(increase(mps_uid_handover_idle_seconds_total[$__range]))"
+IDLE_TIME = grown_in_range("mps_uid_handover_idle_seconds_total", "")
 
 TILES = (
     names_tile(
@@ -80,8 +80,7 @@ TILES = (
         "95 of 100 waits took at most",
         "Of the waits that ended in this time range, estimated from a histogram's buckets. Good: "
         "below a minute, the longest back-off of a hand-over.",
-        "histogram_quantile(0.95, sum by (le) (increase(mps_uid_wait_seconds_bucket[$__range])))"
-        " >= 0",
+        f"histogram_quantile(0.95, {new_in_range('mps_uid_wait_seconds_bucket', 'le')}) >= 0",
         SECONDS,
         at_most(WAIT_WARN, WAIT_BAD),
         none="no wait",
@@ -125,16 +124,14 @@ WAIT_LENGTHS = (
         "Good: short means. Waits that ended in this time range, those that were given up, and how "
         "often this user's clients were let in while others waited. The 50 users with most waits.",
         (
-            "topk(50, sum by (uid) (round("
-            + new_in_range("mps_uid_wait_seconds_count", "uid")
-            + ")))",
-            "sum by (uid) (increase(mps_uid_wait_seconds_sum[$__range]))"
-            " / (sum by (uid) (increase(mps_uid_wait_seconds_count[$__range])) > 0)",
-            "histogram_quantile(0.95, sum by (uid, le)"
-            " (increase(mps_uid_wait_seconds_bucket[$__range]))) >= 0",
-            "round(" + new_in_range("mps_uid_waits_abandoned_total", "uid") + ") > 0",
-            "round(" + new_in_range("mps_uid_overtakes_total", "uid") + ") > 0",
-            "sum by (uid) (increase(mps_uid_holding_seconds_total[$__range]))",
+            f"topk(50, {new_in_range('mps_uid_wait_seconds_count', 'uid')})",
+            f"{grown_in_range('mps_uid_wait_seconds_sum', 'uid')}"
+            f" / ({new_in_range('mps_uid_wait_seconds_count', 'uid')} > 0)",
+            "histogram_quantile(0.95,"
+            f" {new_in_range('mps_uid_wait_seconds_bucket', 'uid, le')}) >= 0",
+            f"{new_in_range('mps_uid_waits_abandoned_total', 'uid')} > 0",
+            f"{new_in_range('mps_uid_overtakes_total', 'uid')} > 0",
+            grown_in_range("mps_uid_holding_seconds_total", "uid"),
         ),
         (
             Column("User", "uid", width=80, links=(to_user("${__data.fields.User}"),)),
@@ -308,18 +305,13 @@ BOARD = Board(
                 height=8,
                 none="None was lost or refused in this time range.",
             ),
-            graph(
+            heatmap(
                 "How long this user's sessions last",
-                "Good: minutes and more. Half of the sessions that ended lasted no longer than "
-                "this; seconds mean many hand-overs, or programs that fail at once.",
-                Query(
-                    "histogram_quantile(0.5, sum by (uid, le)"
-                    f" (rate(mps_client_session_seconds_bucket{_MINE}[$__rate_interval]))) >= 0",
-                    "uid {{uid}}",
-                ),
-                unit=SECONDS,
+                "Good: minutes and more. Sessions that ended, by how long they lasted; each cell "
+                "is those since the cell before. Many of seconds mean many hand-overs, or programs "
+                "that fail at once.",
+                Query(new_in_step(f"mps_client_session_seconds_bucket{_MINE}", "le")),
                 width=8,
-                none="No session of this user ended in this time range.",
             ),
             table(
                 "Programs of this user now",

@@ -26,8 +26,14 @@ LONGEST_WAIT = (
 )
 
 # The counters miss nothing between two scrapes; without them, the last sample has to do.
-UTILIZATION = "(rate(mps_gpu_busy_seconds_total[$__rate_interval]) or mps_gpu_utilization_ratio)"
-SM_ACTIVITY = "(rate(mps_gpu_sm_active_seconds_total[$__rate_interval]) or mps_gpu_sm_active_ratio)"
+UTILIZATION = (
+    "(clamp_max(rate(mps_gpu_busy_seconds_total[$__rate_interval]), 1)"
+    " or mps_gpu_utilization_ratio)"
+)
+SM_ACTIVITY = (
+    "(clamp_max(rate(mps_gpu_sm_active_seconds_total[$__rate_interval]), 1)"
+    " or mps_gpu_sm_active_ratio)"
+)
 
 DAEMON_STATE = state_code("mps_control_state", codes(DAEMON_STATES), "job, instance, daemon")
 

@@ -34,8 +34,8 @@ EVERYTHING = [
 ]
 NAMED = [pytest.param(expr, id=name) for name, expr in EVERYTHING]
 
-COUNTING = {"rate", "increase", "last_over_time", "min_over_time"}
-"""What may be done to a counter. Beside rate and increase: steps of new_in_step, new_in_range."""
+COUNTING = {"rate", "increase", "resets", "last_over_time"}
+"""What may be done to a counter. Beside rate and increase: the parts of grown_in_range."""
 
 
 def selectors(node: Any, parents: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:

@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from grafana.promql import labels_of, metrics_in, new_in_range, new_in_step, scoped, state_code
+from grafana.promql import (
+    grown_in_range,
+    labels_of,
+    metrics_in,
+    new_in_range,
+    new_in_step,
+    scoped,
+    state_code,
+)
 from grafana.style import State, alert_threshold, codes, mappings
 
 
@@ -43,8 +51,8 @@ def test_new_events_compare_with_the_step_before() -> None:
 
 
 def test_events_of_a_range_need_no_grouping() -> None:
-    assert new_in_range("mps_uid_handovers_total", "").startswith("sum (increase(")
-    assert new_in_range("mps_uid_handovers_total", "uid").startswith("sum by (uid) (increase(")
+    assert new_in_range("mps_uid_handovers_total", "").startswith("round(sum (last_over_time(")
+    assert grown_in_range("mps_uid_handovers_total", "uid").startswith("sum by (uid) (last_")
 
 
 def test_states_become_numbers_and_numbers_words() -> None:

@@ -1,0 +1,202 @@
+"""What dashboards ask, asked of a real Prometheus that scraped replays of real incidents.
+
+docs/dashboards.md says in which recording each panel has its subject; there it must not be empty.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.support.player import RECORDINGS, Player
+from tests.unit.grafana import hand_made
+from tests.unit.grafana.reading import (
+    FILES,
+    Target,
+    annotation_targets,
+    filled,
+    load,
+    targets,
+    variable_selector,
+    variables,
+)
+from tests.unit.grafana.stage import JOB, Prometheus, Series, Window, programs, replayed
+from tests.unit.grafana.subjects import EVERY, subjects
+
+ENDED = "an exporter that ended"
+"""A recording's exporter, some seconds after it was there for the last time."""
+SUBJECTS = subjects()
+NAMES = sorted({name for _, _, name in SUBJECTS} - {EVERY, ENDED, hand_made.NAME})
+
+Stage = tuple[Prometheus, dict[str, Window]]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    folder = tmp_path_factory.mktemp("dashboards")
+    with hand_made.served() as address, programs() as started:
+        prometheus, windows = replayed(folder, started, NAMES, {hand_made.NAME: address})
+        gone = windows["one-client"].end
+        time.sleep(max(0.0, gone + 6 - time.time()))
+        windows[ENDED] = Window(gone - 2, gone + 5)
+        yield prometheus, windows
+
+
+def where(name: str) -> str:
+    """The label instance of what the document calls so."""
+    return "one-client" if name in {EVERY, ENDED} else name
+
+
+def shows(found: Iterable[Series]) -> bool:
+    """Something else than nothing and zeros."""
+    return any(value and not math.isnan(value) for _, values in found for value in values)
+
+
+@pytest.mark.timeout(600)
+def test_panels_show_what_was_recorded(stage: Stage) -> None:
+    prometheus, windows = stage
+    empty = []
+    for dashboard, panel, name in SUBJECTS:
+        window = windows[name if name != EVERY else "one-client"]
+        asked = [t for t in targets() if (t.dashboard, t.panel) == (dashboard, panel)]
+        assert asked
+        if not any(shows(prometheus.target(t, window, instance=where(name))) for t in asked):
+            empty.append(f"{dashboard} / {panel} shows nothing of {name}")
+    assert empty == []
+
+
+@pytest.mark.timeout(600)
+def test_every_expression_is_answered_for_all_hosts_at_once(stage: Stage) -> None:
+    prometheus, windows = stage
+    whole = Window(min(w.start for w in windows.values()), max(w.end for w in windows.values()))
+    for target in targets():
+        prometheus.at_end(target, whole)
+    for _, expr in annotation_targets():
+        prometheus.span(filled(expr), whole, step=30)
+
+
+@pytest.mark.timeout(600)
+def test_every_variable_offers_something(stage: Stage) -> None:
+    prometheus, windows = stage
+    whole = Window(min(w.start for w in windows.values()), max(w.end for w in windows.values()))
+    for path in FILES:
+        for variable in variables(load(path)):
+            selector = filled(variable_selector(variable["query"]))
+            found = prometheus.api(
+                "series", **{"match[]": selector, "start": whole.start, "end": whole.end}
+            )
+            offered = {series[variable["name"]] for series in found if variable["name"] in series}
+            assert offered, f"{path.stem} ${variable['name']}"
+            assert len(offered) <= len(windows) + 5
+
+
+@pytest.mark.timeout(600)
+def test_a_recording_is_called_one(stage: Stage) -> None:
+    prometheus, windows = stage
+    for target in targets():
+        if target.panel == "Source":
+            found = prometheus.at_end(target, windows["fault"], instance="fault")
+            if "{{scenario}}" in target.legend:
+                assert found[0][0]["scenario"].startswith("a client has an illegal access")
+            else:
+                assert found == []
+            assert prometheus.at_end(target, windows[hand_made.NAME], instance=hand_made.NAME) == (
+                [] if "{{scenario}}" in target.legend else [({}, [1.0])]
+            )
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a panel must say at the end of a recording: by these labels, this much."""
+
+    dashboard: str
+    panel: str
+    recording: str
+    value: float | str
+    """A number that is known from the incident itself, or a metric of the recording's own end."""
+    ref: str = "A"
+    labels: dict[str, str] = field(default_factory=dict)
+    off_by: float = 0.0
+    """How much of a running total may fall between two scrapes."""
+
+
+TRUTHS = (
+    Truth("mps-incidents", "Clients lost", "server-killed", 2),
+    Truth("mps-incidents", "Server crashes", "server-killed", 1),
+    Truth("mps-incidents", "Failed starts", "crash-loop", 6),
+    Truth("mps-incidents", "Fatal GPU errors", "fault", 1),
+    Truth("mps-incidents", "Clients refused", "context-limit", 4),
+    Truth("mps-incidents", "Lost by cause", "fault", 1, labels={"cause": "own_fault"}),
+    Truth("mps-incidents", "Lost by cause", "fault", 1, labels={"cause": "neighbour_fault"}),
+    Truth("mps-incidents", "Lost by cause", "daemon-killed", 1, labels={"cause": "daemon_died"}),
+    Truth("mps-incidents", "Lost by cause", "terminate-client", 1, labels={"cause": "terminated"}),
+    Truth("mps-fleet", "Clients lost", "fault-held", 2),
+    Truth("mps-sharing", "Hand-overs", "three-users", 2),
+    Truth("mps-sharing", "Waits of each user", "three-users", 1, labels={"uid": "1002"}),
+    Truth("mps-sharing", "Waits of each user", "wait-served",
+          "mps_uid_wait_seconds_sum", "B", {"uid": "1002"}, 0.01),
+    Truth("mps-sharing", "Waits of each user", "wait-abandoned-sigkill", 1, "D", {"uid": "1002"}),
+    Truth("mps-sharing", "Waits of each user", "starved", "mps_uid_overtakes_total", "E",
+          {"uid": "1001"}),
+    Truth("mps-sharing", "Idle in hand-overs", "wait-served",
+          "mps_uid_handover_idle_seconds_total", off_by=0.6),
+    Truth("mps-sharing", "Idle in hand-overs", "three-users",
+          "mps_uid_handover_idle_seconds_total", off_by=0.6),
+    Truth("mps-sharing", "Who overtook most", "starved", "mps_uid_overtakes_total",
+          labels={"uid": "1001"}),
+)  # fmt: skip
+
+
+@pytest.mark.timeout(600)
+async def test_numbers_are_those_of_the_incident(stage: Stage) -> None:
+    prometheus, windows = stage
+    wrong = []
+    for truth in TRUTHS:
+        wanted = truth.value
+        if isinstance(wanted, str):
+            metrics = await Player(_file(truth.recording)).to_end()
+            value = metrics.value(wanted, **truth.labels)
+            assert value
+            wanted = value
+        got = sum(_asked(prometheus, windows[truth.recording], truth))
+        if abs(got - wanted) > truth.off_by:
+            wrong.append(f"{truth.panel} {truth.ref} of {truth.recording}: {got}, not {wanted}")
+    assert wrong == []
+
+
+def _file(name: str) -> Path:
+    return RECORDINGS / f"{name}.rec.gz"
+
+
+def _asked(prometheus: Prometheus, window: Window, truth: Truth) -> Iterator[float]:
+    target = _target(truth)
+    for labels, values in prometheus.at_end(target, window, instance=truth.recording, job=JOB):
+        if truth.labels.items() <= labels.items():
+            yield values[0]
+
+
+def _target(truth: Truth) -> Target:
+    wanted = (truth.dashboard, truth.panel, truth.ref)
+    return next(t for t in targets() if (t.dashboard, t.panel, t.ref) == wanted)
+
+
+@pytest.mark.timeout(600)
+def test_bars_of_events_add_up_to_the_events(stage: Stage) -> None:
+    prometheus, windows = stage
+    for dashboard, panel, recording, wanted in (
+        ("mps-incidents", "Clients lost, by cause", "server-killed", 2),
+        ("mps-incidents", "Clients refused, by cause", "context-limit", 4),
+        ("mps-sharing", "Waits that ended, by how long they took", "three-users", 2),
+    ):
+        target = next(t for t in targets() if (t.dashboard, t.panel) == (dashboard, panel))
+        found = prometheus.span(
+            filled(target.expr, **windows[recording].variables, instance=recording),
+            windows[recording],
+        )
+        total = sum(sum(values) for labels, values in found if labels.get("le", "+Inf") == "+Inf")
+        assert total == wanted, panel

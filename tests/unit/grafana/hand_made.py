@@ -1,0 +1,138 @@
+"""A host made by hand, for what no recording has: broken hardware, NVLink, a strange log.
+
+It is rendered by the exporter's own renderer, and served as an exporter would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import threading
+import time
+from collections.abc import Iterator
+
+from exporter.metrics.content_format import TEXT_0_0_4
+from exporter.metrics.exposition import encode
+from exporter.metrics.render import Build, render
+from exporter.model import (
+    Client,
+    CollectorResult,
+    ControlDaemon,
+    Gpu,
+    LedgerCounters,
+    Server,
+    Snapshot,
+    Wait,
+)
+from exporter.observations import GpuObservation, LogState, Reading
+
+NAME = "made by hand"
+UUID = "GPU-00000000-0000-0000-0000-000000000000"
+LOST = "GPU-00000000-0000-0000-0000-000000000001"
+
+
+def _readings(seconds: float) -> tuple[Reading, ...]:
+    """Counters that grow by the second, and states of a GPU that has had its day."""
+    grown = float(int(seconds))
+    return (
+        Reading("mps_gpu_up", 1.0),
+        Reading("mps_gpu_recovery_action", 1.0, (("mps_gpu_recovery_action", "gpu_reset"),)),
+        Reading("mps_gpu_row_remap_failure", 1.0),
+        Reading("mps_gpu_row_remap_pending", 1.0),
+        Reading("mps_gpu_remapped_rows", 8.0, (("cause", "uncorrectable"),)),
+        Reading(
+            "mps_gpu_ecc_errors_total",
+            grown,
+            (("kind", "uncorrected"), ("scope", "volatile"), ("location", "dram")),
+        ),
+        Reading("mps_gpu_xid_errors_total", grown, (("xid", "48"),)),
+        Reading("mps_gpu_pcie_replays_total", grown),
+        Reading("mps_gpu_pcie_errors_total", grown, (("kind", "bad_tlp"),)),
+        Reading("mps_gpu_nvlink_errors_total", grown, (("kind", "crc"),)),
+        Reading("mps_gpu_nvlink_receive_bytes_total", grown * 1e9),
+        Reading("mps_gpu_nvlink_transmit_bytes_total", grown * 2e9),
+        Reading("mps_gpu_memory_used_bytes", 60e9),
+        Reading("mps_gpu_memory_total_bytes", 80e9),
+    )
+
+
+def snapshot(seconds: float) -> Snapshot:
+    """Give the host after so many seconds."""
+    grown = int(seconds)
+    client = Client(
+        pid=4242,
+        server_pid=4000,
+        uid=1001,
+        user="ada",
+        command="train",
+        contexts={UUID: 1},
+        memory_used_bytes={UUID: 39_000_000_000},
+        memory_limit_bytes={UUID: 40_000_000_000},
+        sm_limit={UUID: 66},
+    )
+    daemon = ControlDaemon(
+        pipe_directory="/run/mps",
+        log_directory="/var/log/mps",
+        state="unresponsive",
+        queries=grown,
+        query_failures={"timeout": grown},
+        servers=(
+            Server(pid=4000, uid=1001, user="ada", state="ACTIVE", ghost=True, clients=(client,)),
+        ),
+        waits=(Wait(pid=77, uid=1002, since=time.time() - 3600, behind_uid=1001, dead=True),),
+        gpu_uuids=(UUID,),
+        logs=(LogState("/run/mps", "control", "control.log", readable=True, size_bytes=2**31),),
+        counters=LedgerCounters(
+            overtakes={1001: grown},
+            log_lines={"control": 20 * grown, "server": 10 * grown},
+            unrecognized_lines={"control": grown},
+            query_lines=4 * grown,
+        ),
+        dropped_clients=12,
+    )
+    gpu = Gpu(
+        GpuObservation(0, UUID, name="NVIDIA A100", sm_count=108, readings=_readings(seconds)),
+        index="0",
+        uuid=UUID,
+    )
+    lost = Gpu(
+        GpuObservation(1, LOST, readings=(Reading("mps_gpu_up", 0.0),), lost=True), "1", LOST
+    )
+    failing = CollectorResult("control", success=False, duration_seconds=2.0, timed_out=True)
+    return Snapshot(
+        taken_at=time.time(),
+        gpus=(gpu, lost),
+        gpu_indexes={UUID: "0", LOST: "1"},
+        daemons=(daemon,),
+        collectors=(failing,),
+        unreadable_environments=1,
+    )
+
+
+@contextlib.contextmanager
+def served() -> Iterator[str]:
+    """Serve it on 127.0.0.1; gives the address."""
+    began = time.time()
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            families = render(snapshot(time.time() - began), Build("made by hand", "", ""))
+            page = encode(families, [], TEXT_0_0_4)
+            self.send_response(200)
+            self.send_header("Content-Type", TEXT_0_0_4.content_type)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,32 @@
+"""In which recording each panel shows something: docs/dashboards.md says it, tests read it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "dashboards.md"
+EVERY = "every recording"
+
+_HEADING = re.compile(r"^## .*`(mps-\w+)`$", re.MULTILINE)
+_LINE = re.compile(r"^\| (?!Panel |---|\*\*)(.+?) \| (.+?) \|$", re.MULTILINE)
+
+
+def subjects() -> list[tuple[str, str, str]]:
+    """(dashboard, panel, recording), in the document's order."""
+    parts = _HEADING.split(DOCUMENT.read_text("utf-8"))
+    return [
+        (dashboard, panel, recording)
+        for dashboard, text in zip(parts[1::2], parts[2::2], strict=True)
+        for panel, recording in _LINE.findall(text)
+    ]
+
+
+def questions() -> list[tuple[str, str]]:
+    """(dashboard, row), in the document's order."""
+    parts = _HEADING.split(DOCUMENT.read_text("utf-8"))
+    return [
+        (dashboard, row)
+        for dashboard, text in zip(parts[1::2], parts[2::2], strict=True)
+        for row in re.findall(r"^\| \*\*(.+?)\*\* \| \|$", text, re.MULTILINE)
+    ]

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from grafana.boards import BOARDS
+from tests.support.player import RECORDINGS
+from tests.unit.grafana import hand_made
+from tests.unit.grafana.subjects import EVERY, questions, subjects
+
+
+def test_every_panel_is_in_the_document_in_its_place() -> None:
+    wanted = [
+        (board.uid, panel.title) for board in BOARDS for row in board.rows for panel in row.panels
+    ]
+    assert [(dashboard, panel) for dashboard, panel, _ in subjects()] == wanted
+
+
+def test_every_question_is_in_the_document() -> None:
+    wanted = [
+        (board.uid, row.question.replace("$gpu", "0")) for board in BOARDS for row in board.rows
+    ]
+    assert questions() == wanted
+
+
+def test_recordings_that_the_document_names_exist() -> None:
+    known = {path.name.removesuffix(".rec.gz") for path in RECORDINGS.glob("*.rec.gz")}
+    known |= {EVERY, hand_made.NAME, "an exporter that ended"}
+    assert {recording for _, _, recording in subjects()} <= known
