@@ -1,13 +1,15 @@
 """An NVML made up from the values that a real one gave, which can be told to fail.
 
 Answers are by NVML function with its arguments, as ``tests/hardware/gpu_readings.py`` wrote them
-down on an H100; what changes over time (samples, GPM counters, events) is computed from a load.
+down on an H200 (nvml_h200.json says more); what changes over time (samples, GPM counters, events)
+is computed from a load. Where the real one would end the process, this one fails an assertion.
 """
 
 from __future__ import annotations
 
 import json
 import queue
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,17 +33,18 @@ from exporter.sources.nvml.library import (
     ProcessKind,
 )
 
-RECORDED = Path(__file__).with_name("nvml_h100.json")
-SAMPLE_PERIOD = 1 / 6
-SAMPLES_KEPT = 100
+RECORDED = Path(__file__).with_name("nvml_h200.json")
+SAMPLE_PERIOD = 0.2
+SAMPLES_KEPT = 71
 MEBI = 1 << 20
+EPOCH = 1_700_000_000.0
 
 _keys = count(0x7F0000000000, 0x1000)
 
 
 @cache
 def recorded() -> Mapping[str, Any]:
-    """What the H100 answered. Not to be changed: every fake shares it."""
+    """What the H200 answered. Not to be changed: every fake shares it."""
     answers: dict[str, Any] = json.loads(RECORDED.read_text())
     return MappingProxyType(answers)
 
@@ -80,13 +83,18 @@ class FakeNvml:
     def __init__(self, *gpus: FakeDevice) -> None:
         self.gpus = list(gpus)
         self.now = 1000.0
-        self.clock_error = 0.0
-        """How far the host's clock, which stamps samples, is off the one that nobody sets."""
+        self.clock_steps: list[tuple[float, float]] = []
+        """When the host's clock, which stamps samples, was set, and by how much."""
         self.initialized = 0
         self.calls: Counter[str] = Counter()
+        self.fields_asked: Counter[int] = Counter()
         self.failing: dict[str, int] = {}
         self.events: queue.Queue[Event | NvmlError] = queue.Queue()
         self.live_samples = 0
+        self.waiting = 0
+        """Threads that wait for events."""
+        self.stuck: threading.Event | None = None
+        """While there is one, a wait for events does not end before it is set."""
 
     def fail(self, function: str, code: int | None) -> None:
         """From now on this function fails; "" is every function, None ends it."""
@@ -94,6 +102,11 @@ class FakeNvml:
             self.failing.pop(function, None)
         else:
             self.failing[function] = code
+
+    def wall(self, now: float | None = None) -> float:
+        """The host's clock."""
+        at = self.now if now is None else now
+        return EPOCH + at + sum(step for since, step in self.clock_steps if at > since)
 
     def xid(self, gpu: FakeDevice, code: int) -> None:
         """Something goes wrong on a GPU."""
@@ -123,8 +136,11 @@ class FakeNvml:
         self.initialized += 1
 
     def shutdown(self) -> None:
-        self._enter("nvmlShutdown")
-        self.initialized -= 1
+        assert not self.waiting, "shut down under a thread that is inside: the process ends"
+        try:
+            self._enter("nvmlShutdown")
+        finally:
+            self.initialized = max(0, self.initialized - 1)
 
     def system_number(self, function: str) -> int:
         self._enter(function)
@@ -184,6 +200,7 @@ class FakeNvml:
 
     def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldAnswer]:
         gpu = self._enter("nvmlDeviceGetFieldValues", device)
+        self.fields_asked.update(one for one, _ in fields)
         known = gpu.answers.get("fields", {})
         unknown = {"code": Code.NOT_SUPPORTED}
         return [FieldAnswer(**known.get(f"{one}:{scope}", unknown)) for one, scope in fields]
@@ -200,7 +217,7 @@ class FakeNvml:
         for tick in range(max(1, last - SAMPLES_KEPT + 1), last + 1):
             at = tick * SAMPLE_PERIOD
             percent = (gpu.busy(at) - gpu.busy(at - SAMPLE_PERIOD)) / SAMPLE_PERIOD * 100
-            stamp = round((at + self.clock_error) * 1e6)
+            stamp = round(self.wall(at) * 1e6)
             if stamp > since:
                 found.append((stamp, percent))
         return found
@@ -214,9 +231,9 @@ class FakeNvml:
         return GpmSample(_Sample())
 
     def gpm_free(self, sample: GpmSample) -> None:
-        self._enter("nvmlGpmSampleFree")
         assert isinstance(sample, _Sample)
-        self.live_samples -= 1
+        self.live_samples -= 1  # the process's own memory, whatever the driver says
+        self._enter("nvmlGpmSampleFree")
 
     def gpm_take(self, device: Device, sample: GpmSample, gpu_instance: int | None) -> None:
         gpu = self._enter("nvmlGpmSampleGet", device)
@@ -224,6 +241,8 @@ class FakeNvml:
             slots = gpu.instances.values()
             wanted = [one for one in slots if one.answers["nvmlDeviceGetGpuInstanceId()"] ==
                       gpu_instance]  # fmt: skip
+            if not wanted:
+                raise NvmlError(Code.NOT_FOUND, "nvmlGpmMigSampleGet")
             gpu = wanted[0]
         taken = cast("_Sample", sample)
         taken.at, taken.device = self.now, gpu
@@ -250,13 +269,22 @@ class FakeNvml:
 
     def wait_event(self, events: EventSet, timeout_milliseconds: int) -> Event | None:
         assert events is not None
+        assert self.initialized, "waited after the shutdown: the process ends"
+        self._enter("nvmlEventSetWait_v2")
+        self.waiting += 1
         try:
+            if self.stuck is not None:
+                self.stuck.wait()
             event = self.events.get(timeout=min(timeout_milliseconds, 1) / 1000)
         except queue.Empty:
             return None
+        finally:
+            self.waiting -= 1
         if isinstance(event, NvmlError):
             raise event
         return event
 
     def free_event_set(self, events: EventSet) -> None:
         assert events is not None
+        assert self.initialized, "freed after the shutdown: the process ends"
+        self._enter("nvmlEventSetFree")

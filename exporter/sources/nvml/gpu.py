@@ -100,7 +100,7 @@ class GpuReader:
 
     def _renew(self, now: float) -> None:
         """Ask anew what will be too old before the next tick: that is as far off as the last."""
-        ahead = 0.0 if self._ticked_at is None else min(1.2 * (now - self._ticked_at), SLOW)
+        ahead = SLOW if self._ticked_at is None else min(1.2 * (now - self._ticked_at), SLOW)
         self._ticked_at = now
         self._mig(now, ahead)
         for row in self.rows:

@@ -48,6 +48,7 @@ class SampleIntegral:
             elapsed_seconds: Since samples were last added, by a clock that nobody sets: the
                 timestamps follow the host's clock, which may jump. Bounds a hole.
         """
+        covered = hole = 0.0
         for timestamp, percent in sorted(samples):
             if self.last_timestamp is None:
                 self.last_timestamp = timestamp
@@ -55,14 +56,16 @@ class SampleIntegral:
             between = (timestamp - self.last_timestamp) / 1e6
             if between <= 0:
                 continue
-            covered = between
+            of_sample = between
             if between > LONGEST_PERIOD_SECONDS:
-                covered = self._period
-                self.unobserved_seconds += max(0.0, min(between, elapsed_seconds) - covered)
+                of_sample = self._period
+                hole += between - of_sample
             else:
                 self._period = min(between, 1.0)
-            self.seconds += covered * min(max(percent, 0.0), 100.0) / 100
+            covered += of_sample
+            self.seconds += of_sample * min(max(percent, 0.0), 100.0) / 100
             self.last_timestamp = timestamp
+        self.unobserved_seconds += max(0.0, min(hole, elapsed_seconds - covered))
 
     def skip(self, samples: Iterable[tuple[int, float]], elapsed_seconds: float) -> None:
         """Start anew after the host's clock was set back, or the buffer was lost."""

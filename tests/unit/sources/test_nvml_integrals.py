@@ -93,6 +93,15 @@ def test_a_hole_is_no_longer_than_the_time_that_passed() -> None:
     assert integral.unobserved_seconds <= 5
 
 
+def test_a_hole_is_no_longer_than_what_samples_leave_of_the_time() -> None:
+    """Set forward by 20 s, with no sample missing: nobody missed anything."""
+    integral = started()
+    steps = [(20_000_000, 100.0), *((20_000_000 + n * 200_000, 100.0) for n in range(1, 25))]
+    integral.add([(START + at, percent) for at, percent in steps], elapsed_seconds=5)
+    assert integral.seconds == pytest.approx(5, abs=0.1)
+    assert integral.unobserved_seconds <= 0.1
+
+
 def test_what_was_before_the_start_is_not_counted() -> None:
     integral = SampleIntegral()
     integral.start([(START, 100.0), (START + 1, 100.0)])
