@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 COMMANDS = {
     "serve": "export this host's MPS and GPUs (the default)",
     "demo": "export a built-in recording of a real host: no GPU needed",
+    "doctor": "look at this host once, and say in plain words what is wrong and what mends it",
     "record": "write what the sources read to a file, to replay it elsewhere",
 }
 
@@ -58,6 +59,14 @@ def _parser() -> argparse.ArgumentParser:
             )  # fmt: skip
             command.add_argument(
                 "--speed", default="1", metavar="FACTOR", help="replay faster (default: 1)"
+            )
+        if name == "doctor":
+            command.add_argument("--json", action="store_true", help="print for a program")
+            command.add_argument(
+                "--recording", metavar="FILE", help="look at a recording instead, at its end"
+            )
+            command.add_argument(
+                "--at", metavar="DURATION", help="not at its end, but so long after its start"
             )
         if name == "record":
             command.add_argument("recording", metavar="FILE", help="the file to write")
@@ -101,10 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, settings: Settings, given: dict[str, object]) -> int:
-    configure(settings.log_level, settings.log_format)
+    # The doctor says himself what he could not see.
+    level = "error" if command == "doctor" else settings.log_level
+    configure(level, settings.log_format)
     # Late imports: --help and --version answer at once, and the parts that a command does not
     # need cost it neither time nor memory.
-    from exporter.service import StartError, record, serve
+    from exporter.service import StartError, diagnose, record, serve
 
     try:
         if command == "record":
@@ -116,6 +127,16 @@ def _run(command: str, settings: Settings, given: dict[str, object]) -> int:
                     interval_seconds=_duration("--interval", str(given["interval"])),
                     anonymise=bool(given["anonymise"]),
                     scenario=str(given["scenario"]),
+                )
+            )
+        if command == "doctor":
+            file = given["recording"]
+            return asyncio.run(
+                diagnose(
+                    settings,
+                    as_json=bool(given["json"]),
+                    recording=None if file is None else Path(str(file)),
+                    at_seconds=None if given["at"] is None else _duration("--at", str(given["at"])),
                 )
             )
         if command == "demo":

@@ -18,7 +18,13 @@ from exporter.merge import DaemonInputs, merge, pids_of_interest
 from exporter.model import COLLECTORS, CollectorName, CollectorResult, Incident, Snapshot
 from exporter.mps.fold import Fold
 from exporter.mps.ledger import Ledger
-from exporter.mps.reconciliation import ServerAnswers, due, with_probe, with_servers
+from exporter.mps.reconciliation import (
+    ServerAnswers,
+    due,
+    server_replies,
+    with_probe,
+    with_servers,
+)
 from exporter.observations import (
     ControlObservation,
     DaemonFacts,
@@ -335,7 +341,7 @@ class Collector:
         self._on_observation(said)
         record.answers = with_servers(record.answers, said)
         listed = record.answers.probe.server_pids if record.answers.probe is not None else None
-        record.ledger.reconcile(said.at, listed, record.answers.servers.values())
+        record.ledger.reconcile(said.at, listed, server_replies(said))
         record.hung = said.outcome is Outcome.TIMEOUT
         _demand(said)
 

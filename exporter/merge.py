@@ -341,7 +341,7 @@ def _server(view: _View, inputs: DaemonInputs, pid: int) -> Server:
         start_time_seconds=process.start_time_seconds if process is not None else started,
         state=_state(session, reply),
         ghost=session.ghost if session is not None else None,
-        clients_connected=len(clients) if clients is not None else None,
+        clients_connected=_count(inputs, session, clients),
         contexts=contexts,
         contexts_limit=_contexts_limits(view, session, {*contexts, *uuids.values()}),
         active_thread_ratio=_thread_ratio(session, reply),
@@ -353,6 +353,14 @@ def _server(view: _View, inputs: DaemonInputs, pid: int) -> Server:
         memory_used_bytes=view.memory_used(host_pid),
         clients=clients or (),
     )
+
+
+def _count(
+    inputs: DaemonInputs, session: ServerSession | None, clients: tuple[Client, ...] | None
+) -> int | None:
+    if session is not None and inputs.follows("server"):
+        return session.clients_count
+    return len(clients) if clients is not None else None
 
 
 def _state(session: ServerSession | None, reply: ServerReply | None) -> str | None:
@@ -522,8 +530,9 @@ def _with_limits(
     memory: dict[str, int] = {}
     devices = _device_uuids(inputs)
     own_memory = limits.parse_pinned_memory_limit(environment.get(MEMORY_VARIABLE))
-    if devices and limits.names_missing_device(own_memory, devices):
-        own_memory = {}  # CUDA then ignores the whole variable
+    memory_ignored = bool(devices) and limits.names_missing_device(own_memory, devices)
+    if memory_ignored:
+        own_memory = {}
     ordinals = {uuid: ordinal for ordinal, uuid in devices.items()}
     for uuid in client.contexts:
         gpu = view.gpus.get(uuid)
@@ -544,6 +553,8 @@ def _with_limits(
         sm_limit=sms,
         memory_limit_bytes=memory,
         priority=limits.parse_client_priority(environment.get(PRIORITY_VARIABLE)),
+        percentage_ignored=environment.get(THREAD_VARIABLE) if own.ignored else None,
+        memory_limit_ignored=environment.get(MEMORY_VARIABLE) if memory_ignored else None,
     )
 
 
@@ -587,6 +598,11 @@ def _gpu(
         uuid=gpu.uuid,
         processes_by_kind={kind: len(pids) for kind, pids in kinds.items()} if kinds else None,
         direct_pids=tuple(sorted(kinds["direct"])) if kinds else (),
+        direct_processes=tuple(
+            view.processes[pid]
+            for pid in sorted(kinds["direct"] if kinds else ())
+            if pid in view.processes
+        ),
         served_by=tuple(
             daemon.pipe_directory for daemon in daemons if gpu.uuid in daemon.gpu_uuids
         ),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from exporter.observations import DaemonFacts, GpuObservation, LogState
+from exporter.observations import DaemonFacts, GpuObservation, LogState, ProcessFacts
 
 ControlState = Literal["answering", "absent", "unresponsive", "draining", "refused"]
 CONTROL_STATES: tuple[ControlState, ...] = (
@@ -221,6 +221,10 @@ class Client:
     active_thread_ratio: float | None = None
     sm_limit: Mapping[str, int] = field(default_factory=dict)
     priority: int | None = None
+    percentage_ignored: str | None = None
+    """Its CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, where CUDA makes nothing of it."""
+    memory_limit_ignored: str | None = None
+    """Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, where CUDA makes nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +294,8 @@ class Gpu:
     """mps_client, mps_server, direct, graphics."""
     direct_pids: tuple[int, ...] = ()
     """Compute processes beside MPS."""
+    direct_processes: tuple[ProcessFacts, ...] = ()
+    """Those of them that /proc shows."""
     served_by: tuple[str, ...] = ()
     stranded_clients: int | None = None
     sm_committed_ratio: float | None = None

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector
@@ -34,6 +35,12 @@ from exporter.sources.recording import Header, Recording, RecordingError, Record
 from exporter.sources.replay import ReplayHost
 from exporter.web.backend import DebugReport, DebugSource
 from exporter.web.options import WebOptions
+
+DOCTOR_PAUSE_SECONDS = 1.5
+"""Between the doctor's two looks: one server must be this old before it is asked."""
+
+REPLAY_STEP_SECONDS = 0.5
+"""How closely a recording is gone through when only one moment of it is wanted."""
 
 GZIP_LEVEL = 1
 """Twice as fast as the default level for pages hardly larger."""
@@ -222,10 +229,12 @@ class _Listener(logging.Handler):
 
 
 def _load(settings: Settings) -> Recording | None:
-    if settings.replay is None:
-        return None
+    return None if settings.replay is None else _load_file(Path(settings.replay))
+
+
+def _load_file(path: Path) -> Recording:
     try:
-        return read(Path(settings.replay))
+        return read(path)
     except RecordingError as error:
         raise StartError(str(error)) from error
 
@@ -302,6 +311,55 @@ def _announce(recording: Recording, settings: Settings, *, demo: bool) -> None:
         "  Ctrl-C ends it.\n\n"
     )
     sys.stderr.flush()
+
+
+async def diagnose(
+    settings: Settings, *, as_json: bool, recording: Path | None, at_seconds: float | None
+) -> int:
+    """Look at the host once and print what is found; gives the exit status."""
+    from exporter import doctor
+
+    if recording is None:
+        snapshot = await _examine(settings)
+    else:
+        snapshot = await _examine_recording(settings, recording, at_seconds)
+    if as_json:
+        sys.stdout.write(doctor.as_json(snapshot) + "\n")
+    else:
+        paint = doctor.coloured if sys.stdout.isatty() else doctor.plain
+        sys.stdout.write("\n".join(doctor.report(snapshot, paint)) + "\n")
+    return doctor.exit_status(snapshot)
+
+
+async def _examine(settings: Settings) -> Snapshot:
+    """Look twice: the second look is one at a host that is known.
+
+    By then a server is old enough to be asked, and the GPUs' activity has an interval to be of.
+    """
+    host = LiveHost(replace(settings, mps_min_query_interval=0.0))
+    collector = Collector(host, settings)
+    try:
+        await collector.collect()
+        await asyncio.sleep(DOCTOR_PAUSE_SECONDS)
+        return await collector.collect()
+    finally:
+        await host.close()
+
+
+async def _examine_recording(settings: Settings, path: Path, at_seconds: float | None) -> Snapshot:
+    recording = _load_file(path)
+    moments = count(0.0, REPLAY_STEP_SECONDS)
+    end = recording.duration_seconds if at_seconds is None else at_seconds
+    elapsed = 0.0
+    host = ReplayHost(recording, clock=lambda: elapsed)
+    collector = Collector(host, settings)
+    for moment in moments:
+        elapsed = min(moment, end)
+        await collector.poll_logs()
+        snapshot = await collector.collect()
+        if moment >= end:
+            return snapshot
+    raise AssertionError("unreachable: count() does not end")
 
 
 async def record(

@@ -510,6 +510,12 @@ SHARING = _section(
     ),
 )
 
+ADVICE_METRICS = _section(
+    "Host advice",
+    ("mps_advice", "gauge", ("advice", "severity", "daemon", *_G), "this exporter",
+     "1 for each finding that mps-exporter doctor would print; it also says why and what to do."),
+)  # fmt: skip
+
 EXPORTER = _section(
     "The exporter itself",
     (
@@ -557,5 +563,5 @@ EXPORTER = _section(
 )
 
 MPS_METRICS: tuple[MetricSpec, ...] = (
-    *CONTROL_DAEMON, *SERVERS, *CLIENTS, *WAITS, *SHARING, *EXPORTER,
+    *CONTROL_DAEMON, *SERVERS, *CLIENTS, *WAITS, *SHARING, *ADVICE_METRICS, *EXPORTER,
 )  # fmt: skip

@@ -55,14 +55,18 @@ def with_probe(answers: ServerAnswers, observation: ControlObservation | None) -
 def with_servers(answers: ServerAnswers, observation: ControlObservation) -> ServerAnswers:
     """Take in a reconciliation; what was asked once in a server's life is kept."""
     servers = dict(answers.servers)
-    for reply in read_reconciliation(observation):
-        if not isinstance(reply, ServerReply):
-            continue
+    for reply in server_replies(observation):
         known = servers.get(reply.server_pid)
         if reply.devices is None and known is not None:
             reply = replace(reply, devices=known.devices)  # noqa: PLW2901 - the same, completed
         servers[reply.server_pid] = reply
     return replace(answers, servers=servers, asked_at=observation.at)
+
+
+def server_replies(observation: ControlObservation) -> list[ServerReply]:
+    """What the servers said in a reconciliation, failures left out."""
+    replies = read_reconciliation(observation)
+    return [reply for reply in replies if isinstance(reply, ServerReply)]
 
 
 def probe_reply(observation: ControlObservation | None) -> ProbeReply | None:

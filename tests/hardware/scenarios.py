@@ -757,7 +757,7 @@ async def fault_two_gpus(lab: Lab) -> None:
     lab.check(metrics, "mps_server_faults_total", 0, daemon=d, gpu=0)
     lab.check(metrics, "mps_client_losses_total", 1, daemon=d, cause="own_fault")
     lab.check(metrics, "mps_client_losses_total", 1, daemon=d, cause="neighbour_fault")
-    lab.check(metrics, "mps_server_clients", 1, daemon=d)
+    await lab.until("mps_server_clients", 1, daemon=d)
     await lab.left(survivor)
     done = survivor.event("done") is not None
     lab.note("the survivor finished", ok=done, wanted=True, got=done)

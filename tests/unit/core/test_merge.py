@@ -103,6 +103,7 @@ def snapshot(
             clients=tuple(
                 ClientSession(one.pid, 20, 1001, 3.0, {"GPU-a": 1}) for one in clients
             ),
+            clients_count=len(clients),
         )  # fmt: skip
     view = LedgerView(at=9.0, servers=(session,), devices={0: "GPU-a"})
     facts = replace(RUNNING, servers=(SERVER,))

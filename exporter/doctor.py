@@ -1,0 +1,182 @@
+"""What ``mps-exporter doctor`` prints: the host at a glance, then what is wrong with it.
+
+Pure text from a snapshot; exit status 0 when nothing is wrong, 1 with warnings, 2 when critical.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from exporter.advice import Finding, Severity, findings, worst
+from exporter.model import Client, ControlDaemon, Gpu, Snapshot
+
+Paint = Callable[[str, str], str]
+EXIT_STATUS: dict[Severity | None, int] = {None: 0, "info": 0, "warning": 1, "critical": 2}
+_COLOURS = {"critical": "1;31", "warning": "1;33", "info": "1;34", "good": "1;32", "dim": "2"}
+_GIB = 1 << 30
+
+
+def plain(text: str, style: str) -> str:
+    """Paint nothing."""
+    del style
+    return text
+
+
+def coloured(text: str, style: str) -> str:
+    """Paint for a terminal."""
+    return f"\033[{_COLOURS[style]}m{text}\033[0m"
+
+
+def exit_status(snapshot: Snapshot) -> int:
+    """0, 1 (warnings) or 2 (critical); what is only information is no fault.
+
+    A source that could not be read is a warning: what it would have shown is not known.
+    """
+    blind = any(not result.success for result in snapshot.collectors)
+    return max(EXIT_STATUS[worst(findings(snapshot))], int(blind))
+
+
+def report(snapshot: Snapshot, paint: Paint = plain) -> Iterator[str]:
+    """The lines for a person."""
+    yield from _gpus(snapshot, paint)
+    yield ""
+    yield from _daemons(snapshot, paint)
+    yield ""
+    for result in snapshot.collectors:
+        if not result.success:
+            yield f"{paint('not seen', 'warning')}  {result.name}: {result.error}"
+    found = findings(snapshot)
+    if not found:
+        if all(result.success for result in snapshot.collectors):
+            yield paint("Nothing is wrong here.", "good")
+        else:
+            yield "Nothing is wrong in what could be seen."
+        return
+    counts = {
+        severity: sum(finding.advice.severity == severity for finding in found)
+        for severity in ("critical", "warning", "info")
+    }
+    yield "Findings: " + ", ".join(
+        paint(f"{count} {severity}", severity) for severity, count in counts.items() if count
+    )
+    for finding in found:
+        yield ""
+        yield from _finding(finding, paint)
+
+
+def _finding(finding: Finding, paint: Paint) -> Iterator[str]:
+    advice = finding.advice
+    place = finding.daemon or (f"GPU {finding.gpu}" if finding.gpu else "")
+    yield f"{paint(advice.severity, advice.severity)}  {advice.title}" + (
+        f"  {paint(place, 'dim')}" if place else ""
+    )
+    yield f"    seen:  {finding.evidence}"
+    yield f"    why:   {advice.why}"
+    yield f"    do:    {finding.remedy}"
+
+
+def _gpus(snapshot: Snapshot, paint: Paint) -> Iterator[str]:
+    if not snapshot.gpus:
+        yield "GPUs: none seen"
+        return
+    versions = f"driver {snapshot.driver_version}" if snapshot.driver_version else ""
+    yield f"GPUs  {paint(versions, 'dim')}"
+    for gpu in snapshot.gpus:
+        yield f"  {gpu.index}  {gpu.observation.name or '?'}  {_use(gpu)}"
+
+
+def _use(gpu: Gpu) -> str:
+    values = {one.metric: one.value for one in gpu.observation.readings if not one.labels}
+    parts = []
+    for metric, words in (
+        ("mps_gpu_utilization_ratio", "utilization"),
+        ("mps_gpu_sm_active_ratio", "SM activity"),
+    ):
+        if metric in values:
+            parts.append(f"{words} {values[metric]:.0%}")
+    used = values.get("mps_gpu_memory_used_bytes")
+    total = values.get("mps_gpu_memory_total_bytes")
+    if used is not None and total is not None:
+        parts.append(f"memory {used / _GIB:.1f} of {total / _GIB:.0f} GiB")
+    kinds = gpu.processes_by_kind or {}
+    parts += [
+        f"{count} {kind.replace('_', ' ')}" for kind, count in kinds.items() if count
+    ]  # "2 mps client", "1 direct"
+    return ", ".join(parts)
+
+
+def _daemons(snapshot: Snapshot, paint: Paint) -> Iterator[str]:
+    if not snapshot.daemons:
+        yield "Control daemons: none found"
+        return
+    yield "Control daemons"
+    for daemon in snapshot.daemons:
+        yield from _daemon(daemon, snapshot, paint)
+
+
+def _daemon(daemon: ControlDaemon, snapshot: Snapshot, paint: Paint) -> Iterator[str]:
+    state = daemon.state or "state not known"
+    style = "good" if daemon.state == "answering" else "warning"
+    who = f"process {daemon.pid} of {daemon.user or daemon.uid}" if daemon.pid else "no process"
+    yield f"  {daemon.pipe_directory}  {paint(state, style)}  {paint(who, 'dim')}"
+    for server in daemon.servers:
+        whose = _name(server.uid, server.user)
+        yield f"    server {server.pid}  {server.state or '?'}  for {whose}"
+        for client in server.clients:
+            yield f"      client {client.pid}  {_client(client)}"
+    for wait in daemon.waits:
+        gone = ", and is dead" if wait.dead else ""
+        age = snapshot.taken_at - wait.since
+        yield (
+            f"    waiting: process {wait.pid} of user {wait.uid}, for {age:.0f} s, behind user "
+            f"{wait.behind_uid}{gone}"
+        )
+
+
+def _client(client: Client) -> str:
+    parts = [f"{_name(client.uid, client.user)}  {client.command or '?'}"]
+    if client.active_thread_ratio is not None:
+        sms = "/".join(str(count) for count in client.sm_limit.values())
+        parts.append(f"up to {client.active_thread_ratio:.0%}" + (f" ({sms} SMs)" if sms else ""))
+    else:
+        parts.append("limits not readable")
+    for uuid, used in client.memory_used_bytes.items():
+        limit = client.memory_limit_bytes.get(uuid)
+        of = f" of {limit / _GIB:.1f}" if limit is not None else ""
+        parts.append(f"{used / _GIB:.1f}{of} GiB")
+    return ", ".join(parts)
+
+
+def _name(uid: int | None, user: str | None) -> str:
+    if user is not None:
+        return user
+    return "?" if uid is None else f"user {uid}"
+
+
+def as_json(snapshot: Snapshot) -> str:
+    """The findings for a program."""
+    return json.dumps(
+        {
+            "version": 1,
+            "taken_at": datetime.fromtimestamp(snapshot.taken_at, UTC).isoformat(),
+            "exit_status": exit_status(snapshot),
+            "findings": [
+                {
+                    **asdict(finding.advice),
+                    "evidence": finding.evidence,
+                    "remedy": finding.remedy,
+                    "daemon": finding.daemon or None,
+                    "gpu": finding.gpu or None,
+                    "uuid": finding.uuid or None,
+                }
+                for finding in findings(snapshot)
+            ],
+            "not_seen": {
+                result.name: result.error for result in snapshot.collectors if not result.success
+            },
+        },
+        indent=2,
+    )
