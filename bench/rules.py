@@ -24,9 +24,9 @@ from typing import Any
 import aiohttp
 import yaml
 from aiohttp import web
-from prometheus_client import Metric, generate_latest
 
-from exporter.metrics.library_form import to_metric
+from exporter.metrics.content_format import TEXT_0_0_4
+from exporter.metrics.exposition import encode
 from exporter.metrics.render import Build, render
 from exporter.model import (
     EXIT_CAUSES,
@@ -118,7 +118,7 @@ def counters(uuid: str) -> LedgerCounters:
 
 def host(clients: int = CLIENTS, gpus: int = GPUS) -> Snapshot:
     """One host with everything that can be on it."""
-    seen = recorded_gpu()
+    card = replace(recorded_gpu(), compute_mode="exclusive_process")
     daemons, cards = [], []
     for number in range(gpus):
         uuid = f"GPU-{HOST}{number:04d}-0000-4000-8000-000000000000"
@@ -148,7 +148,7 @@ def host(clients: int = CLIENTS, gpus: int = GPUS) -> Snapshot:
         )  # fmt: skip
         cards.append(
             Gpu(
-                observation=replace(seen, index=number, uuid=uuid, compute_mode="exclusive_process"),
+                observation=replace(card, index=number, uuid=uuid),
                 index=str(number), uuid=uuid, served_by=(pipe,), stranded_clients=0,
                 processes_by_kind={
                     "mps_client": clients, "mps_server": 1, "direct": 0, "graphics": 0,
@@ -168,21 +168,10 @@ def host(clients: int = CLIENTS, gpus: int = GPUS) -> Snapshot:
     )
 
 
-class _Registry:
-    """What the encoder needs of a registry."""
-
-    def __init__(self, metrics: list[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> list[Metric]:
-        return self._metrics
-
-
 def exposition(clients: int = CLIENTS, gpus: int = GPUS) -> bytes:
     """What the exporter on such a host says; HOST stands where hosts differ."""
     families = render(host(clients, gpus), Build("0", "", "3.11"))
-    registry = _Registry([to_metric(family) for family in families])
-    return generate_latest(registry)
+    return encode(families, (), TEXT_0_0_4)
 
 
 def pods(hosts: int) -> bytes:
