@@ -176,7 +176,7 @@ def five_daemons() -> Iterator[Field]:
         yield Field(host, plain, slurm, plugin, claim, boxed, clients)
 
 
-GONE_OR_HUNG_SECONDS = 8.0
+HUNG_SECONDS = 4.0
 
 
 def test_all_five_are_found_and_answer(seen: tuple[Field, Metrics]) -> None:
@@ -257,12 +257,12 @@ def test_those_that_die_take_nobody_along(field: Field) -> None:
 
 @pytest.mark.parametrize("layout", ["plain", "claim"])
 def test_one_that_hangs_holds_nobody_up(field: Field, layout: str) -> None:
-    field.host.serve("--mps.query-timeout=500ms")
+    field.host.serve(f"--mps.query-timeout={HUNG_SECONDS}s")
     names = field.names(field.host.scrape())
     field.daemons[layout].be(mode="hang")
     began = time.monotonic()
     after = field.host.scrape()
-    assert time.monotonic() - began < GONE_OR_HUNG_SECONDS
+    assert time.monotonic() - began < 2 * HUNG_SECONDS
     assert after.value("mps_control_state", daemon=names[layout],
                        mps_control_state="unresponsive") == 1  # fmt: skip
     del names[layout]

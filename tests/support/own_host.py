@@ -260,7 +260,9 @@ class OwnHost:
         process = self.start(
             sys.executable, "-m", "exporter", "serve",
             f"--web.listen-address=unix:{SOCKET}", f"--mps.control-binary={TOOL}",
-            "--no-collector.nvml", "--mps.min-query-interval=0s", *flags,
+            "--no-collector.nvml", "--mps.min-query-interval=0s",
+            # Many tests may run at once; what hangs is another matter.
+            "--mps.query-timeout=20s", "--collector.timeout=60s", *flags,
             environment={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
             rights=rights, inside=inside,
         )  # fmt: skip
@@ -303,7 +305,7 @@ class OwnHost:
                 if b"\0exporter\0serve\0" in self.outside(f"/proc/{pid}/cmdline").read_bytes():
                     self.signal(pid, signal.SIGTERM)
         for process in self.exporters:
-            process.wait(10)
+            process.wait(60)
         self.exporters.clear()
 
     def close(self) -> None:
@@ -311,7 +313,7 @@ class OwnHost:
         with suppress(ProcessLookupError):
             os.kill(self.init, signal.SIGKILL)
         for process in self._processes:
-            process.wait(10)
+            process.wait(60)
             for stream in (process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
@@ -319,16 +321,16 @@ class OwnHost:
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=30)
+        super().__init__("localhost", timeout=90)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(30)
+        self.sock.settimeout(90)
         self.sock.connect(self._path)
 
 
-def wait_for(question: Callable[[], T | None], seconds: float = 20.0) -> T:
+def wait_for(question: Callable[[], T | None], seconds: float = 60.0) -> T:
     """Ask until the answer is something."""
     end = time.monotonic() + seconds
     while not (answer := question()):
