@@ -56,6 +56,7 @@ RUN --mount=type=bind,from=build,source=/src/sbom.py,target=/tmp/sbom.py \
 
 ENV PATH=/opt/mps-exporter/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
+    MPS_EXPORTER_BUILD_REVISION=${REVISION} \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=utility,compute
 USER 65532:65532

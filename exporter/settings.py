@@ -16,6 +16,14 @@ from exporter.model import COLLECTORS
 
 ENVIRONMENT_PREFIX = "MPS_EXPORTER_"
 
+REVISION_VARIABLE = "MPS_EXPORTER_BUILD_REVISION"
+"""The commit that an image was built from: no setting, but for mps_exporter_build_info."""
+
+_OF_A_SERVICE = re.compile(
+    r"MPS_EXPORTER_(SERVICE_(HOST|PORT(_.+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_.+)?)?)"
+)
+"""Variables that Kubernetes makes for all pods beside a Service named mps-exporter."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -133,7 +141,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 
 
 def duration(value: str) -> float:
-    """ "500ms", "5s", "1m", "1h" or plain seconds -> seconds."""
+    """Read "500ms", "5s", "1m", "1h" or plain seconds, as seconds."""
     match = _DURATION.fullmatch(value)
     if match is None:
         raise ValueError('must be a duration such as "500ms", "5s" or "1m"')
@@ -282,7 +290,12 @@ def load(given: Mapping[str, Any], environment: Mapping[str, str], command: str)
     """
     known = {flag.variable: flag for flag in FLAGS}
     strangers = sorted(
-        name for name in environment if name.startswith(ENVIRONMENT_PREFIX) and name not in known
+        name
+        for name in environment
+        if name.startswith(ENVIRONMENT_PREFIX)
+        and name not in known
+        and name != REVISION_VARIABLE
+        and not _OF_A_SERVICE.fullmatch(name)
     )
     if strangers:
         raise InvalidSettingError(

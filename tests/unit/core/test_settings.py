@@ -75,6 +75,21 @@ def test_a_misspelt_variable_is_refused() -> None:
         parsed(MPS_EXPORTER_LISTEN=":1")
 
 
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "MPS_EXPORTER_BUILD_REVISION",
+        "MPS_EXPORTER_SERVICE_HOST",
+        "MPS_EXPORTER_SERVICE_PORT_METRICS",
+        "MPS_EXPORTER_PORT",
+        "MPS_EXPORTER_PORT_9400_TCP",
+        "MPS_EXPORTER_PORT_9400_TCP_ADDR",
+    ],
+)
+def test_what_images_and_kubernetes_set_is_no_misspelt_setting(variable: str) -> None:
+    assert parsed(**{variable: "tcp://10.0.0.1:9400"}) == Settings()
+
+
 def test_a_bad_variable_is_named() -> None:
     with pytest.raises(InvalidSettingError, match="MPS_EXPORTER_COLLECTOR_NVML: 'maybe'"):
         parsed(MPS_EXPORTER_COLLECTOR_NVML="maybe")

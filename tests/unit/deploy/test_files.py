@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from exporter.settings import FLAGS, Settings
+from exporter.settings import FLAGS, REVISION_VARIABLE, Settings
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -51,7 +51,7 @@ def test_every_flag_that_is_given_exists() -> None:
 
 
 def test_every_variable_that_is_set_exists() -> None:
-    known = {flag.variable for flag in FLAGS}
+    known = {flag.variable for flag in FLAGS} | {REVISION_VARIABLE}
     for name, text in texts():
         for variable in re.findall(r"\bMPS_EXPORTER_[A-Z_]+\b", text):
             # The one that Kubernetes would make of a Service's name is what a comment warns of.
