@@ -148,7 +148,11 @@ Argument = int | str
 
 
 class Library(Protocol):
-    """NVML, as far as it is used here. All methods block and may be called from any thread."""
+    """NVML, as far as it is used here. All methods block.
+
+    They may be called from any thread; all but ``wait_event`` let one caller in at a time. Before
+    ``shutdown``, nobody may be in ``wait_event`` any more.
+    """
 
     def init(self) -> None:
         """Load the library and call nvmlInit."""

@@ -71,7 +71,12 @@ class FieldRow:
         """The answer in the base unit."""
         if self.states:
             return state(self.metric, int(value), self.states)
-        return Reading(self.metric, value * self.scale, self.labels)
+        return Reading(self.metric, scaled(value, self.scale), self.labels)
+
+
+def scaled(value: float, scale: float) -> float:
+    """In the base unit, without noise in the last digit: 41 % is 0.41."""
+    return value / round(1 / scale) if 0 < scale < 1 else value * scale
 
 
 def state(metric: str, value: int, names: tuple[str, ...]) -> Reading:
@@ -92,7 +97,7 @@ def number(
 
     def read(library: Library, device: Device) -> Iterable[Reading]:
         value = library.number(function, device, *arguments)
-        return (Reading(metric, value * scale, tuple(labels.items())),)
+        return (Reading(metric, scaled(value, scale), tuple(labels.items())),)
 
     return Row(_name(function, *arguments), read, every)
 
@@ -104,7 +109,7 @@ def first(
 
     def read(library: Library, device: Device) -> Iterable[Reading]:
         value = library.numbers(function, device)[0]
-        return (Reading(metric, value * scale, tuple(labels.items())),)
+        return (Reading(metric, scaled(value, scale), tuple(labels.items())),)
 
     return Row(function, read, every)
 
@@ -115,8 +120,8 @@ def _name(function: str, *arguments: Argument) -> str:
 
 def _utilization(library: Library, device: Device) -> Iterable[Reading]:
     gpu, memory = library.numbers("nvmlDeviceGetUtilizationRates", device)
-    yield Reading("mps_gpu_utilization_ratio", gpu * PERCENT)
-    yield Reading("mps_gpu_memory_copy_utilization_ratio", memory * PERCENT)
+    yield Reading("mps_gpu_utilization_ratio", scaled(gpu, PERCENT))
+    yield Reading("mps_gpu_memory_copy_utilization_ratio", scaled(memory, PERCENT))
 
 
 def _memory(library: Library, device: Device) -> Iterable[Reading]:
@@ -136,14 +141,14 @@ def _bar1(library: Library, device: Device) -> Iterable[Reading]:
 
 def _power_limit_range(library: Library, device: Device) -> Iterable[Reading]:
     low, high = library.numbers("nvmlDeviceGetPowerManagementLimitConstraints", device)
-    yield Reading("mps_gpu_power_limit_watts", low * MILLI, (("limit", "min"),))
-    yield Reading("mps_gpu_power_limit_watts", high * MILLI, (("limit", "max"),))
+    yield Reading("mps_gpu_power_limit_watts", scaled(low, MILLI), (("limit", "min"),))
+    yield Reading("mps_gpu_power_limit_watts", scaled(high, MILLI), (("limit", "max"),))
 
 
 def _fans(library: Library, device: Device) -> Iterable[Reading]:
     for fan in range(library.number("nvmlDeviceGetNumFans", device)):
         speed = library.number("nvmlDeviceGetFanSpeed_v2", device, fan)
-        yield Reading("mps_gpu_fan_speed_ratio", speed * PERCENT, (("fan", str(fan)),))
+        yield Reading("mps_gpu_fan_speed_ratio", scaled(speed, PERCENT), (("fan", str(fan)),))
 
 
 CLOCK_EVENT_REASONS = (

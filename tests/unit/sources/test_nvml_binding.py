@@ -90,6 +90,63 @@ def test_numbers_out_of_lists_and_structures(binding: Binding, nvml: Any) -> Non
     assert binding.numbers("nvmlDeviceGetMigMode", DEVICE) == (1, 0)
 
 
+def test_structures_of_their_own(binding: Binding, nvml: Any) -> None:
+    def fabric(_device: object, info: Any) -> None:
+        info._obj.state = 3
+
+    features = SimpleNamespace(
+        isGridLicenseSupported=1,
+        licensableFeaturesCount=1,
+        gridLicensableFeatures=[SimpleNamespace(featureState=0), SimpleNamespace(featureState=1)],
+    )
+    nvml(
+        nvmlDeviceGetPciInfo=lambda _: SimpleNamespace(busId=b"00000000:18:00.0"),
+        nvmlDeviceGetAttributes_v2=lambda _: SimpleNamespace(multiprocessorCount=16),
+        nvmlDeviceGetGpuFabricInfoV=fabric,
+        nvmlDeviceGetGridLicensableFeatures_v4=lambda _: features,
+        nvmlGpmQueryDeviceSupport=lambda _: SimpleNamespace(isSupportedDevice=1),
+    )
+    assert binding.pci_bus_id(DEVICE) == "00000000:18:00.0"
+    assert binding.sm_count(DEVICE) == 16
+    assert binding.fabric_state(DEVICE) == 3
+    assert binding.vgpu_licensed(DEVICE) is False, "the second is not one of theirs"
+    features.isGridLicenseSupported = 0
+    assert binding.vgpu_licensed(DEVICE) is None
+    assert binding.gpm_supported(DEVICE)
+
+
+def test_an_old_pynvml_without_the_fabric(
+    binding: Binding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(pynvml, "c_nvmlGpuFabricInfo_v2_t")
+    with pytest.raises(NvmlError) as caught:
+        binding.fabric_state(DEVICE)
+    assert caught.value.code == Code.FUNCTION_NOT_FOUND
+
+
+def test_handles_are_passed_on(binding: Binding, nvml: Any) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def noted(*arguments: Any) -> str:
+        asked.append(arguments)
+        return "handle"
+
+    nvml(
+        nvmlDeviceGetHandleByIndex=noted, nvmlDeviceGetMigDeviceHandleByIndex=noted,
+        nvmlEventSetCreate=noted, nvmlDeviceRegisterEvents=noted, nvmlEventSetFree=noted,
+        nvmlGpmSampleAlloc=noted, nvmlGpmSampleFree=noted,
+    )  # fmt: skip
+    device = binding.device(1)
+    binding.mig_device(device, 3)
+    events = binding.event_set()
+    binding.register_events(device, 8, events)
+    binding.free_event_set(events)
+    binding.gpm_free(binding.gpm_allocate())
+    assert asked == [
+        (1,), ("handle", 3), (), ("handle", 8, "handle"), ("handle",), (), ("handle",),
+    ]  # fmt: skip
+
+
 def test_memory_in_both_versions(binding: Binding, nvml: Any) -> None:
     new = SimpleNamespace(total=9, used=2, free=6, reserved=1)
     nvml(nvmlDeviceGetMemoryInfo=lambda *_: new)

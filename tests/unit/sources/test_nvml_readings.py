@@ -1,0 +1,165 @@
+"""Values by themselves: base units, what is left out, hardware that lacks or has more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from exporter.metrics.catalogue import CATALOGUE
+from exporter.observations import GpuObservation
+from exporter.sources.nvml import Clock, Nvml, NvmlOptions
+from exporter.sources.nvml.library import Code
+from tests.support.fake_nvml import FakeDevice, FakeNvml, recorded
+
+METRICS = dict.fromkeys((1, 2, 3, 4, 5, 10, 11, 12, 13), 50.0) | {20: 10.0, 21: 20.0}
+
+
+def observed(fields: dict[str, Any] | None = None, **answers: Any) -> GpuObservation:
+    """Of an H200 that answers differently: names are NVML functions, or methods of the library."""
+    merged = {**recorded(), **{f"{name}()": value for name, value in answers.items()}}
+    merged["fields"] = {**recorded()["fields"], **(fields or {})}
+    device = FakeDevice("GPU-0", merged, busy=lambda now: now, metrics=METRICS)
+    library = FakeNvml(device)
+    options = NvmlOptions(xid_events=False, driver_directory="/nonexistent")
+    nvml = Nvml(library, Clock(library.wall, lambda: library.now), options)
+    nvml.observe()
+    library.now += 1
+    (seen,) = nvml.observe().gpus
+    nvml.close()
+    return seen
+
+
+def values(seen: GpuObservation) -> dict[str, float]:
+    return {
+        ",".join((one.metric, *(value for _, value in one.labels))): one.value
+        for one in seen.readings
+    }
+
+
+NOT_SUPPORTED = {"code": int(Code.NOT_SUPPORTED)}
+
+
+def test_the_h200_as_it_was() -> None:
+    seen = observed()
+    assert (seen.name, seen.architecture, seen.sm_count) == ("NVIDIA H200", "Hopper", 132)
+    found = values(seen)
+    assert found["mps_gpu_memory_total_bytes"] == 150_754_820_096
+    assert found["mps_gpu_power_watts"] == 110.106
+    assert found["mps_gpu_energy_joules_total"] == 2112.597
+    assert found["mps_gpu_clock_hertz,sm"] == 375e6
+    assert found["mps_gpu_clock_max_hertz,memory"] == 3201e6
+    assert found["mps_gpu_temperature_celsius,memory"] == 35
+    assert found["mps_gpu_power_limit_watts,min"] == 200
+    assert found["mps_gpu_clock_event_active,gpu_idle"] == 1
+    assert found["mps_gpu_clock_event_seconds_total,low_utilization"] == 14.379639232
+    assert found["mps_gpu_pcie_errors_total,l0_to_recovery"] == 113
+    assert found["mps_gpu_recovery_action,none"] == 1
+    assert found["mps_gpu_sm_active_ratio"] == 0.5
+
+
+def test_all_readings_are_in_the_catalogue_with_their_labels() -> None:
+    for one in observed().readings:
+        spec = CATALOGUE[one.metric]
+        labels = tuple(name for name, _ in one.labels)
+        if spec.kind == "stateset":
+            assert labels == (one.metric,)
+            assert one.labels[0][1] in spec.states
+        else:
+            assert ("gpu", "uuid", *labels) == spec.labels, one.metric
+
+
+def test_an_h200_has_no_fans_no_nvlink_here_and_no_retired_pages() -> None:
+    found = {one.metric for one in observed().readings}
+    assert not {name for name in found if "fan" in name or "nvlink" in name or "retired" in name}
+    assert "mps_gpu_fabric_state" not in found
+    assert "mps_gpu_vgpu_licensed" not in found
+
+
+def test_fans() -> None:
+    device = {"nvmlDeviceGetFanSpeed_v2(0)": 30, "nvmlDeviceGetFanSpeed_v2(1)": 41}
+    seen = observed(nvmlDeviceGetNumFans=2)
+    assert "mps_gpu_fan_speed_ratio,0" not in values(seen), "none of them answers"
+    merged = {**recorded(), **device, "nvmlDeviceGetNumFans()": 2}
+    library = FakeNvml(FakeDevice("GPU-0", merged))
+    options = NvmlOptions(xid_events=False)
+    nvml = Nvml(library, Clock(library.wall, lambda: library.now), options)
+    found = values(nvml.observe().gpus[0])
+    nvml.close()
+    assert found["mps_gpu_fan_speed_ratio,0"] == 0.30
+    assert found["mps_gpu_fan_speed_ratio,1"] == 0.41
+
+
+def test_nvlink() -> None:
+    links = {f"165:{link}": {"code": 0, "value": int(link < 6)} for link in range(8)}
+    counters = {
+        "138:4294967295": {"code": 0, "value": 3},
+        "139:4294967295": {"code": 0, "value": 5},
+        "38:0": {"code": 0, "value": 2},
+    }
+    found = values(observed({**links, **counters}))
+    assert found["mps_gpu_nvlink_links,active"] == 6
+    assert found["mps_gpu_nvlink_links,inactive"] == 2
+    assert found["mps_gpu_nvlink_transmit_bytes_total"] == 3 * 1024
+    assert found["mps_gpu_nvlink_receive_bytes_total"] == 5 * 1024
+    assert found["mps_gpu_nvlink_errors_total,crc_flit"] == 2
+
+
+def test_numbers_newer_than_their_names_are_passed_through() -> None:
+    found = values(
+        observed({"230:0": {"code": 0, "value": 99}}, fabric_state=17, nvmlDeviceGetComputeMode=9)
+    )
+    assert found["mps_gpu_recovery_action,unknown_99"] == 1
+    assert found["mps_gpu_fabric_state,unknown_17"] == 1
+
+
+def test_a_vgpu_and_a_fabric() -> None:
+    found = values(observed(fabric_state=3, vgpu_licensed=True))
+    assert found["mps_gpu_fabric_state,completed"] == 1
+    assert found["mps_gpu_vgpu_licensed"] == 1
+    assert values(observed(vgpu_licensed=False))["mps_gpu_vgpu_licensed"] == 0
+
+
+def test_an_unknown_performance_state_is_left_out() -> None:
+    assert "mps_gpu_performance_state" not in values(observed(nvmlDeviceGetPerformanceState=32))
+
+
+def test_memory_of_an_old_driver_and_of_a_shared_one() -> None:
+    old = values(observed(memory={"total": 100, "used": 40, "free": 60}))
+    assert old["mps_gpu_memory_used_bytes"] == 40
+    assert "mps_gpu_memory_reserved_bytes" not in old
+    shared = values(observed(memory=NOT_SUPPORTED))
+    assert not {
+        name for name in shared if name.startswith("mps_gpu_memory_") and "copy" not in name
+    }
+    assert "mps_gpu_power_watts" in shared
+
+
+def test_sram_by_its_parts_before_ampere() -> None:
+    merged = dict(recorded())
+    for kind in (0, 1):
+        for scope in (0, 1):
+            merged[f"nvmlDeviceGetMemoryErrorCounter({kind}, {scope}, 7)"] = NOT_SUPPORTED
+            merged[f"nvmlDeviceGetMemoryErrorCounter({kind}, {scope}, 1)"] = 4
+    library = FakeNvml(FakeDevice("GPU-0", merged))
+    nvml = Nvml(library, Clock(library.wall, lambda: library.now), NvmlOptions(xid_events=False))
+    found = values(nvml.observe().gpus[0])
+    nvml.close()
+    assert "mps_gpu_ecc_errors_total,corrected,volatile,sram" not in found
+    assert found["mps_gpu_ecc_errors_total,corrected,volatile,l2_cache"] == 4
+
+
+def test_without_gpm_there_is_still_utilization() -> None:
+    library = FakeNvml(FakeDevice("GPU-0", busy=lambda now: now / 2))
+    options = NvmlOptions(xid_events=False, driver_directory="/nonexistent")
+    nvml = Nvml(library, Clock(library.wall, lambda: library.now), options)
+    nvml.observe()
+    for _ in range(10):
+        library.now += 1
+        nvml.tick()
+    found = values(nvml.observe().gpus[0])
+    nvml.close()
+    assert found["mps_gpu_busy_seconds_total"] == pytest.approx(5, abs=0.2)
+    assert not {name for name in found if "active_ratio" in name or "active_seconds" in name}
+    assert "mps_gpu_unobserved_seconds_total,active" not in found
+    assert library.live_samples == 0
