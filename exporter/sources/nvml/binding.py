@@ -42,6 +42,11 @@ BROKEN_V3 = ((535, 43), (535, 98))
 LOCK = threading.Lock()
 """Held by whoever is inside NVML."""
 
+_MISMATCH: tuple[type[Exception], ...] = (
+    (pynvml.NVMLLibraryMismatchError,) if hasattr(pynvml, "NVMLLibraryMismatchError") else ()
+)
+"""What newer releases raise for a structure that the driver does not know."""
+
 _FIELD_VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Which member of the value union holds, by value type."""
 
@@ -64,7 +69,7 @@ class Binding:
             return function(*arguments)
         except pynvml.NVMLError as error:
             raise NvmlError(error.value, name) from None
-        except pynvml.NVMLLibraryMismatchError:
+        except _MISMATCH:
             raise NvmlError(Code.FUNCTION_NOT_FOUND, name) from None
         except (ctypes.ArgumentError, UnicodeDecodeError) as error:
             raise NvmlError(Code.UNKNOWN, name) from error
@@ -152,7 +157,8 @@ class Binding:
 
     def _choose_processes_version(self) -> str:
         """The version of the call whose structure driver and pynvml agree on."""
-        if ctypes.sizeof(pynvml.c_nvmlProcessInfo_v3_t) != PROCESS_INFO_BYTES:
+        structure = getattr(pynvml, "c_nvmlProcessInfo_v3_t", pynvml.c_nvmlProcessInfo_t)
+        if ctypes.sizeof(structure) != PROCESS_INFO_BYTES:
             return "_v2"
         words = self.system_text("nvmlSystemGetDriverVersion").split(".")
         driver = tuple(int(word) for word in words[:2] if word.isdecimal())
