@@ -7,6 +7,7 @@ stand; where all are, the value is left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +19,6 @@ from exporter.model import (
     ControlState,
     Gpu,
     LedgerView,
-    RecordingInfo,
     Server,
     ServerSession,
     Snapshot,
@@ -39,6 +39,9 @@ from exporter.observations import (
 )
 
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
+
+STRANDED_SECONDS = 1.0
+"""A client that ends leaves NVML's list within this time after it left its server."""
 
 THREAD_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
@@ -94,10 +97,18 @@ def merge(
     daemons: Sequence[DaemonInputs],
     collectors: tuple[CollectorResult, ...] = (),
     clients_max: int = 1000,
-    recording: RecordingInfo | None = None,
+    stranded_since: Mapping[int, float] | None = None,
 ) -> Snapshot:
-    """Make the snapshot of one collection. A source that brought nothing is None."""
+    """Make the snapshot of one collection. A source that brought nothing is None.
+
+    A client that ends looks stranded for a moment: stranded_since says which looked so in earlier
+    snapshots, and since when (None: every one counts at once).
+    """
     view = _View(gpus, processes, daemons)
+    view.stranded_before = (
+        None if stranded_since is None else taken_at - STRANDED_SECONDS,
+        stranded_since or {},
+    )
     merged = tuple(
         _daemon(view, inputs, clients_max)
         for inputs in sorted(daemons, key=lambda inputs: inputs.facts.pipe_directory)
@@ -112,7 +123,6 @@ def merge(
         daemons=merged,
         collectors=collectors,
         unreadable_environments=view.unreadable_environments(),
-        recording=recording,
     )
 
 
@@ -131,6 +141,7 @@ class _View:
             processes.processes if processes is not None else {}
         )
         self.looked = processes is not None
+        self.stranded_before: tuple[float | None, Mapping[int, float]] = (None, {})
         self.users = {
             facts.uid: facts.user
             for facts in (*self.processes.values(), *_daemon_processes(daemons))
@@ -142,6 +153,11 @@ class _View:
             whole = _visible_devices(inputs.facts) is None
             for ordinal, uuid in _device_uuids(inputs).items():
                 self.indexes.setdefault(uuid, str(ordinal) if whole else "")
+
+    def strayed(self, pid: int) -> bool:
+        """Whether a process has looked stranded for long enough to be."""
+        before, since = self.stranded_before
+        return before is None or since.get(pid, math.inf) <= before
 
     def user(self, uid: int | None) -> str | None:
         return None if uid is None else self.users.get(uid)
@@ -586,7 +602,8 @@ def _gpu(
             "direct": by_kind["compute"] - mps - servers,
             "graphics": by_kind["graphics"],
         }
-        stranded = _stranded(mps, present, daemons, inputs)
+        found = _stranded(mps, present, daemons, inputs)
+        stranded = None if found is None else tuple(sorted(found))
     committed = sum(client.sm_limit.get(gpu.uuid, 0) for client in clients)
     all_known = all(gpu.uuid in client.sm_limit for client in clients)
     whole = gpu.sm_count
@@ -606,7 +623,8 @@ def _gpu(
         served_by=tuple(
             daemon.pipe_directory for daemon in daemons if gpu.uuid in daemon.gpu_uuids
         ),
-        stranded_clients=stranded,
+        stranded_pids=stranded,
+        stranded_clients=None if stranded is None else sum(map(view.strayed, stranded)),
         sm_committed_ratio=committed / whole if whole and all_known else None,
         client_memory_committed_bytes=sum(with_memory) if clients else None,
     )
@@ -617,16 +635,18 @@ def _stranded(
     servers_here: set[int],
     daemons: tuple[ControlDaemon, ...],
     inputs: Sequence[DaemonInputs],
-) -> int | None:
-    """Count MPS processes without a server.
+) -> set[int] | None:
+    """Find the MPS processes without a server; None: it cannot be told.
 
-    Certain where no server is on the GPU, or where every daemon's log names all its clients.
+    Certain where no server is on the GPU, or where every daemon's log names all its clients. A
+    process that waits in a queue is listed by NVML, too, and lacks a server for another reason.
     """
+    queued = {wait.pid for daemon in daemons for wait in daemon.waits}
     if not servers_here:
-        return len(mps)
+        return mps - queued
     told = all(daemon.follows("control") and daemon.follows("server") for daemon in inputs)
     connected = {client.pid for daemon in daemons for server in daemon.servers
                  for client in server.clients}  # fmt: skip
     if not told or 0 in connected or any(daemon.dropped_clients for daemon in daemons):
         return None
-    return len(mps - connected)
+    return mps - connected - queued

@@ -297,7 +297,10 @@ class Gpu:
     direct_processes: tuple[ProcessFacts, ...] = ()
     """Those of them that /proc shows."""
     served_by: tuple[str, ...] = ()
+    stranded_pids: tuple[int, ...] | None = None
+    """MPS processes that have no server now; one that is just ending may be among them."""
     stranded_clients: int | None = None
+    """Those of them that have had none for a while."""
     sm_committed_ratio: float | None = None
     client_memory_committed_bytes: int | None = None
 

@@ -245,6 +245,7 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
     from exporter.web.app import create_app
     from exporter.web.listen import ListenError
     from exporter.web.serve import serve as serve_web
+    from exporter.web.webconfig import WebConfigError
 
     recording = _load(settings)
     service = Service(settings, recording)
@@ -262,7 +263,10 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
         version=exporter.__version__,
         revision=build().revision,
     )
-    app = create_app(service, options)
+    try:
+        app = create_app(service, options)
+    except WebConfigError as error:
+        raise StartError(str(error)) from error
     work = asyncio.create_task(service.run(), name="follow")
     first = asyncio.create_task(service.collect(None, None), name="first collection")
     _log.info(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from exporter.advice import findings
 from exporter.metrics.catalogue import CATALOGUE
 from exporter.metrics.spec import Family, HistogramValue, MetricSpec
 from exporter.model import (
@@ -141,6 +142,10 @@ def render(
         _daemon(samples, daemon, indexes)
     for gpu in snapshot.gpus:
         _gpu(samples, gpu, snapshot)
+    for finding in findings(snapshot):
+        advice = finding.advice
+        labels = (advice.name, advice.severity, finding.daemon, finding.gpu, finding.uuid)
+        samples.add("mps_advice", labels, 1.0)
     return samples.families()
 
 

@@ -146,6 +146,7 @@ class Lab:
     daemons: list[Daemon] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
     others: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    looked_at: float = 0.0
 
     # -- actors
 
@@ -218,7 +219,7 @@ class Lab:
             if time.monotonic() > end:
                 self.note("clients ready", ok=False, wanted="ready", got="not in time")
                 return
-            await asyncio.sleep(0.05)
+            await self._pass_time()
 
     async def left(self, *clients: Client, seconds: float = 60) -> None:
         """Wait until these clients have ended."""
@@ -227,12 +228,19 @@ class Lab:
             if time.monotonic() > end:
                 self.note("clients left", ok=False, wanted="ended", got="still running")
                 return
-            await asyncio.sleep(0.05)
+            await self._pass_time()
+
+    async def _pass_time(self) -> None:
+        """Wait a moment; a recording goes on meanwhile, with a collection a second."""
+        await asyncio.sleep(0.05)
+        if time.monotonic() - self.looked_at > 1.0:
+            await self.look()
 
     # -- watching
 
     async def look(self) -> Metrics:
         """A fresh collection."""
+        self.looked_at = time.monotonic()
         return Metrics(await self.collector.collect())
 
     async def run(self, seconds: float) -> Metrics:

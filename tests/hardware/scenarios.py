@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
+from exporter.advice import findings
 from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab
 from tests.support.player import Metrics
 
@@ -359,7 +360,7 @@ async def own_pid_namespace(lab: Lab) -> None:
                 f"{CONTROL} -d; sleep 60",
             ],
             env=env,
-        )  # fmt: skip
+        )
     )
     daemon = Daemon(pipe, log, env)
     lab.daemons.append(daemon)
@@ -698,6 +699,76 @@ async def quiet(lab: Lab) -> None:
     await lab.run(85)
     await lab.left(*clients)
     await lab.run(2)
+
+
+async def _advised(lab: Lab, *wanted: str, seconds: float = 6) -> None:
+    """The doctor must name these troubles and, but for the compute mode, no other."""
+    end = time.monotonic() + seconds
+    expected = {*wanted, "not_exclusive_mode"}
+    while True:
+        metrics = await lab.look()
+        named = {finding.advice.name for finding in findings(metrics.snapshot)}
+        if named | {"not_exclusive_mode"} == expected or time.monotonic() > end:
+            break
+        await asyncio.sleep(0.2)
+    named.discard("not_exclusive_mode")
+    expected.discard("not_exclusive_mode")
+    lab.note("the doctor names", ok=named == expected, wanted=sorted(expected), got=sorted(named))
+
+
+@scenario("ten misconfigurations for the doctor")
+async def doctor(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    healthy = lab.client("idle", 60, daemon=daemon, uid=1001)
+    await lab.ready(healthy)
+    await lab.until("mps_server_clients", 1, daemon=d)
+    await _advised(lab)
+    one = lab.client("idle", 60, daemon=daemon, uid=1001, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="lots")
+    await lab.ready(one)
+    await _advised(lab, "percentage_ignored")
+    one.kill()
+    two = lab.client("idle", 60, daemon=daemon, uid=1001, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="7=1G")
+    await lab.ready(two)
+    await _advised(lab, "memory_limit_ignored")
+    two.kill()
+    lost = lab.client("idle", 60)
+    await lab.ready(lost)
+    await _advised(lab, "pipe_directory_mismatch")
+    lost.kill()
+    command = ["env", "-u", "CUDA_MPS_PIPE_DIRECTORY", str(lab.client_binary), "idle", "60", "64"]
+    beside = lab.client("idle", 60, command=command)
+    await lab.ready(beside)
+    await _advised(lab, "process_bypasses_mps")
+    beside.kill()
+    queued = lab.client("idle", 3, daemon=daemon, uid=1002)
+    await _advised(lab, "several_users_one_daemon")
+    queued.kill()
+    await _advised(lab, "queued_client_dead")
+    healthy.kill()
+    await _advised(lab, "ghost_server", seconds=20)
+    ghost = [s for x in (await lab.look()).snapshot.daemons for s in x.servers if s.ghost]
+    for server in ghost:
+        os.kill(server.pid, signal.SIGKILL)
+    await _advised(lab)
+    sleeper = lab.client("sleep", 0, daemon=daemon,
+                         command=[sys.executable, str(HERE / "sleeper.py"), "60"])  # fmt: skip
+    await lab.ready(sleeper)
+    metrics = await lab.until("mps_server_clients", 1, daemon=d)
+    os.kill(metrics.snapshot.daemons[0].servers[0].pid, signal.SIGKILL)
+    await _advised(lab, "stranded_client")
+    sleeper.kill()
+    await _advised(lab)
+    daemon.quit()
+    pipe, log = lab.folder / "front", lab.folder / "front-log"
+    for directory in (pipe, log):
+        directory.mkdir()
+    env = {**daemon.environment, "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
+           "CUDA_MPS_LOG_DIRECTORY": str(log)}  # fmt: skip
+    lab.others.append(subprocess.Popen(
+        [CONTROL, "-f"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ))  # fmt: skip
+    await _advised(lab, "logs_unreadable")
 
 
 # ------------------------------------------------------------------------------- two GPUs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -89,7 +88,7 @@ class MadeUpHost:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[MadeUpHost]:
+def host(tmp_path: Path) -> MadeUpHost:
     one = MadeUpHost(tmp_path, FakeProc(tmp_path / "proc"), install_tool(tmp_path))
     one.pipe.mkdir()
     one.logs.mkdir()
@@ -106,7 +105,7 @@ def host(tmp_path: Path) -> Iterator[MadeUpHost]:
     one.log("control", f"Starting control daemon using socket {one.pipe}/control")
     one.log("server", "Startup", component="Other", pid=SERVER)
     one.processes()
-    yield one
+    return one
 
 
 def complaints(program: Program) -> list[str]:

@@ -47,7 +47,8 @@ async def test_openmetrics_is_well_formed(tmp_path: Path, incident: str) -> None
         await asyncio.sleep(2)
         status, text = await program.get(Accept=OPENMETRICS)
         assert status == 200
-        families = {family.name: family for family in text_string_to_metric_families(text)}
+        parsed = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+        families = {family.name: family for family in parsed}
     assert families["mps_control_state"].type == "stateset"
     assert families["mps_server"].type == "info"
     assert families["mps_server_startup_seconds"].type == "histogram"

@@ -105,7 +105,7 @@ RECORDED = {
     "queued_client_dead": ("wait-abandoned-sigkill", "4s"),
     "several_users_one_daemon": ("three-users", "2s"),
     "server_in_fault": ("fault-held", "6s"),
-    "stranded_client": ("stranded", "1.8s"),
+    "stranded_client": ("stranded", "2s"),
     "logs_unreadable": ("foreground", "4s"),
     "daemon_outside_host_pid_namespace": ("own-pid-namespace", "4s"),
 }

@@ -96,9 +96,7 @@ STATES = (LogState("/p", "control", "/l/control.log", readable=True, size_bytes=
 
 @given(st.binary())
 @settings(max_examples=60, deadline=None)
-def test_bytes_of_logs_survive(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes
-) -> None:
+def test_bytes_of_logs_survive(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     seen = LogsObservation(1001.0, (chunk(1001.0, data + b"\xff\n"),), STATES)
     recording = read(written(tmp_path_factory.mktemp("r") / "x.rec.gz", seen))
     assert recording.observations == (seen,)
