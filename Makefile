@@ -96,11 +96,7 @@ coverage: ## What the last tests did not reach
 # Kept apart for what they need: minutes to build tools, a browser.
 .PHONY: test-e2e
 test-e2e: install tools ## Only the tests that need helm, kubeconform, vmalert, Chromium
-	@if [ -d tests/e2e ]; then \
-	  set -x; REQUIRE_TOOLS=1 $(PYTEST) tests/e2e $(TESTS); \
-	else \
-	  echo 'no tests/e2e yet'; \
-	fi
+	REQUIRE_TOOLS=1 pytest $(wildcard tests/e2e) tests/browser $(TESTS)
 
 .PHONY: test-all
 test-all: test test-e2e package ## Everything that CI runs
