@@ -230,7 +230,7 @@ LINK_METRICS = (
              f"Payload bytes sent over all NVLink links, since the driver was loaded. {_SLOW}"),
     _gauge("mps_gpu_nvlink_links", "state", f"{_FIELDS} 165",
            f"NVLink links that are active or inactive. {_MINUTE}"),
-    _counter("mps_gpu_nvlink_errors_total", "kind", f"{_FIELDS} 38, 45, 52, 59, 160",
+    _counter("mps_gpu_nvlink_errors_total", "kind", f"{_FIELDS} 38, 45, 52, 59, 160-163",
              f"NVLink errors by kind over all links, since the driver was loaded. {_MINUTE}"),
     _spec("mps_gpu_fabric_state", "stateset", "", "nvmlDeviceGetGpuFabricInfoV",
           "How far the GPU is registered with the NVLink fabric. Absent without a fabric. "

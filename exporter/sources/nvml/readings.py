@@ -217,6 +217,25 @@ def _nvlinks(library: Library, device: Device) -> Iterable[Reading]:
 
 NVLINK_GET_STATE = 165
 
+NVLINK_LINK_ERRORS = {"replay": 161, "recovery": 162, "crc": 163}
+"""Since Hopper: by link, which is the scope."""
+
+
+def _nvlink_errors(library: Library, device: Device) -> Iterable[Reading]:
+    asked = [
+        (kind, (field, link))
+        for kind, field in NVLINK_LINK_ERRORS.items()
+        for link in range(NVLINK_MAX_LINKS)
+    ]
+    totals: dict[str, float] = {}
+    answers = library.fields(device, [one for _, one in asked])
+    for (kind, _), answer in zip(asked, answers, strict=True):
+        if answer.code == 0:
+            totals[kind] = totals.get(kind, 0.0) + answer.value
+    for kind, count in totals.items():
+        yield Reading("mps_gpu_nvlink_errors_total", count, (("kind", kind),))
+
+
 ECC_KINDS = ("corrected", "uncorrected")
 ECC_SCOPES = ("volatile", "aggregate")
 ECC_LOCATIONS = {"dram": 2, "sram": 7}
@@ -325,6 +344,8 @@ ROWS: tuple[Row, ...] = (
     number("mps_gpu_pcie_link_width", "nvmlDeviceGetCurrPcieLinkWidth", of="current"),
     number("mps_gpu_pcie_link_width", "nvmlDeviceGetMaxPcieLinkWidth", every=HOUR, of="max"),
     Row("nvmlDeviceGetFieldValues(NVLINK_GET_STATE)", _nvlinks, MINUTE),
+    Row("nvmlDeviceGetFieldValues(NVLINK_ERROR_DL)", _nvlink_errors, MINUTE,
+        unless="nvmlDeviceGetFieldValues(52, 0)"),
     Row("nvmlDeviceGetGpuFabricInfoV", _fabric, MINUTE),
     Row("nvmlDeviceGetGridLicensableFeatures_v4", _vgpu_licence, MINUTE),
 )  # fmt: skip

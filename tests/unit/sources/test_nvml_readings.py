@@ -105,6 +105,17 @@ def test_nvlink() -> None:
     assert found["mps_gpu_nvlink_errors_total,crc_flit"] == 2
 
 
+def test_nvlink_errors_since_hopper_are_added_up_over_the_links() -> None:
+    errors = {f"161:{link}": {"code": 0, "value": link} for link in range(4)}
+    found = values(observed({**errors, "163:2": {"code": 0, "value": 7}}))
+    assert found["mps_gpu_nvlink_errors_total,replay"] == 6
+    assert found["mps_gpu_nvlink_errors_total,crc"] == 7
+    assert "mps_gpu_nvlink_errors_total,recovery" not in found
+    before = {"52:0": {"code": 0, "value": 1}}
+    found = values(observed({**errors, **before}))
+    assert found["mps_gpu_nvlink_errors_total,replay"] == 1, "the sum that the driver gives"
+
+
 def test_numbers_newer_than_their_names_are_passed_through() -> None:
     found = values(
         observed({"230:0": {"code": 0, "value": 99}}, fabric_state=17, nvmlDeviceGetComputeMode=9)
