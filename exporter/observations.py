@@ -67,13 +67,16 @@ class DaemonFacts:
     Of two daemons that use the same name in mount namespaces of their own, all but the first carry
     their root in it (and have none in `root`)."""
     log_directory: str
+    """Empty when nothing tells: its environment could not be read, and the log in the default
+    directory has no line of its own."""
     root: str = ""
     """Prefix under which both directories are reached from here: "" or "/proc/PID/root"."""
     directories_assumed: bool = False
     """The process's environment could not be read and nothing else told: these are the defaults."""
     log_directory_assumed: bool = False
-    """Its environment could not be read: the log directory is the default one. (The pipe directory
-    can still be sure: the lock in it names its daemon.)"""
+    """Its environment could not be read: the log directory is empty, or the default one where the
+    log has lines of this daemon. (The pipe directory can still be sure: the lock in it names its
+    daemon.)"""
     process: ProcessFacts | None = None
     """None: configured, but no such process is visible."""
     configured: bool = False

@@ -168,6 +168,9 @@ class LogTails:
 
     def _look(self, daemon: _Daemon, tail: _Tail) -> None:
         """Make sure that the file which is being followed is the one that is written to."""
+        if not tail.path:
+            tail.error = None if tail.descriptor is not None else _UNKNOWN
+            return
         try:
             found = Path(tail.path).lstat()
         except OSError as error:
@@ -354,11 +357,17 @@ class LogTails:
 
 
 def _path(root: str, log_directory: str, log: LogName) -> str:
+    if not log_directory:
+        return ""
     directory = f"{root}/{log_directory.lstrip('/')}" if root else log_directory
     return f"{directory}/{log}.log"
 
 
 _MISSING = "no such file"
+_UNKNOWN = (
+    "nothing tells where this daemon has its logs, since its environment cannot be read: name the"
+    " place with --mps.log-directory, or give the exporter CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+)
 
 
 def _reason(error: OSError) -> str:

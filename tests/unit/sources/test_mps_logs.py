@@ -277,6 +277,16 @@ def test_files_of_daemons_that_are_gone_are_closed(host: Host) -> None:
     assert descriptors() == before
 
 
+def test_a_place_that_nobody_knows_is_not_looked_for() -> None:
+    """Also not in the root directory, nor in a container's."""
+    tails = LogTails()
+    observation = tails.poll([(PIPE, "", ""), ("/mps", "", "/proc/5/root")])
+    assert observation.chunks == ()
+    assert {(one.path, one.readable) for one in observation.states} == {("", False)}
+    assert "--mps.log-directory" in (state(tails.poll([(PIPE, "", "")]), "control").error or "")
+    tails.close()
+
+
 def test_many_daemons_are_followed_apart(tmp_path: Path) -> None:
     tails = LogTails()
     targets = []
