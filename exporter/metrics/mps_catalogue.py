@@ -551,7 +551,8 @@ EXPORTER = _section(
         "gauge",
         (),
         _PROC,
-        "Client processes whose own limits could not be read for want of rights (CAP_SYS_PTRACE).",
+        "Processes whose own limits could not be read for want of rights: CAP_SYS_PTRACE and "
+        "CAP_DAC_READ_SEARCH together give them.",
     ),
     (
         "mps_exporter_recording_info",

@@ -247,8 +247,8 @@ def blind_spots(snapshot: Snapshot, config_error: str | None = None) -> tuple[Fi
             Finding(
                 "notice",
                 f"The environment of {unread} cannot be read: limits that they set for "
-                "themselves are not known, and the server's limit is shown instead.",
-                "Give the exporter CAP_SYS_PTRACE.",
+                "themselves are not known, so theirs are left out.",
+                "Give the exporter CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH.",
             )
         )
     if config_error is not None:
