@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Literal
 
 from exporter.model import (
     Client,
@@ -46,6 +48,13 @@ STRANDED_SECONDS = 1.0
 THREAD_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
+
+# Hundreds of clients say the same at each collection.
+_place_of = lru_cache(maxsize=2048)(attribute)
+_own_percentage = lru_cache(maxsize=256)(limits.parse_active_thread_percentage)
+_own_memory = lru_cache(maxsize=256)(limits.parse_pinned_memory_limit)
+_own_priority = lru_cache(maxsize=256)(limits.parse_client_priority)
+_sm_limit = lru_cache(maxsize=256)(limits.sm_limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +156,14 @@ class _View:
             for facts in (*self.processes.values(), *_daemon_processes(daemons))
             if facts.uid is not None and facts.user is not None
         }
+        self.server_pids = {pid for pid, facts in self.processes.items() if _is_server(facts)}
+        self.inner_pids: dict[tuple[int, int], int] = {}
+        """(PID namespace, PID in it) -> PID as the host sees it."""
+        for facts in self.processes.values():
+            if facts.pid_namespace is not None and facts.namespace_pids:
+                inner = facts.pid_namespace, facts.namespace_pids[-1]
+                self.inner_pids.setdefault(inner, facts.pid)
+        self._memory = _memory_by_process(self.gpus.values())
         self.indexes = {gpu.uuid: str(gpu.index) for gpu in self.gpus.values()}
         for inputs in daemons:
             # A daemon that sees all GPUs numbers them as NVML does; one with a choice does not.
@@ -162,21 +179,24 @@ class _View:
     def user(self, uid: int | None) -> str | None:
         return None if uid is None else self.users.get(uid)
 
-    def memory_used(self, pid: int) -> dict[str, int]:
+    def memory_used(self, pid: int) -> Mapping[str, int]:
         """GPU UUID -> bytes that the process uses there, as far as NVML tells."""
-        used = {}
-        for gpu in self.gpus.values():
-            for process in gpu.processes or ():
-                if process.pid == pid and process.kind == "compute":
-                    amount = process.used_memory_bytes
-                    if amount is not None:
-                        used[gpu.uuid] = amount
-        return used
+        return self._memory.get(pid, {})
 
     def unreadable_environments(self) -> int | None:
         if not self.looked:
             return None
         return sum(facts.mps_environment is None for facts in self.processes.values())
+
+
+def _memory_by_process(gpus: Iterable[GpuObservation]) -> dict[int, dict[str, int]]:
+    """PID -> GPU UUID -> bytes."""
+    used: dict[int, dict[str, int]] = {}
+    for gpu in gpus:
+        for process in gpu.processes or ():
+            if process.kind == "compute" and process.used_memory_bytes is not None:
+                used.setdefault(process.pid, {})[gpu.uuid] = process.used_memory_bytes
+    return used
 
 
 def _daemon_processes(daemons: Iterable[DaemonInputs]) -> Iterable[ProcessFacts]:
@@ -415,6 +435,20 @@ def _contexts_limits(
 # ---------------------------------------------------------------------------------- clients
 
 
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """A server, and what all its clients have in common."""
+
+    inputs: DaemonInputs
+    session: ServerSession | None
+    reply: ServerReply | None
+    pid: int
+    devices: Mapping[int, str]
+    ordinals: Mapping[str, int]
+    ratio: float | None
+    memory: Mapping[int, int]
+
+
 def _clients(
     view: _View,
     inputs: DaemonInputs,
@@ -423,11 +457,11 @@ def _clients(
     server_pid: int,
 ) -> tuple[Client, ...] | None:
     """The server's clients; None when neither the log nor the tool tells."""
+    uuids = _device_uuids(inputs)
     connected: tuple[ClientSession, ...]
     if session is not None and inputs.follows("server"):
         connected = session.clients
     elif reply is not None and reply.client_pids is not None:
-        uuids = _device_uuids(inputs)
         connected = tuple(
             ClientSession(
                 pid=pid,
@@ -446,9 +480,19 @@ def _clients(
         return None
     if len((inputs.facts.process or _NOBODY).namespace_pids) > 1:
         connected = tuple(replace(one, pid=_host_pid(view, inputs, one.pid)) for one in connected)
+    serving = _Serving(
+        inputs=inputs,
+        session=session,
+        reply=reply,
+        pid=server_pid,
+        devices=uuids,
+        ordinals={uuid: ordinal for ordinal, uuid in uuids.items()},
+        ratio=_thread_ratio(session, reply),
+        memory=_memory_limits(session, reply),
+    )
     if any(client.pid == 0 for client in connected):
-        return _strangers(view, inputs, connected, session, reply, server_pid)
-    return tuple(_client(view, inputs, one, session, reply, server_pid) for one in connected)
+        connected = _strangers(view, connected, server_pid)
+    return tuple(_client(view, one, serving) for one in connected)
 
 
 _NOBODY = ProcessFacts(0, 0.0)
@@ -456,22 +500,13 @@ _NOBODY = ProcessFacts(0, 0.0)
 
 def _host_pid(view: _View, inputs: DaemonInputs, pid: int) -> int:
     """Find whom a daemon in its own PID namespace calls so; 0: nobody who could be found."""
-    daemon = inputs.facts.process or _NOBODY
-    for facts in view.processes.values():
-        same = facts.pid_namespace is not None and facts.pid_namespace == daemon.pid_namespace
-        if pid and same and facts.namespace_pids[-1:] == (pid,):
-            return facts.pid
-    return 0
+    namespace = (inputs.facts.process or _NOBODY).pid_namespace
+    return view.inner_pids.get((namespace, pid), 0) if pid and namespace is not None else 0
 
 
 def _strangers(
-    view: _View,
-    inputs: DaemonInputs,
-    connected: tuple[ClientSession, ...],
-    session: ServerSession | None,
-    reply: ServerReply | None,
-    server_pid: int,
-) -> tuple[Client, ...]:
+    view: _View, connected: tuple[ClientSession, ...], server_pid: int
+) -> tuple[ClientSession, ...]:
     """Clients that the daemon calls PID 0, since it lives in a PID namespace of its own.
 
     NVML knows their true PIDs. Where it lists as many MPS processes on the server's GPUs as the
@@ -486,28 +521,23 @@ def _strangers(
             if process.kind == "mps" and process.pid in of_gpu and process.pid != server_pid:
                 listed.setdefault(process.pid, {})[gpu.uuid] = 1
     if len(listed) != len(connected):
-        return tuple(_client(view, inputs, one, session, reply, server_pid) for one in connected)
+        return connected
     return tuple(
-        _client(view, inputs, replace(one, pid=pid, contexts=contexts), session, reply, server_pid)
+        replace(one, pid=pid, contexts=contexts)
         for one, (pid, contexts) in zip(connected, sorted(listed.items()), strict=True)
     )
 
 
-def _client(
-    view: _View,
-    inputs: DaemonInputs,
-    session: ClientSession,
-    server: ServerSession | None,
-    reply: ServerReply | None,
-    server_pid: int,
-) -> Client:
+def _client(view: _View, session: ClientSession, serving: _Serving) -> Client:
     process = view.processes.get(session.pid)
     uid = process.uid if process is not None else session.uid
-    place = attribute(process.cgroup if process is not None else None)
+    place = _place_of(process.cgroup if process is not None else None)
     environment = process.mps_environment if process is not None else None
-    client = Client(
+    # Without its environment: whether it lowered its own limits, nobody here may know.
+    own = _NOT_KNOWN if environment is None else _limits(view, session, serving, environment)
+    return Client(
         pid=session.pid,
-        server_pid=server_pid,
+        server_pid=serving.pid,
         uid=uid,
         user=process.user if process is not None else view.user(uid),
         command=process.name if process is not None else None,
@@ -520,57 +550,68 @@ def _client(
         connected_at=session.connected_at,
         contexts=session.contexts,
         memory_used_bytes=view.memory_used(session.pid) if session.pid else {},
-    )
-    if environment is None:
-        return client  # whether it lowered its own limits, nobody here may know
-    at_connect = session.active_thread_ratio
-    if at_connect is None:
-        at_connect = _thread_ratio(server, reply)
-    return _with_limits(
-        view, inputs, client, environment, at_connect, _memory_limits(server, reply)
+        limit_source=own.source,
+        active_thread_ratio=own.ratio,
+        sm_limit=own.sms,
+        memory_limit_bytes=own.memory,
+        priority=own.priority,
+        percentage_ignored=own.percentage_ignored,
+        memory_limit_ignored=own.memory_ignored,
     )
 
 
-def _with_limits(
-    view: _View,
-    inputs: DaemonInputs,
-    client: Client,
-    environment: Mapping[str, str],
-    server_ratio: float | None,
-    server_memory: Mapping[int, int],
-) -> Client:
-    own = limits.parse_active_thread_percentage(environment.get(THREAD_VARIABLE))
-    ratio = limits.effective_ratio(own.ratio, server_ratio) if server_ratio is not None else None
-    lowered = own.ratio is not None and server_ratio is not None and own.ratio < server_ratio
+@dataclass(frozen=True, slots=True)
+class _ClientLimits:
+    """What a client may use, as far as its environment and its server tell."""
+
+    source: Literal["client", "server", "unknown"] = "unknown"
+    ratio: float | None = None
+    sms: Mapping[str, int] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)
+    priority: int | None = None
+    percentage_ignored: str | None = None
+    memory_ignored: str | None = None
+
+
+_NOT_KNOWN = _ClientLimits()
+
+
+def _limits(
+    view: _View, session: ClientSession, serving: _Serving, environment: Mapping[str, str]
+) -> _ClientLimits:
+    allowed_ratio = session.active_thread_ratio  # at connect
+    if allowed_ratio is None:
+        allowed_ratio = serving.ratio
+    own = _own_percentage(environment.get(THREAD_VARIABLE))
+    ratio = limits.effective_ratio(own.ratio, allowed_ratio) if allowed_ratio is not None else None
+    lowered = own.ratio is not None and allowed_ratio is not None and own.ratio < allowed_ratio
     sms: dict[str, int] = {}
     memory: dict[str, int] = {}
-    devices = _device_uuids(inputs)
-    own_memory = limits.parse_pinned_memory_limit(environment.get(MEMORY_VARIABLE))
+    devices = serving.devices
+    own_memory = _own_memory(environment.get(MEMORY_VARIABLE))
     memory_ignored = bool(devices) and limits.names_missing_device(own_memory, devices)
     if memory_ignored:
         own_memory = {}
-    ordinals = {uuid: ordinal for ordinal, uuid in devices.items()}
-    for uuid in client.contexts:
+    for uuid in session.contexts:
         gpu = view.gpus.get(uuid)
         if ratio is not None and gpu is not None and gpu.sm_count is not None:
-            count = limits.sm_limit(ratio, gpu.sm_count, gpu.compute_capability)
+            count = _sm_limit(ratio, gpu.sm_count, gpu.compute_capability)
             if count is not None:
                 sms[uuid] = count
-        ordinal = ordinals.get(uuid)
+        ordinal = serving.ordinals.get(uuid)
         given = limits.pinned_memory_limit_of(own_memory, ordinal, uuid)
-        allowed = server_memory.get(ordinal) if ordinal is not None else None
+        allowed = serving.memory.get(ordinal) if ordinal is not None else None
         known = [limit for limit in (given, allowed) if limit is not None]
         if known:
             memory[uuid] = min(known)
-    return replace(
-        client,
-        limit_source="client" if lowered else "server",
-        active_thread_ratio=ratio,
-        sm_limit=sms,
-        memory_limit_bytes=memory,
-        priority=limits.parse_client_priority(environment.get(PRIORITY_VARIABLE)),
+    return _ClientLimits(
+        source="client" if lowered else "server",
+        ratio=ratio,
+        sms=sms,
+        memory=memory,
+        priority=_own_priority(environment.get(PRIORITY_VARIABLE)),
         percentage_ignored=environment.get(THREAD_VARIABLE) if own.ignored else None,
-        memory_limit_ignored=environment.get(MEMORY_VARIABLE) if memory_ignored else None,
+        memory_ignored=environment.get(MEMORY_VARIABLE) if memory_ignored else None,
     )
 
 
@@ -584,7 +625,7 @@ def _gpu(
     inputs: Sequence[DaemonInputs],
 ) -> Gpu:
     servers = {server.pid for daemon in daemons for server in daemon.servers}
-    servers.update(pid for pid, facts in view.processes.items() if _is_server(facts))
+    servers |= view.server_pids
     clients = [client for daemon in daemons for server in daemon.servers
                for client in server.clients if gpu.uuid in client.contexts]  # fmt: skip
     kinds: dict[str, set[int]] | None = None
