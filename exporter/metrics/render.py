@@ -5,8 +5,9 @@ A metric that has no sample is left out. What is ``None`` in the snapshot is no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from exporter.advice import findings
 from exporter.metrics.catalogue import CATALOGUE
@@ -27,6 +28,9 @@ from exporter.model import (
 QUERY_FAILURE_REASONS = ("timeout", "absent", "refused", "unparsable")
 LABEL_VALUE_MAX = 200
 """Longer label values are cut: a program's name is whatever its author likes it to be."""
+
+LABELS_KEPT = 4096
+"""Label values whose text is remembered: those of a full host, and some more."""
 
 MOMENTS = ("_timestamp_seconds", "_start_time_seconds")
 """Ends of names whose values are moments, not durations."""
@@ -53,15 +57,20 @@ class Samples:
     def __init__(self, wall: Callable[[float], float]) -> None:
         self._wall = wall
         self._by_name: dict[str, dict[tuple[str, ...], SampleValue]] = {}
+        self._moments: set[str] = set()
 
-    def add(self, name: str, labels: Iterable[object], value: SampleValue | int | None) -> None:
+    def add(self, name: str, labels: Iterable[Hashable], value: SampleValue | int | None) -> None:
         """Add one sample; None adds nothing. A label set that is there already keeps its value."""
         if value is None:
             return
-        if isinstance(value, float | int) and name.endswith(MOMENTS):
+        found = self._by_name.get(name)
+        if found is None:
+            found = self._by_name[name] = {}
+            if name.endswith(MOMENTS):
+                self._moments.add(name)
+        if name in self._moments and isinstance(value, float | int):
             value = self._wall(value)
-        labelset = tuple(_label(label) for label in labels)
-        self._by_name.setdefault(name, {}).setdefault(labelset, value)
+        found.setdefault(tuple(map(_label, labels)), value)
 
     def families(self) -> list[Family]:
         """All families that have a sample."""
@@ -75,7 +84,8 @@ class Samples:
         ]
 
 
-def _label(value: object) -> str:
+@lru_cache(maxsize=LABELS_KEPT, typed=True)
+def _label(value: Hashable) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -196,7 +206,7 @@ def _daemon(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str])
 def _by_gpu(
     samples: Samples,
     name: str,
-    labels: tuple[object, ...],
+    labels: tuple[Hashable, ...],
     values: Mapping[str, float],
     indexes: Mapping[str, str],
 ) -> None:
@@ -318,7 +328,7 @@ def _counters(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str
 def _by_uid(
     samples: Samples,
     name: str,
-    labels: tuple[object, ...],
+    labels: tuple[Hashable, ...],
     values: Mapping[int, float] | Mapping[int | None, float],
 ) -> None:
     for uid, value in values.items():
@@ -328,7 +338,7 @@ def _by_uid(
 def _by_uid_and_cause(
     samples: Samples,
     name: str,
-    labels: tuple[object, ...],
+    labels: tuple[Hashable, ...],
     values: Mapping[tuple[int | None, str], int],
     causes: tuple[str, ...],
 ) -> None:
