@@ -82,8 +82,7 @@ def test_what_compose_mounts_from_the_project_exists() -> None:
         for volume in service.get("volumes", ()):
             source, _, _ = volume.partition(":")
             if source.startswith("."):
-                # Dashboards are made by a script of their own.
-                assert (COMPOSE / source).exists() or source == "../../grafana/dashboards"
+                assert (COMPOSE / source).exists()
 
 
 def test_the_demo_needs_no_gpu_no_rights_and_nothing_of_the_host() -> None:
@@ -117,8 +116,17 @@ def test_prometheus_of_compose_loads_all_rules() -> None:
 
 
 def test_grafanas_datasource_is_the_one_prometheus() -> None:
-    (source,) = document(COMPOSE / "grafana" / "datasources" / "prometheus.yml")["datasources"]
+    (source,) = document(COMPOSE / "datasource.yml")["datasources"]
     assert (source["url"], source["isDefault"]) == ("http://prometheus:9090", True)
+
+
+def test_grafana_of_compose_loads_all_dashboards() -> None:
+    provisioning = ROOT / "grafana" / "provisioning" / "dashboards" / "mps.yml"
+    (provider,) = document(provisioning)["providers"]
+    volumes = services()["grafana"]["volumes"]
+    assert f"../../grafana/dashboards:{provider['options']['path']}:ro" in volumes
+    home = services()["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert (ROOT / "grafana" / "dashboards" / Path(home).name).exists()
 
 
 # ---------------------------------------------------------------------- systemd
