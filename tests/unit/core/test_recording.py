@@ -176,18 +176,28 @@ def test_an_anonymous_recording_names_nobody(tmp_path: Path) -> None:
     assert nvml.gpus[0].uuid.encode() in logs.chunks[0].data  # the same thing, the same name
 
 
+def zipped(text: str) -> bytes:
+    return gzip.compress(text.encode(), mtime=0)
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "is no recording"),
-        (b"not gzip", "cannot read recording"),
-        (gzip.compress(b'{"format": "else"}\n'), "is no recording"),
-        (gzip.compress(b"[1]\n"), "is not an object"),
-        (gzip.compress(b'{"format": "mps-exporter-recording", "version": 99}\n'), "version 99"),
-        (gzip.compress(b'{"format": "mps-exporter-recording", "version": 1}\n'), "incomplete"),
-        (gzip.compress(b"{x\n"), "line 1 is not JSON"),
+        pytest.param(b"", "is no recording", id="empty"),
+        pytest.param(b"not gzip", "cannot read recording", id="no-gzip"),
+        pytest.param(zipped('{"format": "else"}\n'), "is no recording", id="else"),
+        pytest.param(zipped("[1]\n"), "is not an object", id="list"),
+        pytest.param(
+            zipped('{"format": "mps-exporter-recording", "version": 99}\n'), "version 99",
+            id="newer",
+        ),
+        pytest.param(
+            zipped('{"format": "mps-exporter-recording", "version": 1}\n'), "incomplete",
+            id="incomplete",
+        ),
+        pytest.param(zipped("{x\n"), "line 1 is not JSON", id="no-json"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_recording_is_refused_with_the_reason(
     tmp_path: Path, content: bytes, reason: str
 ) -> None:
