@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # How long an example takes says more of the machine than of the code.
@@ -14,3 +17,14 @@ settings.load_profile("default")
 # Programs that `make tools` installed go before those of the machine, also for a bare pytest.
 _TOOLS = Path(__file__).parents[1] / ".tools" / "bin"
 os.environ["PATH"] = f"{_TOOLS}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.fixture(autouse=True)
+def _the_log_as_it_was() -> Iterator[None]:
+    """A test that runs the program's main() configures the log: for itself only."""
+    root, ours = logging.getLogger(), logging.getLogger("exporter")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
