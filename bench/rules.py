@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import aiohttp
@@ -290,6 +293,18 @@ def resident_bytes(pid: int) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
+async def cpu_share(pid: int) -> float:
+    """Seconds of processor time that a process takes in each second, over some turns of rules."""
+
+    def used() -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    before, began = used(), time.monotonic()
+    await asyncio.sleep(4 * RULES_SECONDS)
+    return (used() - before) / (time.monotonic() - began)
+
+
 async def measure(hosts: int, minutes: float) -> None:
     """Run Prometheus for some minutes and print what its rules cost."""
     port, base = free_port(), f"127.0.0.1:{free_port()}"
@@ -306,6 +321,7 @@ async def measure(hosts: int, minutes: float) -> None:
             seen: dict[str, list[float]] = {}
             rules: dict[str, list[float]] = {}
             last: dict[str, str] = {}
+            share: dict[str, float] = {}
             deadline = time.monotonic() + minutes * 60
             while time.monotonic() < deadline:
                 await asyncio.sleep(5)
@@ -318,6 +334,7 @@ async def measure(hosts: int, minutes: float) -> None:
                         continue
                     last[group["name"]] = group["lastEvaluation"]
                     seen.setdefault(group["name"], []).append(group["evaluationTime"])
+                    share[group["name"]] = RULES_SECONDS / group["interval"]
                     for rule in group["rules"]:
                         assert rule["health"] in {"ok", "unknown"}, rule.get("lastError")
                         rules.setdefault(rule["name"], []).append(rule["evaluationTime"])
@@ -329,6 +346,11 @@ async def measure(hosts: int, minutes: float) -> None:
                 base, "query", query="max(scrape_duration_seconds{job='mps-exporter'})"
             )
             memory = resident_bytes(process.pid)
+            with_rules = await cpu_share(process.pid)
+            config.write_text(yaml.safe_dump(configuration(hosts, port) | {"rule_files": []}))
+            process.send_signal(signal.SIGHUP)
+            await asyncio.sleep(10)
+            without_rules = await cpu_share(process.pid)
         finally:
             process.terminate()
             await process.wait()
@@ -341,18 +363,20 @@ async def measure(hosts: int, minutes: float) -> None:
     # The first evaluations met an empty database.
     settled = {name: times[len(times) // 2 :] for name, times in seen.items()}
     for name, times in sorted(settled.items(), key=lambda item: -max(item[1])):
-        print(f"  {name:24s} {1000 * sum(times) / len(times):8.1f} ms, "
+        print(f"  {name:24s} {1000 * median(times):8.1f} ms, "
               f"worst {1000 * max(times):8.1f} ms")  # fmt: skip
-    total = sum(sum(times) / len(times) for times in settled.values())
-    worst = sum(max(times) for times in settled.values())
+    total = sum(share[name] * median(times) for name, times in settled.items())
+    worst = sum(share[name] * max(times) for name, times in settled.items())
     print(
         f"  all rules: {total:.3f} s of each {RULES_SECONDS} s; worst of each group: {worst:.3f} s"
     )
+    cost = RULES_SECONDS * (with_rules - without_rules)
+    print(f"  processor time of all rules: {cost:.3f} s of each {RULES_SECONDS} s "
+          f"(with them {with_rules:.3f} of a core, without {without_rules:.3f})")  # fmt: skip
     print("  dearest rules:")
-    means = {name: sum(times[len(times) // 2 :]) / len(times[len(times) // 2 :])
-             for name, times in rules.items()}  # fmt: skip
-    for name, mean in sorted(means.items(), key=lambda item: -item[1])[:6]:
-        print(f"    {name:48s} {1000 * mean:8.1f} ms")
+    medians = {name: median(times[len(times) // 2 :]) for name, times in rules.items()}
+    for name, middle in sorted(medians.items(), key=lambda item: -item[1])[:6]:
+        print(f"    {name:48s} {1000 * middle:8.1f} ms")
 
 
 def main() -> None:

@@ -125,7 +125,11 @@ def unit_tests_have_unique_names_and_nothing_unknown() -> None:
     for file in RULE_FILES:
         for group in yaml.safe_load(file.read_text())["groups"]:
             # Elsewhere the interval is the site's to choose.
-            slow = group["name"] in {"mps-kubernetes", "mps-recording-quantiles"}
+            slow = group["name"] in {
+                "mps-clients-memory",
+                "mps-kubernetes",
+                "mps-recording-quantiles",
+            }
             assert group.keys() == {"name", "rules"} | ({"interval"} if slow else set())
             assert re.fullmatch(r"mps(-[a-z]+)+", group["name"])
             names.append(group["name"])
