@@ -1,0 +1,341 @@
+"""A full host for measuring: many GPUs and clients, read by the exporter's real sources.
+
+What is not real: NVML's answers (recorded on an H200, see tests/support/fake_nvml.py), the files of
+/proc, and the control tool: a shell script that prints recorded replies, and takes the one or two
+milliseconds that the real tool takes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exporter.settings import Settings
+from exporter.sources.live import LiveHost
+from exporter.sources.nvml import Nvml
+from exporter.sources.nvml.library import EventSet, ListedProcess, ProcessKind
+from exporter.sources.nvml.meters import GPM_ALL
+from tests.support import fake_mps_control
+from tests.support.fake_nvml import FakeDevice, FakeNvml
+from tests.support.fake_proc import BOOT_TIME, FakeProc
+
+GPUS = 8
+DAEMONS = 2
+CLIENTS_PER_GPU = 48
+STRANGERS = 400
+"""Processes that have nothing to do with MPS."""
+
+USERS = (1001, 1002, 1003)
+CLIENT_BYTES = 1 << 30
+
+TOOL = """#!/bin/sh
+while IFS= read -r command; do
+    while IFS= read -r line; do
+        printf '%s\\n' "$line"
+    done < "$CUDA_MPS_PIPE_DIRECTORY/replies/$command"
+done
+"""
+
+
+def uuid_of(gpu: int) -> str:
+    """The name of a GPU."""
+    return f"GPU-{gpu:08d}-1111-2222-3333-444444444444"
+
+
+class TickingNvml(FakeNvml):
+    """The stand-in for NVML, in real time."""
+
+    @property
+    def now(self) -> float:
+        """Seconds of the clock that only goes forward."""
+        return time.monotonic()
+
+    @now.setter
+    def now(self, moment: float) -> None:
+        """The time passes by itself."""
+
+    def wait_event(self, events: EventSet, timeout_milliseconds: int) -> None:
+        """Nothing happens, for as long as the real one would wait for it."""
+        assert events is not None
+        time.sleep(timeout_milliseconds / 1000)
+
+
+@dataclass
+class Client:
+    """A process that uses one GPU through MPS."""
+
+    pid: int
+    gpu: int
+    uid: int
+
+
+@dataclass
+class Daemon:
+    """A control daemon with one server, and the GPUs that are its own."""
+
+    number: int
+    folder: Path
+    gpus: Sequence[int]
+    clients: dict[int, Client] = field(default_factory=dict)
+    lives: int = 0
+
+    @property
+    def pid(self) -> int:
+        """Its process: another one after each restart."""
+        return 4000 + self.number + 10 * self.lives
+
+    @property
+    def server(self) -> int:
+        """Its server's process."""
+        return 5000 + self.number + 10 * self.lives
+
+    @property
+    def pipe(self) -> Path:
+        """Its pipe directory."""
+        return self.folder / f"pipe{self.number}"
+
+    @property
+    def logs(self) -> Path:
+        """Its log directory."""
+        return self.folder / f"log{self.number}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What it and its clients were started with."""
+        return {
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.logs),
+            "CUDA_VISIBLE_DEVICES": ",".join(uuid_of(gpu) for gpu in self.gpus),
+        }
+
+    def log(self, name: str, *lines: str) -> None:
+        """Write these lines now."""
+        now = time.time()
+        component, pid = ("Control", self.pid) if name == "control" else ("Server", self.server)
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+        prefix = f"[{stamp}.{int(now * 1000) % 1000:03d} {component} {pid:5d}] "
+        with (self.logs / f"{name}.log").open("a") as file:
+            file.write("".join(f"{prefix}{line}\n" for line in lines))
+
+
+class FullHost:
+    """The host, below a folder of its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        clients: int = GPUS * CLIENTS_PER_GPU,
+        *,
+        gpus: int = GPUS,
+        daemons: int = DAEMONS,
+        strangers: int = STRANGERS,
+    ) -> None:
+        self.folder = folder
+        self.proc = FakeProc(folder / "proc")
+        self.tool = folder / fake_mps_control.NAME
+        self.tool.write_text(TOOL)
+        self.tool.chmod(0o755)
+        self._pids = iter(range(100_000, 4_000_000))
+        self._started = time.time() - BOOT_TIME - 100
+        metrics = dict.fromkeys(GPM_ALL, 50.0)
+        self.nvml = TickingNvml(
+            *(
+                FakeDevice(uuid_of(gpu), busy=lambda now: now * 0.6, metrics=metrics)
+                for gpu in range(gpus)
+            )
+        )
+        share = gpus // daemons
+        self.daemons = [
+            Daemon(number, folder, range(number * share, (number + 1) * share))
+            for number in range(daemons)
+        ]
+        for daemon in self.daemons:
+            (daemon.pipe / "replies").mkdir(parents=True)
+            daemon.logs.mkdir()
+            (daemon.pipe / "control_lock").touch()
+            self.start(daemon)
+        for number in range(strangers):
+            self.proc.add(30_000 + number, argv=[f"/usr/bin/program{number}"])
+        for daemon in self.daemons:
+            mine = [gpu for gpu in (n % gpus for n in range(clients)) if gpu in daemon.gpus]
+            self.connect(daemon, mine)
+        self.tell()
+
+    # -- what happens on the host
+
+    def start(self, daemon: Daemon) -> None:
+        """A daemon and its server start."""
+        argv = ["/usr/bin/nvidia-cuda-mps-control", "-d"]
+        self.proc.add(daemon.pid, argv=argv, environ=daemon.environment, started=self._started)
+        self.proc.add(
+            daemon.server, argv=["nvidia-cuda-mps-server"], environ=daemon.environment,
+            parent=daemon.pid, uid=USERS[0], started=self._started,
+        )  # fmt: skip
+        daemon.log(
+            "control",
+            f"Starting control daemon using socket {daemon.pipe}/control",
+            f"Starting new server {daemon.server} for user {USERS[0]}",
+            f"NEW SERVER {daemon.server}: Ready",
+        )
+
+    def restart(self, daemon: Daemon) -> None:
+        """A daemon ends with all that it serves, and starts again."""
+        self.leave(daemon, list(daemon.clients))
+        daemon.log("control", "Exit")
+        self.proc.remove(daemon.server)
+        self.proc.remove(daemon.pid)
+        daemon.lives += 1
+        self.start(daemon)
+
+    def connect(self, daemon: Daemon, gpus: Iterable[int]) -> list[int]:
+        """A client comes for each of these GPUs; gives their PIDs."""
+        control: list[str] = []
+        server: list[str] = []
+        came = [Client(next(self._pids), gpu, USERS[0]) for gpu in gpus]
+        for client in came:
+            pid = client.pid
+            daemon.clients[pid] = client
+            self.proc.add(
+                pid, argv=["/opt/conda/bin/python3", "train.py"], uid=client.uid,
+                environ={
+                    **daemon.environment,
+                    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+                    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2G",
+                },
+                started=time.time() - BOOT_TIME,
+                cgroup=f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{pid:08x}"
+                f"_0000_4000_8000_000000000000.slice/cri-containerd-{pid:064x}.scope\n",
+            )  # fmt: skip
+            control += [
+                "Accepting connection...",
+                f"NEW CLIENT {pid} from user {client.uid}: Server already exists",
+            ] * 2
+            server += [
+                f"Received new client request for {{PID: {pid}, Context ID: 0}}",
+                f"Client {{PID: {pid}, Context ID: 0}} connected",
+                f"Creating worker thread for client {{PID: {pid}, Context ID: 0}}",
+                f"Client {{PID: {pid}, Context ID: 1}} connected",
+                f"Creating worker thread for client {{PID: {pid}, Context ID: 1}}",
+                f"Device NVIDIA H200 (uuid {uuid_of(client.gpu)}) is associated",
+                f"Status of client {{PID: {pid}, Context ID: 1}} is ACTIVE",
+            ]
+        daemon.log("control", *control)
+        time.sleep(0.005)  # a server needs longer
+        daemon.log("server", *server)
+        return [client.pid for client in came]
+
+    def leave(self, daemon: Daemon, pids: Iterable[int]) -> None:
+        """These clients end."""
+        lines: list[str] = []
+        for pid in pids:
+            del daemon.clients[pid]
+            self.proc.remove(pid)
+            context = f"{{PID: {pid}, Context ID: 1}}"
+            lines += [
+                f"Client {context} exiting. Number of active client contexts is 0.",
+                f"Client process {pid} disconnected",
+            ]
+        daemon.log("server", *lines)
+
+    def rotate(self, daemon: Daemon) -> None:
+        """Logs are copied and cut to nothing, as logrotate's copytruncate does."""
+        for log in ("control", "server"):
+            path = daemon.logs / f"{log}.log"
+            shutil.copyfile(path, path.with_suffix(".log.1"))
+            with path.open("r+") as file:
+                file.truncate(0)
+
+    def tell(self) -> None:
+        """Let NVML and the control tool say what is so now."""
+        for daemon in self.daemons:
+            for gpu in daemon.gpus:
+                used = [(pid, CLIENT_BYTES) for pid, one in daemon.clients.items()
+                        if one.gpu == gpu]  # fmt: skip
+                clients = [ListedProcess(pid, amount) for pid, amount in used]
+                lists: dict[ProcessKind, list[ListedProcess]] = {
+                    "Compute": [*clients, ListedProcess(daemon.server, 70 << 20)],
+                    "MPSCompute": clients,
+                    "Graphics": [],
+                }
+                self.nvml.gpus[gpu].processes = {str(kind): rows for kind, rows in lists.items()}
+            self._replies(daemon)
+        self._write(
+            "nvml.json",
+            json.dumps([
+                {kind: [(row.pid, row.used_memory) for row in rows]
+                 for kind, rows in gpu.processes.items()}
+                for gpu in self.nvml.gpus
+            ]),
+        )  # fmt: skip
+
+    def fail(self, code: int | None) -> None:
+        """Every call of NVML fails from now on; None ends it."""
+        self.nvml.fail("", code)
+        self._write("failing.json", json.dumps(code))
+
+    def _write(self, name: str, text: str) -> None:
+        draft = self.folder / f"{name}.new"
+        draft.write_text(text)
+        draft.replace(self.folder / name)
+
+    def _replies(self, daemon: Daemon) -> None:
+        state = {
+            "devices": [
+                {"ordinal": n, "pci": f"0000:{gpu:02x}.00.0", "uuid": uuid_of(gpu), "name": "H200"}
+                for n, gpu in enumerate(daemon.gpus)
+            ],
+            "servers": [
+                {
+                    "pid": daemon.server,
+                    "clients": [
+                        {"pid": pid, "contexts": {str(daemon.gpus.index(one.gpu)): [1]}}
+                        for pid, one in daemon.clients.items()
+                    ],
+                }
+            ],
+        }
+        pid = daemon.server
+        commands = [
+            "get_server_list", "get_default_active_thread_percentage",
+            "get_default_client_priority", f"get_server_status {pid}",
+            f"get_active_thread_percentage {pid}", f"get_client_list {pid}",
+            f"get_device_client_list {pid}", f"device_query {pid} --csv",
+        ]  # fmt: skip
+        for ordinal in range(len(daemon.gpus)):
+            commands.append(f"get_device_pinned_mem_limit {pid} {ordinal}")
+            commands.append(f"get_default_device_pinned_mem_limit {ordinal}")
+        for command in commands:
+            records = fake_mps_control.reply(state, command)
+            draft = daemon.pipe / "draft"
+            draft.write_text("".join(f"{record}\n" for record in records))
+            draft.replace(daemon.pipe / "replies" / command)
+
+    # -- the exporter on it
+
+    @property
+    def flags(self) -> list[str]:
+        """How to start the exporter here."""
+        return [
+            f"--path.procfs={self.proc.root}",
+            f"--mps.control-binary={self.tool}",
+            "--mps.min-query-interval=0s",
+        ]
+
+    @property
+    def settings(self) -> Settings:
+        """The same as settings."""
+        return Settings(
+            path_procfs=str(self.proc.root),
+            mps_control_binary=str(self.tool),
+            mps_min_query_interval=0.0,
+        )
+
+    def live(self) -> LiveHost:
+        """The sources that the exporter has, at this host."""
+        host = LiveHost(self.settings)
+        host._nvml = Nvml(library=self.nvml)  # noqa: SLF001 - there is no NVML to load here
+        return host

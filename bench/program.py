@@ -1,0 +1,178 @@
+"""What the running program costs: its start, its memory, a second of its life.
+
+python -m bench.program [clients] [seconds]
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.host import CLIENTS_PER_GPU, GPUS, FullHost
+from tests.support.program import free_port
+
+ROOT = Path(__file__).parents[1]
+START_SECONDS = 20.0
+ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+
+
+@dataclass
+class Program:
+    """A running exporter, looked at from outside."""
+
+    pid: int
+    url: str
+    started: float
+
+    def scrape(self) -> str:
+        """Fetch a page as Prometheus does."""
+        headers = {"Accept": ACCEPT, "Accept-Encoding": "gzip"}
+        request = urllib.request.Request(f"{self.url}/metrics", headers=headers)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return gzip.decompress(answer.read()).decode()
+
+    def until_good(self, words: str) -> float:
+        """Scrape until the page has these words; gives seconds since the start."""
+        while time.monotonic() < self.started + START_SECONDS:
+            try:
+                if words in self.scrape():
+                    return time.monotonic() - self.started
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.005)
+        raise AssertionError(f"no page with {words!r} within {START_SECONDS:.0f} s")
+
+    def cpu_seconds(self) -> float:
+        """CPU of the program and of the tools that it ran."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+    def status(self, key: str) -> int:
+        """A number of /proc/PID/status."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+
+    @property
+    def megabytes(self) -> float:
+        """Resident memory."""
+        return self.status("VmRSS") / 1024
+
+    @property
+    def threads(self) -> int:
+        """How many threads it has."""
+        return self.status("Threads")
+
+    @property
+    def descriptors(self) -> int:
+        """How many files it has open."""
+        return sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir())
+
+    @property
+    def children(self) -> int:
+        """Processes that it started and that are there, as zombies or not."""
+        found = 0
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            found += len((task / "children").read_text().split())
+        return found
+
+
+def _installed() -> dict[str, str]:
+    """The environment of a program that is installed: its modules are compiled."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "mps-exporter-bench")
+    modules = "bench.stage, exporter.service, exporter.web.app, exporter.web.serve"
+    subprocess.run(
+        [sys.executable, "-c", f"import {modules}"], env=environment, cwd=ROOT, check=True
+    )
+    return environment
+
+
+@contextmanager
+def running(full: FullHost) -> Iterator[Program]:
+    """Start the exporter on a made-up host, and end it."""
+    port = free_port()
+    environment = _installed()
+    command = [sys.executable, "-m", "bench.stage", str(full.folder), *full.flags,
+               f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
+    started = time.monotonic()
+    with (full.folder / "exporter.log").open("wb") as log:
+        process = subprocess.Popen(command, stderr=log, cwd=ROOT, env=environment)
+    try:
+        yield Program(process.pid, f"http://127.0.0.1:{port}", started)
+    finally:
+        process.terminate()
+        process.wait(15)
+
+
+@dataclass(frozen=True)
+class Life:
+    """What was seen of it."""
+
+    first_scrape_seconds: float
+    megabytes: float
+    idle_percent: float
+    scraped_percent: float
+    scrape_ms: float
+    threads: int
+
+
+def life(clients: int, seconds: float) -> Life:
+    """Run it for twice this long: once let alone, once scraped every second."""
+    with tempfile.TemporaryDirectory() as folder:
+        full = FullHost(Path(folder), clients)
+        with running(full) as program:
+            first = program.until_good('mps_control_up{daemon="')
+            program.until_good("mps_client_contexts")
+            time.sleep(2)
+            before = program.cpu_seconds()
+            time.sleep(seconds)
+            idle = (program.cpu_seconds() - before) / seconds
+            times = []
+            before, began = program.cpu_seconds(), time.monotonic()
+            while (now := time.monotonic()) < began + seconds:
+                program.scrape()
+                times.append(time.monotonic() - now)
+                time.sleep(max(0.0, 1.0 - times[-1]))
+            scraped = (program.cpu_seconds() - before) / (time.monotonic() - began)
+            return Life(
+                first_scrape_seconds=first,
+                megabytes=program.megabytes,
+                idle_percent=100 * idle,
+                scraped_percent=100 * scraped,
+                scrape_ms=1000 * statistics.median(times),
+                threads=program.threads,
+            )
+
+
+def report(clients: int, seen: Life) -> list[str]:
+    """Tell it in words."""
+    return [
+        f"the program with {clients} clients:",
+        f"  start to first good scrape     {seen.first_scrape_seconds:6.2f} s",
+        f"  resident memory                {seen.megabytes:6.1f} MB, {seen.threads} threads",
+        f"  a scrape over HTTP, gzip       {seen.scrape_ms:6.1f} ms",
+        f"  CPU without scrapes            {seen.idle_percent:6.2f} % of a core",
+        f"  CPU with a scrape a second     {seen.scraped_percent:6.2f} % of a core, tools included",
+    ]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure and print."""
+    clients = int(arguments[0]) if arguments else GPUS * CLIENTS_PER_GPU
+    seconds = float(arguments[1]) if len(arguments) > 1 else 10.0
+    print("\n".join(report(clients, life(clients, seconds))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
