@@ -15,7 +15,14 @@ from dataclasses import dataclass, field, replace
 
 from exporter.logfmt import Complaints
 from exporter.merge import DaemonInputs, merge, pids_of_interest
-from exporter.model import COLLECTORS, CollectorName, CollectorResult, Incident, Snapshot
+from exporter.model import (
+    COLLECTORS,
+    CollectorName,
+    CollectorResult,
+    Incident,
+    LedgerView,
+    Snapshot,
+)
 from exporter.mps.fold import Fold
 from exporter.mps.ledger import Ledger
 from exporter.mps.reconciliation import (
@@ -226,10 +233,13 @@ class Collector:
 
     async def _read_processes(self, run: Run) -> None:
         now = self._host.now()
-        inputs = [self._inputs(run, record, now) for record in self._daemons.values()]
-        pids = pids_of_interest(run.gpus, inputs)
-        for record in self._daemons.values():
-            pids |= record.ledger.pids()
+        # What the logs name, the ledger tells without a view of all that it knows.
+        inputs = [
+            self._inputs(run, record, LedgerView(at=now)) for record in self._daemons.values()
+        ]
+        pids = pids_of_interest(run.gpus, inputs).union(
+            *(record.ledger.pids() for record in self._daemons.values())
+        )
         observation = await self._host.identify(pids, run.left())
         run.processes = observation
         self._on_observation(observation)
@@ -366,7 +376,10 @@ class Collector:
             taken_at=now,
             gpus=run.gpus,
             processes=run.processes,
-            daemons=[self._inputs(run, record, now) for record in self._daemons.values()],
+            daemons=[
+                self._inputs(run, record, record.ledger.view(now))
+                for record in self._daemons.values()
+            ],
             collectors=tuple(collectors),
             clients_max=self._settings.collector_clients_max,
             stranded_since=self._stranded_since,
@@ -378,14 +391,14 @@ class Collector:
         }
         return snapshot
 
-    def _inputs(self, run: Run, record: DaemonRecord, now: float) -> DaemonInputs:
+    def _inputs(self, run: Run, record: DaemonRecord, view: LedgerView) -> DaemonInputs:
         queries, failures = self._host.query_counts(record.facts.pipe_directory)
         asked = record.facts.pipe_directory in run.asked
         return DaemonInputs(
             facts=record.facts,
             probe=record.probe if asked else None,
             answers=record.answers if asked else ServerAnswers(),
-            view=record.ledger.view(now),
+            view=view,
             logs=tuple(record.logs[name] for name in sorted(record.logs)),
             was_readable=record.was_readable,
             hung=record.hung,
