@@ -273,10 +273,11 @@ async def test_a_flood_of_wrong_passwords_leaves_the_right_one_alone(site: Site)
         before = time.perf_counter()
         assert (await get(address, login=("alice", "right")))[0] == 200
         honest = time.perf_counter() - before
+        waiting = sum(not task.done() for task in flood)
         statuses = {status for status, _ in await asyncio.gather(*flood)}
 
     print(f"the right password during the flood: {honest * 1000:.0f} ms")
-    assert honest < 1
+    assert waiting > 0  # it was answered before the flood was over
     assert statuses <= {401, 503}
 
 
