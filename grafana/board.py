@@ -258,9 +258,9 @@ def source_tile() -> Panel:
     """Live hosts, or a recording: nobody shall mistake a demo for a host."""
     return names_tile(
         "Source",
-        "Good: live. The name of a recording says that an exporter replays it: then nothing here "
-        "is happening now.",
-        ("count by (scenario) (mps_exporter_recording_info)", "recording: {{scenario}}", DEMO),
+        "Good: live. A recording says that exporters replay one: then nothing of it is happening "
+        "now. Which one is in the annotations of the graphs.",
+        ("count(mps_exporter_recording_info)", "recording", DEMO),
         (
             "count(mps_exporter_build_info unless on (job, instance) mps_exporter_recording_info)",
             "live",

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from grafana.style import (
+    BY_LAST_DIGIT,
     CALM,
     COUNT,
+    OF_CAUSES,
     PLAIN,
+    QUIET,
     SHARE,
+    WARN,
+    WORDS,
     Json,
     State,
     Steps,
@@ -80,6 +85,19 @@ def color_of(matcher: str, what: str, color: str, **properties: object) -> Json:
     return override(matcher, what, color={"mode": "fixed", "fixedColor": color}, **properties)
 
 
+def users_alike() -> tuple[Json, ...]:
+    """Give series whose names begin with a user the user's colour."""
+    return tuple(
+        color_of("byRegexp", rf"/^uid \d*{digit}\b/", color)
+        for digit, color in enumerate(BY_LAST_DIGIT)
+    )
+
+
+def causes_alike() -> tuple[Json, ...]:
+    """Give series whose names are causes, or end with one, the cause's colour."""
+    return tuple(color_of("byRegexp", f"/{cause}$/", color) for cause, color in OF_CAUSES.items())
+
+
 def link(title: str, url: str, *, new_tab: bool = False) -> Json:
     """Give a data link."""
     return {"title": title, "url": url, "targetBlank": new_tab}
@@ -104,7 +122,7 @@ def tile(
     """One number that is read from across the room."""
     defaults: Json = {
         "unit": unit,
-        "thresholds": steps.json(),
+        "thresholds": (Steps(((None, QUIET),)) if states else steps).json(),
         "color": {"mode": "thresholds"},
         "noValue": none,
         "links": list(links),
@@ -135,7 +153,7 @@ def names_tile(
     return Panel(
         "stat", title, description,
         tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries), width, 4,
-        {"unit": COUNT, "noValue": none, "thresholds": PLAIN.json(),
+        {"unit": COUNT, "noValue": none, "thresholds": Steps(((None, QUIET),)).json(),
          "color": {"mode": "thresholds"}},
         tuple(
             color_of("byFrameRefID", letters[index], color)
@@ -180,8 +198,8 @@ def graph(
     defaults: Json = {
         "unit": unit,
         "min": 0,
-        # The same name has the same colour in every panel of every dashboard.
-        "color": {"mode": "palette-classic-by-name"},
+        # Events are nothing good, whatever they are.
+        "color": {"mode": "shades", "fixedColor": WARN} if bars else {"mode": "palette-classic"},
         "custom": custom,
         "noValue": none,
         "links": list(links),
@@ -205,7 +223,9 @@ def graph(
 def events(title: str, description: str, *queries: Query, **more: object) -> Panel:
     """Bars of whole events: each stands for the time since the bar before it."""
     kept: Json = {"decimals": 0, "min_step": "1m", "width": 24, "height": 6, **more}
-    return graph(title, description, *queries, bars=True, **kept)
+    # Without the zeros, the legend names only what happened.
+    shown = (replace(query, expr=f"{query.expr} > 0") for query in queries)
+    return graph(title, description, *shown, bars=True, **kept)
 
 
 def ranking(
@@ -218,7 +238,6 @@ def ranking(
     width: int = 8,
     height: int = 8,
     top: float | None = None,
-    by_name: bool = False,
     overrides: Sequence[Json] = (),
     links: Sequence[Json] = (),
     none: str = "none",
@@ -229,7 +248,7 @@ def ranking(
         "unit": unit,
         "min": 0,
         "thresholds": steps.json(),
-        "color": {"mode": "palette-classic-by-name" if by_name else "thresholds"},
+        "color": {"mode": "thresholds"},
         "noValue": none,
         "links": list(links),
     }
@@ -330,11 +349,15 @@ class Column:
     gauge: bool = False
     decimals: int | None = None
 
-    def override(self) -> Json | None:
+    def override(self) -> Json:
         """Give what differs from the table's defaults."""
-        wanted: Json = {}
+        # The table's own words for "nothing" are for the whole of it.
+        wanted: Json = {"noValue": "-"}
         if self.unit:
             wanted["unit"] = self.unit
+        elif len(self.source) > 1:
+            # A user is 1001, not 1.00 K.
+            wanted["unit"] = WORDS
         if self.decimals is not None:
             wanted["decimals"] = self.decimals
         if self.steps is not None:
@@ -350,11 +373,12 @@ class Column:
         if self.states:
             wanted["mappings"] = mappings(*self.states)
             wanted["custom__cellOptions"] = {"type": "color-background", "mode": "basic"}
+            wanted["custom__align"] = "left"
         if self.width is not None:
             wanted["custom__width"] = self.width
         if self.links:
             wanted["links"] = list(self.links)
-        return override("byName", self.name, **wanted) if wanted else None
+        return override("byName", self.name, **wanted)
 
 
 def table(
@@ -387,7 +411,7 @@ def table(
             "custom": {"align": "auto", "cellOptions": {"type": "auto"}, "filterable": True,
                        "inspect": False},
         },
-        tuple(found for column in columns if (found := column.override())),
+        tuple(column.override() for column in columns),
         {
             "showHeader": True,
             "cellHeight": "sm",

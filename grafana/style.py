@@ -18,6 +18,24 @@ RULES = Path(__file__).parent.parent / "prometheus" / "rules"
 GOOD, NOTICE, WARN, BAD = "green", "yellow", "orange", "red"
 USED, REAL, QUIET, DEMO = "blue", "green", "#8e8e8e", "purple"
 
+# A user's colour goes by the last digit of the uid: the same in every panel, in whatever order
+# users come. No red and no green: those say something.
+BY_LAST_DIGIT = (
+    "#5794f2", "#b877d9", "#ffcb7d", "#8ab8ff", "#ca95e5",
+    "#e0b400", "#6ed0e0", "#ba43a9", "#ef843c", "#a352cc",
+)  # fmt: skip
+OF_CAUSES = {
+    "server_crashed": "red",
+    "daemon_died": "dark-red",
+    "own_fault": "purple",
+    "neighbour_fault": "orange",
+    "terminated": "blue",
+    "context_limit": "orange",
+    "server_not_ready": "purple",
+    "invalid_device": "blue",
+    "credentials": "yellow",
+}
+
 # Units as Grafana names them.
 COUNT, SHARE, SECONDS, BYTES = "short", "percentunit", "s", "bytes"
 BYTES_PER_SECOND, WATTS, CELSIUS, HERTZ = "Bps", "watt", "celsius", "hertz"

@@ -20,13 +20,13 @@ SCRAPED = "up and on (job, instance) mps_exporter_build_info"
 
 TILES = (
     tile(
-        "Exporters that answer",
+        "Answering",
         "Good: as many as there are hosts with GPUs.",
         "count(mps_exporter_build_info)",
         none="none",
     ),
     tile(
-        "Exporters not scraped",
+        "Silent exporters",
         "Good: 0. Prometheus cannot reach them; of their hosts nothing is known.",
         NOT_SCRAPED,
         steps=at_most(1),
@@ -39,14 +39,14 @@ TILES = (
         steps=at_most(1),
     ),
     tile(
-        "Logs that cannot be read",
+        "Logs unreadable",
         "Good: 0. Where a log is unreadable, crashes and waits cannot be seen, and their counters "
         "stand still.",
         "sum(1 - mps_control_log_readable) or 0 * count(mps_exporter_build_info)",
         steps=at_most(1),
     ),
     tile(
-        "Programs whose limits are hidden",
+        "Hidden limits",
         "Good: 0. Clients whose environment the exporter may not read, for want of "
         "CAP_SYS_PTRACE: of these the server's limits are shown, not their own.",
         "sum(mps_exporter_unreadable_environments) or 0 * count(mps_exporter_build_info)",
@@ -59,7 +59,7 @@ TILES = (
         steps=noticed_from(1),
     ),
     tile(
-        "Slowest collection",
+        "Slowest source",
         "Good: well below the scrape timeout, 10 s by default.",
         "max(mps_scrape_collector_duration_seconds)",
         SECONDS,

@@ -14,12 +14,23 @@ from grafana.boards.shared import (
     UTILIZATION,
     WAIT_BAD,
     WAIT_WARN,
+    WAITING,
     to_board,
     to_host,
     to_runbook,
     utilization_beside_activity,
 )
-from grafana.panels import Column, Query, color_of, events, graph, ranking, table, tile
+from grafana.panels import (
+    Column,
+    Query,
+    causes_alike,
+    color_of,
+    events,
+    graph,
+    ranking,
+    table,
+    tile,
+)
 from grafana.promql import new_in_range, new_in_step
 from grafana.style import (
     AGO,
@@ -52,7 +63,7 @@ _SIGNS = {
     "exporter": f"({TARGETS} == 0) + 1",
     "daemon": "count by (job, instance) (mps_control_up == 0) > bool 0",
     "server": f"count by (job, instance) ({SERVER_TROUBLE}) > bool 0",
-    "wait": "sum by (job, instance) (mps_uid_waiting_clients) > 0",
+    "wait": f"sum by (job, instance) {WAITING} > 0",
     "gpu": f"count by (job, instance) ({GPU_TROUBLE}) > bool 0",
 }
 # One for each sign, and 0 for a host that shows none.
@@ -66,14 +77,14 @@ SIGNS = "sum by (job, instance) ({})".format(
 
 TILES = (
     tile(
-        "Hosts not scraped",
+        "Silent hosts",
         "Good: 0. Exporters that Prometheus cannot reach: of their hosts nothing is known.",
         NOT_SCRAPED,
         steps=at_most(1),
         links=[to_board("mps-exporter", "The exporters' health")],
     ),
     tile(
-        "Daemons in trouble",
+        "Sick daemons",
         "Good: 0. Control daemons that are gone, hang, refuse, or were asked to quit and wait for "
         "their clients. While one hangs, CUDA programs that start hang too.",
         "sum(1 - mps_control_up)",
@@ -82,7 +93,7 @@ TILES = (
         links=[to_board("mps-host", "The host")],
     ),
     tile(
-        "Servers in trouble",
+        "Sick servers",
         "Good: 0. Servers that refuse newcomers after a fault, and ghosts: servers for clients "
         "that died in the queue, on which the daemon hangs until they are killed.",
         f"count({SERVER_TROUBLE}) or 0 * count(mps_exporter_build_info)",
@@ -90,7 +101,7 @@ TILES = (
         links=[to_board("mps-incidents", "Incidents")],
     ),
     tile(
-        "GPUs in trouble",
+        "Sick GPUs",
         "Good: 0. GPUs that answer no more, that the driver wants reset, or whose memory could "
         "not be repaired.",
         f"count({GPU_TROUBLE}) or 0 * count(mps_exporter_build_info)",
@@ -100,7 +111,7 @@ TILES = (
     tile(
         "Clients that wait",
         "Good: 0. Programs that hang in cuInit, because another user's server holds their GPU.",
-        "sum(mps_uid_waiting_clients) or 0 * count(mps_exporter_build_info)",
+        f"sum{WAITING} or 0 * count(mps_exporter_build_info)",
         steps=noticed_from(1),
         links=[to_board("mps-sharing", "Who waits for whom")],
     ),
@@ -157,7 +168,7 @@ ALERTS = table(
     ),
     sort="Severity",
     none="No alert fires.",
-    height=7,
+    height=8,
 )  # fmt: skip
 
 HOST_TABLE = table(
@@ -168,7 +179,7 @@ HOST_TABLE = table(
     (
         f"topk(100, {SIGNS})",
         "sum by (job, instance) (1 - mps_control_up) > 0",
-        "sum by (job, instance) (mps_uid_waiting_clients) > 0",
+        f"sum by (job, instance) {WAITING} > 0",
         f"max by (job, instance) ({LONGEST_WAIT})",
         f"{new_in_range('mps_client_losses_total', HOSTS)} > 0",
         f"{new_in_range(CRASHES, HOSTS)} > 0",
@@ -186,19 +197,19 @@ HOST_TABLE = table(
             to_host("mps-incidents", "Its incidents"),
         )),
         Column("Signs", "A", steps=at_most(1), width=70),
-        Column("Daemons in trouble", "B", steps=at_most(1), width=90),
-        Column("Clients that wait", "C", steps=noticed_from(1), width=90),
+        Column("Sick daemons", "B", steps=at_most(1), width=115),
+        Column("Waiting", "C", steps=noticed_from(1), width=85),
         Column("Longest wait", "D", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=110),
-        Column("Clients lost", "E", steps=at_most(1), width=90, decimals=0),
+        Column("Lost", "E", steps=at_most(1), width=70, decimals=0),
         Column("Crashes", "F", steps=at_most(1), width=90, decimals=0),
-        Column("Idle in hand-overs", "G", unit=SHARE, steps=noticed_from(IDLE_WARN), width=110,
+        Column("Hand-over idle", "G", unit=SHARE, steps=noticed_from(IDLE_WARN), width=125,
                decimals=1),
         Column("Clients", "H", width=80),
-        Column("Contexts used", "I", unit=SHARE, steps=noticed_from(CONTEXTS_WARN), width=110,
+        Column("Contexts", "I", unit=SHARE, steps=noticed_from(CONTEXTS_WARN), width=90,
                decimals=0),
-        Column("Utilization", "J", unit=SHARE, gauge=True, decimals=0),
-        Column("SM activity", "K", unit=SHARE, gauge=True, decimals=0),
-        Column("Job", "job", width=140),
+        Column("Utilization", "J", unit=SHARE, gauge=True, decimals=0, width=130),
+        Column("SM activity", "K", unit=SHARE, gauge=True, decimals=0, width=130),
+        Column("Job", "job", width=110),
     ),
     sort="Signs",
     none="No exporter is scraped.",
@@ -249,13 +260,13 @@ WAITS = (
             "max by (job, instance, daemon, uid) (mps_uid_waiting_dead_clients > 0)",
         ),
         (
-            Column("User", "uid", width=80),
+            Column("User", "uid", width=65),
             Column("Host", "instance", links=(to_host("mps-sharing", "Who holds it"),)),
-            Column("Waits for", "A", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=110),
-            Column("Clients", "B", width=80),
-            Column("Dead", "C", steps=at_most(1), width=70),
+            Column("Waits for", "A", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=90),
+            Column("Clients", "B", width=70),
+            Column("Dead", "C", steps=at_most(1), width=60),
             Column("Daemon", "daemon"),
-            Column("Job", "job", width=120),
+            Column("Job", "job", width=110),
         ),
         sort="Waits for",
         none="Nobody waits.",
@@ -290,6 +301,7 @@ BOARD = Board(
                 "Clients lost, by cause",
                 "Good: empty. Each bar is the programs that MPS took down since the bar before.",
                 Query(new_in_step("mps_client_losses_total", "cause"), "{{cause}}"),
+                overrides=causes_alike(),
             ),
         )),
         Row("Where is GPU time thrown away?", WASTE),

@@ -32,14 +32,14 @@ UNCORRECTED = 'mps_gpu_ecc_errors_total{kind="uncorrected", scope="volatile"}'
 
 TILES = (
     tile(
-        "GPUs that do not answer",
+        "Silent GPUs",
         "Good: 0. Fallen off the bus, or to be reset.",
         "sum(1 - mps_gpu_up)",
         steps=at_most(1),
         none="no GPU",
     ),
     tile(
-        "GPUs that need a reset",
+        "To be reset",
         "Good: 0. The driver says that something must be done before they can be trusted.",
         'count(max by (instance, uuid) (mps_gpu_recovery_action{mps_gpu_recovery_action!="none"})'
         f" == 1) or {NOTHING}",
@@ -47,7 +47,7 @@ TILES = (
         none="no GPU",
     ),
     tile(
-        "Uncorrected memory errors",
+        "ECC failures",
         "Good: 0. In this time range. Each has cost a program its result.",
         f"{new_in_range(UNCORRECTED, '')} or {NOTHING}",
         steps=at_most(1),
@@ -55,7 +55,7 @@ TILES = (
         none="no GPU",
     ),
     tile(
-        "Rows that could not be replaced",
+        "Rows failed",
         "Good: 0. GPUs whose memory has no spare rows left where one is needed: due for exchange.",
         f"sum(mps_gpu_row_remap_failure) or {NOTHING}",
         steps=at_most(1),
@@ -70,8 +70,9 @@ TILES = (
         none="no GPU",
     ),
     tile(
-        "Closest to its slowdown temperature",
-        "Good: 10 degrees and more of room. At 0 the hardware halves the clocks.",
+        "Heat margin",
+        "Good: 10 degrees and more. How far the hottest GPU is from its slowdown temperature; at 0 "
+        "the hardware halves the clocks.",
         'min(min by (instance, uuid) (mps_gpu_temperature_limit_celsius{limit="slowdown"})'
         ' - max by (instance, uuid) (mps_gpu_temperature_celsius{sensor="gpu"}))',
         CELSIUS,
@@ -105,21 +106,21 @@ HEALTH = table(
     ),
     (
         Column("GPU", "gpu", width=60),
-        Column("Name", "name", width=180),
+        Column("Name", "name", width=150),
         Column("Answers", "B", states=(State(1, "yes", GOOD), State(0, "no", BAD)), width=80),
         Column("To be done", "mps_gpu_recovery_action", width=110),
-        Column("Uncorrected errors", "D", steps=at_most(1), width=110),
-        Column("Row pending", "E", steps=noticed_from(1), width=100),
-        Column("Row failed", "F", steps=at_most(1), width=90),
-        Column("Rows replaced", "G", width=110),
+        Column("ECC failures", "D", steps=at_most(1), width=105),
+        Column("Rows pending", "E", steps=noticed_from(1), width=110),
+        Column("Rows failed", "F", steps=at_most(1), width=100),
+        Column("Rows replaced", "G", width=115),
         Column("PCIe width", "H", unit=SHARE, decimals=0, width=90),
-        Column("Memory", "I", unit=SHARE, gauge=True, decimals=0),
-        Column("Driver", "driver_version", width=110),
-        Column("Host", "instance", width=160),
+        Column("Memory", "I", unit=SHARE, gauge=True, decimals=0, width=140),
+        Column("Driver", "driver_version", width=100),
+        Column("Host", "instance", width=140),
         Column("UUID", "uuid"),
         Column("Job", "job", width=110),
     ),
-    sort="Uncorrected errors",
+    sort="ECC failures",
     none="No GPU.",
     height=7,
 )  # fmt: skip
@@ -146,8 +147,8 @@ SPEED = (
         "overlap. sw_power_cap is the power limit at work; a thermal or brake reason is a matter "
         "for whoever cools or feeds the machine.",
         Query(
-            "max by (instance, gpu, reason)"
-            " (rate(mps_gpu_clock_event_seconds_total[$__rate_interval])) > 0"
+            "clamp_max(max by (instance, gpu, reason)"
+            " (rate(mps_gpu_clock_event_seconds_total[$__rate_interval])), 1) > 0"
             " or max by (instance, gpu, reason) (mps_gpu_clock_event_active) > 0",
             "GPU {{gpu}} {{reason}}",
         ),

@@ -12,6 +12,7 @@ from grafana.boards.shared import (
     SERVER_STATE,
     WAIT_BAD,
     WAIT_WARN,
+    WAITING,
     to_board,
     to_user,
     utilization_beside_activity,
@@ -26,6 +27,7 @@ from grafana.panels import (
     table,
     tile,
     timeline,
+    users_alike,
 )
 from grafana.style import (
     AGO,
@@ -61,11 +63,12 @@ TILES = (
         links=[to_board("mps-incidents", "Incidents")],
     ),
     names_tile(
-        "Who has the GPU",
+        "Holder",
         "Good: one user for each daemon. Those with a server of their own now; uid 0 is also what "
         "a multi-user server shows.",
         ("count by (uid) (mps_server_info)", "uid {{uid}}", USED),
-        none="nobody",
+        ("count(mps_control_up) unless on () count(mps_server_info)", "nobody", QUIET),
+        none="no daemon",
     ),
     tile(
         "Clients",
@@ -86,7 +89,7 @@ TILES = (
     tile(
         "Clients that wait",
         "Good: 0. Programs that hang in cuInit, because another user's server holds the GPU.",
-        "sum(mps_uid_waiting_clients) or 0 * sum(mps_control_up)",
+        f"sum{WAITING} or 0 * sum(mps_control_up)",
         steps=noticed_from(1),
         none="no daemon",
         links=[to_board("mps-sharing", "Who waits for whom")],
@@ -169,6 +172,7 @@ PER_GPU = (
         ),
         stacked=True,
         limit=1.0,
+        overrides=users_alike(),
         width=8,
         decimals=0,
         none="No client is connected.",
@@ -193,6 +197,7 @@ PER_GPU = (
         stacked=True,
         width=8,
         overrides=(
+            *users_alike(),
             color_of("byFrameRefID", "B", QUIET),
             color_of(
                 "byFrameRefID", "C", BAD, custom__fillOpacity=0,
@@ -240,6 +245,7 @@ BOARD = Board(
                 Query(f"max by (instance, daemon, gpu) ({CONTEXTS_SHARE})",
                       "GPU {{gpu}} · {{daemon}}"),
                 limit=CONTEXTS_WARN,
+                overrides=(color_of("byFrameRefID", "A", USED),),
                 decimals=0,
                 none="No server.",
             ),
@@ -248,6 +254,7 @@ BOARD = Board(
                 "Good: empty. Programs that hang in cuInit behind another user's server.",
                 Query("sum by (uid) (mps_uid_waiting_clients)", "uid {{uid}}"),
                 stacked=True,
+                overrides=users_alike(),
                 decimals=0,
                 none="Nobody waited in this time range.",
             ),

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from grafana.board import Board, Row, Variable, instance, job, source_tile
 from grafana.boards.shared import SERVER_STATE, to_host
-from grafana.panels import Column, Query, color_of, events, heatmap, ranking, table, tile, timeline
+from grafana.panels import (
+    Column,
+    Query,
+    causes_alike,
+    color_of,
+    events,
+    heatmap,
+    ranking,
+    table,
+    tile,
+    timeline,
+    users_alike,
+)
 from grafana.promql import new_in_range, new_in_step
 from grafana.style import AGO, BAD, SECONDS, SERVER_STATES, WARN, Steps, at_most, noticed_from
 
@@ -99,6 +111,7 @@ AXIS = (
         "Good: empty. Programs that went down: their server crashed, their daemon died, by their "
         "own fault, by a neighbour's, or because an administrator ended them.",
         Query(new_in_step(LOSSES, "cause"), "{{cause}}"),
+        overrides=causes_alike(),
         none=NONE,
     ),
     events(
@@ -106,6 +119,7 @@ AXIS = (
         "Good: empty. context_limit: the server was full. server_not_ready: it was recovering from "
         "a fault. invalid_device and credentials: the program asked for what it may not have.",
         Query(new_in_step(REJECTIONS, "cause"), "{{cause}}"),
+        overrides=causes_alike(),
         none=NONE,
     ),
     events(
@@ -122,14 +136,14 @@ BLAST = (
         "Lost by cause",
         "Good: none. neighbour_fault and server_crashed are innocent programs: what sharing costs.",
         Query(f"{new_in_range(LOSSES, 'cause')} > 0", "{{cause}}"),
-        by_name=True,
+        overrides=causes_alike(),
         decimals=0,
     ),
     ranking(
         "Lost by user",
         "Good: none. Whom to tell; the 15 users with most lost programs.",
         Query(f"topk(15, {new_in_range(LOSSES, 'uid')} > 0)", "uid {{uid}}"),
-        by_name=True,
+        overrides=users_alike(),
         decimals=0,
     ),
     ranking(
@@ -149,7 +163,7 @@ RECOVERY = (
         "Only servers that were in trouble in this time range are shown.",
         Query(
             f"{SERVER_STATE} and on (job, instance, daemon, uid)"
-            f" max_over_time(({SERVER_STATE})[$__range:$__interval] @ end()) > 11",
+            f" max_over_time(({SERVER_STATE})[$__range:$__interval] @ end()) > 12",
             "uid {{uid}} · {{daemon}} · {{instance}}",
         ),
         SERVER_STATES,

@@ -9,22 +9,26 @@ from grafana.boards.shared import (
     LONGEST_WAIT,
     WAIT_BAD,
     WAIT_WARN,
+    WAITING,
     to_user,
     utilization_beside_activity,
 )
 from grafana.panels import (
     Column,
     Query,
+    causes_alike,
     color_of,
     events,
     graph,
     heatmap,
     names_tile,
+    override,
     ranking,
     share_graph,
     table,
     tile,
     timeline,
+    users_alike,
 )
 from grafana.promql import grown_in_range, new_in_range, new_in_step
 from grafana.style import (
@@ -58,17 +62,18 @@ TILES = (
         "Who holds it",
         "No good or bad: users who have clients connected now, one at a time for each daemon.",
         ("count by (uid) (mps_client_info)", "uid {{uid}}", USED),
-        none="nobody",
+        ("count(mps_control_up) unless on () count(mps_client_info)", "nobody", QUIET),
+        none="no daemon",
     ),
     tile(
         "Clients that wait",
         "Good: 0. Programs that hang in cuInit until the holder's last client has left.",
-        "sum(mps_uid_waiting_clients) or 0 * sum(mps_control_up)",
+        f"sum{WAITING} or 0 * sum(mps_control_up)",
         steps=noticed_from(1),
         none="no daemon",
     ),
     tile(
-        "Longest wait now",
+        "Longest wait",
         "Good: seconds, the price of a hand-over. Orange and red are where the alerts "
         "MpsUidWaitLong and MpsUidStarved call.",
         f"max({LONGEST_WAIT})",
@@ -77,9 +82,9 @@ TILES = (
         none="nobody waits",
     ),
     tile(
-        "95 of 100 waits took at most",
-        "Of the waits that ended in this time range, estimated from a histogram's buckets. Good: "
-        "below a minute, the longest back-off of a hand-over.",
+        "Waits, 95 of 100",
+        "Good: below a minute, the longest back-off of a hand-over. 95 of 100 waits that ended in "
+        "this time range took at most so long, estimated from a histogram's buckets.",
         f"histogram_quantile(0.95, {new_in_range('mps_uid_wait_seconds_bucket', 'le')}) >= 0",
         SECONDS,
         at_most(WAIT_WARN, WAIT_BAD),
@@ -93,7 +98,7 @@ TILES = (
         none="no daemon",
     ),
     tile(
-        "Idle in hand-overs",
+        "GPU time lost",
         "Good: 0 s. Time in this range in which somebody waited and nobody was connected, because "
         "the daemon was backing off before it replaced an idle server.",
         IDLE_TIME,
@@ -102,7 +107,7 @@ TILES = (
         none="no daemon",
     ),
     tile(
-        "Dead in the queue",
+        "Dead in queue",
         "Good: 0. Queued clients whose process is gone: when their turn comes the daemon starts "
         "a server for nobody, and hangs on it until that server is killed.",
         "sum(mps_uid_waiting_dead_clients) or 0 * sum(mps_control_up)",
@@ -136,11 +141,11 @@ WAIT_LENGTHS = (
         (
             Column("User", "uid", width=80, links=(to_user("${__data.fields.User}"),)),
             Column("Waits", "A", width=70),
-            Column("Mean", "B", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD)),
-            Column("95 of 100 within", "C", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD)),
+            Column("Mean", "B", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=90),
+            Column("95 of 100", "C", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=95),
             Column("Given up", "D", steps=noticed_from(1), width=90),
             Column("Overtook", "E", steps=noticed_from(1), width=90),
-            Column("Held it for", "F", unit=SECONDS),
+            Column("Held it", "F", unit=SECONDS),
         ),
         sort="Mean",
         none="No user was seen in this time range.",
@@ -164,7 +169,7 @@ COSTS = (
             "idle, somebody waits",
         ),
         stacked=True,
-        overrides=(color_of("byFrameRefID", "B", BAD, custom__fillOpacity=80),),
+        overrides=(*users_alike(), color_of("byFrameRefID", "B", BAD, custom__fillOpacity=80)),
         decimals=0,
         none="No user was seen in this time range.",
     ),
@@ -189,6 +194,7 @@ COSTS = (
         Query("mps_uid_handover_backoff_seconds", "{{instance}} {{daemon}}"),
         unit=SECONDS,
         width=6,
+        overrides=(color_of("byFrameRefID", "A", USED),),
         none="No hand-over was under way.",
     ),
 )  # fmt: skip
@@ -212,7 +218,7 @@ WORTH = (
         none="No GPU reports its processes.",
     ),
     graph(
-        "SM limits of all clients over the GPU's SMs",
+        "SM limits, over all SMs",
         "Good: up to 1, where every client can have its share at once. Above, limits overlap, "
         "which is fine while SM activity is low. Dashed: where MpsSmOvercommitted tells.",
         Query("mps_gpu_sm_committed_ratio", "{{instance}} GPU {{gpu}}"),
@@ -220,10 +226,13 @@ WORTH = (
         limit=COMMITTED_NOTICE,
         top=COMMITTED_NOTICE,
         width=6,
+        overrides=(color_of("byFrameRefID", "A", USED),),
         none="No client is connected.",
     ),
 )  # fmt: skip
 
+# The same colour as the connected ones.
+WAITS_DASHED = override("byFrameRefID", "B", custom__lineStyle={"fill": "dash", "dash": [6, 6]})
 _MINE = '{uid=~"$uid"}'
 
 BOARD = Board(
@@ -253,6 +262,7 @@ BOARD = Board(
                 "Good: empty. Clients that wait, by user.",
                 Query("sum by (uid) (mps_uid_waiting_clients)", "uid {{uid}}"),
                 stacked=True,
+                overrides=users_alike(),
                 width=24,
                 height=5,
                 decimals=0,
@@ -267,6 +277,7 @@ BOARD = Board(
                 "Good: empty. Each is a new client of the holder that went past the queue: as long "
                 "as they keep coming, the wait has no end. Each bar is those since the bar before.",
                 Query(new_in_step("mps_uid_overtakes_total", "uid"), "uid {{uid}}"),
+                overrides=users_alike(),
                 width=16,
                 none="Nobody overtook in this time range.",
             ),
@@ -277,7 +288,7 @@ BOARD = Board(
                     f"topk(10, {new_in_range('mps_uid_overtakes_total', 'uid')} > 0)",
                     "uid {{uid}}",
                 ),
-                by_name=True,
+                overrides=users_alike(),
                 decimals=0,
                 height=6,
                 none="nobody",
@@ -290,6 +301,7 @@ BOARD = Board(
                 "Good: none waiting. Connected and waiting clients of the users chosen above.",
                 Query(f"count by (uid) (mps_client_info{_MINE})", "uid {{uid}} connected"),
                 Query(f"sum by (uid) (mps_uid_waiting_clients{_MINE})", "uid {{uid}} waiting"),
+                overrides=(*users_alike(), WAITS_DASHED),
                 width=8,
                 decimals=0,
                 none="No client of this user in this time range.",
@@ -301,6 +313,7 @@ BOARD = Board(
                       "uid {{uid}} lost: {{cause}}"),
                 Query(new_in_step(f"mps_client_rejections_total{_MINE}", "uid, cause"),
                       "uid {{uid}} refused: {{cause}}"),
+                overrides=causes_alike(),
                 width=8,
                 height=8,
                 none="None was lost or refused in this time range.",

@@ -19,6 +19,7 @@ MEMORY_WARN = alert_threshold("MpsClientMemoryNearLimit", "mps_client_memory_use
 COMMITTED_NOTICE = alert_threshold("MpsSmOvercommitted", "mps_gpu_sm_committed_ratio")
 
 # Processes that are gone do not wait, though their places in the queue stay.
+WAITING = "(mps_uid_waiting_clients - mps_uid_waiting_dead_clients)"
 LONGEST_WAIT = (
     "time() - mps_uid_waiting_since_timestamp_seconds"
     " unless on (job, instance, daemon, uid)"
