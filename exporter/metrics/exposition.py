@@ -102,6 +102,9 @@ class LabelSets:
 _LABELS = {escaping: Labels() for escaping in (Escaping.UNDERSCORES, Escaping.DOTS)}
 
 
+_PLANS: dict[tuple[bool, bool], dict[str, tuple[MetricSpec, str, Keys]]] = {}
+
+
 def _plain(name: str) -> str:
     return name
 
@@ -119,6 +122,7 @@ class Encoder:
         dots = form.escaping is Escaping.DOTS
         self._name = _dots if dots else _plain
         self._labels = _LABELS[Escaping.DOTS if dots else Escaping.UNDERSCORES]
+        self._plans = _PLANS.setdefault((self._openmetrics, dots), {})
 
     def page(self, families: Iterable[Family]) -> bytes:
         """All families, without OpenMetrics' last line."""
@@ -126,22 +130,31 @@ class Encoder:
         self._labels.turn()
         return text.encode()
 
-    def _family(self, family: Family) -> Iterator[str]:
+    def _family(self, family: Family) -> list[str]:
         spec = family.spec
-        yield self._head(spec)
+        head, keys = self._plan(spec)
         name = self._name(spec.name)
+        labels = self._labels.of(keys)
         if spec.kind == "histogram":
-            yield from self._histograms(name, family)
-        elif spec.kind == "stateset":
-            yield from self._statesets(name, family)
-        else:
-            labels = self._sets(spec.labels)
-            known = labels.now.get  # most pages say what the page before said
-            for values, value in family.samples:
-                yield f"{name}{known(values) or labels(values)} {number(value)}\n"  # type: ignore[arg-type]
+            return [head, *self._histograms(name, labels, family)]
+        if spec.kind == "stateset":
+            return [head, *_statesets(name, labels, family)]
+        lines = [head]
+        known = labels.now.get  # a label set that another family has, too
+        for values, value in family.samples:
+            plain = float(value)  # type: ignore[arg-type]
+            text = repr(plain) if -EXPONENT_FROM < plain < EXPONENT_FROM else number(plain)
+            lines.append(f"{name}{known(values) or labels(values)} {text}\n")
+        return lines
 
-    def _sets(self, names: tuple[str, ...]) -> LabelSets:
-        return self._labels.of(tuple((name, self._name(name)) for name in names))
+    def _plan(self, spec: MetricSpec) -> tuple[str, Keys]:
+        """The lines before the samples, and the labels' names: the same on every page."""
+        plan = self._plans.get(spec.name)
+        if plan is None or plan[0] is not spec:
+            own = {"histogram": ("le",), "stateset": (spec.name,)}.get(spec.kind, ())
+            keys = tuple((name, self._name(name)) for name in (*spec.labels, *own))
+            plan = self._plans[spec.name] = spec, self._head(spec), keys
+        return plan[1:]
 
     def _head(self, spec: MetricSpec) -> str:
         suffix = TEXT_SUFFIXES.get(spec.kind, "")
@@ -154,10 +167,9 @@ class Encoder:
         words = spec.help.replace("\\", "\\\\").replace("\n", "\\n")
         return f"# HELP {name} {words}\n# TYPE {name} {TEXT_TYPES.get(spec.kind, spec.kind)}\n"
 
-    def _histograms(self, name: str, family: Family) -> Iterator[str]:
+    def _histograms(self, name: str, with_bound: LabelSets, family: Family) -> Iterator[str]:
         bucket, count, total = (name + self._name(end) for end in ("_bucket", "_count", "_sum"))
-        labels = self._sets(family.spec.labels)
-        with_bound = self._sets((*family.spec.labels, "le"))
+        labels = self._labels.of(with_bound.keys[:-1])
         for values, value in family.samples:
             if not isinstance(value, HistogramValue):
                 raise TypeError(f"{family.spec.name} is a histogram, its value is not")
@@ -167,14 +179,14 @@ class Encoder:
             yield f"{count}{own} {number(value.buckets[-1][1])}\n"
             yield f"{total}{own} {number(value.sum)}\n"
 
-    def _statesets(self, name: str, family: Family) -> Iterator[str]:
-        spec = family.spec
-        labels = self._sets((*spec.labels, spec.name))
-        for values, value in family.samples:
-            if not isinstance(value, Mapping):
-                raise TypeError(f"{spec.name} is a set of states, its value is not")
-            for state, active in states_of(spec, value).items():
-                yield f"{name}{labels((*values, state))} {'1.0' if active else '0.0'}\n"
+
+def _statesets(name: str, labels: LabelSets, family: Family) -> Iterator[str]:
+    spec = family.spec
+    for values, value in family.samples:
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{spec.name} is a set of states, its value is not")
+        for state, active in states_of(spec, value).items():
+            yield f"{name}{labels((*values, state))} {'1.0' if active else '0.0'}\n"
 
 
 def encode(families: Iterable[Family], extra: Iterable[Metric], form: ContentFormat) -> bytes:
