@@ -1,7 +1,7 @@
 """Grafana's own linter of dashboards, with all of its rules and no exclusion.
 
-It runs where it is installed: it cannot be had from the Go module proxy. What it demands is demanded
-of every machine by tests/unit/grafana.
+It runs where it is installed: it cannot be had from the Go module proxy. What it demands, the tests
+in tests/unit/grafana demand everywhere.
 """
 
 from __future__ import annotations
