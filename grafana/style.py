@@ -39,7 +39,7 @@ OF_CAUSES = {
 # Units as Grafana names them.
 COUNT, SHARE, SECONDS, BYTES = "short", "percentunit", "s", "bytes"
 BYTES_PER_SECOND, WATTS, CELSIUS, HERTZ = "Bps", "watt", "celsius", "hertz"
-PER_SECOND, MOMENT, AGO, WORDS = "cps", "dateTimeAsIso", "dateTimeFromNow", "string"
+PER_SECOND, AGO, WORDS = "cps", "dateTimeFromNow", "string"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from grafana import __main__ as generator
+from grafana import style
 from grafana.boards import BOARDS
 from grafana.style import Json
 from tests.unit.grafana.reading import FILES, load, panels, variables
@@ -57,6 +58,32 @@ def test_dashboard_has_what_all_have(dashboard: Json) -> None:
     first_link = dashboard["links"][0]
     assert first_link["keepTime"]
     assert first_link["includeVars"]
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS)
+def test_variables_are_as_grafanas_linter_wants_them(dashboard: Json) -> None:
+    named = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
+    assert named["datasource"]["type"] == "datasource"
+    assert named["datasource"]["query"] == "prometheus"
+    assert named["datasource"]["label"] == "Data source"
+    for name, label in (("job", "Job"), ("instance", "Instance")):
+        assert named[name]["label"] == label
+        assert named[name]["multi"]
+        assert named[name]["allValue"] == ".+"
+
+
+def test_units_are_grafanas() -> None:
+    known = {
+        style.COUNT, style.SHARE, style.SECONDS, style.BYTES, style.BYTES_PER_SECOND, style.WATTS,
+        style.CELSIUS, style.HERTZ, style.PER_SECOND, style.AGO, style.WORDS, "none",
+    }  # fmt: skip
+    for path in FILES:
+        for panel in panels(load(path)):
+            shown = panel["fieldConfig"]
+            units = {shown["defaults"]["unit"]}
+            for each in shown["overrides"]:
+                units |= {p["value"] for p in each["properties"] if p["id"] == "unit"}
+            assert units <= known, panel["title"]
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS)
