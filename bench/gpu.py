@@ -1,0 +1,58 @@
+"""On a host with a GPU: one reading of its NVML beside one run of nvidia-smi.
+
+python -m bench.gpu
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+
+from bench.collection import measure
+from exporter.collect import Collector
+from exporter.metrics.content_format import TEXT_0_0_4
+from exporter.metrics.exposition import encode
+from exporter.metrics.render import Build, render
+from exporter.settings import Settings
+from exporter.sources.live import LiveHost
+
+SMI = (
+    "--query-gpu=utilization.gpu,memory.used,power.draw,temperature.gpu,clocks.sm",
+    "--format=csv,noheader",
+)
+
+
+async def _measure(smi: str) -> list[str]:
+    settings = Settings(mps_min_query_interval=0.0)
+    host = LiveHost(settings)
+    collector = Collector(host, settings)
+
+    async def scrape() -> None:
+        encode(render(await collector.collect(), Build("bench", "", "")), (), TEXT_0_0_4)
+
+    async def tool() -> None:
+        await asyncio.to_thread(subprocess.run, [smi, *SMI], capture_output=True, check=True)
+
+    try:
+        await collector.collect()
+        ours, theirs = await measure(scrape), await measure(tool)
+    finally:
+        await host.close()
+    return [
+        f"this host: one collection       {ours}",
+        f"           nvidia-smi           {theirs}",
+        f"           ours / nvidia-smi    {ours.wall / theirs.wall:.2f} of its wall time",
+    ]
+
+
+def report() -> list[str]:
+    """Measure and tell it in words; without a GPU say so."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return ["this host: no nvidia-smi here, so nothing to compare with"]
+    return asyncio.run(_measure(smi))
+
+
+if __name__ == "__main__":
+    print("\n".join(report()))
