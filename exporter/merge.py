@@ -50,7 +50,7 @@ MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
 
 # Hundreds of clients say the same at each collection.
-_place_of = lru_cache(maxsize=2048)(attribute)
+_place_of = lru_cache(maxsize=1024)(attribute)
 _own_percentage = lru_cache(maxsize=256)(limits.parse_active_thread_percentage)
 _own_memory = lru_cache(maxsize=256)(limits.parse_pinned_memory_limit)
 _own_priority = lru_cache(maxsize=256)(limits.parse_client_priority)
