@@ -108,7 +108,7 @@ bench: install ## Measure how long things take (ARGS="--help")
 ##@ Programs that tests run, into .tools
 
 .PHONY: tools
-tools: ## All of them: the servers, VictoriaMetrics, Chromium, helm, kubeconform
+tools: ## All of them: the servers, VictoriaMetrics, Chromium, Go tools
 	@tools/install-system.sh servers victoria chromium
 	@tools/install-go-tools.sh
 
