@@ -11,6 +11,7 @@ Readings of the GPUs are those of a recorded H200.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -305,10 +306,51 @@ async def cpu_share(pid: int) -> float:
     return (used() - before) / (time.monotonic() - began)
 
 
+class Times:
+    """How long each evaluation took, by group and by rule, as Prometheus says."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, list[float]] = {}
+        self.rules: dict[str, list[float]] = {}
+        self.share: dict[str, float] = {}
+        self._last: dict[str, str] = {}
+
+    async def look(self, base: str) -> None:
+        """Take down what was evaluated since the last look."""
+        for group in (await ask(base, "rules"))["groups"]:
+            name = group["name"]
+            if group["lastEvaluation"] == self._last.get(name):
+                continue
+            self._last[name] = group["lastEvaluation"]
+            self.groups.setdefault(name, []).append(group["evaluationTime"])
+            self.share[name] = RULES_SECONDS / group["interval"]
+            for rule in group["rules"]:
+                assert rule["health"] in {"ok", "unknown"}, rule.get("lastError")
+                self.rules.setdefault(rule["name"], []).append(rule["evaluationTime"])
+
+    def print(self) -> None:
+        """The later half of the evaluations: the first met an empty database."""
+        settled = {name: times[len(times) // 2 :] for name, times in self.groups.items()}
+        for name, times in sorted(settled.items(), key=lambda item: -median(item[1])):
+            print(f"  {name:24s} {1000 * median(times):8.1f} ms, worst {1000 * max(times):8.1f} ms")
+        total = sum(self.share[name] * median(times) for name, times in settled.items())
+        print(f"  all groups, each by its interval: {total:.3f} s of each {RULES_SECONDS} s")
+        print("  dearest rules:")
+        medians = {name: median(times[len(times) // 2 :]) for name, times in self.rules.items()}
+        for name, middle in sorted(medians.items(), key=lambda item: -item[1])[:6]:
+            print(f"    {name:48s} {1000 * middle:8.1f} ms")
+
+
+async def number(base: str, expr: str) -> float:
+    """The one value of an expression."""
+    return float((await ask(base, "query", query=expr))["result"][0]["value"][1])
+
+
 async def measure(hosts: int, minutes: float) -> None:
     """Run Prometheus for some minutes and print what its rules cost."""
     port, base = free_port(), f"127.0.0.1:{free_port()}"
     runner = await serve(hosts, port)
+    times = Times()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "prometheus.yml")
         config.write_text(yaml.safe_dump(configuration(hosts, port)))
@@ -318,34 +360,19 @@ async def measure(hosts: int, minutes: float) -> None:
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            seen: dict[str, list[float]] = {}
-            rules: dict[str, list[float]] = {}
-            last: dict[str, str] = {}
-            share: dict[str, float] = {}
             deadline = time.monotonic() + minutes * 60
             while time.monotonic() < deadline:
                 await asyncio.sleep(5)
-                try:
-                    groups = (await ask(base, "rules"))["groups"]
-                except (aiohttp.ClientError, TimeoutError):
-                    continue
-                for group in groups:
-                    if group["lastEvaluation"] == last.get(group["name"]):
-                        continue
-                    last[group["name"]] = group["lastEvaluation"]
-                    seen.setdefault(group["name"], []).append(group["evaluationTime"])
-                    share[group["name"]] = RULES_SECONDS / group["interval"]
-                    for rule in group["rules"]:
-                        assert rule["health"] in {"ok", "unknown"}, rule.get("lastError")
-                        rules.setdefault(rule["name"], []).append(rule["evaluationTime"])
-            up = await ask(base, "query", query="sum(up)")
-            head = await ask(base, "query", query="count({__name__=~'.+'})")
-            recorded = await ask(base, "query", query="count({__name__=~'.+:.+'})")
-            pods_made = await ask(base, "query", query="count(client:mps_client_info:pod)")
-            scrape = await ask(
-                base, "query", query="max(scrape_duration_seconds{job='mps-exporter'})"
-            )
-            memory = resident_bytes(process.pid)
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                    await times.look(base)
+            print(f"{hosts} hosts, {minutes:g} minutes:")
+            print(f"  {await number(base, 'sum(up)'):.0f} targets up")
+            every = await number(base, "count({__name__=~'.+'})")
+            ours = await number(base, "count({__name__=~'.+:.+'})")
+            print(f"  {every:.0f} series, of which our rules made {ours:.0f}")
+            scrape = await number(base, "max(scrape_duration_seconds{job='mps-exporter'})")
+            print(f"  {resident_bytes(process.pid) / 1e9:.1f} GB resident, "
+                  f"slowest scrape {scrape:.3f} s")  # fmt: skip
             with_rules = await cpu_share(process.pid)
             config.write_text(yaml.safe_dump(configuration(hosts, port) | {"rule_files": []}))
             process.send_signal(signal.SIGHUP)
@@ -355,28 +382,10 @@ async def measure(hosts: int, minutes: float) -> None:
             process.terminate()
             await process.wait()
             await runner.cleanup()
-    print(f"{hosts} hosts, {minutes:g} minutes, {up['result'][0]['value'][1]} targets up,")
-    print(f"  {head['result'][0]['value'][1]} series, of which our rules made "
-          f"{recorded['result'][0]['value'][1]}")  # fmt: skip
-    print(f"  {pods_made['result'][0]['value'][1]} of them: clients with their pods")
-    print(f"  {memory / 1e9:.1f} GB resident, slowest scrape {scrape['result'][0]['value'][1]} s")
-    # The first evaluations met an empty database.
-    settled = {name: times[len(times) // 2 :] for name, times in seen.items()}
-    for name, times in sorted(settled.items(), key=lambda item: -max(item[1])):
-        print(f"  {name:24s} {1000 * median(times):8.1f} ms, "
-              f"worst {1000 * max(times):8.1f} ms")  # fmt: skip
-    total = sum(share[name] * median(times) for name, times in settled.items())
-    worst = sum(share[name] * max(times) for name, times in settled.items())
-    print(
-        f"  all rules: {total:.3f} s of each {RULES_SECONDS} s; worst of each group: {worst:.3f} s"
-    )
+    times.print()
     cost = RULES_SECONDS * (with_rules - without_rules)
     print(f"  processor time of all rules: {cost:.3f} s of each {RULES_SECONDS} s "
           f"(with them {with_rules:.3f} of a core, without {without_rules:.3f})")  # fmt: skip
-    print("  dearest rules:")
-    medians = {name: median(times[len(times) // 2 :]) for name, times in rules.items()}
-    for name, middle in sorted(medians.items(), key=lambda item: -item[1])[:6]:
-        print(f"    {name:48s} {1000 * middle:8.1f} ms")
 
 
 def main() -> None:
