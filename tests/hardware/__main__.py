@@ -12,7 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import tests.hardware.program  # noqa: F401 - puts its scenarios on the list
+import tests.hardware.program
+import tests.hardware.sharing  # noqa: F401 - they put their scenarios on the list
 from tests.hardware.lab import build_client, lab, machine
 from tests.hardware.scenarios import DOUBLE, SCENARIOS
 

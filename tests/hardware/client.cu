@@ -1,8 +1,9 @@
-// A CUDA client for the lab: client MODE SECONDS [MIB [BLOCKS]]
+// A CUDA client for the lab: client MODE SECONDS [MIB [BLOCKS [STREAMS]]]
 //
 // It prints one JSON line when it is ready (what CUDA tells it of its limits) and one at the end.
 // Modes:  idle       a context and nothing else
-//         spin       kernels of BLOCKS blocks without a pause
+//         spin       kernels of BLOCKS blocks of 1 ms without a pause, in STREAMS streams
+//         rate       short kernels without a pause; says four times a second how many there were
 //         fault      idle, then writes to an illegal address
 //         faulthold  the same, but catches the error and stays for 8 s
 //         hog        allocates device memory until CUDA refuses, then idles
@@ -47,6 +48,7 @@ int main(int argc, char **argv) {
   double duration = argc > 2 ? atof(argv[2]) : 5;
   size_t mebibytes = argc > 3 ? atol(argv[3]) : 64;
   int blocks = argc > 4 ? atoi(argv[4]) : 8;
+  int streams = argc > 5 ? atoi(argv[5]) : 1;
 
   double begin = seconds();
   cudaError_t error = cudaFree(0);
@@ -84,10 +86,27 @@ int main(int argc, char **argv) {
     if (strcmp(mode, "faulthold")) return 10;
     pause_for(8);
   } else if (!strcmp(mode, "spin")) {
+    cudaStream_t stream[64] = {};  // the first is the default stream
+    if (streams > 64) streams = 64;
+    for (int i = 1; i < streams; i++) cudaStreamCreateWithFlags(&stream[i], cudaStreamNonBlocking);
     while (seconds() < end) {
-      busy<<<blocks, 128>>>(2000000LL, memory);
+      for (int i = 0; i < streams; i++) busy<<<blocks, 128, 0, stream[i]>>>(2000000LL, memory);
+      if ((error = cudaDeviceSynchronize()) != cudaSuccess) return failed("kernel", error);
+      kernels += streams;
+    }
+  } else if (!strcmp(mode, "rate")) {
+    double told = seconds();
+    for (long first = 0; seconds() < end;) {
+      busy<<<blocks, 128>>>(50000LL, memory);
       if ((error = cudaDeviceSynchronize()) != cudaSuccess) return failed("kernel", error);
       kernels++;
+      double moment = seconds();
+      if (moment - told < 0.25) continue;
+      printf("{\"event\":\"rate\",\"from\":%.6f,\"to\":%.6f,\"kernels\":%ld}\n", told, moment,
+             kernels - first);
+      fflush(stdout);
+      told = moment;
+      first = kernels;
     }
   } else if (!strcmp(mode, "hog")) {
     size_t taken = 0;

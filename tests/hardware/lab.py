@@ -183,16 +183,18 @@ class Lab:
 
     def client(
         self, mode: str, seconds: float, *, daemon: Daemon | None = None, uid: int = 0,
-        mebibytes: int = 64, blocks: int = 8, command: Sequence[str] | None = None,
-        **environment: str,
+        mebibytes: int = 64, blocks: int = 8, streams: int = 1,
+        command: Sequence[str] | None = None, before: Sequence[str] = (),
+        more: Mapping[str, str] | None = None, **environment: str,
     ) -> Client:  # fmt: skip
-        """Start a CUDA client of a daemon (None: without MPS)."""
+        """Start a CUDA client of a daemon (None: without MPS), by another program if need be."""
         pipe = str(daemon.pipe) if daemon is not None else str(self.folder / "nowhere")
         env = {
             "PATH": os.environ["PATH"],
             "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
             "HOME": "/tmp",
             "CUDA_MPS_PIPE_DIRECTORY": pipe,
+            **(more or {}),
             **environment,
         }
         output = self.folder / f"client-{len(self.clients)}.out"
@@ -202,10 +204,11 @@ class Lab:
             str(seconds),
             str(mebibytes),
             str(blocks),
+            str(streams),
         ]
         with output.open("wb") as file:
             process = subprocess.Popen(
-                [*_as(uid), *words], env=env, stdout=file, stderr=subprocess.STDOUT,
+                [*before, *_as(uid), *words], env=env, stdout=file, stderr=subprocess.STDOUT,
                 cwd="/", start_new_session=True,
             )  # fmt: skip
         client = Client(process, output, uid)

@@ -838,5 +838,7 @@ async def fault_two_gpus(lab: Lab) -> None:
     await lab.run(1)
 
 
-DOUBLE = ("two-gpus-one-daemon", "two-daemons", "fault-two-gpus")
+DOUBLE = (
+    "two-gpus-one-daemon", "two-daemons", "fault-two-gpus", "three-daemons", "data-parallel",
+)  # fmt: skip
 """Scenarios that want two GPUs."""

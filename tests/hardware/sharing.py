@@ -1,0 +1,284 @@
+"""Scenarios of what people share a GPU for: what it gains, and how it goes wrong by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from exporter.advice import findings
+from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab
+from tests.hardware.scenarios import scenario
+
+STREAMS = 8
+PYTHON = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+# Programs that use NVLink multicast can disturb others on the same host.
+NCCL = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+
+
+def _rate(*clients: Client) -> float:
+    """Kernels a second of all these clients together."""
+    ends = [client.event("done") for client in clients]
+    return sum(float(str(e["kernels"])) / float(str(e["seconds"])) for e in ends if e is not None)
+
+
+def _seconds(*clients: Client) -> float | None:
+    """How long the slowest of these took; None unless all have ended well."""
+    ends = [client.event("done") for client in clients]
+    return max((float(str(e["seconds"])) for e in ends if e), default=None) if all(ends) else None
+
+
+async def _activity(lab: Lab, *clients: Client) -> dict[str, float]:
+    """Let clients run to their end; what the GPU did meanwhile, by two counters."""
+    await lab.ready(*clients, seconds=40)
+    names = ("mps_gpu_busy_seconds_total", "mps_gpu_sm_active_seconds_total")
+    await lab.run(1)
+    before = await lab.look()
+    await lab.run(3)
+    after = await lab.look()
+    seconds = after.snapshot.taken_at - before.snapshot.taken_at
+    await lab.left(*clients)
+    shares = {}
+    for name in names:
+        one, two = before.value(name, gpu=0), after.value(name, gpu=0)
+        if one is not None and two is not None:
+            shares[name] = round((two - one) / seconds, 4)
+    return shares
+
+
+@scenario(
+    "one process with one stream, with eight streams, and eight processes with and without MPS"
+)
+async def streams(lab: Lab) -> None:
+    daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
+    cases: list[tuple[str, int, int, Daemon | None]] = [
+        ("one stream", 1, 1, None),
+        ("eight streams", 1, STREAMS, None),
+        ("eight processes", STREAMS, 1, None),
+        ("eight processes with MPS", STREAMS, 1, daemon),
+    ]
+    for name, processes, streams_each, served_by in cases:
+        crowd = [
+            lab.client("spin", 6, daemon=served_by, streams=streams_each, CUDA_VISIBLE_DEVICES="0")
+            for _ in range(processes)
+        ]
+        activity = await _activity(lab, *crowd)
+        lab.facts[name] = {"kernels_per_second": round(_rate(*crowd), 1), **activity}
+        lab.note(name, ok=_rate(*crowd) > 0, wanted="> 0", got=lab.facts[name])
+    daemon.quit()
+    await lab.run(0.5)
+
+
+@scenario("a small job beside one that wants the whole GPU, with and without percentages")
+async def percentages(lab: Lab) -> None:
+    daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
+    for name, small_share, big_share in (
+        ("alone", "100", None), ("without limits", "100", "100"), ("25 and 75 %", "25", "75"),
+    ):  # fmt: skip
+        big = []
+        if big_share is not None:
+            big = [lab.client("spin", 7, daemon=daemon, blocks=132 * 32,
+                              CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=big_share)]  # fmt: skip
+            await lab.ready(*big)
+        small = lab.client("spin", 5, daemon=daemon, blocks=8,
+                           CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=small_share)  # fmt: skip
+        await lab.ready(small)
+        metrics = await lab.until(
+            "mps_client_sm_limit", (1, 132), daemon=daemon.label, pid=small.pid
+        )
+        limit = metrics.value("mps_client_sm_limit", daemon=daemon.label, pid=small.pid)
+        activity = await _activity(lab, small, *big)
+        lab.facts[name] = {
+            "small_kernels_per_second": round(_rate(small), 1),
+            "big_kernels_per_second": round(_rate(*big), 1),
+            "small_sm_limit": limit,
+            **activity,
+        }
+        lab.note(name, ok=_rate(small) > 0, wanted="> 0", got=lab.facts[name])
+    daemon.quit()
+    await lab.run(0.5)
+
+
+async def _outcome(lab: Lab, daemon: Daemon, client: Client) -> dict[str, object]:
+    """What became of a client in a container, and what the exporter says of it."""
+    end = time.monotonic() + 12
+    while not client.events() and client.process.poll() is None and time.monotonic() < end:
+        await lab.run(0.2)
+    metrics = await lab.run(3)
+    return {
+        "said": client.events()[:1],
+        "clients": metrics.value("mps_server_clients", daemon=daemon.label),
+        "direct_processes": metrics.value("mps_gpu_processes", kind="direct", gpu=0),
+        "findings": sorted({finding.advice.name for finding in findings(metrics.snapshot)}),
+    }
+
+
+@scenario("clients in containers: without the host's IPC, and without the pipe directory")
+async def containers(lab: Lab) -> None:
+    daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
+    host = lab.client("idle", 45, daemon=daemon, CUDA_VISIBLE_DEVICES="0")
+    await lab.ready(host)
+    await lab.until("mps_server_clients", 1, daemon=daemon.label)
+    own_shm = 'mount -t tmpfs none /dev/shm && exec "$@"'
+    own_pipe = f'mount -t tmpfs none {daemon.pipe} && exec "$@"'
+    for name, namespaces, script in (
+        ("own IPC namespace", ("--ipc",), 'exec "$@"'),
+        ("own IPC namespace and /dev/shm", ("--ipc", "--mount"), own_shm),
+        ("own PID and IPC namespace", ("--pid", "--fork", "--kill-child", "--ipc", "--mount"),
+         own_shm),
+        ("no pipe directory", ("--mount",), own_pipe),
+    ):  # fmt: skip
+        client = lab.client(
+            "idle", 20, daemon=daemon, CUDA_VISIBLE_DEVICES="0",
+            before=("unshare", *namespaces, "sh", "-c", script, "sh"),
+        )  # fmt: skip
+        lab.facts[name] = await _outcome(lab, daemon, client)
+        lab.note(name, ok=True, wanted="any", got=lab.facts[name])
+        client.kill()
+        await lab.left(client)
+    host.kill()
+    await lab.left(host)
+    daemon.quit()
+    await lab.run(0.5)
+
+
+@scenario("a framework that crashes under MPS, and whom it takes along")
+async def framework_crash(lab: Lab) -> None:
+    daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
+    train = [sys.executable, str(HERE / "train.py"), "60000"]
+    neighbours = [lab.client("train", 0, daemon=daemon, command=train, more=PYTHON)
+                  for _ in range(2)]  # fmt: skip
+    crash = [sys.executable, str(HERE / "crash.py"), "4"]
+    culprit = lab.client("crash", 0, daemon=daemon, command=crash, more=PYTHON)
+    await lab.ready(*neighbours, culprit, seconds=60)
+    await lab.until("mps_server_clients", 3, daemon=daemon.label)
+    await lab.left(culprit, seconds=20)
+    metrics = await lab.run(3)
+    for cause in ("own_fault", "neighbour_fault"):
+        lab.check(metrics, "mps_client_losses_total", 1 if cause == "own_fault" else 2,
+                  daemon=daemon.label, cause=cause)  # fmt: skip
+    lab.check(metrics, "mps_server_faults_total", 1, daemon=daemon.label, gpu=0)
+    survivors = sum(client.process.poll() is None for client in neighbours)
+    lab.facts["survivors"] = survivors
+    lab.facts["the culprit said"] = culprit.event("error")
+    lab.facts["a neighbour said"] = neighbours[0].output.read_text(errors="replace")[-400:]
+    lab.note("neighbours left alive", ok=survivors == 0, wanted=0, got=survivors)
+    for client in neighbours:
+        client.kill()
+    await lab.left(*neighbours)
+    daemon.quit()
+    await lab.run(0.5)
+
+
+# ------------------------------------------------------------------------------- two GPUs
+
+
+def _inner_pid(outer: int) -> int:
+    """The one child of a process, once it has one."""
+    path = Path(f"/proc/{outer}/task/{outer}/children")
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        if words := path.read_text().split():
+            return int(words[0])
+        time.sleep(0.02)
+    raise TimeoutError(f"process {outer} has no child")
+
+
+@scenario("two daemons on two GPUs, and one in PID and mount namespaces of its own")
+async def three_daemons(lab: Lab) -> None:
+    daemons = [lab.daemon(f"mps{index}", CUDA_VISIBLE_DEVICES=str(index)) for index in (0, 1)]
+    inner = lab.folder / "inner"
+    inner.mkdir()
+    hidden = Daemon(inner / "pipe", inner / "log", {
+        "PATH": os.environ["PATH"],
+        "CUDA_VISIBLE_DEVICES": "0",
+        "CUDA_MPS_PIPE_DIRECTORY": str(inner / "pipe"),
+        "CUDA_MPS_LOG_DIRECTORY": str(inner / "log"),
+    })  # fmt: skip
+    script = (f"mount -t tmpfs none {inner} && mkdir -m 777 {hidden.pipe} {hidden.log} && "
+              f"{CONTROL} -d; sleep 90")  # fmt: skip
+    outer = subprocess.Popen(
+        ["unshare", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child", "sh", "-c",
+         script], env=hidden.environment,
+    )  # fmt: skip
+    lab.others.append(outer)
+    lab.daemons.append(hidden)
+    await lab.until("mps_control_up", 1, daemon=hidden.label)
+    lab.note("its directory is not to be seen from the host", ok=not hidden.pipe.exists(),
+             wanted=False, got=hidden.pipe.exists())  # fmt: skip
+    enter = ("nsenter", f"--target={_inner_pid(outer.pid)}", "--mount", "--pid")
+    clients = [
+        lab.client("spin", 12, daemon=daemon, uid=1001 + index)
+        for index, daemon in enumerate(daemons)
+    ]
+    inside = lab.client("spin", 12, daemon=hidden, uid=1003, before=enter,
+                        CUDA_VISIBLE_DEVICES="0")  # fmt: skip
+    await lab.ready(*clients, inside)
+    pids = [client.pid for client in clients] + [_inner_pid(inside.pid)]
+    for index, daemon in enumerate([*daemons, hidden]):
+        d = daemon.label
+        metrics = await lab.until("mps_server_clients", 1, daemon=d)
+        lab.check(metrics, "mps_control_up", 1, daemon=d)
+        lab.check(metrics, "mps_client_info", 1, daemon=d, pid=pids[index], uid=1001 + index)
+        lab.check(metrics, "mps_client_memory_used_bytes", (1, 1 << 36), daemon=d,
+                  pid=pids[index])  # fmt: skip
+        lab.check(metrics, "mps_gpu_served", 1, daemon=d, gpu=index % 2)
+    metrics = await lab.look()
+    for gpu, count in ((0, 2), (1, 1)):
+        lab.check(metrics, "mps_gpu_processes", count, kind="mps_client", gpu=gpu)
+        lab.check(metrics, "mps_gpu_processes", 0, kind="direct", gpu=gpu)
+    await lab.left(*clients, inside)
+    metrics = await lab.run(1)
+    for index, daemon in enumerate([*daemons, hidden]):
+        lab.check(metrics, "mps_client_disconnections_total", 1, daemon=daemon.label,
+                  uid=1001 + index)  # fmt: skip
+    for daemon in daemons:
+        daemon.quit()
+    outer.kill()
+    await lab.run(1)
+
+
+@scenario(
+    "data-parallel training over two GPUs: alone, beside small trainings, and those under MPS"
+)
+async def data_parallel(lab: Lab) -> None:
+    daemon = lab.daemon()
+    for name, served_by, small in (
+        ("alone", None, 0), ("beside 4 small trainings a GPU", None, 4),
+        ("beside 4 small trainings a GPU, all under MPS", daemon, 4),
+    ):  # fmt: skip
+        meeting = lab.folder / f"meeting-{len(lab.facts)}"
+        train = [sys.executable, str(HERE / "train.py"), "60000"]
+        crowd = [
+            lab.client("train", 0, daemon=served_by, command=train,
+                       CUDA_VISIBLE_DEVICES=str(gpu), more=PYTHON)
+            for gpu in (0, 1) for _ in range(small)
+        ]  # fmt: skip
+        await lab.ready(*crowd, seconds=60)
+        both = [
+            lab.client("parallel", 0, daemon=served_by, more=PYTHON | NCCL, command=[
+                sys.executable, str(HERE / "data_parallel.py"), str(rank), str(meeting)])
+            for rank in (0, 1)
+        ]  # fmt: skip
+        await lab.ready(*both, seconds=60)
+        if served_by is not None:
+            metrics = await lab.until("mps_server_clients", 2 + 2 * small, daemon=daemon.label)
+            for gpu in (0, 1):
+                lab.check(metrics, "mps_gpu_processes", (1 + small, 2 + small), kind="mps_client",
+                          gpu=gpu)  # fmt: skip
+        await lab.left(*both)
+        for client in crowd:
+            client.kill()
+        await lab.left(*crowd)
+        lab.facts[name] = {"seconds": _seconds(*both)}
+        lab.note(name, ok=_seconds(*both) is not None, wanted="done", got=lab.facts[name])
+        await asyncio.sleep(0)
+    daemon.quit()
+    await lab.run(0.5)
