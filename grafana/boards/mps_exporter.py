@@ -47,8 +47,9 @@ TILES = (
     ),
     tile(
         "Hidden limits",
-        "Good: 0. Clients whose environment the exporter may not read, for want of "
-        "CAP_SYS_PTRACE: of these the server's limits are shown, not their own.",
+        "Good: 0. Clients of other users whose environment the exporter may not read: that takes "
+        "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH together. Their limits are left out, and their "
+        "limit_source says unknown.",
         "sum(mps_exporter_unreadable_environments) or 0 * count(mps_exporter_build_info)",
         steps=noticed_from(1),
     ),
