@@ -53,7 +53,7 @@ def report(snapshot: Snapshot, paint: Paint = plain) -> Iterator[str]:
         if all(result.success for result in snapshot.collectors):
             yield paint("Nothing is wrong here.", "good")
         else:
-            yield "Nothing is wrong in what could be seen."
+            yield "Nothing is wrong in what could be seen; what was not seen is a warning."
         return
     counts = {
         severity: sum(finding.advice.severity == severity for finding in found)

@@ -35,7 +35,8 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _quoted(value: object) -> str:
-    text = value if isinstance(value, str) else str(value)
+    # Go's programs write tls=false, and whoever searches their logs searches ours.
+    text = str(value).lower() if isinstance(value, bool) else str(value)
     if text and text.isascii() and text.isprintable() and not set(text) & set(' "=\\'):
         return text
     return json.dumps(text, ensure_ascii=not text.isprintable())

@@ -154,4 +154,4 @@ def test_what_could_not_be_seen_is_a_warning() -> None:
     assert exit_status(snapshot) == 1
     text = "\n".join(report(snapshot))
     assert "no library" in text
-    assert "Nothing is wrong in what could be seen." in text
+    assert "Nothing is wrong in what could be seen; what was not seen is a warning." in text
