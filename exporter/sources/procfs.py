@@ -178,8 +178,7 @@ class Procfs:
 
     def _programs(self) -> list[_Program]:
         """Give all processes of MPS's programs, by PID."""
-        pids = [pid for pid in self._processes.all() if self._processes.comm(pid) == _COMM]
-        facts = self._processes.identify(sorted(pids))
+        facts = self._processes.identify(sorted(self._processes.running(_COMM)))
         return [_Program(process, self._processes.arguments(pid)) for pid, process in facts.items()]
 
     def _daemon(

@@ -40,7 +40,7 @@ class Stat:
 def parse_stat(raw: bytes) -> Stat | None:
     """Read it; comm may hold anything, also blanks, parentheses and line ends."""
     opening, closing = raw.find(b"("), raw.rfind(b")")
-    fields = raw[closing + 1 :].split() if 0 <= opening < closing else []
+    fields = raw[closing + 1 :].split(None, 20) if 0 <= opening < closing else []
     if len(fields) < 20:
         return None
     try:
