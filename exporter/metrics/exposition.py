@@ -1,13 +1,13 @@
 """Families -> bytes: the text format and OpenMetrics, as prometheus-client prints them.
 
 Its own encoders spend their time on what hardly changes from one page to the next: which labels
-there are and how their values are escaped. Here a label set is rendered once, and kept for as long
-as pages mention it.
+there are and how their values are escaped. Here the beginning of a line, name and labels, is made
+once and kept until a page has other lines; and a number that a page says often is printed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -54,55 +54,35 @@ def _escaped(value: str) -> str:
 Keys = tuple[tuple[str, str], ...]
 """Label names in the order of the values: as they are sorted, and as they are printed."""
 
+LineKey = tuple[str, ...]
+"""What tells a family's line from its others: label values, in families of several kinds of lines
+after the end of the name."""
+
 
 @dataclass(slots=True)
-class Labels:
-    """Rendered label sets: those of this page, and those of the page before."""
+class Plan:
+    """What a family's lines have in common from one page to the next."""
 
-    _now: dict[Keys, dict[tuple[str, ...], str]] = field(default_factory=dict)
-    _before: dict[Keys, dict[tuple[str, ...], str]] = field(default_factory=dict)
+    spec: MetricSpec
+    head: str
+    """The lines before the samples."""
+    keys: Keys
+    lines: tuple[Sequence[LineKey], Sequence[str]] = ((), ())
+    """Those of the last page, and how they begin. In one piece: pages are made on two threads."""
 
-    def of(self, keys: Keys) -> LabelSets:
-        """The sets with these names."""
-        return LabelSets(keys, self._now.setdefault(keys, {}), self._before.get(keys, {}))
 
-    def turn(self) -> None:
-        """A page is done: forget what it did not mention."""
-        self._now, self._before = {}, self._now
+@dataclass(slots=True)
+class Plans:
+    """Those of one form, by the metric's name."""
+
+    by_name: dict[str, Plan] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return sum(len(sets) for kept in (self._now, self._before) for sets in kept.values())
+        """How many lines are remembered."""
+        return sum(len(plan.lines[0]) for plan in self.by_name.values())
 
 
-@dataclass(frozen=True, slots=True)
-class LabelSets:
-    """Renders label values under the same names."""
-
-    keys: Keys
-    now: dict[tuple[str, ...], str]
-    before: dict[tuple[str, ...], str]
-
-    def __call__(self, values: tuple[str, ...]) -> str:
-        """Give ``{name="value",…}``, sorted by name; nothing where there is no label."""
-        text = self.now.get(values)
-        if text is None:
-            text = self.before.get(values)
-            if text is None:
-                text = self._render(values)
-            self.now[values] = text
-        return text
-
-    def _render(self, values: tuple[str, ...]) -> str:
-        if not self.keys:
-            return ""
-        pairs = sorted(zip(self.keys, values, strict=True), key=itemgetter(0))
-        return "{" + ",".join([f'{key[1]}="{_escaped(value)}"' for key, value in pairs]) + "}"
-
-
-_LABELS = {escaping: Labels() for escaping in (Escaping.UNDERSCORES, Escaping.DOTS)}
-
-
-_PLANS: dict[tuple[bool, bool], dict[str, tuple[MetricSpec, str, Keys]]] = {}
+_PLANS: dict[tuple[bool, bool], Plans] = {}
 
 
 def _plain(name: str) -> str:
@@ -121,40 +101,52 @@ class Encoder:
         self._openmetrics = form.syntax is Syntax.OPENMETRICS
         dots = form.escaping is Escaping.DOTS
         self._name = _dots if dots else _plain
-        self._labels = _LABELS[Escaping.DOTS if dots else Escaping.UNDERSCORES]
-        self._plans = _PLANS.setdefault((self._openmetrics, dots), {})
+        self._plans = _PLANS.setdefault((self._openmetrics, dots), Plans()).by_name
 
     def page(self, families: Iterable[Family]) -> bytes:
         """All families, without OpenMetrics' last line."""
-        text = "".join([part for family in families for part in self._family(family)])
-        self._labels.turn()
-        return text.encode()
+        texts: dict[float, str] = {}
+        return "".join([part for one in families for part in self._family(one, texts)]).encode()
 
-    def _family(self, family: Family) -> list[str]:
-        spec = family.spec
-        head, keys = self._plan(spec)
-        name = self._name(spec.name)
-        labels = self._labels.of(keys)
-        if spec.kind == "histogram":
-            return [head, *self._histograms(name, labels, family)]
-        if spec.kind == "stateset":
-            return [head, *_statesets(name, labels, family)]
-        lines = [head]
-        known = labels.now.get  # a label set that another family has, too
-        for values, value in family.samples:
-            plain = float(value)  # type: ignore[arg-type]
-            text = repr(plain) if -EXPONENT_FROM < plain < EXPONENT_FROM else number(plain)
-            lines.append(f"{name}{known(values) or labels(values)} {text}\n")
-        return lines
+    def _family(self, family: Family, texts: dict[float, str]) -> list[str]:
+        plan = self._plan(family.spec)
+        keys, values = _lines(family)
+        parts = [plan.head]
+        for beginning, value in zip(self._beginnings(plan, keys), values, strict=True):
+            text = texts.get(value)
+            if text is None:
+                text = number(value)
+                if value:  # 0.0 and -0.0 are equal, and are printed differently
+                    texts[value] = text
+            parts.append(f"{beginning}{text}\n")
+        return parts
 
-    def _plan(self, spec: MetricSpec) -> tuple[str, Keys]:
-        """The lines before the samples, and the labels' names: the same on every page."""
+    def _plan(self, spec: MetricSpec) -> Plan:
         plan = self._plans.get(spec.name)
-        if plan is None or plan[0] is not spec:
+        if plan is None or plan.spec is not spec:
             own = {"histogram": ("le",), "stateset": (spec.name,)}.get(spec.kind, ())
             keys = tuple((name, self._name(name)) for name in (*spec.labels, *own))
-            plan = self._plans[spec.name] = spec, self._head(spec), keys
-        return plan[1:]
+            plan = self._plans[spec.name] = Plan(spec, self._head(spec), keys)
+        return plan
+
+    def _beginnings(self, plan: Plan, keys: Sequence[LineKey]) -> Sequence[str]:
+        """How these lines begin: mostly as those of the last page, which were the same."""
+        kept, beginnings = plan.lines
+        if kept != keys:
+            known = dict(zip(kept, beginnings, strict=True))
+            beginnings = [known.get(key) or self._beginning(plan, key) for key in keys]
+            plan.lines = keys, beginnings
+        return beginnings
+
+    def _beginning(self, plan: Plan, key: LineKey) -> str:
+        """Give ``name{label="value",…} ``, sorted by label; no braces where there is no label."""
+        name, values = plan.spec.name, key
+        if plan.spec.kind in SEVERAL_LINES:
+            name, values = name + key[0], key[1:]
+        # A histogram's sum and count lack the last label, the bound.
+        pairs = sorted(zip(plan.keys, values, strict=False), key=itemgetter(0))
+        labels = ",".join([f'{printed}="{_escaped(value)}"' for (_, printed), value in pairs])
+        return f"{self._name(name)}{{{labels}}} " if labels else f"{self._name(name)} "
 
     def _head(self, spec: MetricSpec) -> str:
         suffix = TEXT_SUFFIXES.get(spec.kind, "")
@@ -167,26 +159,44 @@ class Encoder:
         words = spec.help.replace("\\", "\\\\").replace("\n", "\\n")
         return f"# HELP {name} {words}\n# TYPE {name} {TEXT_TYPES.get(spec.kind, spec.kind)}\n"
 
-    def _histograms(self, name: str, with_bound: LabelSets, family: Family) -> Iterator[str]:
-        bucket, count, total = (name + self._name(end) for end in ("_bucket", "_count", "_sum"))
-        labels = self._labels.of(with_bound.keys[:-1])
-        for values, value in family.samples:
-            if not isinstance(value, HistogramValue):
-                raise TypeError(f"{family.spec.name} is a histogram, its value is not")
-            for bound, so_many in value.buckets:
-                yield f"{bucket}{with_bound((*values, bound))} {number(so_many)}\n"
-            own = labels(values)
-            yield f"{count}{own} {number(value.buckets[-1][1])}\n"
-            yield f"{total}{own} {number(value.sum)}\n"
+
+SEVERAL_LINES = ("histogram", "stateset")
+"""Kinds that have several lines for each sample."""
 
 
-def _statesets(name: str, labels: LabelSets, family: Family) -> Iterator[str]:
-    spec = family.spec
-    for values, value in family.samples:
-        if not isinstance(value, Mapping):
-            raise TypeError(f"{spec.name} is a set of states, its value is not")
-        for state, active in states_of(spec, value).items():
-            yield f"{name}{labels((*values, state))} {'1.0' if active else '0.0'}\n"
+def _lines(family: Family) -> tuple[Sequence[LineKey], Sequence[float]]:
+    """Give the lines of a family: what tells them apart, and their numbers."""
+    if not family.samples:
+        return (), ()
+    if family.spec.kind in SEVERAL_LINES:
+        read = _of_histogram if family.spec.kind == "histogram" else _of_stateset
+        rows: Iterable[tuple[LineKey, float]] = [
+            row for sample in family.samples for row in read(family.spec, *sample)
+        ]
+    else:
+        rows = family.samples  # type: ignore[assignment] # the other kinds' values are numbers
+    keys, numbers = zip(*rows, strict=True)
+    return keys, numbers
+
+
+def _of_histogram(
+    spec: MetricSpec, values: LineKey, value: object
+) -> Iterator[tuple[LineKey, float]]:
+    if not isinstance(value, HistogramValue):
+        raise TypeError(f"{spec.name} is a histogram, its value is not")
+    for bound, so_many in value.buckets:
+        yield ("_bucket", *values, bound), so_many
+    yield ("_count", *values), value.buckets[-1][1]
+    yield ("_sum", *values), value.sum
+
+
+def _of_stateset(
+    spec: MetricSpec, values: LineKey, value: object
+) -> Iterator[tuple[LineKey, float]]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{spec.name} is a set of states, its value is not")
+    for state, active in states_of(spec, value).items():
+        yield ("", *values, state), float(active)
 
 
 def encode(families: Iterable[Family], extra: Iterable[Metric], form: ContentFormat) -> bytes:

@@ -5,12 +5,13 @@ A metric that has no sample is left out. What is ``None`` in the snapshot is no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from exporter.advice import findings
 from exporter.metrics.catalogue import CATALOGUE
+from exporter.metrics.gpu_catalogue import IDENTITY
 from exporter.metrics.spec import Family, HistogramValue, MetricSpec
 from exporter.model import (
     EXIT_CAUSES,
@@ -29,13 +30,16 @@ QUERY_FAILURE_REASONS = ("timeout", "absent", "refused", "unparsable")
 LABEL_VALUE_MAX = 200
 """Longer label values are cut: a program's name is whatever its author likes it to be."""
 
-LABELS_KEPT = 4096
-"""Label values whose text is remembered: those of a full host, and some more."""
+LABEL_SETS_KEPT = 4096
+"""Label sets whose text is remembered: those of a full host, twice."""
 
 MOMENTS = ("_timestamp_seconds", "_start_time_seconds")
 """Ends of names whose values are moments, not durations."""
 
 SampleValue = float | HistogramValue | Mapping[str, bool]
+
+RawLabels = tuple[str | int | None, ...]
+"""Label values before they are text. No booleans: 1 and True are the same key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class Samples:
         self._by_name: dict[str, dict[tuple[str, ...], SampleValue]] = {}
         self._moments: set[str] = set()
 
-    def add(self, name: str, labels: Iterable[Hashable], value: SampleValue | int | None) -> None:
+    def add(self, name: str, labels: RawLabels, value: SampleValue | int | None) -> None:
         """Add one sample; None adds nothing. A label set that is there already keeps its value."""
         if value is None:
             return
@@ -70,7 +74,7 @@ class Samples:
                 self._moments.add(name)
         if name in self._moments and isinstance(value, float | int):
             value = self._wall(value)
-        found.setdefault(tuple(map(_label, labels)), value)
+        found.setdefault(_texts(labels), value)
 
     def families(self) -> list[Family]:
         """All families that have a sample."""
@@ -84,12 +88,15 @@ class Samples:
         ]
 
 
-@lru_cache(maxsize=LABELS_KEPT, typed=True)
-def _label(value: Hashable) -> str:
+@lru_cache(maxsize=LABEL_SETS_KEPT)
+def _texts(labels: RawLabels) -> tuple[str, ...]:
+    """Label values as text. Most of what a page says of labels is what the last one said."""
+    return tuple(map(_label, labels))
+
+
+def _label(value: str | int | None) -> str:
     if value is None:
         return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
     text = str(value)
     if text.isprintable() and len(text) <= LABEL_VALUE_MAX:
         return text
@@ -176,7 +183,7 @@ def _daemon(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str])
                 daemon.log_directory,
                 daemon.binary_version,
                 daemon.protocol,
-                daemon.multiuser,
+                None if daemon.multiuser is None else str(daemon.multiuser).lower(),
                 daemon.visible_devices,
             ),
             1.0,
@@ -206,7 +213,7 @@ def _daemon(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str])
 def _by_gpu(
     samples: Samples,
     name: str,
-    labels: tuple[Hashable, ...],
+    labels: RawLabels,
     values: Mapping[str, float],
     indexes: Mapping[str, str],
 ) -> None:
@@ -328,7 +335,7 @@ def _counters(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str
 def _by_uid(
     samples: Samples,
     name: str,
-    labels: tuple[Hashable, ...],
+    labels: RawLabels,
     values: Mapping[int, float] | Mapping[int | None, float],
 ) -> None:
     for uid, value in values.items():
@@ -338,7 +345,7 @@ def _by_uid(
 def _by_uid_and_cause(
     samples: Samples,
     name: str,
-    labels: tuple[Hashable, ...],
+    labels: RawLabels,
     values: Mapping[tuple[int | None, str], int],
     causes: tuple[str, ...],
 ) -> None:
@@ -382,17 +389,24 @@ def _gpu(samples: Samples, gpu: Gpu, snapshot: Snapshot) -> None:
     samples.add("mps_gpu_client_memory_committed_bytes", g, committed)
     statesets: dict[tuple[str, tuple[str, ...]], dict[str, bool]] = {}
     for reading in seen.readings:
-        spec = CATALOGUE[reading.metric]
-        labels = dict(reading.labels)
-        if spec.kind == "stateset":
-            state = labels.pop(spec.name)
-            key = (spec.name, tuple(labels.get(name, "") for name in spec.labels[len(g) :]))
-            statesets.setdefault(key, {})[state] = bool(reading.value)
+        rest, state = _own_labels(reading.metric, reading.labels)
+        if state is None:
+            samples.add(reading.metric, (*g, *rest), reading.value)
         else:
-            rest = tuple(labels.get(name, "") for name in spec.labels[len(g) :])
-            samples.add(spec.name, (*g, *rest), reading.value)
+            statesets.setdefault((reading.metric, rest), {})[state] = bool(reading.value)
     for (name, rest), states in statesets.items():
         samples.add(name, (*g, *rest), states)
+
+
+@lru_cache(maxsize=LABEL_SETS_KEPT)
+def _own_labels(
+    metric: str, labels: tuple[tuple[str, str], ...]
+) -> tuple[tuple[str, ...], str | None]:
+    """Give a reading's labels beside the GPU's, as the metric has them; of a stateset its state."""
+    spec = CATALOGUE[metric]
+    given = dict(labels)
+    state = given.pop(metric) if spec.kind == "stateset" else None
+    return tuple(given.get(name, "") for name in spec.labels[len(IDENTITY) :]), state
 
 
 def states_of(spec: MetricSpec, value: Mapping[str, bool]) -> dict[str, bool]:

@@ -21,7 +21,7 @@ from exporter.metrics.content_format import (
     Escaping,
     Syntax,
 )
-from exporter.metrics.exposition import Encoder, Labels, encode, number
+from exporter.metrics.exposition import Encoder, encode, number
 from exporter.metrics.library_form import encode_metrics, to_metric
 from exporter.metrics.spec import Family, HistogramValue, MetricSpec
 
@@ -106,6 +106,25 @@ def test_every_page_is_the_library_s_page(form: ContentFormat, pages: list[Famil
     assert encode(pages, (), form) == by_the_library(pages, form)
 
 
+@pytest.mark.parametrize("form", EVERY_FORM, ids=lambda form: f"{form.version}-{form.escaping}")
+def test_everything_that_the_catalogue_can_say_is_the_library_s(form: ContentFormat) -> None:
+    def value(spec: MetricSpec) -> float | HistogramValue | Mapping[str, bool]:
+        if spec.kind == "histogram":
+            return HistogramValue((("0.5", 1), ("10.0", 2_000_000), ("+Inf", 3_000_000)), 1e7)
+        if spec.kind == "stateset":
+            return {**dict.fromkeys(spec.states, False), 'new "state"': True}
+        return 1_795_000_000.25
+
+    def labels(spec: MetricSpec, number: int) -> tuple[str, ...]:
+        return tuple(nasty[(place + number) % len(nasty)] for place in range(len(spec.labels)))
+
+    page = [
+        Family(spec, tuple({labels(spec, number): value(spec) for number in range(3)}.items()))
+        for spec in CATALOGUE.values()
+    ]
+    assert encode(page, (), form) == by_the_library(page, form)
+
+
 @given(numbers)
 @example(math.nan)
 @example(math.inf)
@@ -134,26 +153,32 @@ def test_metrics_of_the_library_stand_at_the_end(form: ContentFormat) -> None:
     assert expected.count(b"# EOF") == (form.syntax is Syntax.OPENMETRICS)
 
 
-def test_label_sets_are_kept_while_pages_mention_them() -> None:
-    labels = Labels()
-    keys = (("a", "a"),)
-    first = labels.of(keys)(("1",))
-    labels.turn()
-    assert labels.of(keys)(("1",)) is first
-    labels.turn()
-    assert labels.of(keys)(("2",)) == '{a="2"}'
-    labels.turn()
-    labels.turn()
-    assert len(labels) == 0
-
-
 def test_clients_that_come_and_go_leave_nothing_behind() -> None:
     spec = CATALOGUE["mps_client_start_time_seconds"]
     encoder = Encoder(TEXT_0_0_4)
-    kept = encoder._labels
     for pid in range(1000):
-        encoder.page([Family(spec, ((("/a", "1", str(pid)), 1.0),))])
-    assert len(kept) <= 4
+        page = encoder.page([Family(spec, ((("/a", "1", str(pid)), 1.0), (("/a", "2", "7"), 2.0)))])
+        assert f'pid="{pid}",server="1"}} 1.0'.encode() in page
+    kept = encoder._plans[spec.name].lines
+    assert [len(part) for part in kept] == [2, 2]
+
+
+@pytest.mark.parametrize("form", EVERY_FORM)
+@given(pages=st.lists(st.lists(families(catalogued), max_size=2), min_size=2, max_size=4))
+@settings(max_examples=20)
+def test_what_was_said_before_changes_nothing(
+    form: ContentFormat, pages: list[list[Family]]
+) -> None:
+    for page in [*pages, *pages]:
+        assert encode(page, (), form) == by_the_library(page, form)
+
+
+def test_both_zeros_of_a_page_are_printed() -> None:
+    spec = CATALOGUE["mps_control_servers"]
+    family = Family(spec, ((("a",), -0.0), (("b",), 0.0), (("c",), -0.0)))
+    page = encode([family], (), TEXT_0_0_4)
+    assert page == by_the_library([family], TEXT_0_0_4)
+    assert [line.split()[-1] for line in page.splitlines()[2:]] == [b"-0.0", b"0.0", b"-0.0"]
 
 
 @pytest.mark.parametrize("name", ["mps_client_session_seconds", "mps_server_state"])
