@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 
+from exporter import words
 from exporter.advice import Finding, Severity, findings, worst
 from exporter.model import Client, ControlDaemon, Gpu, Snapshot
 
@@ -31,12 +32,8 @@ def coloured(text: str, style: str) -> str:
 
 
 def exit_status(snapshot: Snapshot) -> int:
-    """0, 1 (warnings) or 2 (critical); what is only information is no fault.
-
-    A source that could not be read is a warning: what it would have shown is not known.
-    """
-    blind = any(not result.success for result in snapshot.collectors)
-    return max(EXIT_STATUS[worst(findings(snapshot))], int(blind))
+    """0, 1 (warnings) or 2 (critical); what is only information is no fault."""
+    return EXIT_STATUS[worst(findings(snapshot))]
 
 
 def report(snapshot: Snapshot, paint: Paint = plain) -> Iterator[str]:
@@ -45,15 +42,9 @@ def report(snapshot: Snapshot, paint: Paint = plain) -> Iterator[str]:
     yield ""
     yield from _daemons(snapshot, paint)
     yield ""
-    for result in snapshot.collectors:
-        if not result.success:
-            yield f"{paint('not seen', 'warning')}  {result.name}: {result.error}"
     found = findings(snapshot)
     if not found:
-        if all(result.success for result in snapshot.collectors):
-            yield paint("Nothing is wrong here.", "good")
-        else:
-            yield "Nothing is wrong in what could be seen; what was not seen is a warning."
+        yield paint("Nothing is wrong here.", "good")
         return
     counts = {
         severity: sum(finding.advice.severity == severity for finding in found)
@@ -69,7 +60,7 @@ def report(snapshot: Snapshot, paint: Paint = plain) -> Iterator[str]:
 
 def _finding(finding: Finding, paint: Paint) -> Iterator[str]:
     advice = finding.advice
-    place = finding.daemon or (f"GPU {finding.gpu}" if finding.gpu else "")
+    place = words.visible(finding.daemon, 400) or (f"GPU {finding.gpu}" if finding.gpu else "")
     yield f"{paint(advice.severity, advice.severity)}  {advice.title}" + (
         f"  {paint(place, 'dim')}" if place else ""
     )
@@ -85,18 +76,18 @@ def _gpus(snapshot: Snapshot, paint: Paint) -> Iterator[str]:
     versions = f"driver {snapshot.driver_version}" if snapshot.driver_version else ""
     yield f"GPUs  {paint(versions, 'dim')}"
     for gpu in snapshot.gpus:
-        yield f"  {gpu.index}  {gpu.observation.name or '?'}  {_use(gpu)}"
+        yield f"  {gpu.index}  {words.visible(gpu.observation.name or '?')}  {_use(gpu)}"
 
 
 def _use(gpu: Gpu) -> str:
     values = {one.metric: one.value for one in gpu.observation.readings if not one.labels}
     parts = []
-    for metric, words in (
+    for metric, title in (
         ("mps_gpu_utilization_ratio", "utilization"),
         ("mps_gpu_sm_active_ratio", "SM activity"),
     ):
         if metric in values:
-            parts.append(f"{words} {values[metric]:.0%}")
+            parts.append(f"{title} {values[metric]:.0%}")
     used = values.get("mps_gpu_memory_used_bytes")
     total = values.get("mps_gpu_memory_total_bytes")
     if used is not None and total is not None:
@@ -120,8 +111,10 @@ def _daemons(snapshot: Snapshot, paint: Paint) -> Iterator[str]:
 def _daemon(daemon: ControlDaemon, snapshot: Snapshot, paint: Paint) -> Iterator[str]:
     state = daemon.state or "state not known"
     style = "good" if daemon.state == "answering" else "warning"
-    who = f"process {daemon.pid} of {daemon.user or daemon.uid}" if daemon.pid else "no process"
-    yield f"  {daemon.pipe_directory}  {paint(state, style)}  {paint(who, 'dim')}"
+    owner = _name(daemon.uid, daemon.user)
+    who = f"process {daemon.pid} of {owner}" if daemon.pid else "no process"
+    directory = words.visible(daemon.pipe_directory, 400)
+    yield f"  {directory}  {paint(state, style)}  {paint(who, 'dim')}"
     for server in daemon.servers:
         whose = _name(server.uid, server.user)
         yield f"    server {server.pid}  {server.state or '?'}  for {whose}"
@@ -137,7 +130,7 @@ def _daemon(daemon: ControlDaemon, snapshot: Snapshot, paint: Paint) -> Iterator
 
 
 def _client(client: Client) -> str:
-    parts = [f"{_name(client.uid, client.user)}  {client.command or '?'}"]
+    parts = [f"{_name(client.uid, client.user)}  {words.visible(client.command or '?')}"]
     if client.active_thread_ratio is not None:
         sms = "/".join(str(count) for count in client.sm_limit.values())
         parts.append(f"up to {client.active_thread_ratio:.0%}" + (f" ({sms} SMs)" if sms else ""))
@@ -151,9 +144,7 @@ def _client(client: Client) -> str:
 
 
 def _name(uid: int | None, user: str | None) -> str:
-    if user is not None:
-        return user
-    return "?" if uid is None else f"user {uid}"
+    return words.user_name(uid, user)
 
 
 def as_json(snapshot: Snapshot) -> str:

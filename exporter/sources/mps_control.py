@@ -231,7 +231,7 @@ class ControlTool:
         try:
             child = await self._run((self._binary,), stdin_text(commands), environment, limit)
         except OSError as error:
-            return Exchange(commands, Outcome.ABSENT, error=_cannot_run(self._binary, error))
+            return Exchange(commands, Outcome.ABSENT, error=cannot_run(self._binary, error))
         return _exchange(commands, child, limit)
 
     def _conclude(
@@ -350,7 +350,8 @@ def _sentence(exchange: Exchange) -> str:
     return f"{asked}: {exchange.error}"
 
 
-def _cannot_run(binary: str, error: OSError) -> str:
+def cannot_run(binary: str, error: OSError) -> str:
+    """Why the tool cannot be run, for a person."""
     if isinstance(error, FileNotFoundError):
         return (
             f"the control tool {binary} is not there: it comes with the NVIDIA driver (Debian:"

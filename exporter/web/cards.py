@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.web import words
+from exporter import words
 from exporter.web.html import Markup, h, join
 from exporter.web.report import Status
 from exporter.web.view import ClientView, DaemonView, GpuView, ServerView

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
-from exporter.web import words
+from exporter import words
 from exporter.web.backend import DebugReport, DebugSource
 from exporter.web.capacity import FullError, Places
 from exporter.web.responses import text

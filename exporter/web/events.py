@@ -14,10 +14,11 @@ from dataclasses import asdict
 from aiohttp import web
 
 from exporter.model import Incident
+from exporter.people import People
 from exporter.web.backend import Backend
 from exporter.web.responses import text
 from exporter.web.state import BACKEND, OPTIONS
-from exporter.web.view import People, incident_view
+from exporter.web.view import incident_view
 
 REPLAYED = 256
 """Events that are kept for those who lost their connection."""

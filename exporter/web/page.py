@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exporter.web import cards, words
+from exporter import words
+from exporter.web import cards
 from exporter.web.assets import address
 from exporter.web.html import Markup, h, join
 from exporter.web.options import WebOptions
@@ -74,7 +75,7 @@ def _main(status: Status) -> Markup:
     return join(
         (
             _demo(status),
-            _headline(status.headline, status.findings[1:]),
+            _headline(status.headline, [one for one in status.findings if one != status.headline]),
             _queue(status),
             h("section", h("h2", "GPUs and clients"), cards.cards(status), class_="gpus"),
             _blind_spots(status.blind_spots),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from exporter.model import RecordingInfo, Snapshot
+from exporter.people import People
 from exporter.web import findings
 from exporter.web.options import WebOptions
 from exporter.web.view import (
@@ -12,7 +13,6 @@ from exporter.web.view import (
     Finding,
     GpuView,
     IncidentView,
-    People,
     daemon_view,
     gpu_view,
     incident_views,
@@ -66,7 +66,7 @@ def make_status(
         cuda_version=snapshot.cuda_version,
         headline=findings.headline(snapshot, found),
         findings=found,
-        blind_spots=findings.blind_spots(snapshot, config_error),
+        blind_spots=findings.blind_spots(snapshot, who, config_error),
         gpus=tuple(gpu_view(gpu) for gpu in snapshot.gpus),
         daemons=tuple(daemon_view(daemon, who, snapshot.taken_at) for daemon in snapshot.daemons),
         incidents=incident_views(snapshot.daemons, who),

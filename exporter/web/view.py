@@ -11,10 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from exporter.model import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
-from exporter.web import words
-
-MAX_REMEMBERED_USERS = 1000
+from exporter import words
+from exporter.model import Client, ControlDaemon, Gpu, Incident, Server, Wait
 
 Severity = Literal["trouble", "warning", "notice", "ok"]
 
@@ -28,6 +26,10 @@ class Finding:
     remedy: str = ""
     daemon: str | None = None
     since: float | None = None
+    name: str | None = None
+    """As in the metric mps_advice."""
+    why: str = ""
+    uuid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,37 +230,6 @@ def _server(server: Server) -> ServerView:
         active_thread_ratio=server.active_thread_ratio,
         clients=tuple(_client(client) for client in sorted(server.clients, key=_seniority)),
     )
-
-
-def user_names(snapshot: Snapshot) -> dict[int, str]:
-    """The users that anything on this host named."""
-    people: list[ControlDaemon | Server | Client] = []
-    for daemon in snapshot.daemons:
-        people.append(daemon)
-        for server in daemon.servers:
-            people.extend((server, *server.clients))
-    return {one.uid: one.user for one in people if one.uid is not None and one.user}
-
-
-class People:
-    """How the users of this host are called; those who have left are remembered."""
-
-    def __init__(self, snapshot: Snapshot | None = None) -> None:
-        self._names: dict[int, str] = {}
-        if snapshot is not None:
-            self.learn(snapshot)
-
-    def learn(self, snapshot: Snapshot) -> None:
-        """Remember the names of those who are here."""
-        for uid, user in user_names(snapshot).items():
-            self._names.pop(uid, None)
-            self._names[uid] = user
-        while len(self._names) > MAX_REMEMBERED_USERS:
-            del self._names[next(iter(self._names))]
-
-    def __call__(self, uid: int | None) -> str:
-        """What to call a user."""
-        return words.user_name(uid, None if uid is None else self._names.get(uid))
 
 
 def _wait(wait: Wait, daemon: ControlDaemon, who: words.Who, now: float) -> WaitView:

@@ -56,18 +56,19 @@ async def assert_well_made(page: Page, url: str) -> None:
 
 
 INCIDENTS: list[tuple[str, float, str, list[str]]] = [
-    ("limits", 8, r"All is well: 5 clients share 1 GPU through 1 server, and nobody waits\.",
-     ["1 process without MPS", "12 of 132 SMs", "66 of 132 SMs", "all 132 SMs", "of 2.0 GiB",
-      "no limit"]),
+    ("limits", 8, r"On GPU 0 without MPS: process 782 \(\S+ of root\) with "
+     r"CUDA_MPS_PIPE_DIRECTORY=/tmp/lab-limits/nowhere\.",
+     ["The compute mode of GPU 0 is default", "1 process without MPS", "12 of 132 SMs",
+      "66 of 132 SMs", "all 132 SMs", "of 2.0 GiB", "no limit"]),
     ("wait-served", 4, r"User 1002 has waited \d s behind user 1001's server 699\.",
      ["Who waits for whom", "Run both as one user"]),
-    ("wait-served", 9, r"All is well: 1 client uses 1 GPU",
+    ("wait-served", 9, r"On GPU 0 without MPS: process 531 \(\S+ of root\)\.",
      ["User 1002's process 705 was served after 6.3 s."]),
     ("three-users", 2.5, r"User 1002 has waited \d s behind .*, and one more client waits\.", []),
     ("wait-abandoned-sigkill", 5, r"Process 846 died while waiting in the queue",
      ["nobody: it is dead, and still queued", "Plan a restart"]),
     ("wait-abandoned-sigkill", 10, r"User 1002's server 863 was started for clients that had died",
-     ["does not answer: programs that start now hang", "End the server (kill 863)"]),
+     ["does not answer: programs that start now hang", "End the server (kill -9 863)"]),
     ("fault", 4.5, r"A fatal GPU error in user 1001's server 794: process 790 caused it; 1 other "
      r"client died with it", ["recovered from the fatal error after 33 ms"]),
     ("fault-held", 6, r"Root's server 1171 is in FAULT after a fatal GPU error",
@@ -83,6 +84,8 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
      r"take", ["48 of 48 contexts"]),
     ("terminate-client", 2, r"MPS is up|All is well",
      ["Root's process 1259 was terminated by an operator."]),
+    ("quiet", 30, r"All is well: 2 clients share 1 GPU through 1 server, and nobody waits\.",
+     ["The compute mode of GPU 0 is default"]),
     ("foreground", 3, r"All is well", ["runs in the foreground (-f)", "What cannot be seen"]),
 ]  # fmt: skip
 

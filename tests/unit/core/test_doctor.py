@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from exporter.model import (
     CollectorResult,
     ControlDaemon,
     Gpu,
+    Incident,
     Server,
     Snapshot,
 )
@@ -24,6 +26,7 @@ from exporter.observations import (
     ProcessFacts,
     Reading,
 )
+from exporter.sources.mps_control import cannot_run
 from tests.support.player import RECORDINGS
 
 PIPE = "/tmp/nvidia-mps"
@@ -67,7 +70,12 @@ def client(**more: object) -> ControlDaemon:
 UNREADABLE = LogState(PIPE, "control", "/l/control.log", readable=False, error="no permission")
 LARGE = LogState(PIPE, "control", "/l/control.log", readable=True, size_bytes=3 << 30)
 IDLE_SMS = (Reading("mps_gpu_utilization_ratio", 0.99), Reading("mps_gpu_sm_active_ratio", 0.13))
-NO_TOOL = "cannot run nvidia-cuda-mps-control: not found on PATH"
+BLIND = CollectorResult("nvml", success=False, duration_seconds=0.1, error="no library")
+NO_TOOL = cannot_run("nvidia-cuda-mps-control", FileNotFoundError())
+QUIT = Incident(at=0.5, kind="daemon_quit")
+NOWHERE = LogState(PIPE, "control", "", readable=False, error="nothing tells")
+GUESSED = DaemonFacts(PIPE, "/l", process=DAEMON, directories_assumed=True)
+PLACELESS = DaemonFacts(PIPE, "", process=DAEMON, log_directory_assumed=True)
 
 MADE_UP = {
     "server_in_fault": Snapshot(1.0, daemons=(daemon(servers=(Server(20, state="FAULT"),)),)),
@@ -84,6 +92,20 @@ MADE_UP = {
                                                                       1, (10, 1)))),
         ),
     ),
+    "daemon_absent": Snapshot(1.0, daemons=(daemon(state="absent", pid=None, facts=None),)),
+    "daemon_quit": Snapshot(
+        1.0, daemons=(daemon(state="absent", pid=None, facts=None, incidents=(QUIT,)),)
+    ),
+    "daemon_refuses": Snapshot(1.0, daemons=(daemon(state="refused"),)),
+    "daemon_draining": Snapshot(1.0, daemons=(daemon(state="draining"),)),
+    "server_starting_long": Snapshot(
+        20.0,
+        daemons=(daemon(servers=(Server(20, state="INITIALIZING", start_time_seconds=1.0),)),),
+    ),
+    "gpu_lost": Snapshot(1.0, gpus=(gpu(served=False, lost=True),)),
+    "source_unreadable": Snapshot(1.0, collectors=(BLIND,)),
+    "directories_assumed": Snapshot(1.0, daemons=(daemon(facts=GUESSED),)),
+    "clients_not_shown": Snapshot(1.0, daemons=(daemon(dropped_clients=7),)),
     "not_exclusive_mode": Snapshot(1.0, gpus=(gpu(compute_mode="default"),)),
     "stranded_client": Snapshot(1.0, gpus=(gpu(stranded=1),)),
     "unfit_gpu": Snapshot(1.0, gpus=(gpu(compute_capability=(6, 1)),)),
@@ -137,7 +159,47 @@ def test_the_doctor_finds_it_on_a_real_host(
 
 
 def test_every_advice_is_tested() -> None:
-    assert MADE_UP.keys() | RECORDED.keys() == ADVICE.keys()
+    of_the_page = {name for name, advice in ADVICE.items() if advice.kind == "news"}
+    of_the_page.add("web_configuration_unusable")
+    assert MADE_UP.keys() | RECORDED.keys() == ADVICE.keys() - of_the_page
+
+
+def test_a_daemon_whose_logs_are_nowhere() -> None:
+    snapshot = Snapshot(1.0, daemons=(daemon(facts=PLACELESS, logs=(NOWHERE,)),))
+    (finding,) = findings(snapshot)
+    assert finding.advice.name == "logs_unreadable"
+    assert finding.evidence.startswith(f"Nothing tells where the daemon {PIPE} has its logs")
+    assert "--mps.log-directory" in finding.remedy
+
+
+def test_a_missing_tool_is_told_once() -> None:
+    failed = CollectorResult("control", success=False, duration_seconds=0.1, error=NO_TOOL)
+    snapshot = Snapshot(1.0, daemons=(daemon(state=None, error=NO_TOOL),), collectors=(failed,))
+    assert names(snapshot) == ["tool_missing"]
+
+
+def test_rights_that_lack_for_other_processes_than_clients() -> None:
+    assert names(Snapshot(1.0, unreadable_environments=2)) == ["environment_unreadable"]
+    clients = client(environment_readable=False)
+    assert names(Snapshot(1.0, daemons=(clients,), unreadable_environments=2)) == [
+        "environment_unreadable"
+    ]
+
+
+def test_many_processes_of_one_kind_are_one_finding() -> None:
+    crowd = gpu(*(process(pid) for pid in range(1, 9)))
+    (finding,) = findings(Snapshot(1.0, gpus=(crowd,), daemons=(daemon(),)))
+    assert finding.evidence.count("process ") == 5
+    assert finding.evidence.endswith("; and 3 more.")
+
+
+def test_names_of_others_do_nothing_to_the_terminal() -> None:
+    rude = "\x1b[2Jtrain\u202e"
+    running = client(command=rude, user=rude, percentage_ignored=rude)
+    beside = gpu(replace(process(9), name=rude, user=rude))
+    text = "\n".join(report(Snapshot(1.0, daemons=(running,), gpus=(beside,))))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
 
 
 def test_a_healthy_host_gets_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,9 +211,6 @@ def test_a_healthy_host_gets_no_warning(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_what_could_not_be_seen_is_a_warning() -> None:
-    blind = CollectorResult("nvml", success=False, duration_seconds=0.1, error="no library")
-    snapshot = Snapshot(1.0, collectors=(blind,))
+    snapshot = Snapshot(1.0, collectors=(BLIND,))
     assert exit_status(snapshot) == 1
-    text = "\n".join(report(snapshot))
-    assert "no library" in text
-    assert "Nothing is wrong in what could be seen; what was not seen is a warning." in text
+    assert "no library" in "\n".join(report(snapshot))

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from exporter import advice
+from exporter.advice import ADVICE
 from exporter.model import Incident, RecordingInfo, Snapshot, Wait
 from exporter.web.options import WebOptions
 from exporter.web.report import make_status
@@ -81,7 +83,7 @@ def test_a_dead_waiter_comes_first() -> None:
         hosts.snapshot(hosts.daemon(hosts.server(), waits=waits)), WebOptions()
     ).findings
 
-    assert [one.severity for one in found] == ["trouble", "warning"]
+    assert [one.severity for one in found] == ["warning", "warning"]
     assert found[0].text.startswith("Process 701 died while waiting")
     assert "The GPU is idle meanwhile" in found[1].text
 
@@ -123,6 +125,38 @@ def test_blind_spots_say_what_to_do() -> None:
         "The environment of 3 processes cannot be read",
         "The web configuration cannot be used, the one before stays in force",
     ]
+    assert all(one.remedy for one in found)
+
+
+def test_what_could_be_better_is_no_headline() -> None:
+    open_to_all = replace(hosts.gpu(), observation=replace(hosts.gpu().observation,
+                                                           compute_mode="default"))  # fmt: skip
+    status = make_status(replace(hosts.healthy(), gpus=(open_to_all,)), WebOptions())
+
+    assert status.headline.text.startswith("All is well")
+    (note,) = status.findings
+    assert (note.severity, note.name, note.uuid) == ("notice", "not_exclusive_mode", hosts.UUID)
+
+
+def test_the_page_says_what_the_doctor_says() -> None:
+    """One table: what `doctor` and mps_advice find is on the page, in the same words."""
+    for host in (hosts.waiting(), hosts.fault(), hosts.blind(), hosts.nasty()):
+        status = make_status(host, WebOptions())
+        shown = {(one.name, one.text, one.remedy) for one in (*status.findings,
+                                                              *status.blind_spots)}  # fmt: skip
+        found = {(one.advice.name, one.evidence, one.remedy) for one in advice.findings(host)}
+        assert found
+        assert found <= shown
+        of_the_page = {name for name, _, _ in shown - found}
+        assert all(ADVICE[name].kind == "news" for name in of_the_page if name)
+
+
+def test_news_by_name() -> None:
+    kinds = [name for name, one in ADVICE.items() if one.kind == "news"]
+    happened = tuple(Incident(at=NOW - 1, kind=kind, uid=1) for kind in kinds)  # type: ignore[arg-type]
+    found = make_status(hosts.snapshot(hosts.daemon(incidents=happened)), WebOptions()).findings
+
+    assert {one.name for one in found} == set(kinds)
     assert all(one.remedy for one in found)
 
 

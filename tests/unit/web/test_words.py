@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter import words
 from exporter.model import Incident, IncidentKind
-from exporter.web import words
 
 
 def who(uid: int | None) -> str:

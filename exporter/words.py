@@ -114,6 +114,17 @@ def processes(pids: Sequence[int]) -> str:
     return f"processes {', '.join(known[:-1])} and {known[-1]}"
 
 
+def process(pid: int, program: str | None, user: str) -> str:
+    """A process with what runs in it and whose it is."""
+    return f"process {pid} ({visible(program or 'an unknown program')} of {user})"
+
+
+def some(texts: Sequence[str], most: int = 5) -> str:
+    """Name the first few of many."""
+    shown = "; ".join(texts[:most])
+    return shown if len(texts) <= most else f"{shown}; and {len(texts) - most} more"
+
+
 def _taken_along(incident: Incident) -> str:
     if not incident.pids:
         return "; no client was connected"
@@ -197,9 +208,14 @@ _SENTENCES: dict[str, Callable[[Incident, Who], str]] = {
 }
 
 
+def capital(text: str) -> str:
+    """Begun with a capital, as a sentence is."""
+    return text[:1].upper() + text[1:]
+
+
 def sentence(text: str) -> str:
     """With a capital and a full stop."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+    return capital(text) + ("" if text.endswith(".") else ".")
 
 
 def incident(one: Incident, who: Who) -> str:

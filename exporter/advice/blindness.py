@@ -1,0 +1,193 @@
+"""What this exporter cannot see, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from exporter import words
+from exporter.advice.table import ADVICE, Finding
+from exporter.model import CollectorResult, ControlDaemon, Snapshot
+from exporter.observations import LogState
+
+_RIGHTS = "Give the exporter CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or run it as root."
+
+_NOT_SEEN = "Waits, crashes and faults of this daemon are not seen."
+
+_SOURCES = {
+    "nvml": "The GPUs",
+    "control": "The control daemons",
+    "logs": "The logs",
+    "process": "The processes",
+}
+_SOURCE_REMEDIES = {
+    "nvml": "GPUs are read through the driver's library libnvidia-ml.so.1. In a container, start "
+    "it with the NVIDIA runtime and the utility capability.",
+    "control": "Daemons are asked with nvidia-cuda-mps-control; name it with --mps.control-binary "
+    "if it is not on PATH.",
+    "process": "In a container, share the host's PID namespace (hostPID), and mount its /proc.",
+}
+
+
+def of_host(snapshot: Snapshot) -> Iterator[Finding]:
+    """The sources that failed, and the rights that are missing, of the host as a whole."""
+    for result in snapshot.collectors:
+        if not result.success and not (result.name == "control" and _is_told(snapshot)):
+            yield _source(result)
+    of_clients = any(
+        client.environment_readable is False
+        for daemon in snapshot.daemons
+        for server in daemon.servers
+        for client in server.clients
+    )
+    if snapshot.unreadable_environments and not of_clients:
+        unread = words.count(snapshot.unreadable_environments, "process", "processes")
+        yield Finding(
+            ADVICE["environment_unreadable"],
+            f"The environment of {unread} cannot be read: limits that they set for themselves are "
+            "not known, so theirs are left out.",
+            _RIGHTS,
+        )
+
+
+def of_web_configuration(error: str) -> Finding:
+    """The file of --web.config.file was changed, and is wrong."""
+    return Finding(
+        ADVICE["web_configuration_unusable"],
+        "The web configuration cannot be used, the one before stays in force: "
+        f"{words.visible(error, 400)}.",
+        "Mend the file; it is read anew by itself.",
+    )
+
+
+def _source(result: CollectorResult) -> Finding:
+    return Finding(
+        ADVICE["source_unreadable"],
+        f"{_SOURCES[result.name]} could not be read: "
+        f"{words.visible(result.error or 'no answer before the deadline', 400)}.",
+        _SOURCE_REMEDIES.get(result.name, "The findings of each daemon say more."),
+    )
+
+
+_TELLING = ("unresponsive", "draining", "refused")
+
+
+def _is_told(snapshot: Snapshot) -> bool:
+    """Whether a finding of a daemon tells already why it could not be asked."""
+    return any(
+        daemon.state in _TELLING or _lacks_the_tool(daemon) for daemon in snapshot.daemons
+    )  # fmt: skip
+
+
+def _lacks_the_tool(daemon: ControlDaemon) -> bool:
+    return daemon.state is None and "the control tool" in (daemon.error or "")
+
+
+def of_daemon(
+    daemon: ControlDaemon, name: str, found: Callable[[str, str, str], Finding]
+) -> Iterator[Finding]:
+    """What cannot be seen of one daemon."""
+    if _lacks_the_tool(daemon):
+        yield found(
+            "tool_missing", words.sentence(words.visible(daemon.error or "", 400)),
+            "Install the driver's nvidia-cuda-mps-control, or name it with --mps.control-binary.",
+        )  # fmt: skip
+    if daemon.pid is not None:
+        yield from _logs(daemon, name, found)
+    yield from _rights(daemon, name, found)
+    yield from _namespace(daemon, name, found)
+    if daemon.dropped_clients:
+        yield found(
+            "clients_not_shown",
+            f"{words.count(daemon.dropped_clients, 'client')} of {name} more than "
+            "--collector.clients.max are not shown.",
+            "Raise --collector.clients.max.",
+        )
+
+
+def _logs(
+    daemon: ControlDaemon, name: str, found: Callable[[str, str, str], Finding]
+) -> Iterator[Finding]:
+    shut = [log for log in daemon.logs if not log.readable]
+    if not shut:
+        return
+    facts = daemon.facts
+    if facts is not None and facts.foreground:
+        yield found(
+            "logs_unreadable",
+            f"The daemon {name} runs in the foreground (-f) and writes no log files: waits, "
+            "crashes and faults are not seen.",
+            "Start it with -d, so that it writes its logs.",
+        )
+    elif facts is not None and facts.log_directory_assumed and not facts.log_directory:
+        yield found(
+            "logs_unreadable",
+            f"Nothing tells where the daemon {name} has its logs, since its environment cannot be "
+            f"read. {_NOT_SEEN}",
+            f"Name the place with --mps.log-directory. Or: {_RIGHTS}",
+        )
+    else:
+        yield found(
+            "logs_unreadable",
+            f"{'; '.join(_unreadable(log) for log in shut)}. "
+            + (
+                _NOT_SEEN
+                if any(log.log == "control" for log in shut)
+                else "Faults and clients of this daemon are not seen as they come."
+            ),
+            "Let the exporter's user read the log directory, or name the right one with "
+            "--mps.log-directory.",
+        )
+
+
+def _unreadable(log: LogState) -> str:
+    reason = f": {words.visible(log.error, 200)}" if log.error else ""
+    return f"{words.visible(log.path, 400)} cannot be read{reason}"
+
+
+def _rights(
+    daemon: ControlDaemon, name: str, found: Callable[[str, str, str], Finding]
+) -> Iterator[Finding]:
+    facts = daemon.facts
+    if daemon.pid is not None and facts is not None and facts.directories_assumed:
+        yield found(
+            "directories_assumed",
+            f"That process {daemon.pid} is the daemon of {name} is a guess: its environment cannot "
+            "be read, and nothing in the directory names it.",
+            f"{_RIGHTS} Or name the directory with --mps.pipe-directory.",
+        )
+    unreadable = [
+        client.pid for server in daemon.servers for client in server.clients
+        if client.environment_readable is False
+    ]  # fmt: skip
+    if unreadable:
+        those = words.processes(unreadable) or "some clients"
+        yield found(
+            "environment_unreadable",
+            f"The environment of {those} cannot be read: limits that they set for themselves are "
+            "not known, so theirs are left out.",
+            _RIGHTS,
+        )
+
+
+def _namespace(
+    daemon: ControlDaemon, name: str, found: Callable[[str, str, str], Finding]
+) -> Iterator[Finding]:
+    nameless = sum(1 for server in daemon.servers for client in server.clients if not client.pid)
+    process = daemon.facts.process if daemon.facts is not None else None
+    remedy = (
+        "Start the daemon with the host's PID namespace (hostPID: true, or docker run --pid host)."
+    )
+    if nameless:
+        yield found(
+            "daemon_outside_host_pid_namespace",
+            f"{words.count(nameless, 'client')} of {name} cannot be told apart: the daemon lives "
+            "in a PID namespace of its own.",
+            remedy,
+        )
+    elif process is not None and len(process.namespace_pids) > 1:
+        yield found(
+            "daemon_outside_host_pid_namespace",
+            f"The daemon {name} lives in a PID namespace of its own: process {process.pid} is "
+            f"{process.namespace_pids[-1]} there.",
+            remedy,
+        )

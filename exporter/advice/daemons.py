@@ -1,0 +1,203 @@
+"""What is wrong with a control daemon, its servers, its clients, its queue and its logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from exporter import words
+from exporter.advice import blindness
+from exporter.advice.table import ADVICE, Finding
+from exporter.model import Client, ControlDaemon, Server, Wait
+from exporter.words import Who
+
+LOG_LARGE_BYTES = 1 << 30
+"""Nothing rotates the logs by itself; a GiB is weeks of a busy host."""
+
+STARTING_LONG_SECONDS = 10.0
+
+Found = Callable[..., Finding]
+"""(advice, evidence, remedy, since=...) of one daemon."""
+
+
+def of_daemon(daemon: ControlDaemon, now: float, who: Who) -> Iterator[Finding]:
+    """All findings of one daemon."""
+
+    def found(name: str, evidence: str, remedy: str, since: float | None = None) -> Finding:
+        return Finding(
+            ADVICE[name], evidence, remedy, daemon=daemon.pipe_directory, since=since
+        )  # fmt: skip
+
+    name = words.visible(daemon.pipe_directory, 400)
+    for server in daemon.servers:
+        yield from _server(server, found, who, now)
+    yield from _state(daemon, name, found, now)
+    yield from _queue(daemon, name, found, who, now)
+    clients = [client for server in daemon.servers for client in server.clients]
+    yield from _limits(clients, found, who)
+    for log in daemon.logs:
+        if log.size_bytes is not None and log.size_bytes > LOG_LARGE_BYTES:
+            path = words.visible(log.path, 400)
+            yield found(
+                "log_large", f"{path} has {words.memory(log.size_bytes)}.",
+                f"Empty it in place: truncate -s 0 {path}; and let logrotate do so with "
+                "copytruncate from now on.",
+            )  # fmt: skip
+    yield from blindness.of_daemon(daemon, name, found)
+
+
+def _state(daemon: ControlDaemon, name: str, found: Found, now: float) -> Iterator[Finding]:
+    if daemon.state == "unresponsive":
+        end = f"end it (kill -9 {daemon.pid})" if daemon.pid is not None else "end it (kill -9)"
+        yield found(
+            "daemon_unresponsive",
+            f"The MPS daemon {name} does not answer: programs that start now hang.",
+            "Look for a stopped server (ps -C nvidia-cuda-mps-server -o pid,stat,user) and let it "
+            "go on (kill -CONT PID), or for a ghost. If it stays so, "
+            f"{end} and its server, and start it again; their clients are lost.",
+        )
+    elif daemon.state == "absent" and (quit_at := _quit_at(daemon)) is not None:
+        yield found(
+            "daemon_quit",
+            f"The MPS daemon {name} quit, as it was asked to, {words.ago(now - quit_at)}: programs "
+            "started for it use the GPU without MPS.",
+            "Start it with nvidia-cuda-mps-control -d when it is wanted again.",
+            since=quit_at,
+        )
+    elif daemon.state == "absent":
+        yield found(
+            "daemon_absent",
+            f"No MPS daemon runs at {name}: programs started for it use the GPU without MPS, "
+            "and without its limits.",
+            "Start it with nvidia-cuda-mps-control -d.",
+        )
+    elif daemon.state == "refused":
+        yield found(
+            "daemon_refuses",
+            f"The MPS daemon {name} refuses to answer.",
+            "Run the exporter as root or as the daemon's user.",
+        )
+    elif daemon.state == "draining":
+        yield found(
+            "daemon_draining",
+            f"The MPS daemon {name} was asked to quit and waits for its clients to leave; "
+            "it takes no new ones.",
+            "It ends when the last client does.",
+        )
+
+
+def _quit_at(daemon: ControlDaemon) -> float | None:
+    """When it quit, if that is the last that is known of it."""
+    last = daemon.incidents[-1] if daemon.incidents else None
+    return last.at if last is not None and last.kind == "daemon_quit" else None
+
+
+def _server(server: Server, found: Found, who: Who, now: float) -> Iterator[Finding]:
+    owner = words.capital(f"{who(server.uid)}'s server {server.pid}")
+    if server.ghost:
+        yield found(
+            "ghost_server",
+            f"{owner} was started for clients that had died in the queue: the daemon answers "
+            "nobody now.",
+            f"End the server (kill -9 {server.pid}) to free the queue; the daemon need not be "
+            "restarted.",
+        )
+    elif server.state == "FAULT":
+        left = server.clients_connected
+        clients = "its client has" if left == 1 else "its clients have"
+        if left is not None and left > 1:
+            clients = f"its {left} clients have"
+        pids = " ".join(str(client.pid) for client in server.clients if client.pid)
+        yield found(
+            "server_in_fault",
+            f"{owner} is in FAULT after a fatal GPU error: it takes no new clients until {clients} "
+            "exited.",
+            f"End the clients that are left{f' (kill {pids})' if pids else ''}; they cannot use "
+            "the GPU any more.",
+        )
+    elif server.state == "INITIALIZING" and server.start_time_seconds is not None:
+        age = now - server.start_time_seconds
+        if age > STARTING_LONG_SECONDS:
+            yield found(
+                "server_starting_long",
+                f"{owner} has been starting for {words.age(age)}.",
+                "Its server.log says where it is stuck.",
+                since=server.start_time_seconds,
+            )
+
+
+def _queue(
+    daemon: ControlDaemon, name: str, found: Found, who: Who, now: float
+) -> Iterator[Finding]:
+    dead = [wait for wait in daemon.waits if wait.dead]
+    if dead:
+        pids = words.capital(words.processes([wait.pid for wait in dead]) or "a process")
+        yield found(
+            "queued_client_dead",
+            f"{pids} died while waiting in the queue of {name}, and still "
+            f"{'stand' if len(dead) > 1 else 'stands'} in it: when the turn comes, the daemon "
+            "hangs.",
+            "Nothing is lost yet. Plan a restart of the daemon before its present server ends; or, "
+            f"when a server for {who(dead[0].uid)} has come and stays without clients, end that "
+            "server (kill -9).",
+        )
+    alive = sorted((wait for wait in daemon.waits if not wait.dead), key=lambda wait: wait.since)
+    if alive:
+        yield _wait(daemon, alive, found, who, now)
+
+
+def _wait(
+    daemon: ControlDaemon, alive: list[Wait], found: Found, who: Who, now: float
+) -> Finding:  # fmt: skip
+    first = alive[0]
+    holder = next((one for one in daemon.servers if one.uid == first.behind_uid), None)
+    if first.behind_uid is None:
+        behind = "behind another user's server"
+    elif holder is not None:
+        behind = f"behind {who(first.behind_uid)}'s server {holder.pid}"
+    else:
+        behind = f"behind {who(first.behind_uid)}"
+    text = f"{who(first.uid)} has waited {words.age(now - first.since)} {behind}"
+    if len(alive) == 2:
+        text += ", and one more client waits"
+    elif len(alive) > 2:
+        text += f", and {len(alive) - 1} more clients wait"
+    idle = holder is None or (holder.clients_connected == 0 and not holder.ghost)
+    if idle and daemon.state == "answering":
+        text += ". The GPU is idle meanwhile: the daemon has not noticed yet that it is free"
+    remedy = (
+        "End the ghost server first."
+        if holder is not None and holder.ghost
+        else "MPS serves one user at a time: the wait ends when all clients of the other user have "
+        "left. Run both as one user, give each a daemon of their own (own "
+        "CUDA_MPS_PIPE_DIRECTORY), or run one daemon of root with -multiuser-server."
+    )
+    return found("several_users_one_daemon", words.sentence(text), remedy, since=first.since)
+
+
+def _limits(clients: Iterable[Client], found: Found, who: Who) -> Iterator[Finding]:
+    clients = list(clients)
+    if percentages := [
+        f"{_client(client, who)} with {words.visible(repr(client.percentage_ignored))}"
+        for client in clients
+        if client.percentage_ignored is not None
+    ]:
+        yield found(
+            "percentage_ignored",
+            f"CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of {words.some(percentages)}.",
+            "Set a number above 0 and up to 100, and start the process again.",
+        )
+    if memory := [
+        f"{_client(client, who)} with {words.visible(repr(client.memory_limit_ignored))}"
+        for client in clients
+        if client.memory_limit_ignored is not None
+    ]:
+        yield found(
+            "memory_limit_ignored",
+            f"CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of {words.some(memory)}.",
+            "Name only GPUs that the daemon shows, by its ordinals or full UUIDs "
+            "(echo device_query | nvidia-cuda-mps-control), and start the process again.",
+        )
+
+
+def _client(client: Client, who: Who) -> str:
+    return words.process(client.pid, client.command, who(client.uid))

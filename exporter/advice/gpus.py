@@ -1,0 +1,113 @@
+"""What is wrong with a GPU and with the processes on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from exporter import words
+from exporter.advice.table import ADVICE, Finding
+from exporter.model import Gpu, Snapshot
+from exporter.observations import ProcessFacts
+from exporter.words import Who
+
+IDLE_SM_ACTIVITY = 0.3
+BUSY_UTILIZATION = 0.9
+VOLTA = (7, 0)
+
+
+def of_gpu(gpu: Gpu, snapshot: Snapshot, who: Who) -> Iterator[Finding]:
+    """All findings of one GPU."""
+    seen = gpu.observation
+    name = f"GPU {gpu.index}"
+
+    def found(name: str, evidence: str, remedy: str) -> Finding:
+        return Finding(ADVICE[name], evidence, remedy, gpu=gpu.index, uuid=gpu.uuid)
+
+    if seen.lost:
+        yield found(
+            "gpu_lost", f"{name} ({gpu.uuid}) has fallen off the bus.",
+            "Drain the host; the GPU comes back with a reset or a reboot, if at all.",
+        )  # fmt: skip
+    if gpu.served_by:
+        yield from _direct(gpu, snapshot, who)
+        if seen.compute_mode == "default":
+            yield found(
+                "not_exclusive_mode", f"The compute mode of {name} is default.",
+                f"When nobody uses it: nvidia-smi -i {gpu.index} -c EXCLUSIVE_PROCESS. Not where "
+                "two daemons share it.",
+            )  # fmt: skip
+        if seen.compute_capability is not None and seen.compute_capability < VOLTA:
+            model = words.visible(seen.name or "its model")
+            yield found(
+                "unfit_gpu", f"{name} ({model}) is older than Volta.", "Use a GPU from Volta on."
+            )
+    if gpu.stranded_clients:
+        pids = words.processes(gpu.stranded_pids or ())
+        processes = words.count(gpu.stranded_clients, "process", "processes")
+        yield found(
+            "stranded_client",
+            f"{processes} on {name} outlived the MPS server and "
+            f"{'keeps' if gpu.stranded_clients == 1 else 'keep'} GPU memory.",
+            f"End {pids or 'them: nvidia-smi lists them as M+C'}.",
+        )
+    yield from _would_help(gpu, name)
+
+
+def _would_help(gpu: Gpu, name: str) -> Iterator[Finding]:
+    readings = {one.metric: one.value for one in gpu.observation.readings if not one.labels}
+    utilization = readings.get("mps_gpu_utilization_ratio")
+    activity = readings.get("mps_gpu_sm_active_ratio")
+    if gpu.served_by or len(gpu.direct_pids) < 2 or utilization is None or activity is None:
+        return
+    if utilization > BUSY_UTILIZATION and activity < IDLE_SM_ACTIVITY:
+        yield Finding(
+            ADVICE["mps_would_help"],
+            f"{len(gpu.direct_pids)} processes take turns on {name}: it looks "
+            f"{words.percent(utilization)} busy, and {words.percent(activity)} of its SMs work.",
+            "Start a control daemon (nvidia-cuda-mps-control -d) and the processes under it.",
+            gpu=gpu.index,
+            uuid=gpu.uuid,
+        )
+
+
+def _direct(gpu: Gpu, snapshot: Snapshot, who: Who) -> Iterator[Finding]:
+    """Give one finding for each way past MPS, however many processes took it."""
+    directories = {daemon.pipe_directory for daemon in snapshot.daemons if daemon.pid is not None}
+    ways: dict[str, list[str]] = {}
+    for process in gpu.direct_processes:
+        name, words_of_it = _way(process, who, directories)
+        ways.setdefault(name, []).append(words_of_it)
+    for name, those in ways.items():
+        yield Finding(
+            ADVICE[name],
+            f"On GPU {gpu.index} without MPS: {words.some(those)}.",
+            _REMEDIES[name].format(
+                directories=words.visible(" or ".join(sorted(directories)) or "(none runs)", 400)
+            ),
+            gpu=gpu.index,
+            uuid=gpu.uuid,
+        )
+
+
+_REMEDIES = {
+    "pipe_directory_mismatch": "Set CUDA_MPS_PIPE_DIRECTORY to the daemon's directory, "
+    "{directories}, and start the process again.",
+    "container_without_ipc": "Start the container with the daemon's pipe directory mounted and "
+    "--ipc=host (hostIPC: true).",
+    "process_bypasses_mps": "Start it again with CUDA_MPS_PIPE_DIRECTORY set to {directories}, or "
+    "set the GPU's compute mode to EXCLUSIVE_PROCESS so that it is refused.",
+}
+
+
+def _way(process: ProcessFacts, who: Who, directories: set[str]) -> tuple[str, str]:
+    user = words.visible(process.user) if process.user else who(process.uid)
+    text = words.process(process.pid, process.name, user)
+    wanted = (process.mps_environment or {}).get("CUDA_MPS_PIPE_DIRECTORY")
+    if wanted is None:
+        return "process_bypasses_mps", text
+    place = words.visible(wanted, 200)
+    if wanted.rstrip("/") not in directories:
+        return "pipe_directory_mismatch", f"{text} with CUDA_MPS_PIPE_DIRECTORY={place}"
+    if len(process.namespace_pids) > 1:
+        return "container_without_ipc", f"{text} in a container that names {place}"
+    return "process_bypasses_mps", text
