@@ -347,7 +347,11 @@ class LogTails:
 
     def _complain(self, tail: _Tail, pipe_directory: str) -> None:
         fields = {"daemon": pipe_directory, "path": tail.path, "err": tail.error}
-        if tail.error is None:
+        if not tail.path and tail.error is not None:
+            if tail.log == "control":  # both logs are missed for one reason: one line
+                del fields["path"]
+                _log.warning("cannot tell where a daemon has its logs", extra={"fields": fields})
+        elif tail.error is None:
             _log.info("following a log", extra={"fields": fields})
         elif tail.error == _MISSING:
             _log.info("a log is not there yet", extra={"fields": fields})
@@ -365,7 +369,7 @@ def _path(root: str, log_directory: str, log: LogName) -> str:
 
 _MISSING = "no such file"
 _UNKNOWN = (
-    "nothing tells where this daemon has its logs, since its environment cannot be read: name the"
+    "its environment cannot be read, and the log in the default place is not its own: name the"
     " place with --mps.log-directory, or give the exporter CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
 )
 

@@ -287,6 +287,22 @@ def test_a_place_that_nobody_knows_is_not_looked_for() -> None:
     tails.close()
 
 
+def test_a_place_that_nobody_knows_is_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tails = LogTails()
+    for _ in range(3):
+        tails.poll([(PIPE, "", "")])
+    tails.close()
+
+    (line,) = caplog.records
+    assert line.message == "cannot tell where a daemon has its logs"
+    fields = line.__dict__["fields"]
+    assert fields["daemon"] == PIPE
+    assert "--mps.log-directory" in fields["err"]
+    assert all(fields.values())
+
+
 def test_many_daemons_are_followed_apart(tmp_path: Path) -> None:
     tails = LogTails()
     targets = []
