@@ -270,7 +270,7 @@ class Collector:
                 continue
             record.facts = replace(record.facts, process=None, servers=(), lock_holder_pid=None)
             record.gone_since = record.gone_since or now
-            life = record.ledger.view(now)
+            life = record.ledger.view(now, clients=False)
             quit_in_order = life.daemon_ended_at is not None and not life.daemon_died
             patience = GONE_AFTER_QUIT_SECONDS if quit_in_order else GONE_AFTER_DEATH_SECONDS
             if now - record.gone_since > patience:
@@ -344,7 +344,7 @@ class Collector:
             blind_interval_seconds=self._settings.mps_min_query_interval,
             answers=record.answers,
             facts=record.facts,
-            view=record.ledger.view(now),
+            view=record.ledger.view(now, clients=False),
             logs_readable=_follows(record, "control") and _follows(record, "server"),
         )
         if not servers:

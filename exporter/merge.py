@@ -8,7 +8,7 @@ stand; where all are, the value is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
@@ -45,16 +45,14 @@ SERVER_PROGRAM = "nvidia-cuda-mps-server"
 STRANDED_SECONDS = 1.0
 """A client that ends leaves NVML's list within this time after it left its server."""
 
-THREAD_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
+LIMIT_VARIABLES = (
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+    "CUDA_MPS_CLIENT_PRIORITY",
+)
 
-# Hundreds of clients say the same at each collection.
+# Hundreds of clients stay where they are from one collection to the next.
 _place_of = lru_cache(maxsize=1024)(attribute)
-_own_percentage = lru_cache(maxsize=256)(limits.parse_active_thread_percentage)
-_own_memory = lru_cache(maxsize=256)(limits.parse_pinned_memory_limit)
-_own_priority = lru_cache(maxsize=256)(limits.parse_client_priority)
-_sm_limit = lru_cache(maxsize=256)(limits.sm_limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,6 +445,8 @@ class _Serving:
     ordinals: Mapping[str, int]
     ratio: float | None
     memory: Mapping[int, int]
+    limits: dict[Hashable, _ClientLimits] = field(default_factory=dict)
+    """By what they follow from: a server's clients are mostly alike."""
 
 
 def _clients(
@@ -579,23 +579,42 @@ _NOT_KNOWN = _ClientLimits()
 def _limits(
     view: _View, session: ClientSession, serving: _Serving, environment: Mapping[str, str]
 ) -> _ClientLimits:
+    """Give a client's limits; those that have the same reasons are worked out once."""
     allowed_ratio = session.active_thread_ratio  # at connect
     if allowed_ratio is None:
         allowed_ratio = serving.ratio
-    own = _own_percentage(environment.get(THREAD_VARIABLE))
+    said = tuple(map(environment.get, LIMIT_VARIABLES))
+    reasons = allowed_ratio, said, tuple(session.contexts)
+    found = serving.limits.get(reasons)
+    if found is None:
+        found = _limits_of(view, allowed_ratio, tuple(session.contexts), serving, *said)
+        serving.limits[reasons] = found
+    return found
+
+
+def _limits_of(
+    view: _View,
+    allowed_ratio: float | None,
+    uuids: tuple[str, ...],
+    serving: _Serving,
+    percentage: str | None,
+    memory_text: str | None,
+    priority: str | None,
+) -> _ClientLimits:
+    own = limits.parse_active_thread_percentage(percentage)
     ratio = limits.effective_ratio(own.ratio, allowed_ratio) if allowed_ratio is not None else None
     lowered = own.ratio is not None and allowed_ratio is not None and own.ratio < allowed_ratio
     sms: dict[str, int] = {}
     memory: dict[str, int] = {}
     devices = serving.devices
-    own_memory = _own_memory(environment.get(MEMORY_VARIABLE))
+    own_memory = limits.parse_pinned_memory_limit(memory_text)
     memory_ignored = bool(devices) and limits.names_missing_device(own_memory, devices)
     if memory_ignored:
         own_memory = {}
-    for uuid in session.contexts:
+    for uuid in uuids:
         gpu = view.gpus.get(uuid)
         if ratio is not None and gpu is not None and gpu.sm_count is not None:
-            count = _sm_limit(ratio, gpu.sm_count, gpu.compute_capability)
+            count = limits.sm_limit(ratio, gpu.sm_count, gpu.compute_capability)
             if count is not None:
                 sms[uuid] = count
         ordinal = serving.ordinals.get(uuid)
@@ -609,9 +628,9 @@ def _limits(
         ratio=ratio,
         sms=sms,
         memory=memory,
-        priority=_own_priority(environment.get(PRIORITY_VARIABLE)),
-        percentage_ignored=environment.get(THREAD_VARIABLE) if own.ignored else None,
-        memory_ignored=environment.get(MEMORY_VARIABLE) if memory_ignored else None,
+        priority=limits.parse_client_priority(priority),
+        percentage_ignored=percentage if own.ignored else None,
+        memory_ignored=memory_text if memory_ignored else None,
     )
 
 

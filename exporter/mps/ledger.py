@@ -128,8 +128,8 @@ class Ledger:
                 pids.update(server.started_for)
         return frozenset(pid for pid in pids if pid)
 
-    def view(self, now: float) -> LedgerView:
-        """Give all that is known. Changes nothing.
+    def view(self, now: float, *, clients: bool = True) -> LedgerView:
+        """Give all that is known, or all but the clients by name. Changes nothing.
 
         Running totals are as of the last settle(): up to then every line has been read, so they
         never have to go back.
@@ -150,7 +150,9 @@ class Ledger:
             daemon_died=daemon.died,
             binary_version=daemon.binary_version,
             quit_requested_at=daemon.quit_requested_at,
-            servers=tuple(_server_session(server) for server in books.servers.values()),
+            servers=tuple(
+                _server_session(server, clients=clients) for server in books.servers.values()
+            ),
             waits=waits,
             handover_backoff_seconds=daemon.backoff_seconds if pressing else None,
             devices=dict(books.ordinals) or _only_device(books),
@@ -165,7 +167,7 @@ def _only_device(books: Books) -> dict[int, str]:
     return {0: next(iter(books.uuids))} if len(books.uuids) == 1 and ordinals == {0} else {}
 
 
-def _server_session(server: Server) -> ServerSession:
+def _server_session(server: Server, *, clients: bool) -> ServerSession:
     faults = [fault.at for fault in server.faults]
     state = "FAULT" if faults else "ACTIVE"
     if server.ready_at is None and not server.ever_connected:
@@ -182,7 +184,9 @@ def _server_session(server: Server) -> ServerSession:
         devices=dict(server.devices),
         client_limit=server.client_limit,
         ghost=server.ghost,
-        clients=tuple(_client_session(server, client) for client in server.clients.values()),
+        clients=tuple(
+            _client_session(server, client) for client in server.clients.values() if clients
+        ),
         clients_count=server.client_count,
         adopted=server.adopted,
     )
