@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,12 @@ TREE = ROOT.parent
 
 
 def program(name: str) -> Path:
-    """A program of PATH or of .tools/bin; a test without it proves nothing, and fails."""
-    places = os.pathsep.join((str(TREE / ".tools" / "bin"), os.environ.get("PATH", "")))
+    """A program of .tools/bin, of this Python's environment or of PATH.
+
+    A test without it proves nothing, and fails.
+    """
+    ours = (TREE / ".tools" / "bin", Path(sys.executable).parent)
+    places = os.pathsep.join((*map(str, ours), os.environ.get("PATH", "")))
     found = shutil.which(name, path=places)
     assert found, f"{name} is neither on PATH nor in .tools/bin: run `make tools`"
     return Path(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from typing import Any
 
@@ -137,15 +136,6 @@ def test_no_label_is_matched_twice_in_one_selector(rule: Rule) -> None:
 def test_no_series_is_recorded_twice_and_none_needs_itself() -> None:
     names = [rule.record for rule in records()]
     assert len(names) == len(set(names))
-
-
-def test_recorded_series_are_used_after_they_are_made_within_a_group() -> None:
-    for (file, group), members in itertools.groupby(rules(), lambda rule: (rule.file, rule.group)):
-        ordered = list(members)
-        made = {rule.record: position for position, rule in enumerate(ordered) if rule.record}
-        for position, rule in enumerate(ordered):
-            for selector in promql.selectors(promql.parse(rule.expr)):
-                assert made.get(selector.name, -1) < position, f"{file.name} {group} {rule}"
 
 
 @pytest.mark.parametrize(

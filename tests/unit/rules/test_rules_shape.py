@@ -13,7 +13,6 @@ from tests.unit.rules.rulebook import (
     DASHBOARD_BASE,
     DASHBOARDS,
     ROOT,
-    RULE_FILES,
     RUNBOOK_BASE,
     RUNBOOKS,
     Rule,
@@ -120,22 +119,6 @@ def test_only_one_place_names_each_url() -> None:
         assert set(urls) == {"https://github.com", "http://localhost:3000"}
 
 
-def unit_tests_have_unique_names_and_nothing_unknown() -> None:
-    names = []
-    for file in RULE_FILES:
-        for group in yaml.safe_load(file.read_text())["groups"]:
-            # Elsewhere the interval is the site's to choose.
-            slow = group["name"] in {
-                "mps-clients-memory",
-                "mps-kubernetes",
-                "mps-recording-quantiles",
-            }
-            assert group.keys() == {"name", "rules"} | ({"interval"} if slow else set())
-            assert re.fullmatch(r"mps(-[a-z]+)+", group["name"])
-            names.append(group["name"])
-    assert len(names) == len(set(names))
-
-
 @pytest.mark.parametrize("name", sorted({rule.alert for rule in alerts()}))
 def test_alert_is_tested_firing_and_not_firing(name: str) -> None:
     cases = [case for case in alert_cases() if case.alert == name]
@@ -194,3 +177,16 @@ def test_prometheus_loads_all_rule_files() -> None:
         if label == "job" and op == "="
     }
     assert named <= jobs
+
+
+def test_each_test_that_the_readme_names_exists() -> None:
+    tests = ROOT.parent / "tests"
+    sources = [*tests.glob("unit/rules/test_*.py"), tests / "integration/test_alerts_promtool.py"]
+    there = {
+        name
+        for source in sources
+        for name in re.findall(r"^def (test_\w+)", source.read_text(), flags=re.MULTILINE)
+    }
+    named = set(re.findall(r"`(test_\w+)`", (tests / "unit/rules/README.md").read_text()))
+    assert len(named) > 15
+    assert named <= there
