@@ -22,6 +22,11 @@ SHOTS = (
     ("status-ghost.png", "wait-abandoned-sigkill", 10, DESK, False),
     ("status-limits-dark.png", "limits", 8, DESK, True),
     ("status-phone.png", "tour", 40, PHONE, False),
+    ("scenario-training-direct.png", "training-10-direct", 10, DESK, False),
+    ("scenario-training-mps.png", "training-10-mps", 5, DESK, False),
+    ("scenario-three-users.png", "three-users", 2.5, DESK, False),
+    ("scenario-starved.png", "starved", 4.5, DESK, False),
+    ("scenario-stranded.png", "stranded", 2, DESK, False),
 )
 
 

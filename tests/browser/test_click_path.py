@@ -1,0 +1,72 @@
+"""The way through the demo that docs/scenarios.md describes, step by step, in a real browser."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.browser.devtools import Page, browser
+from tests.support.program import running
+
+pytestmark = pytest.mark.timeout(180)
+
+SPEED = 4
+
+
+async def text_of(page: Page, selector: str) -> str:
+    found = await page.evaluate(f"document.querySelector({selector!r})?.innerText ?? ''")
+    return str(found)
+
+
+async def until(page: Page, selector: str, pattern: str) -> str:
+    """What an element says, once it says what is wanted."""
+    async with asyncio.timeout(60):
+        while not re.search(pattern, said := await text_of(page, selector)):
+            await asyncio.sleep(0.1)
+    return said
+
+
+async def click(page: Page, words: str) -> None:
+    """Click the link with these words."""
+    await page.evaluate(
+        f"[...document.querySelectorAll('a')].find(a => a.innerText === {words!r}).click()"
+    )
+
+
+async def test_who_waits_behind_whom_since_when(tmp_path: Path) -> None:
+    async with running(tmp_path, "demo", f"--speed={SPEED}") as program, browser() as page:
+        # 2. The page, and that it is a recording.
+        await page.open(f"{program.url}/")
+        assert (await text_of(page, "aside")).startswith("Demo. This is a recording of another")
+        # 3. The answer, as the page keeps itself fresh.
+        answer = await until(page, "#headline", r"^User 1002 has waited")
+        assert re.fullmatch(r"User 1002 has waited \d+ s behind user 1001's server 607\.", answer)
+        assert "MPS serves one user at a time" in await text_of(page, ".remedy")
+        # 4. All who wait.
+        row = await until(page, ".queue tbody tr", "user 1002")
+        assert re.search(r"user 1002\s+process 663\s+user 1001\s+server 607\s+\d+ s", row)
+        # 5. The programs behind which they wait.
+        assert "User 1001's server 607" in await text_of(page, ".gpus")
+        assert re.search(r"user 1001 · process 59\d", await text_of(page, ".gpus"))
+        # 6. When it began.
+        began = await until(page, ".incidents li", "process 663 began to wait")
+        assert re.match(r"(just now|\d+ s ago)", began)
+        moment = await page.evaluate("document.querySelector('.incidents time').title")
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", moment)
+        # 7. The same for programs.
+        await click(page, "JSON")
+        status = json.loads(await until(page, "body", r'"waits": ?\[\{'))
+        (wait,) = status["daemons"][0]["waits"]
+        assert (wait["uid"], wait["behind_uid"], wait["behind_server_pid"]) == (1002, 1001, 607)
+        assert 0 < status["taken_at"] - wait["since"] < 60 * SPEED
+        await page.open(f"{program.url}/")
+        await click(page, "Metrics")
+        metrics = await until(page, "body", "mps_uid_waiting_clients")
+        assert re.search(r'mps_uid_waiting_clients\{.*uid="1002".*\} 1', metrics)
+        assert re.search(r'mps_uid_waiting_since_timestamp_seconds\{.*uid="1002"', metrics)
+        # A click that no hand made leaves a page that "back" skips: of no matter here.
+        assert [one for one in page.complaints if "MarkedSkippable" not in one] == []

@@ -1,0 +1,74 @@
+"""docs/scenarios.md: its figures are those of the recordings, and its snippets work."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.support.program import free_port, running
+from tests.unit.rules.servers import program
+from tools.scenario_figures import FIGURES, MARK, PAGE, fill
+
+ROOT = PAGE.parents[1]
+TEXT = PAGE.read_text("utf-8")
+
+
+async def test_every_figure_is_what_the_recordings_say() -> None:
+    assert await fill(TEXT) == TEXT, "run python -m tools.scenario_figures"
+    assert {name for _, name, _ in MARK.findall(TEXT)} == FIGURES.keys()
+
+
+async def test_a_wrong_figure_would_be_seen() -> None:
+    wrong = re.sub(r"\b132\b", "131", TEXT)
+    assert wrong != TEXT
+    assert await fill(wrong) == TEXT
+
+
+@pytest.mark.parametrize("server", ["prometheus", "prometheus3"])
+async def test_the_job_of_dcgm_exporter_goes_on(tmp_path: Path, server: str) -> None:
+    (snippet,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    shutil.copy(ROOT / "prometheus" / "dcgm-compat.rules.yml", tmp_path)
+    recording = ROOT / "tests" / "recordings" / "limits.rec.gz"
+    async with running(tmp_path, "demo", str(recording)) as exporter:
+        assert snippet.count("localhost:9400") == 1
+        config = snippet.replace("localhost:9400", f"127.0.0.1:{exporter.port}")
+        (tmp_path / "prometheus.yml").write_text(config.replace("15s", "500ms"))
+        port = free_port()
+        process = await asyncio.create_subprocess_exec(
+            program(server), f"--config.file={tmp_path / 'prometheus.yml'}",
+            f"--storage.tsdb.path={tmp_path / 'tsdb'}", f"--web.listen-address=127.0.0.1:{port}",
+            "--log.level=error", cwd=tmp_path,
+        )  # fmt: skip
+        try:
+            labels = await _until_there(exporter.session, port, "DCGM_FI_DEV_GPU_UTIL")
+            assert (labels["job"], labels["gpu"], labels["modelName"]) == (
+                "gpu",
+                "0",
+                "NVIDIA H200",
+            )
+            assert labels["UUID"].startswith("GPU-")
+            await _until_there(exporter.session, port, "DCGM_FI_DEV_FB_USED > 0")
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+async def _until_there(session: aiohttp.ClientSession, port: int, query: str) -> dict[str, str]:
+    """The labels of a series, once there is one."""
+    url = f"http://127.0.0.1:{port}/api/v1/query"
+    async with asyncio.timeout(30):
+        while True:
+            await asyncio.sleep(0.2)
+            try:
+                async with session.get(url, params={"query": query}) as answer:
+                    found = (await answer.json())["data"]["result"]
+            except aiohttp.ClientError:
+                continue
+            if found:
+                labels: dict[str, str] = found[0]["metric"]
+                return labels
