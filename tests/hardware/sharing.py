@@ -38,7 +38,10 @@ def _seconds(*clients: Client) -> float | None:
 async def _activity(lab: Lab, *clients: Client) -> dict[str, float]:
     """Let clients run to their end; what the GPU did meanwhile, by two counters."""
     await lab.ready(*clients, seconds=40)
-    names = ("mps_gpu_busy_seconds_total", "mps_gpu_sm_active_seconds_total")
+    names = {
+        "busy_share": "mps_gpu_busy_seconds_total",
+        "sm_active_share": "mps_gpu_sm_active_seconds_total",
+    }
     await lab.run(1)
     before = await lab.look()
     await lab.run(3)
@@ -46,10 +49,10 @@ async def _activity(lab: Lab, *clients: Client) -> dict[str, float]:
     seconds = after.snapshot.taken_at - before.snapshot.taken_at
     await lab.left(*clients)
     shares = {}
-    for name in names:
+    for share, name in names.items():
         one, two = before.value(name, gpu=0), after.value(name, gpu=0)
         if one is not None and two is not None:
-            shares[name] = round((two - one) / seconds, 4)
+            shares[share] = round((two - one) / seconds, 4)
     return shares
 
 
@@ -153,10 +156,13 @@ async def containers(lab: Lab) -> None:
 async def framework_crash(lab: Lab) -> None:
     daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
     train = [sys.executable, str(HERE / "train.py"), "60000"]
-    neighbours = [lab.client("train", 0, daemon=daemon, command=train, more=PYTHON)
+    neighbours = [lab.client("train", 0, daemon=daemon, command=train, more=PYTHON,
+                         CUDA_VISIBLE_DEVICES="0")
                   for _ in range(2)]  # fmt: skip
     crash = [sys.executable, str(HERE / "crash.py"), "4"]
-    culprit = lab.client("crash", 0, daemon=daemon, command=crash, more=PYTHON)
+    culprit = lab.client(
+        "crash", 0, daemon=daemon, command=crash, more=PYTHON, CUDA_VISIBLE_DEVICES="0"
+    )
     await lab.ready(*neighbours, culprit, seconds=60)
     await lab.until("mps_server_clients", 3, daemon=daemon.label)
     await lab.left(culprit, seconds=20)
