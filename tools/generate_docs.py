@@ -1,4 +1,7 @@
-"""Writes the reference pages that follow from the code: docs/metrics.md, docs/configuration.md.
+"""Writes the reference pages and tables that follow from the code and from the rules.
+
+Pages: docs/metrics.md, docs/configuration.md. Tables, each between a mark and ``<!-- end -->``:
+``<!-- advice -->`` in docs/troubleshooting.md, ``<!-- alerts -->`` in docs/alerts.md.
 
 With --check it writes nothing, and exits with 1 when a page is not up to date.
 """
@@ -7,10 +10,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
+import yaml
+
+from exporter.advice import ADVICE
 from exporter.metrics.catalogue import CATALOGUE
 from exporter.settings import FLAGS, Settings
 
@@ -89,7 +96,49 @@ def configuration_page() -> Iterator[str]:
     )
 
 
-PAGES = {"metrics.md": metrics_page, "configuration.md": configuration_page}
+def advice_table() -> Iterator[str]:
+    """Every finding, for docs/troubleshooting.md."""
+    yield "| name | severity | finding | why it matters |"
+    yield "| --- | --- | --- | --- |"
+    for advice in ADVICE.values():
+        if advice.kind != "news":
+            yield f"| `{advice.name}` | {advice.severity} | {advice.title} | {advice.why} |"
+
+
+def alerts_table() -> Iterator[str]:
+    """Every alert with its runbook, for docs/alerts.md."""
+    yield "| alert and runbook | severity | summary |"
+    yield "| --- | --- | --- |"
+    for file in sorted((DOCS.parent / "prometheus" / "rules").glob("*.yml")):
+        for group in yaml.safe_load(file.read_text("utf-8"))["groups"]:
+            for rule in group["rules"]:
+                if name := rule.get("alert"):
+                    severity, summary = rule["labels"]["severity"], rule["annotations"]["summary"]
+                    link = f"[{name}](../prometheus/runbooks/{name}.md)"
+                    yield f"| {link} | {severity} | {summary} |"
+
+
+TABLES = {
+    "troubleshooting.md": ("advice", advice_table),
+    "alerts.md": ("alerts", alerts_table),
+}
+
+
+def filled(name: str) -> Iterator[str]:
+    """A page with its table made anew."""
+    mark, table = TABLES[name]
+    begin, end = f"<!-- {mark} -->", "<!-- end -->"
+    before, _, rest = (DOCS / name).read_text("utf-8").partition(begin)
+    yield f"{before}{begin}"
+    yield from table()
+    yield end + rest.partition(end)[2].removesuffix("\n")
+
+
+PAGES: dict[str, Callable[[], Iterator[str]]] = {
+    "metrics.md": metrics_page,
+    "configuration.md": configuration_page,
+    **{name: partial(filled, name) for name in TABLES},
+}
 
 
 def main() -> int:

@@ -67,7 +67,7 @@ _STATES = (
     ),
     Advice(
         "server_starting_long", "warning", "A server does not come up",
-        "A server is ready within a second or two; until it is, its clients hang in cuInit.",
+        "Until it is ready its clients hang in cuInit; most are within a moment.",
     ),
     Advice(
         "daemon_absent", "warning", "A control daemon is gone",
@@ -76,7 +76,8 @@ _STATES = (
     ),
     Advice(
         "daemon_refuses", "warning", "A control daemon refuses to answer",
-        "Only its own user and root may ask a daemon. The logs are followed all the same.",
+        "It turns questions away, also the second time. The logs are followed all the same, and a "
+        "daemon that answers nobody looks like this, too.",
     ),
     Advice(
         "daemon_draining", "warning", "A control daemon is about to end",
@@ -171,7 +172,7 @@ _BLINDNESS = (
     Advice(
         "clients_not_shown", "info", "Not all clients are shown one by one",
         "Each client costs series in Prometheus; so many more than expected are most often a "
-        "mistake. Counts and sums include them.", "blindness",
+        "mistake. The counts include them.", "blindness",
     ),
     Advice(
         "web_configuration_unusable", "warning", "The web configuration cannot be used",
