@@ -1,0 +1,65 @@
+"""The README's first command on a machine that has git, make and Python, and nothing of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PORT = 9400
+MINUTES = 5
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.timeout(60 * MINUTES + 60)
+async def test_make_demo_as_the_readme_says(tmp_path: Path) -> None:
+    assert _is_free(PORT), f"something listens on :{PORT} already; the README's command needs it"
+    clone, home = tmp_path / "mps-exporter", tmp_path / "home"
+    home.mkdir()
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    log = tmp_path / "output"
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_shell(
+            "make demo", cwd=clone, env={"PATH": "/usr/bin:/bin", "HOME": str(home)},
+            stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+    try:
+        await _serves(process, log)
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGINT)
+        await asyncio.wait_for(process.wait(), 20)
+    said = log.read_text("utf-8")
+    # Progress on all that takes its time, and where to look.
+    for step in ("making .venv", "installing what the exporter needs", "installing mps-exporter"):
+        assert re.search(rf"^==> {step}.*: done in \d+ s$", said, re.MULTILINE), said
+    assert f"http://localhost:{PORT}/" in said
+
+
+async def _serves(process: asyncio.subprocess.Process, log: Path) -> None:
+    """Metrics of the recorded host come, in reasonable time."""
+    async with asyncio.timeout(60 * MINUTES), aiohttp.ClientSession() as session:
+        while True:
+            assert process.returncode is None, log.read_text("utf-8")
+            try:
+                async with session.get(f"http://localhost:{PORT}/metrics") as answer:
+                    text = await answer.text()
+            except aiohttp.ClientError:
+                await asyncio.sleep(0.5)
+                continue
+            if re.search(r"^mps_exporter_recording_info\{.*\} 1", text, re.MULTILINE):
+                return
+            await asyncio.sleep(0.2)

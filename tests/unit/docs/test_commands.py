@@ -1,0 +1,139 @@
+"""Commands in the pages are run, or say why they cannot be run here.
+
+A block of shell commands (``sh``) is run in a copy of the tree, unless a comment right before it
+says
+
+- ``<!-- needs: gpu -->`` (or another of NEEDS): what it needs that a test has not;
+- ``<!-- runs: tests/x.py -->``: which other test runs exactly these commands;
+- ``<!-- in: folder -->``: in which folder of the tree it is run.
+
+A command that serves (``mps-exporter demo``) is asked for metrics and ended; it listens on a
+port of the day. What lasts for minutes is cut to seconds: the only liberties that are taken. A
+block of a dialogue (``console``) is run, too, and has to answer as the page says in its first
+line, with a demo running beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.program import running
+from tests.unit.docs.markdown import ROOT, Block, blocks, files, pages
+
+NEEDS = {
+    "gpu": "a host with a GPU, and on most of them MPS in some trouble",
+    "cluster": "a Kubernetes cluster",
+    "docker": "a container engine",
+    "root": "root, and systemd",
+    "names": "names of another's host",
+}
+LANGUAGES = {"sh", "console", "yaml", "json", "ini", "text", "promql", "python", "toml"}
+SECONDS = 30
+
+BLOCKS = [block for page in pages() for block in blocks(page)]
+SHELL = [block for block in BLOCKS if block.language == "sh"]
+UNMARKED = [block for block in SHELL if not block.mark("needs") and not block.mark("runs")]
+DIALOGUES = [
+    block for block in BLOCKS if block.language == "console" and not block.mark("needs")
+]  # fmt: skip
+
+
+def commands(text: str) -> list[str]:
+    """The commands of a block, each on one line."""
+    joined = re.sub(r"--duration \d+m", "--duration 2s", text.replace("\\\n", " "))
+    return [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_every_block_says_what_it_is(block: Block) -> None:
+    assert block.language in LANGUAGES, "so that no command is missed"
+    assert (block.mark("needs") or "gpu") in NEEDS
+
+
+@pytest.mark.parametrize("block", SHELL, ids=str)
+def test_every_block_is_shell(block: Block) -> None:
+    """Also where it cannot be run."""
+    text = re.sub(r"<<<? ?(?=[A-Z]|$)", "", block.text)
+    check = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert (check.returncode, check.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("block", [one for one in SHELL if one.mark("runs")], ids=str)
+def test_another_test_runs_it(block: Block) -> None:
+    text = (ROOT / str(block.mark("runs"))).read_text("utf-8")
+    assert [
+        line for line in commands(block.text)
+        if not re.search(rf"(?<![\w-]){re.escape(line)}(?![\w-])", text)
+    ] == []  # fmt: skip
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the tree as it is, to be changed at will."""
+    copy = tmp_path / "tree"
+    for name in files():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, copy / name)
+    return copy
+
+
+def environment() -> dict[str, str]:
+    places = (Path(sys.executable).parent, ROOT / ".tools" / "bin")
+    path = os.pathsep.join((*map(str, places), os.environ["PATH"]))
+    return {**os.environ, "PATH": path}
+
+
+@pytest.mark.parametrize("block", UNMARKED, ids=str)
+async def test_it_runs(block: Block, tree: Path) -> None:
+    folder = tree / (block.mark("in") or "")
+    for line in commands(block.text):
+        words = line.split()
+        if words[0] == "mps-exporter" and (len(words) == 1 or words[1] in ("demo", "serve")
+                                           or words[1].startswith("--")):  # fmt: skip
+            await _serves(folder, words[1:])
+        else:
+            await _ends_well(folder, line)
+
+
+async def _serves(folder: Path, words: list[str]) -> None:
+    """It serves metrics: as the page has it, but for the port."""
+    flags = [word for word in words if not word.startswith("--web.listen-address=")]
+    flags = [str(folder / word) if word.endswith(".rec.gz") else word for word in flags]
+    async with running(folder, *flags) as program:
+        page = await program.page()
+        assert page.value("mps_exporter_build_info") == 1
+
+
+async def _ends_well(folder: Path, line: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-euo", "pipefail", "-c", line, cwd=folder, env=environment(),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    output, _ = await asyncio.wait_for(process.communicate(), SECONDS)
+    assert process.returncode == 0, output.decode()
+
+
+@pytest.mark.parametrize("block", DIALOGUES, ids=str)
+async def test_it_answers(block: Block, tmp_path: Path) -> None:
+    command, answer, *_ = block.text.splitlines()
+    assert command.startswith("$ ")
+    async with running(tmp_path, "demo") as program:
+        line = command.removeprefix("$ ").replace("localhost:9400", f"localhost:{program.port}")
+        process = await asyncio.create_subprocess_exec(
+            "bash", "-c", line, cwd=ROOT, env=environment(), stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        try:
+            first = await asyncio.wait_for(process.stdout.readline(), SECONDS)
+        finally:
+            process.terminate()
+            await process.wait()
+    assert first.decode().strip() == answer

@@ -1,0 +1,78 @@
+"""Every link of every page leads somewhere, and every picture is made by a script."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tests.unit.docs.markdown import ROOT, anchors, files, links, pages, pictures
+
+PAGES = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+HOST = re.compile(r"(localhost|([a-z0-9-]+\.)+[a-z]{2,})(:\d+)?")
+
+
+def wrong(page: Path, link: str) -> str | None:
+    """What is wrong with a link; None if nothing is."""
+    parts = urlsplit(link)
+    if parts.scheme or parts.netloc:
+        if parts.scheme == "mailto":
+            return None
+        if parts.scheme not in ("http", "https") or not HOST.fullmatch(parts.netloc):
+            return "is no address"
+        return "has a blank" if re.search(r"\s", link) else None
+    target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+    if not target.is_relative_to(ROOT):
+        return "leads out of the tree"
+    if not target.exists():
+        return "leads nowhere"
+    if parts.fragment and (target.suffix != ".md" or parts.fragment not in anchors(target)):
+        return "has an anchor that is not there"
+    return None
+
+
+@PAGES
+def test_links_lead_somewhere(page: Path) -> None:
+    assert [f"{link} {why}" for link in links(page) if (why := wrong(page, link))] == []
+
+
+def test_wrong_links_are_seen() -> None:
+    page = ROOT / "README.md"
+    assert wrong(page, "docs/api.md") is None
+    assert wrong(page, "docs/api.md#listening") is None
+    assert wrong(page, "https://github.com/NVIDIA/dcgm-exporter") is None
+    for link in ("docs/apis.md", "docs/api.md#listen", "#nowhere", "../else", "http://no host/",
+                 "ftp://example.org/", "https:///x"):  # fmt: skip
+        assert wrong(page, link), link
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    start = ROOT / "README.md"
+    seen, coming = {start}, [start]
+    while coming:
+        page = coming.pop()
+        for link in links(page):
+            parts = urlsplit(link)
+            target = (page.parent / unquote(parts.path)).resolve()
+            if not parts.scheme and target.suffix == ".md" and target.exists():
+                coming += [target] if target not in seen else []
+                seen.add(target)
+    assert [str(page.relative_to(ROOT)) for page in pages() if page not in seen] == []
+
+
+def test_every_picture_is_made_by_a_script_and_used() -> None:
+    images = {name for name in files() if re.search(r"\.(png|svg|jpe?g|gif|webp)$", name)}
+    images = {name for name in images if name.startswith(("docs/", "grafana/", "bench/"))}
+    written = [name for name in files() if name.endswith((".py", ".sh", ".mjs", ".js"))]
+    scripts = "\n".join((ROOT / name).read_text("utf-8") for name in written)
+    shown = {
+        str((page.parent / picture).resolve().relative_to(ROOT))
+        for page in pages()
+        for picture in pictures(page)
+        if "://" not in picture
+    }
+    nameless = [name for name in images if Path(name).name not in scripts]
+    assert sorted(nameless) == [], "no script names them"
+    assert sorted(images - shown) == [], "no page shows them"
