@@ -105,6 +105,9 @@ class Processes:
             else:
                 first_listed[pid] = first
         self._first_listed = first_listed
+        # Facts of thousands of short processes would be megabytes until they are too old.
+        for gone in self._known.keys() - first_listed.keys() - set(found):
+            del self._known[gone]
         return found
 
     def comm(self, pid: int) -> bytes:
