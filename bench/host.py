@@ -12,7 +12,9 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from typing import TextIO
 
 from exporter.settings import Settings
 from exporter.sources.live import LiveHost
@@ -80,18 +82,15 @@ class Daemon:
     number: int
     folder: Path
     gpus: Sequence[int]
+    pid: int = 0
+    server: int = 0
+    user: int = USERS[0]
+    """Whose server it is."""
     clients: dict[int, Client] = field(default_factory=dict)
-    lives: int = 0
-
-    @property
-    def pid(self) -> int:
-        """Its process: another one after each restart."""
-        return 4000 + self.number + 10 * self.lives
-
-    @property
-    def server(self) -> int:
-        """Its server's process."""
-        return 5000 + self.number + 10 * self.lives
+    waiting: dict[int, Client] = field(default_factory=dict)
+    """Of the user whose turn is next."""
+    files: dict[str, TextIO] = field(default_factory=dict)
+    """Its logs: open for as long as it lives, whatever becomes of their names."""
 
     @property
     def pipe(self) -> Path:
@@ -118,8 +117,17 @@ class Daemon:
         component, pid = ("Control", self.pid) if name == "control" else ("Server", self.server)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
         prefix = f"[{stamp}.{int(now * 1000) % 1000:03d} {component} {pid:5d}] "
-        with (self.logs / f"{name}.log").open("a") as file:
-            file.write("".join(f"{prefix}{line}\n" for line in lines))
+        file = self.files.get(name)
+        if file is None:
+            file = self.files[name] = (self.logs / f"{name}.log").open("a")
+        file.write("".join(f"{prefix}{line}\n" for line in lines))
+        file.flush()
+
+    def close(self) -> None:
+        """Its process ends, so its files are closed."""
+        for file in self.files.values():
+            file.close()
+        self.files.clear()
 
 
 class FullHost:
@@ -139,7 +147,7 @@ class FullHost:
         self.tool = folder / fake_mps_control.NAME
         self.tool.write_text(TOOL)
         self.tool.chmod(0o755)
-        self._pids = iter(range(100_000, 4_000_000))
+        self._pids = count(100_000)
         self._started = time.time() - BOOT_TIME - 100
         metrics = dict.fromkeys(GPM_ALL, 50.0)
         self.nvml = TickingNvml(
@@ -169,16 +177,21 @@ class FullHost:
 
     def start(self, daemon: Daemon) -> None:
         """A daemon and its server start."""
+        daemon.pid = next(self._pids)
         argv = ["/usr/bin/nvidia-cuda-mps-control", "-d"]
         self.proc.add(daemon.pid, argv=argv, environ=daemon.environment, started=self._started)
+        daemon.log("control", f"Starting control daemon using socket {daemon.pipe}/control")
+        self._start_server(daemon)
+
+    def _start_server(self, daemon: Daemon) -> None:
+        daemon.server = next(self._pids)
         self.proc.add(
             daemon.server, argv=["nvidia-cuda-mps-server"], environ=daemon.environment,
-            parent=daemon.pid, uid=USERS[0], started=self._started,
+            parent=daemon.pid, uid=daemon.user, started=self._started,
         )  # fmt: skip
         daemon.log(
             "control",
-            f"Starting control daemon using socket {daemon.pipe}/control",
-            f"Starting new server {daemon.server} for user {USERS[0]}",
+            f"Starting new server {daemon.server} for user {daemon.user}",
             f"NEW SERVER {daemon.server}: Ready",
         )
 
@@ -186,33 +199,73 @@ class FullHost:
         """A daemon ends with all that it serves, and starts again."""
         self.leave(daemon, list(daemon.clients))
         daemon.log("control", "Exit")
-        self.proc.remove(daemon.server)
-        self.proc.remove(daemon.pid)
-        daemon.lives += 1
+        for pid in (*daemon.waiting, daemon.server, daemon.pid):
+            self.proc.remove(pid)
+        daemon.waiting.clear()
+        daemon.close()
         self.start(daemon)
 
     def connect(self, daemon: Daemon, gpus: Iterable[int]) -> list[int]:
         """A client comes for each of these GPUs; gives their PIDs."""
+        came = [self._spawn(daemon, gpu, daemon.user) for gpu in gpus]
+        self._served(daemon, came, "Server already exists")
+        return [client.pid for client in came]
+
+    def queue(self, daemon: Daemon, gpus: Iterable[int]) -> None:
+        """Clients of the next user come, and wait for their turn."""
+        user = USERS[(USERS.index(daemon.user) + 1) % len(USERS)]
+        for client in [self._spawn(daemon, gpu, user) for gpu in gpus]:
+            daemon.waiting[client.pid] = client
+            daemon.log(
+                "control",
+                f"NEW CLIENT {client.pid} from user {user}: Server is not ready, push client to "
+                "pending list",
+                f"Try shutting down server {daemon.server}, backoff is enabled",
+                f"Server {daemon.server} has {2 * len(daemon.clients)} active worker threads. "
+                "Server will not shutdown.",
+                f"Control will try shutting down server {daemon.server} again in at most 200ms",
+            )
+
+    def hand_over(self, daemon: Daemon) -> None:
+        """The clients end, the server with them, and the next user's begin."""
+        self.leave(daemon, list(daemon.clients))
+        daemon.log("control", f"Try shutting down server {daemon.server}, backoff is enabled")
+        daemon.log("server", "Server has been notified to shutdown", "Exiting")
+        time.sleep(0.005)
+        daemon.log("control", f"Server {daemon.server} exited with status 0")
+        self.proc.remove(daemon.server)
+        came = list(daemon.waiting.values())
+        daemon.waiting.clear()
+        if came:
+            daemon.user = came[0].uid
+        self._start_server(daemon)
+        self._served(daemon, came, "Server already exists")
+
+    def _spawn(self, daemon: Daemon, gpu: int, uid: int) -> Client:
+        pid = next(self._pids)
+        self.proc.add(
+            pid, argv=["/opt/conda/bin/python3", "train.py"], uid=uid,
+            environ={
+                **daemon.environment,
+                "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+                "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2G",
+            },
+            started=time.time() - BOOT_TIME,
+            cgroup=f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{pid:08x}"
+            f"_0000_4000_8000_000000000000.slice/cri-containerd-{pid:064x}.scope\n",
+        )  # fmt: skip
+        return Client(pid, gpu, uid)
+
+    def _served(self, daemon: Daemon, came: Iterable[Client], words: str) -> None:
+        """Clients connect to the server."""
         control: list[str] = []
         server: list[str] = []
-        came = [Client(next(self._pids), gpu, USERS[0]) for gpu in gpus]
         for client in came:
             pid = client.pid
             daemon.clients[pid] = client
-            self.proc.add(
-                pid, argv=["/opt/conda/bin/python3", "train.py"], uid=client.uid,
-                environ={
-                    **daemon.environment,
-                    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
-                    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2G",
-                },
-                started=time.time() - BOOT_TIME,
-                cgroup=f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{pid:08x}"
-                f"_0000_4000_8000_000000000000.slice/cri-containerd-{pid:064x}.scope\n",
-            )  # fmt: skip
             control += [
                 "Accepting connection...",
-                f"NEW CLIENT {pid} from user {client.uid}: Server already exists",
+                f"NEW CLIENT {pid} from user {client.uid}: {words}",
             ] * 2
             server += [
                 f"Received new client request for {{PID: {pid}, Context ID: 0}}",
@@ -226,7 +279,6 @@ class FullHost:
         daemon.log("control", *control)
         time.sleep(0.005)  # a server needs longer
         daemon.log("server", *server)
-        return [client.pid for client in came]
 
     def leave(self, daemon: Daemon, pids: Iterable[int]) -> None:
         """These clients end."""
@@ -240,6 +292,17 @@ class FullHost:
                 f"Client process {pid} disconnected",
             ]
         daemon.log("server", *lines)
+
+    def rename(self, daemon: Daemon) -> None:
+        """Logs get other names, as logrotate does without copytruncate: MPS goes on writing there.
+
+        An administrator who notices restarts the daemon.
+        """
+        for log in ("control", "server"):
+            path = daemon.logs / f"{log}.log"
+            path.replace(path.with_suffix(".log.1"))
+        daemon.log("control", "Accepting connection...")
+        self.restart(daemon)
 
     def rotate(self, daemon: Daemon) -> None:
         """Logs are copied and cut to nothing, as logrotate's copytruncate does."""

@@ -2,9 +2,9 @@
 
     python -m bench.soak [--minutes N] [--clients N]
 
-Clients come and go by the hundred, daemons restart, logs are rotated, NVML fails now and then, and
-a scraper asks all the time. Ends with status 1 when something grew, or when a counter went down
-without a restart of its daemon.
+Clients come and go by the hundred, users take turns, daemons restart, logs are rotated in both
+ways, NVML fails now and then, and a scraper asks all the time. Ends with status 1 when something
+grew, or when a counter went down without a restart of its daemon.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,15 +81,19 @@ class Chaos:
         """A little of everything."""
         daemon = chance.choice(self.full.daemons)
         self.turn_over(daemon, chance)
-        for name, odds in (("restart", 0.01), ("rotate", 0.03), ("nvml", 0.02)):
+        full = self.full
+        events: tuple[tuple[str, float, Callable[[], object]], ...] = (
+            ("restart", 0.01, lambda: full.restart(daemon)),
+            ("copytruncate", 0.03, lambda: full.rotate(daemon)),
+            ("rename", 0.005, lambda: full.rename(daemon)),
+            ("queue", 0.03, lambda: full.queue(daemon, daemon.gpus)),
+            ("hand-over", 0.1 if daemon.waiting else 0.0, lambda: full.hand_over(daemon)),
+            ("nvml", 0.02, lambda: full.fail(NVML_GPU_IS_LOST)),
+        )
+        for name, odds, happen in events:
             if chance.random() < odds:
                 self.happened[name] = self.happened.get(name, 0) + 1
-                if name == "restart":
-                    self.full.restart(daemon)
-                elif name == "rotate":
-                    self.full.rotate(daemon)
-                else:
-                    self.full.fail(NVML_GPU_IS_LOST)
+                happen()
         if self.full.nvml.failing and chance.random() < 0.3:
             self.full.fail(None)
         self.full.tell()
