@@ -92,8 +92,8 @@ def _direct(gpu: Gpu, snapshot: Snapshot, who: Who) -> Iterator[Finding]:
 _REMEDIES = {
     "pipe_directory_mismatch": "Set CUDA_MPS_PIPE_DIRECTORY to the daemon's directory, "
     "{directories}, and start the process again.",
-    "container_without_ipc": "Start the container with the daemon's pipe directory mounted and "
-    "--ipc=host (hostIPC: true).",
+    "daemon_not_reached": "In a container: mount the daemon's pipe directory under the same path, "
+    "and share the host's PIDs and IPC (--pid=host --ipc=host). Then start the process again.",
     "process_bypasses_mps": "Start it again with CUDA_MPS_PIPE_DIRECTORY set to {directories}, or "
     "set the GPU's compute mode to EXCLUSIVE_PROCESS so that it is refused.",
 }
@@ -108,6 +108,4 @@ def _way(process: ProcessFacts, who: Who, directories: set[str]) -> tuple[str, s
     place = words.visible(wanted, 200)
     if wanted.rstrip("/") not in directories:
         return "pipe_directory_mismatch", f"{text} with CUDA_MPS_PIPE_DIRECTORY={place}"
-    if len(process.namespace_pids) > 1:
-        return "container_without_ipc", f"{text} in a container that names {place}"
-    return "process_bypasses_mps", text
+    return "daemon_not_reached", f"{text} with CUDA_MPS_PIPE_DIRECTORY={place}"

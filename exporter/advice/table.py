@@ -96,9 +96,10 @@ _HABITS = (
         "without MPS.",
     ),
     Advice(
-        "container_without_ipc", "warning", "A container bypasses MPS",
-        "A container needs the daemon's pipe directory and its /dev/shm (the host's IPC "
-        "namespace); without both, CUDA silently goes on without MPS.",
+        "daemon_not_reached", "warning", "A process did not reach its daemon",
+        "It names a running daemon's directory and is not its client: it runs in a container that "
+        "does not see the directory, or was there before the daemon. CUDA silently went on without "
+        "MPS.",
     ),
     Advice(
         "percentage_ignored", "warning", "An active thread percentage is ignored",

@@ -116,7 +116,7 @@ MADE_UP = {
     "pipe_directory_mismatch": Snapshot(
         1.0, gpus=(gpu(process(1, CUDA_MPS_PIPE_DIRECTORY="/else")),), daemons=(daemon(),)
     ),
-    "container_without_ipc": Snapshot(
+    "daemon_not_reached": Snapshot(
         1.0, gpus=(gpu(process(1, 7, CUDA_MPS_PIPE_DIRECTORY=PIPE)),), daemons=(daemon(),)
     ),
 }  # fmt: skip
@@ -130,6 +130,8 @@ RECORDED = {
     "stranded_client": ("stranded", "2s"),
     "logs_unreadable": ("foreground", "4s"),
     "daemon_outside_host_pid_namespace": ("own-pid-namespace", "4s"),
+    "daemon_not_reached": ("containers", "12s"),
+    "mps_would_help": ("training-10-direct", "10s"),
 }
 
 
