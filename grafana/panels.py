@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +14,7 @@ from grafana.style import (
     PLAIN,
     QUIET,
     SHARE,
+    USED,
     WARN,
     WORDS,
     Json,
@@ -180,6 +182,7 @@ def graph(
     decimals: int | None = None,
     none: str = "Nothing to show in this time range.",
     min_step: str = "",
+    legend: bool = True,
 ) -> Panel:
     """Give a graph over time: lines, stacked areas, or bars of events. A limit is a dashed line."""
     custom: Json = {
@@ -212,7 +215,7 @@ def graph(
     return Panel(
         "timeseries", title, description, queries, width, height, defaults, tuple(overrides),
         {
-            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True,
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": legend,
                        "calcs": []},
             "tooltip": {"mode": "multi", "sort": "desc", "hideZeros": bars},
         },
@@ -234,7 +237,8 @@ def ranking(
     query: Query,
     *,
     unit: str = COUNT,
-    steps: Steps = CALM,
+    steps: Steps | None = None,
+    color: str = USED,
     width: int = 8,
     height: int = 8,
     top: float | None = None,
@@ -243,15 +247,18 @@ def ranking(
     none: str = "none",
     decimals: int | None = None,
 ) -> Panel:
-    """Lay out bars beside each other, longest first: who, and how much."""
+    """Lay out bars beside each other, longest first: who, and how much; steps go before color."""
     defaults: Json = {
         "unit": unit,
         "min": 0,
-        "thresholds": steps.json(),
+        # The word for nothing is as quiet as nothing is.
+        "thresholds": (steps or Steps(((None, QUIET),))).json(),
         "color": {"mode": "thresholds"},
         "noValue": none,
         "links": list(links),
     }
+    if steps is None:
+        overrides = (color_of("byFrameRefID", "A", color), *overrides)
     if top is not None:
         defaults["max"] = top
     if decimals is not None:
@@ -266,6 +273,8 @@ def ranking(
             "namePlacement": "left",
             "valueMode": "color",
             "showUnfilled": True,
+            # Else few bars have huge letters, and long names are cut.
+            "text": {"titleSize": 13, "valueSize": 16},
             "sizing": "auto",
             "minVizHeight": 16,
             "minVizWidth": 8,
@@ -309,13 +318,19 @@ def timeline(
 
 
 def heatmap(
-    title: str, description: str, query: Query, *, width: int = 12, height: int = 8
+    title: str,
+    description: str,
+    query: Query,
+    *,
+    width: int = 12,
+    height: int = 8,
+    none: str = "Nothing to show in this time range.",
 ) -> Panel:
-    """Show how many took how long, when: the darker the more. Rows are a histogram's buckets."""
+    """Show how many took how long, when: cells stand out more. Rows are a histogram's buckets."""
     return Panel(
         "heatmap", title, description, (Query(query.expr, "{{le}}", form="heatmap"),),
         width, height,
-        {"unit": COUNT, "decimals": 0, "noValue": "Nothing to show in this time range.",
+        {"unit": COUNT, "decimals": 0, "noValue": none,
          "custom": {"scaleDistribution": {"type": "linear"}}},
         options={
             "calculate": False,
@@ -358,6 +373,9 @@ class Column:
         elif len(self.source) > 1:
             # A user is 1001, not 1.00 K.
             wanted["unit"] = WORDS
+        if len(self.source) > 1:
+            # Only names: the button takes the room of two letters of the header.
+            wanted["custom__filterable"] = True
         if self.decimals is not None:
             wanted["decimals"] = self.decimals
         if self.steps is not None:
@@ -399,6 +417,9 @@ def table(
         is_query = len(column.source) == 1
         source = ("Value" if len(queries) == 1 else f"Value #{column.source}") if is_query else ""
         names[source or column.source] = column.name
+    # What only says that a row is there.
+    letters = string.ascii_uppercase[: len(queries)]
+    unused = {f"Value #{letter}": True for letter in letters if f"Value #{letter}" not in names}
     order = {source: position for position, source in enumerate(names)}
     return Panel(
         "table", title, description,
@@ -408,22 +429,23 @@ def table(
             "noValue": none,
             "color": {"mode": "thresholds"},
             "thresholds": PLAIN.json(),
-            "custom": {"align": "auto", "cellOptions": {"type": "auto"}, "filterable": True,
+            "custom": {"align": "auto", "cellOptions": {"type": "auto"}, "filterable": False,
                        "inspect": False},
         },
         tuple(column.override() for column in columns),
         {
             "showHeader": True,
             "cellHeight": "sm",
-            "enablePagination": True,
-            "footer": {"show": False, "enablePagination": True, "countRows": False,
+            # Pages would take a third of a table's height, and hide the rest behind a click.
+            "enablePagination": False,
+            "footer": {"show": False, "enablePagination": False, "countRows": False,
                        "reducer": ["sum"], "fields": ""},
             "sortBy": [{"displayName": sort, "desc": descending}],
         },
         (
             {"id": "merge", "options": {}},
             {"id": "organize", "options": {
-                "excludeByName": {"Time": True},
+                "excludeByName": {"Time": True, **unused},
                 "indexByName": order,
                 "renameByName": names,
             }},

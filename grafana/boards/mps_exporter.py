@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from grafana.board import Board, Row, instance, job, source_tile
 from grafana.boards.shared import NOT_SCRAPED, to_host
-from grafana.panels import Column, Query, graph, share_graph, table, tile
+from grafana.panels import Column, Query, graph, ranking, share_graph, table, tile
 from grafana.style import (
     BYTES,
+    GOOD,
     PER_SECOND,
     SECONDS,
+    State,
     alert_threshold,
     at_most,
     noticed_from,
@@ -26,20 +28,20 @@ TILES = (
         none="none",
     ),
     tile(
-        "Silent exporters",
+        "Silent hosts",
         "Good: 0. Prometheus cannot reach them; of their hosts nothing is known.",
         NOT_SCRAPED,
         steps=at_most(1),
     ),
     tile(
-        "Sources that fail",
+        "Sick sources",
         "Good: 0. Of NVML, the control tool, the logs and /proc, on all hosts: what could not be "
         "read. The metrics of that source are absent meanwhile.",
         "sum(1 - mps_scrape_collector_success)",
         steps=at_most(1),
     ),
     tile(
-        "Logs unreadable",
+        "Unread logs",
         "Good: 0. Where a log is unreadable, crashes and waits cannot be seen, and their counters "
         "stand still.",
         "sum(1 - mps_control_log_readable) or 0 * count(mps_exporter_build_info)",
@@ -54,13 +56,13 @@ TILES = (
         steps=noticed_from(1),
     ),
     tile(
-        "Clients left out",
+        "Left out",
         "Good: 0. Clients beyond --collector.clients.max, which have no series of their own.",
         "sum(mps_client_dropped_series) or 0 * count(mps_exporter_build_info)",
         steps=noticed_from(1),
     ),
     tile(
-        "Slowest source",
+        "Slowest read",
         "Good: well below the scrape timeout, 10 s by default.",
         "max(mps_scrape_collector_duration_seconds)",
         SECONDS,
@@ -101,7 +103,7 @@ UNDERSTOOD = (
         "No good or bad: how much the daemons and servers write.",
         Query("sum by (log) (rate(mps_control_log_lines_total[$__rate_interval]))", "{{log}}.log"),
         unit=PER_SECOND,
-        width=8,
+        width=7,
         none="No log is read.",
     ),
     graph(
@@ -109,22 +111,22 @@ UNDERSTOOD = (
         "Good: 0. When it grows after an update, the new driver words its log differently, and "
         "incidents may go unseen. The dashed line is where MpsLogWordingUnknown calls.",
         Query(
-            "topk(10, rate(mps_control_log_unrecognized_lines_total[$__rate_interval]) * 3600)",
+            "topk(5, rate(mps_control_log_unrecognized_lines_total[$__rate_interval]) * 3600 > 0)",
             "{{instance}} {{daemon}} {{log}}.log",
         ),
         limit=UNKNOWN_LINES,
-        width=8,
-        none="No log is read.",
+        width=7,
+        none="No unknown line in this time range.",
     ),
-    graph(
+    ranking(
         "Size of the logs",
-        "Good: below the dashed line, where MpsControlLogLarge calls. Nothing rotates them by "
-        "itself, and only copytruncate works. The ten largest.",
-        Query("topk(10, mps_control_log_size_bytes)", "{{instance}} {{daemon}} {{log}}.log"),
+        "Good: green; red is where MpsControlLogLarge calls. Nothing rotates them by itself, and "
+        "only copytruncate works. The ten largest.",
+        Query("topk(10, mps_control_log_size_bytes)", "{{instance}} {{log}}.log {{daemon}}"),
         unit=BYTES,
-        limit=LOG_LARGE,
-        width=8,
-        none="No log was found.",
+        steps=at_most(LOG_LARGE),
+        width=10,
+        none="no log",
     ),
 )
 
@@ -218,7 +220,7 @@ WHICH = table(
         Column("Version", "version"),
         Column("Revision", "revision"),
         Column("Python", "pythonversion"),
-        Column("Up", "B", width=60),
+        Column("Up", "B", states=(State(1, "yes", GOOD),), width=60),
         Column("Job", "job"),
     ),
     sort="Failing sources",

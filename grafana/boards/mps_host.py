@@ -87,7 +87,7 @@ TILES = (
         decimals=0,
     ),
     tile(
-        "Clients that wait",
+        "Waiting",
         "Good: 0. Programs that hang in cuInit, because another user's server holds the GPU.",
         f"sum{WAITING} or 0 * sum(mps_control_up)",
         steps=noticed_from(1),
@@ -111,9 +111,9 @@ KEYS = "job, instance, daemon, server, pid, gpu, uuid"
 CLIENTS = table(
     "Clients and their limits",
     "Good: memory well below its limit. Every program that is connected, its limits, and what it "
-    "uses; at most 200. A share is a cap, not a reservation. Where a limit's source is not client, "
-    "the program's own limit could not be read, and the server's is shown. The link leads to the "
-    "user's history.",
+    "uses; at most 200. A share is a cap, not a reservation. Limits come "
+    "from the client's own settings or from its server's; where that is unknown, they may not be "
+    "read and are left out. The link leads to the user's history.",
     (
         f"topk(200, max by ({KEYS}, uid, user, command, slurm_job_id, container_id, limit_source) ("
         "mps_client_contexts * on (job, instance, daemon, server, pid)"
@@ -134,7 +134,7 @@ CLIENTS = table(
         Column("User", "uid", width=80, links=(to_user("${__data.fields.User}"),)),
         Column("Name", "user", width=100),
         Column("Program", "command"),
-        Column("GPU", "gpu", width=60),
+        Column("GPU", "gpu", width=75),
         Column("Contexts", "A", width=85),
         Column("SM share", "B", unit=SHARE, decimals=0, width=90),
         Column("SMs", "C", width=60),
@@ -143,12 +143,12 @@ CLIENTS = table(
         Column("Of its limit", "F", unit=SHARE, steps=noticed_from(MEMORY_WARN), decimals=0,
                width=100),
         Column("Connected", "G", unit=AGO, width=120),
-        Column("Limit's source", "limit_source", width=110),
+        Column("Limits from", "limit_source", width=125),
         Column("Slurm job", "slurm_job_id", width=90),
         Column("Container", "container_id", width=110),
-        Column("Server", "server", width=80),
+        Column("Server", "server", width=90),
         Column("Host", "instance", width=130),
-        Column("Daemon", "daemon", width=140),
+        Column("Daemon", "daemon"),
         Column("UUID", "uuid", width=120),
         Column("Job", "job", width=120),
     ),
@@ -163,7 +163,7 @@ PER_GPU = (
         "SM limits of all clients, stacked",
         "Good: up to the dashed line, all the SMs of the GPU: everybody can have their share at "
         "once. Above it limits overlap, and each gets less when all are busy; no harm while SM "
-        "activity is low.",
+        "activity is low. The colour is the user's; pointing at the graph names the PIDs.",
         Query(
             "sum by (instance, uid, pid) (mps_client_sm_limit"
             " / on (job, instance, uuid) group_left mps_gpu_sms"
@@ -174,7 +174,7 @@ PER_GPU = (
         limit=1.0,
         overrides=users_alike(),
         width=8,
-        decimals=0,
+        legend=False,
         none="No client is connected.",
     ),
     graph(
@@ -195,6 +195,7 @@ PER_GPU = (
         Query("sum by (instance, gpu) (mps_gpu_memory_total_bytes)", "all there is"),
         unit=BYTES,
         stacked=True,
+        legend=False,
         width=8,
         overrides=(
             *users_alike(),
@@ -246,7 +247,6 @@ BOARD = Board(
                       "GPU {{gpu}} · {{daemon}}"),
                 limit=CONTEXTS_WARN,
                 overrides=(color_of("byFrameRefID", "A", USED),),
-                decimals=0,
                 none="No server.",
             ),
             graph(

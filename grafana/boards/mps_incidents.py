@@ -18,7 +18,7 @@ from grafana.panels import (
     users_alike,
 )
 from grafana.promql import new_in_range, new_in_step
-from grafana.style import AGO, BAD, SECONDS, SERVER_STATES, WARN, Steps, at_most, noticed_from
+from grafana.style import AGO, BAD, SECONDS, SERVER_STATES, WARN, at_most, noticed_from
 
 CRASHED = 'mps_server_exits_total{cause="crashed"}'
 START_FAILED = 'mps_server_exits_total{cause="start_failed"}'
@@ -33,7 +33,7 @@ NONE = "Nothing happened in this time range."
 
 TILES = (
     tile(
-        "Server crashes",
+        "Crashes",
         "Good: 0. Servers that ended without the orderly lines in their log, in this time range. "
         "Each takes all its clients with it.",
         f"{new_in_range(CRASHED, '')} or {NOTHING}",
@@ -49,7 +49,7 @@ TILES = (
         decimals=0,
     ),
     tile(
-        "Fatal GPU errors",
+        "Fatal errors",
         "Good: 0. Errors of a client that its server contained, in this time range. They take the "
         "culprit's neighbours on that GPU along.",
         f"{new_in_range(FAULTS, '')} or {NOTHING}",
@@ -64,7 +64,7 @@ TILES = (
         decimals=0,
     ),
     tile(
-        "Clients refused",
+        "Refused",
         "Good: 0. Programs that MPS did not let in, in this time range.",
         f"{new_in_range(REJECTIONS, '')} or {NOTHING}",
         steps=noticed_from(1),
@@ -104,6 +104,7 @@ AXIS = (
             color_of("byFrameRefID", "C", "dark-red"),
             color_of("byFrameRefID", "D", "purple"),
         ),
+        width=12,
         none=NONE,
     ),
     events(
@@ -112,6 +113,7 @@ AXIS = (
         "own fault, by a neighbour's, or because an administrator ended them.",
         Query(new_in_step(LOSSES, "cause"), "{{cause}}"),
         overrides=causes_alike(),
+        width=12,
         none=NONE,
     ),
     events(
@@ -120,6 +122,7 @@ AXIS = (
         "a fault. invalid_device and credentials: the program asked for what it may not have.",
         Query(new_in_step(REJECTIONS, "cause"), "{{cause}}"),
         overrides=causes_alike(),
+        width=12,
         none=NONE,
     ),
     events(
@@ -127,6 +130,7 @@ AXIS = (
         "Good: empty. 13, 31 and 43 are mostly a program's own mistake; 48, 63, 64, 79, 94, 95 "
         "and 119 are the hardware's or the driver's.",
         Query(new_in_step(XIDS, "gpu, xid"), "Xid {{xid}}, GPU {{gpu}}"),
+        width=12,
         none=NONE,
     ),
 )
@@ -138,20 +142,23 @@ BLAST = (
         Query(f"{new_in_range(LOSSES, 'cause')} > 0", "{{cause}}"),
         overrides=causes_alike(),
         decimals=0,
+        height=7,
     ),
     ranking(
         "Lost by user",
-        "Good: none. Whom to tell; the 15 users with most lost programs.",
-        Query(f"topk(15, {new_in_range(LOSSES, 'uid')} > 0)", "uid {{uid}}"),
+        "Good: none. Whom to tell; the ten users with most lost programs.",
+        Query(f"topk(10, {new_in_range(LOSSES, 'uid')} > 0)", "uid {{uid}}"),
         overrides=users_alike(),
         decimals=0,
+        height=7,
     ),
     ranking(
         "Lost by host",
-        "Good: none. Where; the 15 hosts with most lost programs.",
-        Query(f"topk(15, {new_in_range(LOSSES, 'instance')} > 0)", "{{instance}}"),
-        steps=Steps(((None, BAD),)),
+        "Good: none. Where; the ten hosts with most lost programs.",
+        Query(f"topk(10, {new_in_range(LOSSES, 'instance')} > 0)", "{{instance}}"),
+        color=BAD,
         decimals=0,
+        height=7,
     ),
 )
 

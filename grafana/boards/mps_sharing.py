@@ -66,7 +66,7 @@ TILES = (
         none="no daemon",
     ),
     tile(
-        "Clients that wait",
+        "Waiting",
         "Good: 0. Programs that hang in cuInit until the holder's last client has left.",
         f"sum{WAITING} or 0 * sum(mps_control_up)",
         steps=noticed_from(1),
@@ -82,7 +82,7 @@ TILES = (
         none="nobody waits",
     ),
     tile(
-        "Waits, 95 of 100",
+        "Waits, p95",
         "Good: below a minute, the longest back-off of a hand-over. 95 of 100 waits that ended in "
         "this time range took at most so long, estimated from a histogram's buckets.",
         f"histogram_quantile(0.95, {new_in_range('mps_uid_wait_seconds_bucket', 'le')}) >= 0",
@@ -121,8 +121,10 @@ WAIT_LENGTHS = (
     heatmap(
         "Waits that ended, by how long they took",
         "Good: all in the lowest rows. Each cell is waits that ended since the cell before; the "
-        "darker the more. Dark cells high up are users who stood still for minutes or hours.",
+        "more it stands out, the more. Cells high up are users who stood still for minutes "
+        "or hours.",
         Query(new_in_step("mps_uid_wait_seconds_bucket", "le")),
+        none="No wait ended in this time range.",
     ),
     table(
         "Waits of each user",
@@ -170,7 +172,6 @@ COSTS = (
         ),
         stacked=True,
         overrides=(*users_alike(), color_of("byFrameRefID", "B", BAD, custom__fillOpacity=80)),
-        decimals=0,
         none="No user was seen in this time range.",
     ),
     share_graph(
@@ -325,6 +326,7 @@ BOARD = Board(
                 "that fail at once.",
                 Query(new_in_step(f"mps_client_session_seconds_bucket{_MINE}", "le")),
                 width=8,
+                none="No session of this user ended in this time range.",
             ),
             table(
                 "Programs of this user now",

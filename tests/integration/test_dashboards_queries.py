@@ -122,10 +122,10 @@ class Truth:
 
 TRUTHS = (
     Truth("mps-incidents", "Clients lost", "server-killed", 2),
-    Truth("mps-incidents", "Server crashes", "server-killed", 1),
+    Truth("mps-incidents", "Crashes", "server-killed", 1),
     Truth("mps-incidents", "Failed starts", "crash-loop", 6),
-    Truth("mps-incidents", "Fatal GPU errors", "fault", 1),
-    Truth("mps-incidents", "Clients refused", "context-limit", 4),
+    Truth("mps-incidents", "Fatal errors", "fault", 1),
+    Truth("mps-incidents", "Refused", "context-limit", 4),
     Truth("mps-incidents", "Lost by cause", "fault", 1, labels={"cause": "own_fault"}),
     Truth("mps-incidents", "Lost by cause", "fault", 1, labels={"cause": "neighbour_fault"}),
     Truth("mps-incidents", "Lost by cause", "daemon-killed", 1, labels={"cause": "daemon_died"}),

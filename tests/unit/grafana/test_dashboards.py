@@ -93,6 +93,8 @@ def test_rows_ask_and_the_first_says_whether_all_is_well(dashboard: Json) -> Non
     tiles = [panel for panel in panels(dashboard) if panel["gridPos"]["y"] == 1]
     assert {panel["type"] for panel in tiles} == {"stat"}
     assert tiles[-1]["title"] == "Source"
+    # Longer titles are cut at 1400 pixels: eight tiles, and the button beside each title.
+    assert all(len(tile["title"]) <= 13 for tile in tiles)
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS)
@@ -170,6 +172,22 @@ def test_fleet_leads_to_host_and_client_to_its_user() -> None:
 def test_tables_are_capped(panel: Json) -> None:
     if panel["type"] == "table":
         assert "topk(" in panel["targets"][0]["expr"]
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_tables_show_no_column_without_a_name(panel: Json) -> None:
+    if panel["type"] == "table":
+        organized = next(t for t in panel["transformations"] if t["id"] == "organize")["options"]
+        letters = [target["refId"] for target in panel["targets"]]
+        values = {f"Value #{letter}" if len(letters) > 1 else "Value" for letter in letters}
+        assert values <= {*organized["renameByName"], *organized["excludeByName"]}
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_shares_have_an_axis_with_more_than_its_ends(panel: Json) -> None:
+    shown = panel["fieldConfig"]["defaults"]
+    if panel["type"] == "timeseries" and shown["unit"] == style.SHARE:
+        assert "decimals" not in shown, "0 would leave 0 %, 100 %, 200 %"
 
 
 @pytest.mark.parametrize("panel", PANELS)
