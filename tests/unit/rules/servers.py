@@ -57,6 +57,10 @@ def write_faster_rules(folder: Path, factor: float) -> None:
     for file in RULE_FILES:
         content = yaml.safe_load(file.read_text())
         for group in content["groups"]:
+            if "interval" in group:
+                group["interval"] = _milliseconds(
+                    group["interval"][:-1], group["interval"][-1], factor
+                )
             for rule in group["rules"]:
                 rule["expr"] = faster(rule["expr"], factor)
                 for name in ("for", "keep_firing_for"):

@@ -48,3 +48,10 @@ def test_a_factor_of_one_changes_nothing_but_the_spelling(tmp_path: Path) -> Non
             [rule.get("alert", rule.get("record")) for rule in group["rules"]]
             for group in written["groups"]
         ]
+
+
+def test_intervals_and_waits_are_divided(tmp_path: Path) -> None:
+    write_faster_rules(tmp_path, 30)
+    (group,) = yaml.safe_load((tmp_path / "mps-advice.yml").read_text())["groups"]
+    assert group["interval"] == "4000ms"
+    assert {rule["for"] for rule in group["rules"]} == {"30000ms", "60000ms"}
