@@ -126,7 +126,8 @@ class Incident:
     uid: int | None = None
     pids: tuple[int, ...] = ()
     """Whom it hit: clients lost, refused, or waiting."""
-    culprit_pid: int | None = None
+    blamed_pid: int | None = None
+    """Of a fault: the client that MPS names, which need not be the one that caused it."""
     gpu_uuids: tuple[str, ...] = ()
     seconds: float | None = None
     """Of a wait or a recovery: how long it took."""

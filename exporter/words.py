@@ -159,7 +159,8 @@ def _rejected(incident: Incident, who: Who) -> str:
 
 
 def _fault(incident: Incident, who: Who) -> str:
-    cause = f": process {incident.culprit_pid} caused it" if incident.culprit_pid else ""
+    # Blamed, not guilty: MPS has been seen to name a neighbour of the one who did it.
+    cause = f": MPS blames process {incident.blamed_pid}" if incident.blamed_pid else ""
     named = processes(incident.pids)
     if not incident.pids:
         lost = ""

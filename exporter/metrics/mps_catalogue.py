@@ -379,7 +379,8 @@ CLIENTS = _section(
         "counter",
         (*_D, "uid", "cause"),
         _BOTH_LOGS,
-        "Clients that MPS took down, by cause: the blast radius of crashes, faults and kills.",
+        "Clients that MPS took down, by cause: the blast radius of crashes, faults and kills. "
+        "own_fault is whom MPS names, most often who did it; neighbour_fault are the others.",
     ),
     (
         "mps_client_rejections_total",

@@ -160,7 +160,7 @@ class Books:
         server_pid: int | None = None,
         uid: int | None = None,
         pids: Iterable[int] = (),
-        culprit_pid: int | None = None,
+        blamed_pid: int | None = None,
         gpu_uuids: Iterable[str] = (),
         seconds: float | None = None,
         detail: str = "",
@@ -173,7 +173,7 @@ class Books:
                 server_pid=server_pid,
                 uid=uid,
                 pids=tuple(pids),
-                culprit_pid=culprit_pid,
+                blamed_pid=blamed_pid,
                 gpu_uuids=tuple(uuid for uuid in gpu_uuids if uuid),
                 seconds=None if seconds is None else round(max(seconds, 0.0), 3),
                 detail=detail,
@@ -614,9 +614,9 @@ class Books:
             return
         if len(fault.victims) >= MAX_CONTEXTS:
             return
-        # Where the log names no culprit, one of them is, and all are of one user.
-        first = pid in fault.culprits or not fault.culprits
-        own = first and pid not in fault.victims and (bool(fault.culprits) or not fault.victims)
+        # Where the log blames nobody, one of them did it, and all are of one user.
+        first = pid in fault.blamed or not fault.blamed
+        own = first and pid not in fault.victims and (bool(fault.blamed) or not fault.victims)
         cause = "own_fault" if own else "neighbour_fault"
         fault.victims.append(pid)
         if pid == 0:
@@ -651,14 +651,14 @@ class Books:
         if not fault.counted:
             fault.counted = True
             self.tally.fault("")
-        culprit = next(iter(sorted(fault.culprits)), None)
+        blamed = next(iter(sorted(fault.blamed)), None)
         self.incident(
             fault.at,
             "fault",
             server_pid=server.pid,
             uid=server.uid,
-            pids=[pid for pid in fault.victims if pid not in fault.culprits],
-            culprit_pid=culprit,
+            pids=[pid for pid in fault.victims if pid not in fault.blamed],
+            blamed_pid=blamed,
             gpu_uuids=fault.uuids,
         )
 

@@ -329,8 +329,12 @@ class InvalidDevice(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class FaultCulprit(Event):
-    """A client caused a fatal GPU error."""
+class FaultBlamed(Event):
+    """A client met a fatal GPU error, says MPS.
+
+    Most often it is the one that caused it. In ``tests/recordings/tour.rec.gz`` it is not: a
+    neighbour's kernel was running, and the neighbour is named.
+    """
 
     pid: int
     context: int

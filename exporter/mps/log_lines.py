@@ -414,7 +414,7 @@ _SERVER = _shapes(
     # 580: Client {PID: 991, Context: 1} encountered a fatal GPU error.
     (
         rf"Client {_WHO} encountered a fatal GPU error\.?",
-        lambda m: e.FaultCulprit(int(m[1]), int(m[2])),
+        lambda m: e.FaultBlamed(int(m[1]), int(m[2])),
     ),
     # 580, 2022: Server is handling a fatal GPU error.
     (r"Server is handling a fatal GPU error\.?", e.FaultHandling()),

@@ -46,7 +46,7 @@ class ServerReader:
             e.TeardownRefusal: self._teardown_refusal,
             e.AcceptFailed: self._accept_failed,
             e.CredentialsMissing: self._credentials_missing,
-            e.FaultCulprit: self._fault_culprit,
+            e.FaultBlamed: self._fault_blamed,
             e.FaultHandling: self._fault_handling,
             e.FaultTeardown: self._fault_teardown,
             e.FaultList: self._fault_list,
@@ -233,11 +233,11 @@ class ServerReader:
 
     # ------------------------------------------------------------------ faults
 
-    def _fault_culprit(self, server: Server, event: e.FaultCulprit, entry: Entry) -> None:
+    def _fault_blamed(self, server: Server, event: e.FaultBlamed, entry: Entry) -> None:
         block = server.block
-        begins = block is None or (block.handled and event.pid not in block.culprits)
+        begins = block is None or (block.handled and event.pid not in block.blamed)
         fault = self._books.fault_block(server, entry.at, begins=begins)
-        fault.culprits.add(event.pid)
+        fault.blamed.add(event.pid)
         if event.pid:
             self._books.fault_victim(server, fault, event.pid, entry.at)
 

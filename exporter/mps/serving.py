@@ -59,7 +59,7 @@ class Fault:
     """A fatal GPU error."""
 
     at: float
-    culprits: set[int] = field(default_factory=set)
+    blamed: set[int] = field(default_factory=set)
     victims: list[int] = field(default_factory=list)
     """Client processes that it took along, the culprit too, in the order of the log."""
     devices: set[int] = field(default_factory=set)

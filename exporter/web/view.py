@@ -148,7 +148,7 @@ class IncidentView:
     server_pid: int | None
     uid: int | None
     pids: tuple[int, ...]
-    culprit_pid: int | None
+    blamed_pid: int | None
     gpu_uuids: tuple[str, ...]
     seconds: float | None
 
@@ -284,7 +284,7 @@ def incident_view(daemon: str, one: Incident, who: words.Who) -> IncidentView:
         server_pid=one.server_pid,
         uid=one.uid,
         pids=one.pids,
-        culprit_pid=one.culprit_pid,
+        blamed_pid=one.blamed_pid,
         gpu_uuids=one.gpu_uuids,
         seconds=one.seconds,
     )

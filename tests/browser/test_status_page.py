@@ -69,7 +69,7 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
      ["nobody: it is dead, and still queued", "Plan a restart"]),
     ("wait-abandoned-sigkill", 10, r"User 1002's server 863 was started for clients that had died",
      ["does not answer: programs that start now hang", "End the server (kill -9 863)"]),
-    ("fault", 4.5, r"A fatal GPU error in user 1001's server 794: process 790 caused it; 1 other "
+    ("fault", 4.5, r"A fatal GPU error in user 1001's server 794: MPS blames process 790; 1 other "
      r"client died with it", ["recovered from the fatal error after 33 ms"]),
     ("fault-held", 6, r"Root's server 1171 is in FAULT after a fatal GPU error",
      ["until its client has exited", "Root's process 1201 was refused"]),

@@ -47,7 +47,7 @@ def test_the_client_on_the_other_gpu_survives() -> None:
     assert (server.state, server.fault_since) == ("ACTIVE", None)
     assert view.devices == {1: GPU_TWO}
     fault, recovered = [i for i in view.incidents if i.kind.startswith("fault")]
-    assert (fault.culprit_pid, fault.pids, fault.gpu_uuids) == (1905, (1904,), (GPU_TWO,))
+    assert (fault.blamed_pid, fault.pids, fault.gpu_uuids) == (1905, (1904,), (GPU_TWO,))
     assert recovered.seconds == 0.026
 
 

@@ -171,7 +171,7 @@ def test_control_log(message: str, event: e.Event) -> None:
         ("Invalid CUDA_VISIBLE_DEVICES.", e.InvalidDevice()),
         (
             "Client {PID: 991, Context: 1} encountered a fatal GPU error.",
-            e.FaultCulprit(991, 1),
+            e.FaultBlamed(991, 1),
         ),
         ("Volta MPS: Server is handling a fatal GPU error.", e.FaultHandling()),
         (

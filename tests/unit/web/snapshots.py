@@ -136,7 +136,7 @@ def crashed() -> Snapshot:
 
 def fault() -> Snapshot:
     failed = Incident(
-        at=NOW - 3, kind="fault", server_pid=634, uid=1001, pids=(642,), culprit_pid=641
+        at=NOW - 3, kind="fault", server_pid=634, uid=1001, pids=(642,), blamed_pid=641
     )
     return snapshot(daemon(server(client(642), state="FAULT"), incidents=(failed,)))
 

@@ -55,8 +55,8 @@ def test_memory(size: float, expected: str) -> None:
             "A server for user 1002 could not start: no memory (40 times).",
         ),
         (
-            Incident(0, "fault", 634, 1001, (642,), culprit_pid=641),
-            "A fatal GPU error in alice's server 634: process 641 caused it; 1 other client died "
+            Incident(0, "fault", 634, 1001, (642,), blamed_pid=641),
+            "A fatal GPU error in alice's server 634: MPS blames process 641; 1 other client died "
             "with it (process 642).",
         ),
         (Incident(0, "fault"), "A fatal GPU error in a server."),
