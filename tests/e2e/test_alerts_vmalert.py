@@ -6,6 +6,7 @@ is as in tests/integration/test_alerts_e2e.py.
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,9 +17,12 @@ import pytest
 import yaml
 
 from tests.integration.test_alerts_e2e import (
+    EVALUATION_SECONDS,
     INCIDENTS,
     PACE,
     SCRAPE_SECONDS,
+    Incident,
+    Replay,
     Stage,
     mistakes_of,
     played,
@@ -30,9 +34,31 @@ from tests.unit.rules.servers import free_port, program
 
 RECORDINGS = {
     "one-client", "server-killed", "fault", "crash-loop", "stopped", "draining",
-    "wait-abandoned-sigkill", "context-limit", "foreground",
+    "wait-abandoned-sigkill", "wait-served", "context-limit", "foreground",
 }  # fmt: skip
 """Of each kind of rule one; all of them are with the tests of Prometheus."""
+
+
+FORGOTTEN_MINUTES = 12
+"""Longer than any of these rules looks back, but for texts."""
+
+TOLD_AT_ONCE = {
+    "MpsServerCrashed": r"Clients lost: 2( \(2 of uid 0\))?\. They get",
+    "MpsServerFault": "met 1 fatal GPU error within 5 minutes on GPU 0",
+}
+"""vmalert asks the database for what it has just recorded, which it may not find yet: a text that
+names the users who lost clients can come without them."""
+
+
+def as_told_by_vmalert(incident: Incident) -> Incident:
+    """Slower, since data takes a second longer on this way."""
+    return replace(
+        incident,
+        speed=incident.speed * 0.8,
+        expected=tuple(
+            replace(one, text=TOLD_AT_ONCE.get(one.name, one.text)) for one in incident.expected
+        ),
+    )
 
 
 def test_vmalert_takes_our_rules_as_they_are() -> None:
@@ -48,7 +74,7 @@ class VictoriaStage(Stage):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.victoria = f"127.0.0.1:{free_port()}"
+        self.victoria = self.database = f"127.0.0.1:{free_port()}"
         self.vmalert = f"127.0.0.1:{free_port()}"
 
     async def start_evaluation(self, targets: Mapping[str, str]) -> None:
@@ -91,12 +117,25 @@ class VictoriaStage(Stage):
             "-remoteWrite.flushInterval=200ms",
             f"-notifier.url=http://{self.alertmanager}",
             f"-httpListenAddr={self.vmalert}",
-            "-evaluationInterval=500ms",
+            f"-evaluationInterval={int(EVALUATION_SECONDS * 1000)}ms",
             "-rule.evalDelay=0s",
+            # It would add a label with the name of the group to each alert.
+            "-disableAlertgroupLabel",
             "-rule.resendDelay=500ms",
             log="vmalert",
         )
         await until_ready(f"http://{self.vmalert}/health")
+
+    async def run(self, replay: Replay) -> None:
+        """Once for the database to meet the series, and once more when the rules forgot that.
+
+        VictoriaMetrics may take 10 seconds until a query that it knows finds a series that is new:
+        5 minutes at this pace.
+        """
+        incident = replay.incident
+        await super().run(replace(replay, incident=replace(incident, speed=2 * incident.speed)))
+        await asyncio.sleep(FORGOTTEN_MINUTES * 60 / PACE)
+        await super().run(replay)
 
     async def check(self) -> None:
         url = f"http://{self.vmalert}/api/v1/rules"
@@ -111,14 +150,9 @@ class VictoriaStage(Stage):
         assert not errors, errors
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 async def test_the_same_incidents_raise_the_same_alerts(tmp_path: Path) -> None:
-    # Data takes a second longer on this way, so incidents are played a little more slowly.
-    chosen = tuple(
-        replace(incident, speed=incident.speed * 0.8)
-        for incident in INCIDENTS
-        if incident.recording in RECORDINGS
-    )
+    chosen = tuple(as_told_by_vmalert(one) for one in INCIDENTS if one.recording in RECORDINGS)
     async with played(VictoriaStage(tmp_path), chosen) as replays:
         mistakes = [mistake for replay in replays for mistake in mistakes_of(replay)]
         assert not mistakes, "\n".join(mistakes)

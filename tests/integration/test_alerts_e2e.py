@@ -148,7 +148,7 @@ INCIDENTS = (
         (
             daemon(
                 "tickets", "MpsServerFault",
-                "Culprits: 1 of uid 1001. Neighbours lost, .*: 1 of uid 1001.", **on_gpu(0),
+                "Blamed by MPS: 1 of uid 1001. Lost beside them: 1 of uid 1001.", **on_gpu(0),
             ),
         ),
     ),
@@ -157,7 +157,7 @@ INCIDENTS = (
         (
             daemon(
                 "tickets", "MpsServerFault",
-                "Culprits: 1 of uid 0. Neighbours lost, .*: 1 of uid 0.", **on_gpu(1),
+                "Blamed by MPS: 1 of uid 0. Lost beside them: 1 of uid 0.", **on_gpu(1),
             ),
         ),
     ),
@@ -283,7 +283,7 @@ INCIDENTS = (
             daemon("tickets", "MpsUidWaitLong", "with 1 client.*Held by uid 1001", uid="1002"),
             daemon(
                 "tickets", "MpsServerFault",
-                "Culprits: 1 of uid 1002. Neighbours lost, .*: 3 of uid 1002.", **on_gpu(0),
+                "Blamed by MPS: 1 of uid 1002. Lost beside them: 3 of uid 1002.", **on_gpu(0),
             ),
             daemon("pager", "MpsServerCrashed", r"Clients lost: 3 \(3 of uid 1002\)\. They get"),
         ),
@@ -326,6 +326,7 @@ class Replay:
 
     incident: Incident
     port: int
+    began: float = 0.0
     scrapes: list[float] = field(default_factory=list)
     """When Prometheus scraped it with success."""
     alerts: list[Arrived] = field(default_factory=list)
@@ -337,6 +338,7 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.prometheus = f"127.0.0.1:{free_port()}"
+        self.database = self.prometheus  # who answers queries
         self.alertmanager = f"127.0.0.1:{free_port()}"
         self.webhook_port = free_port()
         self.arrived: dict[tuple[tuple[str, str], ...], Arrived] = {}
@@ -450,9 +452,7 @@ class Stage:
     async def query(self, expr: str) -> list[dict[str, Any]]:
         async with (
             aiohttp.ClientSession() as session,
-            session.get(
-                f"http://{self.prometheus}/api/v1/query", params={"query": expr}
-            ) as response,
+            session.get(f"http://{self.database}/api/v1/query", params={"query": expr}) as response,
         ):
             answer = await response.json()
         assert answer["status"] == "success", answer
@@ -463,7 +463,8 @@ class Stage:
         return Replay(incident, free_port())
 
     async def run(self, replay: Replay) -> None:
-        """Replays the recording once, and ends the exporter before it begins anew."""
+        """Replays the recording, and ends the exporter before it begins once more."""
+        replay.began = time.time()
         async with self._starting:  # side by side, each would start late
             process = await self.start(
                 program("mps-exporter"), "serve",
@@ -535,7 +536,7 @@ async def played(stage: Stage, incidents: tuple[Incident, ...]) -> AsyncIterator
         ups = {labels["instance"]: values for labels, values in await stage.samples("up")}
         for replay in replays:
             name = replay.incident.instance
-            replay.scrapes = [at for at, up in ups[name] if up]
+            replay.scrapes = [at for at, up in ups[name] if up and at > replay.began]
             # What begins before or after is about an exporter that this test starts and stops.
             ended = min((at for at, up in ups[name] if not up and at > replay.scrapes[-1]))
             replay.alerts = [
