@@ -130,6 +130,70 @@ async def training() -> str:
 
 
 @figures
+async def streams() -> str:
+    """One process with many streams against many processes."""
+    return table(
+        ("on the GPU", "kernels a second", "share of the time busy", "SM activity"),
+        (
+            (
+                name,
+                f"{one['kernels_per_second']:.0f}",
+                words.percent(one["busy_share"]),
+                words.percent(one["sm_active_share"]),
+            )
+            for name, one in facts("streams").items()
+        ),
+    )
+
+
+@figures
+async def percentages() -> str:
+    """A small job beside a big one."""
+    return table(
+        ("the small job", "its SMs", "its kernels a second", "the big job's kernels a second",
+         "SM activity"),
+        (
+            (
+                name,
+                f"{one['small_sm_limit']:.0f}",
+                f"{one['small_kernels_per_second']:.0f}",
+                f"{one['big_kernels_per_second']:.0f}" if one["big_kernels_per_second"] else "-",
+                words.percent(one["sm_active_share"]),
+            )
+            for name, one in facts("percentages").items()
+        ),
+    )  # fmt: skip
+
+
+@figures
+async def data_parallel() -> str:
+    """Training over two GPUs, beside others."""
+    return table(
+        ("training over two GPUs", "took"),
+        ((name, f"{one['seconds']:.2f} s") for name, one in facts("data-parallel").items()),
+    )
+
+
+@figures
+async def containers() -> str:
+    """Clients in namespaces of their own."""
+    rows = []
+    for name, one in facts("containers").items():
+        (said,) = one["said"]
+        error = f"fails with `{said['name']}`" if said["event"] == "error" else "computes"
+        direct = f"{one['direct_processes']:.0f}"
+        rows.append((
+            name, error, f"{one['clients']:.0f}", direct,
+            ", ".join(f"`{found}`" for found in one["findings"]),
+        ))  # fmt: skip
+    return table(
+        ("what the container has of its own", "the process", "clients seen", "processes beside MPS",
+         "findings on the spot"),
+        rows,
+    )  # fmt: skip
+
+
+@figures
 async def limits() -> str:
     """What each client may use."""
     player = Player(RECORDINGS / "limits.rec.gz")

@@ -118,7 +118,11 @@ async def _ends_well(folder: Path, line: str) -> None:
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     output, _ = await asyncio.wait_for(process.communicate(), SECONDS)
-    assert process.returncode == 0, output.decode()
+    if line.startswith("mps-exporter doctor "):  # its status says what it found
+        assert process.returncode in (0, 1, 2)
+        assert b"Findings: " in output or b"Nothing is wrong here." in output, output.decode()
+    else:
+        assert process.returncode == 0, output.decode()
 
 
 @pytest.mark.parametrize("block", DIALOGUES, ids=str)
