@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import os
 import re
-import signal
 import sys
 import tempfile
 import time
@@ -48,12 +48,14 @@ from exporter.model import (
 )
 from exporter.observations import GpuObservation, LogState, NvmlObservation
 from exporter.sources.recording import read
-from tests.unit.rules.rulebook import ROOT
-from tests.unit.rules.servers import free_port, program
+from tests.unit.rules.fleet import dropped
+from tests.unit.rules.rulebook import ROOT, RULE_FILES
+from tests.unit.rules.servers import UNITS, free_port, program
 
 GPUS = 8
 CLIENTS = 48
 USERS = (1001, 1002, 1003)
+HOUR_OF_CLIENTS = 400
 SCRAPE_SECONDS = 15
 RULES_SECONDS = 30
 NOW = time.time()
@@ -167,6 +169,7 @@ def host(clients: int = CLIENTS, gpus: int = GPUS) -> Snapshot:
         driver_version="580.159.04",
         cuda_version="13.0",
         gpus=tuple(cards),
+        gpu_indexes={card.uuid: card.index for card in cards},
         daemons=tuple(daemons),
         collectors=tuple(CollectorResult(name, True, 0.01) for name in names),  # type: ignore[arg-type]
     )
@@ -200,30 +203,39 @@ def pods(hosts: int) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
+def by_name(text: bytes) -> Counter[str]:
+    """Samples of one scrape, by the names of their series."""
+    samples = (line for line in text.splitlines() if line and not line.startswith(b"#"))
+    return Counter(re.split(rb"[{ ]", line)[0].decode() for line in samples)
+
+
 def series(text: bytes) -> int:
     """Samples of one scrape."""
-    return sum(1 for line in text.splitlines() if line and not line.startswith(b"#"))
+    return by_name(text).total()
 
 
 def print_sizes() -> None:
-    """Series of a host, and what each GPU, daemon and client adds."""
+    """Series of a host, what each GPU, daemon and client adds, and what comes and goes."""
     full, half = exposition(), exposition(CLIENTS // 2)
     idle, one_gpu = exposition(0), exposition(0, GPUS - 1)
     print(f"a host of {GPUS} GPUs with {CLIENTS} clients each:")
-    print(f"  {series(full):6d} series, {len(full) / 1e6:.2f} MB a scrape, uncompressed")
+    print(f"  {series(full):6d} series")
+    print(
+        f"  {len(full) / 1e6:6.2f} MB a scrape, {len(gzip.compress(full, 1)) / 1e3:.0f} kB in gzip"
+    )
     per_client = (series(full) - series(half)) / (GPUS * CLIENTS / 2)
     print(f"  {per_client:6.0f} series a client (more with several GPUs)")
     print(f"  {series(idle) - series(one_gpu):6d} series a GPU with its daemon, without clients")
     print(f"  {series(exposition(0, 0)):6d} series of the exporter itself")
-    names = Counter(re.split(rb"[{ ]", line)[0].decode() for line in idle.splitlines()
-                    if line and not line.startswith(b"#"))  # fmt: skip
-    families = Counter()  # type: Counter[str]
-    for name, count in names.items():
-        families["mps_gpu_" if name.startswith("mps_gpu_") else "other mps_"] += count
-        if name.endswith(("_bucket", "_count", "_sum")):
-            families["of these, histograms"] += count
-    for family, count in families.most_common():
-        print(f"    without clients, {family}: {count}")
+    churn = HOUR_OF_CLIENTS * per_client
+    print(f"  {churn:6.0f} new series an hour, if {HOUR_OF_CLIENTS} clients start in it")
+    few = sum(count for name, count in by_name(full).items() if not dropped(name))
+    print(f"  {few:6d} series without those that docs/fleet.md drops")
+    names = by_name(idle)
+    gpu = sum(count for name, count in names.items() if name.startswith("mps_gpu_"))
+    parts = ("_bucket", "_count", "_sum")
+    histograms = sum(count for name, count in names.items() if name.endswith(parts))
+    print(f"  {gpu:6d} about GPUs, {histograms} of histograms, without clients")
 
 
 async def serve(hosts: int, port: int) -> web.AppRunner:
@@ -255,7 +267,7 @@ def configuration(hosts: int, port: int) -> dict[str, Any]:
             "scrape_interval": f"{SCRAPE_SECONDS}s",
             "evaluation_interval": f"{RULES_SECONDS}s",
         },
-        "rule_files": [str(ROOT / "rules" / "*.yml")],
+        "rule_files": ["rules/*.yml"],
         "scrape_configs": [
             {
                 "job_name": "mps-exporter",
@@ -277,6 +289,22 @@ def configuration(hosts: int, port: int) -> dict[str, Any]:
     }
 
 
+def write_rules(folder: Path) -> dict[str, float]:
+    """Our rules, all evaluated at the same interval to be measured as often as the others.
+
+    Gives each group's real share: a group that is evaluated every minute has a half.
+    """
+    shares = {}
+    for file in RULE_FILES:
+        content = yaml.safe_load(file.read_text())
+        for group in content["groups"]:
+            interval = group.pop("interval", f"{RULES_SECONDS}s")
+            seconds = int(interval[:-1]) * UNITS[interval[-1]]
+            shares[group["name"]] = RULES_SECONDS / seconds
+        (folder / file.name).write_text(yaml.safe_dump(content, width=10_000))
+    return shares
+
+
 async def ask(base: str, path: str, **parameters: str) -> Any:
     """One question to Prometheus's API."""
     timeout = aiohttp.ClientTimeout(total=60)
@@ -294,25 +322,13 @@ def resident_bytes(pid: int) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-async def cpu_share(pid: int) -> float:
-    """Seconds of processor time that a process takes in each second, over some turns of rules."""
-
-    def used() -> float:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    before, began = used(), time.monotonic()
-    await asyncio.sleep(4 * RULES_SECONDS)
-    return (used() - before) / (time.monotonic() - began)
-
-
 class Times:
     """How long each evaluation took, by group and by rule, as Prometheus says."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: dict[str, float]) -> None:
+        self.share = shares
         self.groups: dict[str, list[float]] = {}
         self.rules: dict[str, list[float]] = {}
-        self.share: dict[str, float] = {}
         self._last: dict[str, str] = {}
 
     async def look(self, base: str) -> None:
@@ -323,7 +339,6 @@ class Times:
                 continue
             self._last[name] = group["lastEvaluation"]
             self.groups.setdefault(name, []).append(group["evaluationTime"])
-            self.share[name] = RULES_SECONDS / group["interval"]
             for rule in group["rules"]:
                 assert rule["health"] in {"ok", "unknown"}, rule.get("lastError")
                 self.rules.setdefault(rule["name"], []).append(rule["evaluationTime"])
@@ -332,7 +347,10 @@ class Times:
         """The later half of the evaluations: the first met an empty database."""
         settled = {name: times[len(times) // 2 :] for name, times in self.groups.items()}
         for name, times in sorted(settled.items(), key=lambda item: -median(item[1])):
-            print(f"  {name:24s} {1000 * median(times):8.1f} ms, worst {1000 * max(times):8.1f} ms")
+            print(
+                f"  {name:24s} {1000 * median(times):8.1f} ms, worst {1000 * max(times):8.1f} ms, "
+                f"every {RULES_SECONDS / self.share[name]:g} s"
+            )
         total = sum(self.share[name] * median(times) for name, times in settled.items())
         print(f"  all groups, each by its interval: {total:.3f} s of each {RULES_SECONDS} s")
         print("  dearest rules:")
@@ -350,8 +368,10 @@ async def measure(hosts: int, minutes: float) -> None:
     """Run Prometheus for some minutes and print what its rules cost."""
     port, base = free_port(), f"127.0.0.1:{free_port()}"
     runner = await serve(hosts, port)
-    times = Times()
     with tempfile.TemporaryDirectory() as folder:
+        rules = Path(folder, "rules")
+        rules.mkdir()
+        times = Times(write_rules(rules))
         config = Path(folder, "prometheus.yml")
         config.write_text(yaml.safe_dump(configuration(hosts, port)))
         process = await asyncio.create_subprocess_exec(
@@ -365,7 +385,8 @@ async def measure(hosts: int, minutes: float) -> None:
                 await asyncio.sleep(5)
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                     await times.look(base)
-            print(f"{hosts} hosts, {minutes:g} minutes:")
+            print(f"{hosts} hosts, {minutes:g} minutes, on {os.cpu_count()} cores "
+                  f"with {os.getloadavg()[0]:.1f} busy processes:")  # fmt: skip
             print(f"  {await number(base, 'sum(up)'):.0f} targets up")
             every = await number(base, "count({__name__=~'.+'})")
             ours = await number(base, "count({__name__=~'.+:.+'})")
@@ -373,19 +394,11 @@ async def measure(hosts: int, minutes: float) -> None:
             scrape = await number(base, "max(scrape_duration_seconds{job='mps-exporter'})")
             print(f"  {resident_bytes(process.pid) / 1e9:.1f} GB resident, "
                   f"slowest scrape {scrape:.3f} s")  # fmt: skip
-            with_rules = await cpu_share(process.pid)
-            config.write_text(yaml.safe_dump(configuration(hosts, port) | {"rule_files": []}))
-            process.send_signal(signal.SIGHUP)
-            await asyncio.sleep(10)
-            without_rules = await cpu_share(process.pid)
         finally:
             process.terminate()
             await process.wait()
             await runner.cleanup()
     times.print()
-    cost = RULES_SECONDS * (with_rules - without_rules)
-    print(f"  processor time of all rules: {cost:.3f} s of each {RULES_SECONDS} s "
-          f"(with them {with_rules:.3f} of a core, without {without_rules:.3f})")  # fmt: skip
 
 
 def main() -> None:

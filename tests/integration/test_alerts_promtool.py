@@ -6,7 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.unit.rules import fleet
 from tests.unit.rules.rulebook import ROOT, RULE_FILES, TEST_FILES
 from tests.unit.rules.servers import program
 
@@ -34,6 +36,12 @@ def test_unit_tests_pass(promtool: str, file: Path) -> None:
 @PROMTOOLS
 def test_prometheus_configuration_is_valid(promtool: str) -> None:
     run(program(promtool), "check", "config", "prometheus.yml")
+
+
+@PROMTOOLS
+def test_settings_for_many_hosts_are_valid(promtool: str, tmp_path: Path) -> None:
+    (tmp_path / "fleet.yml").write_text(yaml.safe_dump(fleet.settings()))
+    run(program(promtool), "check", "config", tmp_path / "fleet.yml")
 
 
 def test_alertmanager_configuration_is_valid() -> None:

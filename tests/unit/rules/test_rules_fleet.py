@@ -1,0 +1,51 @@
+"""docs/fleet.md: what it leaves out and what it keeps are series that there are."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from exporter.metrics.catalogue import CATALOGUE
+from tests.unit.rules import promql, templates
+from tests.unit.rules.fleet import PAGE, dropped, kept_for_long, settings
+from tests.unit.rules.rulebook import Rule, records, rules
+
+NOT_KEPT = re.compile(r"daemon_uid_cause:.+|client:.+|instance:mps_exporter_build_info:known5m")
+
+
+@pytest.mark.parametrize("rule", rules(), ids=str)
+def test_no_rule_needs_what_is_dropped(rule: Rule) -> None:
+    texts = rule.annotations.values()
+    asked = [rule.expr, *(expr for text in texts for expr, _ in templates.queries(text))]
+    names = {found.name for expr in asked for found in promql.selectors(promql.parse(expr))}
+    assert {name for name in names if dropped(name)} == set()
+
+
+def test_what_is_dropped_is_there() -> None:
+    all_names = set(CATALOGUE) | {f"{name}_bucket" for name in CATALOGUE}
+    assert {name for name in all_names if dropped(name)} == {
+        "mps_client_start_time_seconds", "mps_client_priority", "mps_client_contexts",
+        "mps_client_active_thread_ratio", "mps_client_session_seconds_bucket",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", records(), ids=str)
+def test_recorded_series_are_kept_or_named_as_not_worth_it(rule: Rule) -> None:
+    assert kept_for_long(rule.record) != bool(NOT_KEPT.fullmatch(rule.record))
+
+
+def test_what_is_kept_unrecorded_is_there() -> None:
+    assert {name for name in CATALOGUE if kept_for_long(name)} == {
+        "mps_gpu_info", "mps_control_info", "mps_server_exits_total", "mps_server_faults_total",
+        "mps_gpu_xid_errors_total", "mps_gpu_ecc_errors_total",
+    }  # fmt: skip
+    assert kept_for_long("ALERTS")
+
+
+def test_a_full_host_is_below_the_limit_of_samples() -> None:
+    (scrape,) = settings()["scrape_configs"]
+    said = re.search(r"\| a host of 8 GPUs .* \| ([\d,]+) \|", PAGE.read_text())
+    assert said
+    assert 2 * int(said[1].replace(",", "")) < scrape["sample_limit"]
+    assert scrape["job_name"] == "mps-exporter"
