@@ -19,10 +19,10 @@ GOOD, NOTICE, WARN, BAD = "green", "yellow", "orange", "red"
 USED, REAL, QUIET, DEMO = "blue", "green", "#8e8e8e", "purple"
 
 # A user's colour goes by the last digit of the uid: the same in every panel, in whatever order
-# users come. No red and no green: those say something.
+# users come. No red and no green: those say something. All are seen on white and on black.
 BY_LAST_DIGIT = (
-    "#5794f2", "#b877d9", "#ffcb7d", "#8ab8ff", "#ca95e5",
-    "#e0b400", "#6ed0e0", "#ba43a9", "#ef843c", "#a352cc",
+    "#5794f2", "#b877d9", "#c2841a", "#2f9fb8", "#d65db1",
+    "#9c9328", "#7d73e6", "#b0753c", "#e07a1f", "#7890ab",
 )  # fmt: skip
 OF_CAUSES = {
     "server_crashed": "red",

@@ -50,8 +50,8 @@ TILES = (
     ),
     tile(
         "Fatal errors",
-        "Good: 0. Errors of a client that its server contained, in this time range. They take the "
-        "culprit's neighbours on that GPU along.",
+        "Good: 0. Errors of a client that its server contained, in this time range. They take all "
+        "neighbours on that GPU along, guilty or not.",
         f"{new_in_range(FAULTS, '')} or {NOTHING}",
         steps=at_most(1),
         decimals=0,

@@ -196,3 +196,17 @@ def test_links_in_cells_name_columns_that_exist(panel: Json) -> None:
     if named:
         renamed = next(t for t in panel["transformations"] if t["id"] == "organize")
         assert named <= set(renamed["options"]["renameByName"].values())
+
+
+def luminance(color: str) -> float:
+    """As WCAG 2 defines it."""
+    shares = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (s / 12.92 if s <= 0.03928 else ((s + 0.055) / 1.055) ** 2.4 for s in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("color", style.BY_LAST_DIGIT)
+@pytest.mark.parametrize("panel", ["#ffffff", "#181b1f"])
+def test_colours_of_users_are_seen_in_light_and_in_the_dark(color: str, panel: str) -> None:
+    darker, lighter = sorted((luminance(color), luminance(panel)))
+    assert (lighter + 0.05) / (darker + 0.05) >= 3.0

@@ -70,7 +70,7 @@ def test_states_become_numbers_and_numbers_words() -> None:
         ("MpsUidWaitLong", "mps_uid_waiting_since_timestamp_seconds", 5 * 60),
         ("MpsContextsNearLimit", "mps_server_client_contexts_limit", 0.9),
         ("MpsControlLogLarge", "mps_control_log_size_bytes", 2**30),
-        ("MpsWouldHelp", "gpu:mps_gpu_sm_active_ratio:avg5m", 0.3),
+        ("MpsWouldHelp", "mps_gpu_sm_active_ratio", 0.3),
     ],
 )
 def test_thresholds_come_from_the_alerts(alert: str, metric: str, limit: float) -> None:
