@@ -105,6 +105,11 @@ test-all: test test-e2e package ## Everything that CI runs
 bench: install ## Measure how long things take (ARGS="--help")
 	@if [ -d bench ]; then python -m bench $(ARGS); else echo 'no bench yet'; fi
 
+.PHONY: pictures
+pictures: install tools-servers ## Draw the dashboards from recordings; wants npm's registry (ARGS="FOLDER --help")
+	@tools/install-system.sh chromium
+	python -m grafana.pictures $(or $(ARGS),build/pictures)
+
 ##@ Programs that tests run, into .tools
 
 .PHONY: tools

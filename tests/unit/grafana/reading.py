@@ -96,4 +96,5 @@ def filled(expr: str, **values: str) -> str:
             {**DEFAULTS, **values}.get(name, ".*" if not name.startswith("__") else match[0])
         )
 
-    return re.sub(r"\$(\w+)", value, expr)
+    # $1 is a group of label_replace().
+    return re.sub(r"\$([A-Za-z_]\w*)", value, expr)

@@ -184,10 +184,13 @@ def replayed(
     names: Sequence[str],
     others: Mapping[str, str],
     at_a_time: int = 4,
+    *,
+    stay: bool = False,
 ) -> tuple[Prometheus, dict[str, Window]]:
     """Replay recordings once each, a few at a time, and give the times at which that was.
 
-    Others are hosts that are scraped all the time: a name, and an address.
+    Others are hosts that are scraped all the time: a name, and an address. Those that stay go on,
+    and begin anew, until all have had their turn.
     """
     ports = {name: free_port() for name in names}
     addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
@@ -216,6 +219,7 @@ def replayed(
             # It begins again after its end; what is left out is less than a scrape.
             windows[name] = Window(start - 1, start + lengths[name] - 0.2)
             if time.time() > windows[name].end:
-                process.terminate()
+                if not stay:
+                    process.terminate()
                 del running[name]
     return prometheus, {**windows, **dict.fromkeys(others, Window(began_at, time.time()))}

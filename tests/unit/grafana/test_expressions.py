@@ -65,7 +65,7 @@ def function_around(parents: tuple[Any, ...]) -> str | None:
 
 @pytest.mark.parametrize("expr", NAMED)
 def test_it_parses_once_variables_are_filled_in(expr: str) -> None:
-    assert "$" not in filled(expr)
+    assert not re.search(r"\$[A-Za-z_{]", filled(expr))
     assert parsed(expr)
 
 

@@ -1,0 +1,1 @@
+"""Pictures of the dashboards, drawn with the components that Grafana publishes on npm."""
