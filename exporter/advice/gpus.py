@@ -107,5 +107,5 @@ def _way(process: ProcessFacts, who: Who, directories: set[str]) -> tuple[str, s
         return "process_bypasses_mps", text
     place = words.visible(wanted, 200)
     if wanted.rstrip("/") not in directories:
-        return "pipe_directory_mismatch", f"{text} with CUDA_MPS_PIPE_DIRECTORY={place}"
-    return "daemon_not_reached", f"{text} with CUDA_MPS_PIPE_DIRECTORY={place}"
+        return "pipe_directory_mismatch", f"{text}, sent to {place}, where no daemon is"
+    return "daemon_not_reached", f"{text}, sent to {place}, where a daemon is"

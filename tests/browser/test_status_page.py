@@ -56,8 +56,8 @@ async def assert_well_made(page: Page, url: str) -> None:
 
 
 INCIDENTS: list[tuple[str, float, str, list[str]]] = [
-    ("limits", 8, r"On GPU 0 without MPS: process 782 \(\S+ of root\) with "
-     r"CUDA_MPS_PIPE_DIRECTORY=/tmp/lab-limits/nowhere\.",
+    ("limits", 8, r"On GPU 0 without MPS: process 782 \(\S+ of root\), sent to "
+     r"/tmp/lab-limits/nowhere, where no daemon is\.",
      ["The compute mode of GPU 0 is default", "1 process without MPS", "12 of 132 SMs",
       "66 of 132 SMs", "all 132 SMs", "of 2.0 GiB", "no limit"]),
     ("wait-served", 4, r"User 1002 has waited \d s behind user 1001's server 699\.",
