@@ -129,6 +129,11 @@ INCIDENTS = (
         for count in (1, 5, 10)
         for how in ("direct", "mps")
     ),
+    Incident("streams", speed=0.5),
+    Incident("percentages", speed=0.5),
+    Incident("containers", speed=0.5),
+    Incident("data-parallel", speed=0.5),
+    Incident("three-daemons", speed=0.5),
     # Nobody asked these daemons anything for 8 of their seconds: at their own speed that would be
     # a source that cannot be read for 5 minutes.
     Incident("two-daemons", speed=2),
@@ -299,7 +304,7 @@ INCIDENTS = (
             daemon("pager", "MpsGhostServer", "for uid 1002.*kill -9 1031`", server="1031"),
             daemon("pager", "MpsServerCrashed", r"Clients lost: 1 \(1 of uid 0\)\. They get"),
         ),
-        speed=0.15,
+        speed=0.2,
         possible=HEALING | QUIT,
     ),
 )  # fmt: skip
