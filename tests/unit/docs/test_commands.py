@@ -33,7 +33,7 @@ NEEDS = {
     "cluster": "a Kubernetes cluster",
     "docker": "a container engine",
     "root": "root, and systemd",
-    "names": "names of another's host",
+    "npm": "node, and npm with its registry",
 }
 LANGUAGES = {"sh", "console", "yaml", "json", "ini", "text", "promql", "python", "toml"}
 SECONDS = 30
