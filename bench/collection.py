@@ -19,10 +19,10 @@ from pathlib import Path
 
 from bench.host import CLIENTS_PER_GPU, GPUS, FullHost
 from exporter.collect import Collector
+from exporter.memory import be_sparing, keep_what_is_there
 from exporter.metrics.content_format import TEXT_0_0_4
 from exporter.metrics.exposition import encode
 from exporter.metrics.render import Build, render
-from exporter.service import spare_garbage_collection
 
 RUNS = 15
 BUILD = Build("bench", "", "")
@@ -79,7 +79,8 @@ class Result:
 
 async def collection(clients: int, runs: int = RUNS) -> Result:
     """Measure a host with so many clients."""
-    spare_garbage_collection()  # as the program does
+    be_sparing()  # as the program does
+    keep_what_is_there()
     with tempfile.TemporaryDirectory() as folder:
         full = FullHost(Path(folder), clients)
         host = full.live()

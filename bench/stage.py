@@ -13,13 +13,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.host import TickingNvml, uuid_of
-from exporter import cli
-from exporter.sources import live
-from exporter.sources.nvml import Nvml
-from exporter.sources.nvml.library import Device, ListedProcess, ProcessKind
-from exporter.sources.nvml.meters import GPM_ALL
-from tests.support.fake_nvml import FakeDevice
+from exporter.memory import be_sparing
+
+be_sparing()  # as exporter/cli.py does before it imports the rest
+
+from bench.host import TickingNvml, uuid_of  # noqa: E402
+from exporter import cli  # noqa: E402
+from exporter.sources import live  # noqa: E402
+from exporter.sources.nvml import Nvml  # noqa: E402
+from exporter.sources.nvml.library import Device, ListedProcess, ProcessKind  # noqa: E402
+from exporter.sources.nvml.meters import GPM_ALL  # noqa: E402
+from tests.support.fake_nvml import FakeDevice  # noqa: E402
 
 
 class StagedNvml(TickingNvml):

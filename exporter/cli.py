@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import exporter
 from exporter.logfmt import configure
+from exporter.memory import be_sparing
 from exporter.settings import InvalidSettingError, Settings, add_flags, duration, load
 
 _log = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ def _run(command: str, settings: Settings, given: dict[str, object]) -> int:
     # The doctor says himself what he could not see.
     level = "error" if command == "doctor" else settings.log_level
     configure(level, settings.log_format)
+    be_sparing()
     # Late imports: --help and --version answer at once, and the parts that a command does not
     # need cost it neither time nor memory.
     from exporter.service import StartError, diagnose, record, serve

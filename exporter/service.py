@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import gzip as gzip_format
 import logging
 import os
@@ -24,6 +23,7 @@ from prometheus_client import CollectorRegistry, Metric, ProcessCollector
 
 import exporter
 from exporter.collect import Collector
+from exporter.memory import keep_what_is_there, tidy
 from exporter.metrics.content_format import TEXT_0_0_4, ContentFormat
 from exporter.metrics.exposition import encode
 from exporter.metrics.render import Build, render
@@ -46,11 +46,6 @@ REPLAY_STEP_SECONDS = 0.5
 GZIP_LEVEL = 1
 """Twice as fast as the default level for pages hardly larger."""
 
-GARBAGE_THRESHOLD = 50_000
-"""New objects after which Python looks for cycles among them. A collection on a full host makes
-half as many, nearly all freed without that look; by default it is taken 35 times on the way, for a
-tenth of the collection's time."""
-
 SLOW_READER_INCIDENTS = 100
 """Incidents kept for a reader of the event stream who does not keep up; the oldest go first."""
 
@@ -59,12 +54,6 @@ _log = logging.getLogger(__name__)
 
 class StartError(Exception):
     """The program cannot start; the message says why and what to do."""
-
-
-def spare_garbage_collection() -> None:
-    """Look for garbage less often, and never among what was there at the start: it stays."""
-    gc.freeze()
-    gc.set_threshold(GARBAGE_THRESHOLD)
 
 
 def build() -> Build:
@@ -260,7 +249,7 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
     from exporter.web.webconfig import WebConfigError
 
     recording = _load(settings)
-    spare_garbage_collection()
+    keep_what_is_there()
     service = Service(settings, recording)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -282,6 +271,7 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
         raise StartError(str(error)) from error
     work = asyncio.create_task(service.run(), name="follow")
     first = asyncio.create_task(service.collect(None, None), name="first collection")
+    tidying = asyncio.create_task(tidy(), name="tidy")
     _log.info(
         "starting mps-exporter",
         extra={
@@ -306,8 +296,9 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
     finally:
         work.cancel()
         first.cancel()
+        tidying.cancel()
         web.cancel()
-        await asyncio.gather(work, first, web, return_exceptions=True)
+        await asyncio.gather(work, first, tidying, web, return_exceptions=True)
         await service.close()
     return 0
 
