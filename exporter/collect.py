@@ -27,6 +27,7 @@ from exporter.mps.fold import Fold
 from exporter.mps.ledger import Ledger
 from exporter.mps.reconciliation import (
     ServerAnswers,
+    able,
     due,
     server_replies,
     with_probe,
@@ -39,6 +40,7 @@ from exporter.observations import (
     NvmlObservation,
     Observation,
     Outcome,
+    ProcessFacts,
     ProcfsObservation,
 )
 from exporter.settings import Settings
@@ -50,6 +52,11 @@ TAIL_INTERVAL_SECONDS = 0.2
 GPU_TICK_SECONDS = 1.0
 """How often the GPUs' activity is sampled between collections: an integral in steps of this size is
 right within 2 %."""
+
+PATIENCE_WITH_LOGS = 5.0
+"""So many times --mps.min-query-interval a daemon's answer is good while its logs show no change.
+
+The tool writes 0.4 kB into control.log each time: 2.3 MB a day at a scrape every 15 s."""
 
 GONE_AFTER_QUIT_SECONDS = 120.0
 """A daemon that was found, not configured, and quit in order, is shown as absent this long."""
@@ -75,6 +82,9 @@ class DaemonRecord:
     seen_running: bool = False
     gone_since: float | None = None
     probe: ControlObservation | None = None
+    last_probe: ControlObservation | None = None
+    asked: tuple[int, float] | None = None
+    """The process that gave the last answer."""
     answers: ServerAnswers = field(default_factory=ServerAnswers)
     was_readable: bool = False
     hung: bool = False
@@ -324,9 +334,12 @@ class Collector:
             record.answers = ServerAnswers()
             record.hung = False
             return
-        probe = await self._host.probe(record.facts, run.left())
-        self._on_observation(probe)
-        record.probe = probe
+        probe = self._answer_still_good(record)
+        if probe is None:
+            probe = await self._host.probe(record.facts, run.left())
+            record.asked = _process(record.facts)
+            self._on_observation(probe)
+        record.probe = record.last_probe = probe
         record.answers = with_probe(record.answers, probe)
         if probe.outcome is not Outcome.SKIPPED:
             record.hung = probe.outcome is Outcome.TIMEOUT
@@ -335,6 +348,24 @@ class Collector:
             _demand(probe)
         if probe.outcome is Outcome.OK:
             await self._reconcile(run, record)
+
+    def _answer_still_good(self, record: DaemonRecord) -> ControlObservation | None:
+        """The last answer, where the logs say that nothing has happened since."""
+        probe, said = record.last_probe, record.answers.probe
+        patience = PATIENCE_WITH_LOGS * self._settings.mps_min_query_interval
+        if probe is None or said is None or self._host.now() - probe.at >= patience:
+            return None
+        view = record.ledger.view(probe.at, clients=False)
+        unchanged = (
+            probe.outcome is Outcome.OK
+            and _follows(record, "control")
+            and _follows(record, "server")
+            and record.asked == _process(record.facts)
+            and all(able(process.pid, (process,)) for process in _processes(record.facts))
+            and view.quit_requested_at is None
+            and {server.pid for server in view.servers} == set(said.server_pids)
+        )
+        return probe if unchanged else None
 
     async def _reconcile(self, run: Run, record: DaemonRecord) -> None:
         now = self._host.now()
@@ -458,6 +489,15 @@ def _demand(observation: ControlObservation) -> None:
     text = observation.error or f"{observation.pipe_directory}: {observation.outcome}"
     late = observation.outcome is Outcome.TIMEOUT
     raise SourceTimeoutError(text) if late else SourceError(text)
+
+
+def _process(facts: DaemonFacts) -> tuple[int, float] | None:
+    process = facts.process
+    return None if process is None else (process.pid, process.start_time_seconds)
+
+
+def _processes(facts: DaemonFacts) -> tuple[ProcessFacts, ...]:
+    return facts.servers if facts.process is None else (facts.process, *facts.servers)
 
 
 def _surely_absent(facts: DaemonFacts) -> bool:
