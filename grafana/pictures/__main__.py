@@ -118,7 +118,7 @@ async def draw(folder: Path, page: Json, name: str, chosen: argparse.Namespace) 
         for width in chosen.width:
             for theme in chosen.theme:
                 async with browser() as tab:
-                    await tab.look(width, 900, dark=theme == "dark")
+                    await tab.look(width, min(900, chosen.height or 900), dark=theme == "dark")
                     await tab.open(f"{address}/page.html?theme={theme}")
                     await asyncio.sleep(DRAWN_AFTER_SECONDS)
                     if chosen.height:
