@@ -415,8 +415,9 @@ class Collector:
             clients_max=self._settings.collector_clients_max,
             stranded_since=self._stranded_since,
         )
+        read_at = run.gpus.at if run.gpus is not None else now
         self._stranded_since = {
-            pid: self._stranded_since.get(pid, now)
+            pid: self._stranded_since.get(pid, read_at)
             for gpu in snapshot.gpus
             for pid in gpu.stranded_pids or ()
         }

@@ -109,11 +109,12 @@ def merge(
     """Make the snapshot of one collection. A source that brought nothing is None.
 
     A client that ends looks stranded for a moment: stranded_since says which looked so in earlier
-    snapshots, and since when (None: every one counts at once).
+    readings of the GPUs, and since when (None: every one counts at once). It is the readings' time
+    that counts: one reading beside newer and newer logs is no evidence.
     """
     view = _View(gpus, processes, daemons)
     view.stranded_before = (
-        None if stranded_since is None else taken_at - STRANDED_SECONDS,
+        None if stranded_since is None or gpus is None else gpus.at - STRANDED_SECONDS,
         stranded_since or {},
     )
     merged = tuple(

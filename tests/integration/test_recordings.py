@@ -59,3 +59,14 @@ async def test_a_quiet_host_has_no_incidents() -> None:
 
 def test_the_demo_is_the_tour() -> None:
     assert Path(built_in_recording()).read_bytes() == (RECORDINGS / "tour.rec.gz").read_bytes()
+
+
+async def test_killed_clients_are_not_taken_for_stranded_ones() -> None:
+    # Two seconds in which the GPUs were not read, while the logs told of ten clients that left.
+    recording = Player(RECORDINGS / "data-parallel.rec.gz")
+    begin = recording.recording.header.started_at
+    stranded = []
+    for half_seconds in range(52, 64):
+        metrics = await recording.to(begin + half_seconds / 2)
+        stranded += [gpu.stranded_clients for gpu in metrics.snapshot.gpus if gpu.stranded_clients]
+    assert stranded == []
