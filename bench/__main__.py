@@ -1,6 +1,6 @@
 """All measurements, one after another, with the bars that they are held to.
 
-    python -m bench [--quick] [--plot FILE]
+    python -m bench [--quick] [--plot FILE] [--markdown FILE]
 
 On a host with a GPU it also times this host's own NVML beside nvidia-smi.
 """
@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench import exposition, gpu, logs, plot, program
-from bench.collection import Result, collection, report
+from bench import control_log, exposition, gpu, logs, plot, program
+from bench.collection import Result, by_turns, collection, report
 from bench.host import CLIENTS_PER_GPU, GPUS
 from exporter.metrics.content_format import OPENMETRICS_1_0_0, TEXT_0_0_4
 
@@ -36,8 +36,8 @@ def against(name: str, value: float, bar: float, unit: str, *, least: bool = Fal
 
 
 def curve(runs: int) -> tuple[list[Result], list[str]]:
-    """Measure hosts of different sizes."""
-    results = [asyncio.run(collection(clients, runs)) for clients in STEPS]
+    """Measure hosts of different sizes, by turns: a slow moment of the machine hits them all."""
+    results = asyncio.run(by_turns(STEPS, runs))
     rows = ["clients  samples    wall ms  CPU ms"]
     rows += [
         f"{one.clients:7d}  {one.samples:7d}  {one.whole.wall:9.1f} {one.whole.cpu:7.1f}"
@@ -67,18 +67,23 @@ def everything(quick: bool, picture: Path | None) -> Iterator[str]:
     yield from ["", *logs.speed(LOG_LINES)]
     seen = program.life(FULL, 5 if quick else 15)
     yield from ["", *program.report(FULL, seen)]
+    told, grown = control_log.report()
+    yield from ["", *told]
     yield from ["", *gpu.report()]
     over = full.whole.wall / full.sources[full.slowest].wall
+    of_sum = full.whole.wall / full.floor.wall
     yield from [
         "",
         against("one collection with its page", full.whole.wall, WALL_MS, " ms"),
         against("its CPU", full.whole.cpu, CPU_MS, " ms"),
         against(f"its time / that of {full.slowest}", over, OF_SLOWEST, ""),
+        against("its time / that of all sources and the page one by one", of_sum, OF_SLOWEST, ""),
         *(against(f"exposition {one.form.version}, times faster", one.ratio, FASTER, "", least=True)
           for one in compared),
         against("straightness of cost (R²)", straight, LINEAR, "", least=True),
         against("resident memory", seen.megabytes, MEGABYTES, " MB"),
         against("start to first good scrape", seen.first_scrape_seconds, START_SECONDS, " s"),
+        against("control.log in a day", grown, control_log.BAR_MEGABYTES, " MB"),
     ]  # fmt: skip
 
 
@@ -87,9 +92,15 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the curve as SVG")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report there, too")
     given = parser.parse_args(arguments)
+    said = []
     for line in everything(given.quick, given.plot):
         print(line, flush=True)
+        said.append(line.rstrip())
+    if given.markdown is not None:
+        words = " ".join(["python -m bench", *arguments])
+        given.markdown.write_text("\n".join(["```text", f"$ {words}", *said, "```", ""]))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from bench.host import CLIENTS_PER_GPU, GPUS, FullHost
@@ -47,17 +48,23 @@ def _cpu(who: int) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-async def measure(work: Callable[[], Awaitable[object]], runs: int = RUNS) -> Cost:
-    """Repeat it with a pause in between, as scrapes come; the first does not count."""
-    found: list[tuple[float, float, float]] = []
+async def measure(works: Sequence[Callable[[], Awaitable[object]]], runs: int = RUNS) -> list[Cost]:
+    """Repeat these by turns with a pause in between, as scrapes come; the first does not count."""
+    found: list[list[tuple[float, ...]]] = [[] for _ in works]
     for number in range(runs + 1):
-        began = time.perf_counter(), time.process_time(), _cpu(resource.RUSAGE_CHILDREN)
-        await work()
-        ended = time.perf_counter(), time.process_time(), _cpu(resource.RUSAGE_CHILDREN)
-        if number:
-            found.append(tuple(b - a for a, b in zip(began, ended, strict=True)))  # type: ignore[arg-type]
-        await asyncio.sleep(0.02)
-    return Cost(*(1000 * statistics.median(column) for column in zip(*found, strict=True)))
+        for work, times in zip(works, found, strict=True):
+            if warm:
+                await work()
+            began = time.perf_counter(), time.process_time(), _cpu(resource.RUSAGE_CHILDREN)
+            await work()
+            ended = time.perf_counter(), time.process_time(), _cpu(resource.RUSAGE_CHILDREN)
+            if number:
+                times.append(tuple(b - a for a, b in zip(began, ended, strict=True)))
+            await asyncio.sleep(0.02)
+    return [
+        Cost(*(1000 * statistics.median(column) for column in zip(*times, strict=True)))
+        for times in found
+    ]
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,12 @@ class Result:
     sources: dict[str, Cost]
 
     @property
+    def floor(self) -> Cost:
+        """All that must be done, one after the other: each source, and the page."""
+        parts = [*self.sources.values(), self.exposition]
+        return Cost(*(sum(column) for column in zip(*map(astuple, parts), strict=True)))
+
+    @property
     def slowest(self) -> str:
         """The source that takes longest alone."""
         return max(self.sources, key=lambda name: self.sources[name].wall)
@@ -79,46 +92,62 @@ class Result:
 
 async def collection(clients: int, runs: int = RUNS) -> Result:
     """Measure a host with so many clients."""
+    return (await by_turns((clients,), runs))[0]
+
+
+async def by_turns(sizes: Sequence[int], runs: int = RUNS) -> list[Result]:
+    """Measure hosts with so many clients: each collection of one is followed by the next's."""
     be_sparing()  # as the program does
     keep_what_is_there()
-    with tempfile.TemporaryDirectory() as folder:
-        full = FullHost(Path(folder), clients)
-        host = full.live()
-        collector = Collector(host, full.settings)
-        try:
-            return await _collection(full, collector, runs)
-        finally:
-            await host.close()
+    async with AsyncExitStack() as stack:
+        hosts = []
+        for clients in sizes:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            full = FullHost(Path(folder), clients)
+            host = full.live()
+            stack.push_async_callback(host.close)
+            hosts.append((full, Collector(host, full.settings)))
+        await asyncio.sleep(1.1)  # servers are old enough to be asked
+        works = [_whole(collector) for _, collector in hosts]
+        for work in works * 2:
+            await work()
+        costs = await measure(works, runs, warm=len(sizes) > 1)
+        return [
+            await _result(full, collector, cost, runs if len(sizes) == 1 else 1)
+            for (full, collector), cost in zip(hosts, costs, strict=True)
+        ]
 
 
-async def _collection(full: FullHost, collector: Collector, runs: int) -> Result:
+def _whole(collector: Collector) -> Callable[[], Awaitable[object]]:
+    async def whole() -> None:
+        encode(render(await collector.collect(), BUILD), (), TEXT_0_0_4)
+
+    return whole
+
+
+async def _result(full: FullHost, collector: Collector, cost: Cost, runs: int) -> Result:
     host = collector._host  # noqa: SLF001 - its sources are to be asked alone
     snapshot = await collector.collect()
-    await asyncio.sleep(1.1)  # servers are old enough to be asked; tails have settled
-    snapshot = await collector.collect()
-
-    async def whole() -> None:
-        families = render(await collector.collect(), BUILD)
-        encode(families, (), TEXT_0_0_4)
 
     async def exposition() -> None:
         encode(render(snapshot, BUILD), (), TEXT_0_0_4)
 
-    cost = await measure(whole, runs)
-    snapshot = await collector.collect()
     facts = await host.discover(5)
     pids = [pid for daemon in full.daemons for pid in daemon.clients]
 
     async def tools() -> None:
         await asyncio.gather(*(host.probe(daemon, 5) for daemon in facts))
 
-    sources = {
-        "NVML": await measure(lambda: host.read_gpus(5), runs),
-        "/proc, daemons": await measure(lambda: host.discover(5), runs),
-        "/proc, clients": await measure(lambda: host.identify(pids, 5), runs),
-        "control tool": await measure(tools, runs),
-        "logs": await measure(lambda: host.poll_logs(facts, 5), runs),
+    alone: dict[str, Callable[[], Awaitable[object]]] = {
+        "NVML": lambda: host.read_gpus(5),
+        "/proc, daemons": lambda: host.discover(5),
+        "/proc, clients": lambda: host.identify(pids, 5),
+        "control tool": tools,
+        "logs": lambda: host.poll_logs(facts, 5),
+        "page": exposition,
     }
+    costs = dict(zip(alone, await measure(list(alone.values()), runs), strict=True))
+    page_cost = costs.pop("page")
     page = encode(render(snapshot, BUILD), (), TEXT_0_0_4)
     found = sum(len(server.clients) for daemon in snapshot.daemons for server in daemon.servers)
     expected = sum(len(daemon.clients) for daemon in full.daemons)
@@ -129,8 +158,8 @@ async def _collection(full: FullHost, collector: Collector, runs: int) -> Result
         samples=sum(1 for line in page.splitlines() if not line.startswith(b"#")),
         page_bytes=len(page),
         whole=cost,
-        exposition=await measure(exposition, runs),
-        sources=sources,
+        exposition=page_cost,
+        sources=costs,
     )
 
 
@@ -143,6 +172,7 @@ def report(result: Result) -> list[str]:
         f"  one collection, with its page  {result.whole}",
         f"  of that, the page              {result.exposition}",
         *(f"  {name + ' alone':30} {cost}" for name, cost in result.sources.items()),
+        f"  all of these one by one          {result.floor}",
         f"  collection / slowest source ({result.slowest}): {result.whole.wall / alone.wall:.2f}",
     ]
 

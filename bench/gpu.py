@@ -36,7 +36,7 @@ async def _measure(smi: str) -> list[str]:
 
     try:
         await collector.collect()
-        ours, theirs = await measure(scrape), await measure(tool)
+        ours, theirs = await measure([scrape, tool])
     finally:
         await host.close()
     return [
