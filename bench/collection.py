@@ -48,8 +48,14 @@ def _cpu(who: int) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-async def measure(works: Sequence[Callable[[], Awaitable[object]]], runs: int = RUNS) -> list[Cost]:
-    """Repeat these by turns with a pause in between, as scrapes come; the first does not count."""
+async def measure(
+    works: Sequence[Callable[[], Awaitable[object]]], runs: int = RUNS, *, warm: bool = False
+) -> list[Cost]:
+    """Repeat these by turns with a pause in between, as scrapes come; the first does not count.
+
+    Several hosts in one process take each other's place in what is kept from one page to the next:
+    warm does each work once before it is measured.
+    """
     found: list[list[tuple[float, ...]]] = [[] for _ in works]
     for number in range(runs + 1):
         for work, times in zip(works, found, strict=True):
