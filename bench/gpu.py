@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
+from pathlib import Path
 
 from bench.collection import measure
 from exporter.collect import Collector
@@ -23,8 +24,15 @@ SMI = (
 )
 
 
+def resident_megabytes() -> float:
+    """Give what this process holds now."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if "VmRSS" in line) / 1024
+
+
 async def _measure(smi: str) -> list[str]:
     settings = Settings(mps_min_query_interval=0.0)
+    before = resident_megabytes()
     host = LiveHost(settings)
     collector = Collector(host, settings)
 
@@ -35,6 +43,8 @@ async def _measure(smi: str) -> list[str]:
         await asyncio.to_thread(subprocess.run, [smi, *SMI], capture_output=True, check=True)
 
     try:
+        await host.read_gpus(10)
+        library = resident_megabytes() - before
         await collector.collect()
         ours, theirs = await measure([scrape, tool])
     finally:
@@ -43,6 +53,7 @@ async def _measure(smi: str) -> list[str]:
         f"this host: one collection       {ours}",
         f"           nvidia-smi           {theirs}",
         f"           ours / nvidia-smi    {ours.wall / theirs.wall:.2f} of its wall time",
+        f"           NVML, first reading  {library:.1f} MB of memory, after {before:.1f} MB",
     ]
 
 
