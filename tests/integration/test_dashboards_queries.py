@@ -185,7 +185,7 @@ def test_bars_of_events_add_up_to_the_events(stage: Stage) -> None:
     prometheus, windows = stage
     for dashboard, panel, recording, wanted in (
         ("mps-incidents", "Clients lost, by cause", "server-killed", 2),
-        ("mps-incidents", "Clients refused, by cause", "context-limit", 4),
+        ("mps-incidents", "Clients refused, by cause", "fault-held", 1),
         ("mps-sharing", "Waits that ended, by how long they took", "three-users", 2),
     ):
         target = next(t for t in targets() if (t.dashboard, t.panel) == (dashboard, panel))
