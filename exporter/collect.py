@@ -384,7 +384,9 @@ class Collector:
         self._on_observation(said)
         record.answers = with_servers(record.answers, said)
         listed = record.answers.probe.server_pids if record.answers.probe is not None else None
-        record.ledger.reconcile(said.at, listed, server_replies(said))
+        record.fold.reconcile(self._host.now(), said.at, listed, server_replies(said))
+        with contextlib.suppress(SourceError, SourceTimeoutError):  # the collector "logs" says so
+            await self.poll_logs(run.left())
         record.hung = said.outcome is Outcome.TIMEOUT
         _demand(said)
 

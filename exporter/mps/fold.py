@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
+from exporter.mps.control_text import ServerReply
 from exporter.mps.ledger import Ledger
 from exporter.mps.sequence import Sequencer
 from exporter.observations import LogsObservation
+
+PATIENCE_SECONDS = 5.0
+"""So long an answer of the control tool waits for the logs to come as far as it."""
 
 
 class Fold:
@@ -14,6 +20,7 @@ class Fold:
         self.pipe_directory = pipe_directory
         self.ledger = Ledger(pipe_directory)
         self._sequencer = Sequencer(pipe_directory)
+        self._said: tuple[float, Collection[int] | None, tuple[ServerReply, ...]] | None = None
 
     def take(self, observation: LogsObservation) -> None:
         """Take in what this daemon's logs gained; the rest of the observation is skipped.
@@ -44,3 +51,36 @@ class Fold:
         settled = self._sequencer.settled_until
         if settled is not None:
             ledger.settle(settled)
+        self._take_what_was_said(now)
+
+    def reconcile(
+        self,
+        now: float,
+        at: float,
+        listed: Collection[int] | None,
+        replies: Iterable[ServerReply],
+    ) -> None:
+        """Take in what the control tool said, as soon as the logs have been read up to then.
+
+        A server that the tool names before the log's line of its start has been entered would be
+        taken for one from before; so the answer waits. See Ledger.reconcile.
+
+        Args:
+            now: Unix time. A recording may give its first answer before its time.
+            at: When the tool was asked.
+            listed: The servers that the daemon named; None: it did not say.
+            replies: What each of its servers said.
+        """
+        self._said = at, listed, tuple(replies)
+        self._take_what_was_said(now)
+
+    def _take_what_was_said(self, now: float) -> None:
+        if self._said is None:
+            return
+        at, listed, replies = self._said
+        settled = self._sequencer.settled_until
+        known = settled is not None and settled >= at
+        in_vain = now >= at and not self._sequencer.followed
+        if known or in_vain or now - at > PATIENCE_SECONDS:
+            self._said = None
+            self.ledger.reconcile(at, listed, replies)

@@ -105,6 +105,11 @@ class Sequencer:
             yield from log.pop_until(upto[0], including=log is server)
 
     @property
+    def followed(self) -> bool:
+        """Whether either log can be read."""
+        return self._server.readable or self._control.readable
+
+    @property
     def settled_until(self) -> float | None:
         """Everything that happened before this moment has been released; None: not known yet."""
         moments = [log.settled_until() for log in (self._server, self._control) if log.readable]

@@ -460,6 +460,37 @@ def test_what_the_log_explains_is_not_changed_by_the_control_tool() -> None:
     assert fold.ledger.view(0.0).servers == before
 
 
+def test_the_control_tool_may_be_quicker_than_the_log() -> None:
+    slow = start(script(HOLDER))
+    fold = Fold(PIPE)
+    fold.take(observation(at("00:00") - 5, {}))
+    replies = [ServerReply(110, client_pids=(100,))]
+    fold.reconcile(at("00:09"), at("00:09"), [110], replies)
+    assert fold.ledger.view(0.0).servers == ()
+    more(fold, HOLDER)
+    counters = summary(fold.ledger.view(0.0).counters)
+    assert counters == summary(slow.ledger.view(0.0).counters)
+    assert "server_exits" not in counters
+    assert [server.uid for server in fold.ledger.view(0.0).servers] == [1001]
+
+
+def test_an_answer_from_the_future_waits_for_its_time() -> None:
+    fold = Fold(PIPE)
+    fold.reconcile(at("00:01"), at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
+    assert fold.ledger.view(0.0).servers == ()
+    fold.advance(at("00:02"))
+    assert [server.pid for server in fold.ledger.view(0.0).servers] == [110]
+
+
+def test_an_answer_does_not_wait_for_ever_for_a_log_that_says_nothing() -> None:
+    fold = Fold(PIPE)
+    fold.take(observation(at("00:01"), {}))
+    fold.reconcile(at("00:02"), at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
+    assert fold.ledger.view(0.0).servers == ()
+    fold.advance(at("00:08"))
+    assert [server.pid for server in fold.ledger.view(0.0).servers] == [110]
+
+
 def test_an_adopted_client_is_counted_when_the_log_speaks_of_it() -> None:
     fold = Fold(PIPE)
     fold.take(observation(at("00:01"), {}))
