@@ -110,6 +110,14 @@ pictures: install tools-servers ## Draw the dashboards from recordings; wants np
 	@tools/install-system.sh chromium
 	python -m grafana.pictures $(or $(ARGS),build/pictures)
 
+.PHONY: images
+images: install tools-servers ## Make the pictures of docs/images that are drawn from dashboards and benchmarks
+	python -m grafana.pictures build/pictures --recording tour@60 --dashboard mps-sharing --width 1400 --theme dark --height 815
+	cp build/pictures/mps-sharing-tour-60-1400-dark.png docs/images/dashboard-sharing.png
+	python -m grafana.pictures build/pictures --recording tour --dashboard mps-incidents --width 1400 --theme dark --height 1050
+	cp build/pictures/mps-incidents-tour-1400-dark.png docs/images/dashboard-incidents.png
+	python -m bench --quick --plot docs/images/collection-cost.svg
+
 ##@ Programs that tests run, into .tools
 
 .PHONY: tools

@@ -109,7 +109,7 @@ async def by_turns(sizes: Sequence[int], runs: int = RUNS) -> list[Result]:
         hosts = []
         for clients in sizes:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            full = FullHost(Path(folder), clients)
+            full = stack.enter_context(FullHost(Path(folder), clients))
             host = full.live()
             stack.push_async_callback(host.close)
             hosts.append((full, Collector(host, full.settings)))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import TextIO
+from typing import Self, TextIO
 
 from exporter.settings import Settings
 from exporter.sources.live import LiveHost
@@ -172,6 +172,14 @@ class FullHost:
             mine = [gpu for gpu in (n % gpus for n in range(clients)) if gpu in daemon.gpus]
             self.connect(daemon, mine)
         self.tell()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        """Its daemons close their files."""
+        for daemon in self.daemons:
+            daemon.close()
 
     # -- what happens on the host
 

@@ -129,30 +129,32 @@ class Life:
 
 def life(clients: int, seconds: float) -> Life:
     """Run it for twice this long: once let alone, once scraped every second."""
-    with tempfile.TemporaryDirectory() as folder:
-        full = FullHost(Path(folder), clients)
-        with running(full) as program:
-            first = program.until_good('mps_control_up{daemon="')
-            program.until_good("mps_client_contexts")
-            time.sleep(2)
-            before = program.cpu_seconds()
-            time.sleep(seconds)
-            idle = (program.cpu_seconds() - before) / seconds
-            times = []
-            before, began = program.cpu_seconds(), time.monotonic()
-            while (now := time.monotonic()) < began + seconds:
-                program.scrape()
-                times.append(time.monotonic() - now)
-                time.sleep(max(0.0, 1.0 - times[-1]))
-            scraped = (program.cpu_seconds() - before) / (time.monotonic() - began)
-            return Life(
-                first_scrape_seconds=first,
-                megabytes=program.megabytes,
-                idle_percent=100 * idle,
-                scraped_percent=100 * scraped,
-                scrape_ms=1000 * statistics.median(times),
-                threads=program.threads,
-            )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        FullHost(Path(folder), clients) as full,
+        running(full) as program,
+    ):
+        first = program.until_good('mps_control_up{daemon="')
+        program.until_good("mps_client_contexts")
+        time.sleep(2)
+        before = program.cpu_seconds()
+        time.sleep(seconds)
+        idle = (program.cpu_seconds() - before) / seconds
+        times = []
+        before, began = program.cpu_seconds(), time.monotonic()
+        while (now := time.monotonic()) < began + seconds:
+            program.scrape()
+            times.append(time.monotonic() - now)
+            time.sleep(max(0.0, 1.0 - times[-1]))
+        scraped = (program.cpu_seconds() - before) / (time.monotonic() - began)
+        return Life(
+            first_scrape_seconds=first,
+            megabytes=program.megabytes,
+            idle_percent=100 * idle,
+            scraped_percent=100 * scraped,
+            scrape_ms=1000 * statistics.median(times),
+            threads=program.threads,
+        )
 
 
 def report(clients: int, seen: Life) -> list[str]:

@@ -112,11 +112,13 @@ class Chaos:
 def soak(seconds: float, clients: int) -> int:
     """Run it; gives the exit status."""
     chance = random.Random(10)
-    with tempfile.TemporaryDirectory() as folder:
-        full = FullHost(Path(folder), clients)
-        with running(full) as program:
-            program.until_good("mps_client_contexts")
-            return judge(*watch(full, program, seconds, clients, chance))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        FullHost(Path(folder), clients) as full,
+        running(full) as program,
+    ):
+        program.until_good("mps_client_contexts")
+        return judge(*watch(full, program, seconds, clients, chance))
 
 
 def watch(

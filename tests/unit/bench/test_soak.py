@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from bench.soak import Chaos, Counters, Reading, judge
 CALM = Reading(0.0, 50.0, 6, 11, 0)
 
 
-def chaos(folder: Path) -> Chaos:
-    return Chaos(FullHost(folder, 2, gpus=2, strangers=0), 2)
+@pytest.fixture
+def chaos(tmp_path: Path) -> Iterator[Chaos]:
+    with FullHost(tmp_path, 2, gpus=2, strangers=0) as full:
+        yield Chaos(full, 2)
 
 
 def test_a_counter_that_goes_down_is_named() -> None:
@@ -35,16 +38,15 @@ def test_a_counter_that_goes_down_is_named() -> None:
         ({"children": 1}, 1),
     ],
 )
-def test_growth_is_a_failure(tmp_path: Path, change: dict[str, float], status: int) -> None:
+def test_growth_is_a_failure(chaos: Chaos, change: dict[str, float], status: int) -> None:
     readings = [CALM] * 70 + [replace(CALM, **change)] * 30  # type: ignore[arg-type]
-    assert judge(readings, Counters(), chaos(tmp_path)) == status
+    assert judge(readings, Counters(), chaos) == status
 
 
-def test_a_restart_takes_all_clients_along(tmp_path: Path) -> None:
-    happening = chaos(tmp_path)
-    daemon = happening.full.daemons[0]
+def test_a_restart_takes_all_clients_along(chaos: Chaos) -> None:
+    daemon = chaos.full.daemons[0]
     before = daemon.server
-    happening.full.restart(daemon)
+    chaos.full.restart(daemon)
     assert daemon.server != before
     assert not daemon.clients
     assert "Starting control daemon" in (daemon.logs / "control.log").read_text()

@@ -33,6 +33,7 @@ NEEDS = {
     "cluster": "a Kubernetes cluster",
     "docker": "a container engine",
     "root": "root, and systemd",
+    "minutes": "some minutes, and a machine that does nothing else",
     "npm": "node, and npm with its registry",
 }
 LANGUAGES = {"sh", "console", "yaml", "json", "ini", "text", "promql", "python", "toml"}

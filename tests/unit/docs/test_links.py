@@ -65,7 +65,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 def test_every_picture_is_made_by_a_script_and_used() -> None:
     images = {name for name in files() if re.search(r"\.(png|svg|jpe?g|gif|webp)$", name)}
     images = {name for name in images if name.startswith(("docs/", "grafana/", "bench/"))}
-    written = [name for name in files() if name.endswith((".py", ".sh", ".mjs", ".js"))]
+    written = [name for name in files() if name.endswith((".py", ".sh", ".mjs", ".js", "Makefile"))]
     scripts = "\n".join((ROOT / name).read_text("utf-8") for name in written)
     shown = {
         str((page.parent / picture).resolve().relative_to(ROOT))
