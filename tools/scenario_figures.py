@@ -194,6 +194,28 @@ async def containers() -> str:
 
 
 @figures
+async def daemons() -> str:
+    """Three daemons at once, one of them in a container."""
+    player = Player(RECORDINGS / "three-daemons.rec.gz")
+    moment = player.recording.header.started_at + 10.0
+    metrics = await player.to(moment)
+    rows = []
+    for daemon in metrics.snapshot.daemons:
+        inside = metrics.value(
+            "mps_advice", advice="daemon_outside_host_pid_namespace", daemon=daemon.pipe_directory
+        )
+        for server in daemon.servers:
+            for client in server.clients:
+                gpus = metrics.all("mps_client_contexts", pid=client.pid)
+                rows.append((
+                    f"`{daemon.pipe_directory}`", "of its own" if inside else "the host's",
+                    str(server.pid), f"{client.pid} of user {server.uid}",
+                    ", ".join(sorted(labels["gpu"] for labels, _ in gpus)),
+                ))  # fmt: skip
+    return table(("daemon", "PID namespace", "server", "client", "GPU"), rows)
+
+
+@figures
 async def limits() -> str:
     """What each client may use."""
     player = Player(RECORDINGS / "limits.rec.gz")
