@@ -39,6 +39,8 @@ SCRAPE_SECONDS = 30 / PACE
 EVALUATION_SECONDS = 30 / PACE
 STARTUP_SECONDS = 30
 SEVERITY = {"pager": "critical", "tickets": "warning"}
+HELD = "Held by uid 1001|its own starts"
+"""In the last moments of a wait, only the waiting user's own server is there."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ INCIDENTS = (
     Incident(
         "wait-served",
         (
-            daemon("tickets", "MpsUidWaitLong", "with 1 client.*Held by uid 1001", uid="1002"),
+            daemon("tickets", "MpsUidWaitLong", f"with 1 client.*({HELD})", uid="1002"),
             BYPASS,
         ),
         speed=0.5,
@@ -234,7 +236,7 @@ INCIDENTS = (
     ),
     Incident(
         "three-users",
-        (daemon("tickets", "MpsUidWaitLong", "Held by uid 100[12]", uid="1003"),),
+        (daemon("tickets", "MpsUidWaitLong", "Held by uid 100[12]|its own starts", uid="1003"),),
         speed=0.5,
         # NVML's lists were recorded every few seconds only, and last twice as long here.
         possible=HANDOVER | {"MpsStrandedClient"},
@@ -243,8 +245,8 @@ INCIDENTS = (
     Incident(
         "starved",
         (
-            daemon("tickets", "MpsUidWaitLong", "with 1 client.*Held by uid 1001", uid="1002"),
-            daemon("pager", "MpsUidStarved", "still overtake.*Held by uid 1001", uid="1002"),
+            daemon("tickets", "MpsUidWaitLong", f"with 1 client.*({HELD})", uid="1002"),
+            daemon("pager", "MpsUidStarved", "still overtake", uid="1002"),
         ),
         speed=0.1,
         possible=HANDOVER | QUIT,
@@ -285,7 +287,7 @@ INCIDENTS = (
         "tour",
         (
             BYPASS,
-            daemon("tickets", "MpsUidWaitLong", "with 1 client.*Held by uid 1001", uid="1002"),
+            daemon("tickets", "MpsUidWaitLong", f"with 1 client.*({HELD})", uid="1002"),
             daemon(
                 "tickets", "MpsServerFault",
                 "Blamed by MPS: 1 of uid 1002. Lost beside them: 3 of uid 1002.", **on_gpu(0),
