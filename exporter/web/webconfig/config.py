@@ -111,6 +111,8 @@ def _tls(section: Value, directory: Path) -> TLSConfig:
 
     def path(name: str) -> str:
         text = fields[name].text()
+        if "\0" in text:
+            raise fields[name].error("no file has a NUL in its name")
         return str(directory / text) if text else ""
 
     config = TLSConfig(

@@ -142,6 +142,8 @@ def read(content: bytes) -> Value:
             f"no valid YAML: {error.problem or error.context}",
             line=mark.line + 1 if mark is not None else None,
         ) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # of "\U00110000"
         raise WebConfigError(f"no valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError:
+        raise WebConfigError("no valid YAML: nested too deeply") from None
     return Value(node, "", loader)

@@ -32,11 +32,25 @@ def make_context(config: TLSConfig) -> ssl.SSLContext:
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     else:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
-    _versions_and_ciphers(context, config)
-    _curves(context, config)
+    with _refusals("cipher_suites"):
+        _versions_and_ciphers(context, config)
+    with _refusals("curve_preferences"):
+        _curves(context, config)
     _certificate(context, config)
     _clients(context, config)
     return context
+
+
+@contextlib.contextmanager
+def _refusals(key: str) -> Iterator[None]:
+    """OpenSSL refuses what the policy of the host (FIPS, crypto-policies) does not allow."""
+    try:
+        yield
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise WebConfigError(
+            f"OpenSSL on this host refuses it: {reason}", key=f"{_KEY}.{key}"
+        ) from error
 
 
 def _versions_and_ciphers(context: ssl.SSLContext, config: TLSConfig) -> None:
@@ -77,10 +91,9 @@ def _curves(context: ssl.SSLContext, config: TLSConfig) -> None:
 def _read(path: str, key: str) -> bytes:
     try:
         return Path(path).read_bytes()
-    except OSError as error:
-        raise WebConfigError(
-            f"cannot read {path}: {error.strerror}", key=f"{_KEY}.{key}"
-        ) from error
+    except (OSError, ValueError) as error:  # a ValueError of a name that cannot be encoded
+        reason = getattr(error, "strerror", None) or error
+        raise WebConfigError(f"cannot read {path!r}: {reason}", key=f"{_KEY}.{key}") from error
 
 
 @contextlib.contextmanager
@@ -137,10 +150,9 @@ def _clients(context: ssl.SSLContext, config: TLSConfig) -> None:
     )
     try:
         context.load_verify_locations(cadata=content.decode("ascii", "replace"))
-    except ssl.SSLError as error:
-        raise WebConfigError(
-            f"no certificate in it: {error.reason or error}", key=f"{_KEY}.{key}"
-        ) from error
+    except (ssl.SSLError, ValueError) as error:  # a ValueError where it is empty
+        reason = getattr(error, "reason", None) or error
+        raise WebConfigError(f"no certificate in it: {reason}", key=f"{_KEY}.{key}") from error
 
 
 def alternative_names(certificate: Mapping[str, Any] | None) -> frozenset[str]:

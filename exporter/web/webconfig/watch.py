@@ -37,7 +37,7 @@ def _stamp(files: tuple[str, ...]) -> Stamp:
     for file in files:
         try:
             stat = Path(file).stat()
-        except OSError:
+        except (OSError, ValueError):  # a ValueError of a name that no file can have
             stamps.append(None)
         else:
             stamps.append((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
@@ -66,6 +66,10 @@ def load(path: str) -> Loaded:
     except WebConfigError as error:
         error.path = path
         raise
+    except Exception as error:  # whatever else: a file that nobody foresaw ends no program
+        unforeseen = WebConfigError(f"cannot be used: {type(error).__name__}: {error}")
+        unforeseen.path = path
+        raise unforeseen from error
     return Loaded(config, context, files, stamp)
 
 
@@ -79,6 +83,7 @@ class WebConfigWatch:
         self._loaded = loaded
         self._checked_at = time.monotonic()
         self._checking = asyncio.Lock()
+        self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="web-config")
 
     @classmethod
@@ -111,7 +116,12 @@ class WebConfigWatch:
         return self._loaded.context
 
     async def _refresh(self) -> None:
-        if time.monotonic() - self._checked_at < CHECK_INTERVAL_SECONDS or self._checking.locked():
+        if time.monotonic() - self._checked_at >= CHECK_INTERVAL_SECONDS:
+            await self.look()
+
+    async def look(self) -> None:
+        """Look at the files now; never fails."""
+        if self._checking.locked() or self._closed:
             return  # what is in force serves those who come while somebody looks
         async with self._checking:
             loop = asyncio.get_running_loop()
@@ -144,4 +154,5 @@ class WebConfigWatch:
 
     def close(self) -> None:
         """Let go of the thread."""
+        self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
