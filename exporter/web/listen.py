@@ -12,10 +12,29 @@ from pathlib import Path
 BACKLOG = 1024
 DCGM_PORT = 9400
 FIRST_SYSTEMD_FD = 3
+_ANY = frozenset({"::", "0.0.0.0"})  # noqa: S104
 
 
 class ListenError(Exception):
     """We cannot listen where we were told to; the message says why and what to do."""
+
+
+class _TakenError(ListenError):
+    """Somebody listens there already."""
+
+    def __init__(self, message: str, host: object, port: int | None = None) -> None:
+        super().__init__(message)
+        self._host = host
+        self._port = port
+
+    def by(self, one: socket.socket) -> bool:
+        """Whether it is this socket of our own that is in the way."""
+        name = one.getsockname()
+        if self._port is None or isinstance(name, str):
+            return bool(name == self._host)
+        return name[1] == self._port and (
+            name[0] == self._host or not _ANY.isdisjoint((name[0], self._host))
+        )
 
 
 def listen(addresses: Sequence[str]) -> list[socket.socket]:
@@ -25,16 +44,33 @@ def listen(addresses: Sequence[str]) -> list[socket.socket]:
         ListenError: One of them cannot be had.
     """
     sockets: list[socket.socket] = []
-    try:
-        for address in addresses:
+    had: dict[str, list[socket.socket]] = {}
+    for address in addresses:
+        try:
             if address.startswith("unix:"):
-                sockets.append(_unix(address.removeprefix("unix:")))
+                had[address] = [_unix(address.removeprefix("unix:"))]
             else:
-                sockets.extend(_tcp(address))
-    except ListenError:
-        close(sockets)
-        raise
+                had[address] = _tcp(address)
+        except _TakenError as error:
+            ours = [other for other, own in had.items() if any(error.by(one) for one in own)]
+            close(sockets)
+            if ours:
+                raise ListenError(_twice(address, ours[0])) from error
+            raise
+        except ListenError:
+            close(sockets)
+            raise
+        sockets += had[address]
     return sockets
+
+
+def _twice(address: str, before: str) -> str:
+    if address == before:
+        return f"cannot listen on {address}: it is given twice (--web.listen-address)"
+    return (
+        f"cannot listen on {address}: it overlaps with {before}, which is given too "
+        "(--web.listen-address)"
+    )
 
 
 def close(sockets: Sequence[socket.socket], *, remove_files: bool = True) -> None:
@@ -86,17 +122,17 @@ def _tcp(address: str) -> list[socket.socket]:
     except OSError as error:
         raise ListenError(f"cannot listen on {address}: {host!r} is unknown: {error}") from error
     sockets: list[socket.socket] = []
-    refused: OSError | None = None
+    refused: tuple[OSError, tuple[object, ...]] | None = None
     for family, _, _, _, where in dict.fromkeys(found):
         try:
             sockets.append(_bound(family, where))
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 close(sockets)
-                raise ListenError(_reason(address, port, error)) from error
-            refused = error
+                raise _refusal(address, where, error) from error
+            refused = error, where
     if not sockets and refused is not None:
-        raise ListenError(_reason(address, port, refused)) from refused
+        raise _refusal(address, refused[1], refused[0]) from refused[0]
     return sockets
 
 
@@ -110,7 +146,7 @@ def _any(address: str, port: int) -> socket.socket:
                 raise
             return _bound(socket.AF_INET, ("0.0.0.0", port))  # noqa: S104
     except OSError as error:
-        raise ListenError(_reason(address, port, error)) from error
+        raise _refusal(address, ("::", port), error) from error
 
 
 def _bound(family: int, where: tuple[object, ...]) -> socket.socket:
@@ -126,6 +162,14 @@ def _bound(family: int, where: tuple[object, ...]) -> socket.socket:
         one.close()
         raise
     return one
+
+
+def _refusal(address: str, where: tuple[object, ...], error: OSError) -> ListenError:
+    host, port = where[0], int(str(where[1]))
+    reason = _reason(address, port, error)
+    return (
+        _TakenError(reason, host, port) if error.errno == errno.EADDRINUSE else ListenError(reason)
+    )
 
 
 def _reason(address: str, port: int, error: OSError) -> str:
@@ -177,7 +221,7 @@ def _remove_stale(path: str) -> None:
         except ConnectionRefusedError:
             Path(path).unlink(missing_ok=True)
             return
-    raise ListenError(f"cannot listen on unix:{path}: another program listens there")
+    raise _TakenError(f"cannot listen on unix:{path}: another program listens there", path)
 
 
 def from_systemd(environment: MutableMapping[str, str]) -> list[socket.socket]:

@@ -53,6 +53,30 @@ def test_a_taken_port_names_the_likely_owner(monkeypatch: pytest.MonkeyPatch) ->
     assert "--web.listen-address" in str(dcgm.value)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        ("127.0.0.1", "127.0.0.1", "it is given twice"),
+        ("", "127.0.0.1", "it overlaps with :PORT, which is given too"),
+        ("127.0.0.1", "", "it overlaps with 127.0.0.1:PORT"),
+    ],
+)
+def test_who_gives_an_address_twice_blames_nobody_else(
+    first: str, second: str, reason: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(ListenError, match=reason.replace("PORT", str(port))):
+        listen([f"{first}:{port}", f"{second}:{port}"])
+    listening.close(listen([f"127.0.0.1:{port}"]))
+
+
+def test_a_path_that_is_given_twice(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s"
+    with pytest.raises(ListenError, match="it is given twice"):
+        listen([address, address])
+
+
 def test_an_address_of_another_host() -> None:
     with pytest.raises(ListenError, match="no such address"):
         listen(["192.0.2.1:0"])
