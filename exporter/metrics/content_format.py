@@ -16,8 +16,8 @@ class Syntax(StrEnum):
 class Escaping(StrEnum):
     """What becomes of names with characters beyond [a-zA-Z0-9_:].
 
-    No metric here has such a name: the choice is echoed, as the protocol demands, and changes
-    nothing in the body.
+    No metric here has such a name: the choice is echoed, as the protocol demands. In the body only
+    DOTS changes anything: it doubles the underscores of every name.
     """
 
     ALLOW_UTF8 = "allow-utf-8"
@@ -35,10 +35,15 @@ class ContentFormat:
     escaping: Escaping = Escaping.UNDERSCORES
 
     @property
+    def knows_escaping(self) -> bool:
+        """Versions before 1.0.0 know none, whatever was asked for."""
+        return not self.version.startswith("0.")
+
+    @property
     def content_type(self) -> str:
-        """The value of the Content-Type header. Versions before 1.0.0 know no escaping."""
+        """The value of the Content-Type header."""
         plain = f"{self.syntax}; version={self.version}; charset=utf-8"
-        return plain if self.version.startswith("0.") else f"{plain}; escaping={self.escaping}"
+        return f"{plain}; escaping={self.escaping}" if self.knows_escaping else plain
 
 
 TEXT_0_0_4 = ContentFormat(Syntax.TEXT, "0.0.4")

@@ -87,7 +87,8 @@ def choose_format(accept: str | None) -> ContentFormat:
             continue
         rank = (match[1].quality, *match[0])
         if best is None or rank > best[0]:
-            best = rank, replace(offer, escaping=_escaping(match[1]))
+            escaping = _escaping(match[1]) if offer.knows_escaping else offer.escaping
+            best = rank, replace(offer, escaping=escaping)
     return best[1] if best else TEXT_0_0_4
 
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.metrics.content_format import Escaping
 from exporter.web.negotiation import OFFERED, accepts_gzip, choose_format
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -70,6 +71,19 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/webp,*/*;
 )  # fmt: skip
 def test_format(accept: str | None, expected: str) -> None:
     assert choose_format(accept).content_type == expected
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "text/plain;version=0.0.4;escaping=dots",
+        "text/plain;escaping=dots",
+        "application/openmetrics-text;version=0.0.1;escaping=dots",
+    ],
+)
+def test_versions_without_escaping_are_not_escaped(accept: str) -> None:
+    """Their Content-Type could not tell the reader of it."""
+    assert choose_format(accept).escaping is Escaping.UNDERSCORES
 
 
 @given(st.text(alphabet=st.sampled_from('text/plain*;,=q".0159\\ \tversion\x00é')))
