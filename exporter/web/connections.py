@@ -43,6 +43,8 @@ class Connection(asyncio.Protocol):
         between requests."""
         self.quiet_since = self.waiting_since
         self.unsent_since: float | None = None
+        self.when_lost: Callable[[], None] | None = None
+        """Called when it is gone: for who would otherwise wait for nobody."""
         self._house = house
         self._transport: asyncio.Transport | None = None
         self._inner: asyncio.Protocol | None = None
@@ -58,6 +60,8 @@ class Connection(asyncio.Protocol):
         """It is gone."""
         if self._inner is not None:
             self._inner.connection_lost(exc)
+        if self.when_lost is not None:
+            self.when_lost()
         self._house.forget(self)
 
     def data_received(self, data: bytes) -> None:
@@ -171,6 +175,10 @@ class Connections:
             client.close()
             self.forget(connection)
             _log.debug("no connection came of it", extra={"fields": {"err": error}})
+        except Exception:  # noqa: BLE001 - who is not let go here would wait for ever
+            client.close()
+            self.forget(connection)
+            _log.exception("a connection failed")
         else:
             if connection in self._open:
                 self._open[connection] = None
@@ -214,14 +222,20 @@ class Connections:
             connection.cut()
 
 
+def connection_of(request: web.Request) -> Connection | None:
+    """The connection that a request came on; None where it is gone, or another server's."""
+    protocol = request.transport.get_protocol() if request.transport is not None else None
+    return protocol if isinstance(protocol, Connection) else None
+
+
 @web.middleware
 async def watch(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Tell the connection that a request is complete, and when it has been answered."""
-    protocol = request.transport.get_protocol() if request.transport is not None else None
-    if not isinstance(protocol, Connection):
+    connection = connection_of(request)
+    if connection is None:
         return await handler(request)
-    protocol.request_begins()
+    connection.request_begins()
     try:
         return await handler(request)
     finally:
-        protocol.request_ends()
+        connection.request_ends()

@@ -7,7 +7,7 @@ import json
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from dataclasses import asdict
 
@@ -16,6 +16,8 @@ from aiohttp import web
 from exporter.model import Incident
 from exporter.people import People
 from exporter.web.backend import Backend
+from exporter.web.capacity import FullError, Places
+from exporter.web.connections import connection_of
 from exporter.web.responses import text
 from exporter.web.state import BACKEND, OPTIONS
 from exporter.web.view import incident_view
@@ -35,15 +37,19 @@ _log = logging.getLogger(__name__)
 class Stream:
     """One reader's queue."""
 
-    def __init__(self) -> None:
-        self._events: deque[Event] = deque()
+    def __init__(self, missed: Iterable[Event] = ()) -> None:
+        self._events: deque[Event] = deque(missed)
+        self._room = QUEUED + len(self._events)
+        """What was missed before is no fault of this reader: it is sent whole."""
         self._lost = 0
         self._news = asyncio.Event()
+        if self._events:
+            self._news.set()
         self._closed = False
 
     def put(self, event: Event) -> None:
         """Add an event; the oldest gives way."""
-        if len(self._events) >= QUEUED:
+        if len(self._events) >= self._room:
             self._events.popleft()
             self._lost += 1
         self._events.append(event)
@@ -65,6 +71,7 @@ class Stream:
         parts = [f"event: lost\ndata: {lost}\n\n".encode()] if lost else []
         parts += [event for _, event in self._events]
         self._events.clear()
+        self._room = QUEUED
         return b"".join(parts) or b": still here\n\n"
 
 
@@ -113,28 +120,35 @@ class Events:
 
 
 EVENTS = web.AppKey[Events]("EVENTS")
+READERS = web.AppKey[Places]("READERS")
+
+
+_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
 
 
 async def events(request: web.Request) -> web.StreamResponse:
     """Stream until the reader or the program goes."""
-    hub = request.app[EVENTS]
-    options = request.app[OPTIONS]
-    if len(hub.streams) >= options.max_event_streams:
+    if request.method == "HEAD":
+        return web.Response(headers=_HEADERS)
+    try:
+        with request.app[READERS].place(request.remote or ""):
+            return await _stream(request, request.app[EVENTS])
+    except FullError:
         return text(
-            f"503 Service Unavailable: {options.max_event_streams} readers already",
+            f"503 Service Unavailable: {request.app[OPTIONS].max_event_streams} readers already, "
+            "or most of them from one address",
             status=503,
             headers={"Retry-After": "30"},
         )
-    response = web.StreamResponse(
-        headers={"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
-    )
-    if request.method == "HEAD":
-        return web.Response(headers=response.headers)
-    stream = Stream()
+
+
+async def _stream(request: web.Request, hub: Events) -> web.StreamResponse:
+    response = web.StreamResponse(headers=_HEADERS)
     last_id = request.headers.get("Last-Event-ID")
-    if last_id is not None:
-        for event in hub.missed(last_id):
-            stream.put(event)
+    stream = Stream(() if last_id is None else hub.missed(last_id))
+    if (connection := connection_of(request)) is not None:
+        # While nothing happens nothing is written, and nobody would notice until then.
+        connection.when_lost = stream.close
     hub.streams.add(stream)
     try:
         await response.prepare(request)

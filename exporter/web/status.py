@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -13,8 +14,10 @@ from exporter.model import Snapshot
 from exporter.web import page
 from exporter.web.assets import PAGE_ASSETS
 from exporter.web.backend import Backend
+from exporter.web.capacity import FullError, Places
 from exporter.web.events import EVENTS
 from exporter.web.report import make_status
+from exporter.web.responses import text
 from exporter.web.state import BACKEND, OPTIONS, WEB_CONFIG
 
 REUSE_SECONDS = 1.0
@@ -55,12 +58,14 @@ class Rendered:
         watch = request.app.get(WEB_CONFIG)
         error = str(watch.error) if watch is not None and watch.error is not None else None
         people = request.app[EVENTS].people
+        # Not request.host: without the header it asks the resolver, which can take seconds.
+        host = request.headers.get("Host") or socket.gethostname()
 
         def encode() -> bytes:
             status = make_status(snapshot, options, error, people)
             if as_json:
                 return json.dumps(asdict(status), allow_nan=False).encode() + b"\n"
-            return page.render(status, options, request.host).encode()
+            return page.render(status, options, host).encode()
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
 
@@ -70,18 +75,34 @@ class Rendered:
 
 
 RENDERED = web.AppKey[Rendered]("RENDERED")
+VISITS = web.AppKey[Places]("VISITS")
+"""Not those of the scrapes: no crowd in front of the page keeps Prometheus out."""
 
 
 async def status_json(request: web.Request) -> web.Response:
     """/api/v1/status."""
-    body = await request.app[RENDERED].answer(request, as_json=True)
-    return web.Response(body=body, content_type="application/json")
+    return await _answer(request, "application/json", as_json=True)
 
 
 async def status_page(request: web.Request) -> web.Response:
     """/."""
-    body = await request.app[RENDERED].answer(request, as_json=False)
-    return web.Response(body=body, content_type="text/html", charset="utf-8")
+    return await _answer(request, "text/html", as_json=False)
+
+
+async def _answer(request: web.Request, content_type: str, *, as_json: bool) -> web.Response:
+    try:
+        with request.app[VISITS].place(request.remote or ""):
+            body = await request.app[RENDERED].answer(request, as_json=as_json)
+    except FullError:
+        limit = request.app[OPTIONS].max_requests
+        return text(
+            f"503 Service Unavailable: more than {limit} visitors at once, or most of them from "
+            "one address (--web.max-requests)",
+            status=503,
+            headers={"Retry-After": "1"},
+        )
+    charset = None if as_json else "utf-8"
+    return web.Response(body=body, content_type=content_type, charset=charset)
 
 
 async def asset(request: web.Request) -> web.Response:

@@ -240,6 +240,19 @@ async def test_every_page_is_behind_the_lock(site: Site) -> None:
                 assert answer.status == 401
 
 
+async def test_expectations_are_heard_behind_the_lock_only(site: Site) -> None:
+    async with (
+        visited(site, f"basic_auth_users:\n  alice: {hashed('right')}\n") as address,
+        ClientSession() as session,
+    ):
+        for path in ("/", "/metrics", "/api/v1/status", "/-/healthy", "/static/status.css"):
+            async with session.get(f"http://{address}{path}", headers={"Expect": "x"}) as answer:
+                assert answer.status == 401
+        right = {"Expect": "x", "Authorization": "Basic YWxpY2U6cmlnaHQ="}
+        async with session.get(f"http://{address}/metrics", headers=right) as answer:
+            assert answer.status == 200
+
+
 async def test_only_72_bytes_of_a_password_count(site: Site) -> None:
     """As in Go, and without the error that bcrypt raises."""
     async with visited(site, f"basic_auth_users:\n  alice: {hashed(LONG)}\n") as address:

@@ -132,6 +132,29 @@ async def test_a_guest_who_sends_too_much_is_cut() -> None:
             assert b"200" not in await asyncio.wait_for(reader.read(), 5)
 
 
+async def test_who_leaves_a_stream_leaves_its_place_at_once() -> None:
+    async with served(FakeBackend(), max_event_streams=1) as (shown, _):
+        for _ in range(5):
+            async with connected(shown[0]) as (reader, writer):
+                writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: a\r\n\r\n")
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+                assert head.startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(0.1)
+
+
+async def test_a_request_without_a_host_asks_no_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(*_: object) -> str:
+        raise AssertionError("the resolver was asked")
+
+    monkeypatch.setattr("socket.getfqdn", resolve)
+    async with served(FakeBackend()) as (shown, _):
+        for path in ("/", "/metrics", "/api/v1/status", "/nothing"):
+            async with connected(shown[0]) as (reader, writer):
+                writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                answer = await asyncio.wait_for(reader.read(), 5)
+                assert answer.split()[1] == (b"404" if path == "/nothing" else b"200")
+
+
 async def test_streams_do_not_hold_up_the_end() -> None:
     loop = asyncio.get_running_loop()
     async with (

@@ -82,6 +82,49 @@ async def test_a_slow_reader_loses_the_oldest() -> None:
     assert part.startswith(b"event: lost\ndata: 3\n\ndata: 3\n\ndata: 4\n\n")
 
 
+async def test_who_comes_back_gets_all_that_is_kept(
+    backend: FakeBackend, make_client: MakeClient
+) -> None:
+    client = await make_client()
+    hub = client.server.app[events.EVENTS]
+    for number in range(events.REPLAYED + 10):
+        hub.add(str(number), CRASH)
+    async with client.get("/api/v1/events", headers={"Last-Event-ID": "other-1"}) as answer:
+        got = [await event(answer) for _ in range(events.REPLAYED)]
+
+    assert {one["event"] for one in got} == {"incident"}  # and none "lost"
+    assert [json.loads(one["data"])["daemon"] for one in got] == [
+        str(number) for number in range(10, events.REPLAYED + 10)
+    ]
+
+
+async def test_what_was_missed_takes_no_room_from_what_comes() -> None:
+    kept = [(number, b"old\n") for number in range(events.REPLAYED)]
+    stream = events.Stream(kept)
+    for number in range(events.QUEUED):
+        stream.put((number, b"new\n"))
+
+    assert await stream.take() == b"old\n" * events.REPLAYED + b"new\n" * events.QUEUED
+    for number in range(events.QUEUED + 1):
+        stream.put((number, b"new\n"))
+    part = await stream.take()
+    assert part is not None
+    assert part.startswith(b"event: lost\ndata: 1\n")
+
+
+async def test_one_address_leaves_places_for_others(make_client: MakeClient) -> None:
+    client = await make_client(max_event_streams=4)
+    places = client.server.app[events.READERS]
+    async with (
+        client.get("/api/v1/events"), client.get("/api/v1/events"), client.get("/api/v1/events"),
+    ):  # fmt: skip
+        fourth = await client.get("/api/v1/events")
+        assert fourth.status == 503
+        assert "one address" in await fourth.text()
+        with places.place("another"):
+            pass
+
+
 async def test_readers_are_limited(make_client: MakeClient) -> None:
     client = await make_client(max_event_streams=1)
     async with client.get("/api/v1/events"):

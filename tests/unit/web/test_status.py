@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -296,6 +297,18 @@ async def test_those_who_come_together_share_a_collection(
         await (await client.get("/api/v1/status")).read()
 
     assert len(backend.collections) == 1
+
+
+async def test_a_crowd_is_answered_with_503(backend: FakeBackend, make_client: MakeClient) -> None:
+    backend.seconds = 0.3
+    client = await make_client(max_requests=4)
+
+    for path in ("/", "/api/v1/status"):
+        answers = await asyncio.gather(*(client.get(path) for _ in range(6)))
+        assert sorted(answer.status for answer in answers) == [200] * 3 + [503] * 3
+        refused = next(answer for answer in answers if answer.status == 503)
+        assert "--web.max-requests" in await refused.text()
+        await asyncio.sleep(1.0)  # until the status is made anew
 
 
 async def test_own_files(make_client: MakeClient) -> None:
