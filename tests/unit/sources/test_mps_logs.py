@@ -14,55 +14,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from exporter.mps.fold import Fold
-from exporter.observations import LogChunk, LogsObservation, LogState
+from exporter.observations import LogsObservation
 from exporter.sources.mps_logs import LogTails
-from tests.support.mps_logs import EIGHT, LOGS, Logs, at, read, sample, script, summary
-
-PIPE = "/tmp/nvidia-mps"
-
-
-class Host:
-    """A log directory, a clock, and the tails that follow it."""
-
-    def __init__(self, folder: Path, now: float = EIGHT + 3600.0, **bounds: int) -> None:
-        self.folder = folder
-        self.now = now
-        self.tails = LogTails(clock=lambda: self.now, **bounds)
-
-    def write(self, log: str, data: bytes | str, *, mtime: float | None = None) -> None:
-        text = data if isinstance(data, bytes) else script(data)[log]  # type: ignore[index]
-        with (self.folder / f"{log}.log").open("ab") as file:
-            file.write(text)
-        moment = self.now if mtime is None else mtime
-        os.utime(self.folder / f"{log}.log", (moment, moment))
-
-    def poll(self) -> LogsObservation:
-        self.now += 0.2
-        return self.tails.poll([(PIPE, str(self.folder), "")])
-
-    def chunks(self, log: str) -> list[LogChunk]:
-        return [chunk for chunk in self.poll().chunks if chunk.log == log]
-
-    def data(self, log: str) -> bytes:
-        return b"".join(chunk.data for chunk in self.chunks(log))
+from tests.support.log_folder import PIPE, LogFolder, state
+from tests.support.mps_logs import LOGS, Logs, at, read, sample, script, summary
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    made = Host(tmp_path)
+def host(tmp_path: Path) -> Iterator[LogFolder]:
+    made = LogFolder(tmp_path)
     yield made
     made.tails.close()
-
-
-def state(observation: LogsObservation, log: str) -> LogState:
-    (found,) = [one for one in observation.states if one.log == log]
-    return found
 
 
 START = "{} C630 Starting control daemon using socket /tmp/mps/control"
 
 
-def test_a_first_look_begins_at_the_last_start_of_the_daemon(host: Host) -> None:
+def test_a_first_look_begins_at_the_last_start_of_the_daemon(host: LogFolder) -> None:
     host.write("control", f"{START.format('00:01.000')}\n00:02.000 C630 Exit with status 0")
     host.write("server", "00:01.500 O100 Startup")
     host.write("control", f"{START.format('00:09.000')}\n00:10.000 C630 NEW UI")
@@ -78,7 +46,7 @@ def test_a_first_look_begins_at_the_last_start_of_the_daemon(host: Host) -> None
     assert state(observation, "control").path == f"{host.folder}/control.log"
 
 
-def test_what_is_written_after_the_first_look_is_no_history(host: Host) -> None:
+def test_what_is_written_after_the_first_look_is_no_history(host: LogFolder) -> None:
     host.write("control", START.format("00:01.000"))
     host.poll()
     host.write("control", "59:00.000 C630 NEW UI")
@@ -87,7 +55,7 @@ def test_what_is_written_after_the_first_look_is_no_history(host: Host) -> None:
 
 
 def test_a_daemon_found_late_is_counted_from_the_exporters_start_on(tmp_path: Path) -> None:
-    host = Host(tmp_path, now=at("00:05"))
+    host = LogFolder(tmp_path, now=at("00:05"))
     host.write("control", f"{START.format('00:01.000')}\n00:04.000 C630 NEW UI")
     host.write("control", "00:06.000 C630 NEW UI\n00:07.000 C630 UI closed")
     host.now = at("00:10")
@@ -99,7 +67,7 @@ def test_a_daemon_found_late_is_counted_from_the_exporters_start_on(tmp_path: Pa
     assert second[0].complete_until == host.now
 
 
-def test_a_log_that_appears_later_is_news(host: Host) -> None:
+def test_a_log_that_appears_later_is_news(host: LogFolder) -> None:
     observation = host.poll()
     assert [one.readable for one in observation.states] == [False, False]
     assert state(observation, "control").error == "no such file"
@@ -109,7 +77,7 @@ def test_a_log_that_appears_later_is_news(host: Host) -> None:
 
 
 def test_a_backlog_is_bounded(tmp_path: Path) -> None:
-    host = Host(tmp_path, backlog_bytes=100_000, poll_bytes=40_000)
+    host = LogFolder(tmp_path, backlog_bytes=100_000, poll_bytes=40_000)
     host.write("control", START.format("00:01.000"))
     line = script("00:02.000 C630 Accepting connection...").control
     host.write("control", line * 5_000, mtime=at("00:02"))
@@ -125,7 +93,7 @@ def test_a_backlog_is_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("before", [0, 1, 900, 65_536, 130_000])
 @pytest.mark.parametrize("after", [0, 1, 65_400, 65_536, 200_000])
 def test_the_start_is_found_wherever_it_stands(tmp_path: Path, before: int, after: int) -> None:
-    host = Host(tmp_path)
+    host = LogFolder(tmp_path)
     line = script("00:01.000 C630 Accepting connection...").control
     later = line.replace(b"00:01", b"00:09")
     start = script(START.format("00:05.000")).control
@@ -140,7 +108,7 @@ def test_the_start_is_found_wherever_it_stands(tmp_path: Path, before: int, afte
     assert chunks["server"].data == server
 
 
-def test_halves_of_lines_are_delivered_as_they_come(host: Host) -> None:
+def test_halves_of_lines_are_delivered_as_they_come(host: LogFolder) -> None:
     host.poll()
     data = script("00:02.000 C630 NEW UI").control
     host.write("control", data[:20])
@@ -149,7 +117,7 @@ def test_halves_of_lines_are_delivered_as_they_come(host: Host) -> None:
     assert host.data("control") == data[20:]
 
 
-def test_copytruncate_is_noticed(host: Host) -> None:
+def test_copytruncate_is_noticed(host: LogFolder) -> None:
     host.write("control", START.format("00:01.000"))
     host.poll()
     os.truncate(host.folder / "control.log", 0)
@@ -160,7 +128,7 @@ def test_copytruncate_is_noticed(host: Host) -> None:
     assert not host.chunks("control")[0].restarted
 
 
-def test_a_log_that_was_truncated_and_has_grown_again_is_noticed(host: Host) -> None:
+def test_a_log_that_was_truncated_and_has_grown_again_is_noticed(host: LogFolder) -> None:
     host.write("control", START.format("00:01.000"))
     host.poll()
     os.truncate(host.folder / "control.log", 0)
@@ -170,14 +138,14 @@ def test_a_log_that_was_truncated_and_has_grown_again_is_noticed(host: Host) -> 
     assert (chunk.restarted, chunk.data) == (True, data)
 
 
-def test_an_emptied_log_is_noticed_at_once(host: Host) -> None:
+def test_an_emptied_log_is_noticed_at_once(host: LogFolder) -> None:
     host.write("control", START.format("00:01.000"))
     host.poll()
     os.truncate(host.folder / "control.log", 0)
     assert [chunk.restarted for chunk in host.chunks("control")] == [True]
 
 
-def test_a_new_file_is_followed_once_the_old_one_is_read(host: Host) -> None:
+def test_a_new_file_is_followed_once_the_old_one_is_read(host: LogFolder) -> None:
     host.write("control", START.format("00:01.000"))
     host.poll()
     host.write("control", "58:00.000 C630 NEW UI")
@@ -192,7 +160,7 @@ def test_a_new_file_is_followed_once_the_old_one_is_read(host: Host) -> None:
     assert [chunk.history for chunk in found] == [False, False]
 
 
-def test_a_renamed_log_is_followed_as_long_as_the_daemon_writes_to_it(host: Host) -> None:
+def test_a_renamed_log_is_followed_as_long_as_the_daemon_writes_to_it(host: LogFolder) -> None:
     host.write("control", START.format("00:01.000"))
     host.poll()
     (host.folder / "control.log").rename(host.folder / "control.log.1")
@@ -203,7 +171,7 @@ def test_a_renamed_log_is_followed_as_long_as_the_daemon_writes_to_it(host: Host
     assert state(host.poll(), "control").readable
 
 
-def test_a_directory_that_vanishes_and_comes_back(host: Host) -> None:
+def test_a_directory_that_vanishes_and_comes_back(host: LogFolder) -> None:
     host.write("control", START.format("00:01.000"))
     host.poll()
     shutil.rmtree(host.folder)
@@ -213,7 +181,7 @@ def test_a_directory_that_vanishes_and_comes_back(host: Host) -> None:
     assert host.data("control") == script("59:00.000 C630 UI closed").control
 
 
-def test_no_permission(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_permission(host: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     host.write("control", START.format("00:01.000"))
 
     def forbidden(*_: object) -> int:
@@ -227,7 +195,7 @@ def test_no_permission(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "link", "socket", "dangling"])
-def test_what_is_no_regular_file_is_left_alone(host: Host, kind: str) -> None:
+def test_what_is_no_regular_file_is_left_alone(host: LogFolder, kind: str) -> None:
     path = host.folder / "control.log"
     if kind == "fifo":
         os.mkfifo(path)
@@ -255,7 +223,7 @@ def test_what_is_no_regular_file_is_left_alone(host: Host, kind: str) -> None:
     assert state(host.poll(), "control").readable
 
 
-def test_a_file_that_turns_into_something_else_is_let_go_of(host: Host) -> None:
+def test_a_file_that_turns_into_something_else_is_let_go_of(host: LogFolder) -> None:
     host.write("control", START.format("00:01.000"))
     host.poll()
     (host.folder / "control.log").unlink()
@@ -267,7 +235,7 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_files_of_daemons_that_are_gone_are_closed(host: Host) -> None:
+def test_files_of_daemons_that_are_gone_are_closed(host: LogFolder) -> None:
     before = descriptors()
     host.write("control", START.format("00:01.000"))
     host.write("server", "00:01.500 O100 Startup")
@@ -321,7 +289,7 @@ def test_many_daemons_are_followed_apart(tmp_path: Path) -> None:
     tails.close()
 
 
-def test_nothing_new_is_said_only_for_a_second(host: Host) -> None:
+def test_nothing_new_is_said_only_for_a_second(host: LogFolder) -> None:
     host.write("control", START.format("00:01.000"))
     counts = [len(host.poll().chunks) for _ in range(9)]
     assert counts[:5] == [1] * 5
@@ -329,13 +297,15 @@ def test_nothing_new_is_said_only_for_a_second(host: Host) -> None:
 
 
 @pytest.mark.parametrize("hours", [-8.0, 0.0, 1.0, 5.75])
-def test_the_zone_is_learnt_from_the_files_own_time(host: Host, hours: float) -> None:
+def test_the_zone_is_learnt_from_the_files_own_time(host: LogFolder, hours: float) -> None:
     host.write("control", START.format("00:01.000"), mtime=at("00:01") - hours * 3600.0 + 0.02)
     (chunk,) = host.chunks("control")
     assert chunk.utc_offset_seconds == hours * 3600.0
 
 
-def test_a_file_that_was_copied_tells_no_zone(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_copied_tells_no_zone(
+    host: LogFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TZ", "Asia/Kathmandu")
     time.tzset()
     try:
@@ -347,7 +317,7 @@ def test_a_file_that_was_copied_tells_no_zone(host: Host, monkeypatch: pytest.Mo
         time.tzset()
 
 
-def test_daylight_saving_time_is_learnt_while_following(host: Host) -> None:
+def test_daylight_saving_time_is_learnt_while_following(host: LogFolder) -> None:
     host.write("control", START.format("00:01.000"), mtime=at("00:01") - 7200.0)
     assert host.chunks("control")[0].utc_offset_seconds == 7200.0
     host.write("control", "00:02.000 C630 NEW UI", mtime=at("00:02") - 3600.0)
@@ -355,7 +325,7 @@ def test_daylight_saving_time_is_learnt_while_following(host: Host) -> None:
 
 
 def test_a_log_whose_reading_fails_is_let_go_of(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: LogFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.write("control", START.format("00:01.000"))
     host.poll()
@@ -375,7 +345,7 @@ def test_law_a_sample_written_bit_by_bit_gives_its_truth(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     logs = sample("server-killed")
-    host = Host(tmp_path_factory.mktemp("logs"), now=logs.stamps()[0] - 1.0, poll_bytes=9_000)
+    host = LogFolder(tmp_path_factory.mktemp("logs"), now=logs.stamps()[0] - 1.0, poll_bytes=9_000)
     fold = Fold(PIPE)
     fold.take(host.poll())
     moments = data.draw(

@@ -1,0 +1,52 @@
+"""A log directory, a clock, and the tails that follow it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from exporter.observations import LogChunk, LogsObservation, LogState
+from exporter.sources.mps_logs import LogTails
+from tests.support.mps_logs import EIGHT, script
+
+PIPE = "/tmp/nvidia-mps"
+
+
+class LogFolder:
+    """The logs of one daemon, written and followed by a test."""
+
+    def __init__(self, folder: Path, now: float = EIGHT + 3600.0, **bounds: int) -> None:
+        self.folder = folder
+        self.now = now
+        self.tails = LogTails(clock=lambda: self.now, **bounds)
+
+    def write(self, log: str, data: bytes | str, *, mtime: float | None = None) -> None:
+        """Append lines (see mps_logs.script) or bytes to a log."""
+        text = data if isinstance(data, bytes) else script(data)[log]  # type: ignore[index]
+        with (self.folder / f"{log}.log").open("ab") as file:
+            file.write(text)
+        moment = self.now if mtime is None else mtime
+        os.utime(self.folder / f"{log}.log", (moment, moment))
+
+    def poll(self) -> LogsObservation:
+        """Look at the logs a moment later."""
+        self.now += 0.2
+        return self.tails.poll([(PIPE, str(self.folder), "")])
+
+    def chunks(self, log: str) -> list[LogChunk]:
+        """What one poll brings of a log."""
+        return [chunk for chunk in self.poll().chunks if chunk.log == log]
+
+    def data(self, log: str) -> bytes:
+        """The bytes of it."""
+        return b"".join(chunk.data for chunk in self.chunks(log))
+
+    def read(self, log: str) -> list[LogChunk]:
+        """What several polls bring, as far as there is something in it."""
+        return [chunk for _ in range(6) for chunk in self.chunks(log) if chunk.data]
+
+
+def state(observation: LogsObservation, log: str) -> LogState:
+    """What was said of one log."""
+    (found,) = [one for one in observation.states if one.log == log]
+    return found

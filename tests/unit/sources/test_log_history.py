@@ -1,0 +1,194 @@
+"""What of a log is history and what is news, whenever and however often it is opened."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from exporter.sources.mps_logs import LogTails
+from tests.support.log_folder import LogFolder, state
+from tests.support.mps_logs import at, script
+
+START = "{} C630 Starting control daemon using socket /tmp/mps/control"
+OLD = f"{START.format('00:01.000')}\n00:02.000 C630 Exit with status 0\n" + START.format(
+    "00:03.000"
+)
+STARTED_AT = at("10:00")
+NEWS = "11:00.000 C630 NEW UI"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[LogFolder]:
+    made = LogFolder(tmp_path / "log", now=STARTED_AT)
+    made.folder.mkdir()
+    yield made
+    made.tails.close()
+
+
+@contextmanager
+def failing(name: str, code: int) -> Iterator[None]:
+    """Let a call of the system fail."""
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, name, fail)
+        yield
+
+
+def news_comes(host: LogFolder) -> None:
+    host.now = at("11:00")
+    host.write("control", NEWS, mtime=at("11:00"))
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_after_a_failed_read_it_goes_on_where_it_was(host: LogFolder, code: int) -> None:
+    host.write("control", OLD, mtime=at("00:03"))
+    assert [chunk.history for chunk in host.read("control")] == [True]
+    news_comes(host)
+    with failing("pread", code):
+        assert not state(host.poll(), "control").readable
+    (chunk,) = host.read("control")
+    assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, False)
+
+
+def test_a_file_system_that_was_mounted_again_is_no_new_log(host: LogFolder) -> None:
+    """The same file has other numbers then."""
+    host.write("control", OLD, mtime=at("00:03"))
+    host.read("control")
+    with failing("fstat", errno.ESTALE):
+        host.poll()
+    log = host.folder / "control.log"
+    shutil.copy(log, log.with_suffix(".copy"))
+    log.with_suffix(".copy").replace(log)
+    news_comes(host)
+    (chunk,) = host.read("control")
+    assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, False)
+
+
+def test_a_file_truncated_while_it_could_not_be_read_is_counted_in_full(
+    host: LogFolder,
+) -> None:
+    host.write("control", OLD, mtime=at("00:03"))
+    host.read("control")
+    with failing("fstat", errno.EIO):
+        host.poll()
+    os.truncate(host.folder / "control.log", 0)
+    news_comes(host)
+    (chunk,) = host.read("control")
+    assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, True)
+
+
+def test_old_lines_of_a_log_that_appears_late_are_history(host: LogFolder) -> None:
+    """As when /var/log is mounted after the exporter's start."""
+    assert host.read("control") == []
+    host.write("control", OLD, mtime=at("00:03"))
+    (chunk,) = host.read("control")
+    assert (chunk.data, chunk.history) == (script(START.format("00:03.000")).control, True)
+
+
+def test_in_a_log_that_appears_late_what_is_new_is_counted(host: LogFolder) -> None:
+    host.read("control")
+    host.write("control", OLD)
+    news_comes(host)
+    old, new = host.read("control")
+    assert (old.data, old.history) == (script(START.format("00:03.000")).control, True)
+    assert (new.data, new.history) == (script(NEWS).control, False)
+
+
+def test_every_start_since_the_exporters_own_is_counted(host: LogFolder) -> None:
+    host.read("control")
+    host.now = at("12:00")
+    starts = f"{START.format('11:00.000')}\n{START.format('12:00.000')}"
+    host.write("control", starts)
+    (chunk,) = host.read("control")
+    assert (chunk.data, chunk.history) == (script(starts).control, False)
+
+
+def test_a_log_whose_stamps_are_of_an_unknown_clock_is_news_when_it_appears_late(
+    host: LogFolder,
+) -> None:
+    host.read("control")
+    host.now = at("11:00")
+    host.write("control", "00:01.000 C630 NEW UI", mtime=at("11:00") + 123.0)
+    assert [chunk.history for chunk in host.read("control")] == [False]
+
+
+def test_another_log_directory_is_judged_by_its_stamps(host: LogFolder, tmp_path: Path) -> None:
+    host.write("control", OLD, mtime=at("00:03"))
+    host.read("control")
+    host.folder = tmp_path / "other"
+    host.folder.mkdir()
+    host.write("control", OLD.replace("630", "640"), mtime=at("00:03"))
+    (chunk,) = host.read("control")
+    assert (chunk.history, chunk.restarted) == (True, True)
+
+
+def test_a_replaced_file_is_counted_in_full(host: LogFolder) -> None:
+    host.write("control", OLD, mtime=at("00:03"))
+    host.read("control")
+    (host.folder / "control.log").rename(host.folder / "control.log.1")
+    news_comes(host)
+    (chunk,) = host.read("control")
+    assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, True)
+
+
+def test_one_log_that_fails_at_the_first_look_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = STARTED_AT
+    tails = LogTails(clock=lambda: now)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        log = tmp_path / name / "control.log"
+        log.write_bytes(script(OLD).control)
+        os.utime(log, (at("00:03"), at("00:03")))
+    targets = [("/b", str(tmp_path / "b"), ""), ("/a", str(tmp_path / "a"), "")]
+    real = os.pread
+
+    def fails_for_b(descriptor: int, length: int, offset: int) -> bytes:
+        if str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith(str(tmp_path / "b")):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(descriptor, length, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", fails_for_b)
+        first = tails.poll(targets)
+    then = tails.poll(targets)
+    tails.close()
+    assert [chunk.pipe_directory for chunk in first.chunks] == ["/a"]
+    assert [one.error for one in first.states] == [
+        "input/output error",
+        "no such file",
+        None,
+        "no such file",
+    ]
+    (b,) = [chunk for chunk in then.chunks if chunk.pipe_directory == "/b"]
+    assert (b.data, b.history) == (script(START.format("00:03.000")).control, True)
+
+
+def test_a_size_that_the_file_does_not_have_is_not_waited_for(
+    host: LogFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS tells sizes from memory: what is not there now is no reason to poll without a pause."""
+    host.write("control", OLD, mtime=at("00:03"))
+    host.read("control")
+    real = os.fstat
+
+    def longer(descriptor: int) -> os.stat_result:
+        found = list(real(descriptor))
+        found[6] += 100
+        return os.stat_result(found)
+
+    monkeypatch.setattr(os, "fstat", longer)
+    news_comes(host)
+    chunks = [chunk for _ in range(4) for chunk in host.chunks("control")]
+    assert b"".join(chunk.data for chunk in chunks) == script(NEWS).control
+    assert chunks[-1].complete_until == host.now
