@@ -11,9 +11,10 @@ import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal
+from typing import get_args
 
 from exporter.model import (
+    PROCESS_KINDS,
     Client,
     ClientSession,
     CollectorResult,
@@ -21,6 +22,8 @@ from exporter.model import (
     ControlState,
     Gpu,
     LedgerView,
+    LimitSource,
+    ProcessKind,
     Server,
     ServerSession,
     Snapshot,
@@ -37,6 +40,7 @@ from exporter.observations import (
     NvmlObservation,
     Outcome,
     ProcessFacts,
+    ProcessList,
     ProcfsObservation,
 )
 
@@ -162,6 +166,14 @@ class _View:
             if facts.pid_namespace is not None and facts.namespace_pids:
                 inner = facts.pid_namespace, facts.namespace_pids[-1]
                 self.inner_pids.setdefault(inner, facts.pid)
+        self.named = self.server_pids | {
+            client.pid
+            for inputs in daemons
+            if len((inputs.facts.process or _NOBODY).namespace_pids) <= 1
+            for session in inputs.sessions()
+            for client in session.clients
+        }
+        """Processes, by the host's PIDs, whose daemons are known."""
         self._memory = _memory_by_process(self.gpus.values())
         self.indexes = {gpu.uuid: str(gpu.index) for gpu in self.gpus.values()}
         for inputs in daemons:
@@ -212,7 +224,7 @@ def _visible_devices(facts: DaemonFacts) -> str | None:
 
 def _device_uuids(inputs: DaemonInputs) -> dict[int, str]:
     """Device ordinal of the daemon -> GPU UUID, from the tool's map or the log."""
-    return {**inputs.view.devices, **inputs.answers.device_uuids()}
+    return {**inputs.answers.device_uuids(), **inputs.view.devices}
 
 
 # ---------------------------------------------------------------------------------- daemons
@@ -283,7 +295,7 @@ def _daemon(view: _View, inputs: DaemonInputs, clients_max: int) -> ControlDaemo
         servers=kept,
         waits=ledger.waits,
         handover_backoff_seconds=ledger.handover_backoff_seconds,
-        gpu_uuids=tuple(sorted(served)),
+        gpu_uuids=tuple(sorted(served - {""})),
         logs=inputs.logs,
         counters=ledger.counters if inputs.was_readable else None,
         incidents=ledger.incidents,
@@ -359,7 +371,9 @@ def _server(view: _View, inputs: DaemonInputs, pid: int) -> Server:
     reply = inputs.answers.servers.get(pid)
     process = _process_of(inputs, view, pid)
     host_pid = process.pid if process is not None else pid
-    uid = session.uid if session is not None else process.uid if process is not None else None
+    uid = session.uid if session is not None else None
+    if uid is None and process is not None:
+        uid = process.uid
     started = session.started_at if session is not None else None
     clients = _clients(view, inputs, session, reply, host_pid)
     uuids = _device_uuids(inputs)
@@ -519,7 +533,8 @@ def _strangers(
         if server_pid not in of_gpu:
             continue
         for process in gpu.processes or ():
-            if process.kind == "mps" and process.pid in of_gpu and process.pid != server_pid:
+            mine = process.pid in of_gpu and process.pid not in view.named
+            if process.kind == "mps" and mine and process.pid != server_pid:
                 listed.setdefault(process.pid, {})[gpu.uuid] = 1
     if len(listed) != len(connected):
         return connected
@@ -565,7 +580,7 @@ def _client(view: _View, session: ClientSession, serving: _Serving) -> Client:
 class _ClientLimits:
     """What a client may use, as far as its environment and its server tell."""
 
-    source: Literal["client", "server", "unknown"] = "unknown"
+    source: LimitSource = "unknown"
     ratio: float | None = None
     sms: Mapping[str, int] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)
@@ -584,11 +599,15 @@ def _limits(
     allowed_ratio = session.active_thread_ratio  # at connect
     if allowed_ratio is None:
         allowed_ratio = serving.ratio
+    allowed_memory = session.pinned_memory_limit_bytes  # at connect
+    if allowed_memory is None:
+        allowed_memory = serving.memory
     said = tuple(map(environment.get, LIMIT_VARIABLES))
-    reasons = allowed_ratio, said, tuple(session.contexts)
+    reasons = allowed_ratio, tuple(allowed_memory.items()), said, tuple(session.contexts)
     found = serving.limits.get(reasons)
     if found is None:
-        found = _limits_of(view, allowed_ratio, tuple(session.contexts), serving, *said)
+        uuids = tuple(session.contexts)
+        found = _limits_of(view, allowed_ratio, allowed_memory, uuids, serving, *said)
         serving.limits[reasons] = found
     return found
 
@@ -596,6 +615,7 @@ def _limits(
 def _limits_of(
     view: _View,
     allowed_ratio: float | None,
+    allowed_memory: Mapping[int, int],
     uuids: tuple[str, ...],
     serving: _Serving,
     percentage: str | None,
@@ -620,7 +640,7 @@ def _limits_of(
                 sms[uuid] = count
         ordinal = serving.ordinals.get(uuid)
         given = limits.pinned_memory_limit_of(own_memory, ordinal, uuid)
-        allowed = serving.memory.get(ordinal) if ordinal is not None else None
+        allowed = allowed_memory.get(ordinal) if ordinal is not None else None
         known = [limit for limit in (given, allowed) if limit is not None]
         if known:
             memory[uuid] = min(known)
@@ -648,23 +668,12 @@ def _gpu(
     servers |= view.server_pids
     clients = [client for daemon in daemons for server in daemon.servers
                for client in server.clients if gpu.uuid in client.contexts]  # fmt: skip
-    kinds: dict[str, set[int]] | None = None
+    kinds = _kinds(gpu, servers)
     stranded = None
-    if gpu.processes is not None:
-        by_kind: dict[str, set[int]] = {"compute": set(), "mps": set(), "graphics": set()}
-        for process in gpu.processes:
-            by_kind[process.kind].add(process.pid)
-        # NVML's MPS list can hold a client of another GPU, with 0 bytes: the compute list has not.
-        mps = (by_kind["mps"] & by_kind["compute"]) - servers
-        present = by_kind["compute"] & servers
-        kinds = {
-            "mps_client": mps,
-            "mps_server": present,
-            "direct": by_kind["compute"] - mps - servers,
-            "graphics": by_kind["graphics"],
-        }
-        found = _stranded(mps, present, daemons, inputs)
+    if "mps_client" in kinds:
+        found = _stranded(kinds["mps_client"], kinds["mps_server"], daemons, inputs)
         stranded = None if found is None else tuple(sorted(found))
+    direct = sorted(kinds.get("direct", ()))
     committed = sum(client.sm_limit.get(gpu.uuid, 0) for client in clients)
     all_known = all(gpu.uuid in client.sm_limit for client in clients)
     whole = gpu.sm_count
@@ -675,12 +684,8 @@ def _gpu(
         index=str(gpu.index),
         uuid=gpu.uuid,
         processes_by_kind={kind: len(pids) for kind, pids in kinds.items()} if kinds else None,
-        direct_pids=tuple(sorted(kinds["direct"])) if kinds else (),
-        direct_processes=tuple(
-            view.processes[pid]
-            for pid in sorted(kinds["direct"] if kinds else ())
-            if pid in view.processes
-        ),
+        direct_pids=tuple(direct),
+        direct_processes=tuple(view.processes[pid] for pid in direct if pid in view.processes),
         served_by=tuple(
             daemon.pipe_directory for daemon in daemons if gpu.uuid in daemon.gpu_uuids
         ),
@@ -689,6 +694,33 @@ def _gpu(
         sm_committed_ratio=committed / whole if whole and all_known else None,
         client_memory_committed_bytes=sum(with_memory) if clients else None,
     )
+
+
+def _kinds(gpu: GpuObservation, servers: set[int]) -> dict[ProcessKind, set[int]]:
+    """The processes by what they are to MPS, as far as the lists that could be read tell.
+
+    A client is told from a process beside MPS by the MPS list alone, so that without it, which old
+    drivers lack, neither is known. A server is known by its PID, wherever it is listed.
+    """
+    if gpu.processes is None:
+        return {}
+    lists: dict[ProcessList, set[int]] = {
+        kind: set() for kind in get_args(ProcessList) if kind not in gpu.unread_lists
+    }
+    for process in gpu.processes:
+        lists[process.kind].add(process.pid)
+    kinds: dict[ProcessKind, set[int]] = {}
+    if "compute" in lists:
+        compute = lists["compute"]
+        if "mps" in lists:
+            # NVML's MPS list can hold a client of another GPU, with 0 bytes: the compute list has
+            # not.
+            clients = (lists["mps"] & compute) - servers
+            kinds = {"mps_client": clients, "direct": compute - clients - servers}
+        kinds["mps_server"] = compute & servers
+    if "graphics" in lists:
+        kinds["graphics"] = lists["graphics"]
+    return {kind: kinds[kind] for kind in PROCESS_KINDS if kind in kinds}
 
 
 def _stranded(

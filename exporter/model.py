@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from exporter.observations import DaemonFacts, GpuObservation, LogState, ProcessFacts
 
@@ -28,6 +28,17 @@ SERVER_STATES = ("INITIALIZING", "ACTIVE", "FAULT")
 EXIT_CAUSES = ("requested", "crashed", "start_failed", "daemon_died")
 LOSS_CAUSES = ("server_crashed", "daemon_died", "own_fault", "neighbour_fault", "terminated")
 REJECTION_CAUSES = ("context_limit", "server_not_ready", "invalid_device", "credentials")
+
+
+LimitSource = Literal["client", "server", "unknown"]
+LIMIT_SOURCES: tuple[LimitSource, ...] = get_args(LimitSource)
+
+ProcessKind = Literal["mps_client", "mps_server", "direct", "graphics"]
+PROCESS_KINDS: tuple[ProcessKind, ...] = get_args(ProcessKind)
+"""What a process on a GPU is to MPS; direct computes beside it."""
+
+QUERY_FAILURE_REASONS = ("timeout", "absent", "refused", "unparsable")
+"""Outcomes of a run of the control tool that are failures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,8 @@ class ClientSession:
     """GPU UUID -> contexts."""
     active_thread_ratio: float | None = None
     """The server's when this client connected: a running client keeps what it had."""
+    pinned_memory_limit_bytes: Mapping[int, int] | None = None
+    """Device ordinal -> the server's limit when this client connected; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +196,8 @@ class LedgerView:
     multiuser: bool | None = None
     quit_requested_at: float | None = None
     """Asked to quit and not gone yet: draining."""
+    configured_at: float | None = None
+    """Somebody last gave the daemon a set_... command: what it answered before is old."""
     servers: tuple[ServerSession, ...] = ()
     waits: tuple[Wait, ...] = ()
     handover_backoff_seconds: float | None = None
@@ -211,7 +226,7 @@ class Client:
     slurm_job_id: str | None = None
     systemd_unit: str | None = None
     pid_namespace: int | None = None
-    limit_source: Literal["client", "server", "unknown"] = "unknown"
+    limit_source: LimitSource = "unknown"
     """Whose active thread percentage is in force; "server" also where the client's environment
     could not be read (the server's value is then an upper bound)."""
     environment_readable: bool | None = None
@@ -292,7 +307,7 @@ class Gpu:
     index: str
     uuid: str
     processes_by_kind: Mapping[str, int] | None = None
-    """mps_client, mps_server, direct, graphics."""
+    """By ProcessKind: those that the lists tell which could be read; None when no list could."""
     direct_pids: tuple[int, ...] = ()
     """Compute processes beside MPS."""
     direct_processes: tuple[ProcessFacts, ...] = ()

@@ -16,6 +16,9 @@ from exporter.mps.serving import Client, Server
 YOUNG_SECONDS = 2.0
 """What happened this shortly before the question is left to the log."""
 
+CONFIRM_SECONDS = 10.0
+"""Two answers this far apart that both contradict the log: a line of it was lost."""
+
 
 def reconcile(
     books: Books, at: float, listed: Collection[int] | None, replies: Iterable[ServerReply]
@@ -35,15 +38,24 @@ def reconcile(
 
 def _servers(books: Books, at: float, listed: Collection[int]) -> None:
     for pid in listed:
-        # The log ends a server before the list forgets it, and begins it after.
-        if pid not in books.servers and pid not in books.ended:
+        known = books.servers.get(pid) or books.returned(pid)
+        if known is not None:
+            known.unlisted_since = None
+            if known.adopted and known.ready_at is None:
+                known.ready_at = known.started_at
+        elif pid not in books.ended:
+            # The log ends a server before the list forgets it, and begins it after.
             server = books.start_server(pid, None, at, adopted=True)
             server.ready_at = at
-    if books.readable["control"]:
-        return
     for server in list(books.servers.values()):
-        if server.pid not in listed and at - server.started_at > YOUNG_SECONDS:
+        if server.pid in listed or at - server.started_at <= YOUNG_SECONDS:
+            continue
+        if not books.readable["control"]:
             server.missing_since = server.missing_since or at
+        elif server.ready_at is not None:
+            server.unlisted_since = server.unlisted_since or at
+            if at - server.unlisted_since >= CONFIRM_SECONDS:
+                books.vanish(server)
 
 
 def _devices(books: Books, reply: ServerReply) -> None:
@@ -55,10 +67,15 @@ def _devices(books: Books, reply: ServerReply) -> None:
 def _clients(books: Books, server: Server, at: float, reply: ServerReply) -> None:
     if reply.client_pids is None:
         return
-    said = [pid for pid in reply.client_pids if pid]
+    said = {pid for pid in reply.client_pids if pid}
     if server.named is not None and books.readable["server"] and not server.adopted:
-        said = []  # its log tells all of them
-    for pid in said:
+        # Its log tells all of them, but for lines that were lost.
+        contradicted = _contradicted(server, at, said)
+        for pid in contradicted - said:
+            server.clients[pid].adopted = True
+            books.leave(server, pid, at)
+        said &= contradicted
+    for pid in sorted(said):
         if pid not in server.clients:
             server.add(Client(pid, server.uid, at, adopted=True))
     if not books.readable["server"]:
@@ -71,6 +88,20 @@ def _clients(books: Books, server: Server, at: float, reply: ServerReply) -> Non
                 client.adopted = True  # when it left is not known: no stay is counted
                 books.leave(server, client.pid, at)
         _contexts(books, server, reply)
+
+
+def _contradicted(server: Server, at: float, said: set[int]) -> frozenset[int]:
+    """Give the clients of which two answers in a row say something else than the log."""
+    if any(client.pid == 0 for client in server.clients.values()):
+        return frozenset()  # the log does not number them
+    since, before = server.contradiction
+    now = frozenset(said ^ server.clients.keys())
+    if not before or at < since:
+        server.contradiction = at, now
+    elif at - since >= CONFIRM_SECONDS:
+        server.contradiction = at, now
+        return now & before
+    return frozenset()
 
 
 def _contexts(books: Books, server: Server, reply: ServerReply) -> None:

@@ -61,6 +61,10 @@ class Daemon:
     ended_at: float | None = None
     died: bool = False
     missing_since: float | None = None
+    counted: bool = False
+    """It started, or was seen, since the exporter began to look: so its end is news."""
+    configured_at: float | None = None
+    """Somebody last gave it a set_... command."""
     tries_shutdown: bool = False
     """Its log says when it asks a server to end (driver 580)."""
     backoff_seconds: float | None = None
@@ -77,6 +81,8 @@ class Books:
         self.daemon = Daemon()
         self.servers: dict[int, Server] = {}
         self.ended: deque[int] = deque(maxlen=MAX_ENDED)
+        self.vanished: dict[int, Server] = {}
+        """Servers that are gone without a line in the log, which may come yet."""
         self.queue = Queue()
         self.tally = Tally()
         self.incidents = Incidents()
@@ -199,6 +205,8 @@ class Books:
         if lives or self.servers:
             self.daemon_died(at)
         self.daemon = Daemon(started_at=at, pid=pid)
+        self.daemon.counted = self.tally.counting
+        self.vanished.clear()
         self.ordinals.clear()
         if self.tally.counting:
             self.tally.daemon_starts += 1
@@ -319,10 +327,27 @@ class Books:
 
     def _was_using(self, server: Server, client: Client, cause: str) -> bool:
         """Whether a server's end took this client along."""
-        if client.leaving or client.adopted:
+        if client.leaving:
             return False
         # Without server.log, who is left at an orderly end has most likely left before it.
         return cause != "requested" or (self.names_clients(server) and client.had_context)
+
+    def vanish(self, server: Server) -> None:
+        """A server is gone, and the log does not say so: there is no evidence of a cause."""
+        del self.servers[server.pid]
+        self.ended.append(server.pid)
+        self.vanished[server.pid] = server
+        while len(self.vanished) > MAX_SERVERS:
+            del self.vanished[next(iter(self.vanished))]
+
+    def returned(self, pid: int) -> Server | None:
+        """Take back a server that was thought to be gone: somebody speaks of it."""
+        server = self.vanished.pop(pid, None)
+        if server is not None:
+            self.servers[pid] = server
+            self.ended.remove(pid)
+            server.missing_since = server.unlisted_since = None
+        return server
 
     def exit_cause(self, server: Server, status: int, at: float) -> tuple[str, str]:
         """Why a server ended, and how that is known.
@@ -461,7 +486,12 @@ class Books:
         wait = admission.wait if admission is not None else self.queue.take(pid, uid)
         if known is not None:  # the same number again: the first one is gone
             self.leave(server, pid, at)
-        client = Client(pid, uid, at, by_word=not self.names_clients(server))
+        client = Client(
+            pid, uid, at,
+            by_word=not self.names_clients(server),
+            thread_ratio=server.thread_ratio,
+            memory_limits=None if server.adopted else server.memory_limits,
+        )  # fmt: skip
         client.had_context = client.by_word and admission is not None and admission.for_context
         if not server.add(client):
             return None

@@ -78,6 +78,8 @@ class ControlReader:
         self._replying = True
         if self._command.partition(" ")[0] == "quit":
             self._books.daemon.quit_requested_at = entry.at
+        elif self._command.startswith("set_"):
+            self._books.daemon.configured_at = entry.at
 
     def _ui_closed(self, _event: e.UiClosed, _entry: Entry) -> None:
         self._count_query()
@@ -195,7 +197,7 @@ class ControlReader:
     def _server_exited(self, event: e.ServerExited, entry: Entry) -> None:
         self._replying = False
         books = self._books
-        server = books.servers.get(event.pid)
+        server = books.servers.get(event.pid) or books.returned(event.pid)
         if server is None:
             if event.pid in books.ended:
                 return

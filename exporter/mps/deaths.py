@@ -23,24 +23,42 @@ class _Mortal(Protocol):
     missing_since: float | None
 
 
+LOST_LINE_SECONDS = 10.0
+"""server.log tells when a client leaves. If it has not told so long after, the line was lost."""
+
 CLOCK_SECONDS = 2.0
 """How far the start times of /proc may be off: they are counted in ticks since boot."""
 
 
 def liveness(
-    facts: DaemonFacts, processes: Mapping[int, ProcessFacts], asked: frozenset[int]
+    facts: DaemonFacts,
+    processes: Mapping[int, ProcessFacts],
+    asked: frozenset[int],
+    started_at: float | None = None,
 ) -> tuple[Alive, bool | None]:
     """Give what /proc tells of processes, and of the daemon itself.
 
     Nothing can be told of processes of a daemon whose PIDs are not the host's.
+
+    Args:
+        facts: The daemon.
+        processes: Those that are there.
+        asked: Those that were looked for.
+        started_at: When the daemon started, by its log. If /proc says later, then the clock was
+            set forward since: stamps from before that make processes look too young.
     """
     daemon = facts.process
     if daemon is None:
         # Only a daemon that was found by its process can be missed.
-        gone = facts.lock_tested and facts.lock_holder_pid is None
-        return (lambda _pid, _at: None), False if gone else None
+        held = facts.lock_holder_pid is not None
+        return (lambda _pid, _at: None), held if facts.lock_tested else None
     if len(daemon.namespace_pids) > 1:
         return (lambda _pid, _at: None), True
+
+    children = {server.pid for server in facts.servers}
+    slack = CLOCK_SECONDS
+    if started_at is not None:
+        slack += max(0.0, daemon.start_time_seconds - started_at)
 
     def alive(pid: int, at: float) -> bool | None:
         if pid not in asked:
@@ -48,7 +66,7 @@ def liveness(
         process = processes.get(pid)
         if process is None or process.state in ("Z", "X"):
             return False
-        return process.start_time_seconds <= at + CLOCK_SECONDS
+        return pid in children or process.start_time_seconds <= at + slack
 
     return alive, daemon.state not in ("Z", "X")
 
@@ -58,6 +76,7 @@ def notice(books: Books, now: float, alive: Alive, daemon: bool | None) -> None:
     life = books.daemon
     if daemon and life.ended_at is not None and not books.readable["control"]:
         life = books.daemon = Daemon()  # there is another, and no log says so
+    life.counted |= bool(daemon)
     if daemon is not None and life.ended_at is None:
         life.missing_since = None if daemon else life.missing_since or now
     for entry in books.queue:
@@ -67,10 +86,9 @@ def notice(books: Books, now: float, alive: Alive, daemon: bool | None) -> None:
         _note(server, now, alive(server.pid, server.started_at))
         if not server.ever_connected:
             _notice_nobody(server, alive)
-        if not books.names_clients(server):
-            for client in server.clients.values():
-                if client.pid:
-                    _note(client, now, alive(client.pid, client.connected_at))
+        for client in server.clients.values():
+            if client.pid:
+                _note(client, now, alive(client.pid, client.connected_at))
 
 
 def _notice_nobody(server: Server, alive: Alive) -> None:
@@ -93,7 +111,9 @@ def believe(books: Books, settled: float) -> None:
     books.tally.counting = books.counts_at(settled)
     life = books.daemon
     if life.ended_at is None and _sure(life, settled) is not None:
+        books.tally.counting &= life.counted
         books.daemon_died(settled)
+        books.tally.counting = books.counts_at(settled)
     for entry in books.queue:
         at = _sure(entry, settled)
         if at is not None and not entry.dead:
@@ -108,10 +128,10 @@ def believe(books: Books, settled: float) -> None:
     books.tally.counting = counting
 
 
-def _sure(process: _Mortal, settled: float) -> float | None:
+def _sure(process: _Mortal, settled: float, seconds: float = DEATH_SECONDS) -> float | None:
     """When it went, if that is certain by now."""
     at = process.missing_since
-    return at if at is not None and settled >= at + DEATH_SECONDS else None
+    return at if at is not None and settled >= at + seconds else None
 
 
 def _server_gone(books: Books, server: Server, at: float) -> None:
@@ -119,9 +139,7 @@ def _server_gone(books: Books, server: Server, at: float) -> None:
     if books.daemon.missing_since is not None and books.daemon.ended_at is None:
         return  # the daemon is going, too: its death explains this one
     if books.readable["control"]:
-        # A line must have been lost, or is not understood: there is no evidence of a cause.
-        del books.servers[server.pid]
-        books.ended.append(server.pid)
+        books.vanish(server)  # a line was lost, or is not understood, or comes late
         return
     cause, detail = books.exit_cause(server, 0, at)
     if not books.readable["server"]:
@@ -132,8 +150,9 @@ def _server_gone(books: Books, server: Server, at: float) -> None:
 
 
 def _clients_gone(books: Books, server: Server, settled: float) -> None:
+    patience = LOST_LINE_SECONDS if books.names_clients(server) else DEATH_SECONDS
     for client in list(server.clients.values()):
-        at = _sure(client, settled)
+        at = _sure(client, settled, patience)
         if at is None:
             continue
         if server.unnamed_departures:

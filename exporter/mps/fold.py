@@ -6,11 +6,14 @@ from collections.abc import Collection, Iterable
 
 from exporter.mps.control_text import ServerReply
 from exporter.mps.ledger import Ledger
-from exporter.mps.sequence import Sequencer
+from exporter.mps.log_events import ServerStarting
+from exporter.mps.sequence import Entry, Sequencer
 from exporter.observations import LogsObservation
 
 PATIENCE_SECONDS = 5.0
 """So long an answer of the control tool waits for the logs to come as far as it."""
+
+MAX_FOREIGN_SERVERS = 64
 
 
 class Fold:
@@ -21,6 +24,9 @@ class Fold:
         self.ledger = Ledger(pipe_directory)
         self._sequencer = Sequencer(pipe_directory)
         self._said: tuple[float, Collection[int] | None, tuple[ServerReply, ...]] | None = None
+        self.foreign: frozenset[int] = frozenset()
+        """Other daemons that write to the same logs, and their servers, as these number them."""
+        self._foreign_servers: dict[int, None] = {}
 
     def take(self, observation: LogsObservation) -> None:
         """Take in what this daemon's logs gained; the rest of the observation is skipped.
@@ -47,7 +53,10 @@ class Fold:
         """Enter the lines whose place in the order is certain by now."""
         ledger = self.ledger
         for entry in self._sequencer.release(now):
-            ledger.apply(entry)
+            if self._said is not None and entry.at > self._said[0]:
+                self._enter_what_was_said()  # in its place among the lines
+            if not self._is_foreign(entry):
+                ledger.apply(entry)
         settled = self._sequencer.settled_until
         if settled is not None:
             ledger.settle(settled)
@@ -77,10 +86,29 @@ class Fold:
     def _take_what_was_said(self, now: float) -> None:
         if self._said is None:
             return
-        at, listed, replies = self._said
+        at = self._said[0]
         settled = self._sequencer.settled_until
         known = settled is not None and settled >= at
         in_vain = now >= at and not self._sequencer.followed
         if known or in_vain or now - at > PATIENCE_SECONDS:
+            self._enter_what_was_said()
+
+    def _enter_what_was_said(self) -> None:
+        if self._said is not None:
+            at, listed, replies = self._said
             self._said = None
             self.ledger.reconcile(at, listed, replies)
+
+    def _is_foreign(self, entry: Entry) -> bool:
+        """Whether another daemon that shares the log directory wrote this line, or its server."""
+        event = entry.event
+        if entry.pid in self.foreign:
+            if isinstance(event, ServerStarting):
+                self._foreign_servers[event.pid] = None
+                self.ledger.disown(event.pid)
+                while len(self._foreign_servers) > MAX_FOREIGN_SERVERS:
+                    del self._foreign_servers[next(iter(self._foreign_servers))]
+            return True
+        if isinstance(event, ServerStarting):
+            self._foreign_servers.pop(event.pid, None)
+        return entry.pid in self._foreign_servers

@@ -81,7 +81,8 @@ class Ledger:
             processes: Those of the processes asked for that are there, by the host's PID.
             asked: Which were asked for; pids() says which are of interest.
         """
-        alive, daemon = deaths.liveness(facts, processes, frozenset(asked))
+        started_at = self._books.daemon.started_at
+        alive, daemon = deaths.liveness(facts, processes, frozenset(asked), started_at)
         if facts.process is not None:
             self._found = True
         elif self._found:
@@ -100,6 +101,16 @@ class Ledger:
         deaths.notice(self._books, now, alive, daemon)
         if not any(self._books.readable.values()):
             self.settle(now)
+
+    def disown(self, server_pid: int) -> None:
+        """A server that was known from its own words only is another daemon's."""
+        server = self._books.servers.get(server_pid)
+        if server is not None and server.adopted:
+            del self._books.servers[server_pid]
+
+    def nobody_there(self, at: float) -> None:
+        """Take in that no process of the daemon is seen, and its socket answers nobody."""
+        self.witness(at, lambda _pid, _at: None, daemon=False)
 
     def reconcile(
         self, at: float, listed: Collection[int] | None, replies: Iterable[ServerReply]
@@ -154,6 +165,7 @@ class Ledger:
                 _server_session(server, clients=clients) for server in books.servers.values()
             ),
             waits=waits,
+            configured_at=daemon.configured_at,
             handover_backoff_seconds=daemon.backoff_seconds if pressing else None,
             devices=dict(books.ordinals) or _only_device(books),
             counters=books.tally.snapshot(),
@@ -202,4 +214,6 @@ def _client_session(server: Server, client: Client) -> ClientSession:
         uid=client.uid,
         connected_at=client.connected_at,
         contexts=contexts,
+        active_thread_ratio=client.thread_ratio,
+        pinned_memory_limit_bytes=client.memory_limits,
     )

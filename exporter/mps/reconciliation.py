@@ -6,7 +6,7 @@ for every user. So servers are asked seldom, and only those whose process looks 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from exporter.model import LedgerView
@@ -19,8 +19,12 @@ from exporter.mps.control_text import (
 )
 from exporter.observations import ControlObservation, DaemonFacts, Outcome, ProcessFacts
 
-UNABLE_STATES = frozenset("TtZX")
-"""States of a process that answers nobody: stopped, traced, zombie, dead."""
+UNABLE_STATES = frozenset("DTtZX")
+"""States of a process that answers nobody: in the kernel and deaf (mostly for a moment), stopped,
+traced, zombie, dead."""
+
+PAUSE_SECONDS = 60.0
+"""After an answer that explained nothing, the same is asked again no sooner; then twice as late."""
 
 SETTLING_SECONDS = 1.0
 """A server this young is left alone: its log lines may not have been read yet."""
@@ -34,6 +38,23 @@ class ServerAnswers:
     servers: Mapping[int, ServerReply] = field(default_factory=dict)
     """Server PID, as the daemon numbers processes -> its answers."""
     asked_at: float | None = None
+    said_at: Mapping[int, float] = field(default_factory=dict)
+    """Server PID -> when it gave its answers."""
+    tried: Mapping[int, int] = field(default_factory=dict)
+    """Server PID -> how often it was asked and gave no answer that is understood."""
+    disputed: frozenset[int] = frozenset()
+    """Servers that the daemon named and the log did not, or the other way round, when asked."""
+    disputes: int = 0
+    """How often the same ones were disputed."""
+
+    def younger_than(self, seconds: float, now: float) -> ServerAnswers:
+        """Leave out the servers whose answers are older than this."""
+        young = {
+            pid: reply
+            for pid, reply in self.servers.items()
+            if now - self.said_at.get(pid, now) <= seconds
+        }
+        return self if len(young) == len(self.servers) else replace(self, servers=young)
 
     def device_uuids(self) -> dict[int, str]:
         """Device ordinal of the daemon -> GPU UUID."""
@@ -48,19 +69,47 @@ def with_probe(answers: ServerAnswers, observation: ControlObservation | None) -
     reply = probe_reply(observation)
     if reply is None:
         return replace(answers, probe=None)
-    alive = {pid: said for pid, said in answers.servers.items() if pid in reply.server_pids}
-    return replace(answers, probe=reply, servers=alive)
+    listed = set(reply.server_pids)
+    alive = {pid: said for pid, said in answers.servers.items() if pid in listed}
+    tried = {pid: count for pid, count in answers.tried.items() if pid in listed}
+    return replace(answers, probe=reply, servers=alive, tried=tried)
 
 
-def with_servers(answers: ServerAnswers, observation: ControlObservation) -> ServerAnswers:
+def with_servers(
+    answers: ServerAnswers,
+    observation: ControlObservation,
+    asked: Collection[int] = (),
+    view: LedgerView | None = None,
+) -> ServerAnswers:
     """Take in a reconciliation; what was asked once in a server's life is kept."""
+    if observation.outcome is Outcome.SKIPPED:
+        return answers  # nobody was asked
     servers = dict(answers.servers)
+    said_at = {pid: at for pid, at in answers.said_at.items() if pid in servers}
     for reply in server_replies(observation):
         known = servers.get(reply.server_pid)
         if reply.devices is None and known is not None:
             reply = replace(reply, devices=known.devices)  # noqa: PLW2901 - the same, completed
         servers[reply.server_pid] = reply
-    return replace(answers, servers=servers, asked_at=observation.at)
+        said_at[reply.server_pid] = observation.at
+    tried = {pid: answers.tried.get(pid, 0) + 1 for pid in asked if pid not in servers}
+    disputed = _disputed(answers, view)
+    return replace(
+        answers,
+        servers=servers,
+        asked_at=observation.at,
+        said_at=said_at,
+        tried={**answers.tried, **tried},
+        disputed=disputed,
+        disputes=answers.disputes + 1 if disputed == answers.disputed else 1,
+    )
+
+
+def _disputed(answers: ServerAnswers, view: LedgerView | None) -> frozenset[int]:
+    """The servers of which only the daemon's list or only the log knows."""
+    if answers.probe is None or view is None:
+        return frozenset()
+    return frozenset(set(answers.probe.server_pids) ^ {server.pid for server in view.servers})
 
 
 def server_replies(observation: ControlObservation) -> list[ServerReply]:
@@ -102,25 +151,36 @@ def due(
         return ()
     listed = set(answers.probe.server_pids)
     logged = {server.pid: server for server in view.servers}
-    age = None if answers.asked_at is None else now - answers.asked_at
-    unexplained = logs_readable and listed != logged.keys()
-    never_asked = listed - answers.servers.keys()
-    wanted = (
-        age is None
-        or (not logs_readable and age >= blind_interval_seconds)
-        or age >= interval_seconds
-        or bool(never_asked)
-        or (unexplained and age >= SETTLING_SECONDS)
-    )
-    if not wanted:
-        return ()
-    return tuple(
+    askable = tuple(
         pid
         for pid in sorted(listed)
         if able(pid, facts.servers)
-        and not (pid in logged and logged[pid].ready_at is None)
-        and not (pid in logged and now - logged[pid].started_at < SETTLING_SECONDS)
+        and not (pid in logged and logged[pid].ready_at is None and not logged[pid].adopted)
+        and not (pid in logged and 0 <= now - logged[pid].started_at < SETTLING_SECONDS)
     )
+    asked_at = answers.asked_at
+    if asked_at is None or asked_at > now:  # in the future: the clock was set back
+        return askable
+    age = now - asked_at
+    disputed = _disputed(answers, view) if logs_readable else frozenset()
+    disputes = answers.disputes if disputed == answers.disputed else 0
+    wanted = (
+        age >= interval_seconds
+        or (not logs_readable and age >= blind_interval_seconds)
+        or (view.configured_at is not None and view.configured_at >= asked_at)
+        or any(
+            age >= _pause(answers.tried.get(pid, 0))
+            for pid in askable
+            if pid not in answers.servers
+        )
+        or (bool(disputed) and age >= max(SETTLING_SECONDS, _pause(disputes)))
+    )
+    return askable if wanted else ()
+
+
+def _pause(in_vain: int) -> float:
+    """How long to wait before the same question, after so many that explained nothing."""
+    return 0.0 if in_vain == 0 else PAUSE_SECONDS * 2.0 ** min(in_vain - 1, 10)
 
 
 def able(server_pid: int, processes: tuple[ProcessFacts, ...]) -> bool:

@@ -108,11 +108,14 @@ class ServerReader:
             server.uid = event.uid
 
     def _thread_limit(self, server: Server, event: e.ThreadLimit, _entry: Entry) -> None:
+        if server.thread_ratio is None:  # said once, when it starts
+            for client in server.clients.values():
+                client.thread_ratio = event.ratio
         server.thread_ratio = event.ratio
 
     def _memory_limit(self, server: Server, event: e.MemoryLimit, _entry: Entry) -> None:
         if event.device in server.memory_limits or len(server.memory_limits) < 64:
-            server.memory_limits[event.device] = event.limit_bytes
+            server.memory_limits = {**server.memory_limits, event.device: event.limit_bytes}
 
     def _device_opened(self, server: Server, event: e.DeviceOpened, _entry: Entry) -> None:
         if event.device in server.devices or len(server.devices) < 64:
@@ -200,7 +203,7 @@ class ServerReader:
     def _refuse(self, server: Server, cause: str, pid: int | None, entry: Entry) -> None:
         uid = server.uid
         self._books.reject(uid, cause, () if pid is None else (pid,), entry.at)
-        server.refusal_at = entry.at
+        server.refusals.append(entry.at)
 
     def _limit_reached(self, server: Server, event: e.LimitReached, entry: Entry) -> None:
         server.client_limit = event.limit
@@ -211,11 +214,15 @@ class ServerReader:
         self._books.refused(server, event.pid, event.context, entry.at)
 
     def _accept_failed(self, server: Server, event: e.AcceptFailed, entry: Entry) -> None:
-        said, server.refusal_at = server.refusal_at, None
+        refusals = server.refusals
+        while refusals and entry.at - refusals[0] > REFUSAL_SECONDS:
+            refusals.popleft()
         cause = _CAUSES.get(event.status)
-        if (said is None or entry.at - said > REFUSAL_SECONDS) and cause is not None:
+        if refusals:
+            refusals.popleft()  # counted by its first line
+        elif cause is not None:
             self._refuse(server, cause, event.pid, entry)
-            server.refusal_at = None
+            refusals.pop()
         self._books.refused(server, event.pid, event.context, entry.at)
 
     def _invalid_device(self, entry: Entry) -> None:

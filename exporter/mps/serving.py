@@ -34,6 +34,9 @@ class Client:
     """Known from the control tool only."""
     by_word: bool = False
     """Known from the daemon's word only, not from the server's."""
+    thread_ratio: float | None = None
+    memory_limits: dict[int, int] | None = None
+    """Those of its server when it connected, which it keeps; None where they are not known."""
     missing_since: float | None = None
 
     @property
@@ -88,6 +91,8 @@ class Server:
     """The daemon last asked it to end."""
     declined: bool = False
     missing_since: float | None = None
+    unlisted_since: float | None = None
+    """The daemon does not name it any more."""
     # How it words its log
     has_log: bool = False
     named: bool | None = None
@@ -116,6 +121,7 @@ class Server:
     associated: tuple[int, int] | None = None
     thread_ratio: float | None = None
     memory_limits: dict[int, int] = field(default_factory=dict)
+    """Never changed, only replaced: clients hold those that they connected with."""
     client_limit: int | None = None
     # Faults and refusals
     faults: list[Fault] = field(default_factory=list)
@@ -125,8 +131,10 @@ class Server:
     listing: Literal["devices", "clients"] | None = None
     turned_away: dict[int, float] = field(default_factory=dict)
     """PIDs that were refused -> when."""
-    refusal_at: float | None = None
-    """A refusal that has been counted, whose status line may follow."""
+    refusals: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CONTEXTS))
+    """Refusals that have been counted, whose status lines may follow."""
+    contradiction: tuple[float, frozenset[int]] = (0.0, frozenset())
+    """When the control tool last contradicted the log, and about which clients."""
     said_state: str | None = None
     """What the control tool said, where server.log cannot be read."""
     _serial: int = 0

@@ -250,3 +250,39 @@ def test_everybody_who_was_named_is_identified() -> None:
     inputs = DaemonInputs(replace(RUNNING, servers=(replace(SERVER, pid=21),)), view=view)
     observation = NvmlObservation(1.0, Outcome.OK, gpus=(gpu((40, "compute", 1)),))
     assert pids_of_interest(observation, [inputs]) == {20, 21, 30, 40}
+
+
+def test_a_client_of_another_daemon_is_not_given_to_one_that_cannot_number_its_own() -> None:
+    """Daemon /a lives in a container and calls its two clients 0; NVML lists one of them."""
+    listed = gpu(*((pid, "compute", 1) for pid in (50, 60, 800, 900)), (800, "mps", 1),
+                 (900, "mps", 1))  # fmt: skip
+
+    def daemon(
+        name: str, pids: tuple[int, ...], server: ProcessFacts, *clients: int
+    ) -> DaemonInputs:
+        number = server.namespace_pids[-1]
+        sessions = tuple(ClientSession(pid, number, 1001, 1.0, {"GPU-a": 1}) for pid in clients)
+        session = ServerSession(
+            number, 1001, 0.0, 0.0, "ACTIVE", clients=sessions, clients_count=len(sessions)
+        )
+        process = ProcessFacts(pids[0], 0.0, namespace_pids=pids, pid_namespace=len(pids))
+        return DaemonInputs(
+            DaemonFacts(name, "/l", process=process, servers=(server,)),
+            view=LedgerView(0.0, servers=(session,)),
+            logs=tuple(replace(state, pipe_directory=name) for state in READABLE),
+        )
+
+    program = "nvidia-cuda-mps-server"
+    inner = ProcessFacts(50, 0.0, name=program, namespace_pids=(50, 3))
+    outer = ProcessFacts(60, 0.0, name=program, namespace_pids=(60,))
+    found = merge(
+        taken_at=5.0,
+        gpus=NvmlObservation(5.0, Outcome.OK, gpus=(listed,)),
+        processes=ProcfsObservation(5.0, processes={50: inner, 60: outer}),
+        daemons=[daemon("/a", (40, 1), inner, 0, 0), daemon("/b", (41,), outer, 900)],
+    )
+    clients = {
+        one.pipe_directory: [client.pid for client in one.servers[0].clients]
+        for one in found.daemons
+    }
+    assert clients == {"/a": [0, 0], "/b": [900]}

@@ -1,0 +1,192 @@
+"""Lost lines, wrong clocks, late answers: who may correct the log, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from exporter.mps.control_text import ProbeReply, ServerReply
+from exporter.mps.fold import Fold
+from exporter.mps.reconciliation import ServerAnswers, due
+from exporter.observations import DaemonFacts, ProcessFacts
+from tests.support.mps_logs import EIGHT, PIPE, at, more, observation, read, script, start, summary
+from tests.support.mps_script import HOLDER, leaves
+
+DAEMON = ProcessFacts(630, EIGHT, state="S", namespace_pids=(630,))
+SERVER = ProcessFacts(110, EIGHT + 1, name="nvidia-cuda-mps-server", state="S")
+FACTS = DaemonFacts(PIPE, "/log", process=DAEMON, servers=(SERVER,))
+CRASH = "30:00.000 C630 Server 110 exited with status 0\n"
+
+
+def clients(fold: Fold) -> list[int]:
+    (server,) = fold.ledger.view(0.0).servers
+    return [client.pid for client in server.clients]
+
+
+def said(fold: Fold, now: float, *pids: int) -> None:
+    fold.reconcile(now, now, (110,), [ServerReply(110, state="ACTIVE", client_pids=pids)])
+    fold.take(observation(now + 1, {}))
+
+
+# ---------------------------------------------------------------- clients
+
+
+def test_a_client_whose_process_is_gone_has_left_though_no_line_says_so() -> None:
+    fold = start(script(HOLDER))
+    fold.ledger.observe(at("00:20"), FACTS, {110: SERVER}, {100, 110})
+    fold.take(observation(at("00:25"), {}))
+    assert clients(fold) == [100]  # its line may come
+    fold.take(observation(at("00:32"), {}))
+    assert clients(fold) == []
+    counters = summary(fold.ledger.view(0.0).counters)
+    assert counters["disconnections"] == {"1001": 1}
+    assert "losses" not in counters
+    assert "sessions" not in counters  # when it left is not known
+
+
+def test_two_answers_that_contradict_the_log_are_believed() -> None:
+    fold = start(script(HOLDER))
+    said(fold, at("00:10"), 300)
+    assert clients(fold) == [100]
+    said(fold, at("00:15"), 300)
+    assert clients(fold) == [100]  # too soon after the first
+    said(fold, at("00:30"), 300)
+    assert clients(fold) == [300]
+
+
+def test_a_client_that_left_after_the_question_does_not_come_back() -> None:
+    fold = start(script("00:00.000 C630 UI closed\n00:00.000 O90 Startup\n"))
+    said(fold, at("00:05"), 456, 457)
+    replies = [ServerReply(110, state="ACTIVE", client_pids=(456, 457))]
+    fold.reconcile(at("15:00.01"), at("15:00"), (110,), replies)
+    more(fold, leaves("15:00.100", 456, 110))
+    (_, server) = fold.ledger.view(0.0).servers
+    assert [client.pid for client in server.clients] == [457]
+
+
+def test_a_crash_takes_clients_along_that_only_the_tool_named() -> None:
+    fold = start(script("00:00.000 C630 Starting control daemon using socket /tmp/mps/control\n"))
+    said(fold, at("00:05"), 456, 457)
+    more(fold, CRASH)
+    counters = summary(fold.ledger.view(0.0).counters)
+    assert counters["server_exits"] == {"crashed": 1}
+    assert sum(counters["losses"].values()) == 2
+
+
+def test_a_client_keeps_the_limits_that_it_connected_with() -> None:
+    limited = HOLDER.replace(
+        "00:01.200 S110 Received",
+        "00:01.100 S110 Active Threads Percentage set to 100.0\n"
+        "00:01.100 S110 Device pinned memory limit for device 0 set to 0x40000000 bytes\n"
+        "00:01.200 S110 Received",
+        1,
+    )
+    fold = start(script(limited))
+    more(
+        fold,
+        "00:10.000 C630 NEW UI\n"
+        "00:10.000 C630 Cmd:set_active_thread_percentage 110 20\n"
+        "00:10.000 C630 20.0\n"
+        "00:10.000 C630 UI closed\n"
+        "00:11.000 S110 Device pinned memory limit for device 0 set to 0x10000000 bytes\n",
+    )
+    view = fold.ledger.view(0.0)
+    (server,) = view.servers
+    (client,) = server.clients
+    assert (server.active_thread_ratio, client.active_thread_ratio) == (0.2, 1.0)
+    assert client.pinned_memory_limit_bytes == {0: 1 << 30}
+    assert view.configured_at == at("00:10")
+
+
+# ---------------------------------------------------------------- servers
+
+
+def test_a_server_that_seemed_gone_is_counted_when_its_line_comes() -> None:
+    fold = start(script(HOLDER))
+    fold.ledger.observe(at("00:10"), FACTS, {}, {110, 100})
+    fold.take(observation(at("00:12"), {}))
+    assert fold.ledger.view(0.0).servers == ()
+    more(fold, CRASH)
+    counters = summary(fold.ledger.view(0.0).counters)
+    assert counters["server_exits"] == {"crashed": 1}
+    assert counters["losses"] == {"1001 server_crashed": 1}
+
+
+def test_a_server_that_the_daemon_does_not_name_any_more_is_gone() -> None:
+    fold = start(script(HOLDER))
+    for second in (10, 15):
+        fold.reconcile(EIGHT + second, EIGHT + second, (), [])
+        fold.take(observation(EIGHT + second + 1, {}))
+        assert len(fold.ledger.view(0.0).servers) == 1
+    fold.reconcile(EIGHT + 30, EIGHT + 30, (), [])
+    fold.take(observation(EIGHT + 31, {}))
+    assert fold.ledger.view(0.0).servers == ()
+
+
+def test_a_server_known_from_a_late_line_only_is_asked_and_ready() -> None:
+    fold = start(script(leaves("10:00.000", 455, 110) + "10:00.100 C630 UI closed\n"))
+    now = at("11:00")
+    answers = ServerAnswers(probe=ProbeReply((110,), 1.0))
+    asked = due(
+        now=now, interval_seconds=900, blind_interval_seconds=5, answers=answers, facts=FACTS,
+        view=fold.ledger.view(now), logs_readable=True,
+    )  # fmt: skip
+    assert asked == (110,)
+    said(fold, now, 456, 457)
+    (server,) = fold.ledger.view(now).servers
+    assert (server.state, server.clients_count) == ("ACTIVE", 2)
+
+
+# ---------------------------------------------------------------- clocks
+
+
+@pytest.mark.parametrize("ahead", [0.0, 5.0, 3600.0])
+def test_the_daemons_child_lives_however_the_clock_was_set(ahead: float) -> None:
+    """Set back after the boot time was read, it makes all start times later than the stamps."""
+    fold = start(script(HOLDER))
+    late = ProcessFacts(110, EIGHT + 1 + ahead, name="nvidia-cuda-mps-server", state="S")
+    client = ProcessFacts(100, EIGHT + 1 + ahead, state="S")
+    daemon = ProcessFacts(630, EIGHT + ahead, state="S", namespace_pids=(630,))
+    facts = DaemonFacts(PIPE, "/log", process=daemon, servers=(late,))
+    fold.ledger.observe(at("00:10"), facts, {110: late, 100: client}, {100, 110})
+    fold.take(observation(at("00:40"), {}))
+    assert clients(fold) == [100]
+
+
+def test_a_number_that_was_given_to_another_process_is_no_client() -> None:
+    fold = start(script(HOLDER))
+    younger = ProcessFacts(100, EIGHT + 500, state="S")
+    fold.ledger.observe(at("10:00"), FACTS, {110: SERVER, 100: younger}, {100, 110})
+    fold.take(observation(at("11:00"), {}))
+    assert clients(fold) == []
+
+
+# ---------------------------------------------------------------- daemons
+
+
+def test_the_end_of_a_daemon_before_the_exporters_time_is_no_news() -> None:
+    logs = script(HOLDER)
+    fold = Fold(PIPE)
+    fold.take(observation(at("50:00"), {"control": logs.control}, history=True))
+    fold.take(observation(at("50:00"), {"server": logs.server}, history=True))
+    fold.ledger.nobody_there(at("50:01"))
+    fold.take(observation(at("50:05"), {}))
+    view = fold.ledger.view(0.0)
+    assert (view.servers, view.daemon_died) == ((), True)
+    assert "server_exits" not in summary(view.counters)
+    assert "losses" not in summary(view.counters)
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_refusals_that_are_written_into_each_other_are_counted_once_each() -> None:
+    full = "S110 Failed to accept new client. Maximum number of clients (48) reached."
+    status = "S110 Failed to accept client {{PID: {}, Context ID: 0}} with status 808"
+    text = f"""
+        00:05.000 {full}
+        00:05.000 {full}
+        00:05.001 {status.format(301)}
+        00:05.001 {status.format(302)}
+    """
+    counters = summary(read(script(HOLDER + text)).counters)
+    assert counters["rejections"] == {"1001 context_limit": 2}
