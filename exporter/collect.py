@@ -23,6 +23,7 @@ from exporter.model import (
     LedgerView,
     Snapshot,
 )
+from exporter.mps.attribution import attribute
 from exporter.mps.fold import Fold
 from exporter.mps.ledger import Ledger
 from exporter.mps.reconciliation import (
@@ -36,6 +37,7 @@ from exporter.mps.reconciliation import (
 from exporter.observations import (
     ControlObservation,
     DaemonFacts,
+    LogChunk,
     LogState,
     NvmlObservation,
     Observation,
@@ -64,6 +66,23 @@ GONE_AFTER_QUIT_SECONDS = 120.0
 GONE_AFTER_DEATH_SECONDS = 24 * 3600.0
 """The same for one that died."""
 
+GONE_DAEMONS = 32
+"""So many daemons that are gone are remembered."""
+
+LEAST_DEADLINE_SECONDS = 2.0
+"""A collection has so long, whatever the scraper says that starts it: others may join."""
+
+POLL_SECONDS = 1.0
+"""With less time left, the logs are not read: a read that is late helps nobody."""
+
+STALE_ANSWERS = 3.0
+STALE_SECONDS = 15.0
+"""So many times --mps.min-query-interval, but at least so long, a server's answer is shown where
+the logs cannot be read: a server that is stopped is not asked, and may have changed since."""
+
+NO_DAEMON_SECONDS = 5.0
+"""How often /proc is searched for a first daemon between collections."""
+
 GPU_SHARE_OF_DEADLINE = 0.7
 """What is left after the GPUs' deadline is for identifying the processes that they listed."""
 
@@ -79,9 +98,9 @@ class DaemonRecord:
 
     facts: DaemonFacts
     fold: Fold
-    seen_running: bool = False
+    job: bool = False
+    """Its process was part of a Slurm job, or of a pod."""
     gone_since: float | None = None
-    probe: ControlObservation | None = None
     last_probe: ControlObservation | None = None
     asked: tuple[int, float] | None = None
     """The process that gave the last answer."""
@@ -97,6 +116,19 @@ class DaemonRecord:
         """What its logs say."""
         return self.fold.ledger
 
+    @property
+    def guest(self) -> bool:
+        """It belongs to a job or a pod, and ends with it: nobody starts it again by this name."""
+        if self.facts.configured:
+            return False
+        return self.job or self.facts.pipe_directory.startswith("/proc/")
+
+    def forget_answers(self) -> None:
+        """There is another process now, or none: what the last one said means nothing."""
+        self.answers = ServerAnswers()
+        self.last_probe = None
+        self.hung = False
+
 
 @dataclass(slots=True)
 class Run:
@@ -109,6 +141,8 @@ class Run:
     gpus: NvmlObservation | None = None
     processes: ProcfsObservation | None = None
     asked: set[str] = field(default_factory=set)
+    probes: dict[str, ControlObservation] = field(default_factory=dict)
+    """Pipe directory -> what its daemon answered in this collection."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -157,7 +191,7 @@ class Collector:
         chosen = frozenset(self.enabled if collectors is None else collectors)
         run = self._runs.get(chosen)
         if run is None:
-            run = Run(time.monotonic(), deadline, chosen)
+            run = Run(time.monotonic(), max(deadline, LEAST_DEADLINE_SECONDS), chosen)
             self._runs[chosen] = run
             run.task = asyncio.create_task(self._run(run), name="collection")
         with contextlib.suppress(TimeoutError):
@@ -242,10 +276,10 @@ class Collector:
         await self._timed(run, "process", self._read_processes(run))
 
     async def _read_processes(self, run: Run) -> None:
-        now = self._host.now()
         # What the logs name, the ledger tells without a view of all that it knows.
         inputs = [
-            self._inputs(run, record, LedgerView(at=now)) for record in self._daemons.values()
+            self._inputs(run, record, LedgerView(at=self._host.now()))
+            for record in self._daemons.values()
         ]
         pids = pids_of_interest(run.gpus, inputs).union(
             *(record.ledger.pids() for record in self._daemons.values())
@@ -255,7 +289,7 @@ class Collector:
         self._on_observation(observation)
         asked = {*observation.processes, *observation.gone}
         for record in self._daemons.values():
-            record.ledger.observe(now, record.facts, observation.processes, asked)
+            record.ledger.observe(observation.at, record.facts, observation.processes, asked)
         if observation.error is not None:
             raise SourceError(observation.error)
 
@@ -271,9 +305,13 @@ class Collector:
             if record is None:
                 record = DaemonRecord(facts, Fold(facts.pipe_directory))
                 self._daemons[facts.pipe_directory] = record
+            if _process(facts) != _process(record.facts):
+                record.forget_answers()
             record.facts = facts
             running = facts.process is not None
-            record.seen_running = record.seen_running or running
+            if facts.process is not None:
+                place = attribute(facts.process.cgroup)
+                record.job = bool(place.slurm_job_id or place.pod_uid)
             record.gone_since = None if running else record.gone_since or now
         for name, record in list(self._daemons.items()):
             if name in names:
@@ -282,10 +320,37 @@ class Collector:
             record.gone_since = record.gone_since or now
             life = record.ledger.view(now, clients=False)
             quit_in_order = life.daemon_ended_at is not None and not life.daemon_died
-            patience = GONE_AFTER_QUIT_SECONDS if quit_in_order else GONE_AFTER_DEATH_SECONDS
+            soon = quit_in_order or record.guest
+            patience = GONE_AFTER_QUIT_SECONDS if soon else GONE_AFTER_DEATH_SECONDS
             if now - record.gone_since > patience:
                 del self._daemons[name]
+        self._forget_oldest()
+        self._part_shared_logs()
         self._host.forget(self._daemons.keys())
+
+    def _part_shared_logs(self) -> None:
+        """Tell the daemons that write to the same logs which lines are not theirs.
+
+        Often only CUDA_MPS_PIPE_DIRECTORY is set for each GPU, and all log into one directory.
+        """
+        living = [record for record in self._daemons.values() if record.facts.process is not None]
+        for record in living:
+            record.fold.foreign = frozenset(
+                process.namespace_pids[-1] if process.namespace_pids else process.pid
+                for other in living
+                if other is not record and other.facts.log_path == record.facts.log_path
+                for process in _processes(other.facts)
+            )
+
+    def _forget_oldest(self) -> None:
+        """Of the daemons that are gone, keep the last ones."""
+        gone = {
+            name: record.gone_since
+            for name, record in self._daemons.items()
+            if record.gone_since is not None and not record.facts.configured
+        }
+        for name in sorted(gone, key=gone.__getitem__)[: max(0, len(gone) - GONE_DAEMONS)]:
+            del self._daemons[name]
 
     async def poll_logs(self, deadline_seconds: float = 5.0) -> bool:
         """Read what the logs gained and fold it into the ledgers; gives whether more is waiting."""
@@ -295,6 +360,10 @@ class Collector:
             facts = [record.facts for record in self._daemons.values()]
             observation = await self._host.poll_logs(facts, deadline_seconds)
             self._on_observation(observation)
+            if any(_daemon_starts(chunk) for chunk in observation.chunks):
+                # Whose line it is: of the daemon that was there, or of one beside it?
+                with contextlib.suppress(SourceError, SourceTimeoutError):
+                    self._adopt(await self._host.discover(deadline_seconds))
             for state in observation.states:
                 record = self._daemons.get(state.pipe_directory)
                 if record is not None:
@@ -329,20 +398,20 @@ class Collector:
     async def _ask(self, run: Run, record: DaemonRecord) -> None:
         """Probe one daemon and, when it is due, its servers."""
         run.asked.add(record.facts.pipe_directory)
-        record.probe = None
         if _surely_absent(record.facts):
-            record.answers = ServerAnswers()
-            record.hung = False
+            record.forget_answers()
             return
         probe = self._answer_still_good(record)
         if probe is None:
             probe = await self._host.probe(record.facts, run.left())
             record.asked = _process(record.facts)
             self._on_observation(probe)
-        record.probe = record.last_probe = probe
+        run.probes[record.facts.pipe_directory] = record.last_probe = probe
         record.answers = with_probe(record.answers, probe)
         if probe.outcome is not Outcome.SKIPPED:
             record.hung = probe.outcome is Outcome.TIMEOUT
+        if _nobody_there(probe, record.facts):
+            record.ledger.nobody_there(probe.at)
         # Nobody there, where nobody is expected, is a state and no failure of ours.
         if probe.outcome is not Outcome.ABSENT or record.facts.process is not None:
             _demand(probe)
@@ -353,7 +422,8 @@ class Collector:
         """The last answer, where the logs say that nothing has happened since."""
         probe, said = record.last_probe, record.answers.probe
         patience = PATIENCE_WITH_LOGS * self._settings.mps_min_query_interval
-        if probe is None or said is None or self._host.now() - probe.at >= patience:
+        # Younger than nothing: the clock was set back.
+        if probe is None or said is None or not 0 <= self._host.now() - probe.at < patience:
             return None
         view = record.ledger.view(probe.at, clients=False)
         unchanged = (
@@ -363,31 +433,39 @@ class Collector:
             and record.asked == _process(record.facts)
             and all(able(process.pid, (process,)) for process in _processes(record.facts))
             and view.quit_requested_at is None
+            and (view.configured_at or 0.0) < probe.at
             and {server.pid for server in view.servers} == set(said.server_pids)
         )
         return probe if unchanged else None
 
     async def _reconcile(self, run: Run, record: DaemonRecord) -> None:
         now = self._host.now()
+        view = record.ledger.view(now, clients=False)
         servers = due(
             now=now,
             interval_seconds=self._settings.mps_reconcile_interval,
             blind_interval_seconds=self._settings.mps_min_query_interval,
             answers=record.answers,
             facts=record.facts,
-            view=record.ledger.view(now, clients=False),
+            view=view,
             logs_readable=_follows(record, "control") and _follows(record, "server"),
         )
         if not servers:
             return
         said = await self._host.reconcile(record.facts, servers, run.left())
         self._on_observation(said)
-        record.answers = with_servers(record.answers, said)
+        record.answers = with_servers(record.answers, said, servers, view)
         listed = record.answers.probe.server_pids if record.answers.probe is not None else None
         record.fold.reconcile(self._host.now(), said.at, listed, server_replies(said))
-        with contextlib.suppress(SourceError, SourceTimeoutError):  # the collector "logs" says so
-            await self.poll_logs(run.left())
-        record.hung = said.outcome is Outcome.TIMEOUT
+        if run.left() >= POLL_SECONDS:
+            with contextlib.suppress(SourceError, SourceTimeoutError):  # "logs" says so
+                await self.poll_logs(run.left())
+        if said.outcome is not Outcome.SKIPPED:
+            record.hung = said.outcome is Outcome.TIMEOUT
+        if said.outcome is Outcome.TIMEOUT:
+            # What it answered a moment ago stands no longer.
+            run.probes[record.facts.pipe_directory] = said
+            record.last_probe = None
         _demand(said)
 
     # ------------------------------------------------------------------ results
@@ -417,21 +495,27 @@ class Collector:
             clients_max=self._settings.collector_clients_max,
             stranded_since=self._stranded_since,
         )
-        read_at = run.gpus.at if run.gpus is not None else now
-        self._stranded_since = {
-            pid: self._stranded_since.get(pid, read_at)
-            for gpu in snapshot.gpus
-            for pid in gpu.stranded_pids or ()
-        }
+        if run.gpus is not None:
+            self._stranded_since = {
+                pid: self._stranded_since.get(pid, run.gpus.at)
+                for gpu in snapshot.gpus
+                for pid in gpu.stranded_pids or ()
+            }
         return snapshot
 
     def _inputs(self, run: Run, record: DaemonRecord, view: LedgerView) -> DaemonInputs:
         queries, failures = self._host.query_counts(record.facts.pipe_directory)
-        asked = record.facts.pipe_directory in run.asked
+        name = record.facts.pipe_directory
+        answers = record.answers if name in run.asked else ServerAnswers()
+        if not (_follows(record, "control") and _follows(record, "server")):
+            # No log says whether it is still so.
+            interval = self._settings.mps_min_query_interval
+            patience = max(STALE_SECONDS, STALE_ANSWERS * interval)
+            answers = answers.younger_than(patience, view.at)
         return DaemonInputs(
             facts=record.facts,
-            probe=record.probe if asked else None,
-            answers=record.answers if asked else ServerAnswers(),
+            probe=run.probes.get(name),
+            answers=answers,
             view=view,
             logs=tuple(record.logs[name] for name in sorted(record.logs)),
             was_readable=record.was_readable,
@@ -444,15 +528,18 @@ class Collector:
 
     async def follow(self) -> None:
         """Follow the logs until cancelled; finds daemons first, so that nothing is missed."""
-        tick_at = 0.0
+        tick_at = search_at = 0.0
         while True:
             try:
-                if not self._daemons:
+                if not self._daemons and time.monotonic() >= search_at:
+                    search_at = time.monotonic() + NO_DAEMON_SECONDS
                     self._adopt(await self._host.discover(5.0))
                 while await self.poll_logs():
                     pass
             except (SourceTimeoutError, SourceError, OSError) as error:
                 self._complaints.failing("tail", message="cannot follow the logs", err=error)
+            except Exception as bug:  # noqa: BLE001 - the next look may go well
+                self._complaints.failing("tail", message="cannot follow the logs", err=repr(bug))
             else:
                 self._complaints.fine("tail", message="the logs are followed again")
             if time.monotonic() >= tick_at:
@@ -501,6 +588,16 @@ def _process(facts: DaemonFacts) -> tuple[int, float] | None:
 
 def _processes(facts: DaemonFacts) -> tuple[ProcessFacts, ...]:
     return facts.servers if facts.process is None else (facts.process, *facts.servers)
+
+
+def _daemon_starts(chunk: LogChunk) -> bool:
+    return not chunk.history and b"] Starting control daemon" in chunk.data
+
+
+def _nobody_there(probe: ControlObservation, facts: DaemonFacts) -> bool:
+    """No process is seen, and the tool, which ran, found nobody."""
+    ran = any(exchange.return_code is not None for exchange in probe.exchanges)
+    return facts.process is None and probe.outcome is Outcome.ABSENT and ran
 
 
 def _surely_absent(facts: DaemonFacts) -> bool:

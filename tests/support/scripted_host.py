@@ -1,0 +1,173 @@
+"""A host with one control daemon whose clocks, logs, processes and answers the test turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from exporter.collect import Collector
+from exporter.model import ControlDaemon
+from exporter.observations import (
+    ControlObservation,
+    DaemonFacts,
+    LogName,
+    LogsObservation,
+    NvmlObservation,
+    Outcome,
+    ProcessFacts,
+    ProcfsObservation,
+)
+from exporter.settings import Settings
+from exporter.sources.child import ChildResult
+from exporter.sources.host import SourceError
+from exporter.sources.mps_control import ControlTool
+from tests.support import fake_mps_control
+from tests.support.fake_host import H200
+from tests.support.mps_logs import EIGHT, LOGS, PIPE, Logs, observation, script
+from tests.support.mps_script import HOLDER
+
+DAEMON, SERVER, CLIENT = 630, 110, 100
+
+
+class ScriptedHost:
+    """Daemon 630 with server 110 of user 1001 and its client 100, two minutes after they came."""
+
+    def __init__(self, logs: Logs | None = None) -> None:
+        self.wall = EIGHT + 120.0
+        self.monotonic = 1000.0
+        self.daemon = ProcessFacts(
+            DAEMON, EIGHT, name="nvidia-cuda-mps-control", state="S", namespace_pids=(DAEMON,)
+        )
+        self.server = ProcessFacts(
+            SERVER, EIGHT + 1, uid=1001, name="nvidia-cuda-mps-server", state="S",
+            namespace_pids=(SERVER,),
+        )  # fmt: skip
+        self.client = ProcessFacts(CLIENT, EIGHT + 1, uid=1001, state="S", mps_environment={})
+        self.facts = DaemonFacts(
+            PIPE, "/log", process=self.daemon, servers=(self.server,), lock_tested=True,
+            lock_holder_pid=DAEMON,
+        )  # fmt: skip
+        self.more_facts: tuple[DaemonFacts, ...] = ()
+        self.alive: set[int] = {SERVER, CLIENT}
+        self.answers: dict[str, Any] = {
+            "servers": [{"pid": SERVER, "clients": [{"pid": CLIENT, "contexts": {"0": [1]}}]}],
+            "devices": [H200],
+        }
+        self.readable: tuple[LogName, ...] = LOGS
+        self.hangs_on = ""
+        self.edit: Callable[[str], str] = lambda answer: answer
+        self.gpus: NvmlObservation | None = None
+        self.while_identifying: Callable[[], None] = lambda: None
+        self.discoveries = 0
+        self.runs: list[list[str]] = []
+        """What the control tool was asked, run by run."""
+        self._logs: dict[LogName, bytes] = {}
+        self.write(script(HOLDER) if logs is None else logs)
+        self._tool = ControlTool(
+            "tool", 2.0, 5.0, run=self._run, now=self.now, clock=lambda: self.monotonic
+        )
+
+    def collector(self, **settings: Any) -> Collector:
+        """One that sees this host."""
+        return Collector(self, replace(Settings(), **settings))
+
+    def passes(self, seconds: float) -> None:
+        """Let time pass."""
+        self.wall += seconds
+        self.monotonic += seconds
+
+    def write(self, logs: Logs) -> None:
+        """Add lines to the logs."""
+        for log in LOGS:
+            self._logs[log] = self._logs.get(log, b"") + logs[log]
+
+    @property
+    def server_questions(self) -> int:
+        """How often servers were asked something."""
+        return sum(any("get_server_status" in line for line in run) for run in self.runs)
+
+    async def _run(
+        self,
+        argv: Sequence[str],
+        stdin: bytes,
+        environment: Mapping[str, str],
+        timeout_seconds: float,
+    ) -> ChildResult:
+        del argv, environment
+        commands = stdin.decode().splitlines()
+        self.runs.append(commands)
+        if self.hangs_on and any(self.hangs_on in command for command in commands):
+            self.passes(timeout_seconds)
+            return ChildResult(None, timed_out=True, duration_seconds=timeout_seconds)
+        lines = [line for one in commands for line in fake_mps_control.reply(self.answers, one)]
+        return ChildResult(0, self.edit("".join(f"{line}\n" for line in lines)).encode())
+
+    # -- what the collector asks
+
+    def now(self) -> float:
+        """The wall clock."""
+        return self.wall
+
+    async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
+        """The daemons."""
+        del deadline_seconds
+        self.discoveries += 1
+        return (*((self.facts,) if self.facts.process is not None else ()), *self.more_facts)
+
+    def forget(self, present: Collection[str]) -> None:
+        """Daemons are gone."""
+        self._tool.forget(present)
+
+    async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
+        """The processes."""
+        del deadline_seconds
+        self.while_identifying()
+        there = {
+            one.pid: one
+            for one in (self.server, self.client)
+            if one.pid in pids and one.pid in self.alive
+        }
+        gone = tuple(sorted(set(pids) - there.keys()))
+        return ProcfsObservation(self.wall, daemons=(self.facts,), processes=there, gone=gone)
+
+    async def probe(self, daemon: DaemonFacts, deadline_seconds: float) -> ControlObservation:
+        """Ask the daemon."""
+        return await self._tool.probe(daemon, deadline_seconds)
+
+    async def reconcile(
+        self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
+    ) -> ControlObservation:
+        """Ask its servers."""
+        return await self._tool.reconcile(daemon, servers, deadline_seconds)
+
+    async def poll_logs(
+        self, daemons: Sequence[DaemonFacts], deadline_seconds: float
+    ) -> LogsObservation:
+        """What was written since."""
+        del daemons, deadline_seconds
+        written, self._logs = self._logs, {}
+        return observation(self.wall, written, readable=self.readable)
+
+    async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
+        """The GPUs."""
+        del deadline_seconds
+        if self.gpus is None:
+            raise SourceError("no GPU here")
+        return replace(self.gpus, at=self.wall, outcome=Outcome.OK)
+
+    async def tick_gpus(self) -> None:
+        """Nothing between collections."""
+
+    def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
+        """How often it was asked."""
+        return self._tool.counts(pipe_directory)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+async def look(collector: Collector, **arguments: Any) -> ControlDaemon:
+    """Collect; gives the only daemon."""
+    (daemon,) = (await collector.collect(**arguments)).daemons
+    return daemon
