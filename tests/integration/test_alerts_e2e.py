@@ -190,6 +190,7 @@ INCIDENTS = (
     Incident(
         "daemon-killed",
         (
+            daemon("pager", "MpsControlDaemonDied", r"ago without .*Clients lost: \d"),
             daemon(
                 "pager", "MpsControlDaemonDown", "and is gone", mps_control_state="absent"
             ),

@@ -11,7 +11,10 @@ import yaml
 from tests.unit.rules import promql, templates
 from tests.unit.rules.rulebook import RULE_FILES, Rule, alerts, records, rules
 
-SLOW = {"mps-advice", "mps-clients-memory", "mps-kubernetes", "mps-recording-quantiles"}
+SLOW = {
+    "mps-advice", "mps-clients-memory", "mps-gpus-count", "mps-kubernetes",
+    "mps-recording-quantiles",
+}  # fmt: skip
 """Elsewhere the interval is the site's to choose."""
 
 
