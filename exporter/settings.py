@@ -20,9 +20,12 @@ REVISION_VARIABLE = "MPS_EXPORTER_BUILD_REVISION"
 """The commit that an image was built from: no setting, but for mps_exporter_build_info."""
 
 _OF_A_SERVICE = re.compile(
-    r"MPS_EXPORTER_(SERVICE_(HOST|PORT(_.+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_.+)?)?)"
+    r"MPS_EXPORTER_(\w+_)?"
+    r"(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=.*"
+    r"|MPS_EXPORTER_(\w+_)?PORT=(tcp|udp|sctp)://.*"
 )
-"""Variables that Kubernetes makes for all pods beside a Service named mps-exporter."""
+"""Variables (NAME=value) that Kubernetes makes for all pods beside a Service named mps-exporter or
+mps-exporter-metrics. One that ends in _PORT could be a misspelt setting: its value tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +124,15 @@ def _directory(value: str) -> str:
     return value.rstrip("/") or "/"
 
 
+OWN_PATHS = ("/-/", "/api/v1/", "/debug/collect", "/static/")
+"""Where pages beside the metrics are."""
+
+
 def _url_path(value: str) -> str:
     if not re.fullmatch(r"/[A-Za-z0-9._~/-]+", value):
         raise ValueError('must be a path such as "/metrics", not "/" itself')
+    if value.startswith(OWN_PATHS):
+        raise ValueError("is taken: other pages of the exporter are there")
     return value
 
 
@@ -238,8 +247,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("collector.timeout", _within(duration, 0.1, 300),
          "Deadline of a collection when the scraper names none.", "DURATION"),
     Flag("collector.nvml.serials", _switch, "Export the serial numbers of boards."),
-    Flag("log.level", _one_of("debug", "info", "warn", "error"), "Least severity logged.", "LEVEL"),
-    Flag("log.format", _one_of("logfmt", "json"), "Form of log lines.", "FORMAT"),
+    Flag("log.level", _one_of("debug", "info", "warn", "error"),
+         "Least severity logged: debug, info, warn or error.", "LEVEL"),
+    Flag("log.format", _one_of("logfmt", "json"), "Form of log lines: logfmt or json.", "FORMAT"),
     Flag("replay", _text, "Serve a recording instead of this host.", "FILE", commands=("serve",)),
     Flag("replay.speed", _within(_float, 0.1, 1000), "How fast a recording is replayed.", "FACTOR",
          commands=("serve",)),
@@ -298,7 +308,7 @@ def load(given: Mapping[str, Any], environment: Mapping[str, str], command: str)
         if name.startswith(ENVIRONMENT_PREFIX)
         and name not in known
         and name != REVISION_VARIABLE
-        and not _OF_A_SERVICE.fullmatch(name)
+        and not _OF_A_SERVICE.fullmatch(f"{name}={environment[name]}")
     )
     if strangers:
         raise InvalidSettingError(
@@ -312,7 +322,7 @@ def load(given: Mapping[str, Any], environment: Mapping[str, str], command: str)
             raw, origin = given[flag.field], f"--{flag.name}"
         elif flag.variable in environment:
             text = environment[flag.variable]
-            raw = text.split(",") if flag.repeatable else text
+            raw = [part.strip() for part in text.split(",")] if flag.repeatable else text
             origin = flag.variable
         else:
             continue

@@ -6,7 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.settings import FLAGS, InvalidSettingError, Settings, add_flags, duration, load
+from exporter.settings import (
+    FLAGS,
+    OWN_PATHS,
+    Flag,
+    InvalidSettingError,
+    Settings,
+    add_flags,
+    duration,
+    load,
+)
+from exporter.web.app import create_app
+from exporter.web.options import WebOptions
+from tests.unit.web.fakes import FakeBackend
 
 
 def parsed(*words: str, command: str = "serve", **environment: str) -> Settings:
@@ -36,6 +48,8 @@ def test_repeatable_settings_add_up() -> None:
     assert parsed(*words).configured_directories() == (("/a", "/la"), ("/b", None))
     twin = {"MPS_EXPORTER_WEB_LISTEN_ADDRESS": ":1,[::1]:2"}
     assert parsed(**twin).web_listen_address == (":1", "[::1]:2")
+    twin = {"MPS_EXPORTER_WEB_LISTEN_ADDRESS": "a:1, b:2 "}
+    assert parsed(**twin).web_listen_address == ("a:1", "b:2")
 
 
 def test_switches_have_a_no() -> None:
@@ -52,6 +66,8 @@ def test_switches_have_a_no() -> None:
         (["--web.listen-address=::1:9400"], "stands in brackets"),
         (["--web.telemetry-path=/"], 'not "/" itself'),
         (["--web.telemetry-path=metrics"], "must be a path"),
+        (["--web.telemetry-path=/-/healthy"], "is taken"),
+        (["--web.telemetry-path=/static/metrics"], "is taken"),
         (["--mps.pipe-directory=relative"], "must be an absolute path"),
         (["--mps.query-timeout=soon"], "must be a duration"),
         (["--mps.query-timeout=1ms"], "must be from 0.1 to 60"),
@@ -70,9 +86,30 @@ def test_what_cannot_be_used_is_refused_with_the_reason(words: list[str], reason
         parsed(*words)
 
 
+def test_the_metrics_take_no_path_of_another_page() -> None:
+    pages = {
+        resource.canonical
+        for resource in create_app(FakeBackend(), WebOptions()).router.resources()
+    }
+    for path in pages - {"/", "/metrics"}:
+        with pytest.raises(InvalidSettingError, match="is taken"):
+            parsed(f"--web.telemetry-path={path.replace('{name}', 'x')}")
+    assert all(any(page.startswith(path) for page in pages) for path in OWN_PATHS)
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.name.startswith("log.")])
+def test_the_words_that_may_be_given_are_named(flag: Flag) -> None:
+    known = {"log.level": ("debug", "info", "warn", "error"), "log.format": ("logfmt", "json")}
+    for word in known[flag.name]:
+        assert word in flag.help
+        assert flag.parse(word) == word
+
+
 def test_a_misspelt_variable_is_refused() -> None:
     with pytest.raises(InvalidSettingError, match="unknown variable MPS_EXPORTER_LISTEN"):
         parsed(MPS_EXPORTER_LISTEN=":1")
+    with pytest.raises(InvalidSettingError, match="unknown variable MPS_EXPORTER_WEB_PORT"):
+        parsed(MPS_EXPORTER_WEB_PORT="9401")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +121,12 @@ def test_a_misspelt_variable_is_refused() -> None:
         "MPS_EXPORTER_PORT",
         "MPS_EXPORTER_PORT_9400_TCP",
         "MPS_EXPORTER_PORT_9400_TCP_ADDR",
+        "MPS_EXPORTER_METRICS_SERVICE_HOST",
+        "MPS_EXPORTER_METRICS_SERVICE_PORT",
+        "MPS_EXPORTER_METRICS_SERVICE_PORT_HTTP",
+        "MPS_EXPORTER_METRICS_PORT",
+        "MPS_EXPORTER_METRICS_PORT_9400_TCP",
+        "MPS_EXPORTER_METRICS_PORT_9400_TCP_PROTO",
     ],
 )
 def test_what_images_and_kubernetes_set_is_no_misspelt_setting(variable: str) -> None:
