@@ -38,6 +38,7 @@ from exporter.observations import (
     ProcessFacts,
     ProcfsObservation,
 )
+from exporter.sources.growing_file import GrowingFile
 
 if TYPE_CHECKING:
     from cattrs.preconf.json import JsonConverter
@@ -151,24 +152,37 @@ class Anonymiser:
 
 
 class RecordingWriter:
-    """Writes observations as they come."""
+    """Writes observations as they come.
+
+    A file that can no longer be written raises nothing here, where sources would be blamed for it:
+    see ``failure``.
+    """
 
     def __init__(self, path: Path, header: Header) -> None:
         self._anonymiser = Anonymiser() if header.anonymised else None
         self._previous: dict[str, Observation] = {}
         self._last_at = header.started_at
+        first = _converter().unstructure(header) | {"format": FORMAT, "version": VERSION}
         try:
-            # Not readable by others before it is complete: it shows what runs on this host.
-            self._file: IO[str] = gzip.open(path, "wt", encoding="utf-8", newline="\n")  # noqa: SIM115
+            self._file = GrowingFile(path, self._line(first))
         except OSError as error:
             raise RecordingError(f"cannot write {path}: {error.strerror}") from error
-        self._write(_converter().unstructure(header) | {"format": FORMAT, "version": VERSION})
+
+    @property
+    def failure(self) -> OSError | None:
+        """Why nothing more can be written, as on a full disk; what was written can be read."""
+        return self._file.failure
+
+    def flush(self) -> None:
+        """Make what was written readable, lest a recorder that is killed takes it along."""
+        self._file.flush()
+
+    def _line(self, record: Mapping[str, Any]) -> str:
+        line = json.dumps(record, separators=(",", ":"))
+        return (line if self._anonymiser is None else self._anonymiser.text(line)) + "\n"
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        line = json.dumps(record, separators=(",", ":"))
-        if self._anonymiser is not None:
-            line = self._anonymiser.text(line)
-        self._file.write(line + "\n")
+        self._file.write(self._line(record))
 
     def add(self, observation: Observation) -> None:
         """Write an observation, unless it only repeats the one before."""

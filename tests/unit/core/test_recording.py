@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from exporter.observations import (
     ProcfsObservation,
     Reading,
 )
+from exporter.sources import growing_file
 from exporter.sources.recording import Header, RecordingError, RecordingWriter, Tape, read
 
 UUID = "GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893"
@@ -212,6 +215,63 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "x")
     with pytest.raises(RecordingError, match="cannot write"):
         RecordingWriter(tmp_path / "no" / "x", HEADER)
+
+
+def test_nobody_else_reads_what_runs_on_this_host(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"an older recording, longer than the new one" * 100)
+    path.chmod(0o644)
+    before = os.umask(0)
+    try:
+        for one in (path, tmp_path / "new"):
+            written(one, NvmlObservation(1001.0, Outcome.OK))
+            assert one.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+    assert len(read(path).observations) == 1  # and nothing is left of the older one
+
+
+def test_an_older_recording_stays_until_there_is_something_to_replace_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "x", NvmlObservation(1001.0, Outcome.OK))
+    monkeypatch.setattr(growing_file.os, "write", full)
+    with pytest.raises(RecordingError, match=r"cannot write .*: No space left on device"):
+        RecordingWriter(path, HEADER)
+    assert len(read(path).observations) == 1
+
+
+def full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_what_was_flushed_can_be_read_while_it_grows(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    writer = RecordingWriter(path, HEADER)
+    for number in range(3):
+        writer.add(NvmlObservation(1000.0 + number, Outcome.OK, driver_version=str(number)))
+        writer.flush()
+        assert len(read(path).observations) == number + 1
+    writer.close()
+
+
+def test_a_full_disk_raises_nothing_where_sources_would_be_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    writer = RecordingWriter(path, HEADER)
+    writer.add(NvmlObservation(1001.0, Outcome.OK))
+    writer.flush()
+    assert writer.failure is None
+    with monkeypatch.context() as patch:
+        patch.setattr(growing_file.os, "write", full)
+        writer.add(NvmlObservation(1002.0, Outcome.OK, driver_version="1"))
+        writer.flush()
+        assert writer.failure is not None
+        assert writer.failure.errno == errno.ENOSPC
+    writer.add(NvmlObservation(1003.0, Outcome.OK, driver_version="2"))
+    writer.close()  # the disk has room again: no hole may follow
+    assert [one.at for one in read(path).observations] == [1001.0]
 
 
 def test_a_wrong_line_is_named(tmp_path: Path) -> None:
