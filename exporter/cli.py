@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
@@ -18,6 +19,7 @@ import exporter
 from exporter.logfmt import configure
 from exporter.memory import be_sparing
 from exporter.settings import InvalidSettingError, Settings, add_flags, duration, load
+from exporter.terminal import open_closed_streams, say
 
 _log = logging.getLogger(__name__)
 
@@ -28,18 +30,34 @@ COMMANDS = {
     "record": "write what the sources read to a file, to replay it elsewhere",
 }
 
+EPILOGUES = {
+    "doctor": "Exit status: 0 nothing is wrong, 1 warnings, 2 something critical, 3 could not look "
+    "(a wrong flag, a recording that cannot be read, nowhere to print to).",
+}
+
 BUILT_IN_RECORDING = "demo.rec.gz"
+
+
+WRONG_USAGE = 2
+COULD_NOT_LOOK = 3
+"""The doctor's status for every failure of his own: 1 and 2 are about the host."""
 
 
 class _Parser(argparse.ArgumentParser):
     """Wrong usage is said in one line, with what to do."""
 
+    wrong_usage = WRONG_USAGE
+
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\nTry '{self.prog} --help'.\n")
+        self.exit(self.wrong_usage, f"{self.prog}: {message}\nTry '{self.prog} --help'.\n")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+class _DoctorsParser(_Parser):
+    wrong_usage = COULD_NOT_LOOK
+
+
+def _parser(kind: type[_Parser]) -> argparse.ArgumentParser:
+    parser = kind(
         prog="mps-exporter",
         description="Prometheus exporter for NVIDIA MPS: which daemons, servers and clients there "
         "are, who waits for whom, who crashed and whom it took along, and what the GPU really "
@@ -51,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version_text())
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, words in COMMANDS.items():
-        command = commands.add_parser(name, help=words, description=words, allow_abbrev=False)
+        command = commands.add_parser(
+            name, help=words, description=words, epilog=EPILOGUES.get(name), allow_abbrev=False
+        )
         add_flags(command, name)
         if name == "demo":
             command.add_argument(
@@ -96,18 +116,26 @@ def version_text() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; gives its exit status."""
+    open_closed_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] not in (*COMMANDS, "-h", "--help", "--version"):
         words.insert(0, "serve")
-    parser = _parser()
+    doctor = words[0] == "doctor"
+    parser = _parser(_DoctorsParser if doctor else _Parser)
     given = vars(parser.parse_args(words))
     command = given.pop("command")
     try:
         settings = load(given, os.environ, command)
         return _run(command, settings, given)
     except InvalidSettingError as error:
-        sys.stderr.write(f"mps-exporter: {error}\nTry 'mps-exporter {command} --help'.\n")
-        return 2
+        say(f"mps-exporter: {error}\nTry 'mps-exporter {command} --help'.\n")
+        return COULD_NOT_LOOK if doctor else WRONG_USAGE
+    except Exception:
+        if not doctor:
+            raise
+        # A fault of ours: Python's own status for it, 1, would be taken for warnings.
+        say(traceback.format_exc())
+        return COULD_NOT_LOOK
 
 
 def _run(command: str, settings: Settings, given: dict[str, object]) -> int:
@@ -133,6 +161,8 @@ def _run(command: str, settings: Settings, given: dict[str, object]) -> int:
             )
         if command == "doctor":
             file = given["recording"]
+            if file is None and given["at"] is not None:
+                raise InvalidSettingError("--at: is a moment of a recording: give --recording too")
             return asyncio.run(
                 diagnose(
                     settings,
@@ -149,8 +179,8 @@ def _run(command: str, settings: Settings, given: dict[str, object]) -> int:
             )
         return asyncio.run(serve(settings, demo=command == "demo"))
     except StartError as error:
-        sys.stderr.write(f"mps-exporter: {error}\n")
-        return 1
+        say(f"mps-exporter: {error}\n")
+        return COULD_NOT_LOOK if command == "doctor" else 1
     except KeyboardInterrupt:
         return 130
 

@@ -1,6 +1,7 @@
 """What ``mps-exporter doctor`` prints: the host at a glance, then what is wrong with it.
 
-Pure text from a snapshot; exit status 0 when nothing is wrong, 1 with warnings, 2 when critical.
+Pure text from a snapshot; exit status 0 when nothing is wrong, 1 with warnings, 2 when critical
+(and 3, of the command line, when it could not look).
 """
 
 from __future__ import annotations

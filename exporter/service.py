@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -34,6 +34,7 @@ from exporter.sources.host import Host
 from exporter.sources.live import LiveHost
 from exporter.sources.recording import Header, Recording, RecordingError, RecordingWriter, read
 from exporter.sources.replay import ReplayHost
+from exporter.terminal import say, show, shows_colours
 from exporter.web.backend import DebugReport, DebugSource
 from exporter.web.options import WebOptions
 
@@ -49,11 +50,16 @@ GZIP_LEVEL = 1
 SLOW_READER_INCIDENTS = 100
 """Incidents kept for a reader of the event stream who does not keep up; the oldest go first."""
 
+EVERY_ADDRESS = ("", "[::]", "0.0.0.0")  # noqa: S104 - to tell a person where to look
+
+FLUSH_SECONDS = 2.0
+"""A recorder that is killed loses no more than this."""
+
 _log = logging.getLogger(__name__)
 
 
 class StartError(Exception):
-    """The program cannot start; the message says why and what to do."""
+    """The program cannot do what it was asked to; the message says why and what to do."""
 
 
 def build() -> Build:
@@ -246,15 +252,14 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
     from exporter.web.app import create_app
     from exporter.web.listen import ListenError
     from exporter.web.serve import serve as serve_web
+    from exporter.web.state import TLS_CONTEXT, WEB_CONFIG
     from exporter.web.webconfig import WebConfigError
 
     recording = _load(settings)
     keep_what_is_there()
     service = Service(settings, recording)
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for received in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(received, stop.set)
+    _on_signals(stop.set, signal.SIGINT, signal.SIGTERM)
     options = WebOptions(
         listen_addresses=settings.web_listen_address,
         telemetry_path=settings.web_telemetry_path,
@@ -269,6 +274,22 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
         app = create_app(service, options)
     except WebConfigError as error:
         raise StartError(str(error)) from error
+    looks: set[asyncio.Task[None]] = set()
+
+    def hang_up() -> None:
+        if on_terminal:
+            _log.info("the terminal is gone (SIGHUP): stopping")
+            stop.set()
+            return
+        _log.info("SIGHUP: looking at the web configuration; other settings need a restart")
+        if (watch := app.get(WEB_CONFIG)) is not None:
+            look = asyncio.create_task(watch.look(), name="look")
+            looks.add(look)
+            look.add_done_callback(looks.discard)
+
+    # Asked now: of a terminal that is gone nobody can tell that it was one.
+    on_terminal = sys.stderr.isatty()
+    _on_signals(hang_up, signal.SIGHUP)
     work = asyncio.create_task(service.run(), name="follow")
     first = asyncio.create_task(service.collect(None, None), name="first collection")
     tidying = asyncio.create_task(tidy(), name="tidy")
@@ -277,15 +298,21 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
         extra={
             "fields": {
                 "version": exporter.__version__,
-                "listen": ",".join(settings.web_listen_address),
+                "listen": "the sockets of systemd"
+                if settings.web_systemd_socket
+                else ",".join(settings.web_listen_address),
                 "collectors": ",".join(settings.enabled_collectors()),
                 "replay": settings.replay,
             }
         },
     )
-    if recording is not None:
-        _announce(recording, settings, demo=demo)
-    web = asyncio.create_task(serve_web(app, options, stop), name="web")
+    tls = TLS_CONTEXT in app
+
+    def listening(addresses: Sequence[str]) -> None:
+        if recording is not None:
+            _announce(recording, settings, _place(addresses, tls=tls), demo=demo)
+
+    web = asyncio.create_task(serve_web(app, options, stop, on_listening=listening), name="web")
     try:
         # The first of them to end, ends the program: web by the stop event, work by a bug.
         done, _ = await asyncio.wait({web, work}, return_when=asyncio.FIRST_COMPLETED)
@@ -303,13 +330,20 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
     return 0
 
 
-def _announce(recording: Recording, settings: Settings, *, demo: bool) -> None:
+def _place(addresses: Sequence[str], *, tls: bool) -> str:
+    """Where a browser finds one of the addresses that are listened on."""
+    scheme = "https" if tls else "http"
+    address = next((one for one in addresses if not one.startswith("unix:")), None)
+    if address is None:
+        return f"{scheme}://localhost (through the socket {addresses[0].removeprefix('unix:')})"
+    host, _, port = address.rpartition(":")
+    return f"{scheme}://{'localhost' if host in EVERY_ADDRESS else host}:{port}"
+
+
+def _announce(recording: Recording, settings: Settings, place: str, *, demo: bool) -> None:
     """Say what is being replayed, and where to look."""
     header = recording.header
-    address = next((a for a in settings.web_listen_address if not a.startswith("unix:")), "")
-    host, _, port = address.rpartition(":")
-    place = f"http://{host or 'localhost'}:{port}"
-    sys.stderr.write(
+    say(
         f"\n  {'Demo' if demo else 'Replay'}: a recording of a real host, not this one, in a loop "
         f"of {recording.duration_seconds / settings.replay_speed:.0f} s.\n"
         f"  {header.scenario}\n"
@@ -318,7 +352,6 @@ def _announce(recording: Recording, settings: Settings, *, demo: bool) -> None:
         f"  Metrics      {place}{settings.web_telemetry_path}\n\n"
         "  Ctrl-C ends it.\n\n"
     )
-    sys.stderr.flush()
 
 
 async def diagnose(
@@ -331,11 +364,12 @@ async def diagnose(
         snapshot = await _examine(settings)
     else:
         snapshot = await _examine_recording(settings, recording, at_seconds)
-    if as_json:
-        sys.stdout.write(doctor.as_json(snapshot) + "\n")
-    else:
-        paint = doctor.coloured if sys.stdout.isatty() else doctor.plain
-        sys.stdout.write("\n".join(doctor.report(snapshot, paint)) + "\n")
+    paint = doctor.coloured if shows_colours(sys.stdout, os.environ) else doctor.plain
+    lines = doctor.report(snapshot, paint)
+    try:
+        show(doctor.as_json(snapshot) if as_json else "\n".join(lines))
+    except OSError as error:
+        raise StartError(f"cannot print what was found: {error.strerror}") from error
     return doctor.exit_status(snapshot)
 
 
@@ -356,8 +390,11 @@ async def _examine(settings: Settings) -> Snapshot:
 
 async def _examine_recording(settings: Settings, path: Path, at_seconds: float | None) -> Snapshot:
     recording = _load_file(path)
+    length = recording.duration_seconds
+    if at_seconds is not None and at_seconds > length:
+        raise StartError(f"--at: {path} ends {length:.1f} s after its start")
     moments = count(0.0, REPLAY_STEP_SECONDS)
-    end = recording.duration_seconds if at_seconds is None else at_seconds
+    end = length if at_seconds is None else at_seconds
     elapsed = 0.0
     host = ReplayHost(recording, clock=lambda: elapsed)
     collector = Collector(host, settings)
@@ -380,6 +417,9 @@ async def record(
     scenario: str,
 ) -> int:
     """Write what this host's sources read to a file."""
+    stop = asyncio.Event()
+    # A terminal that is closed (SIGHUP) ends a recording like Ctrl-C: what there is, is kept.
+    _on_signals(stop.set, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     host = LiveHost(settings)
     try:
         gpus = await host.read_gpus(settings.collector_timeout) if settings.collector_nvml else None
@@ -394,10 +434,10 @@ async def record(
         )
         writer = _writer(path, header)
         collector = Collector(host, settings, on_observation=writer.add)
-        follower = asyncio.create_task(collector.follow())
-        stop = asyncio.Event()
-        for received in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(received, stop.set)
+        tasks = [
+            asyncio.create_task(collector.follow()),
+            asyncio.create_task(_keep(writer, stop)),
+        ]
         end = time.monotonic() + duration_seconds
         try:
             while not stop.is_set() and (left := end - time.monotonic()) > 0:
@@ -406,17 +446,38 @@ async def record(
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), min(interval_seconds, left))
         finally:
-            follower.cancel()
-            await asyncio.gather(follower, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             writer.close()
     finally:
         await host.close()
     _progress("")
-    sys.stderr.write(
+    if writer.failure is not None:
+        raise StartError(
+            f"cannot write {path}: {writer.failure.strerror}; what was written until then can be "
+            "read"
+        )
+    say(
         f"Recorded {path} ({path.stat().st_size} bytes). "
         f"Look at it with: mps-exporter demo {path}\n"
     )
     return 0
+
+
+async def _keep(writer: RecordingWriter, stop: asyncio.Event) -> None:
+    """Bring what was recorded to the file, again and again; stop when that fails."""
+    while writer.failure is None:
+        await asyncio.sleep(FLUSH_SECONDS)
+        writer.flush()
+    stop.set()
+
+
+def _on_signals(action: Callable[[], object], *signals: signal.Signals) -> None:
+    for received in signals:
+        # nohup(1) has SIGHUP ignored, and means it.
+        if signal.getsignal(received) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(received, action)
 
 
 def _writer(path: Path, header: Header) -> RecordingWriter:
@@ -428,8 +489,7 @@ def _writer(path: Path, header: Header) -> RecordingWriter:
 
 def _progress(text: str) -> None:
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{text}")
-        sys.stderr.flush()
+        say(f"\r\033[K{text}")
 
 
 def _machine(gpus: NvmlObservation | None, *, anonymise: bool) -> str:

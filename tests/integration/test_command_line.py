@@ -1,0 +1,249 @@
+"""What surrounds the program: signals, full disks, closed streams, terminals that go away."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pty
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.observations import ProcfsObservation
+from exporter.sources.recording import read
+from tests.support.program import free_port
+from tests.unit.web.webconfigs import TLS, write_certificates
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "exporter" / "recordings" / "demo.rec.gz"
+PROGRAM = (sys.executable, "-m", "exporter")
+ENVIRONMENT = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def run(command: str) -> subprocess.CompletedProcess[str]:
+    """Run in a shell; $E is the program."""
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+        env={**ENVIRONMENT, "E": " ".join(PROGRAM), "DEMO": str(DEMO)},
+    )  # fmt: skip
+
+
+@contextmanager
+def started(*words: str, **how: Any) -> Iterator[subprocess.Popen[str]]:
+    how = {"stderr": subprocess.PIPE, "env": ENVIRONMENT, **how}
+    with subprocess.Popen([*PROGRAM, *words], text=True, cwd=ROOT, **how) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def until_it_says(process: subprocess.Popen[str], words: str) -> str:
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if words in line:
+            return said
+    raise AssertionError(f"it ended with {process.wait()}:\n{said}")
+
+
+# -------------------------------------------------------------------------------- doctor
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "words"),
+    [
+        ("$E doctor --recording $DEMO | true; exit ${PIPESTATUS[0]}", 0, ""),
+        ("$E doctor --recording $DEMO >&-", 0, ""),
+        ("$E doctor --recording $DEMO --json 2>&- >&-", 0, ""),
+        ("$E doctor --recording $DEMO >/dev/full", 3, "cannot print what was found: No space"),
+        ("$E doctor --recording /nonexistent", 3, "No such file"),
+        ("$E doctor --wrong", 3, "unrecognized arguments"),
+        ("$E doctor --recording", 3, "expected one argument"),
+        ("$E doctor --log.level=loud", 3, "must be one of"),
+        ("$E doctor --at 5s", 3, "--at: is a moment of a recording"),
+        ("$E doctor --recording $DEMO --at 100h", 3, "s after its start"),
+        ("$E doctor --recording $DEMO --at 3s", 0, ""),
+        ("$E serve --wrong", 2, "unrecognized arguments"),
+    ],
+)
+def test_the_statuses_of_the_doctor_are_about_the_host(
+    command: str, status: int, words: str
+) -> None:
+    done = run(command)
+    assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
+    assert words in done.stderr
+    assert bool(words) == bool(done.stderr)
+
+
+def test_colours_are_for_terminals_that_have_them() -> None:
+    def coloured(**environment: str) -> bool:
+        ours, theirs = pty.openpty()
+        try:
+            subprocess.run(
+                [*PROGRAM, "doctor", f"--recording={DEMO}", "--at=1s"], stdout=theirs, check=False,
+                cwd=ROOT, timeout=60, env={**ENVIRONMENT, "TERM": "xterm", **environment},
+            )  # fmt: skip
+            return b"\x1b[" in os.read(ours, 65536)
+        finally:
+            os.close(ours)
+            os.close(theirs)
+
+    assert coloured()
+    assert coloured(NO_COLOR="")  # as https://no-color.org has it
+    assert not coloured(NO_COLOR="1")
+    assert not coloured(TERM="dumb")
+
+
+# -------------------------------------------------------------------------------- record
+
+
+@contextmanager
+def recording(path: Path, *words: str, **how: Any) -> Iterator[subprocess.Popen[str]]:
+    """A recorder that has begun."""
+    with started("record", str(path), "--duration=60s", *words, **how) as process:
+        end = time.monotonic() + 20
+        while not path.exists() or path.stat().st_size < 100:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        yield process
+
+
+@pytest.mark.parametrize("received", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_a_recording_that_is_ended_is_whole(tmp_path: Path, received: signal.Signals) -> None:
+    path = tmp_path / "x.rec.gz"
+    with recording(path) as process:
+        time.sleep(1)
+        process.send_signal(received)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "Recorded " in said
+    assert '"kind":"end"' in gzip.decompress(path.read_bytes()).decode()
+
+
+def test_a_recorder_that_is_killed_leaves_what_it_saw(tmp_path: Path) -> None:
+    path = tmp_path / "x.rec.gz"
+    with recording(path) as process:
+        time.sleep(3)
+        process.kill()
+        process.wait()
+    assert any(isinstance(one, ProcfsObservation) for one in read(path).observations)
+
+
+def test_nohup_is_meant(tmp_path: Path) -> None:
+    path = tmp_path / "x.rec.gz"
+    ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    with recording(path, **ignoring) as process:
+        process.send_signal(signal.SIGHUP)
+        time.sleep(1)
+        assert process.poll() is None
+
+
+def test_a_full_disk_is_said_so(tmp_path: Path) -> None:
+    path = tmp_path / "x.rec.gz"
+    with recording(path) as process:
+        size = path.stat().st_size + 1
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, size))
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert said.splitlines()[-1] == (
+        f"mps-exporter: cannot write {path}: File too large; what was written until then can be "
+        "read"
+    )
+    assert "collector failed" not in said
+    assert "Traceback" not in said
+    assert read(path).header.scenario == "no description given"
+
+
+def test_where_nothing_can_be_written_nothing_is_recorded() -> None:
+    done = run("$E record /dev/full")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "mps-exporter: cannot write /dev/full: No space left on device"
+    )
+
+
+# --------------------------------------------------------------------------------- serve
+
+
+def test_a_daemon_goes_on_after_sighup(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    (tmp_path / "web.yml").write_text("{}\n")
+    flags = [f"--web.listen-address=unix:{path}", f"--web.config.file={tmp_path}/web.yml"]
+    with started("serve", f"--replay={DEMO}", *flags) as process:
+        until_it_says(process, "listening")
+        (tmp_path / "web.yml").write_text("junk\n")
+        process.send_signal(signal.SIGHUP)
+        until_it_says(process, "SIGHUP: looking at the web configuration")
+        until_it_says(process, "the web configuration cannot be used")  # without a request
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+        process.terminate()
+        assert process.wait(20) == 0
+    assert not path.exists()
+
+
+def test_who_ran_it_in_a_terminal_that_is_closed_leaves_nobody_behind() -> None:
+    ours, theirs = pty.openpty()
+    words = ("demo", f"--web.listen-address=127.0.0.1:{free_port()}")
+    with started(*words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as one:
+        os.close(theirs)
+        said = b""
+        while b"Ctrl-C" not in said:
+            said += os.read(ours, 65536)
+        os.close(ours)
+        one.send_signal(signal.SIGHUP)
+        assert one.wait(20) == 0
+
+
+def test_the_announcement_names_what_is_listened_on(tmp_path: Path) -> None:
+    write_certificates(tmp_path)
+    (tmp_path / "web.yml").write_text(TLS)
+    flags = ["--web.listen-address=127.0.0.1:0", f"--web.config.file={tmp_path}/web.yml"]
+    with started("demo", *flags) as process:
+        said = until_it_says(process, "Ctrl-C")
+    port = re.search(r"address=127\.0\.0\.1:(\d+)", said)
+    assert port is not None, said
+    assert f"Status page  https://127.0.0.1:{port[1]}/\n" in said
+
+
+def test_nothing_is_announced_before_the_port_is_had() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as owner:
+        port = owner.getsockname()[1]
+        done = run(f"$E demo --web.listen-address=127.0.0.1:{port}")
+    assert done.returncode == 1
+    assert "Status page" not in done.stderr
+    assert "another program listens there" in done.stderr
+
+
+def test_nobody_needs_a_standard_error() -> None:
+    port = free_port()
+    command = f"exec {' '.join(PROGRAM)} demo --web.listen-address=127.0.0.1:{port} 2>&- >&- <&-"
+    with subprocess.Popen(["bash", "-c", command], cwd=ROOT, env=ENVIRONMENT) as process:
+        try:
+            end = time.monotonic() + 20
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                except OSError:
+                    assert process.poll() is None
+                    assert time.monotonic() < end
+                    time.sleep(0.1)
+            process.terminate()
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
