@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import yaml
@@ -112,6 +113,31 @@ def test_links_between_runbooks_resolve(page: object) -> None:
         assert (RUNBOOKS / f"{name}.md").exists(), name
 
 
+PLACEHOLDERS = {"DAEMON", "SERVER", "GPU", "PID", "UID", "NODE", "LOG_DIRECTORY"}
+
+
+@pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.stem)
+def test_a_runbook_says_what_its_placeholders_stand_for(page: Path) -> None:
+    """In the same words everywhere, at its end."""
+    text, _, footer = page.read_text().partition("\n---\n")
+    code = " ".join(re.findall(r"```sh\n.*?```|`[^`\n]+`", text, flags=re.DOTALL))
+    used = PLACEHOLDERS & set(re.findall(r"\b[A-Z_]+\b", code))
+    assert bool(used) == bool(footer), used
+    if footer:
+        assert used <= set(re.findall(r"`([A-Z_]+)`", footer))
+        assert footer == (RUNBOOKS / "MpsGhostServer.md").read_text().partition("\n---\n")[2]
+
+
+@pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.stem)
+def test_a_runbook_ends_no_process_unseen(page: Path) -> None:
+    """Before `kill -9` of a number it says how to see that the number is still what it was."""
+    text = re.sub(r"\s+", " ", page.read_text())
+    for found in re.finditer(r"kill -9 ?`? ?(?:of the )?(SERVER|PID)", text):
+        if page.stem == "MpsServerStuckInFault":  # its own clients, listed the moment before
+            continue
+        assert f"ps -o args= -p {found[1]}" in text[max(0, found.start() - 600) : found.end() + 200]
+
+
 def test_only_one_place_names_each_url() -> None:
     """Both bases are placeholders that a site replaces with one sed each: docs/alerts.md."""
     for rule in alerts():
@@ -177,6 +203,23 @@ def test_prometheus_loads_all_rule_files() -> None:
         if label == "job" and op == "="
     }
     assert named <= jobs
+
+
+def test_alertmanager_speaks_of_alerts_that_exist() -> None:
+    """In each matcher of an inhibition, every branch names at least one alert, with its labels."""
+    config = yaml.safe_load((ROOT / "alertmanager.yml").read_text())
+    schema = promql.Schema({rule.record: rule.expr for rule in records()})
+    for inhibition in config["inhibit_rules"]:
+        for side in ("source_matchers", "target_matchers"):
+            (named,) = [text for text in inhibition[side] if text.startswith("alertname")]
+            pattern = re.sub(r"^alertname=~?", "", named).strip('"')
+            for branch in re.split(r"\|(?![^(]*\))", pattern):
+                found = [rule for rule in alerts() if re.fullmatch(branch, rule.alert)]
+                assert found, branch
+                if "|" not in pattern:
+                    labels = [schema.labels(promql.parse(rule.expr)) or set() for rule in found]
+                    wanted = {*inhibition["equal"]} - {"cluster"}
+                    assert all(wanted <= those for those in labels), named
 
 
 def test_each_test_that_the_readme_names_exists() -> None:
