@@ -82,13 +82,19 @@ def _lacks_the_tool(daemon: ControlDaemon) -> bool:
     return daemon.state is None and "the control tool" in (daemon.error or "")
 
 
+def _what_of_the_tool(error: str) -> str:
+    """What is the matter with it, without the commands that it was wanted for."""
+    _, tool, said = error.partition("the control tool")
+    return words.sentence(words.visible(tool + said, 400))
+
+
 def of_daemon(
     daemon: ControlDaemon, name: str, found: Callable[[str, str, str], Finding]
 ) -> Iterator[Finding]:
     """What cannot be seen of one daemon."""
     if _lacks_the_tool(daemon):
         yield found(
-            "tool_missing", words.sentence(words.visible(daemon.error or "", 400)),
+            "tool_missing", _what_of_the_tool(daemon.error or ""),
             "Install the driver's nvidia-cuda-mps-control, or name it with --mps.control-binary.",
         )  # fmt: skip
     if daemon.pid is not None:

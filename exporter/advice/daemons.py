@@ -51,8 +51,8 @@ def _state(daemon: ControlDaemon, name: str, found: Found, now: float) -> Iterat
         yield found(
             "daemon_unresponsive",
             f"The MPS daemon {name} does not answer: programs that start now hang.",
-            "Look for a stopped server (ps -C nvidia-cuda-mps-server -o pid,stat,user) and let it "
-            "go on (kill -CONT PID), or for a ghost. If it stays so, "
+            "Look for a stopped server (ps -C nvidia-cuda-mps-server -o pid,stat,user,args; T is "
+            "stopped) and let it go on (kill -CONT PID), or for a ghost. If it stays so, "
             f"{end} and its server, and start it again; their clients are lost.",
         )
     elif daemon.state == "absent" and (quit_at := _quit_at(daemon)) is not None:
@@ -96,10 +96,10 @@ def _server(server: Server, found: Found, who: Who, now: float) -> Iterator[Find
     if server.ghost:
         yield found(
             "ghost_server",
-            f"{owner} was started for clients that had died in the queue: the daemon answers "
-            "nobody now.",
-            f"End the server (kill -9 {server.pid}) to free the queue; the daemon need not be "
-            "restarted.",
+            f"{owner} was started for clients that had died in the queue: as soon as another "
+            "user's client comes, the daemon answers nobody.",
+            f"If ps -o args= -p {server.pid} says nvidia-cuda-mps-server, end it (kill -9 "
+            f"{server.pid}) to free the queue; the daemon need not be restarted.",
         )
     elif server.state == "FAULT":
         left = server.clients_connected
@@ -120,7 +120,8 @@ def _server(server: Server, found: Found, who: Who, now: float) -> Iterator[Find
             yield found(
                 "server_starting_long",
                 f"{owner} has been starting for {words.age(age)}.",
-                "Its server.log says where it is stuck.",
+                "Its server.log says where it is stuck; in state D (ps -o stat= -p "
+                f"{server.pid}) it hangs in the driver.",
                 since=server.start_time_seconds,
             )
 
@@ -136,9 +137,9 @@ def _queue(
             f"{pids} died while waiting in the queue of {name}, and still "
             f"{'stand' if len(dead) > 1 else 'stands'} in it: when the turn comes, the daemon "
             "hangs.",
-            "Nothing is lost yet. Plan a restart of the daemon before its present server ends; or, "
-            f"when a server for {who(dead[0].uid)} has come and stays without clients, end that "
-            "server (kill -9).",
+            "Nothing is lost yet, and the daemon need not be restarted. When the running server "
+            f"ends, a server for {who(dead[0].uid)} comes and stays without clients: end that "
+            "server (kill -9), and the queue goes on.",
         )
     alive = sorted((wait for wait in daemon.waits if not wait.dead), key=lambda wait: wait.since)
     if alive:

@@ -39,8 +39,8 @@ class Finding:
 _STATES = (
     Advice(
         "ghost_server", "critical", "A ghost server blocks its daemon",
-        "It was started for a user whose queued processes had all died. The daemon waits for it "
-        "for ever, and every new CUDA process hangs.",
+        "It was started for a user whose queued processes had all died. As soon as another user's "
+        "process comes, the daemon waits for it for ever, and every new CUDA process hangs.",
     ),
     Advice(
         "daemon_unresponsive", "critical", "A control daemon does not answer",
@@ -58,7 +58,7 @@ _STATES = (
     Advice(
         "queued_client_dead", "warning", "A queued process has died",
         "Its place in the queue is still there. When its turn comes the daemon starts a server for "
-        "it that nobody uses, and hangs.",
+        "it that nobody uses, and hangs on that as soon as another user's process comes.",
     ),
     Advice(
         "several_users_one_daemon", "warning", "Users wait for each other",

@@ -66,9 +66,9 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
      ["User 1002's process 705 was served after 6.3 s."]),
     ("three-users", 2.5, r"User 1002 has waited \d s behind .*, and one more client waits\.", []),
     ("wait-abandoned-sigkill", 5, r"Process 846 died while waiting in the queue",
-     ["nobody: it is dead, and still queued", "Plan a restart"]),
+     ["nobody: it is dead, and still queued", "need not be restarted"]),
     ("wait-abandoned-sigkill", 10, r"User 1002's server 863 was started for clients that had died",
-     ["does not answer: programs that start now hang", "End the server (kill -9 863)"]),
+     ["does not answer: programs that start now hang", "end it (kill -9 863)"]),
     ("fault", 4.5, r"A fatal GPU error in user 1001's server 794: MPS blames process 790; 1 other "
      r"client died with it", ["recovered from the fatal error after 33 ms"]),
     ("fault-held", 6, r"Root's server 1171 is in FAULT after a fatal GPU error",

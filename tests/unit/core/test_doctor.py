@@ -176,8 +176,11 @@ def test_a_daemon_whose_logs_are_nowhere() -> None:
 
 def test_a_missing_tool_is_told_once() -> None:
     failed = CollectorResult("control", success=False, duration_seconds=0.1, error=NO_TOOL)
-    snapshot = Snapshot(1.0, daemons=(daemon(state=None, error=NO_TOOL),), collectors=(failed,))
-    assert names(snapshot) == ["tool_missing"]
+    asked = f"get_server_list and 1 more: {NO_TOOL}"
+    snapshot = Snapshot(1.0, daemons=(daemon(state=None, error=asked),), collectors=(failed,))
+    (finding,) = findings(snapshot)
+    assert finding.advice.name == "tool_missing"
+    assert finding.evidence.startswith("The control tool nvidia-cuda-mps-control is not there:")
 
 
 def test_rights_that_lack_for_other_processes_than_clients() -> None:

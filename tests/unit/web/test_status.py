@@ -67,7 +67,7 @@ def headline(snapshot: Snapshot) -> tuple[str, str]:
         (
             hosts.snapshot(hosts.daemon(hosts.server(ghost=True))),
             ("trouble", "Alice's server 634 was started for clients that had died in the queue: "
-             "the daemon answers nobody now."),
+             "as soon as another user's client comes, the daemon answers nobody."),
         ),
     ],
 )  # fmt: skip
