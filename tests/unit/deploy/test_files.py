@@ -102,6 +102,29 @@ def test_either_exporter_goes_by_the_name_that_prometheus_knows() -> None:
     assert (COMPOSE / ".env").read_text().splitlines()[-1] == "COMPOSE_PROFILES=host"
 
 
+def test_alerts_of_a_demo_say_so_and_reach_nobody() -> None:
+    """Prometheus takes the label from its environment, and Alertmanager routes by it."""
+    labels = document(COMPOSE / "prometheus.yml")["global"]["external_labels"]
+    assert labels == {"environment": "${COMPOSE_PROFILES}"}
+    assert services()["prometheus"]["environment"] == {
+        "COMPOSE_PROFILES": "${COMPOSE_PROFILES:-host}"
+    }
+    for path in (COMPOSE / "alertmanager.yml", ROOT / "prometheus" / "alertmanager.yml"):
+        first = document(path)["route"]["routes"][0]
+        assert first["matchers"] == ['environment="demo"']
+
+
+def test_alertmanager_of_compose_inhibits_as_the_example_does() -> None:
+    def inhibition(path: Path) -> str:
+        begin, end = "# The cause speaks", "\nreceivers:"
+        text = path.read_text("utf-8")
+        return text[text.index(begin) : text.index(end)]
+
+    example = inhibition(ROOT / "prometheus" / "alertmanager.yml")
+    assert example.count("- source_matchers:") >= 15
+    assert inhibition(COMPOSE / "alertmanager.yml") == example
+
+
 def test_nothing_in_compose_is_privileged() -> None:
     for service in services().values():
         assert service["cap_drop"] == ["ALL"]
@@ -118,6 +141,15 @@ def test_prometheus_of_compose_loads_all_rules() -> None:
 def test_grafanas_datasource_is_the_one_prometheus() -> None:
     (source,) = document(COMPOSE / "datasource.yml")["datasources"]
     assert (source["url"], source["isDefault"]) == ("http://prometheus:9090", True)
+
+
+def test_a_datasource_for_others_makes_itself_no_default() -> None:
+    """A Grafana that finds two defaults does not start."""
+    folder = ROOT / "grafana" / "provisioning" / "datasources"
+    (file,) = folder.iterdir()
+    (source,) = document(file)["datasources"]
+    assert source["isDefault"] is False
+    assert file.name == "mps-prometheus.yml", "beside a prometheus.yml that is there already"
 
 
 def test_grafana_of_compose_loads_all_dashboards() -> None:
