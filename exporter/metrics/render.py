@@ -16,6 +16,7 @@ from exporter.metrics.spec import Family, HistogramValue, MetricSpec
 from exporter.model import (
     EXIT_CAUSES,
     LOSS_CAUSES,
+    QUERY_FAILURE_REASONS,
     REJECTION_CAUSES,
     SERVER_STATES,
     Client,
@@ -26,9 +27,11 @@ from exporter.model import (
     Snapshot,
 )
 
-QUERY_FAILURE_REASONS = ("timeout", "absent", "refused", "unparsable")
 LABEL_VALUE_MAX = 200
 """Longer label values are cut: a program's name is whatever its author likes it to be."""
+
+DAEMON = "daemon"
+"""The label that is never cut: it is what tells daemons apart."""
 
 LABEL_SETS_KEPT = 4096
 """Label sets whose text is remembered: those of a full host, twice."""
@@ -62,6 +65,8 @@ class Samples:
         self._wall = wall
         self._by_name: dict[str, dict[tuple[str, ...], SampleValue]] = {}
         self._moments: set[str] = set()
+        self._daemons: dict[str, int] = {}
+        """Metric -> which of its labels is the daemon."""
 
     def add(self, name: str, labels: RawLabels, value: SampleValue | int | None) -> None:
         """Add one sample; None adds nothing. A label set that is there already keeps its value."""
@@ -72,9 +77,11 @@ class Samples:
             found = self._by_name[name] = {}
             if name.endswith(MOMENTS):
                 self._moments.add(name)
+            if name in CATALOGUE and DAEMON in CATALOGUE[name].labels:
+                self._daemons[name] = CATALOGUE[name].labels.index(DAEMON)
         if name in self._moments and isinstance(value, float | int):
             value = self._wall(value)
-        found.setdefault(_texts(labels), value)
+        found.setdefault(_texts(labels, self._daemons.get(name, -1)), value)
 
     def families(self) -> list[Family]:
         """All families that have a sample."""
@@ -89,23 +96,29 @@ class Samples:
 
 
 @lru_cache(maxsize=LABEL_SETS_KEPT)
-def _texts(labels: RawLabels) -> tuple[str, ...]:
-    """Label values as text. Most of what a page says of labels is what the last one said."""
-    return tuple(map(_label, labels))
+def _texts(labels: RawLabels, whole: int) -> tuple[str, ...]:
+    """Label values as text, all but one cut where they are too long.
+
+    Most of what a page says of labels is what the last one said.
+    """
+    return tuple(
+        _label(value, None if position == whole else LABEL_VALUE_MAX)
+        for position, value in enumerate(labels)
+    )
 
 
-def _label(value: str | int | None) -> str:
+def _label(value: str | int | None, longest: int | None) -> str:
     if value is None:
         return ""
-    text = str(value)
-    if text.isprintable() and len(text) <= LABEL_VALUE_MAX:
+    text = str(value)[:longest]
+    if text.isprintable():
         return text
     # Control characters and lone surrogates of undecodable names become visible escapes.
     visible = "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
-        for char in text[:LABEL_VALUE_MAX]
+        for char in text
     )
-    return visible[:LABEL_VALUE_MAX]
+    return visible[:longest]
 
 
 def histogram_value(histogram: Histogram) -> HistogramValue:
@@ -202,12 +215,13 @@ def _daemon(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str])
     for log in daemon.logs:
         add("mps_control_log_size_bytes", (*d, log.log), log.size_bytes)
         add("mps_control_log_readable", (*d, log.log), float(log.readable))
+    left_out = daemon.dropped_clients
     for server in daemon.servers:
-        _server(samples, daemon, server, indexes)
+        left_out += _server(samples, daemon, server, indexes)
     _waits(samples, daemon)
     if daemon.counters is not None:
         _counters(samples, daemon, indexes)
-    add("mps_client_dropped_series", d, daemon.dropped_clients)
+    add("mps_client_dropped_series", d, left_out)
 
 
 def _by_gpu(
@@ -223,7 +237,8 @@ def _by_gpu(
 
 def _server(
     samples: Samples, daemon: ControlDaemon, server: Server, indexes: Mapping[str, str]
-) -> None:
+) -> int:
+    """Give how many clients had to be left out."""
     ds = (daemon.pipe_directory, server.pid)
     add = samples.add
     add("mps_server_info", (*ds, server.uid, server.user), 1.0)
@@ -239,8 +254,14 @@ def _server(
     _by_gpu(samples, "mps_server_memory_used_bytes", ds, server.memory_used_bytes, indexes)
     if server.ghost is not None:
         add("mps_server_ghost", ds, float(server.ghost))
+    # A daemon in a PID namespace of its own calls all clients outside 0: several of them would be
+    # one, with the numbers of the first.
+    nameless = sum(client.pid == 0 for client in server.clients)
+    left_out = nameless if nameless > 1 else 0
     for client in server.clients:
-        _client(samples, daemon, client, indexes)
+        if client.pid or not left_out:
+            _client(samples, daemon, client, indexes)
+    return left_out
 
 
 def _client(

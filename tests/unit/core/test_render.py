@@ -101,6 +101,31 @@ def test_a_replay_has_the_clock_of_its_viewer() -> None:
     assert shifted["mps_exporter_recording_info"].samples[0][0] == ("s", "m", "580", "then", "2")
 
 
+def test_clients_without_a_pid_of_their_own_are_counted_only() -> None:
+    numberless = tuple(Client(0, 20, active_thread_ratio=ratio) for ratio in (0.1, 0.2))
+    one = Server(20, clients=(*numberless, Client(30, 20, active_thread_ratio=0.3)))
+    alone = Server(21, clients=(Client(0, 21, active_thread_ratio=0.4),))
+    daemon = ControlDaemon("/p", "/l", "answering", servers=(one, alone), dropped_clients=5)
+    found = families(Snapshot(taken_at=1.0, daemons=(daemon,)))
+    assert dict(found["mps_client_active_thread_ratio"].samples) == {
+        ("/p", "20", "30"): 0.3, ("/p", "21", "0"): 0.4,
+    }  # fmt: skip
+    assert len(found["mps_client_info"].samples) == 2
+    assert found["mps_client_dropped_series"].samples == ((("/p",), 7),)
+
+
+def test_daemons_whose_directories_begin_alike_are_two() -> None:
+    names = ["/" + "x" * 300 + end for end in "ab"]
+    server = Server(20, clients=(Client(30, 20, command="x" * 300),))
+    daemons = tuple(ControlDaemon(name, "/l", "answering", servers=(server,)) for name in names)
+    found = families(Snapshot(taken_at=1.0, daemons=daemons))
+    assert [labels for labels, _ in found["mps_control_up"].samples] == [(one,) for one in names]
+    assert [labels[0] for labels, _ in found["mps_client_info"].samples] == names
+    # Other words are cut as before.
+    command = CATALOGUE["mps_client_info"].labels.index("command")
+    assert {labels[command] for labels, _ in found["mps_client_info"].samples} == {"x" * 200}
+
+
 def test_buckets_are_cumulative() -> None:
     value = histogram_value(Histogram((0.5, 1.0), (2, 3, 4), 12.5))
     assert value.buckets == (("0.5", 2), ("1.0", 5), ("+Inf", 9))
