@@ -1,14 +1,15 @@
 """The host this program runs on.
 
-Each blocking source has a worker of its own: one that hangs costs its own answers, and the next
-question to it is refused at once instead of queueing up behind.
+Each blocking source has a worker of its own (the logs have a few): one that hangs costs its own
+answers, and the next question to it is refused at once instead of queueing up behind.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -21,8 +22,8 @@ from exporter.observations import (
 )
 from exporter.settings import Settings
 from exporter.sources.host import SourceTimeoutError
+from exporter.sources.log_lanes import LogLanes
 from exporter.sources.mps_control import ControlTool
-from exporter.sources.mps_logs import LogTails
 from exporter.sources.nvml import Nvml, NvmlOptions
 from exporter.sources.procfs import Procfs
 from exporter.sources.worker import BusyError, Worker, WorkerTimeoutError
@@ -41,11 +42,11 @@ class LiveHost:
             settings.mps_query_timeout,
             settings.mps_min_query_interval,
         )
-        self._logs = LogTails()
+        self._logs = LogLanes()
         self._nvml = Nvml(options=NvmlOptions(serials=settings.collector_nvml_serials))
-        self._workers = {name: Worker(name) for name in ("procfs", "logs", "nvml")}
+        self._workers = {name: Worker(name) for name in ("procfs", "nvml")}
         # Our own questions wait for each other; behind one that hangs nobody waits.
-        self._turns = {name: asyncio.Lock() for name in self._workers}
+        self._turns = {name: asyncio.Lock() for name in (*self._workers, "logs")}
 
     def now(self) -> float:
         """Unix time."""
@@ -86,7 +87,8 @@ class LiveHost:
     ) -> LogsObservation:
         """What the logs gained since the last call."""
         targets = [(one.pipe_directory, one.log_directory, one.root) for one in daemons]
-        return await self._call("logs", deadline_seconds, self._logs.poll, targets)
+        async with self._turn("logs", deadline_seconds) as left:
+            return await self._logs.poll(targets, left)
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         """All GPUs."""
@@ -102,27 +104,31 @@ class LiveHost:
 
     async def close(self) -> None:
         """Let go of NVML and the logs; where a worker hangs, the process's end does it."""
-        for name, close in (("nvml", self._nvml.close), ("logs", self._logs.close)):
-            try:
-                await self._call(name, 1.0, close)
-            except SourceTimeoutError:
-                continue
+        with suppress(SourceTimeoutError):
+            await self._call("nvml", 1.0, self._nvml.close)
+        await self._logs.close()
         for worker in self._workers.values():
             worker.close()
 
     async def _call(
         self, worker: str, deadline_seconds: float, function: Callable[..., T], *arguments: object
     ) -> T:
+        async with self._turn(worker, deadline_seconds) as left:
+            try:
+                return await self._workers[worker].call(function, *arguments, deadline_seconds=left)
+            except (WorkerTimeoutError, BusyError) as error:
+                raise SourceTimeoutError(str(error)) from error
+
+    @asynccontextmanager
+    async def _turn(self, source: str, deadline_seconds: float) -> AsyncIterator[float]:
+        """Wait for one's turn with a source; gives how many seconds are left."""
         end = time.monotonic() + deadline_seconds
         try:
             async with asyncio.timeout(deadline_seconds):
-                await self._turns[worker].acquire()
+                await self._turns[source].acquire()
         except TimeoutError:
-            raise SourceTimeoutError(f"{worker} is busy with another question") from None
+            raise SourceTimeoutError(f"{source} is busy with another question") from None
         try:
-            left = end - time.monotonic()
-            return await self._workers[worker].call(function, *arguments, deadline_seconds=left)
-        except (WorkerTimeoutError, BusyError) as error:
-            raise SourceTimeoutError(str(error)) from error
+            yield end - time.monotonic()
         finally:
-            self._turns[worker].release()
+            self._turns[source].release()

@@ -149,6 +149,15 @@ class LogTails:
         return chunk
 
 
+def unread(target: Target, why: str) -> tuple[LogState, ...]:
+    """Give the states of logs that are not looked at."""
+    pipe_directory, log_directory, root = target
+    return tuple(
+        LogState(pipe_directory, log, _path(root, log_directory, log), readable=False, error=why)
+        for log in LOGS
+    )
+
+
 def _state(tail: Tail, pipe_directory: str) -> LogState:
     size = None
     if tail.descriptor is not None:

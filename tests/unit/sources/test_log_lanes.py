@@ -1,0 +1,281 @@
+"""Logs of many daemons, some of which are read slowly or never."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from exporter.observations import DaemonFacts, LogChunk, LogsObservation
+from exporter.settings import Settings
+from exporter.sources import log_lanes
+from exporter.sources.host import SourceTimeoutError
+from exporter.sources.live import LiveHost
+from exporter.sources.log_lanes import LANES, LogLanes
+from exporter.sources.mps_logs import LogTails, Target
+
+
+class Disks(LogTails):
+    """Tails whose reading of some daemons' logs takes until a gate opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates: dict[str, threading.Event] = {}
+        self.inside: list[str] = []
+        self.device_of: dict[str, int] = {}
+        self.never_opened: list[str] = []
+
+    def follow(self, target: Target, at: float) -> LogsObservation:
+        found = super().follow(target, at)  # the offsets move on
+        if gate := self.gates.get(target[0]):
+            self.inside.append(target[0])
+            gate.wait(20)
+            self.inside.remove(target[0])
+        return found
+
+    def devices(self, pipe_directory: str) -> set[int]:
+        known = super().devices(pipe_directory) if pipe_directory not in self.never_opened else ()
+        return {self.device_of.get(pipe_directory, one) for one in known}
+
+
+class Site:
+    """Daemons with logs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.disks = Disks()
+        self.lanes = LogLanes(self.disks)
+        self.targets: list[Target] = []
+
+    def add(self, *names: str) -> None:
+        for name in names:
+            (self.folder / name).mkdir()
+            self.targets.append((f"/{name}", str(self.folder / name), ""))
+            self.write(name, "first")
+
+    def write(self, name: str, text: str) -> None:
+        with (self.folder / name / "control.log").open("a") as log:
+            log.write(f"{text}\n")
+
+    def hang(self, *names: str) -> threading.Event:
+        gate = threading.Event()
+        self.disks.gates |= {f"/{name}": gate for name in names}
+        return gate
+
+    async def poll(self, deadline_seconds: float = 5.0) -> dict[str, str]:
+        """Give what came, by daemon."""
+        found: dict[str, str] = {}
+        for chunk in (await self.lanes.poll(self.targets, deadline_seconds)).chunks:
+            name = chunk.pipe_directory[1:]
+            found[name] = found.get(name, "") + chunk.data.decode()
+        return {name: text for name, text in found.items() if text}
+
+
+@pytest.fixture
+async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    monkeypatch.setattr(log_lanes, "HUNG_SECONDS", 0.15)
+    monkeypatch.setattr(log_lanes, "ROUND_SECONDS", 0.4)
+    made = Site(tmp_path)
+    yield made
+    for gate in made.disks.gates.values():
+        gate.set()
+    await made.lanes.close()
+
+
+async def left_inside(site: Site, *names: str) -> None:
+    while sorted(site.disks.inside) != sorted(f"/{name}" for name in names):
+        await asyncio.sleep(0.005)
+
+
+async def test_what_a_late_poll_read_comes_with_the_next(site: Site) -> None:
+    site.add("a")
+    gate = site.hang("a")
+    with pytest.raises(SourceTimeoutError, match=r"not read within 0\.01 s"):
+        await site.poll(0.01)
+    site.write("a", "second")
+    await left_inside(site, "a")
+    gate.set()
+    assert await site.poll() == {"a": "first\nsecond\n"}
+    assert await site.poll() == {}
+
+
+async def test_what_comes_late_is_complete_only_until_it_was_read(site: Site) -> None:
+    """The silence of the other log, too: a line may have come since."""
+    site.add("a")
+    (site.folder / "a" / "server.log").write_text("")
+    await site.poll()
+    site.disks.gates.clear()
+    began = time.time()
+    gate = site.hang("a")
+    with pytest.raises(SourceTimeoutError):
+        await site.poll(0.05)
+    await asyncio.sleep(0.2)
+    later = time.time()
+    gate.set()
+    await left_inside(site)
+    site.hang("a")
+    found = await site.lanes.poll(site.targets, 0.01)
+    assert found.at >= later
+    untils = {chunk.log: chunk.complete_until for chunk in found.chunks}
+    assert untils.keys() == {"control", "server"}
+    assert all(until is not None and began <= until < later for until in untils.values())
+
+
+async def test_one_that_hangs_keeps_nobody_from_the_others(site: Site) -> None:
+    site.add("a", "b", "c")
+    await site.poll()
+    site.disks.device_of = {"/a": 1}
+    gate = site.hang("a")
+    for name in "abc":
+        site.write(name, "news")
+    came: dict[str, str] = {}
+    for _ in range(3):
+        try:
+            came |= await site.poll()
+        except SourceTimeoutError:
+            continue
+    assert came == {"b": "news\n", "c": "news\n"}
+    gate.set()
+    await left_inside(site)
+    assert await site.poll() == {"a": "news\n"}
+
+
+async def test_logs_on_a_file_system_that_hangs_are_not_tried(site: Site) -> None:
+    names = [f"nfs{number}" for number in range(2 * LANES)]
+    site.add("a", *names)
+    await site.poll()
+    site.disks.device_of = {f"/{name}": 7 for name in names}
+    site.hang(*names)
+    site.write("a", "news")
+    for _ in range(LANES + 2):
+        try:
+            await site.poll()
+        except SourceTimeoutError:
+            continue
+    site.write("a", "more")
+    assert await site.poll() == {"a": "more\n"}
+    assert len(site.disks.inside) == 1
+
+
+async def test_the_last_thread_is_for_logs_that_could_be_read_before(site: Site) -> None:
+    site.add("a")
+    await site.poll()
+    names = [f"new{number}" for number in range(2 * LANES)]
+    site.add(*names)
+    site.disks.never_opened = [f"/{name}" for name in names]
+    site.hang(*names)
+    for _ in range(2 * LANES):
+        site.write("a", "news")
+        assert await site.poll() == {"a": "news\n"}
+    assert len(site.disks.inside) == LANES - 1
+
+
+async def test_logs_that_hang_are_unreadable_after_a_while(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(log_lanes, "SAID_SECONDS", 0.3)
+    caplog.set_level(logging.INFO)
+    site.add("a", "b")
+    site.disks.device_of = {"/a": 1}
+    await site.poll()
+    gate = site.hang("a")
+    said = []
+    for _ in range(8):
+        await asyncio.sleep(0.05)
+        try:
+            found = await site.lanes.poll(site.targets, 5.0)
+        except SourceTimeoutError:
+            continue
+        said += [
+            (one.readable, one.error) for one in found.states if one.path.endswith("a/control.log")
+        ]
+    assert said
+    assert set(said) == {(False, "reading it does not return: the file system does not answer")}
+    gate.set()
+    await left_inside(site)
+    found = await site.lanes.poll(site.targets, 5.0)
+    assert {one.log: one.readable for one in found.states if one.pipe_directory == "/a"} == {
+        "control": True, "server": False,
+    }  # fmt: skip
+    assert [
+        record.message
+        for record in caplog.records
+        if "reading" in record.message or "again" in record.message
+    ] == [
+        "reading a daemon's logs does not return",
+        "a daemon's logs are read again",
+    ]
+
+
+async def test_a_daemon_that_is_gone_is_let_go_of_when_nobody_is_inside(site: Site) -> None:
+    site.add("a", "b")
+    await site.poll()
+    gate = site.hang("a")
+    with pytest.raises(SourceTimeoutError):
+        await site.poll(0.02)
+    targets, site.targets = site.targets, []
+    await site.poll()
+    assert site.disks.followed() == {"/a"}
+    gate.set()
+    await left_inside(site)
+    await site.poll()
+    assert site.disks.followed() == set()
+    site.targets = targets
+    assert (await site.poll()).keys() == {"a", "b"}
+
+
+async def test_an_error_of_ours_is_raised(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*_: object) -> LogsObservation:
+        raise KeyError("x")
+
+    site.add("a")
+    monkeypatch.setattr(site.disks, "follow", bug)
+    with pytest.raises(KeyError):
+        await site.poll()
+
+
+# ------------------------------------------------------------------------------ this host
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder whose files hang when they are looked at; created after they were opened once."""
+    real, gate = os.fstat, threading.Event()
+    flag = tmp_path / "hang"
+
+    def fstat(descriptor: int) -> os.stat_result:
+        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        if path.startswith(f"{tmp_path}/a/") and flag.exists():
+            gate.wait(20)
+        return real(descriptor)
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    yield flag
+    gate.set()
+
+
+async def test_this_host_follows_the_logs_that_can_be_read(tmp_path: Path, hanging: Path) -> None:
+    daemons = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "control.log").write_text("first\n")
+        daemons.append(DaemonFacts(f"/{name}", str(tmp_path / name)))
+    host = LiveHost(Settings(collector_nvml=False))
+    await host.poll_logs(daemons, 1.0)
+    hanging.touch()
+    with (tmp_path / "b" / "control.log").open("a") as log:
+        log.write("news\n")
+    found: list[LogChunk] = []
+    for _ in range(3):
+        try:
+            found += (await host.poll_logs(daemons, 0.3)).chunks
+        except SourceTimeoutError:
+            continue
+    assert b"news\n" in [chunk.data for chunk in found if chunk.pipe_directory == "/b"]
+    await host.close()
