@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -24,11 +25,16 @@ from exporter.settings import Settings
 from exporter.sources.host import SourceTimeoutError
 from exporter.sources.log_lanes import LogLanes
 from exporter.sources.mps_control import ControlTool
+from exporter.sources.mps_logs import Target, unread
 from exporter.sources.nvml import Nvml, NvmlOptions
 from exporter.sources.procfs import Procfs
 from exporter.sources.worker import BusyError, Worker, WorkerTimeoutError
 
 T = TypeVar("T")
+
+FOREGROUND = (
+    "the daemon runs in the foreground (-f) and writes no log files: what lies there is not its own"
+)
 
 
 class LiveHost:
@@ -86,9 +92,11 @@ class LiveHost:
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
         """What the logs gained since the last call."""
-        targets = [(one.pipe_directory, one.log_directory, one.root) for one in daemons]
+        targets = [_target(one) for one in daemons if not one.foreground]
         async with self._turn("logs", deadline_seconds) as left:
-            return await self._logs.poll(targets, left)
+            found = await self._logs.poll(targets, left)
+        others = [unread(_target(one), FOREGROUND) for one in daemons if one.foreground]
+        return replace(found, states=(*found.states, *(one for two in others for one in two)))
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         """All GPUs."""
@@ -132,3 +140,7 @@ class LiveHost:
             yield end - time.monotonic()
         finally:
             self._turns[source].release()
+
+
+def _target(daemon: DaemonFacts) -> Target:
+    return daemon.pipe_directory, daemon.log_directory, daemon.root

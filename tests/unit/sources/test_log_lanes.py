@@ -279,3 +279,17 @@ async def test_this_host_follows_the_logs_that_can_be_read(tmp_path: Path, hangi
             continue
     assert b"news\n" in [chunk.data for chunk in found if chunk.pipe_directory == "/b"]
     await host.close()
+
+
+async def test_what_lies_beside_a_daemon_in_the_foreground_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "control.log").write_text("of an earlier daemon\n")
+    host = LiveHost(Settings(collector_nvml=False))
+    daemon = DaemonFacts("/a", str(tmp_path), foreground=True)
+    found = await host.poll_logs([daemon], 1.0)
+    await host.close()
+    assert found.chunks == ()
+    assert {(one.log, one.readable) for one in found.states} == {
+        ("control", False), ("server", False),
+    }  # fmt: skip
+    assert all("foreground" in (one.error or "") for one in found.states)
+    assert found.states[0].path == f"{tmp_path}/control.log"
