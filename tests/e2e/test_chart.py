@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -142,6 +143,49 @@ def test_rules_in_the_cluster_are_the_rules_of_the_project() -> None:
     assert in_cluster == {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in files}
 
 
+def test_links_in_the_alerts_lead_where_the_values_say() -> None:
+    """And nothing else of a rule is changed; whether they end with a slash is the same."""
+    grafana, runbooks = "https://grafana.example.org/g", "https://wiki.example.org/mps"
+    links: list[str] = []
+    changed = rendered(f"rules.grafanaUrl={grafana}/", f"rules.runbookUrl={runbooks}")
+    for ours, theirs in zip(rendered(), changed, strict=True):
+        if ours["kind"] != "PrometheusRule":
+            assert theirs == ours
+            continue
+        for group, group_of_theirs in zip(
+            ours["spec"]["groups"], theirs["spec"]["groups"], strict=True
+        ):
+            for rule, other in zip(group["rules"], group_of_theirs["rules"], strict=True):
+                for texts in (rule.get("annotations", {}), other.get("annotations", {})):
+                    links += [texts.pop(name) for name in sorted(texts) if name.endswith("_url")]
+        assert theirs == ours
+    starts = {re.sub(r"(/d/mps-|/Mps[A-Z]).*", "", link) for link in links}
+    assert starts == {
+        "http://localhost:3000", grafana, runbooks,
+        "https://github.com/mps-exporter/mps-exporter/blob/main/prometheus/runbooks",
+    }  # fmt: skip
+    assert len([link for link in links if link.startswith((grafana, runbooks))]) == len(links) // 2
+
+
+@pytest.mark.parametrize(
+    ("interval", "timeout", "taken"),
+    [("15s", "10s", True), ("1m", "60s", True), ("500ms", "1s", False), ("5s", "10s", False),
+     ("1m", "90s", False), ("2m", "61000ms", True)],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+def test_a_timeout_longer_than_the_interval_is_refused(
+    kind: str, interval: str, timeout: str, *, taken: bool
+) -> None:
+    """Prometheus would drop the whole job, and the operator says so in its log only."""
+    values = f"monitor.kind={kind},monitor.interval={interval},monitor.scrapeTimeout={timeout}"
+    result = subprocess.run(
+        [tool("helm"), "template", str(CHART), "--kube-version", "1.30.0", "--set", values],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (result.returncode == 0) == taken, result.stderr
+    assert taken or "shorter than monitor.scrapeTimeout" in result.stderr
+
+
 def test_dashboards_in_the_cluster_are_the_dashboards_of_the_project() -> None:
     in_cluster: dict[str, Any] = {}
     for one in rendered():
@@ -194,7 +238,7 @@ def test_a_layout_that_could_see_nothing_is_refused() -> None:
     assert "layout dra needs rights full" in result.stderr
 
 
-@pytest.mark.parametrize("wrong", ["layout=slurm", "port=0", "unknown=1", "rights=root"])
+@pytest.mark.parametrize("wrong", ["layout=slurm", "port=0", "unknown=1", "rights=root", "rules.grafanaUrl=here"])
 def test_values_that_mean_nothing_are_refused(wrong: str) -> None:
     result = subprocess.run(
         [tool("helm"), "template", str(CHART), "--kube-version", "1.30.0", "--set", wrong],

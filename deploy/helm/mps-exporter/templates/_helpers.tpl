@@ -61,7 +61,23 @@ nvidia.com/gpu.present: "true"
 {{- end -}}
 {{- end }}
 
+{{/* A duration of one unit, in milliseconds. */}}
+{{- define "mps-exporter.milliseconds" -}}
+{{- if hasSuffix "ms" . -}}
+{{ trimSuffix "ms" . | int }}
+{{- else if hasSuffix "m" . -}}
+{{ mul (trimSuffix "m" . | int) 60000 }}
+{{- else -}}
+{{ mul (trimSuffix "s" . | int) 1000 }}
+{{- end -}}
+{{- end }}
+
 {{- define "mps-exporter.endpoint" -}}
+{{- with .Values.monitor }}
+{{- if lt (include "mps-exporter.milliseconds" .interval | int) (include "mps-exporter.milliseconds" .scrapeTimeout | int) }}
+{{- fail (printf "monitor.interval (%s) is shorter than monitor.scrapeTimeout (%s): Prometheus refuses that" .interval .scrapeTimeout) }}
+{{- end }}
+{{- end -}}
 port: metrics
 interval: {{ .Values.monitor.interval }}
 scrapeTimeout: {{ .Values.monitor.scrapeTimeout }}
