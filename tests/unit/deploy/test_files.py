@@ -198,6 +198,14 @@ def test_logs_are_truncated_and_never_renamed_or_created() -> None:
     assert not words & {"create", "renamecopy", "copy", "postrotate", "olddir"}
 
 
+def test_logs_are_rotated_where_only_root_can_put_them() -> None:
+    """Root follows these names: a place of everybody's would let everybody choose the files."""
+    lines = (SYSTEMD / "nvidia-mps.logrotate").read_text().splitlines()
+    places = [line for line in lines if line.startswith("/")]
+    assert places
+    assert all(place.startswith(("/var/log/", "/run/nvidia/")) for place in places)
+
+
 # ---------------------------------------------------------------------- Kubernetes
 
 
