@@ -42,7 +42,9 @@ def metrics_page() -> Iterator[str]:
     yield ""
     yield (
         "A state set has one sample for each state, with the state in a label named as the metric "
-        'and the value 1 for the one in force: `mps_control_state{mps_control_state="answering"}`.'
+        'and the value 1 for the one in force: `mps_control_state{mps_control_state="answering"}`. '
+        "Where a label can have only certain values, all of them are named; in an info metric it "
+        "is empty where its value is not known."
     )
     for section, specs in groupby(CATALOGUE.values(), key=lambda spec: spec.section):
         yield ""
@@ -55,6 +57,8 @@ def metrics_page() -> Iterator[str]:
             words = spec.help
             if spec.states:
                 words += f" States: {', '.join(spec.states)}."
+            for label, values in spec.values.items():
+                words += f" `{label}` is one of: {', '.join(values)}."
             words = words.replace("|", "\\|")
             yield f"| `{spec.name}` | {spec.kind} | {labels} | {words} | {spec.source} |"
 

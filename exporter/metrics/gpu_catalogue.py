@@ -6,6 +6,8 @@ not). A value that this GPU or driver does not have is absent, never 0.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from exporter.metrics.spec import Kind, MetricSpec
 
 SECTION = "GPUs"
@@ -23,6 +25,100 @@ RECOVERY_ACTIONS = (
     "system_reboot",
 )
 FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
+ARCHITECTURES = (
+    "Kepler",
+    "Maxwell",
+    "Pascal",
+    "Volta",
+    "Turing",
+    "Ampere",
+    "Ada",
+    "Hopper",
+    "Blackwell",
+    "Rubin",
+)
+
+# Values of labels. Where NVML numbers them from 0 on, they stand in that order.
+CLOCKS = ("graphics", "sm", "memory", "video")
+TEMPERATURE_LIMITS = ("shutdown", "slowdown", "memory_max", "gpu_max")
+CLOCK_EVENT_REASONS = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+)
+"""By bit, from bit 0."""
+CLOCK_EVENT_SECONDS_REASONS = (
+    "sw_power_cap",
+    "thermal",
+    "sync_boost",
+    "board_limit",
+    "low_utilization",
+    "reliability",
+    "below_application_clocks",
+    "below_base_clocks",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+)
+ECC_KINDS = ("corrected", "uncorrected")
+ECC_SCOPES = ("volatile", "aggregate")
+ECC_LOCATIONS = (
+    "dram",
+    "sram",
+    "l1_cache",
+    "l2_cache",
+    "register_file",
+    "texture_memory",
+    "cbu",
+)
+PCIE_ERROR_KINDS = (
+    "l0_to_recovery",
+    "correctable",
+    "nak_received",
+    "receiver",
+    "bad_tlp",
+    "nak_sent",
+    "bad_dllp",
+    "non_fatal",
+    "fatal",
+    "unsupported_request",
+    "lcrc",
+    "lane",
+)
+NVLINK_STATES = ("active", "inactive")
+NVLINK_ERROR_KINDS = ("crc_flit", "crc_data", "crc", "replay", "recovery", "ecc_data")
+
+_VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "mps_gpu_info": {"architecture": ARCHITECTURES},
+    "mps_gpu_engine_utilization_ratio": {"engine": ("encoder", "decoder", "jpeg", "ofa")},
+    "mps_gpu_unobserved_seconds_total": {"counter": ("busy", "active")},
+    "mps_gpu_power_limit_watts": {"limit": ("enforced", "requested", "default", "min", "max")},
+    "mps_gpu_temperature_celsius": {"sensor": ("gpu", "memory")},
+    "mps_gpu_temperature_limit_celsius": {"limit": TEMPERATURE_LIMITS},
+    "mps_gpu_clock_hertz": {"clock": CLOCKS},
+    "mps_gpu_clock_max_hertz": {"clock": CLOCKS},
+    "mps_gpu_clock_event_active": {"reason": CLOCK_EVENT_REASONS},
+    "mps_gpu_clock_event_seconds_total": {"reason": CLOCK_EVENT_SECONDS_REASONS},
+    "mps_gpu_ecc_errors_total": {
+        "kind": ECC_KINDS,
+        "scope": ECC_SCOPES,
+        "location": ECC_LOCATIONS,
+    },
+    "mps_gpu_remapped_rows": {"cause": ("correctable_error", "uncorrectable_error")},
+    "mps_gpu_retired_pages": {"cause": ("multiple_single_bit_errors", "double_bit_error")},
+    "mps_gpu_pcie_errors_total": {"kind": PCIE_ERROR_KINDS},
+    "mps_gpu_pcie_link_generation": {"of": ("current", "max")},
+    "mps_gpu_pcie_link_width": {"of": ("current", "max")},
+    "mps_gpu_nvlink_links": {"state": NVLINK_STATES},
+    "mps_gpu_nvlink_errors_total": {"kind": NVLINK_ERROR_KINDS},
+}
+"""Metric -> label -> all its values."""
 
 _STATES = {
     "mps_gpu_compute_mode": COMPUTE_MODES,
@@ -45,6 +141,7 @@ def _spec(name: str, kind: Kind, labels: str, source: str, words: str) -> Metric
         labels=(*IDENTITY, *labels.split()),
         source=source,
         states=_STATES.get(name, ()),
+        values=_VALUES.get(name, {}),
         section=SECTION,
     )
 
@@ -99,15 +196,15 @@ USE_METRICS = (
            "written, 0 to 1."),
     _gauge("mps_gpu_engine_utilization_ratio", "engine",
            "nvmlDeviceGet{Encoder,Decoder,Jpg,Ofa}Utilization",
-           "Share of the driver's last sampling period in which the engine (encoder, decoder, "
-           "jpeg, ofa) was busy, 0 to 1."),
+           "Share of the driver's last sampling period in which the engine was busy, 0 to 1."),
     _counter("mps_gpu_busy_seconds_total", "", "nvmlDeviceGetSamples, integrated",
              "Time in which any kernel ran, from all of the driver's samples; its rate is the mean "
              "utilization."),
     _counter("mps_gpu_unobserved_seconds_total", "counter",
              "nvmlDeviceGetSamples, nvmlGpmSampleGet",
-             "Time that the counters of seconds could not see, because nobody looked in time or "
-             "the GPU did not answer: counter is busy or active."),
+             "Time that the counters of seconds could not see, because nobody looked in time, the "
+             "GPU did not answer or NVML was initialized anew; what moved over PCIe meanwhile is "
+             "not in its counters either (active)."),
     _ratio("mps_gpu_graphics_active_ratio", 1,
            "Share of the time in which any graphics or compute work was on the GPU"),
     _ratio("mps_gpu_sm_active_ratio", 2,
@@ -171,9 +268,9 @@ POWER_METRICS = (
 
 CLOCK_METRICS = (
     _gauge("mps_gpu_clock_hertz", "clock", "nvmlDeviceGetClockInfo",
-           "Clock now: graphics, sm, memory, video."),
+           "Clock now."),
     _gauge("mps_gpu_clock_max_hertz", "clock", "nvmlDeviceGetMaxClockInfo",
-           "Highest clock: graphics, sm, memory, video."),
+           "Highest clock."),
     _gauge("mps_gpu_clock_event_active", "reason", "nvmlDeviceGetCurrentClocksEventReasons",
            "1 for each reason that now keeps the clocks below their maximum."),
     _counter("mps_gpu_clock_event_seconds_total", "reason", f"{_FIELDS} 74-81, 269-271",
@@ -185,9 +282,10 @@ CLOCK_METRICS = (
 HEALTH_METRICS = (
     _counter("mps_gpu_xid_errors_total", "xid", "nvmlEventSetWait_v2",
              "Errors that the driver reported by Xid code, since the exporter started; the usual "
-             "codes are present from the start."),
+             "codes are present from the start. Absent while nobody can watch: without Xid events, "
+             "and some minutes after the GPU was lost."),
     _gauge("mps_gpu_last_xid_timestamp_seconds", "xid", "nvmlEventSetWait_v2",
-           "When this Xid was last reported, as a Unix timestamp."),
+           "When this Xid was last reported, as a Unix timestamp; also while the GPU is lost."),
     _counter("mps_gpu_ecc_errors_total", "kind scope location", "nvmlDeviceGetMemoryErrorCounter",
              "Memory errors, corrected or uncorrected, since the driver was loaded (scope "
              "volatile) or in the board's life (aggregate). Absent without ECC."),

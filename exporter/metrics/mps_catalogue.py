@@ -5,11 +5,23 @@ The GPUs' own metrics are in gpu_catalogue.py; catalogue.py joins both.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import get_args
+
+from exporter.advice import ADVICE, Severity
 from exporter.metrics.spec import Kind, MetricSpec
 from exporter.model import (
+    COLLECTORS,
     CONTROL_STATES,
+    EXIT_CAUSES,
+    LIMIT_SOURCES,
+    LOSS_CAUSES,
+    PROCESS_KINDS,
+    QUERY_FAILURE_REASONS,
+    REJECTION_CAUSES,
     SERVER_STATES,
 )
+from exporter.observations import LogName
 
 _LOG = "control.log"
 _SERVER_LOG = "server.log"
@@ -18,11 +30,39 @@ _TOOL = "nvidia-cuda-mps-control"
 _PROC = "/proc"
 
 
+_STATES = {"mps_control_state": CONTROL_STATES, "mps_server_state": SERVER_STATES}
+
+_OF_LOG = {"log": get_args(LogName)}
+_OF_COLLECTOR = {"collector": COLLECTORS}
+
+_VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "mps_control_info": {"multiuser": ("true", "false")},
+    "mps_control_query_failures_total": {"reason": QUERY_FAILURE_REASONS},
+    "mps_control_log_size_bytes": _OF_LOG,
+    "mps_control_log_lines_total": _OF_LOG,
+    "mps_control_log_unrecognized_lines_total": _OF_LOG,
+    "mps_control_log_readable": _OF_LOG,
+    "mps_server_exits_total": {"cause": EXIT_CAUSES},
+    "mps_server_last_exit_timestamp_seconds": {"cause": EXIT_CAUSES},
+    "mps_client_info": {"limit_source": LIMIT_SOURCES},
+    "mps_client_losses_total": {"cause": LOSS_CAUSES},
+    "mps_client_rejections_total": {"cause": REJECTION_CAUSES},
+    "mps_gpu_processes": {"kind": PROCESS_KINDS},
+    "mps_advice": {
+        "advice": tuple(one.name for one in ADVICE.values() if one.kind != "news"),
+        "severity": get_args(Severity),
+    },
+    "mps_scrape_collector_duration_seconds": _OF_COLLECTOR,
+    "mps_scrape_collector_success": _OF_COLLECTOR,
+    "mps_scrape_collector_timeout": _OF_COLLECTOR,
+}
+"""Metric -> label -> all its values."""
+
+
 def _section(
     title: str, *rows: tuple[str, Kind, tuple[str, ...], str, str]
 ) -> tuple[MetricSpec, ...]:
     """Rows of (name, kind, labels, source, help) become specs of one section."""
-    states = {"mps_control_state": CONTROL_STATES, "mps_server_state": SERVER_STATES}
     return tuple(
         MetricSpec(
             name=name,
@@ -30,7 +70,8 @@ def _section(
             labels=labels,
             source=source,
             help=words,
-            states=states.get(name, ()),
+            states=_STATES.get(name, ()),
+            values=_VALUES.get(name, {}),
             section=title,
         )
         for name, kind, labels, source, words in rows
@@ -479,7 +520,8 @@ SHARING = _section(
         "gauge",
         (*_G, "kind"),
         "NVML",
-        "Processes on the GPU: mps_client, mps_server, direct (beside MPS), graphics.",
+        "Processes on the GPU by what they are to MPS; direct compute beside it. A kind is absent "
+        "while the process list that tells it cannot be read.",
     ),
     (
         "mps_gpu_served",

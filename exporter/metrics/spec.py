@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["gauge", "counter", "histogram", "stateset", "info"]
@@ -22,6 +22,9 @@ class MetricSpec:
     """Where the number comes from, for the documentation."""
     states: tuple[str, ...] = ()
     """Of a stateset: the states that are always present."""
+    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    """Label -> all the values that it can have, where that is a closed set. A label of an info
+    metric is also empty, where its value is not known."""
     section: str = ""
 
     @property
