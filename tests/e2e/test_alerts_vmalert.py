@@ -40,8 +40,8 @@ RECORDINGS = {
 
 
 FORGOTTEN_MINUTES = 12
-"""Longer than any of these rules looks back, but for texts, and for the number of GPUs, which is the
-same in both runs."""
+"""Longer than any of these rules looks back, but for texts, and for the number of GPUs, which is
+the same in both runs."""
 
 TOLD_AT_ONCE = {
     "MpsServerCrashed": r"Clients lost: 2( \(2 of uid 0\))?\. They get",

@@ -238,7 +238,9 @@ def test_a_layout_that_could_see_nothing_is_refused() -> None:
     assert "layout dra needs rights full" in result.stderr
 
 
-@pytest.mark.parametrize("wrong", ["layout=slurm", "port=0", "unknown=1", "rights=root", "rules.grafanaUrl=here"])
+@pytest.mark.parametrize(
+    "wrong", ["layout=slurm", "port=0", "unknown=1", "rights=root", "rules.grafanaUrl=here"]
+)
 def test_values_that_mean_nothing_are_refused(wrong: str) -> None:
     result = subprocess.run(
         [tool("helm"), "template", str(CHART), "--kube-version", "1.30.0", "--set", wrong],

@@ -217,7 +217,7 @@ def test_alertmanager_speaks_of_alerts_that_exist() -> None:
                 found = [rule for rule in alerts() if re.fullmatch(branch, rule.alert)]
                 assert found, branch
                 if "|" not in pattern:
-                    labels = [schema.labels(promql.parse(rule.expr)) or set() for rule in found]
+                    labels = [schema.labels(promql.parse(rule.expr)) or frozenset() for rule in found]
                     wanted = {*inhibition["equal"]} - {"cluster"}
                     assert all(wanted <= those for those in labels), named
 
