@@ -202,12 +202,15 @@ class LogsObservation:
     states: tuple[LogState, ...] = ()
 
 
+ProcessList = Literal["compute", "mps", "graphics"]
+
+
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
     """A process in one of NVML's three lists of a GPU."""
 
     pid: int
-    kind: Literal["compute", "mps", "graphics"]
+    kind: ProcessList
     used_memory_bytes: int | None = None
 
 
@@ -241,6 +244,8 @@ class GpuObservation:
     """default, exclusive_thread, prohibited or exclusive_process."""
     processes: tuple[GpuProcess, ...] | None = None
     """As listed, all three lists after one another; None when no list could be read."""
+    unread_lists: tuple[ProcessList, ...] = ()
+    """The lists that could not be read, beside others that could: who is in them is not known."""
     readings: tuple[Reading, ...] = ()
     lost: bool = False
     """Fallen off the bus: it was there, and NVML says it is gone."""

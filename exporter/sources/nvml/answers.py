@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from exporter.sources.nvml.library import (
     GPU_GONE,
+    MAY_CHANGE,
     NEVER_HERE,
     SESSION_GONE,
     Code,
@@ -25,6 +26,13 @@ T = TypeVar("T")
 
 ONCE = float("inf")
 
+RARELY_SECONDS = 600.0
+"""How often to put a question again whose refusal may be lifted."""
+
+DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What arithmetic raises on an answer that nobody foresaw: infinity, a list too short. It costs the
+reading, never the source."""
+
 
 class GpuGoneError(Exception):
     """The GPU has fallen off the bus or must be reset."""
@@ -37,7 +45,8 @@ class Answers:
         self.device_name = device_name
         self.session_gone = False
         """Some answer said that NVML must be initialized anew."""
-        self._never: set[str] = set()
+        self._refused: dict[str, float] = {}
+        """Question -> when it is worth putting again; ONCE: never."""
         self._skipped: set[tuple[str, int]] = set()
         self._kept: dict[str, tuple[float, Any]] = {}
 
@@ -53,7 +62,7 @@ class Answers:
 
         Args:
             name: What is asked; questions with the same name are the same question.
-            read: Asks NVML; whatever else it raises than NvmlError is a defect.
+            read: Asks NVML; whatever else it raises than NvmlError is a defect, and is logged once.
             now: A clock that nobody sets, in seconds.
             every: Seconds for which an answer is good.
             ahead: Ask also when the answer will be good for less than this.
@@ -64,7 +73,7 @@ class Answers:
         Raises:
             GpuGoneError: The GPU is not there any more.
         """
-        if name in self._never:
+        if now + ahead < self._refused.get(name, 0.0):
             return None
         kept = self._kept.get(name)
         if kept is not None and now + ahead < kept[0]:
@@ -73,34 +82,52 @@ class Answers:
         try:
             answer = read()
         except NvmlError as error:
-            self.refused(name, error.code)
+            self.refused(name, error.code, now)
             return None
+        except DEFECTS as error:
+            self.stumbled(name, error)
+            return None
+        self.answered(name)
         if every:
             self._kept[name] = (now + every, answer)
         return answer
 
-    def refused(self, name: str, code: int) -> None:
+    def answered(self, name: str) -> None:
+        """Note that the question has an answer."""
+        self._refused.pop(name, None)
+
+    def refused(self, name: str, code: int, now: float) -> None:
         """Note what a refusal means for the question."""
         if code in GPU_GONE:
             raise GpuGoneError(f"{name}: {code_name(code)}")
         if code in SESSION_GONE:
             self.session_gone = True
         elif code in NEVER_HERE:
-            self._never.add(name)
+            self._refused[name] = now + RARELY_SECONDS if code in MAY_CHANGE else ONCE
             level = logging.INFO if code == Code.NO_PERMISSION else logging.DEBUG
-            log.log(
-                level, "%s: not available here: %s: %s", self.device_name, name, code_name(code)
-            )
-        elif (name, code) not in self._skipped:
+            self._say_once(name, code, level, "not available here", code_name(code))
+        else:
+            self._say_once(name, code, logging.DEBUG, "left out this time", code_name(code))
+
+    def stumbled(self, name: str, error: Exception) -> None:
+        """Note that this program could make nothing of the answer."""
+        self._say_once(name, Code.UNKNOWN, logging.WARNING, "left out: a defect", repr(error))
+
+    def _say_once(self, name: str, code: int, level: int, what: str, why: str) -> None:
+        if (name, code) not in self._skipped:
             self._skipped.add((name, code))
-            log.debug("%s: left out this time: %s: %s", self.device_name, name, code_name(code))
+            log.log(level, "%s: %s: %s: %s", self.device_name, what, name, why)
 
     def has(self, name: str) -> bool:
-        """Whether it is worth asking."""
-        return name not in self._never
+        """Whether it has not been refused for good, as far as is known now."""
+        return name not in self._refused
+
+    def wanted(self, name: str, at: float) -> bool:
+        """Whether it is worth asking at this moment: it was not refused, or long ago."""
+        return at >= self._refused.get(name, 0.0)
 
     def forget(self) -> None:
         """Ask everything anew: the device has changed its ways."""
-        self._never.clear()
+        self._refused.clear()
         self._skipped.clear()
         self._kept.clear()

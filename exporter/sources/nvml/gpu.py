@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from exporter.observations import GpuObservation, GpuProcess, Reading
-from exporter.sources.nvml.answers import ONCE, Answers, GpuGoneError
+from exporter.metrics.gpu_catalogue import ARCHITECTURES, COMPUTE_MODES
+from exporter.observations import GpuObservation, Reading
+from exporter.sources.nvml.answers import DEFECTS, ONCE, Answers, GpuGoneError
 from exporter.sources.nvml.library import (
     NEVER_HERE,
+    Code,
     Device,
     FieldAnswer,
     Library,
     NvmlError,
 )
-from exporter.sources.nvml.meters import BusyMeter, GpmMeter, Totals
-from exporter.sources.nvml.processes import read_processes
+from exporter.sources.nvml.meters import SHORTEST_LOOK_SECONDS, BusyMeter, GpmMeter, Totals
+from exporter.sources.nvml.processes import Listed, read_processes
 from exporter.sources.nvml.readings import (
     EACH,
     FIELDS,
@@ -24,6 +27,7 @@ from exporter.sources.nvml.readings import (
     SLOW,
     FieldRow,
     Row,
+    nvlink_rows,
 )
 
 BUSY_LOOK_SECONDS = 5.0
@@ -31,20 +35,8 @@ BUSY_LOOK_SECONDS = 5.0
 INSTANCE_LOOK_SECONDS = 5.0
 """How often a tick looks at a MIG instance, of which a host may have dozens."""
 
-COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
-
-ARCHITECTURES = {
-    2: "Kepler",
-    3: "Maxwell",
-    4: "Pascal",
-    5: "Volta",
-    6: "Turing",
-    7: "Ampere",
-    8: "Ada",
-    9: "Hopper",
-    10: "Blackwell",
-    13: "Rubin",
-}
+ARCHITECTURE_OF = dict(zip((2, 3, 4, 5, 6, 7, 8, 9, 10, 13), ARCHITECTURES, strict=True))
+"""By NVML's number."""
 
 CORES_PER_SM = {3: 192, 5: 128, 6: 128, 7: 64, 8: 128, 9: 128, 10: 128, 11: 128, 12: 128}
 """By the major compute capability; 6.0 and 8.0 have 64."""
@@ -70,7 +62,6 @@ class Place:
 class GpuReader:
     """Reads one device for as long as NVML stays initialized."""
 
-    rows: tuple[Row, ...] = ROWS
     fields: tuple[FieldRow, ...] = FIELDS
 
     def __init__(
@@ -81,6 +72,7 @@ class GpuReader:
         self.answers = Answers(place.name)
         self._library = library
         self._serials = serials
+        self.rows = self._own_rows(totals)
         self._busy = BusyMeter(library, device, self.answers, totals.busy)
         self._gpm = GpmMeter(library, device, self.answers, totals)
         self._mig_mode: int | None = None
@@ -89,14 +81,27 @@ class GpuReader:
         self._probed: set[float] = set()
         self._kept_fields: dict[float, tuple[float, tuple[Reading, ...]]] = {}
 
+    @staticmethod
+    def _own_rows(totals: Totals) -> tuple[Row, ...]:
+        return (*ROWS, *nvlink_rows(totals.link_errors))
+
     def tick(self, now: float) -> None:
         """Look at what would be lost between two scrapes, and renew what is slow to ask."""
         try:
-            self._busy.look(now, BUSY_LOOK_SECONDS)
-            self._gpm.look(now)
+            self._look(self._busy, now, BUSY_LOOK_SECONDS)
+            self._look(self._gpm, now)
             self._renew(now)
         except GpuGoneError:
             return
+
+    def _look(
+        self, meter: BusyMeter | GpmMeter, now: float, shortest: float = SHORTEST_LOOK_SECONDS
+    ) -> None:
+        """A meter that stumbles over an answer has no readings; it must not cost the others."""
+        try:
+            meter.look(now, shortest)
+        except DEFECTS as error:
+            self.answers.stumbled(type(meter).__name__, error)
 
     def _renew(self, now: float) -> None:
         """Ask anew what will be too old before the next tick: that is as far off as the last."""
@@ -114,16 +119,17 @@ class GpuReader:
         """Everything. A GPU that is gone shows as lost, with what is still known of it."""
         try:
             readings = [Reading("mps_gpu_up", 1.0), *self._readings(now)]
-            processes = self._processes()
+            listed = read_processes(self._library, self.device, self.answers, now)
             compute_mode = self._number("nvmlDeviceGetComputeMode", now)
-            return self._observation(now, compute_mode, processes, tuple(readings))
+            return self._observation(now, compute_mode, listed, tuple(readings))
         except GpuGoneError:
             return self.lost(now)
 
     def lost(self, now: float) -> GpuObservation:
         """What there is to say of a GPU that is gone."""
         try:
-            return self._observation(now, None, None, (Reading("mps_gpu_up", 0.0),), lost=True)
+            up = (Reading("mps_gpu_up", 0.0),)
+            return self._observation(now, None, Listed(None), up, lost=True)
         except GpuGoneError:
             place = self.place
             up = (Reading("mps_gpu_up", 0.0),)
@@ -145,9 +151,9 @@ class GpuReader:
                 yield from self._row(row, now)
         for every in self._cadences:
             yield from self._field_values(every, now)
-        self._busy.look(now)
+        self._look(self._busy, now)
         yield from self._busy.readings()
-        self._gpm.look(now)
+        self._look(self._gpm, now)
         yield from self._gpm.readings()
 
     def _mig(self, now: float, ahead: float = 0.0) -> tuple[Reading, ...]:
@@ -182,42 +188,58 @@ class GpuReader:
         self._kept_fields.pop(every, None)
         wanted = [
             row for row in self.fields
-            if row.every == every and self.answers.has(_field_name(row))
+            if row.every == every and self.answers.wanted(_field_name(row), now + ahead)
         ]  # fmt: skip
         if not wanted:
             return ()
         readings: list[Reading] = []
-        for row, answer in zip(wanted, self._ask_each(wanted, every), strict=True):
-            if answer.code == 0:
+        for row, answer in self._ask_each(wanted, every):
+            name = _field_name(row)
+            if answer.code != 0:
+                self.answers.refused(name, answer.code, now)
+            elif math.isfinite(answer.value):
+                self.answers.answered(name)
                 readings.append(row.reading(answer.value))
-            else:
-                self.answers.refused(_field_name(row), answer.code)
         still = sum(self.answers.has(_field_name(row)) for row in wanted)
         if every and len(readings) == still:
             self._kept_fields[every] = now + every, tuple(readings)
         return tuple(readings)
 
-    def _ask_each(self, rows: list[FieldRow], every: float) -> list[FieldAnswer]:
+    def _ask_each(
+        self, rows: list[FieldRow], every: float
+    ) -> Iterator[tuple[FieldRow, FieldAnswer]]:
         """One that some driver chokes on must not cost the others."""
+        known: list[FieldRow] = []
+        for row in rows:
+            if self.answers.has(_field_name(row)):
+                known.append(row)
+            else:  # refused before: put again, by itself
+                yield row, self._ask_field(row)
+        if not known:
+            return
         try:
-            return self._ask_fields(rows)
+            answers = self._ask_fields(known)
         except NvmlError as error:
             if error.code in NEVER_HERE and every not in self._probed:
                 self._probed.add(every)
-                return [self._ask_field(row) for row in rows]
-            return [FieldAnswer(error.code)] * len(rows)
+                answers = [self._ask_field(row) for row in known]
+            else:
+                answers = [FieldAnswer(error.code)] * len(known)
+        yield from zip(known, answers, strict=True)
 
     def _ask_fields(self, rows: list[FieldRow]) -> list[FieldAnswer]:
-        return self._library.fields(self.device, [(row.field, row.scope) for row in rows])
+        name = "nvmlDeviceGetFieldValues"
+        try:
+            return self._library.fields(self.device, [(row.field, row.scope) for row in rows])
+        except DEFECTS as error:
+            self.answers.stumbled(name, error)
+            raise NvmlError(Code.UNKNOWN, name) from error
 
     def _ask_field(self, row: FieldRow) -> FieldAnswer:
         try:
             return self._ask_fields([row])[0]
         except NvmlError as error:
             return FieldAnswer(error.code)
-
-    def _processes(self) -> tuple[GpuProcess, ...] | None:
-        return read_processes(self._library, self.device, self.answers)
 
     def _number(self, function: str, now: float, every: float = 0.0) -> int | None:
         def read() -> int:
@@ -250,7 +272,7 @@ class GpuReader:
         self,
         now: float,
         compute_mode: int | None,
-        processes: tuple[GpuProcess, ...] | None,
+        listed: Listed,
         readings: tuple[Reading, ...],
         *,
         lost: bool = False,
@@ -270,13 +292,14 @@ class GpuReader:
             mig_instance=instance,
             name=self._text("nvmlDeviceGetName", now),
             pci_bus_id=bus_id,
-            architecture=None if architecture is None else ARCHITECTURES.get(architecture),
+            architecture=None if architecture is None else ARCHITECTURE_OF.get(architecture),
             compute_capability=self._compute_capability(now),
             vbios_version=self._text("nvmlDeviceGetVbiosVersion", now),
             serial=self._text("nvmlDeviceGetSerial", now) if self._serials else None,
             sm_count=self._sm_count(now),
             compute_mode=_compute_mode(compute_mode),
-            processes=processes,
+            processes=listed.processes,
+            unread_lists=listed.unread,
             readings=readings,
             lost=lost,
         )
@@ -285,7 +308,6 @@ class GpuReader:
 class MigReader(GpuReader):
     """A MIG instance: only what is its own, so that nothing of the GPU is counted twice."""
 
-    rows = (MEMORY_ROW,)
     fields = ()
 
     def __init__(
@@ -294,17 +316,22 @@ class MigReader(GpuReader):
         super().__init__(library, device, place, totals, serials=False)
         self._gpm = GpmMeter(library, parent, self.answers, totals, place.gpu_instance)
 
+    @staticmethod
+    def _own_rows(totals: Totals) -> tuple[Row, ...]:
+        del totals
+        return (MEMORY_ROW,)
+
     def tick(self, now: float) -> None:
         """Look at the instance's GPM counters; utilization samples it has none."""
         try:
-            self._gpm.look(now, INSTANCE_LOOK_SECONDS)
+            self._look(self._gpm, now, INSTANCE_LOOK_SECONDS)
         except GpuGoneError:
             return
 
     def _readings(self, now: float) -> Iterator[Reading]:
         for row in self.rows:
             yield from self._row(row, now)
-        self._gpm.look(now)
+        self._look(self._gpm, now)
         yield from self._gpm.readings()
 
     def _sm_count(self, now: float) -> int | None:

@@ -8,7 +8,7 @@ long as somebody looks often enough. Where nobody did, the hole has a counter of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 COUNTER_32 = 1 << 32
@@ -34,22 +34,29 @@ class SampleIntegral:
     """Holes: the driver's buffer had turned over, or did not sample."""
     last_timestamp: int | None = None
     """Of the newest sample that was counted, in µs."""
+    counted_at: float | None = None
+    """When samples were last counted, by the clock that nobody sets; None: never."""
     _period: float = USUAL_PERIOD_SECONDS
 
-    def start(self, samples: Iterable[tuple[int, float]]) -> None:
+    def start(self, samples: Iterable[tuple[int, float]], now: float) -> None:
         """Count from the newest of these on; what was before is not ours."""
         self.last_timestamp = max((timestamp for timestamp, _ in samples), default=None)
+        self.counted_at = now
 
-    def add(self, samples: Iterable[tuple[int, float]], elapsed_seconds: float) -> None:
+    def add(self, samples: Iterable[tuple[int, float]], now: float) -> None:
         """Count the samples that are new.
 
         Args:
             samples: (timestamp in µs, percent) pairs in any order.
-            elapsed_seconds: Since samples were last added, by a clock that nobody sets: the
-                timestamps follow the host's clock, which may jump. Bounds a hole.
+            now: By a clock that nobody sets. What passed since samples were last counted bounds a
+                hole: the timestamps follow the host's clock, which may jump.
         """
+        elapsed_seconds = self.unseen_for(now)
+        self.counted_at = now
         covered = hole = 0.0
         for timestamp, percent in sorted(samples):
+            if not math.isfinite(percent):
+                continue
             if self.last_timestamp is None:
                 self.last_timestamp = timestamp
                 continue
@@ -67,10 +74,14 @@ class SampleIntegral:
             self.last_timestamp = timestamp
         self.unobserved_seconds += max(0.0, min(hole, elapsed_seconds - covered))
 
-    def skip(self, samples: Iterable[tuple[int, float]], elapsed_seconds: float) -> None:
+    def skip(self, samples: Iterable[tuple[int, float]], now: float) -> None:
         """Start anew after the host's clock was set back, or the buffer was lost."""
-        self.unobserved_seconds += elapsed_seconds
-        self.start(samples)
+        self.unobserved_seconds += self.unseen_for(now)
+        self.start(samples, now)
+
+    def unseen_for(self, now: float) -> float:
+        """Seconds since samples were last counted."""
+        return 0.0 if self.counted_at is None else now - self.counted_at
 
 
 @dataclass(slots=True)
@@ -80,11 +91,26 @@ class RatioIntegral:
     seconds: dict[str, float] = field(default_factory=dict)
     """By what was active."""
     unobserved_seconds: float = 0.0
+    seen_until: float | None = None
+    """Up to when every second is in one of the two, by a clock that nobody sets; None: nobody has
+    looked yet."""
 
-    def add(self, interval_seconds: float, ratios: Iterable[tuple[str, float]]) -> None:
-        """Count one interval."""
-        for name, ratio in ratios:
-            self.seconds[name] = self.seconds.get(name, 0.0) + interval_seconds * ratio
+    def add(self, now: float, ratios: Mapping[str, float]) -> None:
+        """Count what was since the last call. Something that is missing now is a hole in it."""
+        interval = self._reach(now)
+        if self.seconds.keys() - ratios.keys():
+            self.unobserved_seconds += interval
+        for name, ratio in ratios.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + interval * ratio
+
+    def skip(self, now: float) -> None:
+        """Note that nobody knows what was since the last call."""
+        self.unobserved_seconds += self._reach(now)
+
+    def _reach(self, now: float) -> float:
+        interval = 0.0 if self.seen_until is None else now - self.seen_until
+        self.seen_until = now
+        return interval
 
 
 def percent_to_ratio(percent: float) -> float | None:

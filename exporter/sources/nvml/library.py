@@ -73,6 +73,11 @@ NEVER_HERE = frozenset(
 )
 """This driver or this GPU does not have it: no use in asking again."""
 
+MAY_CHANGE = frozenset({Code.INVALID_ARGUMENT, Code.NO_PERMISSION})
+"""Those of them that may be lifted while NVML stays initialized: rights are given, and an argument
+that means nothing now (a sample, a timestamp, an instance) may mean something later. Such a
+question is put again, rarely."""
+
 GPU_GONE = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND})
 """This GPU has fallen off the bus or needs a reset; the others may be well."""
 

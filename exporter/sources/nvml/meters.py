@@ -6,6 +6,7 @@ what happened since it last looked; so several Prometheus servers do not disturb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -53,10 +54,16 @@ class Totals:
     busy: SampleIntegral = field(default_factory=SampleIntegral)
     active: RatioIntegral = field(default_factory=RatioIntegral)
     pcie_bytes: dict[str, float] = field(default_factory=dict)
+    link_errors: dict[str, set[int]] = field(default_factory=dict)
+    """Kind of NVLink error -> links that ever told how many."""
 
 
 class BusyMeter:
-    """Integrates the driver's buffer of utilization samples."""
+    """Integrates the driver's buffer of utilization samples.
+
+    The buffer outlives an NVML session, and so does the timestamp up to which it was counted: a
+    meter of a new session goes on where that of the last one ended.
+    """
 
     def __init__(
         self, library: Library, device: Device, answers: Answers, total: SampleIntegral
@@ -65,42 +72,41 @@ class BusyMeter:
         self._device = device
         self._answers = answers
         self._total = total
-        self._looked_at: float | None = None
-        self._fresh_at = 0.0
+        self._looked_at = 0.0
+        self._observed = False
+        """The last look saw something: what the counter says is true now."""
 
     def look(self, now: float, shortest: float = SHORTEST_LOOK_SECONDS) -> None:
         """Count the samples since the last look."""
-        if self._looked_at is not None and now - self._looked_at < shortest:
+        if self._observed and now - self._looked_at < shortest:
             return
-        first = self._looked_at is None
-        samples = self._samples(0 if first else self._total.last_timestamp or 0)
+        self._observed = False
+        total = self._total
+        samples = self._samples(now, total.last_timestamp or 0)
         if samples is None:
             return
-        if first:
-            self._total.start(samples)
-            self._fresh_at = now
+        if total.counted_at is None:
+            total.start(samples, now)
         elif samples:
-            self._total.add(samples, now - self._fresh_at)
-            self._fresh_at = now
-        elif now - self._fresh_at > SILENCE_SECONDS:
-            self._after_silence(now)
+            total.add(samples, now)
+        elif total.unseen_for(now) > SILENCE_SECONDS:
+            whole_buffer = self._samples(now, 0)
+            if not whole_buffer:
+                return
+            total.skip(whole_buffer, now)
         self._looked_at = now
+        self._observed = True
 
-    def _after_silence(self, now: float) -> None:
-        whole_buffer = self._samples(0)
-        if whole_buffer:
-            self._total.skip(whole_buffer, now - self._fresh_at)
-            self._fresh_at = now
-
-    def _samples(self, since: int) -> list[tuple[int, float]] | None:
+    def _samples(self, now: float, since: int) -> list[tuple[int, float]] | None:
         return self._answers.ask(
             "nvmlDeviceGetSamples",
             lambda: self._library.samples(self._device, GPU_UTILIZATION_SAMPLES, since),
+            now,
         )
 
     def readings(self) -> Iterator[Reading]:
-        """The counters, once there is something to count."""
-        if self._looked_at is not None:
+        """The counters, as long as somebody counts."""
+        if self._observed:
             yield Reading("mps_gpu_busy_seconds_total", self._total.seconds)
             yield _unobserved("busy", self._total.unobserved_seconds)
 
@@ -110,7 +116,8 @@ class GpmMeter:
 
     The hardware counts all the time and a sample is a copy of its counters, so the interval between
     two samples has no hole, however long it was. It counts cycles: the ratio is one of time only as
-    far as the clock stayed the same.
+    far as the clock stayed the same. Samples end with the NVML session: what lies between the last
+    of one and the first of the next is unobserved.
     """
 
     def __init__(
@@ -132,22 +139,23 @@ class GpmMeter:
         self._base_pcie: dict[str, int] = {}
         self._ratios: dict[str, float] = {}
         self._occupancy: float | None = None
-        self._counting = False
+        self._observed: set[str] = set()
+        """The counters of which the last look says that they are true now."""
 
     def look(self, now: float, shortest: float = SHORTEST_LOOK_SECONDS) -> None:
         """Take a sample, and count the interval since the one before."""
         if self._base_at is not None and now - self._base_at < shortest:
             return
+        self._ratios, self._occupancy, self._observed = {}, None, set()
         try:
             if not self._supported(now):
+                self.close()
                 return
-            taken = self._take()
-            if taken is None:
-                self._ratios, self._occupancy = {}, None
-                return
-            self._advance(taken, now)
+            taken = self._take(now)
+            if taken is not None:
+                self._advance(taken, now)
         except GpuGoneError:
-            self._lose(now)
+            self.close()
             raise
 
     def _supported(self, now: float) -> bool:
@@ -157,33 +165,33 @@ class GpmMeter:
             now,
             every=ONCE,
         )
-        return bool(supported) and self._answers.has("nvmlGpmMetricsGet")
+        return bool(supported) and self._answers.wanted("nvmlGpmMetricsGet", now)
 
-    def _take(self) -> GpmSample | None:
+    def _take(self, now: float) -> GpmSample | None:
         def read() -> GpmSample:
             if self._spare is None:
                 self._spare = self._library.gpm_allocate()
             self._library.gpm_take(self._device, self._spare, self._gpu_instance)
             return self._spare
 
-        return self._answers.ask("nvmlGpmSampleGet", read)
+        return self._answers.ask("nvmlGpmSampleGet", read, now)
 
     def _advance(self, sample: GpmSample, now: float) -> None:
-        pcie = self._pcie_counters()
+        pcie = self._pcie_counters(now)
         base, base_at, base_pcie = self._base, self._base_at, self._base_pcie
         self._base, self._base_at, self._base_pcie = sample, now, pcie
         self._spare = base
+        active = self._totals.active
         if base is None or base_at is None:
+            active.skip(now)
+            self._observed = {*active.seconds, *self._totals.pcie_bytes}
             return
         metrics = self._answers.ask(
-            "nvmlGpmMetricsGet", lambda: self._library.gpm_metrics(base, sample, GPM_ALL)
+            "nvmlGpmMetricsGet", lambda: self._library.gpm_metrics(base, sample, GPM_ALL), now
         )
-        interval = now - base_at
         if metrics is None:
-            self._ratios, self._occupancy = {}, None
-            self._totals.active.unobserved_seconds += interval
+            active.skip(now)
             return
-        self._counting = True
         self._ratios = {
             name: ratio
             for metric, name in GPM_RATIOS.items()
@@ -191,13 +199,16 @@ class GpmMeter:
         }
         occupancy = metrics.get(GPM_SM_OCCUPANCY)
         self._occupancy = None if occupancy is None else percent_to_ratio(occupancy)
-        counted = ((name, self._ratios[name]) for name in GPM_COUNTED if name in self._ratios)
-        self._totals.active.add(interval, counted)
+        counted = {name: self._ratios[name] for name in GPM_COUNTED if name in self._ratios}
+        active.add(now, counted)
+        self._observed |= counted.keys()
         for direction, metric in GPM_PCIE.items():
-            if metric in metrics and metrics[metric] >= 0:
-                expected = metrics[metric] * MEBI * interval
+            rate = metrics.get(metric, -1.0)
+            if math.isfinite(rate) and rate >= 0:
+                expected = rate * MEBI * (now - base_at)
                 before, after = base_pcie.get(direction), pcie.get(direction)
                 self._count_pcie(direction, before, after, expected)
+                self._observed.add(direction)
 
     def _count_pcie(
         self, direction: str, before: int | None, after: int | None, expected: float
@@ -208,13 +219,14 @@ class GpmMeter:
         total = self._totals.pcie_bytes
         total[direction] = total.get(direction, 0.0) + increment
 
-    def _pcie_counters(self) -> dict[str, int]:
+    def _pcie_counters(self, now: float) -> dict[str, int]:
         if self._gpu_instance is not None:
             return {}
         fields = ((PCIE_TRANSMIT_FIELD, 0), (PCIE_RECEIVE_FIELD, 0))
         answers = self._answers.ask(
             "nvmlDeviceGetFieldValues(PCIE_COUNT_BYTES)",
             lambda: self._library.fields(self._device, fields),
+            now,
         )
         if answers is None:
             return {}
@@ -224,12 +236,6 @@ class GpmMeter:
             if answer.code == 0
         }
 
-    def _lose(self, now: float) -> None:
-        """The GPU is gone: what it did since the last sample nobody knows."""
-        if self._base_at is not None:
-            self._totals.active.unobserved_seconds += now - self._base_at
-        self.close()
-
     def close(self) -> None:
         """Free the samples."""
         for sample in (self._base, self._spare):
@@ -238,22 +244,23 @@ class GpmMeter:
                     self._library.gpm_free(sample)
                 except NvmlError:
                     continue
-        self._base = self._spare = self._base_at = self._occupancy = None
-        self._ratios, self._base_pcie = {}, {}
+        self._base = self._spare = self._base_at = None
+        self._base_pcie = {}
 
     def readings(self) -> Iterator[Reading]:
-        """The counters, and the ratios over the last interval."""
+        """The ratios over the last interval, and the counters, as long as somebody counts."""
         for name, ratio in self._ratios.items():
             yield Reading(f"mps_gpu_{name}_active_ratio", ratio)
         if self._occupancy is not None:
             yield Reading("mps_gpu_sm_occupancy_ratio", self._occupancy)
-        if not self._counting:
-            return
         for name, seconds in self._totals.active.seconds.items():
-            yield Reading(f"mps_gpu_{name}_active_seconds_total", seconds)
+            if name in self._observed:
+                yield Reading(f"mps_gpu_{name}_active_seconds_total", seconds)
         for direction, count in self._totals.pcie_bytes.items():
-            yield Reading(f"mps_gpu_pcie_{direction}_bytes_total", count)
-        yield _unobserved("active", self._totals.active.unobserved_seconds)
+            if direction in self._observed:
+                yield Reading(f"mps_gpu_pcie_{direction}_bytes_total", count)
+        if self._observed:
+            yield _unobserved("active", self._totals.active.unobserved_seconds)
 
 
 def _unobserved(counter: str, seconds: float) -> Reading:

@@ -5,52 +5,60 @@
   have is not on this GPU.
 * An MPS server is an ordinary compute process here; telling it from others needs /proc.
 * Memory may be "not available" (all bits set); that is None, not 16 EiB.
+* A list that could not be read is not an empty one: without the MPS list every client would look
+  like a process beside MPS. Which lists are missing is said beside the processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import NamedTuple
 
-from exporter.observations import GpuProcess
+from exporter.observations import GpuProcess, ProcessList
 from exporter.sources.nvml.answers import Answers
 from exporter.sources.nvml.library import Device, Library, ListedProcess, ProcessKind
 
 NOT_AVAILABLE = 0xFFFF_FFFF_FFFF_FFFF
 """What NVML writes where it does not know the memory."""
 
-RecordKind = Literal["compute", "mps", "graphics"]
+CALLS: dict[ProcessList, ProcessKind] = {
+    "compute": "Compute",
+    "mps": "MPSCompute",
+    "graphics": "Graphics",
+}
 
 
-def read_processes(
-    library: Library, device: Device, answers: Answers
-) -> tuple[GpuProcess, ...] | None:
-    """All three lists after one another; None when no list could be read."""
+class Listed(NamedTuple):
+    """What the lists gave."""
+
+    processes: tuple[GpuProcess, ...] | None
+    """None when no list could be read."""
+    unread: tuple[ProcessList, ...] = ()
+    """The lists that are missing where others are there."""
+
+
+def read_processes(library: Library, device: Device, answers: Answers, now: float) -> Listed:
+    """All three lists after one another, and which of them are missing."""
 
     def ask(kind: ProcessKind) -> list[ListedProcess] | None:
-        return answers.ask(
-            f"nvmlDeviceGet{kind}RunningProcesses", lambda: library.processes(device, kind)
-        )
+        name = f"nvmlDeviceGet{kind}RunningProcesses"
+        return answers.ask(name, lambda: library.processes(device, kind), now)
 
-    compute, mps, graphics = ask("Compute"), ask("MPSCompute"), ask("Graphics")
-    if compute is None and mps is None and graphics is None:
-        return None
-    if mps is not None:
-        here = None if compute is None else {row.pid for row in compute}
-        mps = [row for row in mps if _is_here(row, here)]
-    lists: tuple[tuple[RecordKind, list[ListedProcess] | None], ...] = (
-        ("compute", compute),
-        ("mps", mps),
-        ("graphics", graphics),
-    )
-    return tuple(record for kind, rows in lists for record in _records(kind, rows or []))
+    lists = {kind: rows for kind, call in CALLS.items() if (rows := ask(call)) is not None}
+    if not lists:
+        return Listed(None)
+    if "mps" in lists:
+        here = {row.pid for row in lists["compute"]} if "compute" in lists else None
+        lists["mps"] = [row for row in lists["mps"] if _is_here(row, here)]
+    found = tuple(record for kind, rows in lists.items() for record in _records(kind, rows))
+    return Listed(found, tuple(kind for kind in CALLS if kind not in lists))
 
 
 def _is_here(row: ListedProcess, here: set[int] | None) -> bool:
     return row.used_memory != 0 if here is None else row.pid in here
 
 
-def _records(kind: RecordKind, rows: list[ListedProcess]) -> Iterator[GpuProcess]:
+def _records(kind: ProcessList, rows: list[ListedProcess]) -> Iterator[GpuProcess]:
     for row in rows:
         memory = None if row.used_memory == NOT_AVAILABLE else row.used_memory
         yield GpuProcess(row.pid, kind, memory)

@@ -13,9 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
+from exporter.metrics.gpu_catalogue import (
+    CLOCK_EVENT_REASONS,
+    CLOCKS,
+    ECC_KINDS,
+    ECC_SCOPES,
+    FABRIC_STATES,
+    NVLINK_STATES,
+    RECOVERY_ACTIONS,
+    TEMPERATURE_LIMITS,
+)
 from exporter.observations import Reading
-from exporter.sources.nvml.library import Argument, Device, Library
+from exporter.sources.nvml.library import Argument, Device, Library, NvmlError
 
 EACH = 0.0
 """Asked at each collection: costs microseconds."""
@@ -151,20 +162,6 @@ def _fans(library: Library, device: Device) -> Iterable[Reading]:
         yield Reading("mps_gpu_fan_speed_ratio", scaled(speed, PERCENT), (("fan", str(fan)),))
 
 
-CLOCK_EVENT_REASONS = (
-    "gpu_idle",
-    "applications_clocks_setting",
-    "sw_power_cap",
-    "hw_slowdown",
-    "sync_boost",
-    "sw_thermal_slowdown",
-    "hw_thermal_slowdown",
-    "hw_power_brake_slowdown",
-    "display_clock_setting",
-)
-"""By bit, from bit 0."""
-
-
 def _clock_events(function: str) -> Callable[[Library, Device], Iterable[Reading]]:
     def read(library: Library, device: Device) -> Iterable[Reading]:
         mask = library.number(function, device)
@@ -184,9 +181,6 @@ def _performance_state(library: Library, device: Device) -> Iterable[Reading]:
         yield Reading("mps_gpu_performance_state", value)
 
 
-FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
-
-
 def _fabric(library: Library, device: Device) -> Iterable[Reading]:
     value = library.fabric_state(device)
     if value != FABRIC_STATES.index("not_supported"):
@@ -200,44 +194,70 @@ def _vgpu_licence(library: Library, device: Device) -> Iterable[Reading]:
 
 
 NVLINK_MAX_LINKS = 18
-NVLINK_STATES = ("inactive", "active")
-
-
-def _nvlinks(library: Library, device: Device) -> Iterable[Reading]:
-    """One question a link: links that a GPU does not have are INVALID_ARGUMENT or NOT_SUPPORTED."""
-    counts = dict.fromkeys(NVLINK_STATES, 0)
-    answers = library.fields(device, [(NVLINK_GET_STATE, link) for link in range(NVLINK_MAX_LINKS)])
-    known = [answer.value for answer in answers if answer.code == 0]
-    for value in known:
-        counts["active" if value else "inactive"] += 1
-    if known:
-        for name, count in counts.items():
-            yield Reading("mps_gpu_nvlink_links", count, (("state", name),))
-
-
 NVLINK_GET_STATE = 165
 
 NVLINK_LINK_ERRORS = {"replay": 161, "recovery": 162, "crc": 163}
 """Since Hopper: by link, which is the scope."""
 
 
-def _nvlink_errors(library: Library, device: Device) -> Iterable[Reading]:
-    asked = [
-        (kind, (field, link))
-        for kind, field in NVLINK_LINK_ERRORS.items()
-        for link in range(NVLINK_MAX_LINKS)
-    ]
-    totals: dict[str, float] = {}
-    answers = library.fields(device, [one for _, one in asked])
-    for (kind, _), answer in zip(asked, answers, strict=True):
+def nvlink_rows(errors_answered: dict[str, set[int]]) -> tuple[Row, ...]:
+    """What is added up over the links of one GPU.
+
+    Args:
+        errors_answered: Kind of error -> links that ever told how many; kept up here. Outlives the
+            session: a sum over fewer links than before would look like a counter that was reset.
+    """
+    links: set[int] = set()
+    return (
+        Row("nvmlDeviceGetFieldValues(NVLINK_GET_STATE)", partial(_nvlinks, links), MINUTE),
+        *(
+            Row(f"nvmlDeviceGetFieldValues(NVLINK_ERROR_DL_{kind.upper()})",
+                partial(_nvlink_errors, errors_answered.setdefault(kind, set()), kind), MINUTE,
+                unless="nvmlDeviceGetFieldValues(52, 0)")
+            for kind in NVLINK_LINK_ERRORS
+        ),
+    )  # fmt: skip
+
+
+def _nvlinks(answered: set[int], library: Library, device: Device) -> Iterable[Reading]:
+    up = [bool(value) for value in _of_links(library, device, NVLINK_GET_STATE, answered)]
+    if up:
+        for name, count in zip(NVLINK_STATES, (up.count(True), up.count(False)), strict=True):
+            yield Reading("mps_gpu_nvlink_links", count, (("state", name),))
+
+
+def _nvlink_errors(
+    answered: set[int], kind: str, library: Library, device: Device
+) -> Iterable[Reading]:
+    counts = _of_links(library, device, NVLINK_LINK_ERRORS[kind], answered)
+    if counts:
+        yield Reading("mps_gpu_nvlink_errors_total", sum(counts), (("kind", kind),))
+
+
+def _of_links(library: Library, device: Device, field: int, answered: set[int]) -> list[float]:
+    """Ask each link; those that a GPU does not have are INVALID_ARGUMENT or NOT_SUPPORTED.
+
+    Args:
+        library: NVML.
+        device: The GPU.
+        field: What is asked.
+        answered: The links that it has: those that ever answered. Kept up here.
+
+    Returns:
+        The values of all links that the GPU has.
+
+    Raises:
+        NvmlError: One of these does not answer now.
+    """
+    answers = library.fields(device, [(field, link) for link in range(NVLINK_MAX_LINKS)])
+    for link, answer in enumerate(answers):
         if answer.code == 0:
-            totals[kind] = totals.get(kind, 0.0) + answer.value
-    for kind, count in totals.items():
-        yield Reading("mps_gpu_nvlink_errors_total", count, (("kind", kind),))
+            answered.add(link)
+        elif link in answered:
+            raise NvmlError(answer.code, f"nvmlDeviceGetFieldValues({field}, {link})")
+    return [answer.value for answer in answers if answer.code == 0]
 
 
-ECC_KINDS = ("corrected", "uncorrected")
-ECC_SCOPES = ("volatile", "aggregate")
 ECC_LOCATIONS = {"dram": 2, "sram": 7}
 """nvmlMemoryLocation_t of GPUs since Ampere."""
 ECC_OLD_LOCATIONS = {
@@ -281,9 +301,6 @@ ECC_ROWS = (
     ),
 )
 
-CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
-TEMPERATURE_LIMITS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}
-
 _EVENT_REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
 _THROTTLE_REASONS = "nvmlDeviceGetCurrentClocksThrottleReasons"
 
@@ -320,18 +337,18 @@ ROWS: tuple[Row, ...] = (
     *(
         number("mps_gpu_temperature_limit_celsius", "nvmlDeviceGetTemperatureThreshold", which,
                every=HOUR, limit=name)
-        for name, which in TEMPERATURE_LIMITS.items()
+        for which, name in enumerate(TEMPERATURE_LIMITS)
     ),
     Row("nvmlDeviceGetFanSpeed_v2", _fans),
     # Clocks
     *(
         number("mps_gpu_clock_hertz", "nvmlDeviceGetClockInfo", which, scale=MEGA, clock=name)
-        for name, which in CLOCKS.items()
+        for which, name in enumerate(CLOCKS)
     ),
     *(
         number("mps_gpu_clock_max_hertz", "nvmlDeviceGetMaxClockInfo", which, scale=MEGA,
                every=HOUR, clock=name)
-        for name, which in CLOCKS.items()
+        for which, name in enumerate(CLOCKS)
     ),
     Row(_EVENT_REASONS, _clock_events(_EVENT_REASONS)),
     Row(_THROTTLE_REASONS, _clock_events(_THROTTLE_REASONS), unless=_EVENT_REASONS),
@@ -343,24 +360,10 @@ ROWS: tuple[Row, ...] = (
            of="max"),
     number("mps_gpu_pcie_link_width", "nvmlDeviceGetCurrPcieLinkWidth", of="current"),
     number("mps_gpu_pcie_link_width", "nvmlDeviceGetMaxPcieLinkWidth", every=HOUR, of="max"),
-    Row("nvmlDeviceGetFieldValues(NVLINK_GET_STATE)", _nvlinks, MINUTE),
-    Row("nvmlDeviceGetFieldValues(NVLINK_ERROR_DL)", _nvlink_errors, MINUTE,
-        unless="nvmlDeviceGetFieldValues(52, 0)"),
     Row("nvmlDeviceGetGpuFabricInfoV", _fabric, MINUTE),
     Row("nvmlDeviceGetGridLicensableFeatures_v4", _vgpu_licence, MINUTE),
 )  # fmt: skip
 """Asked one by one."""
-
-RECOVERY_ACTIONS = (
-    "none",
-    "gpu_reset",
-    "node_reboot",
-    "drain_p2p",
-    "drain_and_reset",
-    "recover_imex_domain",
-    "bus_reset",
-    "system_reboot",
-)
 
 
 def _error(metric: str, field: int, kind: str, scope: int = 0) -> FieldRow:

@@ -18,6 +18,7 @@ from exporter.observations import (
     NvmlObservation,
     Outcome,
     ProcessFacts,
+    ProcessList,
     ProcfsObservation,
 )
 
@@ -72,9 +73,13 @@ def test_why_a_daemon_is_up_or_not(
     assert control_state(DaemonInputs(facts, said, view=view, hung=hung)) == state
 
 
-def gpu(*processes: tuple[int, str, int | None], uuid: str = "GPU-a") -> GpuObservation:
+def gpu(
+    *processes: tuple[int, str, int | None],
+    uuid: str = "GPU-a",
+    unread: tuple[ProcessList, ...] = (),
+) -> GpuObservation:
     return GpuObservation(
-        index=0, uuid=uuid, sm_count=132, compute_capability=(9, 0),
+        index=0, uuid=uuid, sm_count=132, compute_capability=(9, 0), unread_lists=unread,
         processes=tuple(GpuProcess(pid, kind, used) for pid, kind, used in processes),  # type: ignore[arg-type]
     )  # fmt: skip
 
@@ -96,6 +101,7 @@ def snapshot(
     logs: tuple[LogState, ...] = READABLE,
     answers: ServerAnswers | None = None,
     clients_max: int = 1000,
+    unread: tuple[ProcessList, ...] = (),
 ) -> Snapshot:
     if session is None:
         session = ServerSession(
@@ -112,7 +118,9 @@ def snapshot(
     )
     return merge(
         taken_at=9.0,
-        gpus=NvmlObservation(9.0, Outcome.OK, driver_version="580.1", gpus=(gpu(*processes),)),
+        gpus=NvmlObservation(
+            9.0, Outcome.OK, driver_version="580.1", gpus=(gpu(*processes, unread=unread),)
+        ),
         processes=ProcfsObservation(
             9.0, (facts,), {20: SERVER, **{one.pid: one for one in clients}}
         ),
@@ -136,6 +144,30 @@ def test_processes_are_told_apart() -> None:
     assert found.direct_pids == (40,)
     assert found.stranded_clients == 0
     assert found.served_by == (PIPE,)
+
+
+@pytest.mark.parametrize(
+    ("unread", "told"),
+    [
+        # Without the MPS list a client looks like a process beside MPS: neither is told.
+        (("mps",), {"mps_server": 1, "graphics": 1}),
+        (("compute",), {"graphics": 1}),
+        (("graphics",), {"mps_client": 1, "mps_server": 1, "direct": 1}),
+        (("mps", "graphics"), {"mps_server": 1}),
+    ],
+)
+def test_a_list_that_could_not_be_read_makes_nobody_something_else(
+    unread: tuple[ProcessList, ...], told: dict[str, int]
+) -> None:
+    whole = (*ALL, (40, "compute", 5), (50, "graphics", None))
+    found = snapshot(
+        client_facts(30),
+        processes=tuple(one for one in whole if one[1] not in unread),
+        unread=unread,
+    ).gpus[0]
+    assert found.processes_by_kind == told
+    assert found.direct_pids == ((40,) if "direct" in told else ())
+    assert found.stranded_clients == (0 if "mps_client" in told else None)
 
 
 def test_a_client_that_no_server_has_is_stranded() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from exporter.sources.nvml.integrals import (
     COUNTER_32,
     LONGEST_PERIOD_SECONDS,
+    RatioIntegral,
     SampleIntegral,
     percent_to_ratio,
     unwrapped_increment,
@@ -38,14 +39,14 @@ def stamped(steps: list[tuple[int, int]]) -> list[tuple[int, float]]:
 
 def started() -> SampleIntegral:
     integral = SampleIntegral()
-    integral.start([(START - 1000, 50.0), (START, 50.0)])
+    integral.start([(START - 1000, 50.0), (START, 50.0)], now=0)
     return integral
 
 
 @given(STEPS)
 def test_without_a_hole_the_integral_is_the_sum(steps: list[tuple[int, int]]) -> None:
     integral = started()
-    integral.add(stamped(steps), elapsed_seconds=1e9)
+    integral.add(stamped(steps), now=1e9)
     assert integral.seconds == pytest.approx(sum(step * part for step, part in steps) / 1e8)
     assert integral.unobserved_seconds == 0
 
@@ -57,12 +58,12 @@ def test_portions_order_and_repetition_do_not_matter(
     """Several looks at a buffer that still holds what was seen before count everything once."""
     samples = stamped(steps)
     whole, portions = started(), started()
-    whole.add(samples, elapsed_seconds=1e9)
+    whole.add(samples, now=1e9)
     for cut in sorted(cuts):
         seen = samples[:cut]
         random.shuffle(seen)  # type: ignore[attr-defined]  # hypothesis gives a random.Random
-        portions.add(seen, elapsed_seconds=1e9)
-    portions.add(samples, elapsed_seconds=1e9)
+        portions.add(seen, now=1e9)
+    portions.add(samples, now=1e9)
     assert portions.seconds == pytest.approx(whole.seconds)
     assert portions.last_timestamp == whole.last_timestamp
 
@@ -73,15 +74,15 @@ def test_portions_order_and_repetition_do_not_matter(
 def test_busy_and_unobserved_never_exceed_the_time(steps: list[tuple[int, int]]) -> None:
     integral = started()
     elapsed = sum(step for step, _ in steps) / 1e6
-    integral.add(stamped(steps), elapsed_seconds=elapsed)
+    integral.add(stamped(steps), now=elapsed)
     assert 0 <= integral.seconds + integral.unobserved_seconds <= elapsed + 1e-6
 
 
 def test_a_hole_is_counted_as_a_hole() -> None:
     integral = started()
     second = 1_000_000
-    integral.add([(START + second // 6, 100.0)], elapsed_seconds=1)
-    integral.add([(START + second // 6 + 20 * second, 100.0)], elapsed_seconds=20)
+    integral.add([(START + second // 6, 100.0)], now=1)
+    integral.add([(START + second // 6 + 20 * second, 100.0)], now=21)
     assert integral.seconds == pytest.approx(2 / 6, abs=1e-3)
     assert integral.unobserved_seconds == pytest.approx(20 - 1 / 6, abs=1e-3)
 
@@ -89,7 +90,7 @@ def test_a_hole_is_counted_as_a_hole() -> None:
 def test_a_hole_is_no_longer_than_the_time_that_passed() -> None:
     """The host's clock was set forward by an hour: nobody missed an hour."""
     integral = started()
-    integral.add([(START + 3_600_000_000, 100.0)], elapsed_seconds=5)
+    integral.add([(START + 3_600_000_000, 100.0)], now=5)
     assert integral.unobserved_seconds <= 5
 
 
@@ -97,26 +98,60 @@ def test_a_hole_is_no_longer_than_what_samples_leave_of_the_time() -> None:
     """Set forward by 20 s, with no sample missing: nobody missed anything."""
     integral = started()
     steps = [(20_000_000, 100.0), *((20_000_000 + n * 200_000, 100.0) for n in range(1, 25))]
-    integral.add([(START + at, percent) for at, percent in steps], elapsed_seconds=5)
+    integral.add([(START + at, percent) for at, percent in steps], now=5)
     assert integral.seconds == pytest.approx(5, abs=0.1)
     assert integral.unobserved_seconds <= 0.1
 
 
 def test_what_was_before_the_start_is_not_counted() -> None:
     integral = SampleIntegral()
-    integral.start([(START, 100.0), (START + 1, 100.0)])
+    integral.start([(START, 100.0), (START + 1, 100.0)], now=0)
     assert integral.seconds == 0
     assert integral.last_timestamp == START + 1
-    integral.start([])
-    integral.add([(START + 5, 100.0)], elapsed_seconds=1)
+    integral.start([], now=0)
+    integral.add([(START + 5, 100.0)], now=1)
     assert integral.seconds == 0, "the first sample only says from when on to count"
 
 
 def test_skip_starts_anew() -> None:
     integral = started()
-    integral.skip([(START - 3_600_000_000, 10.0)], elapsed_seconds=6)
+    integral.skip([(START - 3_600_000_000, 10.0)], now=6)
     assert integral.unobserved_seconds == 6
     assert integral.last_timestamp == START - 3_600_000_000
+
+
+def test_a_sample_that_is_no_number_spoils_nothing() -> None:
+    integral = started()
+    steps = [(200_000, math.nan), (400_000, 50.0), (600_000, math.inf), (800_000, 100.0)]
+    integral.add([(START + at, percent) for at, percent in steps], now=1)
+    assert integral.seconds == pytest.approx(0.6)
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 100), st.sampled_from(["seen", "missed"])), max_size=30))
+def test_every_second_since_the_first_look_is_either_seen_or_unobserved(
+    looks: list[tuple[float, str]],
+) -> None:
+    active = RatioIntegral()
+    active.skip(7.0)
+    assert active.unobserved_seconds == 0, "nobody missed what was before"
+    now = 7.0
+    for took, how in looks:
+        now += took
+        if how == "seen":
+            active.add(now, {"sm": 1.0})
+        else:
+            active.skip(now)
+    counted = active.seconds.get("sm", 0.0) + active.unobserved_seconds
+    assert counted == pytest.approx(now - 7.0)
+
+
+def test_what_is_missing_among_the_ratios_is_unobserved() -> None:
+    active = RatioIntegral()
+    active.skip(0.0)
+    active.add(10.0, {"sm": 0.5, "tensor": 0.1})
+    active.add(20.0, {"sm": 0.5})
+    assert active.seconds == {"sm": 10.0, "tensor": 1.0}
+    assert active.unobserved_seconds == 10
 
 
 @given(

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from exporter.sources.nvml.answers import Answers
-from exporter.sources.nvml.library import Code, ListedProcess
-from exporter.sources.nvml.processes import NOT_AVAILABLE, read_processes
+import pytest
+
+from exporter.sources.nvml.answers import RARELY_SECONDS, Answers
+from exporter.sources.nvml.library import Code, Device, ListedProcess
+from exporter.sources.nvml.processes import CALLS, NOT_AVAILABLE, Listed, read_processes
 from tests.support.fake_nvml import FakeDevice, FakeNvml
 
 MIB = 1 << 20
 
 
-def listed(
-    library: FakeNvml | None = None, **lists: list[ListedProcess]
-) -> list[tuple[int, str, int | None]] | None:
+def read(library: FakeNvml | None = None, **lists: list[ListedProcess]) -> Listed:
     device = FakeDevice("GPU-0", processes=dict(lists))
     library = library or FakeNvml()
     library.gpus = [device]
     if not library.initialized:
         library.init()
-    found = read_processes(library, library.device(0), Answers("GPU 0"))
+    return read_processes(library, library.device(0), Answers("GPU 0"), library.now)
+
+
+def listed(
+    library: FakeNvml | None = None, **lists: list[ListedProcess]
+) -> list[tuple[int, str, int | None]] | None:
+    found = read(library, **lists).processes
     return None if found is None else [(one.pid, one.kind, one.used_memory_bytes) for one in found]
 
 
@@ -58,3 +64,34 @@ def test_no_processes_is_not_the_same_as_no_answer() -> None:
     for kind in ("Compute", "MPSCompute", "Graphics"):
         library.fail(f"nvmlDeviceGet{kind}RunningProcesses", Code.NO_PERMISSION)
     assert listed(library) is None
+
+
+@pytest.mark.parametrize(
+    "code", [Code.UNKNOWN, Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND, Code.NO_PERMISSION]
+)
+@pytest.mark.parametrize(("call", "kind"), [(call, kind) for kind, call in CALLS.items()])
+def test_a_list_that_could_not_be_read_is_named(call: str, kind: str, code: Code) -> None:
+    library = FakeNvml()
+    library.fail(f"nvmlDeviceGet{call}RunningProcesses", code)
+    row = ListedProcess(7, MIB)
+    found = read(library, Compute=[row], MPSCompute=[row], Graphics=[row])
+    assert found.unread == (kind,)
+    assert {one.kind for one in found.processes or ()} == {"compute", "mps", "graphics"} - {kind}
+
+
+def test_a_list_that_was_forbidden_is_asked_for_again() -> None:
+    """Rarely: rights may be given while the exporter runs."""
+    library = FakeNvml(device := FakeDevice("GPU-0"))
+    library.init()
+    answers = Answers("GPU 0")
+    library.fail("nvmlDeviceGetComputeRunningProcesses", Code.NO_PERMISSION)
+
+    def unread() -> tuple[str, ...]:
+        return read_processes(library, Device(device), answers, library.now).unread
+
+    assert unread() == ("compute",)
+    library.fail("nvmlDeviceGetComputeRunningProcesses", None)
+    library.now += RARELY_SECONDS / 2
+    assert unread() == ("compute",)
+    library.now += RARELY_SECONDS / 2
+    assert unread() == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from exporter.metrics.catalogue import CATALOGUE
 from exporter.observations import GpuObservation
 from exporter.sources.nvml import Clock, Nvml, NvmlOptions
-from exporter.sources.nvml.library import Code
+from exporter.sources.nvml.library import Argument, Code, Device, FieldAnswer
+from exporter.sources.nvml.readings import FIELDS, ROWS, nvlink_rows
 from tests.support.fake_nvml import FakeDevice, FakeNvml, recorded
 
 METRICS = dict.fromkeys((1, 2, 3, 4, 5, 10, 11, 12, 13), 50.0) | {20: 10.0, 21: 20.0}
@@ -67,6 +69,33 @@ def test_all_readings_are_in_the_catalogue_with_their_labels() -> None:
             assert one.labels[0][1] in spec.states
         else:
             assert ("gpu", "uuid", *labels) == spec.labels, one.metric
+
+
+class Talkative(FakeNvml):
+    """Answers every question about every GPU that there ever was."""
+
+    def number(self, function: str, device: Device, *arguments: Argument) -> int:
+        return 1
+
+    def numbers(self, function: str, device: Device, *arguments: Argument) -> tuple[int, ...]:
+        return {"nvmlDeviceGetBAR1MemoryInfo": (1, 1, 1)}.get(function, (1, 1))
+
+    def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldAnswer]:
+        return [FieldAnswer(0, 1) for _ in fields]
+
+
+def test_the_catalogue_has_the_values_of_the_labels_and_no_others() -> None:
+    library = Talkative(device := FakeDevice("GPU-0"))
+    library.init()
+    given: dict[tuple[str, str], set[str]] = {}
+    rows = (*ROWS, *nvlink_rows({}))
+    readings = [reading for row in rows for reading in row.read(library, Device(device))]
+    for one in (*readings, *(row.reading(1) for row in FIELDS)):
+        for label, value in one.labels:
+            given.setdefault((one.metric, label), set()).add(value)
+    for (metric, label), values_given in given.items():
+        if label not in {metric, "fan"}:
+            assert values_given == set(CATALOGUE[metric].values[label]), (metric, label)
 
 
 def test_an_h200_has_no_fans_no_nvlink_here_and_no_retired_pages() -> None:
