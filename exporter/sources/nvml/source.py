@@ -1,8 +1,9 @@
 """NVML as a source: finds the devices, observes them, and comes back after what goes wrong.
 
 NVML is initialized at the first observation. It is initialized anew when the driver was reloaded,
-when the set of GPUs that the kernel lists changed, and now and then while a GPU is lost; what was
-counted so far is kept.
+when the set of GPUs that the kernel lists changed, and now and then while a GPU is lost, more and
+more rarely and between two collections, since it costs the healthy ones a second of their GPM
+counters. What was counted so far is kept.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from exporter.observations import GpuObservation, NvmlObservation, Outcome, Reading
+from exporter.sources.nvml.answers import RARELY_SECONDS
 from exporter.sources.nvml.binding import Binding
 from exporter.sources.nvml.gpu import GpuReader, MigReader, Place
 from exporter.sources.nvml.library import (
@@ -33,6 +35,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOST = Reading("mps_gpu_up", 0.0)
+NOT_PLANNED = float("inf")
+
+SILENT_SECONDS = 5.0
+"""Nobody ticks who has not done so for this long: then a collection does what a tick should."""
 
 TICK_SECONDS = 1.0
 """How often :meth:`Nvml.tick` wants to be called.
@@ -77,7 +83,9 @@ class NvmlOptions:
     retry_seconds: float = 10.0
     """How often to try again where NVML is missing."""
     lost_retry_seconds: float = 60.0
-    """How often to initialize NVML anew while a GPU is lost."""
+    """How long after a GPU was lost to initialize NVML anew; then after twice that, and so on."""
+    lost_retry_most_seconds: float = 600.0
+    """How often at least."""
     mig_refresh_seconds: float = 10.0
     """How often to look for new MIG instances."""
     leave_seconds: float = 3.0
@@ -105,6 +113,11 @@ class Nvml:
         self._unreadable: dict[int, str] = {}
         self._lost: frozenset[str] = frozenset()
         self._retry_at = 0.0
+        """When to try again after an error."""
+        self._reopen_at = NOT_PLANNED
+        self._reopen_after = self._options.lost_retry_seconds
+        self._watch_at = 0.0
+        self._observed_at = self._ticked_at = -SILENT_SECONDS
         self._bound: frozenset[str] | None = None
         self._driver_version: str | None = None
         self._cuda_version: str | None = None
@@ -120,7 +133,8 @@ class Nvml:
     def observe(self) -> NvmlObservation:
         """Read all GPUs. Blocks; never raises for what NVML does."""
         at = self._clock.wall()
-        if not self._ready():
+        self._observed_at = self._clock.monotonic()
+        if not self._ready(reopen=self._observed_at - self._ticked_at > SILENT_SECONDS):
             return self._absent(at)
         gpus = self._observe_gpus()
         if self._session_gone():
@@ -128,8 +142,7 @@ class Nvml:
             if not self._ready():
                 return self._absent(at)
             gpus = self._observe_gpus()
-        self._plan_reopening(any(gpu.lost for gpu in gpus))
-        self._log_losses(gpus)
+        self._note_losses(gpus)
         return NvmlObservation(
             at=at,
             outcome=Outcome.OK,
@@ -143,10 +156,18 @@ class Nvml:
 
         Wanted every TICK_SECONDS.
         """
-        if self._open and not self._closing:
-            now = self._clock.monotonic()
-            for reader in self._readers():
-                reader.tick(now)
+        if not self._open or self._closing:
+            return
+        now = self._ticked_at = self._clock.monotonic()
+        if now >= self._reopen_at and now - self._observed_at < 2 * TICK_SECONDS:
+            # Just after a collection: by the next one the handles have answers and a GPM interval.
+            if self._ready(reopen=True):
+                self._note_losses(self._observe_gpus())
+            return
+        for reader in self._readers():
+            reader.tick(now)
+        if not self._watcher.started and now >= self._watch_at:
+            self._watch(now)
 
     def close(self) -> None:
         """Stop the thread and let go of the driver.
@@ -158,11 +179,16 @@ class Nvml:
 
     # The session: from nvmlInit to nvmlShutdown
 
-    def _ready(self) -> bool:
+    def _ready(self, *, reopen: bool = False) -> bool:
+        """Open NVML where that is needed; gives whether it can be read.
+
+        Args:
+            reopen: Open it anew also for a GPU that is lost, where that is due.
+        """
         now = self._clock.monotonic()
         bound = self._bound_gpus()
-        lost_again = self._open and self._retry_at and now >= self._retry_at
-        if self._open and not self._closing and bound == self._bound and not lost_again:
+        lost = reopen and now >= self._reopen_at
+        if self._open and not self._closing and bound == self._bound and not lost:
             return True
         if self._error is not None and now < self._retry_at and bound == self._bound:
             return False
@@ -179,7 +205,7 @@ class Nvml:
             return False
         if self._logged:
             log.info("the GPUs can be read again")
-        self._error, self._logged, self._retry_at = None, "", 0.0
+        self._error, self._logged, self._reopen_at = None, "", NOT_PLANNED
         return True
 
     def _open_session(self) -> None:
@@ -190,43 +216,51 @@ class Nvml:
         )
         self._cuda_version = self._optional(self._read_cuda_version)
         count = self._library.system_number("nvmlDeviceGetCount")
-        for index in range(count):
-            self._add_gpu(index)
-        seen = {reader.place.uuid for reader in self._gpus}
-        seen |= {gpu.uuid for gpu in self._dead}
-        self._dead += [
-            replace(gpu, processes=None, readings=(), lost=True)
-            for uuid, gpu in self._known.items()
-            if uuid not in seen
-        ]
+        gone = [index for index in range(count) if not self._add_gpu(index)]
+        self._dead = list(self._missing(gone))
+        self._watch(self._clock.monotonic())
+
+    def _missing(self, gone: list[int]) -> Iterator[GpuObservation]:
+        """The GPUs that were there and are not, and those at an index that never told their UUID.
+
+        An index tells little: it shifts when another GPU is gone. So one whose GPU answers at
+        another index now stands for some other GPU that is missing, if there is one.
+        """
+        here = {reader.place.uuid for reader in self._gpus}
+        missing = [gpu for uuid, gpu in self._known.items() if uuid not in here]
+        for gpu in missing:
+            yield replace(gpu, processes=None, unread_lists=(), readings=(), lost=True)
+        own = {gpu.index for gpu in missing}
+        nameless = [index for index in gone if index not in own]
+        others = sum(index not in gone for index in own)
+        for index in nameless[others:]:
+            yield GpuObservation(index, "", lost=True)
+
+    def _watch(self, now: float) -> None:
+        """Wait for Xids. Where that is refused, it is tried again, rarely."""
+        self._watch_at = now + RARELY_SECONDS
         if self._options.xid_events:
             self._watcher.start([(reader.device, reader.place.uuid) for reader in self._gpus])
 
-    def _add_gpu(self, index: int) -> None:
+    def _add_gpu(self, index: int) -> bool:
+        """Open one GPU; gives False where NVML says that it is gone."""
         try:
             device = self._library.device(index)
             uuid = self._library.text("nvmlDeviceGetUUID", device)
         except NvmlError as error:
             if error.code in SESSION_GONE:
                 raise
-            self._note_unreadable(index, error)
-            return
+            if self._unreadable.get(index) != str(error):
+                self._unreadable[index] = str(error)
+                log.warning("GPU %d cannot be opened: %s", index, error)
+            return error.code not in GPU_GONE
         place = Place(index, uuid)
         totals = self._totals.setdefault(uuid, Totals())
         reader = GpuReader(self._library, device, place, totals, serials=self._options.serials)
         self._gpus.append(reader)
         if self._unreadable.pop(index, None):
             log.info("GPU %d can be opened again", index)
-
-    def _note_unreadable(self, index: int, error: NvmlError) -> None:
-        if self._unreadable.get(index) != str(error):
-            self._unreadable[index] = str(error)
-            log.warning("GPU %d cannot be opened: %s", index, error)
-        if error.code not in GPU_GONE:
-            return
-        known = [gpu for gpu in self._known.values() if gpu.index == index]
-        gone = known[0] if known else GpuObservation(index, "")
-        self._dead.append(replace(gone, processes=None, readings=(), lost=True))
+        return True
 
     def _close_session(self, patience_seconds: float) -> bool:
         """Shut NVML down, unless the Xid thread is still inside; gives whether it is shut down."""
@@ -249,11 +283,19 @@ class Nvml:
     def _session_gone(self) -> bool:
         return any(reader.answers.session_gone for reader in self._readers())
 
-    def _plan_reopening(self, lost: bool) -> None:
+    def _note_losses(self, gpus: list[GpuObservation]) -> None:
+        """Say which GPUs are lost or back, and plan when to look for the lost ones anew."""
+        lost = frozenset(gpu.uuid for gpu in gpus if gpu.lost)
+        options = self._options
         if not lost:
-            self._retry_at = 0.0
-        elif not self._retry_at:
-            self._retry_at = self._clock.monotonic() + self._options.lost_retry_seconds
+            self._reopen_at = NOT_PLANNED
+        elif lost != self._lost or self._reopen_at == NOT_PLANNED:
+            again = lost == self._lost
+            doubled = min(2 * self._reopen_after, options.lost_retry_most_seconds)
+            self._reopen_after = doubled if again else options.lost_retry_seconds
+            self._reopen_at = self._clock.monotonic() + self._reopen_after
+        self._log_losses(lost)
+        self._lost = lost
 
     # What there is
 
@@ -265,13 +307,13 @@ class Nvml:
             instances = self._mig_instances(reader, now) if not gpu.lost else []
             if instances:
                 # A process of a divided GPU is listed with its instance, and only there.
-                gpu = replace(gpu, processes=())
+                gpu = replace(gpu, processes=(), unread_lists=())
             found.append(self._with_xids(gpu))
             found += [instance.observe(now) for instance in instances]
         found += [self._with_xids(gpu) for gpu in self._dead]
         for gpu in found:
             if not gpu.lost and gpu.parent_uuid is None:
-                self._known[gpu.uuid] = replace(gpu, processes=None, readings=())
+                self._known[gpu.uuid] = replace(gpu, processes=None, unread_lists=(), readings=())
         return found
 
     def _with_xids(self, gpu: GpuObservation) -> GpuObservation:
@@ -356,13 +398,11 @@ class Nvml:
         outcome = Outcome.ABSENT if code in SESSION_GONE else Outcome.REFUSED
         return NvmlObservation(at=at, outcome=outcome, error=_explain(self._error))
 
-    def _log_losses(self, gpus: list[GpuObservation]) -> None:
-        lost = frozenset(gpu.uuid for gpu in gpus if gpu.lost)
+    def _log_losses(self, lost: frozenset[str]) -> None:
         for uuid in sorted(lost - self._lost):
             log.warning("GPU %s is lost: it has fallen off the bus or must be reset", uuid)
         for uuid in sorted(self._lost - lost):
             log.info("GPU %s is back", uuid)
-        self._lost = lost
 
     def _log_absence(self, error: NvmlError) -> None:
         text = _explain(error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from exporter.observations import Reading
@@ -47,11 +47,14 @@ class XidCounts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[str, dict[int, XidCount]] = {}
+        self._watched: frozenset[str] = frozenset()
 
-    def watch(self, uuid: str) -> None:
-        """From now on the absence of Xids of this GPU means something."""
+    def watch(self, uuids: Iterable[str]) -> None:
+        """From now on the absence of Xids of these GPUs, and of no others, means something."""
         with self._lock:
-            self._counts.setdefault(uuid, {code: XidCount() for code in USUAL_CODES})
+            self._watched = frozenset(uuids)
+            for uuid in self._watched:
+                self._counts.setdefault(uuid, {code: XidCount() for code in USUAL_CODES})
 
     def add(self, uuid: str, xid: int, at: float) -> None:
         """One more."""
@@ -61,16 +64,22 @@ class XidCounts:
             counted.last_at = at
 
     def readings(self, uuid: str) -> Iterator[Reading]:
-        """The counters of one GPU; none where nobody watches."""
+        """What is known of one GPU.
+
+        Counters only while somebody watches: one that stands still says that nothing happened. When
+        an Xid came last stays true, and is what a person wants to know of a GPU that is lost.
+        """
         with self._lock:
+            watched = uuid in self._watched
             counts = sorted(self._counts.get(uuid, {}).items())
-            readings = [reading for xid, count in counts for reading in _readings(xid, count)]
+            readings = [one for xid, count in counts for one in _readings(xid, count, watched)]
         return iter(readings)
 
 
-def _readings(xid: int, counted: XidCount) -> Iterator[Reading]:
+def _readings(xid: int, counted: XidCount, watched: bool) -> Iterator[Reading]:
     labels = (("xid", str(xid)),)
-    yield Reading("mps_gpu_xid_errors_total", counted.count, labels)
+    if watched:
+        yield Reading("mps_gpu_xid_errors_total", counted.count, labels)
     if counted.last_at is not None:
         yield Reading("mps_gpu_last_xid_timestamp_seconds", counted.last_at, labels)
 
@@ -86,13 +95,19 @@ class XidWatcher:
         self._wall_clock = wall_clock
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._said: set[str] = set()
+
+    @property
+    def started(self) -> bool:
+        """Whether somebody waits for events."""
+        return self._thread is not None and self._thread.is_alive()
 
     def start(self, devices: Sequence[tuple[Device, str]]) -> None:
         """Watch these (device, UUID) pairs; those that report no events are left out."""
         try:
             events = self._library.event_set()
         except NvmlError as error:
-            log.info("Xid errors cannot be watched: %s", error)
+            self._say_once(f"Xid errors cannot be watched: {error}")
             return
         watched: dict[int, str] = {}
         for device, uuid in devices:
@@ -100,9 +115,9 @@ class XidWatcher:
                 self._library.register_events(device, XID_CRITICAL_ERROR, events)
                 watched[self._library.device_key(device)] = uuid
             except NvmlError as error:
-                log.info("GPU %s: Xid errors cannot be watched: %s", uuid, code_name(error.code))
-            else:
-                self._counts.watch(uuid)
+                why = code_name(error.code)
+                self._say_once(f"GPU {uuid}: Xid errors cannot be watched: {why}")
+        self._counts.watch(watched.values())
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(events, watched, self._stop), name="nvml-xid", daemon=True
@@ -115,6 +130,7 @@ class XidWatcher:
                 event = self._library.wait_event(events, WAIT_MILLISECONDS)
             except NvmlError as error:
                 if error.code in SESSION_GONE:
+                    self._counts.watch(())
                     break
                 # A lost GPU makes the wait fail at once, every time.
                 stop.wait(PAUSE_SECONDS)
@@ -138,9 +154,15 @@ class XidWatcher:
             end the process.
         """
         self._stop.set()
+        self._counts.watch(())
         if self._thread is not None:
             self._thread.join(patience_seconds)
             if self._thread.is_alive():
                 return False
             self._thread = None
         return True
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            log.info("%s", text)

@@ -1,0 +1,67 @@
+"""A host with made-up GPUs: the source over a FakeNvml, and what it says, easy to ask for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from exporter.observations import GpuObservation, NvmlObservation
+from exporter.sources.nvml import TICK_SECONDS, Clock, Nvml, NvmlOptions
+from tests.support.fake_nvml import FakeDevice, FakeNvml
+
+GPM = dict.fromkeys((1, 2, 3, 4, 5, 10, 11, 12, 13), 100.0) | {20: 10.0, 21: 20.0}
+"""GPM metrics while busy: percentages, and MiB/s."""
+OPTIONS = NvmlOptions(driver_directory="/nonexistent", leave_seconds=2.0)
+
+
+def gpu(name: str = "GPU-0", share: float = 0.5) -> FakeDevice:
+    """A GPU that is busy for this share of the time."""
+    return FakeDevice(name, busy=lambda now: now * share, metrics=GPM)
+
+
+@contextmanager
+def opened(library: FakeNvml, options: NvmlOptions = OPTIONS) -> Iterator[Nvml]:
+    """The source; when it is closed, nothing of it is left in NVML."""
+    nvml = Nvml(library, Clock(library.wall, lambda: library.now), options)
+    try:
+        yield nvml
+    finally:
+        nvml.close()
+    assert library.live_samples == 0
+    assert library.initialized == 0
+
+
+def values(seen: GpuObservation) -> dict[str, float]:
+    """Readings by metric and label values: "mps_gpu_clock_hertz,sm"."""
+    return {
+        ",".join((one.metric, *(value for _, value in one.labels))): one.value
+        for one in seen.readings
+    }
+
+
+def only(seen: NvmlObservation) -> dict[str, float]:
+    """The readings of the only GPU."""
+    (one,) = seen.gpus
+    return values(one)
+
+
+def of(seen: NvmlObservation, uuid: str) -> dict[str, float]:
+    """The readings of this GPU, which is there once."""
+    (one,) = [found for found in seen.gpus if found.uuid == uuid]
+    return values(one)
+
+
+def pass_time(library: FakeNvml, nvml: Nvml, seconds: float) -> None:
+    """As the service does: a tick every second."""
+    for _ in range(round(seconds / TICK_SECONDS)):
+        library.now += TICK_SECONDS
+        nvml.tick()
+
+
+def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    """Wait for another thread."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
