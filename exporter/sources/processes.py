@@ -1,7 +1,12 @@
-"""Facts about processes, read from /proc by PID and kept while they stay true."""
+"""Facts about processes, read from /proc by PID and kept while they stay true.
+
+That a process is gone is said by the kernel alone: ENOENT, or ESRCH while it is being read. Another
+error, as when no file descriptor is left for a moment, says nothing of it: it is raised, or told.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import time
@@ -33,6 +38,12 @@ _CHUNK_BYTES = 1 << 16
 _LINE_BYTES = 1 << 12
 _MAX_BYTES = 1 << 22
 _ENDED = frozenset("ZX")
+_GONE = (errno.ENOENT, errno.ESRCH)
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
+_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Ours or the host's, and soon over: what is asked is there all the same."""
+_CLOCK_STEP_SECONDS = 2.0
+"""The boot time is told in whole seconds, and moves a little where the clock is being adjusted."""
 
 
 @dataclass(slots=True)
@@ -51,6 +62,10 @@ class Processes:
     A PID that was reused shows by its start time, a program that was replaced (exec) mostly by its
     name; the rest (control group, user) is read again every minute. A process that vanishes while
     it is read is absent.
+
+    The kernel counts start times from the boot, and the time of the boot moves when the clock is
+    set. A process keeps the start time with which it was seen first, and a new one gets the
+    clock's: so both agree with what was logged when they started.
 
     Args:
         root: Where procfs is mounted.
@@ -71,7 +86,8 @@ class Processes:
         self._known: dict[int, _Known] = {}
         self._listings = 0
         self._first_listed: dict[int, int] = {}
-        self._boot_time: float | None = None
+        self._boot_time = float("-inf")
+        self._boot_time_is_fresh = False
         self._ticks_per_second = os.sysconf("SC_CLK_TCK")
 
     def all(self) -> Iterator[int]:
@@ -91,7 +107,7 @@ class Processes:
         its life a few listings later, and saves three quarters of the cost.
 
         Raises:
-            OSError: /proc cannot be listed.
+            OSError: /proc cannot be listed, or names in it cannot be read now.
         """
         self._listings += 1
         now, before, first_listed = self._listings, self._first_listed, dict[int, int]()
@@ -115,7 +131,7 @@ class Processes:
 
         (The arguments would take a lock that a process stuck in the kernel may hold.)
         """
-        return _read_line(f"{self.root}/{pid}/comm")[:-1]
+        return (_read_line(f"{self.root}/{pid}/comm") or b"")[:-1]
 
     def arguments(self, pid: int) -> tuple[str, ...]:
         """Read a process's arguments; empty when there are none, or they cannot be read."""
@@ -125,32 +141,51 @@ class Processes:
         """Read the Unix sockets of a process's network namespace; no right is needed for that."""
         return self._read(pid, "net/unix") or b""
 
-    def identify(self, pids: Iterable[int]) -> dict[int, ProcessFacts]:
-        """Give the facts of those that are there."""
-        found = {}
+    def identify(self, pids: Iterable[int]) -> tuple[dict[int, ProcessFacts], dict[int, OSError]]:
+        """Give the facts of those that are there, and of whom nothing can be said now, and why."""
+        found, unknown = dict[int, ProcessFacts](), dict[int, OSError]()
+        self._boot_time_is_fresh = False
         for pid in pids:
-            if (facts := self.facts(pid)) is not None:
-                found[pid] = facts
+            try:
+                facts = self.facts(pid)
+            except OSError as error:
+                unknown[pid] = error
+            else:
+                if facts is not None:
+                    found[pid] = facts
         self._drop_old()
-        return found
+        return found, unknown
 
     def facts(self, pid: int) -> ProcessFacts | None:
-        """Give the facts of one process; None: it is not there, or hidden from us.
+        """Give the facts of one process; None: it is not there.
 
         Facts that did not change are the same object as the last time.
+
+        Raises:
+            OSError: Whether it is there cannot be told.
         """
-        stat = parse_stat(_read_line(f"{self.root}/{pid}/stat")) if pid > 0 else None
+        line = _read_line(f"{self.root}/{pid}/stat", hidden=False) if pid > 0 else None
+        stat = None if line is None else parse_stat(line)
+        known = self._known.get(pid)
         if stat is None:
             self._known.pop(pid, None)
             return None
-        known = self._known.get(pid)
         if known is None or not self._still_true(known, stat):
-            known = self._learn(pid, stat)
-            self._known[pid] = known
+            known = self._known[pid] = self._relearned(pid, stat, known)
         facts = known.facts
         if facts.state != stat.state or facts.parent_pid != stat.parent_pid:
             facts = known.facts = replace(facts, state=stat.state, parent_pid=stat.parent_pid)
         return facts
+
+    def _relearned(self, pid: int, stat: Stat, known: _Known | None) -> _Known:
+        same = known is not None and known.start_ticks == stat.start_ticks
+        before = known if same else None
+        try:
+            return self._learn(pid, stat, before)
+        except OSError:
+            if before is None:
+                raise
+            return before
 
     def _still_true(self, known: _Known, stat: Stat) -> bool:
         return (
@@ -158,14 +193,16 @@ class Processes:
             and (self._clock() - known.read_at < _REFRESH_SECONDS)
         ) or (known.start_ticks == stat.start_ticks and stat.state in _ENDED)
 
-    def _learn(self, pid: int, stat: Stat) -> _Known:
+    def _learn(self, pid: int, stat: Stat, before: _Known | None) -> _Known:
         status = parse_status(self._read(pid, "status") or b"")
         arguments = self.arguments(pid)
         environment = None if stat.state in _ENDED else self._read(pid, "environ")
         cgroup = self._read(pid, "cgroup")
         facts = ProcessFacts(
             pid=pid,
-            start_time_seconds=self._booted_at() + stat.start_ticks / self._ticks_per_second,
+            start_time_seconds=before.facts.start_time_seconds
+            if before is not None
+            else self._booted_at() + stat.start_ticks / self._ticks_per_second,
             uid=status.uid,
             user=self._users.name(status.uid),
             name=PurePosixPath(arguments[0]).name if arguments and arguments[0] else stat.comm,
@@ -177,11 +214,16 @@ class Processes:
         return _Known(stat.start_ticks, stat.comm, self._clock(), facts)
 
     def _booted_at(self) -> float:
-        """When the host started, Unix time: read once, so that a process keeps its start time."""
-        if self._boot_time is None:
-            raw = _read_file(f"{self.root}/stat") or b""
-            found = parse_boot_time(raw)
-            self._boot_time = _own_boot_time() if found is None else found
+        """When the host started, by its clock of now (Unix time).
+
+        It is read once in a look at processes, and only when one of them is new.
+        """
+        if not self._boot_time_is_fresh:
+            self._boot_time_is_fresh = True
+            found = parse_boot_time(_read_file(f"{self.root}/stat") or b"")
+            boot_time = _own_boot_time() if found is None else found
+            if abs(boot_time - self._boot_time) > _CLOCK_STEP_SECONDS:
+                self._boot_time = boot_time
         return self._boot_time
 
     def _namespace(self, pid: int) -> int | None:
@@ -202,38 +244,49 @@ def _own_boot_time() -> float:
 
 
 def _read_file(path: str) -> bytes | None:
-    """Read a file of /proc; None: it is not there, or not for us."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        parts, size = [], 0
-        while (part := os.read(file, _CHUNK_BYTES)) and size < _MAX_BYTES:
-            parts.append(part)
-            size += len(part)
-        return b"".join(parts)
-    except OSError:
-        return None
-    finally:
-        os.close(file)
+    """Read a file of /proc; None: it is not there, or not for us.
 
-
-def _read_line(path: str) -> bytes:
-    """Read a file of /proc that is one line; the kernel gives such a one in the first read.
-
-    Hundreds of them are read at each collection: a second read, to see the end, would double that.
+    Raises:
+        OSError: Not now.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
+        try:
+            parts, size = [], 0
+            while (part := os.read(file, _CHUNK_BYTES)) and size < _MAX_BYTES:
+                parts.append(part)
+                size += len(part)
+            return b"".join(parts)
+        finally:
+            os.close(file)
+    except OSError as error:
+        if error.errno in _SHORTAGE:
+            raise
+        return None
+
+
+def _read_line(path: str, *, hidden: bool = True) -> bytes | None:
+    """Read a file of /proc that is one line; the kernel gives such a one in the first read.
+
+    Hundreds of them are read at each collection: a second read, to see the end, would double that.
+
+    Args:
+        path: Of a file that every process has, so without it there is no process: None.
+        hidden: Whether a process that we may not see counts as one that is not there.
+
+    Raises:
+        OSError: Whether it is there cannot be told.
+    """
     try:
-        return os.read(file, _LINE_BYTES)
-    except OSError:
-        return b""
-    finally:
-        os.close(file)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(file, _LINE_BYTES)
+        finally:
+            os.close(file)
+    except OSError as error:
+        if error.errno in _GONE or (hidden and error.errno in _FORBIDDEN):
+            return None
+        raise
 
 
 class _Users:
@@ -249,8 +302,8 @@ class _Users:
         if uid is None:
             return None
         if self._clock() - self._read_at >= _REFRESH_SECONDS:
-            self._read_at = self._clock()
             self._names = {**parse_passwd(_read_file(self._passwd) or b"")}
+            self._read_at = self._clock()
         if uid not in self._names:
             self._names[uid] = _directory_name(uid) if self._passwd == HOST_USERS else None
         return self._names[uid]

@@ -134,7 +134,7 @@ class Procfs:
             search: Also give daemons that nobody configured.
 
         Raises:
-            OSError: /proc cannot be listed.
+            OSError: /proc cannot be listed, or the daemons in it cannot be read now.
         """
         programs = self._programs()
         self._unplaced = []
@@ -158,18 +158,18 @@ class Procfs:
 
     def identify(self, pids: Iterable[int]) -> dict[int, ProcessFacts]:
         """Give the facts of those processes that are there, by PID as this mount shows it."""
-        return self._processes.identify(pids)
+        return self._processes.identify(pids)[0]
 
     def observe(self, pids: Iterable[int]) -> ProcfsObservation:
         """Give the daemons found last, and the facts of these processes."""
         wanted = set(pids)
-        processes = self.identify(wanted)
+        processes, unknown = self._processes.identify(wanted)
         return ProcfsObservation(
             at=self._now(),
             daemons=self._found,
             processes=processes,
-            gone=tuple(sorted(wanted - processes.keys())),
-            error=self._complaint(),
+            gone=tuple(sorted(wanted - processes.keys() - unknown.keys())),
+            error=self._complaint() or _unread(unknown),
             unreadable_environments=sum(
                 facts.mps_environment is None and facts.state not in "ZX"
                 for facts in processes.values()
@@ -178,7 +178,9 @@ class Procfs:
 
     def _programs(self) -> list[_Program]:
         """Give all processes of MPS's programs, by PID."""
-        facts = self._processes.identify(sorted(self._processes.running(_COMM)))
+        facts, unknown = self._processes.identify(sorted(self._processes.running(_COMM)))
+        for error in unknown.values():
+            raise error
         return [_Program(process, self._processes.arguments(pid)) for pid, process in facts.items()]
 
     def _daemon(
@@ -261,6 +263,20 @@ class Procfs:
             " tells its pipe directory; name it with --mps.pipe-directory, or give the exporter"
             " CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
         )
+
+
+def _unread(unknown: Mapping[int, OSError]) -> str | None:
+    """Say of whom nothing can be said now.
+
+    (Processes that are hidden from us, as by the mount option hidepid=1, are no failure.)
+    """
+    errors = {
+        pid: error for pid, error in unknown.items() if not isinstance(error, PermissionError)
+    }
+    if not errors:
+        return None
+    why = sorted({error.strerror or str(error) for error in errors.values()})
+    return f"{len(errors)} processes cannot be read in /proc: {', '.join(why).lower()}"
 
 
 def _identity(path: str) -> tuple[int, int] | None:

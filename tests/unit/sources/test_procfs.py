@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -492,6 +494,85 @@ def test_start_times_do_not_move_when_the_clock_does(proc: FakeProc) -> None:
     (proc.root / "stat").write_text(f"btime {BOOT_TIME + 1}\n")
     proc.add(5, argv=["b"], started=1)
     assert source.identify([5])[5].start_time_seconds == before
+
+
+def test_after_the_clock_was_set_new_processes_have_its_time(proc: FakeProc) -> None:
+    """As their log lines do; one that is known started when it was logged to have started."""
+    source = Procfs(str(proc.root))
+    proc.add(5, argv=["a"], started=1000)
+    assert source.identify([5])[5].start_time_seconds == BOOT_TIME + 1000
+    (proc.root / "stat").write_text(f"btime {BOOT_TIME - 5}\n")
+    proc.add(6, argv=["b"], started=1060)
+    seen = source.identify([5, 6])
+    assert seen[5].start_time_seconds == BOOT_TIME + 1000
+    assert seen[6].start_time_seconds == BOOT_TIME - 5 + 1060
+    proc.add(5, argv=["c"], started=1000)  # another program, the same process
+    assert source.identify([5])[5].start_time_seconds == BOOT_TIME + 1000
+
+
+@contextmanager
+def no_reading(code: int, *names: str) -> Iterator[None]:
+    """Let files of these names fail to open."""
+    real = os.open
+
+    def failing(path: str, *more: Any, **options: Any) -> int:
+        if Path(path).name in names:
+            raise OSError(code, os.strerror(code))
+        return real(path, *more, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", failing)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (errno.EMFILE, "too many open files"),
+        (errno.ENFILE, "too many open files in system"),
+        (errno.ENOMEM, "cannot allocate memory"),
+        (errno.EIO, "input/output error"),
+    ],
+)
+def test_who_cannot_be_looked_at_is_not_gone(proc: FakeProc, code: int, why: str) -> None:
+    source = Procfs(str(proc.root))
+    for pid in (5, 6):
+        proc.add(pid, argv=["a"], started=1)
+    before = source.observe([5]).processes[5]
+    with no_reading(code, "stat"):
+        seen = source.observe([5, 6])
+    assert (seen.processes, seen.gone) == ({}, ())
+    assert seen.error == f"2 processes cannot be read in /proc: {why}"
+    after = source.observe([5, 6, 7])
+    assert (after.processes[5], after.gone, after.error) == (before, (7,), None)
+
+
+def test_one_that_is_hidden_is_neither_gone_nor_a_failure(proc: FakeProc) -> None:
+    """As by the mount option hidepid=1."""
+    proc.add(5, argv=["a"])
+    with no_reading(errno.EPERM, "stat", "comm"):
+        seen = Procfs(str(proc.root)).observe([5])
+        assert found(proc) == ()
+    assert (seen.processes, seen.gone, seen.error) == ({}, (), None)
+
+
+@pytest.mark.parametrize("name", ["comm", "stat", "environ", "cmdline"])
+def test_daemons_that_cannot_be_looked_at_are_not_gone(
+    proc: FakeProc, tmp_path: Path, name: str
+) -> None:
+    daemon(proc, 413, tmp_path / "pipe")
+    with no_reading(errno.EMFILE, name), pytest.raises(OSError, match="Too many open files"):
+        found(proc)
+
+
+def test_what_was_known_of_a_process_outlives_a_shortage(proc: FakeProc) -> None:
+    now = 0.0
+    source = Procfs(str(proc.root), clock=lambda: now)
+    proc.add(5, argv=["a"], environ={"CUDA_MPS_X": "1"})
+    before = source.identify([5])[5]
+    now = 61.0  # time to read it all again
+    with no_reading(errno.EMFILE, "environ"):
+        assert source.identify([5])[5] == before
 
 
 def test_a_missing_procfs_is_an_error(tmp_path: Path) -> None:
