@@ -475,9 +475,11 @@ async def _keep(writer: RecordingWriter, stop: asyncio.Event) -> None:
 
 def _on_signals(action: Callable[[], object], *signals: signal.Signals) -> None:
     for received in signals:
-        # nohup(1) has SIGHUP ignored, and means it.
-        if signal.getsignal(received) is not signal.SIG_IGN:
-            asyncio.get_running_loop().add_signal_handler(received, action)
+        # nohup(1) has SIGHUP ignored, and means it. A shell that has SIGINT ignored, for what it
+        # runs in the background, only keeps Ctrl-C for itself.
+        if received is signal.SIGHUP and signal.getsignal(received) is signal.SIG_IGN:
+            continue
+        asyncio.get_running_loop().add_signal_handler(received, action)
 
 
 def _writer(path: Path, header: Header) -> RecordingWriter:
