@@ -58,7 +58,7 @@ class Rendered:
         watch = request.app.get(WEB_CONFIG)
         error = str(watch.error) if watch is not None and watch.error is not None else None
         people = request.app[EVENTS].people
-        # Not request.host: without the header it asks the resolver, which can take seconds.
+        # Not request.host: without the header, aiohttp before 3.14 asks the resolver, for seconds.
         host = request.headers.get("Host") or socket.gethostname()
 
         def encode() -> bytes:
