@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
+from exporter.sources.beneath import beneath
 from exporter.sources.processes import HOST_USERS, Processes
 from exporter.sources.procfs_text import (
     COMM_LENGTH,
@@ -123,6 +124,8 @@ class Procfs:
         self._with_root: frozenset[tuple[int, float]] = frozenset()
         self._writers: set[tuple[int, float]] = set()
         """Daemons that wrote the log in the default directory."""
+        self._default_log_of: str | None = None
+        """The pipe directory of the last daemon that had its log there."""
 
     def discover(
         self, configured: Sequence[tuple[str, str | None]], *, search: bool
@@ -150,10 +153,13 @@ class Procfs:
             if daemon is None:
                 continue
             known = entries.get(daemon.place.identity)
+            facts = _merged(known, daemon.facts(self._log_directory(daemon)), logs)
+            if _writes_the_default_log(facts):
+                self._default_log_of = facts.pipe_directory
             if known is not None or search:
-                facts = daemon.facts(self._log_directory(daemon))
-                entries[daemon.place.identity] = _merged(known, facts, logs)
-        self._found, self._with_root = _named_apart(entries.values(), self._with_root)
+                entries[daemon.place.identity] = facts
+        own = [self._without_anothers_log(facts, logs) for facts in entries.values()]
+        self._found, self._with_root = _named_apart(own, self._with_root)
         return self._found
 
     def identify(self, pids: Iterable[int]) -> dict[int, ProcessFacts]:
@@ -219,13 +225,14 @@ class Procfs:
         if environment is not None:
             named = environment.get("CUDA_MPS_PIPE_DIRECTORY")
             for directory in (named,) if named else DEFAULT_PIPE_DIRECTORIES:
-                yield _place(self._root_for(program.pid, directory), directory)
+                yield _place(*self._reached(program.pid, directory))
             return
         sockets = parse_control_sockets(self._processes.sockets(program.pid))
         for directory in dict.fromkeys((*DEFAULT_PIPE_DIRECTORIES, *configured, *sockets)):
             yield _place("", directory)
-            if root := self._root_for(program.pid, directory):
-                yield _place(root, directory)
+            root, inside = self._reached(program.pid, directory)
+            if root:
+                yield _place(root, inside)
 
     def _log_directory(self, daemon: _Daemon) -> str:
         """Give the log directory; "" when it cannot be told.
@@ -236,7 +243,11 @@ class Procfs:
         process = daemon.program.process
         environment = process.mps_environment
         directory = (environment or {}).get("CUDA_MPS_LOG_DIRECTORY") or DEFAULT_LOG_DIRECTORY
-        root = daemon.place.root or self._root_for(process.pid, directory)
+        root = daemon.place.root
+        if root:
+            directory = beneath(root, directory)
+        else:
+            root, directory = self._reached(process.pid, directory)
         who = (process.pid, process.start_time_seconds)
         if environment is None and who not in self._writers:
             if not _wrote(f"{root}{directory}/control.log", process):
@@ -244,15 +255,27 @@ class Procfs:
             self._writers.add(who)
         return directory if daemon.place.root else root + directory
 
-    def _root_for(self, pid: int, directory: str) -> str:
-        """Give the prefix under which a process's directory is reached from here.
+    def _reached(self, pid: int, directory: str) -> tuple[str, str]:
+        """Give the prefix under which a process's directory is reached from here, and its name.
 
-        None is needed when the same directory has the same name here, or when nothing better can be
-        reached.
+        No prefix is needed when the same directory has the same name here, or when nothing better
+        can be reached.
         """
         root = f"{self._processes.root}/{pid}/root"
-        there = _identity(root + directory)
-        return root if there is not None and there != _identity(directory) else ""
+        inside = beneath(root, directory)
+        there = _identity(root + inside)
+        if there is not None and there != _identity(directory):
+            return root, inside
+        return "", directory
+
+    def _without_anothers_log(
+        self, facts: DaemonFacts, logs: Mapping[str, str | None]
+    ) -> DaemonFacts:
+        """Give a daemon that does not run no default log that another one writes, or wrote."""
+        guessed = facts.process is None and logs.get(facts.pipe_directory) is None
+        if guessed and self._default_log_of not in {None, facts.pipe_directory}:
+            return replace(facts, log_directory="")
+        return facts
 
     def _complaint(self) -> str | None:
         if not self._unplaced:
@@ -367,6 +390,13 @@ def _merged(
         directories_assumed=False,
         log_directory_assumed=found.log_directory_assumed and log_directory is None,
     )
+
+
+def _writes_the_default_log(daemon: DaemonFacts) -> bool:
+    if daemon.process is None or daemon.foreground or not daemon.log_directory:
+        return False
+    there = _identity(daemon.log_path)
+    return there is not None and there == _identity(DEFAULT_LOG_DIRECTORY)
 
 
 def _holds_the_lock(daemon: DaemonFacts) -> bool:

@@ -171,6 +171,33 @@ def test_a_configured_daemon_that_runs(proc: FakeProc, tmp_path: Path) -> None:
         assert facts.process is not None
 
 
+@pytest.mark.parametrize("search", [True, False])
+def test_one_that_does_not_run_is_given_no_log_of_another(
+    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, search: bool
+) -> None:
+    default = tmp_path / "log"
+    monkeypatch.setattr(procfs, "DEFAULT_LOG_DIRECTORY", str(default))
+    default.mkdir()
+    named = [(str(tmp_path / "mine"), None), (str(tmp_path / "told"), str(default))]
+    source = Procfs(str(proc.root))
+
+    def logs() -> dict[str, str]:
+        daemons = source.discover(named, search=search)
+        return {Path(one.pipe_directory).name: one.log_directory for one in daemons}
+
+    (tmp_path / "other").mkdir()
+    proc.add(413, argv=[CONTROL, "-d"], environ=environment(tmp_path / "other"))
+    alone = {"mine": str(default), "told": str(default)}
+    assert logs() == alone | {"mine": ""} | ({"other": str(default)} if search else {})
+    proc.remove(413)
+    assert logs() == alone | {"mine": ""}  # the lines in it are still the other's
+    (tmp_path / "mine").mkdir()
+    proc.add(414, argv=[CONTROL, "-d"], environ=environment(tmp_path / "mine"))
+    assert logs() == alone
+    proc.remove(414)
+    assert logs() == alone
+
+
 def test_without_search_only_what_was_configured(proc: FakeProc, tmp_path: Path) -> None:
     daemon(proc, 5, tmp_path / "a")
     daemon(proc, 6, tmp_path / "b")
@@ -207,10 +234,9 @@ def test_a_daemon_with_a_root_of_its_own(proc: FakeProc, tmp_path: Path) -> None
 def test_its_directory_mounted_from_here_has_the_name_that_was_configured(
     proc: FakeProc, tmp_path: Path
 ) -> None:
-    root, pipe = tmp_path / "container", tmp_path / "run" / "pipe"
-    (root / "mps").mkdir(parents=True)
+    root = tmp_path / "container"
+    pipe = root / "mps" / "pipe"
     pipe.mkdir(parents=True)
-    (root / "mps" / "pipe").symlink_to(pipe)
     (root / "mps" / "log").mkdir()
     variables = environment(Path("/mps/pipe"), Path("/mps/log"))
     proc.add(5, argv=[CONTROL, "-f"], environ=variables, sees=root)
@@ -221,21 +247,61 @@ def test_its_directory_mounted_from_here_has_the_name_that_was_configured(
 
 
 def test_the_same_directory_under_the_same_name_needs_no_prefix(
-    proc: FakeProc, tmp_path: Path
+    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = tmp_path / "pipe"
     pipe.mkdir()
-    log = tmp_path / "container" / "inner-log"
-    log.mkdir(parents=True)
     root = tmp_path / "container"
-    mirrored = root / str(pipe).lstrip("/")
-    mirrored.parent.mkdir(parents=True)
-    mirrored.symlink_to(pipe)
+    log = root / "inner-log"
+    log.mkdir(parents=True)
+    # As if it were mounted there, too.
+    real, mirrored = procfs._identity, f"{proc.root}/5/root{pipe}"
+    monkeypatch.setattr(
+        procfs, "_identity", lambda path: real(str(pipe) if path == mirrored else path)
+    )
     variables = environment(pipe, Path("/inner-log"))
     proc.add(5, argv=[CONTROL, "-d"], environ=variables, sees=root)
     (facts,) = found(proc)
     assert (facts.pipe_directory, facts.root) == (str(pipe), "")
     assert Path(facts.log_path).samefile(log)
+
+
+def test_links_in_a_container_lead_to_what_is_in_it(proc: FakeProc, tmp_path: Path) -> None:
+    """The host has a directory of the name that the container's link has."""
+    outside, root = tmp_path / "run", tmp_path / "container"
+    inside = root / str(outside).lstrip("/")
+    for folder in (outside, inside):
+        (folder / "mps").mkdir(parents=True)
+        (folder / "log").mkdir()
+    (root / "var").mkdir()
+    (root / "var" / "run").symlink_to(outside)  # /var/run -> /run
+    (root / "var" / "log").symlink_to(f"../../../../../../../../../../../../..{outside}/log")
+    variables = environment(Path("/var/run/mps"), Path("/var/log"))
+    proc.add(5, argv=[CONTROL, "-d"], environ=variables, sees=root)
+    (facts,) = found(proc)
+    assert facts.root == f"{proc.root}/5/root"
+    assert Path(facts.pipe_path).samefile(inside / "mps")
+    assert Path(facts.log_path).samefile(inside / "log")
+
+
+def test_links_that_stay_inside_keep_their_name(proc: FakeProc, tmp_path: Path) -> None:
+    root = tmp_path / "container"
+    (root / "run" / "mps").mkdir(parents=True)
+    (root / "var").mkdir()
+    (root / "var" / "run").symlink_to("../run")
+    proc.add(5, argv=[CONTROL, "-d"], environ=environment(Path("/var/run/mps")), sees=root)
+    (facts,) = found(proc)
+    assert facts.pipe_directory == "/var/run/mps"
+    assert Path(facts.pipe_path).samefile(root / "run" / "mps")
+
+
+def test_a_link_to_itself_leads_nowhere(proc: FakeProc, tmp_path: Path) -> None:
+    root = tmp_path / "container"
+    root.mkdir()
+    (root / "mps").symlink_to("/mps")
+    proc.add(5, argv=[CONTROL, "-d"], environ=environment(Path("/mps")), sees=root)
+    (facts,) = found(proc)
+    assert (facts.pipe_directory, facts.root) == ("/mps", "")
 
 
 def test_the_same_name_in_two_containers_is_told_apart(proc: FakeProc, tmp_path: Path) -> None:
