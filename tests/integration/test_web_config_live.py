@@ -378,6 +378,24 @@ async def test_a_file_that_breaks_later_changes_nothing(
         assert "read anew" in caplog.records[-1].getMessage()
 
 
+async def test_a_fault_of_ours_leaves_no_guest_waiting(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with visited(site, TLS) as address:
+        assert (await get(address, site.client()))[0] == 200
+
+        async def fail(*_: object, **__: object) -> None:
+            raise ValueError("nobody foresaw this")
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "connect_accepted_socket", fail, raising=False)
+        with pytest.raises(ClientError):
+            await asyncio.wait_for(get(address, site.client()), 5)
+        monkeypatch.undo()
+        assert (await get(address, site.client()))[0] == 200
+    assert [one.getMessage() for one in caplog.records] == ["a connection failed"]
+
+
 async def test_tls_is_not_switched_while_running(
     site: Site, quick: None, caplog: pytest.LogCaptureFixture
 ) -> None:
