@@ -12,13 +12,14 @@ class Breaker:
     """Open after a hang: 10 s, then twice as long each time, up to 300 s.
 
     Once the pause is over, the next question is the trial: an answer, of whatever kind, closes the
-    breaker, another hang opens it again.
+    breaker, another hang opens it again. A sign of life ends a long pause early: the trial may come
+    10 s after the hang.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._pause_seconds = 0.0
-        self._until = float("-inf")
+        self._hung_at = self._until = float("-inf")
 
     def left_seconds(self) -> float:
         """For how long nobody may ask; 0 when one may."""
@@ -28,8 +29,13 @@ class Breaker:
         """Open it; gives for how long."""
         longer = self._pause_seconds * 2 or FIRST_PAUSE_SECONDS
         self._pause_seconds = min(longer, LONGEST_PAUSE_SECONDS)
-        self._until = self._clock() + self._pause_seconds
+        self._hung_at = self._clock()
+        self._until = self._hung_at + self._pause_seconds
         return self._pause_seconds
+
+    def alive(self) -> None:
+        """It was seen to work since it hung: no need to wait for the whole pause."""
+        self._until = min(self._until, self._hung_at + FIRST_PAUSE_SECONDS)
 
     def answered(self) -> None:
         """Close it."""

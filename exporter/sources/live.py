@@ -28,6 +28,7 @@ from exporter.sources.mps_control import ControlTool
 from exporter.sources.mps_logs import Target, unread
 from exporter.sources.nvml import Nvml, NvmlOptions
 from exporter.sources.procfs import Procfs
+from exporter.sources.signs_of_life import last_service
 from exporter.sources.worker import BusyError, Worker, WorkerTimeoutError
 
 T = TypeVar("T")
@@ -95,6 +96,9 @@ class LiveHost:
         targets = [_target(one) for one in daemons if not one.foreground]
         async with self._turn("logs", deadline_seconds) as left:
             found = await self._logs.poll(targets, left)
+        for chunk in found.chunks:
+            if (at := last_service(chunk)) is not None:
+                self._control.evidence_of_life(chunk.pipe_directory, at)
         others = [unread(_target(one), FOREGROUND) for one in daemons if one.foreground]
         return replace(found, states=(*found.states, *(one for two in others for one in two)))
 

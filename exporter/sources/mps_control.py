@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from exporter.logfmt import Complaints
 from exporter.mps.control_text import (
@@ -43,8 +43,12 @@ SOCKET_PATH_BYTES = 107
 
 _RETRY_DELAY_SECONDS = 0.04
 _ATTEMPTS = 2
-_LEAST_SECONDS = 0.1
-"""With less time left a healthy daemon could look like one that hangs."""
+_LEAST_SECONDS = 0.5
+"""With less time left (or less than half of the deadline for one run) nobody is asked: on a busy
+host starting the tool takes a part of it."""
+_LEAST_FOR_ANOTHER_TRY_SECONDS = 0.1
+_PATIENT = 0.9
+"""Silence for this part of the deadline for one run, all together, is a hang."""
 
 _KEPT_OF_A_FLOOD = 4096
 _CROWDED = "another question to it is still under way"
@@ -74,6 +78,11 @@ class _Daemon:
     """For all questions."""
     server_breaker: Breaker
     """For questions that a server must answer: one that hangs again and again is asked less."""
+    silent_seconds: float = 0.0
+    """So long it was waited for its answer since the last one: a run that was given less time than
+    it should have had is no evidence, but several are."""
+    hung_at: float = float("-inf")
+    """When it was given up last (Unix time)."""
     probe: ControlObservation | None = None
     probed_at: float = float("-inf")
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -125,7 +134,7 @@ class ControlTool:
             if (why := _why_not(daemon, known.breaker)) is not None:
                 return self._unasked(daemon, "probe", why)
             at, clock = self._now(), self._clock()
-            exchange = await self._ask(daemon, PROBE, deadline)
+            exchange = await self._ask(daemon, known, PROBE, deadline)
             observation = self._conclude(daemon, known, "probe", at, (exchange,))
             if exchange.outcome not in (Outcome.SKIPPED, Outcome.TIMEOUT):
                 known.probe, known.probed_at = observation, clock
@@ -159,6 +168,15 @@ class ControlTool:
                 known.server_breaker.answered()
             return observation
 
+    def evidence_of_life(self, pipe_directory: str, at: float) -> None:
+        """Say that a daemon was seen to serve somebody at a moment (Unix time).
+
+        If it hung before that, it is asked again soon.
+        """
+        known = self._daemons.get(pipe_directory)
+        if known is not None and at > known.hung_at:
+            known.breaker.alive()
+
     def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
         """Give the runs of the tool for a daemon, and its failures by outcome, after the retry."""
         return self._runs[pipe_directory], dict(self._failures.get(pipe_directory, ()))
@@ -191,26 +209,28 @@ class ControlTool:
         """Ask about one server; at the first time also which devices it has, and then for these."""
         devices = known.devices.get(server_pid)
         commands = server_commands(server_pid, devices or (), map_devices=devices is None)
-        exchanges = [await self._ask(daemon, commands, deadline)]
+        exchanges = [await self._ask(daemon, known, commands, deadline)]
         if devices is None and exchanges[0].outcome is Outcome.OK:
             reply = read_server(exchanges[0])
             if isinstance(reply, ServerReply) and reply.devices:
                 found = tuple(device.ordinal for device in reply.devices)
                 known.devices[server_pid] = found
                 exchanges.append(
-                    await self._ask(daemon, limit_commands(server_pid, found), deadline)
+                    await self._ask(daemon, known, limit_commands(server_pid, found), deadline)
                 )
         return exchanges
 
     async def _ask(
-        self, daemon: DaemonFacts, commands: tuple[str, ...], deadline: float
+        self, daemon: DaemonFacts, known: _Daemon, commands: tuple[str, ...], deadline: float
     ) -> Exchange:
         """Run the tool, a second time after a refusal."""
         exchange = Exchange(commands, Outcome.SKIPPED, attempts=0, error="no time was left to ask")
-        while exchange.attempts < _ATTEMPTS and deadline - self._clock() >= _LEAST_SECONDS:
+        least = min(_LEAST_SECONDS, self._timeout_seconds / 2)
+        while exchange.attempts < _ATTEMPTS and deadline - self._clock() >= least:
             if exchange.attempts:
                 await asyncio.sleep(_RETRY_DELAY_SECONDS)
-            attempt = await self._attempt(daemon, commands, deadline - self._clock())
+            attempt = await self._attempt(daemon, known, commands, deadline - self._clock())
+            least = _LEAST_FOR_ANOTHER_TRY_SECONDS
             exchange = replace(attempt, attempts=exchange.attempts + 1)
             self._runs[daemon.pipe_directory] += 1
             if not _worth_another_try(exchange, daemon):
@@ -221,7 +241,7 @@ class ControlTool:
         return exchange
 
     async def _attempt(
-        self, daemon: DaemonFacts, commands: tuple[str, ...], left_seconds: float
+        self, daemon: DaemonFacts, known: _Daemon, commands: tuple[str, ...], left_seconds: float
     ) -> Exchange:
         limit = max(min(left_seconds, self._timeout_seconds), 0.0)
         environment = {
@@ -232,7 +252,12 @@ class ControlTool:
             child = await self._run((self._binary,), stdin_text(commands), environment, limit)
         except OSError as error:
             return Exchange(commands, Outcome.ABSENT, error=cannot_run(self._binary, error))
-        return _exchange(commands, child, limit)
+        exchange = _exchange(commands, child, limit)
+        known.silent_seconds = known.silent_seconds + limit if child.timed_out else 0.0
+        if child.timed_out and known.silent_seconds < _PATIENT * self._timeout_seconds:
+            why = f"{exchange.error}, and no more time was left"
+            return replace(exchange, outcome=Outcome.SKIPPED, error=why)
+        return exchange
 
     def _conclude(
         self, daemon: DaemonFacts, known: _Daemon, kind: Kind, at: float, asked: Sequence[Exchange]
@@ -243,6 +268,7 @@ class ControlTool:
         error = _sentence(worst) if worst else None
         if outcome is Outcome.TIMEOUT:
             known.probe, pause = None, known.breaker.hung()
+            known.hung_at = self._now()
             error = f"{error}; it is left alone for {pause:.0f} s"
         elif any(exchange.outcome is not Outcome.SKIPPED for exchange in asked):
             known.breaker.answered()
@@ -279,8 +305,10 @@ async def _turn(daemon: DaemonFacts, patience_seconds: float) -> AsyncIterator[b
 
     There is one line for each pipe directory, whoever asks: also two ControlTools keep to it.
     """
-    lines = _LINES.setdefault(asyncio.get_running_loop(), {})
-    line = lines.setdefault(daemon.pipe_path, asyncio.Lock())
+    lines = _LINES.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
+    line = lines.get(daemon.pipe_path)
+    if line is None:
+        line = lines[daemon.pipe_path] = asyncio.Lock()
     try:
         async with asyncio.timeout(max(patience_seconds, 0.0)):
             await line.acquire()
@@ -293,7 +321,10 @@ async def _turn(daemon: DaemonFacts, patience_seconds: float) -> AsyncIterator[b
         line.release()
 
 
-_LINES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]] = WeakKeyDictionary()
+_LINES: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[str, asyncio.Lock]] = (
+    WeakKeyDictionary()
+)
+"""A line is there as long as somebody stands in it."""
 
 
 def _why_not(daemon: DaemonFacts, *breakers: Breaker) -> str | None:

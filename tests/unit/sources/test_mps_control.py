@@ -4,10 +4,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
 from exporter.observations import DaemonFacts, Outcome, ProcessFacts
+from exporter.sources import mps_control
 from exporter.sources.breaker import Breaker
 from exporter.sources.child import ChildResult
 from exporter.sources.mps_control import ControlTool
@@ -159,11 +161,43 @@ async def test_a_tool_that_cannot_be_run(desk: Desk, error: OSError, why: str) -
     assert why in seen.error
 
 
-async def test_without_time_nothing_is_asked(desk: Desk) -> None:
+@pytest.mark.parametrize("seconds", [0.05, 0.49])
+async def test_without_time_nothing_is_asked(desk: Desk, seconds: float) -> None:
     tool = desk.tool()
-    seen = await tool.probe(DAEMON, 0.05)
+    seen = await tool.probe(DAEMON, seconds)
     assert seen.outcome is Outcome.SKIPPED
     assert tool.counts("/tmp/mps") == (0, {})
+
+
+async def test_silence_in_less_time_than_it_should_have_is_no_hang(desk: Desk) -> None:
+    desk.answers = [HUNG, OK]
+    tool = desk.tool()
+    seen = await tool.probe(DAEMON, 0.6)
+    assert seen.outcome is Outcome.SKIPPED
+    assert seen.error is not None
+    assert seen.error.endswith("no answer within 0.6 s, and no more time was left")
+    assert tool.counts("/tmp/mps") == (1, {})
+    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
+
+
+async def test_silence_adds_up_to_a_hang(desk: Desk) -> None:
+    """Else a scraper in a hurry would never notice, and block the daemon each time."""
+    desk.answers = [HUNG, HUNG, OK, HUNG, HUNG, HUNG]
+    tool = desk.tool()
+    outcomes = [(await tool.probe(DAEMON, 0.8)).outcome.value for _ in range(6)]
+    assert outcomes == ["skipped", "skipped", "ok", "skipped", "skipped", "timeout"]
+
+
+async def test_a_second_try_needs_less_time(desk: Desk) -> None:
+    desk.answers = [REFUSED, OK]
+    tool = desk.tool()
+
+    async def slow(*arguments: Any, **_: Any) -> ChildResult:
+        desk.time += 0.3
+        return await desk.run(*arguments)
+
+    tool._run = slow
+    assert (await tool.probe(DAEMON, 0.55)).outcome is Outcome.OK
 
 
 async def test_within_the_interval_the_last_answer_is_given_again(desk: Desk) -> None:
@@ -206,6 +240,31 @@ async def test_after_a_hang_it_is_left_alone_longer_and_longer(desk: Desk) -> No
     seen = await tool.probe(DAEMON, 5)
     assert (seen.error or "").endswith("for 10 s")
     assert tool.counts("/tmp/mps") == (9, {"timeout": 8})
+
+
+async def test_one_that_was_seen_to_serve_since_is_asked_again_soon(desk: Desk) -> None:
+    tool = desk.tool()
+    for pause in (10, 20, 40):
+        desk.answers = [HUNG]
+        await tool.probe(DAEMON, 5)
+        desk.time += pause + 0.1
+    desk.answers = [HUNG]
+    hung_at = desk.time
+    await tool.probe(DAEMON, 5)
+    tool.evidence_of_life("/tmp/mps", hung_at - 0.1)  # before it hung
+    tool.evidence_of_life("/tmp/unknown", hung_at + 1.0)
+    desk.time = hung_at + 30.0
+    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.SKIPPED
+    tool.evidence_of_life("/tmp/mps", hung_at + 25.0)
+    desk.answers = [HUNG]
+    again = await tool.probe(DAEMON, 5)
+    assert (again.error or "").endswith("it is left alone for 160 s")
+    tool.evidence_of_life("/tmp/mps", desk.time + 1.0)
+    desk.time += 9.0
+    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.SKIPPED  # not sooner than this
+    desk.time += 1.1
+    desk.answers = [OK]
+    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
 
 
 async def test_an_answer_before_the_hang_is_not_given_after_it(desk: Desk) -> None:
@@ -322,6 +381,14 @@ async def test_questions_to_one_daemon_wait_for_each_other(desk: Desk) -> None:
     seen = await asyncio.gather(*(tools[n % 2].probe(DAEMON, 5) for n in range(6)))
     assert {observation.outcome for observation in seen} == {Outcome.OK}
     assert most == 1
+
+
+async def test_nothing_is_kept_of_those_who_waited(desk: Desk) -> None:
+    desk.answers = [OK, OK]
+    tool = desk.tool()
+    for number in range(2):
+        await tool.probe(replace(DAEMON, root=f"/proc/{number}/root"), 5)
+    assert not mps_control._LINES.get(asyncio.get_running_loop())
 
 
 async def test_who_waits_too_long_for_its_turn_gives_up(desk: Desk) -> None:
