@@ -310,7 +310,8 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
 
     def listening(addresses: Sequence[str]) -> None:
         if recording is not None:
-            _announce(recording, settings, _place(addresses, tls=tls), demo=demo)
+            places = _places(addresses, settings.web_telemetry_path, tls=tls)
+            _announce(recording, settings, places, demo=demo)
 
     web = asyncio.create_task(serve_web(app, options, stop, on_listening=listening), name="web")
     try:
@@ -330,17 +331,18 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
     return 0
 
 
-def _place(addresses: Sequence[str], *, tls: bool) -> str:
-    """Where a browser finds one of the addresses that are listened on."""
-    scheme = "https" if tls else "http"
-    address = next((one for one in addresses if not one.startswith("unix:")), None)
-    if address is None:
-        return f"{scheme}://localhost (through the socket {addresses[0].removeprefix('unix:')})"
+def _places(addresses: Sequence[str], metrics: str, *, tls: bool) -> str:
+    """Where to look, of the addresses that are listened on: those of a browser first."""
+    address = next((one for one in addresses if not one.startswith("unix:")), addresses[0])
+    if address.startswith("unix:"):
+        return f"  Socket       {address.removeprefix('unix:')}\n"
     host, _, port = address.rpartition(":")
-    return f"{scheme}://{'localhost' if host in EVERY_ADDRESS else host}:{port}"
+    name = "localhost" if host in EVERY_ADDRESS else host
+    place = f"{'https' if tls else 'http'}://{name}:{port}"
+    return f"  Status page  {place}/\n  Metrics      {place}{metrics}\n"
 
 
-def _announce(recording: Recording, settings: Settings, place: str, *, demo: bool) -> None:
+def _announce(recording: Recording, settings: Settings, places: str, *, demo: bool) -> None:
     """Say what is being replayed, and where to look."""
     header = recording.header
     say(
@@ -348,8 +350,7 @@ def _announce(recording: Recording, settings: Settings, place: str, *, demo: boo
         f"of {recording.duration_seconds / settings.replay_speed:.0f} s.\n"
         f"  {header.scenario}\n"
         f"  Recorded on {header.machine}, driver {header.driver_version}, {header.recorded_at}.\n\n"
-        f"  Status page  {place}/\n"
-        f"  Metrics      {place}{settings.web_telemetry_path}\n\n"
+        f"{places}\n"
         "  Ctrl-C ends it.\n\n"
     )
 

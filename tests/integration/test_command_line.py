@@ -220,6 +220,13 @@ def test_the_announcement_names_what_is_listened_on(tmp_path: Path) -> None:
     assert f"Status page  https://127.0.0.1:{port[1]}/\n" in said
 
 
+def test_a_socket_is_no_address_for_a_browser(tmp_path: Path) -> None:
+    with started("demo", f"--web.listen-address=unix:{tmp_path}/s") as process:
+        said = until_it_says(process, "Ctrl-C")
+    assert f"  Socket       {tmp_path}/s\n" in said
+    assert "http://" not in said
+
+
 def test_nothing_is_announced_before_the_port_is_had() -> None:
     with socket.create_server(("127.0.0.1", 0)) as owner:
         port = owner.getsockname()[1]
