@@ -59,6 +59,8 @@ def metrics_page() -> Iterator[str]:
                 words += f" States: {', '.join(spec.states)}."
             for label, values in spec.values.items():
                 words += f" `{label}` is one of: {', '.join(values)}."
+            if spec.note:
+                words += f" {spec.note}"
             words = words.replace("|", "\\|")
             yield f"| `{spec.name}` | {spec.kind} | {labels} | {words} | {spec.source} |"
 

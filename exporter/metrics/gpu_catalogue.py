@@ -120,6 +120,16 @@ _VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """Metric -> label -> all its values."""
 
+_NOTES = {
+    "mps_gpu_unobserved_seconds_total": "Grows also when NVML had to be initialized anew. What "
+    "moved over PCIe in the unobserved time of active is in no counter.",
+    "mps_gpu_xid_errors_total": "Absent while nobody can watch: where the driver reports no Xid "
+    "events, and from a minute or so after the GPU was lost.",
+    "mps_gpu_last_xid_timestamp_seconds": "Stays while the GPU is lost.",
+    "mps_gpu_nvlink_links": "Absent while a link does not answer that did before.",
+    "mps_gpu_nvlink_errors_total": "A kind is absent while a link does not answer that did before.",
+}
+
 _STATES = {
     "mps_gpu_compute_mode": COMPUTE_MODES,
     "mps_gpu_recovery_action": RECOVERY_ACTIONS,
@@ -142,6 +152,7 @@ def _spec(name: str, kind: Kind, labels: str, source: str, words: str) -> Metric
         source=source,
         states=_STATES.get(name, ()),
         values=_VALUES.get(name, {}),
+        note=_NOTES.get(name, ""),
         section=SECTION,
     )
 
@@ -196,15 +207,15 @@ USE_METRICS = (
            "written, 0 to 1."),
     _gauge("mps_gpu_engine_utilization_ratio", "engine",
            "nvmlDeviceGet{Encoder,Decoder,Jpg,Ofa}Utilization",
-           "Share of the driver's last sampling period in which the engine was busy, 0 to 1."),
+           "Share of the driver's last sampling period in which the engine (encoder, decoder, "
+           "jpeg, ofa) was busy, 0 to 1."),
     _counter("mps_gpu_busy_seconds_total", "", "nvmlDeviceGetSamples, integrated",
              "Time in which any kernel ran, from all of the driver's samples; its rate is the mean "
              "utilization."),
     _counter("mps_gpu_unobserved_seconds_total", "counter",
              "nvmlDeviceGetSamples, nvmlGpmSampleGet",
-             "Time that the counters of seconds could not see, because nobody looked in time, the "
-             "GPU did not answer or NVML was initialized anew; what moved over PCIe meanwhile is "
-             "not in its counters either (active)."),
+             "Time that the counters of seconds could not see, because nobody looked in time or "
+             "the GPU did not answer: counter is busy or active."),
     _ratio("mps_gpu_graphics_active_ratio", 1,
            "Share of the time in which any graphics or compute work was on the GPU"),
     _ratio("mps_gpu_sm_active_ratio", 2,
@@ -268,9 +279,9 @@ POWER_METRICS = (
 
 CLOCK_METRICS = (
     _gauge("mps_gpu_clock_hertz", "clock", "nvmlDeviceGetClockInfo",
-           "Clock now."),
+           "Clock now: graphics, sm, memory, video."),
     _gauge("mps_gpu_clock_max_hertz", "clock", "nvmlDeviceGetMaxClockInfo",
-           "Highest clock."),
+           "Highest clock: graphics, sm, memory, video."),
     _gauge("mps_gpu_clock_event_active", "reason", "nvmlDeviceGetCurrentClocksEventReasons",
            "1 for each reason that now keeps the clocks below their maximum."),
     _counter("mps_gpu_clock_event_seconds_total", "reason", f"{_FIELDS} 74-81, 269-271",
@@ -282,10 +293,9 @@ CLOCK_METRICS = (
 HEALTH_METRICS = (
     _counter("mps_gpu_xid_errors_total", "xid", "nvmlEventSetWait_v2",
              "Errors that the driver reported by Xid code, since the exporter started; the usual "
-             "codes are present from the start. Absent while nobody can watch: without Xid events, "
-             "and some minutes after the GPU was lost."),
+             "codes are present from the start."),
     _gauge("mps_gpu_last_xid_timestamp_seconds", "xid", "nvmlEventSetWait_v2",
-           "When this Xid was last reported, as a Unix timestamp; also while the GPU is lost."),
+           "When this Xid was last reported, as a Unix timestamp."),
     _counter("mps_gpu_ecc_errors_total", "kind scope location", "nvmlDeviceGetMemoryErrorCounter",
              "Memory errors, corrected or uncorrected, since the driver was loaded (scope "
              "volatile) or in the board's life (aggregate). Absent without ECC."),

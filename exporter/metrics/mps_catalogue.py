@@ -58,6 +58,11 @@ _VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """Metric -> label -> all its values."""
 
+_NOTES = {
+    "mps_gpu_processes": "A kind is absent while a process list cannot be read that tells it: "
+    "mps_client and direct need the MPS list, which old drivers lack.",
+}
+
 
 def _section(
     title: str, *rows: tuple[str, Kind, tuple[str, ...], str, str]
@@ -72,6 +77,7 @@ def _section(
             help=words,
             states=_STATES.get(name, ()),
             values=_VALUES.get(name, {}),
+            note=_NOTES.get(name, ""),
             section=title,
         )
         for name, kind, labels, source, words in rows
@@ -520,8 +526,7 @@ SHARING = _section(
         "gauge",
         (*_G, "kind"),
         "NVML",
-        "Processes on the GPU by what they are to MPS; direct compute beside it. A kind is absent "
-        "while the process list that tells it cannot be read.",
+        "Processes on the GPU: mps_client, mps_server, direct (beside MPS), graphics.",
     ),
     (
         "mps_gpu_served",

@@ -25,6 +25,8 @@ class MetricSpec:
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     """Label -> all the values that it can have, where that is a closed set. A label of an info
     metric is also empty, where its value is not known."""
+    note: str = ""
+    """What else to know, for the documentation: the help on each page of metrics is short."""
     section: str = ""
 
     @property
