@@ -32,6 +32,8 @@ RARELY_SECONDS = 600.0
 DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What arithmetic raises on an answer that nobody foresaw: infinity, a list too short. It costs the
 reading, never the source."""
+DEFECT = -1
+"""Stands for them among NVML's codes."""
 
 
 class GpuGoneError(Exception):
@@ -111,7 +113,7 @@ class Answers:
 
     def stumbled(self, name: str, error: Exception) -> None:
         """Note that this program could make nothing of the answer."""
-        self._say_once(name, Code.UNKNOWN, logging.WARNING, "left out: a defect", repr(error))
+        self._say_once(name, DEFECT, logging.WARNING, "left out: a defect", repr(error))
 
     def _say_once(self, name: str, code: int, level: int, what: str, why: str) -> None:
         if (name, code) not in self._skipped:

@@ -61,8 +61,8 @@ class Totals:
 class BusyMeter:
     """Integrates the driver's buffer of utilization samples.
 
-    The buffer outlives an NVML session, and so does the timestamp up to which it was counted: a
-    meter of a new session goes on where that of the last one ended.
+    The timestamp up to which it was counted outlives the NVML session: a meter of a new one goes on
+    there. As far as the buffer does not reach back so far, the time between is a hole.
     """
 
     def __init__(

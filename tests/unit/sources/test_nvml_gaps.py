@@ -278,6 +278,15 @@ def test_a_defect_costs_readings_and_not_the_source(
         assert measured(only(nvml.observe())) >= COUNTERS.keys()
 
 
+def test_a_defect_is_said_also_of_what_failed_before(caplog: pytest.LogCaptureFixture) -> None:
+    answers = Answers("GPU 0")
+    answers.refused("asked", Code.UNKNOWN, 0.0)
+    for now in (1.0, 2.0):
+        assert answers.ask("asked", lambda: int(math.inf), now) is None
+    assert [one.levelname for one in caplog.records] == ["WARNING"]
+    assert answers.ask("asked", lambda: 7, 3.0) == 7
+
+
 # Sums over links
 
 
