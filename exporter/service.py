@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -274,22 +274,8 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
         app = create_app(service, options)
     except WebConfigError as error:
         raise StartError(str(error)) from error
-    looks: set[asyncio.Task[None]] = set()
-
-    def hang_up() -> None:
-        if on_terminal:
-            _log.info("the terminal is gone (SIGHUP): stopping")
-            stop.set()
-            return
-        _log.info("SIGHUP: looking at the web configuration; other settings need a restart")
-        if (watch := app.get(WEB_CONFIG)) is not None:
-            look = asyncio.create_task(watch.look(), name="look")
-            looks.add(look)
-            look.add_done_callback(looks.discard)
-
-    # Asked now: of a terminal that is gone nobody can tell that it was one.
-    on_terminal = sys.stderr.isatty()
-    _on_signals(hang_up, signal.SIGHUP)
+    watch = app.get(WEB_CONFIG)
+    _on_hang_up(stop, None if watch is None else watch.look)
     work = asyncio.create_task(service.run(), name="follow")
     first = asyncio.create_task(service.collect(None, None), name="first collection")
     tidying = asyncio.create_task(tidy(), name="tidy")
@@ -329,6 +315,28 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
         await asyncio.gather(work, first, tidying, web, return_exceptions=True)
         await service.close()
     return 0
+
+
+def _on_hang_up(
+    stop: asyncio.Event, look: Callable[[], Coroutine[None, None, None]] | None
+) -> None:
+    """SIGHUP: look at the web configuration and go on; a terminal sends it when it is closed."""
+    # Asked now: of a terminal that is gone nobody can tell that it was one.
+    on_terminal = sys.stderr.isatty()
+    looks: set[asyncio.Task[None]] = set()
+
+    def hang_up() -> None:
+        if on_terminal:
+            _log.info("the terminal is gone (SIGHUP): stopping")
+            stop.set()
+            return
+        _log.info("SIGHUP: looking at the web configuration; other settings need a restart")
+        if look is not None:
+            task = asyncio.create_task(look(), name="look")
+            looks.add(task)
+            task.add_done_callback(looks.discard)
+
+    _on_signals(hang_up, signal.SIGHUP)
 
 
 def _places(addresses: Sequence[str], metrics: str, *, tls: bool) -> str:
