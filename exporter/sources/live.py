@@ -94,13 +94,15 @@ class LiveHost:
     ) -> LogsObservation:
         """What the logs gained since the last call."""
         targets = [_target(one) for one in daemons if not one.foreground]
+        others = [_target(one) for one in daemons if one.foreground]
         async with self._turn("logs", deadline_seconds) as left:
-            found = await self._logs.poll(targets, left)
+            # One that is started with -d again goes on in its logs, and they are not counted anew.
+            found = await self._logs.poll(targets, left, kept=[pipe for pipe, _, _ in others])
         for chunk in found.chunks:
             if (at := last_service(chunk)) is not None:
                 self._control.evidence_of_life(chunk.pipe_directory, at)
-        others = [unread(_target(one), FOREGROUND) for one in daemons if one.foreground]
-        return replace(found, states=(*found.states, *(one for two in others for one in two)))
+        states = [state for other in others for state in unread(other, FOREGROUND)]
+        return replace(found, states=(*found.states, *states))
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         """All GPUs."""

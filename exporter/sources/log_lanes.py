@@ -15,7 +15,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -73,8 +73,12 @@ class LogLanes:
         """Daemons, and when their logs were last read (Unix time)."""
         self._complaints = Complaints(logging.getLogger(__name__))
 
-    async def poll(self, targets: Sequence[Target], deadline_seconds: float) -> LogsObservation:
+    async def poll(
+        self, targets: Sequence[Target], deadline_seconds: float, *, kept: Collection[str] = ()
+    ) -> LogsObservation:
         """Give what the logs of these daemons gained; those of all others are let go of.
+
+        (But of those that are kept, given by their pipe directories, the place is remembered.)
 
         Of daemons whose logs are not through at the deadline nothing is said, and what they gained
         comes with a later call.
@@ -88,7 +92,7 @@ class LogLanes:
         names = {pipe_directory for pipe_directory, _, _ in targets}
         chosen = [target for target in targets if target[0] not in left_out]
         chosen.sort(key=self._urgency)
-        gone = self._tails.followed() - names
+        gone = self._tails.followed() - names - set(kept)
         round_ = _Round(self._tails.clock(), self._clock(), chosen, sorted(gone))
         lane = next((lane for lane in self._lanes if lane.busy_since is None), None)
         if lane is not None:

@@ -37,12 +37,12 @@ UNKNOWN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Bounds:
     """What all tails have in common."""
 
     started_at: float
-    """What was written before this is history (Unix time)."""
+    """What was written before this is history (Unix time, by the clock of now)."""
     backlog_bytes: int
     """How far back a first look goes."""
     poll_bytes: int
@@ -168,8 +168,8 @@ class Tail:
     def _begin(self, control: Tail, descriptor: int, found: os.stat_result) -> None:
         """Decide where to begin in a file, and what of it was there before the exporter.
 
-        It begins at the daemon's last start, or with the first line that was written after the
-        exporter's own start, whichever comes first.
+        It begins at the daemon's last start; where it has come, or come back, while the exporter
+        looked, also before that: with the first line that was written after the exporter's start.
         """
         size = found.st_size
         stamp = last_stamp(descriptor, size)
@@ -187,7 +187,9 @@ class Tail:
         lost = 0
         if begin is None:
             begin = lost = next_line(descriptor, bound, size) if bound else 0
-        self.begin = self._offset = min(begin, news) if news >= bound else begin
+        if self._opened or self._was_missing:
+            begin = min(begin, news)
+        self.begin = self._offset = begin
         self._history_until = news
         self.zone, self.mark = zone, None
         self._trace = self._half = b""

@@ -86,6 +86,8 @@ class LogTails:
         says that more is waiting: ask again soon.
         """
         pipe_directory, log_directory, root = target
+        # After the clock was set back, what is written now is news all the same.
+        self._bounds.started_at = min(self._bounds.started_at, self.clock())
         daemon = self._daemons.get(pipe_directory)
         if daemon is None:
             daemon = _Daemon({log: Tail(log, self._bounds) for log in LOGS})

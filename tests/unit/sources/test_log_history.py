@@ -112,6 +112,25 @@ def test_every_start_since_the_exporters_own_is_counted(host: LogFolder) -> None
     assert (chunk.data, chunk.history) == (script(starts).control, False)
 
 
+def test_a_daemon_that_is_found_again_is_followed_from_its_last_start(host: LogFolder) -> None:
+    """What it did in lives before, since the exporter's start, is no news."""
+    host.read("control")
+    host.tails.poll([])
+    starts = f"{START.format('11:00.000')}\n{START.format('12:00.000')}"
+    host.now = at("12:00")
+    host.write("control", starts)
+    (chunk,) = host.read("control")
+    assert chunk.data == script(START.format("12:00.000")).control
+
+
+def test_after_the_clock_was_set_back_a_new_log_is_news(host: LogFolder) -> None:
+    host.now = at("05:00")
+    assert host.read("control") == []
+    host.write("control", START.format("06:00.000"), mtime=at("06:00"))
+    host.now = at("06:00")
+    assert [chunk.history for chunk in host.read("control")] == [False]
+
+
 def test_a_log_whose_stamps_are_of_an_unknown_clock_is_news_when_it_appears_late(
     host: LogFolder,
 ) -> None:

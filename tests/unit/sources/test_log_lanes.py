@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -293,3 +294,15 @@ async def test_what_lies_beside_a_daemon_in_the_foreground_is_not_read(tmp_path:
     }  # fmt: skip
     assert all("foreground" in (one.error or "") for one in found.states)
     assert found.states[0].path == f"{tmp_path}/control.log"
+
+
+async def test_logs_are_not_counted_anew_after_a_time_in_the_foreground(tmp_path: Path) -> None:
+    host = LiveHost(Settings(collector_nvml=False))
+    daemon = DaemonFacts("/a", str(tmp_path))
+    found: list[LogChunk] = []
+    for one, line in ((daemon, "1\n"), (replace(daemon, foreground=True), ""), (daemon, "2\n")):
+        with (tmp_path / "control.log").open("a") as log:
+            log.write(line)
+        found += (await host.poll_logs([one], 1.0)).chunks
+    await host.close()
+    assert [chunk.data for chunk in found] == [b"1\n", b"2\n"]
