@@ -27,9 +27,12 @@ def stamp_of(line: bytes) -> float | None:
 
 def last_stamped(data: bytes) -> float | None:
     """Give the stamp of the last whole line that has one."""
-    for line in reversed(data.split(b"\n")[:-1]):
-        if (stamp := stamp_of(line)) is not None:
+    end = data.rfind(b"\n")
+    while end >= 0:
+        begin = data.rfind(b"\n", 0, end) + 1
+        if (stamp := stamp_of(data[begin:end])) is not None:
             return stamp
+        end = begin - 1
     return None
 
 
