@@ -80,6 +80,14 @@ def _gpus(snapshot: Snapshot, paint: Paint) -> Iterator[str]:
         yield f"  {gpu.index}  {words.visible(gpu.observation.name or '?')}  {_use(gpu)}"
 
 
+_KINDS = {
+    "mps_client": ("MPS client", "MPS clients"),
+    "mps_server": ("MPS server", "MPS servers"),
+    "direct": ("process without MPS", "processes without MPS"),
+    "graphics": ("graphics process", "graphics processes"),
+}
+
+
 def _use(gpu: Gpu) -> str:
     values = {one.metric: one.value for one in gpu.observation.readings if not one.labels}
     parts = []
@@ -94,9 +102,7 @@ def _use(gpu: Gpu) -> str:
     if used is not None and total is not None:
         parts.append(f"memory {used / _GIB:.1f} of {total / _GIB:.0f} GiB")
     kinds = gpu.processes_by_kind or {}
-    parts += [
-        f"{count} {kind.replace('_', ' ')}" for kind, count in kinds.items() if count
-    ]  # "2 mps client", "1 direct"
+    parts += [f"{count} {_KINDS[kind][count > 1]}" for kind, count in kinds.items() if count]
     return ", ".join(parts)
 
 

@@ -204,7 +204,7 @@ _SENTENCES: dict[str, Callable[[Incident, Who], str]] = {
     ),
     "ghost": lambda incident, who: (
         f"{_server(incident, who)} was started for clients that had died in the queue: "
-        "the daemon answers nobody from now on"
+        "the daemon hangs as soon as another user's client comes"
     ),
 }
 

@@ -32,7 +32,8 @@ def metrics_page() -> Iterator[str]:
     yield MADE
     yield ""
     yield (
-        "Names are API: they change only with a major version. Units are base units and stand in "
+        "Names are API: before 1.0 each change is in the changelog, from 1.0 on they change only "
+        "with a major version. Units are base units and stand in "
         "the names. A value that is not available is absent, never 0 and never stale. Moments are "
         "Unix timestamps. `daemon` is the pipe directory of a control daemon, `server` the PID of "
         "an MPS server, `pid` that of a client as the host sees it, `gpu` NVML's index and `uuid` "

@@ -441,7 +441,8 @@ CLIENTS = _section(
         "gauge",
         _D,
         "this exporter",
-        "Clients left out of the per-client metrics because of --collector.clients.max.",
+        "Clients without metrics of their own: those beyond --collector.clients.max, and several "
+        "that their daemon calls by the PID 0.",
     ),
 )
 

@@ -57,7 +57,8 @@ TILES = (
     ),
     tile(
         "Left out",
-        "Good: 0. Clients beyond --collector.clients.max, which have no series of their own.",
+        "Good: 0. Clients without series of their own: beyond --collector.clients.max, or several "
+        "that their daemon calls by the PID 0.",
         "sum(mps_client_dropped_series) or 0 * count(mps_exporter_build_info)",
         steps=noticed_from(1),
     ),

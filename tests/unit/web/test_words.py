@@ -91,7 +91,7 @@ def test_memory(size: float, expected: str) -> None:
         (
             Incident(0, "ghost", 634, 1001),
             "Alice's server 634 was started for clients that had died in the queue: the daemon "
-            "answers nobody from now on.",
+            "hangs as soon as another user's client comes.",
         ),
     ],
 )
