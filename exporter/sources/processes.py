@@ -20,6 +20,7 @@ from exporter.sources.procfs_text import (
     Stat,
     parse_arguments,
     parse_boot_time,
+    parse_hidepid,
     parse_mps_environment,
     parse_namespace,
     parse_passwd,
@@ -86,6 +87,8 @@ class Processes:
         self._known: dict[int, _Known] = {}
         self._listings = 0
         self._first_listed: dict[int, int] = {}
+        self._hides_at = float("-inf")
+        self._hiding = False
         self._boot_time = float("-inf")
         self._boot_time_is_fresh = False
         self._ticks_per_second = os.sysconf("SC_CLK_TCK")
@@ -165,6 +168,8 @@ class Processes:
             OSError: Whether it is there cannot be told.
         """
         line = _read_line(f"{self.root}/{pid}/stat", hidden=False) if pid > 0 else None
+        if line is None and pid > 0 and self._hides():
+            raise PermissionError(errno.EACCES, "hidden by the mount option hidepid")
         stat = None if line is None else parse_stat(line)
         known = self._known.get(pid)
         if stat is None:
@@ -186,6 +191,20 @@ class Processes:
             if before is None:
                 raise
             return before
+
+    def _hides(self) -> bool:
+        """Whether processes that we may not see look as if they were not there.
+
+        The first process is always there, and it is root's. Where it is not to be seen, and the
+        mount says so, that another is not to be seen means nothing.
+        """
+        now = self._clock()
+        if now - self._hides_at >= _REFRESH_SECONDS:
+            self._hides_at = now
+            self._hiding = not Path(f"{self.root}/1").exists() and parse_hidepid(
+                _read_file(f"{self.root}/self/mounts") or b""
+            )
+        return self._hiding
 
     def _still_true(self, known: _Known, stat: Stat) -> bool:
         return (

@@ -105,6 +105,16 @@ def parse_boot_time(raw: bytes) -> float | None:
     return float(found[1]) if found else None
 
 
+def parse_hidepid(raw: bytes) -> bool:
+    """Read from /proc/PID/mounts whether a procfs makes other users' processes invisible.
+
+    It is so at a line like "proc /proc proc rw,nosuid,hidepid=invisible 0 0" (before Linux 5.8:
+    hidepid=2), or hidepid=ptraceable (4).
+    """
+    options = re.findall(rb"^\S+ \S+ proc (\S+) ", raw, re.MULTILINE)
+    return any(re.search(rb"\bhidepid=(?:2|4|invisible|ptraceable)\b", one) for one in options)
+
+
 def parse_namespace(link: str) -> int | None:
     """Read the target of /proc/PID/ns/NAME, "pid:[4026531836]": its inode."""
     found = re.fullmatch(r"[a-z_]+:\[(\d+)\]", link)

@@ -18,6 +18,8 @@ from exporter.sources.procfs import DEFAULT_LOG_DIRECTORY, Procfs, lock_holder
 from tests.support.fake_host import held_lock
 from tests.support.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
 
+ROOT = Path(__file__).parents[3]
+
 CONTROL = "/usr/bin/nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
 
@@ -620,6 +622,47 @@ def test_one_that_is_hidden_is_neither_gone_nor_a_failure(proc: FakeProc) -> Non
         seen = Procfs(str(proc.root)).observe([5])
         assert found(proc) == ()
     assert (seen.processes, seen.gone, seen.error) == ({}, (), None)
+
+
+HIDING = "proc /proc proc rw,nosuid,{} 0 0\n"
+
+
+@pytest.mark.parametrize("option", ["hidepid=2", "hidepid=invisible,gid=4", "hidepid=ptraceable"])
+def test_one_that_is_invisible_is_not_gone(proc: FakeProc, option: str) -> None:
+    (proc.root / "self").mkdir()
+    (proc.root / "self" / "mounts").write_text("tmpfs /a tmpfs rw 0 0\n" + HIDING.format(option))
+    seen = Procfs(str(proc.root)).observe([5])
+    assert (seen.processes, seen.gone, seen.error) == ({}, (), None)
+    proc.add(1, argv=["init"])  # root's: who sees it, sees all
+    assert Procfs(str(proc.root)).observe([5]).gone == (5,)
+
+
+@pytest.mark.parametrize("option", ["relatime", "hidepid=0", "hidepid=noaccess"])
+def test_what_is_not_there_is_gone_where_nothing_is_invisible(proc: FakeProc, option: str) -> None:
+    (proc.root / "self").mkdir()
+    (proc.root / "self" / "mounts").write_text(HIDING.format(option))
+    assert Procfs(str(proc.root)).observe([5]).gone == (5,)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a procfs")
+def test_a_real_procfs_that_hides(tmp_path: Path) -> None:
+    look = (
+        "import sys; from exporter.sources.procfs import Procfs;"
+        "print(Procfs(sys.argv[1]).observe([int(sys.argv[2])]).gone)"
+    )
+    script = (
+        'mount -t proc -o hidepid=2 proc "$1" && '
+        'exec setpriv --reuid 1001 --regid 1001 --clear-groups "$2" -c "$3" "$1" "$4"'
+    )
+    mounted = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path), sys.executable, look,
+         str(os.getpid())],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    if mounted.returncode and "mount" in mounted.stderr:
+        pytest.skip(f"no procfs can be mounted here: {mounted.stderr.strip()}")
+    assert (mounted.stdout, mounted.stderr) == ("()\n", "")
 
 
 @pytest.mark.parametrize("name", ["comm", "stat", "environ", "cmdline"])
