@@ -123,9 +123,9 @@ async def test_what_comes_late_is_complete_only_until_it_was_read(site: Site) ->
     site.hang("a")
     found = await site.lanes.poll(site.targets, 0.01)
     assert found.at >= later
-    untils = {chunk.log: chunk.complete_until for chunk in found.chunks}
-    assert untils.keys() == {"control", "server"}
-    assert all(until is not None and began <= until < later for until in untils.values())
+    moments = {chunk.log: chunk.complete_until for chunk in found.chunks}
+    assert moments.keys() == {"control", "server"}
+    assert all(until is not None and began <= until < later for until in moments.values())
 
 
 async def test_one_that_hangs_keeps_nobody_from_the_others(site: Site) -> None:
