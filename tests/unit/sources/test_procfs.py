@@ -647,13 +647,11 @@ def test_what_is_not_there_is_gone_where_nothing_is_invisible(proc: FakeProc, op
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a procfs")
 def test_a_real_procfs_that_hides(tmp_path: Path) -> None:
     look = (
-        "import sys; from exporter.sources.procfs import Procfs;"
-        "print(Procfs(sys.argv[1]).observe([int(sys.argv[2])]).gone)"
+        "import os, sys; from exporter.sources.procfs import Procfs; source = Procfs(sys.argv[1]);"
+        "os.setgroups([]); os.setresgid(*[1001] * 3); os.setresuid(*[1001] * 3);"
+        "print(source.observe([int(sys.argv[2])]).gone)"
     )
-    script = (
-        'mount -t proc -o hidepid=2 proc "$1" && '
-        'exec setpriv --reuid 1001 --regid 1001 --clear-groups "$2" -c "$3" "$1" "$4"'
-    )
+    script = 'mount -t proc -o hidepid=2 proc "$1" && exec "$2" -c "$3" "$1" "$4"'
     mounted = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path), sys.executable, look,
          str(os.getpid())],
