@@ -656,7 +656,7 @@ def test_a_real_procfs_that_hides() -> None:
     seen = subprocess.run(
         ["unshare", "--pid", "--fork", "--mount", "sh", "-c", script, "sh", sys.executable, look],
         capture_output=True, text=True, check=False, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     if seen.returncode and seen.stderr.startswith(("unshare:", "mount:")):
         pytest.skip(f"no procfs can be mounted here: {seen.stderr.strip()}")
