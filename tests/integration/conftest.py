@@ -1,0 +1,22 @@
+"""In which order the files come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+LONGEST_FIRST = ("test_alerts_e2e", "test_dashboards_queries")
+"""Files that take a minute and more, most of it waiting: they begin while others are there to fill
+the time, whatever the order of the day."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the longest to the front; the rest stays as it was shuffled."""
+
+    def rank(item: pytest.Item) -> int:
+        name = Path(str(item.path)).stem
+        return LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST)
+
+    items.sort(key=rank)
