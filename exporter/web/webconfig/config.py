@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .document import Value, read
 from .errors import WebConfigError
 from .names import (
     CLIENT_AUTH,
@@ -17,6 +17,9 @@ from .names import (
     TLS13_SUITES,
     VERSIONS,
 )
+
+if TYPE_CHECKING:
+    from .document import Value
 
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "Strict-Transport-Security": (),
@@ -90,6 +93,8 @@ def parse(content: bytes, directory: Path) -> WebConfig:
     Raises:
         WebConfigError: Something in it is wrong, or cannot be done by Python.
     """
+    from .document import read  # and YAML: most hosts have no such file, and it costs memory
+
     top = read(content).fields(
         ("tls_server_config", "http_server_config", "basic_auth_users", "rate_limit")
     )

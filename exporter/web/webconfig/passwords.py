@@ -10,8 +10,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-import bcrypt
-
 MAX_PASSWORD_BYTES = 72
 """All that bcrypt looks at. Go compares the first 72 bytes of a longer password; so do we."""
 MAX_WAITING = 64
@@ -26,6 +24,8 @@ class BusyError(Exception):
 
 def check(hashed: str, password: bytes) -> bool:
     """Whether the password has this hash."""
+    import bcrypt  # most hosts have no passwords, and it costs memory
+
     try:
         return bcrypt.checkpw(password[:MAX_PASSWORD_BYTES], hashed.encode())
     except ValueError:
