@@ -403,8 +403,8 @@ class Collector:
             return
         probe = self._answer_still_good(record)
         if probe is None:
+            record.asked = _process(record.facts)  # there may be another when it has answered
             probe = await self._host.probe(record.facts, run.left())
-            record.asked = _process(record.facts)
             self._on_observation(probe)
         run.probes[record.facts.pipe_directory] = record.last_probe = probe
         record.answers = with_probe(record.answers, probe)

@@ -27,7 +27,6 @@ MAX_SECONDS = 14 * 3600
 
 _DAY = 86400.0
 _LONGEST_LOOK = 4000 * _DAY
-_FEW_LINES = 64
 _SET_BACK_SECONDS = 1800.0
 """Within the hour that comes twice, a stamp so much before the last one is of the second time."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -56,6 +57,8 @@ class ScriptedHost:
         }
         self.readable: tuple[LogName, ...] = LOGS
         self.hangs_on = ""
+        self.delay_seconds = 0.0
+        """Real time that a run of the control tool takes: others go on meanwhile."""
         self.edit: Callable[[str], str] = lambda answer: answer
         self.gpus: NvmlObservation | None = None
         self.while_identifying: Callable[[], None] = lambda: None
@@ -97,6 +100,7 @@ class ScriptedHost:
         del argv, environment
         commands = stdin.decode().splitlines()
         self.runs.append(commands)
+        await asyncio.sleep(self.delay_seconds)
         if self.hangs_on and any(self.hangs_on in command for command in commands):
             self.passes(timeout_seconds)
             return ChildResult(None, timed_out=True, duration_seconds=timeout_seconds)

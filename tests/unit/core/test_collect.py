@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from exporter.observations import (
     NvmlObservation,
     Outcome,
     ProcessFacts,
+    ProcfsObservation,
 )
 from tests.support.mps_logs import EIGHT, script
 from tests.support.mps_script import HOLDER, client, pending, server_starts
@@ -57,10 +59,19 @@ async def test_a_daemon_that_hangs_on_our_question_hangs_until_it_answers(
 
 async def test_two_scrapes_of_different_collectors_both_know_the_state(host: ScriptedHost) -> None:
     collector = host.collector()
-    whole, part = await asyncio.gather(
-        look(collector), look(collector, collectors=("control", "logs"))
-    )
-    assert (whole.state, part.state) == ("answering", "answering")
+    identify = host.identify
+
+    async def slow(pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
+        await asyncio.sleep(0.2)
+        return await identify(pids, deadline_seconds)
+
+    host.identify = slow  # type: ignore[method-assign]
+    whole = asyncio.create_task(look(collector))
+    await asyncio.sleep(0.1)  # it has its answer, and reads /proc
+    host.passes(30)
+    host.delay_seconds = 0.3
+    part = await look(collector, collectors=("control",))
+    assert ((await whole).state, part.state) == ("answering", "answering")
 
 
 async def test_what_was_set_is_asked_anew(host: ScriptedHost) -> None:
@@ -104,9 +115,7 @@ async def test_old_answers_are_not_shown_as_of_now(host: ScriptedHost) -> None:
 
 async def test_what_is_not_understood_is_asked_ever_more_seldom(host: ScriptedHost) -> None:
     collector = host.collector()
-    host.edit = lambda answer: answer.replace("0000:00", "GPU at 0000:00")
-    host.answers["servers"][0]["status"] = "?"
-    host.edit = lambda answer: answer.replace("ACTIVE", "IN A GOOD MOOD").replace("100.0", "all")
+    host.edit = lambda answer: answer.replace("[0] 00:00.0", "GPU 0: 00:00.0")
     for _ in range(40):
         await look(collector)
         host.passes(15)
