@@ -147,6 +147,8 @@ def _client(client: Client) -> str:
         limit = client.memory_limit_bytes.get(uuid)
         of = f" of {limit / _GIB:.1f}" if limit is not None else ""
         parts.append(f"{used / _GIB:.1f}{of} GiB")
+    if client.state not in (None, "active"):
+        parts.append(str(client.state).replace("_", " "))
     return ", ".join(parts)
 
 
