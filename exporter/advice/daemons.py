@@ -117,7 +117,7 @@ def _server(server: Server, found: Found, who: Who, now: float) -> Iterator[Find
         remedy = _end_ghost(server.pid)
         if hung:
             those = words.processes(hung) or words.count(len(hung), "client")
-            text += f"it serves nobody, {those} cannot go on, and the daemon hangs with it."
+            text += f"it serves nobody, {those} cannot go on, nor can anybody who comes later."
             remedy += f" {words.capital(those)} will get an error and must be started again."
         else:
             text += "as soon as another user's client comes, the daemon answers nobody."

@@ -178,15 +178,16 @@ HUNG_USER = Wait(503, 1002, since=1.0, behind_uid=1002)
 
 
 def test_of_a_deaf_server_every_remedy_ends_that_server() -> None:
-    found = findings(
-        Snapshot(25.0, daemons=(daemon(state="unresponsive", servers=(DEAF,), waits=(HUNG_USER,)),))
-    )
+    waits = (HUNG_USER,)
+    host = Snapshot(25.0, daemons=(daemon(state="unresponsive", servers=(DEAF,), waits=waits),))
+    found = findings(host)
     assert [one.advice.name for one in found] == [
         "ghost_server", "daemon_unresponsive", "several_users_one_daemon",
     ]  # fmt: skip
     for one in found:
         assert set(re.findall(r"kill -9 (\d+)", one.remedy)) == {"510"}
     assert "process 503 cannot go on" in found[0].evidence
+    assert any("server 510  ghost  for bob" in line for line in report(host))
     assert "Process 503 will get an error" in found[0].remedy
 
 
