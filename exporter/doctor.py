@@ -124,7 +124,8 @@ def _daemon(daemon: ControlDaemon, snapshot: Snapshot, paint: Paint) -> Iterator
     yield f"  {directory}  {paint(state, style)}  {paint(who, 'dim')}"
     for server in daemon.servers:
         whose = _name(server.uid, server.user)
-        yield f"    server {server.pid}  {server.state or '?'}  for {whose}"
+        what = "ghost" if server.ghost else server.state or "?"
+        yield f"    server {server.pid}  {what}  for {whose}"
         for client in server.clients:
             yield f"      client {client.pid}  {_client(client)}"
     for wait in daemon.waits:
@@ -147,6 +148,8 @@ def _client(client: Client) -> str:
         limit = client.memory_limit_bytes.get(uuid)
         of = f" of {limit / _GIB:.1f}" if limit is not None else ""
         parts.append(f"{used / _GIB:.1f}{of} GiB")
+    if client.state not in (None, "active"):
+        parts.append(str(client.state).replace("_", " "))
     return ", ".join(parts)
 
 

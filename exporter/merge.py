@@ -564,6 +564,8 @@ def _client(view: _View, session: ClientSession, serving: _Serving) -> Client:
         pid_namespace=process.pid_namespace if process is not None else None,
         environment_readable=environment is not None if process is not None else None,
         connected_at=session.connected_at,
+        state=session.state,
+        state_since=session.state_since,
         contexts=session.contexts,
         memory_used_bytes=view.memory_used(session.pid) if session.pid else {},
         limit_source=own.source,

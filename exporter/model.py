@@ -25,6 +25,10 @@ CONTROL_STATES: tuple[ControlState, ...] = (
 SERVER_STATES = ("INITIALIZING", "ACTIVE", "FAULT")
 """Words of the control tool; a newer driver's unknown word is passed through beside them."""
 
+ClientState = Literal["waiting", "connecting", "creating_context", "active", "torn_down"]
+CLIENT_STATES: tuple[ClientState, ...] = get_args(ClientState)
+"""What a client is doing, in the order of a life."""
+
 EXIT_CAUSES = ("requested", "crashed", "start_failed", "daemon_died")
 LOSS_CAUSES = ("server_crashed", "daemon_died", "own_fault", "neighbour_fault", "terminated")
 REJECTION_CAUSES = ("context_limit", "server_not_ready", "invalid_device", "credentials")
@@ -69,6 +73,9 @@ class ClientSession:
     """The server's when this client connected: a running client keeps what it had."""
     pinned_memory_limit_bytes: Mapping[int, int] | None = None
     """Device ordinal -> the server's limit when this client connected; None: not known."""
+    state: ClientState | None = None
+    """None: the log does not tell."""
+    state_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,8 @@ class ServerSession:
     client_limit: int | None = None
     """The limit that the log named when it refused a client."""
     ghost: bool = False
-    """Ready for a user whose queued clients are all dead, and nobody ever connected."""
+    """Ready for a user whose queued clients are all dead, and nobody ever connected; or its log
+    says that a queued client sent no credentials, and nobody got a context since."""
     clients: tuple[ClientSession, ...] = ()
     clients_count: int = 0
     """Fewer than there are in clients, where the log (before driver 580) says that one left, but
@@ -101,7 +109,7 @@ class ServerSession:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A client in the daemon's queue behind another user's server."""
+    """A client that waits behind another user's server: in the queue, or by now on a ghost."""
 
     pid: int
     uid: int
@@ -241,6 +249,8 @@ class Client:
     """Its CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, where CUDA makes nothing of it."""
     memory_limit_ignored: str | None = None
     """Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, where CUDA makes nothing of it."""
+    state: ClientState | None = None
+    state_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,9 @@ _SENTENCES: dict[str, Callable[[Incident, Who], str]] = {
     ),
     "wait_served": lambda incident, who: f"{_client(incident, who)} was served{_after(incident)}",
     "wait_abandoned": lambda incident, who: (
-        f"{_client(incident, who)} gave up waiting{_after(incident)}"
+        f"{_client(incident, who)} "
+        + ("ended without a context" if incident.detail else "gave up waiting")
+        + _after(incident)
     ),
     "ghost": lambda incident, who: (
         f"{_server(incident, who)} was started for clients that had died in the queue: "

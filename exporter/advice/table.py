@@ -39,8 +39,9 @@ class Finding:
 _STATES = (
     Advice(
         "ghost_server", "critical", "A ghost server blocks its daemon",
-        "It was started for a user whose queued processes had all died. As soon as another user's "
-        "process comes, the daemon waits for it for ever, and every new CUDA process hangs.",
+        "It was started for a user whose queued process had died, and serves nobody, not even a "
+        "new process of that user. As soon as another process comes, the daemon waits for it for "
+        "ever, and every new CUDA process hangs.",
     ),
     Advice(
         "daemon_unresponsive", "critical", "A control daemon does not answer",
@@ -58,7 +59,13 @@ _STATES = (
     Advice(
         "queued_client_dead", "warning", "A queued process has died",
         "Its place in the queue is still there. When its turn comes the daemon starts a server for "
-        "it that nobody uses, and hangs on that as soon as another user's process comes.",
+        "it that serves nobody, and hangs on that as soon as another process comes, also one that "
+        "the same user started instead.",
+    ),
+    Advice(
+        "client_stuck", "warning", "A client is stuck",
+        "Its CUDA context is not made, or a fatal GPU error has taken it away: it cannot use the "
+        "GPU, and keeps its place on the server until it ends.",
     ),
     Advice(
         "several_users_one_daemon", "warning", "Users wait for each other",

@@ -11,6 +11,7 @@ from typing import get_args
 from exporter.advice import ADVICE, Severity
 from exporter.metrics.spec import Kind, MetricSpec
 from exporter.model import (
+    CLIENT_STATES,
     COLLECTORS,
     CONTROL_STATES,
     EXIT_CAUSES,
@@ -45,6 +46,10 @@ _VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "mps_server_exits_total": {"cause": EXIT_CAUSES},
     "mps_server_last_exit_timestamp_seconds": {"cause": EXIT_CAUSES},
     "mps_client_info": {"limit_source": LIMIT_SOURCES},
+    "mps_client_state": {"state": CLIENT_STATES},
+    "mps_client_state_since_timestamp_seconds": {
+        "state": tuple(state for state in CLIENT_STATES if state != "active")
+    },
     "mps_client_losses_total": {"cause": LOSS_CAUSES},
     "mps_client_rejections_total": {"cause": REJECTION_CAUSES},
     "mps_gpu_processes": {"kind": PROCESS_KINDS},
@@ -59,6 +64,15 @@ _VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Metric -> label -> all its values."""
 
 _NOTES = {
+    "mps_client_state": "Waiting: in the queue behind another user's server (`server` is empty). "
+    "Connecting: connected, and no context yet; a program may well stay so for long. "
+    "Creating_context: a context is being created, and cannot be used yet. Torn_down: a fatal GPU "
+    "error hit it, and it cannot use the GPU any more. Absent where server.log cannot be read or "
+    "does not name clients (drivers before 580), and for several waiting clients that their daemon "
+    "calls by the PID 0.",
+    "mps_uid_wait_seconds": "A wait ends when the user's server is ready, and counts once the "
+    "client has a context; where server.log cannot be read or does not name clients, once the "
+    "daemon sends the client to its server.",
     "mps_gpu_processes": "A kind is absent while a process list cannot be read that tells it: "
     "mps_client and direct need the MPS list, which old drivers lack.",
 }
@@ -281,8 +295,8 @@ SERVERS = _section(
         "gauge",
         _DS,
         f"{_BOTH_LOGS}, {_PROC}",
-        "1 when the server was started for a user whose queued clients had all died: "
-        "the daemon hangs on it until it is killed.",
+        "1 when the server was started for a client that had died in the queue: it serves nobody, "
+        "and the daemon hangs on it until it is killed.",
     ),
     (
         "mps_server_starts_total",
@@ -358,6 +372,20 @@ CLIENTS = _section(
         "When the client connected, as a Unix timestamp.",
     ),
     (
+        "mps_client_state",
+        "gauge",
+        (*_DSP, "uid", "state"),
+        _BOTH_LOGS,
+        "1 for the state that the client is in.",
+    ),
+    (
+        "mps_client_state_since_timestamp_seconds",
+        "gauge",
+        (*_DSP, "uid", "state"),
+        _BOTH_LOGS,
+        "Since when a client that is not active is in its state, as a Unix timestamp.",
+    ),
+    (
         "mps_client_contexts",
         "gauge",
         (*_DSP, *_G),
@@ -419,7 +447,8 @@ CLIENTS = _section(
         "histogram",
         (*_D, "uid"),
         _SERVER_LOG,
-        "From connecting to leaving, of clients that got at least one context.",
+        "From connecting to leaving, of clients that had at least one context; who is refused for "
+        "the context limit has none.",
     ),
     (
         "mps_client_losses_total",
@@ -453,7 +482,7 @@ WAITS = _section(
         "gauge",
         (*_D, "uid"),
         _LOG,
-        "Clients queued behind another user's server now.",
+        "Clients queued behind another user's server now, and those that a ghost does not serve.",
     ),
     (
         "mps_uid_waiting_since_timestamp_seconds",
@@ -474,14 +503,14 @@ WAITS = _section(
         "histogram",
         (*_D, "uid"),
         _LOG,
-        "Completed waits behind another user's server.",
+        "Waits behind another user's server that were served: the client got a context.",
     ),
     (
         "mps_uid_waits_abandoned_total",
         "counter",
         (*_D, "uid"),
         f"{_LOG}, {_PROC}",
-        "Waits that ended without service: the process died or gave up.",
+        "Waits that ended without service: the process died or gave up, or never got a context.",
     ),
     (
         "mps_uid_overtakes_total",

@@ -20,6 +20,7 @@ from exporter.model import (
     REJECTION_CAUSES,
     SERVER_STATES,
     Client,
+    ClientState,
     ControlDaemon,
     Gpu,
     Histogram,
@@ -286,6 +287,7 @@ def _client(
         1.0,
     )
     add("mps_client_start_time_seconds", dsp, client.connected_at)
+    _client_state(samples, (*dsp, client.uid), client.state, client.state_since)
     _by_gpu(samples, "mps_client_contexts", dsp, client.contexts, indexes)
     _by_gpu(samples, "mps_client_memory_used_bytes", dsp, client.memory_used_bytes, indexes)
     _by_gpu(samples, "mps_client_memory_limit_bytes", dsp, client.memory_limit_bytes, indexes)
@@ -294,8 +296,21 @@ def _client(
     add("mps_client_priority", dsp, client.priority)
 
 
+def _client_state(
+    samples: Samples, labels: RawLabels, state: ClientState | None, since: float | None
+) -> None:
+    if state is not None:
+        samples.add("mps_client_state", (*labels, state), 1.0)
+    if state != "active":  # since about when it connected
+        samples.add("mps_client_state_since_timestamp_seconds", (*labels, state), since)
+
+
 def _waits(samples: Samples, daemon: ControlDaemon) -> None:
     d = daemon.pipe_directory
+    connected = {client.pid for server in daemon.servers for client in server.clients}
+    for wait in daemon.waits:
+        if wait.pid and not wait.dead and wait.pid not in connected:
+            _client_state(samples, (d, None, wait.pid, wait.uid), "waiting", wait.since)
     uids: set[int | None] = {wait.uid for wait in daemon.waits}
     if daemon.counters is not None:
         # A user who has waited keeps a 0, so that a graph falls to it instead of ending.

@@ -44,6 +44,9 @@ CLOCK_JUMP_MS = 60_000
 SAME_MOMENT_SECONDS = 0.01
 """The two logs may tell of one thing in either order when their stamps are this close."""
 
+NO_CONTEXT = "no_context"
+"""Of a wait that was given up: the client came to its server, and never had a context."""
+
 MAX_SERVERS = 64
 MAX_ENDED = 256
 MAX_UUIDS = 64
@@ -308,6 +311,7 @@ class Books:
                 continue
             if loss is not None and self._was_using(server, client, cause):
                 self.lose(client, loss, at, lost)
+            self._end_wait(server, client, at)
             self.count_leaving(client, at, known_end=server.named is not False)
         for admission in server.admissions:
             self.never_connected(admission, at)
@@ -327,8 +331,8 @@ class Books:
 
     def _was_using(self, server: Server, client: Client, cause: str) -> bool:
         """Whether a server's end took this client along."""
-        if client.leaving:
-            return False
+        if client.leaving or (server.ghost and client.wait is not None):
+            return False  # the latter never got so far: its wait is given up
         # Without server.log, who is left at an orderly end has most likely left before it.
         return cause != "requested" or (self.names_clients(server) and client.had_context)
 
@@ -417,7 +421,7 @@ class Books:
         self.incident(entry.since, "wait_started", uid=entry.uid, pids=(entry.pid,))
 
     def served(self, server: Server, entry: Queued, at: float) -> None:
-        """A queued client has come to its server."""
+        """A queued client has a context; the wait itself was over when the server was ready."""
         if not entry.behind_another or entry.dead:
             return
         waited = max(at if server.ready_at is None else server.ready_at, entry.since) - entry.since
@@ -428,15 +432,30 @@ class Books:
                 self.tally.handovers += 1
         self.incident(at, "wait_served", uid=entry.uid, pids=(entry.pid,), seconds=waited)
 
-    def abandoned(self, entry: Queued, at: float) -> None:
+    def abandoned(self, entry: Queued, at: float, detail: str = "") -> None:
         """A queued client is gone without having been served."""
         if entry.dead or not entry.behind_another:
             return
         entry.dead = True
         self.tally.by_user(self.tally.waits_abandoned, entry.uid)
         self.incident(
-            at, "wait_abandoned", uid=entry.uid, pids=(entry.pid,), seconds=at - entry.since
-        )
+            at, "wait_abandoned", uid=entry.uid, pids=(entry.pid,), seconds=at - entry.since,
+            detail=detail,
+        )  # fmt: skip
+
+    def _end_wait(self, server: Server, client: Client, at: float) -> None:
+        """A client that waited leaves: without a context it was not served."""
+        wait, client.wait = client.wait, None
+        if wait is not None and self.names_clients(server):
+            self.abandoned(wait, at, NO_CONTEXT)
+
+    def ghost(self, server: Server, at: float) -> None:
+        """A server waits for a client that died in the queue, and serves nobody."""
+        if server.ghost:
+            return
+        server.ghost = True
+        dead = sorted(server.started_for.keys() - server.clients.keys())
+        self.incident(at, "ghost", server_pid=server.pid, uid=server.uid, pids=dead)
 
     # ------------------------------------------------------------------ clients come
 
@@ -499,7 +518,10 @@ class Books:
         if wait is not None:
             if pid:
                 server.announced.setdefault(pid, at)
-            self.served(server, wait, at)
+            if client.by_word:
+                self.served(server, wait, at)  # nothing more can be seen of it
+            else:
+                client.wait = wait
         return client
 
     def connect_all(self, server: Server) -> None:
@@ -521,12 +543,31 @@ class Books:
         if found is None:
             return
         key, client = found
-        if len(client.contexts) < MAX_CONTEXTS:
+        if context not in client.contexts and len(client.contexts) < MAX_CONTEXTS:
             client.contexts[context] = ""
-            client.had_context = True
+            client.creating[context] = at
             server.associating.append((key, context))
             while len(server.associating) > MAX_CONTEXTS:
                 server.associating.popleft()
+
+    def context_active(self, server: Server, pid: int, context: int, at: float) -> None:
+        """A client's context can be used: one that is refused for the limit never comes so far."""
+        client = server.creating(pid, context)
+        known = server.clients.get(pid)
+        if client is None and known is not None and context not in known.contexts:
+            # The server's threads write in any order: the line of its connection is still to come.
+            self.open_context(server, pid, context, at)
+            client = server.creating(pid, context)
+        if client is None:
+            return
+        self.settle(at)
+        del client.creating[context]
+        client.had_context = True
+        client.active_since = at if client.active_since is None else client.active_since
+        server.ghost = server.complained = False
+        wait, client.wait = client.wait, None
+        if wait is not None:
+            self.served(server, wait, at)
 
     # ------------------------------------------------------------------ clients go
 
@@ -537,6 +578,7 @@ class Books:
             return
         _, client = found
         client.contexts.pop(context, None)
+        client.creating.pop(context, None)
         if client.terminating:
             self.lose(client, "terminated", at)
 
@@ -551,6 +593,7 @@ class Books:
         if client.terminating:
             self.lose(client, "terminated", at)
         del server.clients[key]
+        self._end_wait(server, client, at)
         self.count_leaving(client, at, known_end=True)
 
     def leave_unnamed(self, server: Server, at: float) -> None:
@@ -653,13 +696,14 @@ class Books:
             self.tally.by_cause(self.tally.losses, server.uid, cause)
             for client in server.clients.values():
                 if client.pid == 0 and not client.lost:
-                    client.lost = True
+                    client.lost, client.torn_down_at = True, fault.at
                     break
             return
         found = server.find(pid)
         if found is None:
             self.tally.by_cause(self.tally.losses, server.uid, cause)
         else:
+            found[1].torn_down_at = fault.at
             self.lose(found[1], cause, at)
 
     def fault_device(self, server: Server, fault: Fault, device: int) -> None:

@@ -166,14 +166,11 @@ def _clients_gone(books: Books, server: Server, settled: float) -> None:
 
 def _find_ghost(books: Books, server: Server, settled: float) -> None:
     """Ready for a user whose queued clients are all dead, and nobody ever connected."""
+    if server.complained:
+        return  # its log has said so
     if server.ever_connected or server.ready_at is None:
         server.ghost = False
         return
     named_dead = bool(server.started_for) and all(server.started_for.values())
-    alone = named_dead and not server.started_for_unnamed
-    complained = server.complained and bool(server.started_for or server.started_for_unnamed)
-    if (alone or complained) and not server.ghost:
-        server.ghost = True
-        books.incident(
-            settled, "ghost", server_pid=server.pid, uid=server.uid, pids=sorted(server.started_for)
-        )
+    if named_dead and not server.started_for_unnamed:
+        books.ghost(server, settled)

@@ -12,7 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from exporter.model import ClientSession, Incident, LedgerView, ServerSession, Wait
+from exporter.model import (
+    ClientSession,
+    ClientState,
+    Incident,
+    LedgerView,
+    ServerSession,
+    Wait,
+)
 from exporter.mps import deaths
 from exporter.mps.adoption import reconcile
 from exporter.mps.books import Books
@@ -152,6 +159,13 @@ class Ledger:
             for entry in books.queue
             if entry.behind_another
         )
+        waits += tuple(
+            Wait(client.pid, client.wait.uid, client.wait.since, server.uid)
+            for server in books.servers.values()
+            if server.ghost
+            for client in server.clients.values()
+            if client.wait is not None
+        )
         pressing = bool(waits) or daemon.quit_requested_at is not None
         quit_in_order = daemon.ended_at is not None and not daemon.died
         return LedgerView(
@@ -208,12 +222,28 @@ def _client_session(server: Server, client: Client) -> ClientSession:
     contexts: dict[str, int] = {}
     for uuid in client.contexts.values():
         contexts[uuid] = contexts.get(uuid, 0) + 1
+    state, since = _client_state(client)
     return ClientSession(
         pid=client.pid,
         server_pid=server.pid,
         uid=client.uid,
         connected_at=client.connected_at,
+        state=state,
+        state_since=since,
         contexts=contexts,
         active_thread_ratio=client.thread_ratio,
         pinned_memory_limit_bytes=client.memory_limits,
     )
+
+
+def _client_state(client: Client) -> tuple[ClientState | None, float | None]:
+    """What a client is doing, and since when; None where no line of server.log tells."""
+    if client.torn_down_at is not None:
+        return "torn_down", client.torn_down_at
+    if client.creating:
+        return "creating_context", min(client.creating.values())
+    if client.by_word and not client.contexts:
+        return None, None
+    if client.had_context:
+        return "active", client.active_since
+    return (None, None) if client.adopted else ("connecting", client.connected_at)

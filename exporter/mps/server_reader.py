@@ -125,9 +125,10 @@ class ServerReader:
         self._books.device_closed(server, event.device, entry.at)
 
     def _credentials_missing(
-        self, server: Server, _event: e.CredentialsMissing, _entry: Entry
+        self, server: Server, _event: e.CredentialsMissing, entry: Entry
     ) -> None:
         server.complained = True
+        self._books.ghost(server, entry.at)
 
     # ------------------------------------------------------------------ clients
 
@@ -156,8 +157,10 @@ class ServerReader:
                 client.contexts[context] = event.uuid
                 server.associated = (key, context)
 
-    def _client_status(self, server: Server, event: e.ClientStatus, _entry: Entry) -> None:
+    def _client_status(self, server: Server, event: e.ClientStatus, entry: Entry) -> None:
         """The line says whose the GPU named just before it is: put right what order made wrong."""
+        if event.active:
+            self._books.context_active(server, event.pid, event.context, entry.at)
         guessed, server.associated = server.associated, None
         if not event.active or guessed is None or event.pid == 0:
             return

@@ -25,7 +25,15 @@ class Client:
     connected_at: float
     contexts: dict[int, str] = field(default_factory=dict)
     """Context ID -> GPU UUID, "" while it is not known."""
+    creating: dict[int, float] = field(default_factory=dict)
+    """Context ID -> since when it is being created: it is not ACTIVE yet."""
     had_context: bool = False
+    active_since: float | None = None
+    """When its first context became ACTIVE, as server.log says."""
+    torn_down_at: float | None = None
+    """A fatal GPU error hit it: it cannot use the GPU any more."""
+    wait: Queued | None = None
+    """It waited behind another user's server, which is over once it has a context."""
     terminating: bool = False
     """An operator asked for its end."""
     lost: bool = False
@@ -110,7 +118,8 @@ class Server:
     started_for_unnamed: int = 0
     ghost: bool = False
     complained: bool = False
-    """It says that a queued client did not send credentials: there was nobody any more."""
+    """It says that a queued client did not send credentials: there was nobody any more. Whatever
+    connects, it serves nobody from then on."""
     handover: bool = False
     """Somebody's UID wait ends with it, and has not been counted as a handover yet."""
     terminating_pid: int | None = None
@@ -183,6 +192,13 @@ class Server:
             if context not in client.contexts:
                 return key, client
         return None
+
+    def creating(self, pid: int, context: int) -> Client | None:
+        """Give the client that is creating this context; of those with PID 0 the oldest."""
+        if pid:
+            client = self.clients.get(pid)
+            return client if client is not None and context in client.creating else None
+        return next((one for _, one in self._unnamed() if context in one.creating), None)
 
     def admitted(self, pid: int) -> Admission | None:
         """Remove and give the admission of a client that connects."""

@@ -15,6 +15,12 @@ _STATES = {
     "refused": "refuses to answer",
     None: "was not asked",
 }
+_CLIENT_STATES = {
+    "connecting": "connected, without a context",
+    "creating_context": "creating its context",
+    "torn_down": "torn down by a fatal GPU error",
+}
+"""An active client is what is expected; one that waits is in the queue."""
 _KINDS = (
     ("mps_client", "MPS client"),
     ("direct", "process without MPS", "processes without MPS"),
@@ -207,12 +213,18 @@ def _client(client: ClientView, gpu: GpuView | None, now: float) -> Markup:
         meta.append(f"process {client.pid}")
     if client.connected_at is not None:
         meta.append(f"for {words.age(now - client.connected_at)}")
+    state = _CLIENT_STATES.get(client.state or "")
+    if state is not None and client.state_since is not None:
+        state += f" for {words.age(now - client.state_since)}"
     return h(
         "li",
         h(
             "div",
             h("p", client.program or "unknown program", class_="program"),
             h("p", " · ".join(meta), class_="quiet"),
+            h("p", state, class_="alarm" if client.state == "torn_down" else "quiet")
+            if state
+            else None,
             _belongs_to(client),
             class_="who",
         ),

@@ -41,6 +41,8 @@ class ClientView:
     user: str
     uid: int | None
     connected_at: float | None
+    state: str | None
+    state_since: float | None
     limit_source: str
     active_thread_ratio: float | None
     sm_limit: dict[str, int]
@@ -199,6 +201,8 @@ def _client(client: Client) -> ClientView:
         user=words.user_name(client.uid, client.user),
         uid=client.uid,
         connected_at=client.connected_at,
+        state=client.state,
+        state_since=client.state_since,
         limit_source=client.limit_source,
         active_thread_ratio=client.active_thread_ratio,
         sm_limit=dict(client.sm_limit),

@@ -6,7 +6,9 @@ Users are 1001, 1002, 1003, acted out with setpriv.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -208,6 +210,77 @@ async def wait_abandoned_sigterm(lab: Lab) -> None:
 @scenario("a queued client gets SIGKILL: its server becomes a ghost, killing that heals")
 async def wait_abandoned_sigkill(lab: Lab) -> None:
     await _ghost(lab, signal.SIGKILL)
+
+
+async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> None:
+    d = daemon.label
+    first = lab.client("spin", 4, daemon=daemon, uid=1001)
+    await lab.ready(first)
+    dead = lab.client("spin", 3, daemon=daemon, uid=1002)
+    await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
+    dead.kill(how)
+    dead.process.wait(5)
+    await lab.until("mps_uid_waiting_dead_clients", 1, daemon=d, uid=1002)
+    again = lab.client("spin", 3, daemon=daemon, uid=1002)
+    await lab.until("mps_uid_waiting_clients", 2, daemon=d, uid=1002)
+    await lab.left(first)
+
+    metrics = await lab.until("mps_server_ghost", 1, daemon=d, seconds=30)
+    (shown,) = (one for one in metrics.snapshot.daemons if one.pipe_directory == d)
+    ghost = next(server.pid for server in shown.servers if server.ghost)
+    told = max(one.at for one in shown.incidents if one.kind == "ghost")
+    late = metrics.snapshot.taken_at - told
+    lab.note("seconds until the deaf server is named", ok=late <= 5, wanted="<= 5", got=late)
+    lab.check(
+        metrics, "mps_client_state", 1, daemon=d, server=ghost, pid=again.pid, state="connecting"
+    )
+    lab.check(metrics, "mps_uid_waiting_clients", 1, daemon=d, uid=1002)
+    lab.check(metrics, "mps_uid_wait_seconds", None, daemon=d, uid=1002)
+
+    command = await _what_doctor_says(lab, d, ghost)
+    if command is not None:
+        subprocess.run(["sh", "-c", command], check=False)
+    newcomer = lab.client("spin", 2, daemon=daemon, uid=1003)
+    await lab.ready(newcomer, seconds=20)
+    ready = newcomer.event("ready") is not None
+    lab.note("the newcomer is served", ok=ready, wanted=True, got=ready)
+    metrics = await lab.until("mps_server_clients", 1, daemon=d, seconds=20)
+    lab.check(metrics, "mps_server_ghost", 0, daemon=d)
+    await lab.until("mps_uid_waits_abandoned_total", 2 * rounds, daemon=d, uid=1002)
+    lab.check(metrics, "mps_uid_wait_seconds", None, daemon=d, uid=1002)
+    await lab.until("mps_control_up", 1, daemon=d, seconds=40)
+    await lab.left(again, newcomer)
+
+
+async def _what_doctor_says(lab: Lab, d: str, ghost: int) -> str | None:
+    """Run the doctor as a person would, and give the command with which it ends the ghost."""
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-m", "exporter", "doctor", "--json"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    found = {
+        one["name"]: one["remedy"]
+        for one in json.loads(done.stdout or '{"findings": []}')["findings"]
+        if one["daemon"] == d
+    }
+    named = re.findall(r"kill -9 \d+", found.get("ghost_server", ""))
+    lab.note("the doctor's remedy", ok=named == [f"kill -9 {ghost}"], wanted=ghost, got=named)
+    others = set(re.findall(r"kill -9 (\d+)", " ".join(found.values()))) - {str(ghost)}
+    lab.note("further processes to kill, says the doctor", ok=not others, wanted="none", got=others)
+    return named[0] if named else None
+
+
+@scenario(
+    "a queued client is killed and started again, five times: the deaf server, healed by doctor"
+)
+async def deaf_server(lab: Lab) -> None:
+    daemon = lab.daemon()
+    for rounds in range(1, 6):
+        await _deaf(lab, daemon, (signal.SIGINT, signal.SIGKILL)[rounds % 2], rounds)
+    metrics = await lab.look()
+    lab.check(metrics, "mps_client_losses_total", None, daemon=daemon.label)
+    daemon.quit()
+    await lab.run(1)
 
 
 @scenario("short clients of 1001 overtake a waiting client of 1002")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,12 +13,14 @@ from exporter.cli import main
 from exporter.doctor import exit_status, report
 from exporter.model import (
     Client,
+    ClientState,
     CollectorResult,
     ControlDaemon,
     Gpu,
     Incident,
     Server,
     Snapshot,
+    Wait,
 )
 from exporter.observations import (
     DaemonFacts,
@@ -127,6 +130,7 @@ RECORDED = {
     "queued_client_dead": ("wait-abandoned-sigkill", "4s"),
     "several_users_one_daemon": ("three-users", "2s"),
     "server_in_fault": ("fault-held", "6s"),
+    "client_stuck": ("fault-held", "6s"),
     "stranded_client": ("stranded", "2s"),
     "logs_unreadable": ("foreground", "4s"),
     "daemon_outside_host_pid_namespace": ("own-pid-namespace", "4s"),
@@ -164,6 +168,54 @@ def test_every_advice_is_tested() -> None:
     of_the_page = {name for name, advice in ADVICE.items() if advice.kind == "news"}
     of_the_page.add("web_configuration_unusable")
     assert MADE_UP.keys() | RECORDED.keys() == ADVICE.keys() - of_the_page
+
+
+DEAF = Server(
+    510, uid=1002, user="bob", state="ACTIVE", ghost=True, clients_connected=1,
+    clients=(Client(503, 510, uid=1002, state="connecting", state_since=1.0),),
+)  # fmt: skip
+HUNG_USER = Wait(503, 1002, since=1.0, behind_uid=1002)
+
+
+def test_of_a_deaf_server_every_remedy_ends_that_server() -> None:
+    waits = (HUNG_USER,)
+    host = Snapshot(25.0, daemons=(daemon(state="unresponsive", servers=(DEAF,), waits=waits),))
+    found = findings(host)
+    assert [one.advice.name for one in found] == [
+        "ghost_server", "daemon_unresponsive", "several_users_one_daemon",
+    ]  # fmt: skip
+    for one in found:
+        assert set(re.findall(r"kill -9 (\d+)", one.remedy)) == {"510"}
+    assert "process 503 cannot go on" in found[0].evidence
+    assert any("server 510  ghost  for bob" in line for line in report(host))
+    assert "Process 503 will get an error" in found[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("state", "seconds", "stuck"),
+    [
+        ("connecting", 1000.0, False),
+        ("creating_context", 29.0, False),
+        ("creating_context", 31.0, True),
+        ("active", 1000.0, False),
+        ("torn_down", 1.0, True),
+    ],
+)
+def test_a_client_that_cannot_use_the_gpu_and_stays(
+    state: ClientState, seconds: float, stuck: bool
+) -> None:
+    found = findings(Snapshot(1000.0, daemons=(client(state=state, state_since=1000.0 - seconds),)))
+    assert [one.advice.name for one in found] == (["client_stuck"] if stuck else [])
+    if stuck:
+        assert "process 30" in found[0].evidence
+        assert "kill 30" in found[0].remedy
+
+
+def test_in_a_fault_only_whom_it_hit_must_end() -> None:
+    clients = (Client(30, 20, state="torn_down", state_since=1.0), Client(31, 20, state="active"))
+    server = Server(20, state="FAULT", clients_connected=2, clients=clients)
+    (fault, _) = findings(Snapshot(9.0, daemons=(daemon(servers=(server,)),)))
+    assert "(kill 30)" in fault.remedy
 
 
 def test_a_daemon_whose_logs_are_nowhere() -> None:

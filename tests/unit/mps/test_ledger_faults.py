@@ -55,6 +55,10 @@ def test_a_culprit_that_stays_keeps_the_server_in_fault() -> None:
     fold = start(script(TWO_GPUS + FAULT + leaves("00:06.790", 1904, 1909)))
     (server,) = fold.ledger.view(0.0).servers
     assert (server.state, server.fault_since) == ("FAULT", at("00:06.768"))
+    assert [(c.pid, c.state, c.state_since) for c in server.clients] == [
+        (1903, "active", at("00:01.3")),
+        (1905, "torn_down", at("00:06.768")),
+    ]
     more(
         fold,
         arrives("00:08.000", 591, 1001)
@@ -213,6 +217,22 @@ def test_a_refusal_is_counted_once_however_many_lines_tell_of_it(
     twice = text + "".join(f"00:03.500 S110 {line}\n" for line in lines)
     assert summary(read(script(twice)).counters)["rejections"] == {f"1001 {cause}": 2}
     assert view.servers[0].client_limit == (48 if "(48)" in lines[0] else None)
+
+
+def test_who_is_refused_for_the_context_limit_had_no_session() -> None:
+    text = HOLDER
+    for pid in (101, 102):
+        text += f"00:02.000 S110 Client {{PID: {pid}, Context ID: 0}} connected\n"
+    for pid in (101, 102):
+        text += f"00:03.000 S110 Client {{PID: {pid}, Context ID: 1}} connected\n"
+    text += "00:03.000 S110 Status of client {PID: 101, Context ID: 1} is ACTIVE\n"
+    text += "00:03.000 S110 Failed to accept new client. Maximum number of clients (48) reached.\n"
+    text += "00:03.000 S110 Client process 102 disconnected\n" * 2
+    text += leaves("00:04.000", 101, 110) + leaves("00:05.000", 100, 110)
+    found = summary(read(script(text)).counters)
+    assert found["sessions"] == {"1001": [2, pytest.approx(2.0 + 3.8)]}
+    assert found["connections"] == found["disconnections"] == {"1001": 3}
+    assert found["rejections"] == {"1001 context_limit": 1}
 
 
 def test_an_error_nobody_knows_is_no_known_refusal() -> None:

@@ -205,6 +205,112 @@ def test_a_ghost_says_so_itself_where_proc_cannot_tell() -> None:
     assert server.ghost
 
 
+DEAF = (
+    HOLDER
+    + pending("00:02.000", 200, 1002)
+    + pending("00:03.000", 201, 1002)
+    + leaves("00:04.000", 100, 110)
+    + server_ends("00:05.000", 110)
+    + server_starts("00:05.000", "00:05.300", 461, 1002)
+    + """
+        00:05.301 S461 Client {PID: 201, Context ID: 0} connected
+        00:05.301 S461 User did not send valid credentials
+    """
+)
+"""The same user tries again after 200 has died: the server is deaf, 201 never has a context."""
+
+
+def test_a_ghost_stays_one_whatever_connects() -> None:
+    text = DEAF + "00:09.000 S461 Client {PID: 202, Context ID: 0} connected\n"
+    fold = start(script(text))
+    view = look(fold, "00:20", {200})
+    (server,) = view.servers
+    assert (server.ghost, [client.state for client in server.clients]) == (True, ["connecting"] * 2)
+    assert waiting(view) == [(201, 1002, at("00:03"), 1002, False)]
+    assert (view.counters.waits, view.counters.handovers) == ({}, 0)
+    (incident,) = [i for i in view.incidents if i.kind == "ghost"]
+    assert incident.pids == (200,)
+
+
+def test_a_ghost_needs_no_control_log_and_no_names() -> None:
+    text = "00:01.000 S461 Received new client request\n"
+    text += "00:01.001 S461 User did not send valid credentials\n"
+    logs = Logs(b"", script(text).server)
+    (server,) = start(logs, readable=("server",)).ledger.view(0.0).servers
+    assert server.ghost
+
+
+def test_a_server_that_gives_somebody_a_context_after_all_is_no_ghost() -> None:
+    active = """
+        00:07.000 S461 Client {PID: 201, Context ID: 1} connected
+        00:07.000 S461 Status of client {PID: 201, Context ID: 1} is ACTIVE
+    """
+    view = read(script(DEAF + active))
+    assert (view.servers[0].ghost, view.waits) == (False, ())
+    assert summary(view.counters)["waits"] == {"1002": [1, pytest.approx(2.3)]}
+
+
+def test_a_wait_is_served_once_there_is_a_context() -> None:
+    text = HOLDER + pending("00:02.000", 200, 1002) + server_ends("00:05.000", 110)
+    text += server_starts("00:05.000", "00:05.300", 210, 1002)
+    text += "00:05.300 S210 Client {PID: 200, Context ID: 0} connected\n"
+    view = read(script(text))
+    assert (view.waits, view.counters.waits, view.counters.handovers) == ((), {}, 0)
+    late = text + "00:25.000 S210 Client {PID: 200, Context ID: 1} connected\n"
+    assert read(script(late)).counters.waits == {}
+    late += "00:25.000 S210 Status of client {PID: 200, Context ID: 1} is ACTIVE\n"
+    found = summary(read(script(late)).counters)
+    assert (found["waits"], found["handovers"]) == ({"1002": [1, 3.3]}, 1)  # until it was ready
+    gone = read(script(text + "00:25.000 S210 Client process 200 disconnected\n"))
+    assert (gone.counters.waits, gone.counters.waits_abandoned) == ({}, {1002: 1})
+    (incident,) = [i for i in gone.incidents if i.kind == "wait_abandoned"]
+    assert (incident.detail, incident.seconds) == ("no_context", 23.0)
+
+
+def test_the_lines_of_a_context_may_come_in_any_order() -> None:
+    text = (
+        HOLDER
+        + """
+        00:03.000 S110 Client {PID: 101, Context ID: 0} connected
+        00:03.000 S110 Status of client {PID: 101, Context ID: 1} is ACTIVE
+        00:03.000 S110 Client {PID: 101, Context ID: 1} connected
+    """
+    )
+    (server,) = read(script(text)).servers
+    assert [(c.pid, c.state, c.state_since) for c in server.clients] == [
+        (100, "active", at("00:01.2")),
+        (101, "active", at("00:03")),
+    ]
+
+
+def test_what_a_client_is_doing() -> None:
+    text = HOLDER + "00:03.000 S110 Client {PID: 101, Context ID: 0} connected\n"
+    made = "00:04.000 S110 Client {PID: 101, Context ID: 1} connected\n"
+    active = "00:05.000 S110 Status of client {PID: 101, Context ID: 1} is ACTIVE\n"
+    second = "00:06.000 S110 Client {PID: 101, Context ID: 2} connected\n"
+    closed = "".join(
+        f"00:07.000 S110 Client {{PID: 101, Context ID: {context}}} exiting. "
+        "Number of active client contexts is 1.\n"
+        for context in (1, 2)
+    )
+
+    def state(*parts: str) -> tuple[str | None, float | None]:
+        client = read(script(text + "".join(parts))).servers[0].clients[1]
+        return client.state, client.state_since
+
+    assert state() == ("connecting", at("00:03"))
+    assert state(made) == ("creating_context", at("00:04"))
+    assert state(made, active) == ("active", at("00:05"))
+    assert state(made, active, second) == ("creating_context", at("00:06"))
+    assert state(made, active, second, closed) == ("active", at("00:05"))
+
+
+def test_without_server_log_nobody_can_say_what_a_client_is_doing() -> None:
+    logs = Logs(script(HOLDER).control, b"")
+    (client,) = start(logs, readable=("control",)).ledger.view(0.0).servers[0].clients
+    assert (client.state, client.state_since) == (None, None)
+
+
 def test_a_server_whose_client_is_only_slow_is_no_ghost() -> None:
     fold = start(script(GHOST))
     (server,) = look(fold, "00:06", set()).servers

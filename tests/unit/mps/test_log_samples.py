@@ -21,6 +21,7 @@ from tests.support.mps_logs import (
     observation,
     read,
     sample,
+    start,
     summary,
     truth,
 )
@@ -39,7 +40,7 @@ def test_the_truth_is_found(name: str) -> None:
     assert counters.unrecognized_lines == {"control": 0, "server": 0}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "deaf-server"])
 def test_nobody_is_left_at_the_end(name: str) -> None:
     view = read(sample(name))
     assert (view.servers, view.waits) == ((), ())
@@ -70,6 +71,42 @@ def test_the_limits_in_force() -> None:
     assert server.pinned_memory_limit_bytes == {0: 12 * 2**30}
     assert server.devices == {0: "NVIDIA H200"}
     assert server.clients_count == 4
+
+
+@pytest.mark.parametrize(("moment", "abandoned"), [("32:09.030", 0), ("32:27.700", 1)])
+def test_a_deaf_server_is_a_ghost_and_serves_nobody(moment: str, abandoned: int) -> None:
+    hours = 14 * 3600  # the sample begins at 22 h
+    now = at(moment) + hours
+    view = start(sample("deaf-server").until(now), now).ledger.view(now)
+    (server,) = view.servers
+    assert (server.pid, server.ghost, server.clients_count) == (510, True, 1)
+    (client,) = server.clients
+    assert (client.pid, client.state, client.state_since) == (
+        503, "connecting", at("32:09.030") + hours,
+    )  # fmt: skip
+    (wait,) = view.waits
+    assert (wait.pid, wait.behind_uid, wait.dead) == (503, 1002, False)
+    assert wait.since == at("32:03.165") + hours
+    assert (view.counters.waits, view.counters.handovers) == ({}, 0)
+    assert view.counters.waits_abandoned == ({1002: abandoned} if abandoned else {})
+    (ghost,) = [one for one in view.incidents if one.kind == "ghost"]
+    assert (ghost.server_pid, ghost.pids, ghost.at) == (510, (501,), at("32:09.030") + hours)
+
+
+def test_after_a_deaf_server_is_killed_the_next_user_is_served() -> None:
+    view = read(sample("deaf-server"))
+    assert view.waits == ()
+    (server,) = view.servers
+    assert (server.pid, server.ghost) == (558, False)
+    assert [(client.pid, client.state) for client in server.clients] == [(556, "active")]
+    assert [(one.kind, one.pids) for one in view.incidents if "wait_" in one.kind] == [
+        ("wait_started", (501,)),
+        ("wait_started", (503,)),
+        ("wait_abandoned", (501,)),
+        ("wait_abandoned", (503,)),
+        ("wait_started", (556,)),
+        ("wait_served", (556,)),
+    ]
 
 
 # ---------------------------------------------------------------- laws

@@ -213,6 +213,25 @@ async def test_the_page_tells_who_waits(backend: FakeBackend, make_client: MakeC
     assert "Who waits for whom" in text
 
 
+async def test_the_page_says_what_a_client_is_stuck_in(
+    backend: FakeBackend, make_client: MakeClient
+) -> None:
+    states = ("active", "connecting", "creating_context", "torn_down")
+    clients = (
+        hosts.client(641 + index, state=state, state_since=hosts.NOW - 100.0 - index)
+        for index, state in enumerate(states)
+    )
+    backend.snapshot = hosts.snapshot(hosts.daemon(hosts.server(*clients)))
+
+    text = (await page(make_client)).text
+
+    for words in (
+        "connected, without a context for 2 min", "creating its context for 2 min",
+        "torn down by a fatal GPU error for 2 min", "(kill 643)", "(kill 644)",
+    ):  # fmt: skip
+        assert text.count(words) == 1, words
+
+
 async def test_without_nvml_the_daemons_are_there(
     backend: FakeBackend, make_client: MakeClient
 ) -> None:

@@ -89,6 +89,10 @@ def test_memory(size: float, expected: str) -> None:
             "User 1002's process 643 gave up waiting after 5 s.",
         ),
         (
+            Incident(0, "wait_abandoned", uid=1002, pids=(503,), seconds=24.6, detail="no_context"),
+            "User 1002's process 503 ended without a context after 25 s.",
+        ),
+        (
             Incident(0, "ghost", 634, 1001),
             "Alice's server 634 was started for clients that had died in the queue: the daemon "
             "hangs as soon as another user's client comes.",
