@@ -687,7 +687,9 @@ def _gpu(
         direct_pids=tuple(direct),
         direct_processes=tuple(view.processes[pid] for pid in direct if pid in view.processes),
         served_by=tuple(
-            daemon.pipe_directory for daemon in daemons if gpu.uuid in daemon.gpu_uuids
+            daemon.pipe_directory
+            for daemon in daemons
+            if daemon.state != "absent" and gpu.uuid in daemon.gpu_uuids
         ),
         stranded_pids=stranded,
         stranded_clients=None if stranded is None else sum(map(view.strayed, stranded)),

@@ -289,7 +289,7 @@ class ControlDaemon:
     waits: tuple[Wait, ...] = ()
     handover_backoff_seconds: float | None = None
     gpu_uuids: tuple[str, ...] = ()
-    """The GPUs it serves."""
+    """The GPUs it serves; of one that is gone, those it served."""
     logs: tuple[LogState, ...] = ()
     counters: LedgerCounters | None = None
     """None: no log of this daemon was ever readable, so nothing was counted."""
@@ -313,6 +313,7 @@ class Gpu:
     direct_processes: tuple[ProcessFacts, ...] = ()
     """Those of them that /proc shows."""
     served_by: tuple[str, ...] = ()
+    """Pipe directories of the daemons that serve it and are not gone."""
     stranded_pids: tuple[int, ...] | None = None
     """MPS processes that have no server now; one that is just ending may be among them."""
     stranded_clients: int | None = None

@@ -534,7 +534,7 @@ SHARING = _section(
         "gauge",
         (*_G, "daemon"),
         f"{_TOOL}, {_BOTH_LOGS}, NVML",
-        "1 for each daemon that serves the GPU.",
+        "1 for each daemon that serves the GPU; it ends with the daemon.",
     ),
     (
         "mps_gpu_stranded_clients",
