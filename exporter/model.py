@@ -25,7 +25,7 @@ CONTROL_STATES: tuple[ControlState, ...] = (
 SERVER_STATES = ("INITIALIZING", "ACTIVE", "FAULT")
 """Words of the control tool; a newer driver's unknown word is passed through beside them."""
 
-EXIT_CAUSES = ("requested", "crashed", "start_failed", "daemon_died")
+EXIT_CAUSES = ("requested", "crashed", "start_failed", "daemon_died", "ghost_ended")
 LOSS_CAUSES = ("server_crashed", "daemon_died", "own_fault", "neighbour_fault", "terminated")
 REJECTION_CAUSES = ("context_limit", "server_not_ready", "invalid_device", "credentials")
 
@@ -126,6 +126,7 @@ IncidentKind = Literal[
     "wait_served",
     "wait_abandoned",
     "ghost",
+    "ghost_ended",
 ]
 
 

@@ -298,7 +298,8 @@ SERVERS = _section(
         (*_D, "cause"),
         _BOTH_LOGS,
         "Ends of servers by cause. The status that the log prints is no evidence: requested means "
-        "that the log shows the orderly end.",
+        "that the log shows the orderly end. ghost_ended is a ghost server that ended without it, "
+        "most often because an operator killed it: no crash, it served no client.",
     ),
     (
         "mps_server_last_exit_timestamp_seconds",

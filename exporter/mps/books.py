@@ -322,6 +322,8 @@ class Books:
                 at, "server_crashed", server_pid=server.pid, uid=server.uid, pids=lost,
                 detail=detail,
             )  # fmt: skip
+        elif cause == "ghost_ended":
+            self.incident(at, "ghost_ended", server_pid=server.pid, uid=server.uid)
         elif cause == "start_failed":
             self.incident(at, "server_start_failed", uid=server.uid, detail=detail)
 
@@ -356,6 +358,8 @@ class Books:
         """
         if server.exiting:
             return "requested", ""
+        if server.ghost:
+            return "ghost_ended", f"exit status {status}"  # most often killed, as it must be
         if server.ready_at is None and not server.ever_connected and not server.adopted:
             return "start_failed", f"exit status {status}"
         if self.says_exiting(server):

@@ -230,8 +230,11 @@ def test_the_client_that_hangs_on_a_ghost_waits_and_the_ghosts_kill_heals() -> N
     text += server_starts("00:50.001", "00:50.200", 504, 1003) + client("00:50.200", 300, 504)
     more(fold, text)
     found = summary(fold.ledger.view(0.0).counters)
-    assert found["server_exits"] == {"requested": 1, "crashed": 1}
+    assert found["server_exits"] == {"requested": 1, "ghost_ended": 1}
     assert "losses" not in found
+    kinds = [incident.kind for incident in fold.ledger.view(0.0).incidents]
+    assert kinds[-2:] == ["ghost_ended", "wait_served"]
+    assert "server_crashed" not in kinds
     assert found["waits"] == {"1003": [1, 20.2]}
     assert found["handovers"] == 1
 
