@@ -313,7 +313,8 @@ SERVERS = _section(
         "counter",
         (*_D, *_G),
         _SERVER_LOG,
-        "Fatal GPU errors that servers handled, by GPU (empty labels when the log does not tell).",
+        "Fatal GPU errors that servers handled, by the GPU that was hit: that of the client that "
+        "MPS blames, or the only one that was reset (empty labels when the log does not tell).",
     ),
     (
         "mps_server_last_fault_timestamp_seconds",

@@ -666,25 +666,18 @@ class Books:
         else:
             self.lose(found[1], cause, at)
 
-    def fault_device(self, server: Server, fault: Fault, device: int) -> None:
-        """A fault hit a device."""
-        if device in fault.devices or len(fault.devices) >= MAX_UUIDS:
-            return
-        fault.devices.add(device)
-        fault.broken.add(device)
-        uuid = self.uuid_of(server, device)
-        fault.uuids.append(uuid)
-        fault.counted = True
-        self.tally.fault(uuid)
+    def fault_device(self, fault: Fault, device: int) -> None:
+        """A device is reset after a fault."""
+        if device not in fault.devices and len(fault.devices) < MAX_UUIDS:
+            fault.devices.add(device)
+            fault.broken.add(device)
 
     def close_block(self, server: Server) -> None:
         """The log has said all about a fault."""
         fault, server.block, server.listing = server.block, None, None
         if fault is None:
             return
-        if not fault.counted:
-            fault.counted = True
-            self.tally.fault("")
+        self.fault_listed(server, fault)
         blamed = next(iter(sorted(fault.blamed)), None)
         self.incident(
             fault.at,
@@ -695,6 +688,24 @@ class Books:
             blamed_pid=blamed,
             gpu_uuids=fault.uuids,
         )
+
+    def fault_hit(self, server: Server, fault: Fault, pid: int, device: int) -> None:
+        """A fault hit a device: a context that the log blames was on it."""
+        if device in fault.hit:
+            return
+        fault.hit.add(device)
+        if pid:  # clients with PID 0 cannot be told apart: which of them it was is not known
+            self._count_fault(fault, self.uuid_of(server, device))
+
+    def fault_listed(self, server: Server, fault: Fault) -> None:
+        """All devices of a fault are known: where nobody is blamed, the only one was hit."""
+        if not fault.uuids:
+            devices = fault.hit or fault.devices
+            self._count_fault(fault, self.uuid_of(server, *devices) if len(devices) == 1 else "")
+
+    def _count_fault(self, fault: Fault, uuid: str) -> None:
+        fault.uuids.append(uuid)
+        self.tally.fault(uuid)
 
     def device_closed(self, server: Server, device: int, at: float) -> None:
         """A context was destroyed: a fault there is over."""
