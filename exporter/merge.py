@@ -248,8 +248,8 @@ def control_state(inputs: DaemonInputs) -> ControlState | None:
         return "refused" if alive else "absent"
     if inputs.hung:
         return "unresponsive"
-    if probe.outcome is Outcome.SKIPPED:
-        return None
+    if probe.outcome in (Outcome.SKIPPED, Outcome.TIMEOUT):
+        return None  # nobody was asked, or it has served somebody since
     return "refused"
 
 

@@ -197,6 +197,8 @@ class LedgerView:
     multiuser: bool | None = None
     quit_requested_at: float | None = None
     """Asked to quit and not gone yet: draining."""
+    daemon_served_at: float | None = None
+    """It last did something for a client or a server: it was not stuck then."""
     configured_at: float | None = None
     """Somebody last gave the daemon a set_... command: what it answered before is old."""
     servers: tuple[ServerSession, ...] = ()

@@ -65,6 +65,12 @@ class Daemon:
     """It started, or was seen, since the exporter began to look: so its end is news."""
     configured_at: float | None = None
     """Somebody last gave it a set_... command."""
+    served_at: float | None = None
+    """It last did something for a client or a server: its only thread was not stuck then."""
+    silent_since: float | None = None
+    """When it wrote a line that another one follows at once, and none has followed."""
+    sent_at: float | None = None
+    """When it sent a client to a server, and neither log has said more since."""
     tries_shutdown: bool = False
     """Its log says when it asks a server to end (driver 580)."""
     backoff_seconds: float | None = None
@@ -91,6 +97,8 @@ class Books:
         self.uuids: dict[str, str] = {}
         """GPU UUID -> name, of all that clients were associated with."""
         self.readable: dict[str, bool] = {"control": False, "server": False}
+        self.server_heard_at: float | None = None
+        """The last line of server.log."""
         self.clock_ms: int | None = None
         """Everything up to here is in the running totals."""
         self.counting_from_ms: int | None = None

@@ -56,6 +56,8 @@ class ServerReader:
     def read(self, entry: Entry) -> None:
         """Enter one line into the books."""
         event = entry.event
+        self._books.server_heard_at = entry.at
+        self._books.daemon.sent_at = None
         kind = type(event)
         if kind is e.InvalidDevice:
             self._invalid_device(entry)
