@@ -106,8 +106,8 @@ class DaemonRecord:
     """The process that gave the last answer."""
     answers: ServerAnswers = field(default_factory=ServerAnswers)
     was_readable: bool = False
-    hung: bool = False
-    """Its last question was not answered in time."""
+    hung_at: float | None = None
+    """When its last question was given up; None: that was answered."""
     logs: dict[str, LogState] = field(default_factory=dict)
     published_incidents: int = 0
 
@@ -127,7 +127,13 @@ class DaemonRecord:
         """There is another process now, or none: what the last one said means nothing."""
         self.answers = ServerAnswers()
         self.last_probe = None
-        self.hung = False
+        self.hung_at = None
+
+    def note(self, said: ControlObservation) -> None:
+        """Note whether a question was answered, if it was put."""
+        if said.outcome is not Outcome.SKIPPED:
+            took = sum(exchange.duration_seconds for exchange in said.exchanges)
+            self.hung_at = said.at + took if said.outcome is Outcome.TIMEOUT else None
 
 
 @dataclass(slots=True)
@@ -404,12 +410,12 @@ class Collector:
         probe = self._answer_still_good(record)
         if probe is None:
             record.asked = _process(record.facts)  # there may be another when it has answered
-            probe = await self._host.probe(record.facts, run.left())
+            since = record.fold.silent_since or 0.0
+            probe = await self._host.probe(record.facts, run.left(), since)
             self._on_observation(probe)
         run.probes[record.facts.pipe_directory] = record.last_probe = probe
         record.answers = with_probe(record.answers, probe)
-        if probe.outcome is not Outcome.SKIPPED:
-            record.hung = probe.outcome is Outcome.TIMEOUT
+        record.note(probe)
         if _nobody_there(probe, record.facts):
             record.ledger.nobody_there(probe.at)
         # Nobody there, where nobody is expected, is a state and no failure of ours.
@@ -424,6 +430,9 @@ class Collector:
         patience = PATIENCE_WITH_LOGS * self._settings.mps_min_query_interval
         # Younger than nothing: the clock was set back.
         if probe is None or said is None or not 0 <= self._host.now() - probe.at < patience:
+            return None
+        silent_since = record.fold.silent_since
+        if silent_since is not None and probe.at < silent_since:
             return None
         view = record.ledger.view(probe.at, clients=False)
         unchanged = (
@@ -460,8 +469,7 @@ class Collector:
         if run.left() >= POLL_SECONDS:
             with contextlib.suppress(SourceError, SourceTimeoutError):  # "logs" says so
                 await self.poll_logs(run.left())
-        if said.outcome is not Outcome.SKIPPED:
-            record.hung = said.outcome is Outcome.TIMEOUT
+        record.note(said)
         if said.outcome is Outcome.TIMEOUT:
             # What it answered a moment ago stands no longer.
             run.probes[record.facts.pipe_directory] = said
@@ -512,6 +520,7 @@ class Collector:
             interval = self._settings.mps_min_query_interval
             patience = max(STALE_SECONDS, STALE_ANSWERS * interval)
             answers = answers.younger_than(patience, view.at)
+        hung_at, served_at = record.hung_at, view.daemon_served_at
         return DaemonInputs(
             facts=record.facts,
             probe=run.probes.get(name),
@@ -519,7 +528,8 @@ class Collector:
             view=view,
             logs=tuple(record.logs[name] for name in sorted(record.logs)),
             was_readable=record.was_readable,
-            hung=record.hung,
+            # What the log shows of it since is newer than the question that it did not answer.
+            hung=hung_at is not None and not (served_at and hung_at < served_at <= view.at),
             queries=queries,
             query_failures=failures,
         )

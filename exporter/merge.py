@@ -248,8 +248,8 @@ def control_state(inputs: DaemonInputs) -> ControlState | None:
         return "refused" if alive else "absent"
     if inputs.hung:
         return "unresponsive"
-    if probe.outcome is Outcome.SKIPPED:
-        return None
+    if probe.outcome in (Outcome.SKIPPED, Outcome.TIMEOUT):
+        return None  # nobody was asked, or it has served somebody since
     return "refused"
 
 
@@ -689,7 +689,9 @@ def _gpu(
         direct_pids=tuple(direct),
         direct_processes=tuple(view.processes[pid] for pid in direct if pid in view.processes),
         served_by=tuple(
-            daemon.pipe_directory for daemon in daemons if gpu.uuid in daemon.gpu_uuids
+            daemon.pipe_directory
+            for daemon in daemons
+            if daemon.state != "absent" and gpu.uuid in daemon.gpu_uuids
         ),
         stranded_pids=stranded,
         stranded_clients=None if stranded is None else sum(map(view.strayed, stranded)),

@@ -29,7 +29,7 @@ ClientState = Literal["waiting", "connecting", "creating_context", "active", "to
 CLIENT_STATES: tuple[ClientState, ...] = get_args(ClientState)
 """What a client is doing, in the order of a life."""
 
-EXIT_CAUSES = ("requested", "crashed", "start_failed", "daemon_died")
+EXIT_CAUSES = ("requested", "crashed", "start_failed", "daemon_died", "ghost_ended")
 LOSS_CAUSES = ("server_crashed", "daemon_died", "own_fault", "neighbour_fault", "terminated")
 REJECTION_CAUSES = ("context_limit", "server_not_ready", "invalid_device", "credentials")
 
@@ -134,6 +134,7 @@ IncidentKind = Literal[
     "wait_served",
     "wait_abandoned",
     "ghost",
+    "ghost_ended",
 ]
 
 
@@ -204,6 +205,8 @@ class LedgerView:
     multiuser: bool | None = None
     quit_requested_at: float | None = None
     """Asked to quit and not gone yet: draining."""
+    daemon_served_at: float | None = None
+    """It last did something for a client or a server: it was not stuck then."""
     configured_at: float | None = None
     """Somebody last gave the daemon a set_... command: what it answered before is old."""
     servers: tuple[ServerSession, ...] = ()
@@ -299,7 +302,7 @@ class ControlDaemon:
     waits: tuple[Wait, ...] = ()
     handover_backoff_seconds: float | None = None
     gpu_uuids: tuple[str, ...] = ()
-    """The GPUs it serves."""
+    """The GPUs it serves; of one that is gone, those it served."""
     logs: tuple[LogState, ...] = ()
     counters: LedgerCounters | None = None
     """None: no log of this daemon was ever readable, so nothing was counted."""
@@ -323,6 +326,7 @@ class Gpu:
     direct_processes: tuple[ProcessFacts, ...] = ()
     """Those of them that /proc shows."""
     served_by: tuple[str, ...] = ()
+    """Pipe directories of the daemons that serve it and are not gone."""
     stranded_pids: tuple[int, ...] | None = None
     """MPS processes that have no server now; one that is just ending may be among them."""
     stranded_clients: int | None = None

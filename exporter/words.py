@@ -208,6 +208,9 @@ _SENTENCES: dict[str, Callable[[Incident, Who], str]] = {
         f"{_server(incident, who)} was started for clients that had died in the queue: "
         "the daemon hangs as soon as another user's client comes"
     ),
+    "ghost_ended": lambda incident, who: (
+        f"{_server(incident, who)}, which was a ghost, has ended: it blocks the daemon no longer"
+    ),
 }
 
 

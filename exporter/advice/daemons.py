@@ -57,20 +57,16 @@ def _end_ghost(pid: int) -> str:
 
 def _state(daemon: ControlDaemon, name: str, found: Found, now: float) -> Iterator[Finding]:
     ghost = next((server.pid for server in daemon.servers if server.ghost), None)
-    if daemon.state == "unresponsive" and ghost is not None:
-        yield found(
-            "daemon_unresponsive",
-            f"The MPS daemon {name} does not answer: it hangs on its ghost server {ghost}.",
-            _end_ghost(ghost),
+    if daemon.state == "unresponsive":
+        hangs = (
+            "programs that start now hang"
+            if ghost is None
+            else (f"it hangs on its ghost server {ghost}")
         )
-    elif daemon.state == "unresponsive":
-        end = f"end it (kill -9 {daemon.pid})" if daemon.pid is not None else "end it (kill -9)"
         yield found(
             "daemon_unresponsive",
-            f"The MPS daemon {name} does not answer: programs that start now hang.",
-            "Look for a stopped server (ps -C nvidia-cuda-mps-server -o pid,stat,user,args; T is "
-            "stopped) and let it go on (kill -CONT PID), or for a ghost. If it stays so, "
-            f"{end} and its server, and start it again; their clients are lost.",
+            f"The MPS daemon {name} does not answer: {hangs}.",
+            _free(daemon),
         )
     elif daemon.state == "absent" and (quit_at := _quit_at(daemon)) is not None:
         yield found(
@@ -100,6 +96,32 @@ def _state(daemon: ControlDaemon, name: str, found: Found, now: float) -> Iterat
             "it takes no new ones.",
             "It ends when the last client does.",
         )
+
+
+def _free(daemon: ControlDaemon) -> str:
+    """What frees a daemon that does not answer: of what is seen, that which costs least."""
+    control = daemon.facts.process if daemon.facts is not None else None
+    servers = daemon.facts.servers if daemon.facts is not None else ()
+    if control is not None and control.state in _STOPPED:
+        return f"The daemon itself is stopped: let it go on (kill -CONT {control.pid})."
+    if (ghost := next((one.pid for one in daemon.servers if one.ghost), None)) is not None:
+        return _end_ghost(ghost)
+    if stopped := _pids(server.pid for server in servers if server.state in _STOPPED):
+        return f"Its server {stopped} is stopped: let it go on (kill -CONT {stopped})."
+    everything = _pids(one.pid for one in (control, *servers) if one is not None)
+    return (
+        "No server of its own is stopped, and none is a ghost, as far as can be seen. If it stays "
+        f"so, end it and its server ({f'kill -9 {everything}' if everything else 'kill -9'}), and "
+        "start it again; their clients are lost."
+    )
+
+
+def _pids(pids: Iterable[int]) -> str:
+    return " ".join(str(pid) for pid in pids)
+
+
+_STOPPED = frozenset("Tt")
+"""States of a process: stopped, traced."""
 
 
 def _quit_at(daemon: ControlDaemon) -> float | None:

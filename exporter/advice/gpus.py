@@ -82,7 +82,7 @@ def _direct(gpu: Gpu, snapshot: Snapshot, who: Who) -> Iterator[Finding]:
             ADVICE[name],
             f"On GPU {gpu.index} without MPS: {words.some(those)}.",
             _REMEDIES[name].format(
-                directories=words.visible(" or ".join(sorted(directories)) or "(none runs)", 400)
+                directories=words.visible(" or ".join(sorted(gpu.served_by)), 400)
             ),
             gpu=gpu.index,
             uuid=gpu.uuid,

@@ -312,7 +312,8 @@ SERVERS = _section(
         (*_D, "cause"),
         _BOTH_LOGS,
         "Ends of servers by cause. The status that the log prints is no evidence: requested means "
-        "that the log shows the orderly end.",
+        "that the log shows the orderly end. ghost_ended is a ghost server that ended without it, "
+        "most often because an operator killed it: no crash, it served no client.",
     ),
     (
         "mps_server_last_exit_timestamp_seconds",
@@ -326,7 +327,8 @@ SERVERS = _section(
         "counter",
         (*_D, *_G),
         _SERVER_LOG,
-        "Fatal GPU errors that servers handled, by GPU (empty labels when the log does not tell).",
+        "Fatal GPU errors that servers handled, by the GPU that was hit: that of the client that "
+        "MPS blames, or the only one that was reset (empty labels when the log does not tell).",
     ),
     (
         "mps_server_last_fault_timestamp_seconds",
@@ -563,7 +565,7 @@ SHARING = _section(
         "gauge",
         (*_G, "daemon"),
         f"{_TOOL}, {_BOTH_LOGS}, NVML",
-        "1 for each daemon that serves the GPU.",
+        "1 for each daemon that serves the GPU; it ends with the daemon.",
     ),
     (
         "mps_gpu_stranded_clients",

@@ -68,6 +68,12 @@ class Daemon:
     """It started, or was seen, since the exporter began to look: so its end is news."""
     configured_at: float | None = None
     """Somebody last gave it a set_... command."""
+    served_at: float | None = None
+    """It last did something for a client or a server: its only thread was not stuck then."""
+    silent_since: float | None = None
+    """When it wrote a line that another one follows at once, and none has followed."""
+    sent_at: float | None = None
+    """When it sent a client to a server, and neither log has said more since."""
     tries_shutdown: bool = False
     """Its log says when it asks a server to end (driver 580)."""
     backoff_seconds: float | None = None
@@ -94,6 +100,8 @@ class Books:
         self.uuids: dict[str, str] = {}
         """GPU UUID -> name, of all that clients were associated with."""
         self.readable: dict[str, bool] = {"control": False, "server": False}
+        self.server_heard_at: float | None = None
+        """The last line of server.log."""
         self.clock_ms: int | None = None
         """Everything up to here is in the running totals."""
         self.counting_from_ms: int | None = None
@@ -326,6 +334,8 @@ class Books:
                 at, "server_crashed", server_pid=server.pid, uid=server.uid, pids=lost,
                 detail=detail,
             )  # fmt: skip
+        elif cause == "ghost_ended":
+            self.incident(at, "ghost_ended", server_pid=server.pid, uid=server.uid)
         elif cause == "start_failed":
             self.incident(at, "server_start_failed", uid=server.uid, detail=detail)
 
@@ -360,6 +370,8 @@ class Books:
         """
         if server.exiting:
             return "requested", ""
+        if server.ghost:
+            return "ghost_ended", f"exit status {status}"  # most often killed, as it must be
         if server.ready_at is None and not server.ever_connected and not server.adopted:
             return "start_failed", f"exit status {status}"
         if self.says_exiting(server):
@@ -706,25 +718,18 @@ class Books:
             found[1].torn_down_at = fault.at
             self.lose(found[1], cause, at)
 
-    def fault_device(self, server: Server, fault: Fault, device: int) -> None:
-        """A fault hit a device."""
-        if device in fault.devices or len(fault.devices) >= MAX_UUIDS:
-            return
-        fault.devices.add(device)
-        fault.broken.add(device)
-        uuid = self.uuid_of(server, device)
-        fault.uuids.append(uuid)
-        fault.counted = True
-        self.tally.fault(uuid)
+    def fault_device(self, fault: Fault, device: int) -> None:
+        """A device is reset after a fault."""
+        if device not in fault.devices and len(fault.devices) < MAX_UUIDS:
+            fault.devices.add(device)
+            fault.broken.add(device)
 
     def close_block(self, server: Server) -> None:
         """The log has said all about a fault."""
         fault, server.block, server.listing = server.block, None, None
         if fault is None:
             return
-        if not fault.counted:
-            fault.counted = True
-            self.tally.fault("")
+        self.fault_listed(server, fault)
         blamed = next(iter(sorted(fault.blamed)), None)
         self.incident(
             fault.at,
@@ -735,6 +740,24 @@ class Books:
             blamed_pid=blamed,
             gpu_uuids=fault.uuids,
         )
+
+    def fault_hit(self, server: Server, fault: Fault, pid: int, device: int) -> None:
+        """A fault hit a device: a context that the log blames was on it."""
+        if device in fault.hit:
+            return
+        fault.hit.add(device)
+        if pid:  # clients with PID 0 cannot be told apart: which of them it was is not known
+            self._count_fault(fault, self.uuid_of(server, device))
+
+    def fault_listed(self, server: Server, fault: Fault) -> None:
+        """All devices of a fault are known: where nobody is blamed, the only one was hit."""
+        if not fault.uuids:
+            devices = fault.hit or fault.devices
+            self._count_fault(fault, self.uuid_of(server, *devices) if len(devices) == 1 else "")
+
+    def _count_fault(self, fault: Fault, uuid: str) -> None:
+        fault.uuids.append(uuid)
+        self.tally.fault(uuid)
 
     def device_closed(self, server: Server, device: int, at: float) -> None:
         """A context was destroyed: a fault there is over."""

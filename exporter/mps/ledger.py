@@ -131,6 +131,14 @@ class Ledger:
         """
         reconcile(self._books, at, listed, replies)
 
+    @property
+    def silent_since(self) -> float | None:
+        """When the daemon began something that it normally goes on with at once, and did not."""
+        daemon = self._books.daemon
+        if daemon.quit_requested_at is not None or daemon.ended_at is not None:
+            return None
+        return daemon.sent_at if daemon.silent_since is None else daemon.silent_since
+
     def incidents_since(self, seen: int) -> tuple[tuple[Incident, ...], int]:
         """Give the incidents after the first `seen` ones, and how many there have been by now."""
         return self._books.incidents.since(seen)
@@ -180,6 +188,7 @@ class Ledger:
             ),
             waits=waits,
             configured_at=daemon.configured_at,
+            daemon_served_at=daemon.served_at,
             handover_backoff_seconds=daemon.backoff_seconds if pressing else None,
             devices=dict(books.ordinals) or _only_device(books),
             counters=books.tally.snapshot(),
@@ -209,7 +218,7 @@ def _server_session(server: Server, *, clients: bool) -> ServerSession:
         pinned_memory_limit_bytes=dict(server.memory_limits),
         devices=dict(server.devices),
         client_limit=server.client_limit,
-        ghost=server.ghost,
+        ghost=server.ghost and server.missing_since is None,
         clients=tuple(
             _client_session(server, client) for client in server.clients.values() if clients
         ),

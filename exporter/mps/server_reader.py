@@ -8,7 +8,7 @@ from typing import Any
 from exporter.mps import log_events as e
 from exporter.mps.books import Books
 from exporter.mps.sequence import Entry
-from exporter.mps.serving import Server
+from exporter.mps.serving import MAX_CONTEXTS, Server
 
 REFUSAL_SECONDS = 1.0
 """The lines about one refused newcomer are written in one go."""
@@ -56,6 +56,8 @@ class ServerReader:
     def read(self, entry: Entry) -> None:
         """Enter one line into the books."""
         event = entry.event
+        self._books.server_heard_at = entry.at
+        self._books.daemon.sent_at = None
         kind = type(event)
         if kind is e.InvalidDevice:
             self._invalid_device(entry)
@@ -248,6 +250,8 @@ class ServerReader:
         begins = block is None or (block.handled and event.pid not in block.blamed)
         fault = self._books.fault_block(server, entry.at, begins=begins)
         fault.blamed.add(event.pid)
+        if len(fault.contexts) < MAX_CONTEXTS:
+            fault.contexts.add((event.pid, event.context))
         if event.pid:
             self._books.fault_victim(server, fault, event.pid, entry.at)
 
@@ -266,11 +270,15 @@ class ServerReader:
         uuid = "" if found is None else found[1].contexts.get(event.context, "")
         if uuid:
             self._books.ordinal(event.device, uuid)
-        self._books.fault_device(server, fault, event.device)
+        self._books.fault_device(fault, event.device)
+        if (event.pid, event.context) in fault.contexts:
+            self._books.fault_hit(server, fault, event.pid, event.device)
 
     def _fault_list(self, server: Server, event: e.FaultList, entry: Entry) -> None:
         fault = self._books.fault_block(server, entry.at, begins=False)
         fault.listed = True
+        if event.of == "clients":
+            self._books.fault_listed(server, fault)
         server.listing = event.of
 
     def _number(self, server: Server, event: e.Number, entry: Entry) -> None:
@@ -278,6 +286,6 @@ class ServerReader:
             if self._books.tally.counting:
                 self._books.tally.unrecognized["server"] += 1
         elif server.listing == "devices":
-            self._books.fault_device(server, server.block, event.value)
+            self._books.fault_device(server.block, event.value)
         else:
             self._books.fault_victim(server, server.block, event.value, entry.at)

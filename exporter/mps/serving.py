@@ -76,11 +76,14 @@ class Fault:
     devices: set[int] = field(default_factory=set)
     broken: set[int] = field(default_factory=set)
     """Devices whose context is not destroyed yet."""
+    contexts: set[tuple[int, int]] = field(default_factory=set)
+    """(PID, context) of the clients that the log blames."""
+    hit: set[int] = field(default_factory=set)
+    """Devices of those contexts; others may be reset with them."""
     uuids: list[str] = field(default_factory=list)
+    """GPUs that it hit, for which it is counted; "" where the log does not tell."""
     handled: bool = False
     listed: bool = False
-    counted: bool = False
-    """On at least one device."""
 
 
 @dataclass(slots=True)

@@ -43,8 +43,10 @@ class Host(Protocol):
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         """The daemons found last, and those of these processes that are there."""
 
-    async def probe(self, daemon: DaemonFacts, deadline_seconds: float) -> ControlObservation:
-        """What the daemon answers by itself."""
+    async def probe(
+        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+    ) -> ControlObservation:
+        """What the daemon answers by itself; what it said before a moment counts no longer."""
 
     async def reconcile(
         self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float

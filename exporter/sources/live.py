@@ -79,9 +79,11 @@ class LiveHost:
         """Facts of these processes."""
         return await self._call("procfs", deadline_seconds, self._procfs.observe, pids)
 
-    async def probe(self, daemon: DaemonFacts, deadline_seconds: float) -> ControlObservation:
-        """What the daemon answers by itself."""
-        return await self._control.probe(daemon, deadline_seconds)
+    async def probe(
+        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+    ) -> ControlObservation:
+        """What the daemon answers by itself; what it said before a moment counts no longer."""
+        return await self._control.probe(daemon, deadline_seconds, since)
 
     async def reconcile(
         self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float

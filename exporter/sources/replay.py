@@ -74,9 +74,11 @@ class ReplayHost:
         # A recorder's first look at /proc comes a moment after its start.
         return ProcfsObservation(at=self.now())
 
-    async def probe(self, daemon: DaemonFacts, deadline_seconds: float) -> ControlObservation:
+    async def probe(
+        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+    ) -> ControlObservation:
         """The daemon's last answer."""
-        del deadline_seconds
+        del deadline_seconds, since
         return self._control(daemon, "probe")
 
     async def reconcile(

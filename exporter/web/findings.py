@@ -19,10 +19,22 @@ _ORDER: tuple[Severity, ...] = ("trouble", "warning", "notice", "ok")
 
 
 def troubles(snapshot: Snapshot, who: words.Who) -> tuple[Finding, ...]:
-    """What is wrong, was a moment ago, or could be better; the worst first."""
+    """What is wrong, was a moment ago, or could be better; the worst first.
+
+    Of findings that are equally bad and have a time, the newest comes first.
+    """
     found = advice.in_order((*advice.findings(snapshot, who), *advice.news(snapshot, who)))
     shown = [_shown(one, snapshot.taken_at) for one in found if one.advice.kind != "blindness"]
-    return tuple(sorted(shown, key=lambda finding: _ORDER.index(finding.severity)))
+    ordered: list[Finding] = []
+    for severity in _ORDER:
+        group = [finding for finding in shown if finding.severity == severity]
+        dated = iter(sorted((one for one in group if one.since is not None), key=_newest_first))
+        ordered += [one if one.since is None else next(dated) for one in group]
+    return tuple(ordered)
+
+
+def _newest_first(finding: Finding) -> float:
+    return -(finding.since or 0.0)
 
 
 def blind_spots(

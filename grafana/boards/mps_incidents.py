@@ -83,7 +83,7 @@ TILES = (
         "Good: never, or long ago. How long ago a server last crashed, failed to start, lost its "
         "daemon, or met a fatal GPU error.",
         "time() - max(max(mps_server_last_fault_timestamp_seconds)"
-        ' or max(mps_server_last_exit_timestamp_seconds{cause!="requested"}))',
+        ' or max(mps_server_last_exit_timestamp_seconds{cause!~"requested|ghost_ended"}))',
         SECONDS,
         none="never",
     ),
@@ -195,10 +195,10 @@ _ENDS = "max by (job, instance, daemon, cause)"
 LAST = table(
     "The last of each kind",
     "Good: empty, or long ago. When each kind of incident last happened, wherever in time; the 100 "
-    "newest. Orderly ends are no incidents and left out.",
+    "newest. Orderly ends and those of ghost servers are left out.",
     (
         "topk(100, "
-        f'{_ENDS} (mps_server_last_exit_timestamp_seconds{{cause!="requested"}})'
+        f'{_ENDS} (mps_server_last_exit_timestamp_seconds{{cause!~"requested|ghost_ended"}})'
         f" or {_ENDS} (label_replace(mps_server_last_fault_timestamp_seconds,"
         ' "cause", "fatal GPU error", "", ""))'
         " or max by (job, instance, gpu, cause)"

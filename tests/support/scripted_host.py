@@ -23,6 +23,7 @@ from exporter.settings import Settings
 from exporter.sources.child import ChildResult
 from exporter.sources.host import SourceError
 from exporter.sources.mps_control import ControlTool
+from exporter.sources.signs_of_life import last_service
 from tests.support import fake_mps_control
 from tests.support.fake_host import H200
 from tests.support.mps_logs import EIGHT, LOGS, PIPE, Logs, observation, script
@@ -135,9 +136,11 @@ class ScriptedHost:
         gone = tuple(sorted(set(pids) - there.keys()))
         return ProcfsObservation(self.wall, daemons=(self.facts,), processes=there, gone=gone)
 
-    async def probe(self, daemon: DaemonFacts, deadline_seconds: float) -> ControlObservation:
+    async def probe(
+        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+    ) -> ControlObservation:
         """Ask the daemon."""
-        return await self._tool.probe(daemon, deadline_seconds)
+        return await self._tool.probe(daemon, deadline_seconds, since)
 
     async def reconcile(
         self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
@@ -151,7 +154,11 @@ class ScriptedHost:
         """What was written since."""
         del daemons, deadline_seconds
         written, self._logs = self._logs, {}
-        return observation(self.wall, written, readable=self.readable)
+        found = observation(self.wall, written, readable=self.readable)
+        for chunk in found.chunks:
+            if (at := last_service(replace(chunk, utc_offset_seconds=0.0))) is not None:
+                self._tool.evidence_of_life(PIPE, at)
+        return found
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         """The GPUs."""

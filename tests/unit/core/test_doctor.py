@@ -30,7 +30,7 @@ from exporter.observations import (
     Reading,
 )
 from exporter.sources.mps_control import cannot_run
-from tests.support.player import RECORDINGS
+from tests.support.player import RECORDINGS, Player
 
 PIPE = "/tmp/nvidia-mps"
 DAEMON = ProcessFacts(10, 1.0, 0, "root", "nvidia-cuda-mps-control", "S", 1, (10,))
@@ -216,6 +216,46 @@ def test_in_a_fault_only_whom_it_hit_must_end() -> None:
     server = Server(20, state="FAULT", clients_connected=2, clients=clients)
     (fault, _) = findings(Snapshot(9.0, daemons=(daemon(servers=(server,)),)))
     assert "(kill 30)" in fault.remedy
+
+
+def stuck(process_state: str = "S", server_state: str = "S", *, ghost: bool = False) -> str:
+    server = ProcessFacts(952, 2.0, 1001, "ann", "nvidia-cuda-mps-server", server_state, 10)
+    control = replace(DAEMON, state=process_state)
+    host = daemon(
+        state="unresponsive",
+        facts=DaemonFacts(PIPE, "/l", process=control, servers=(server,)),
+        servers=(Server(952, state="ACTIVE", ghost=ghost),),
+    )
+    found = {one.advice.name: one for one in findings(Snapshot(1.0, daemons=(host,)))}
+    return found["daemon_unresponsive"].remedy
+
+
+def test_what_frees_a_daemon_names_the_process_and_spares_the_others() -> None:
+    assert stuck("T").endswith("let it go on (kill -CONT 10).")
+    assert stuck(server_state="T").endswith("let it go on (kill -CONT 952).")
+    assert "(kill -9 952)" in stuck(ghost=True)
+    assert "(kill -9 10 952)" in stuck()
+
+
+def test_only_the_daemons_of_this_gpu_are_named() -> None:
+    beside = replace(daemon(), pipe_directory="/tmp/of-another-gpu")
+    for lost in (process(1), process(1, CUDA_MPS_PIPE_DIRECTORY="/else")):
+        snapshot = Snapshot(1.0, gpus=(gpu(lost),), daemons=(daemon(), beside))
+        (finding,) = findings(snapshot)
+        assert PIPE in finding.remedy
+        assert "/tmp/of-another-gpu" not in finding.remedy
+
+
+async def test_a_kill_is_not_asked_for_when_the_log_shows_that_the_daemon_serves_again() -> None:
+    # The ghost 863 of daemon 826 is killed after 13.1 s. The recorder asked again after 20 s only.
+    player = Player(RECORDINGS / "wait-abandoned-sigkill.rec.gz")
+    begin = player.recording.header.started_at
+    for at, wanted in ((12.0, "kill -9 863"), (13.6, ""), (16.0, ""), (19.0, "")):
+        snapshot = (await player.to(begin + at)).snapshot
+        asked = [one.remedy for one in findings(snapshot) if "kill -9" in one.remedy]
+        assert all(wanted and wanted in remedy for remedy in asked)
+        assert bool(asked) is bool(wanted)
+        assert not any("826" in remedy for remedy in asked)
 
 
 def test_a_daemon_whose_logs_are_nowhere() -> None:

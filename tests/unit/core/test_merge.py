@@ -129,6 +129,28 @@ def snapshot(
     )
 
 
+@pytest.mark.parametrize(
+    ("facts", "said", "served"),
+    [
+        (RUNNING, probe(Outcome.OK, RAN), (PIPE,)),
+        (RUNNING, None, (PIPE,)),
+        (GONE, None, ()),
+        (UNKNOWN, probe(Outcome.ABSENT, RAN), ()),
+    ],
+)
+def test_a_daemon_that_is_gone_serves_no_gpu(
+    facts: DaemonFacts, said: ControlObservation | None, served: tuple[str, ...]
+) -> None:
+    view = LedgerView(at=9.0, devices={0: "GPU-a"}, daemon_ended_at=None if served else 5.0)
+    found = merge(
+        taken_at=9.0,
+        gpus=NvmlObservation(9.0, Outcome.OK, gpus=(gpu(),)),
+        processes=None,
+        daemons=[DaemonInputs(facts, said, view=view, logs=READABLE, was_readable=True)],
+    )
+    assert found.gpus[0].served_by == served
+
+
 ALL = ((20, "compute", GIB), (30, "compute", GIB), (30, "mps", GIB))
 
 

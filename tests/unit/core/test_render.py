@@ -71,7 +71,7 @@ def test_known_causes_start_at_zero() -> None:
     found = families(Snapshot(taken_at=1.0, daemons=(daemon,), gpu_indexes={"GPU-a": "0"}))
     assert dict(found["mps_server_exits_total"].samples) == {
         ("/p", "requested"): 0, ("/p", "crashed"): 0,
-        ("/p", "start_failed"): 0, ("/p", "daemon_died"): 0,
+        ("/p", "start_failed"): 0, ("/p", "daemon_died"): 0, ("/p", "ghost_ended"): 0,
     }  # fmt: skip
     assert dict(found["mps_server_faults_total"].samples) == {("/p", "0", "GPU-a"): 0}
     assert found.keys().isdisjoint({"mps_server_last_exit_timestamp_seconds"})

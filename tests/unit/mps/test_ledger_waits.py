@@ -197,6 +197,16 @@ def test_a_ghost_is_a_server_for_somebody_who_is_dead() -> None:
     assert kinds.count("ghost") == 1
 
 
+def test_a_ghost_whose_process_is_gone_is_not_to_be_killed() -> None:
+    fold = start(script(GHOST + "00:05.300 S461 User did not send valid credentials\n"))
+    fold.ledger.settle(at("00:30"))
+    fold.ledger.witness(at("00:31"), lambda pid, _at: pid != 461)
+    (server,) = fold.ledger.view(0.0).servers
+    assert not server.ghost
+    more(fold, "00:31.000 C630 Server 461 exited with status 0\n")
+    assert summary(fold.ledger.view(0.0).counters)["server_exits"]["ghost_ended"] == 1
+
+
 def test_a_ghost_says_so_itself_where_proc_cannot_tell() -> None:
     text = GHOST + "00:05.300 S461 User did not send valid credentials\n"
     fold = start(script(text))
@@ -336,8 +346,11 @@ def test_the_client_that_hangs_on_a_ghost_waits_and_the_ghosts_kill_heals() -> N
     text += server_starts("00:50.001", "00:50.200", 504, 1003) + client("00:50.200", 300, 504)
     more(fold, text)
     found = summary(fold.ledger.view(0.0).counters)
-    assert found["server_exits"] == {"requested": 1, "crashed": 1}
+    assert found["server_exits"] == {"requested": 1, "ghost_ended": 1}
     assert "losses" not in found
+    kinds = [incident.kind for incident in fold.ledger.view(0.0).incidents]
+    assert kinds[-2:] == ["ghost_ended", "wait_served"]
+    assert "server_crashed" not in kinds
     assert found["waits"] == {"1003": [1, 20.2]}
     assert found["handovers"] == 1
 

@@ -97,6 +97,19 @@ def test_old_crashes_are_history() -> None:
     assert [one.kind for one in make_status(snapshot, WebOptions()).incidents] == ["server_crashed"]
 
 
+def test_the_newest_trouble_leads() -> None:
+    crash = Incident(at=NOW - 200, kind="server_crashed", server_pid=1, uid=1001)
+    refused = Incident(at=NOW - 2, kind="client_rejected", uid=1002, detail="context_limit")
+    happened = hosts.snapshot(hosts.daemon(incidents=(crash, refused)))
+    assert [one.name for one in make_status(happened, WebOptions()).findings] == [
+        "client_rejected",
+        "server_crashed",
+    ]
+    assert "was refused" in headline(happened)[1]
+    gone = hosts.daemon(state="absent", pid=None, incidents=(crash, refused))
+    assert headline(hosts.snapshot(gone))[1].startswith("No MPS daemon runs")
+
+
 def test_a_daemon_that_was_started_again() -> None:
     died = Incident(at=NOW - 60, kind="daemon_died", pids=(1, 2))
     found = make_status(hosts.snapshot(hosts.daemon(incidents=(died,))), WebOptions()).findings

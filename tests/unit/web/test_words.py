@@ -97,6 +97,10 @@ def test_memory(size: float, expected: str) -> None:
             "Alice's server 634 was started for clients that had died in the queue: the daemon "
             "hangs as soon as another user's client comes.",
         ),
+        (
+            Incident(0, "ghost_ended", 634, 1001),
+            "Alice's server 634, which was a ghost, has ended: it blocks the daemon no longer.",
+        ),
     ],
 )
 def test_incident(incident: Incident, expected: str) -> None:
