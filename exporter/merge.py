@@ -392,7 +392,7 @@ def _server(view: _View, inputs: DaemonInputs, pid: int) -> Server:
         ghost=session.ghost if session is not None else None,
         clients_connected=_count(inputs, session, clients),
         contexts=contexts,
-        contexts_limit=_contexts_limits(view, session, {*contexts, *uuids.values()}),
+        contexts_limit=_contexts_limits(view, session, (*uuids.values(), *contexts)),
         active_thread_ratio=_thread_ratio(session, reply),
         pinned_memory_limit_bytes={
             uuids[ordinal]: limit
