@@ -170,7 +170,6 @@ class Collector:
         self._runs: dict[frozenset[str], Run] = {}
         self._complaints = Complaints(_log)
         self._tail_lock = asyncio.Lock()
-        self.collections = 0
         self._stranded_since: dict[int, float] = {}
 
     @property
@@ -204,7 +203,6 @@ class Collector:
 
     async def _run(self, run: Run) -> None:
         try:
-            self.collections += 1
             gpus = self._timed(run, "nvml", self._gpus(run))
             mps = self._mps(run)
             await asyncio.gather(gpus, mps)

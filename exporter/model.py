@@ -193,7 +193,6 @@ class LedgerView:
     at: float
     daemon_started_at: float | None = None
     binary_version: str | None = None
-    multiuser: bool | None = None
     quit_requested_at: float | None = None
     """Asked to quit and not gone yet: draining."""
     configured_at: float | None = None
