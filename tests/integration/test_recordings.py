@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from exporter.cli import built_in_recording
+from exporter.sources.recording import read
 from tests.support.player import RECORDINGS, Player
 
 TRUTHS = sorted(RECORDINGS.glob("*.json"))
@@ -48,6 +51,28 @@ async def test_the_replay_says_what_was_checked_on_the_hardware(truth: Path) -> 
 def test_there_are_recordings() -> None:
     checked = [truth for truth in TRUTHS if json.loads(truth.read_text("utf-8"))["checks"]]
     assert len(checked) >= 20
+
+
+def test_there_is_a_recording_of_each_version_of_the_format() -> None:
+    versions = Counter(read(path).header.version for path in RECORDINGS.glob("*.rec.gz"))
+    assert versions.keys() == {1, 2}
+    assert versions[1] >= 30, "what users have sent is read for ever"
+
+
+@pytest.mark.parametrize("path", sorted(RECORDINGS.glob("*.rec.gz")), ids=lambda path: path.stem)
+async def test_every_reading_that_was_recorded_is_shown(path: Path) -> None:
+    metrics = await Player(path).to_end()
+    assert metrics.value("mps_exporter_unknown_readings_total") == 0
+
+
+async def test_a_reading_that_nobody_knows_costs_itself(tmp_path: Path) -> None:
+    lines = gzip.decompress((RECORDINGS / "one-client.rec.gz").read_bytes())
+    path = tmp_path / "renamed.rec.gz"
+    path.write_bytes(gzip.compress(lines.replace(b"mps_gpu_power_watts", b"mps_gpu_watts")))
+    metrics = await Player(path).to_end()
+    assert metrics.value("mps_gpu_power_watts") is None
+    assert metrics.value("mps_gpu_temperature_celsius", sensor="gpu") is not None
+    assert (metrics.value("mps_exporter_unknown_readings_total") or 0) > 0
 
 
 async def test_a_quiet_host_has_no_incidents() -> None:
