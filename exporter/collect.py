@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from exporter.logfmt import Complaints
 from exporter.merge import DaemonInputs, merge, pids_of_interest
+from exporter.metrics.gpu_readings import series_of
 from exporter.model import (
     COLLECTORS,
     CollectorName,
@@ -176,8 +177,8 @@ class Collector:
         self._runs: dict[frozenset[str], Run] = {}
         self._complaints = Complaints(_log)
         self._tail_lock = asyncio.Lock()
-        self.collections = 0
         self._stranded_since: dict[int, float] = {}
+        self._unknown_readings = 0
 
     @property
     def enabled(self) -> tuple[str, ...]:
@@ -210,7 +211,6 @@ class Collector:
 
     async def _run(self, run: Run) -> None:
         try:
-            self.collections += 1
             gpus = self._timed(run, "nvml", self._gpus(run))
             mps = self._mps(run)
             await asyncio.gather(gpus, mps)
@@ -261,8 +261,22 @@ class Collector:
         observation = await self._host.read_gpus(run.left() * GPU_SHARE_OF_DEADLINE)
         run.gpus = observation
         self._on_observation(observation)
+        self._count_unknown_readings(observation)
         if observation.outcome is not Outcome.OK:
             raise SourceError(observation.error or "NVML could not be read")
+
+    def _count_unknown_readings(self, observation: NvmlObservation) -> None:
+        for gpu in observation.gpus:
+            for reading in gpu.readings:
+                if series_of(reading) is None:
+                    self._unknown_readings += 1
+                    self._complaints.failing(
+                        "reading",
+                        reading.quantity,
+                        message="a GPU reading is left out: no metric shows it",
+                        quantity=reading.quantity,
+                        labels=",".join(f"{name}={value}" for name, value in reading.labels),
+                    )
 
     async def _mps(self, run: Run) -> None:
         await self._timed(run, "process", self._discover(run))
@@ -509,7 +523,7 @@ class Collector:
                 for gpu in snapshot.gpus
                 for pid in gpu.stranded_pids or ()
             }
-        return snapshot
+        return replace(snapshot, unknown_readings=self._unknown_readings)
 
     def _inputs(self, run: Run, record: DaemonRecord, view: LedgerView) -> DaemonInputs:
         queries, failures = self._host.query_counts(record.facts.pipe_directory)

@@ -89,16 +89,12 @@ _KINDS = {
 
 
 def _use(gpu: Gpu) -> str:
-    values = {one.metric: one.value for one in gpu.observation.readings if not one.labels}
     parts = []
-    for metric, title in (
-        ("mps_gpu_utilization_ratio", "utilization"),
-        ("mps_gpu_sm_active_ratio", "SM activity"),
-    ):
-        if metric in values:
-            parts.append(f"{title} {values[metric]:.0%}")
-    used = values.get("mps_gpu_memory_used_bytes")
-    total = values.get("mps_gpu_memory_total_bytes")
+    for quantity, title in (("gpu_utilization", "utilization"), ("sm_activity", "SM activity")):
+        ratio = gpu.reading(quantity)
+        if ratio is not None:
+            parts.append(f"{title} {ratio:.0%}")
+    used, total = gpu.reading("memory_used"), gpu.reading("memory_total")
     if used is not None and total is not None:
         parts.append(f"memory {used / _GIB:.1f} of {total / _GIB:.0f} GiB")
     kinds = gpu.processes_by_kind or {}

@@ -274,7 +274,7 @@ def _daemon(view: _View, inputs: DaemonInputs, clients_max: int) -> ControlDaemo
         start_time_seconds=process.start_time_seconds if process is not None else None,
         binary_version=ledger.binary_version if process is not None else None,
         protocol="2" if probe is not None else None,
-        multiuser=(facts.multiuser or bool(ledger.multiuser)) if process is not None else None,
+        multiuser=facts.multiuser if process is not None else None,
         visible_devices=_visible_devices(facts),
         query_duration_seconds=_duration(inputs.probe),
         query_failures=inputs.query_failures,
@@ -392,7 +392,7 @@ def _server(view: _View, inputs: DaemonInputs, pid: int) -> Server:
         ghost=session.ghost if session is not None else None,
         clients_connected=_count(inputs, session, clients),
         contexts=contexts,
-        contexts_limit=_contexts_limits(view, session, {*contexts, *uuids.values()}),
+        contexts_limit=_contexts_limits(view, session, (*uuids.values(), *contexts)),
         active_thread_ratio=_thread_ratio(session, reply),
         pinned_memory_limit_bytes={
             uuids[ordinal]: limit

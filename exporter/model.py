@@ -7,6 +7,7 @@ output, never guessed. Times are Unix timestamps in seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -202,7 +203,6 @@ class LedgerView:
     at: float
     daemon_started_at: float | None = None
     binary_version: str | None = None
-    multiuser: bool | None = None
     quit_requested_at: float | None = None
     """Asked to quit and not gone yet: draining."""
     daemon_served_at: float | None = None
@@ -334,6 +334,14 @@ class Gpu:
     sm_committed_ratio: float | None = None
     client_memory_committed_bytes: int | None = None
 
+    def reading(self, quantity: str, **labels: str) -> float | None:
+        """Return what NVML measured; None where it has no such reading, or no finite number."""
+        wanted = labels.items()
+        for one in self.observation.readings:
+            if one.quantity == quantity and dict(one.labels).items() == wanted:
+                return one.value if math.isfinite(one.value) else None
+        return None
+
 
 CollectorName = Literal["nvml", "control", "logs", "process"]
 COLLECTORS: tuple[CollectorName, ...] = ("nvml", "control", "logs", "process")
@@ -376,4 +384,6 @@ class Snapshot:
     collectors: tuple[CollectorResult, ...] = ()
     unreadable_environments: int | None = None
     """Processes whose MPS variables this exporter has no right to read."""
+    unknown_readings: int | None = None
+    """Readings that were left out since the exporter started: the catalogue does not know them."""
     recording: RecordingInfo | None = None

@@ -54,9 +54,8 @@ def of_gpu(gpu: Gpu, snapshot: Snapshot, who: Who) -> Iterator[Finding]:
 
 
 def _would_help(gpu: Gpu, name: str) -> Iterator[Finding]:
-    readings = {one.metric: one.value for one in gpu.observation.readings if not one.labels}
-    utilization = readings.get("mps_gpu_utilization_ratio")
-    activity = readings.get("mps_gpu_sm_active_ratio")
+    utilization = gpu.reading("gpu_utilization")
+    activity = gpu.reading("sm_activity")
     if gpu.served_by or len(gpu.direct_pids) < 2 or utilization is None or activity is None:
         return
     if utilization > BUSY_UTILIZATION and activity < IDLE_SM_ACTIVITY:

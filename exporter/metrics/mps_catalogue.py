@@ -635,6 +635,14 @@ EXPORTER = _section(
         "CAP_DAC_READ_SEARCH together give them.",
     ),
     (
+        "mps_exporter_unknown_readings_total",
+        "counter",
+        (),
+        "this exporter",
+        "GPU readings that were left out because no metric shows such a quantity: when it grows, a "
+        "recording of another version is replayed.",
+    ),
+    (
         "mps_exporter_recording_info",
         "info",
         ("scenario", "machine", "driver_version", "recorded", "speed"),

@@ -40,11 +40,6 @@ class ReplayHost:
         elapsed = (self._clock() - self._began) * self._speed
         return min(recording.header.started_at + elapsed, recording.ended_at)
 
-    @property
-    def finished(self) -> bool:
-        """The end of the recording is reached."""
-        return self.now() >= self._tape.recording.ended_at
-
     async def until_finished(self) -> None:
         """Wait for the end of the recording."""
         left = self._tape.recording.ended_at - self.now()

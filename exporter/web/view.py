@@ -155,15 +155,6 @@ class IncidentView:
     seconds: float | None
 
 
-def reading(gpu: Gpu, metric: str, **labels: str) -> float | None:
-    """A value of the GPU's readings."""
-    wanted = tuple(sorted(labels.items()))
-    for one in gpu.observation.readings:
-        if one.metric == metric and tuple(sorted(one.labels)) == wanted:
-            return one.value
-    return None
-
-
 def gpu_view(gpu: Gpu) -> GpuView:
     """A GPU as it is shown."""
     seen = gpu.observation
@@ -175,12 +166,12 @@ def gpu_view(gpu: Gpu) -> GpuView:
         lost=seen.lost,
         sm_count=seen.sm_count,
         compute_mode=seen.compute_mode,
-        utilization_ratio=reading(gpu, "mps_gpu_utilization_ratio"),
-        sm_active_ratio=reading(gpu, "mps_gpu_sm_active_ratio"),
-        memory_used_bytes=reading(gpu, "mps_gpu_memory_used_bytes"),
-        memory_total_bytes=reading(gpu, "mps_gpu_memory_total_bytes"),
-        power_watts=reading(gpu, "mps_gpu_power_watts"),
-        temperature_celsius=reading(gpu, "mps_gpu_temperature_celsius", sensor="gpu"),
+        utilization_ratio=gpu.reading("gpu_utilization"),
+        sm_active_ratio=gpu.reading("sm_activity"),
+        memory_used_bytes=gpu.reading("memory_used"),
+        memory_total_bytes=gpu.reading("memory_total"),
+        power_watts=gpu.reading("power"),
+        temperature_celsius=gpu.reading("temperature", sensor="gpu"),
         sm_committed_ratio=gpu.sm_committed_ratio,
         processes_by_kind=dict(gpu.processes_by_kind)
         if gpu.processes_by_kind is not None

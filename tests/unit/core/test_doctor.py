@@ -72,7 +72,7 @@ def client(**more: object) -> ControlDaemon:
 
 UNREADABLE = LogState(PIPE, "control", "/l/control.log", readable=False, error="no permission")
 LARGE = LogState(PIPE, "control", "/l/control.log", readable=True, size_bytes=3 << 30)
-IDLE_SMS = (Reading("mps_gpu_utilization_ratio", 0.99), Reading("mps_gpu_sm_active_ratio", 0.13))
+IDLE_SMS = (Reading("gpu_utilization", 0.99), Reading("sm_activity", 0.13))
 BLIND = CollectorResult("nvml", success=False, duration_seconds=0.1, error="no library")
 NO_TOOL = cannot_run("nvidia-cuda-mps-control", FileNotFoundError())
 QUIT = Incident(at=0.5, kind="daemon_quit")

@@ -340,3 +340,19 @@ def test_a_client_of_another_daemon_is_not_given_to_one_that_cannot_number_its_o
         for one in found.daemons
     }
     assert clients == {"/a": [0, 0], "/b": [900]}
+
+
+def test_the_gpus_of_a_server_keep_their_order() -> None:
+    names = tuple(f"GPU-{letter}" for letter in "hgfedcba")
+    devices = tuple(Device(n, name, "NVIDIA H200", "0") for n, name in enumerate(names))
+    reply = ServerReply(20, "ACTIVE", 1.0, (), {}, devices, {})
+    answers = ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0)
+    gpus = tuple(GpuObservation(n, name, compute_capability=(9, 0)) for n, name in enumerate(names))
+    merged = merge(
+        taken_at=9.0,
+        gpus=NvmlObservation(9.0, Outcome.OK, driver_version="580.159.04", gpus=gpus),
+        processes=None,
+        daemons=[DaemonInputs(RUNNING, probe=probe(Outcome.OK, RAN), answers=answers)],
+    )
+    (server,) = merged.daemons[0].servers
+    assert tuple(server.contexts_limit) == names
