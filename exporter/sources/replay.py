@@ -32,7 +32,7 @@ class ReplayHost:
         self._speed = speed
         self._clock = clock
         self._began = clock()
-        self._counts: dict[str, int] = {}
+        self._looked_at = recording.header.started_at
 
     def now(self) -> float:
         """The recording's time; it stands still at the end."""
@@ -66,6 +66,15 @@ class ReplayHost:
         """Processes that were there, of those that were asked for then."""
         del pids, deadline_seconds
         return self._processes()
+
+    async def ended(
+        self, watched: Collection[int], others: Collection[int], deadline_seconds: float
+    ) -> Sequence[ProcfsObservation]:
+        """What was seen of processes since the last call."""
+        del watched, others, deadline_seconds
+        since, self._looked_at = self._looked_at, self.now()
+        found = self._tape.between("procfs", since, self._looked_at)
+        return [one for one in found if isinstance(one, ProcfsObservation)]
 
     def _processes(self) -> ProcfsObservation:
         found = self._tape.latest("procfs", self.now())
