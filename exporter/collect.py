@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from exporter.logfmt import Complaints
@@ -307,14 +307,16 @@ class Collector:
         self._identified = frozenset(pids)
         observation = await self._host.identify(pids, run.left())
         run.processes = observation
-        self._take_processes(observation)
+        self._take_processes(observation, self._daemons.values())
         if observation.error is not None:
             raise SourceError(observation.error)
 
-    def _take_processes(self, observation: ProcfsObservation) -> None:
+    def _take_processes(
+        self, observation: ProcfsObservation, records: Iterable[DaemonRecord]
+    ) -> None:
         self._on_observation(observation)
         asked = {*observation.processes, *observation.gone}
-        for record in self._daemons.values():
+        for record in records:
             record.ledger.observe(observation.at, record.facts, observation.processes, asked)
 
     # ------------------------------------------------------------------ daemons
@@ -405,7 +407,9 @@ class Collector:
         watched = [pid for record in self._daemons.values() for pid in record.watched()]
         for observation in await self._host.ended(watched, self._identified, deadline_seconds):
             self._adopt(observation.daemons)
-            self._take_processes(observation)
+            # Of a daemon that is new here the logs are read first: they tell what was before.
+            known = [record for record in self._daemons.values() if record.logs]
+            self._take_processes(observation, known)
 
     async def _read_logs(self, run: Run) -> None:
         """Read the logs to their ends, or as far as half of the time that is left goes."""

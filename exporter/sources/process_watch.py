@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -21,7 +20,7 @@ from exporter.observations import ProcfsObservation
 
 MAX_DESCRIPTORS = 128
 """At most so many processes have a descriptor: a daemon has one, its server, and the clients in its
-queue. It is an eighth of the limit that most systems set."""
+queue. It is an eighth of the usual limit for a whole program, 1024."""
 
 
 class ProcessWatch:
@@ -40,8 +39,7 @@ class ProcessWatch:
     ) -> None:
         self._open = open_process
         self._now = now
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = MAX_DESCRIPTORS if limit < 0 else min(MAX_DESCRIPTORS, limit // 8)
+        self._most = MAX_DESCRIPTORS
         self._descriptors: dict[int, int] = {}
         self._ended: dict[int, float] = {}
         self._left: set[int] = set()

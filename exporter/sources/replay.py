@@ -71,14 +71,17 @@ class ReplayHost:
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
     ) -> Sequence[ProcfsObservation]:
         """What was seen of processes since the last call."""
-        del watched, others, deadline_seconds
-        since, self._looked_at = self._looked_at, self.now()
-        found = self._tape.between("procfs", since, self._looked_at)
+        del others, deadline_seconds
+        if not watched:
+            return ()
+        found = self._tape.between("procfs", self._looked_at, self.now())
+        self._looked_at = max(self._looked_at, self.now())
         return [one for one in found if isinstance(one, ProcfsObservation)]
 
     def _processes(self) -> ProcfsObservation:
         found = self._tape.latest("procfs", self.now())
         if isinstance(found, ProcfsObservation):
+            self._looked_at = max(self._looked_at, found.at)  # what is older is no news
             return found
         # A recorder's first look at /proc comes a moment after its start.
         return ProcfsObservation(at=self.now())
