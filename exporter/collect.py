@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from exporter.logfmt import Complaints
@@ -81,6 +81,9 @@ STALE_SECONDS = 15.0
 """So many times --mps.min-query-interval, but at least so long, a server's answer is shown where
 the logs cannot be read: a server that is stopped is not asked, and may have changed since."""
 
+WATCH_SECONDS = 1.0
+"""So long the logs wait for a look at processes of which one ended; then it is tried again."""
+
 NO_DAEMON_SECONDS = 5.0
 """How often /proc is searched for a first daemon between collections."""
 
@@ -123,6 +126,15 @@ class DaemonRecord:
         if self.facts.configured:
             return False
         return self.job or self.facts.pipe_directory.startswith("/proc/")
+
+    def watched(self) -> list[int]:
+        """PIDs, as the host numbers them, whose end must be seen when it happens."""
+        process = self.facts.process
+        if process is None:
+            return []
+        # A daemon in a PID namespace of its own numbers its servers and clients otherwise.
+        own_numbers = len(process.namespace_pids) > 1
+        return [process.pid] if own_numbers else [process.pid, *self.ledger.watched()]
 
     def forget_answers(self) -> None:
         """There is another process now, or none: what the last one said means nothing."""
@@ -179,6 +191,8 @@ class Collector:
         self._tail_lock = asyncio.Lock()
         self._stranded_since: dict[int, float] = {}
         self._unknown_readings = 0
+        self._identified: frozenset[int] = frozenset()
+        """The processes that the last collection asked for."""
 
     @property
     def enabled(self) -> tuple[str, ...]:
@@ -304,14 +318,20 @@ class Collector:
         pids = pids_of_interest(run.gpus, inputs).union(
             *(record.ledger.pids() for record in self._daemons.values())
         )
+        self._identified = frozenset(pids)
         observation = await self._host.identify(pids, run.left())
         run.processes = observation
-        self._on_observation(observation)
-        asked = {*observation.processes, *observation.gone}
-        for record in self._daemons.values():
-            record.ledger.observe(observation.at, record.facts, observation.processes, asked)
+        self._take_processes(observation, self._daemons.values())
         if observation.error is not None:
             raise SourceError(observation.error)
+
+    def _take_processes(
+        self, observation: ProcfsObservation, records: Iterable[DaemonRecord]
+    ) -> None:
+        self._on_observation(observation)
+        asked = {*observation.processes, *observation.gone}
+        for record in records:
+            record.ledger.observe(observation.at, record.facts, observation.processes, asked)
 
     # ------------------------------------------------------------------ daemons
 
@@ -393,6 +413,17 @@ class Collector:
                 record.fold.take(observation)
         self._publish()
         return any(chunk.complete_until is None for chunk in observation.chunks)
+
+    async def watch_processes(self, deadline_seconds: float = WATCH_SECONDS) -> None:
+        """Take in which daemons, servers and queued clients ended, and when."""
+        if "process" not in self.enabled:
+            return
+        watched = [pid for record in self._daemons.values() for pid in record.watched()]
+        for observation in await self._host.ended(watched, self._identified, deadline_seconds):
+            self._adopt(observation.daemons)
+            # Of a daemon that is new here the logs are read first: they tell what was before.
+            known = [record for record in self._daemons.values() if record.logs]
+            self._take_processes(observation, known)
 
     async def _read_logs(self, run: Run) -> None:
         """Read the logs to their ends, or as far as half of the time that is left goes."""
@@ -560,6 +591,8 @@ class Collector:
                     self._adopt(await self._host.discover(5.0))
                 while await self.poll_logs():
                     pass
+                with contextlib.suppress(SourceTimeoutError, OSError):  # a collection says it
+                    await self.watch_processes()
             except (SourceTimeoutError, SourceError, OSError) as error:
                 self._complaints.failing("tail", message="cannot follow the logs", err=error)
             except Exception as bug:  # noqa: BLE001 - the next look may go well

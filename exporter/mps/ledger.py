@@ -154,6 +154,19 @@ class Ledger:
                 pids.update(server.started_for)
         return frozenset(pid for pid in pids if pid)
 
+    def watched(self) -> list[int]:
+        """Processes whose end must be seen when it happens: no line of a log tells of it.
+
+        Servers, those for whom one was made and who have not come yet, and the queue.
+        """
+        books = self._books
+        pids = list(books.servers)
+        for server in books.servers.values():
+            if not server.ever_connected:
+                pids += [pid for pid, dead in server.started_for.items() if not dead]
+        pids += [entry.pid for entry in books.queue if not entry.dead]
+        return pids
+
     def view(self, now: float, *, clients: bool = True) -> LedgerView:
         """Give all that is known, or all but the clients by name. Changes nothing.
 

@@ -22,7 +22,7 @@ import math
 import re
 import time
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -340,7 +340,8 @@ class Tape:
         self._log_states: tuple[LogState, ...] = ()
         self._waiting: list[LogChunk] = []
         self._tracks: dict[str, tuple[list[float], list[Observation]]] = {}
-        for observation in recording.observations:
+        # An end of a process may be written after a later look: it is told at its own moment.
+        for observation in sorted(recording.observations, key=lambda one: one.at):
             times, track = self._tracks.setdefault(track_of(observation), ([], []))
             times.append(observation.at)
             track.append(observation)
@@ -355,6 +356,11 @@ class Tape:
         if not position and times and times[0] <= now + FIRST_ANSWER_SECONDS:
             position = 1
         return observations[position - 1] if position else None
+
+    def between(self, track: str, since: float, until: float) -> Sequence[Observation]:
+        """Give the observations of this track after a moment, up to another."""
+        times, observations = self._tracks.get(track, ([], []))
+        return observations[bisect_right(times, since) : bisect_right(times, until)]
 
     def logs(self, now: float, followed: Collection[str]) -> LogsObservation:
         """What the tails of these daemons (pipe directories) read since the last call.

@@ -23,6 +23,7 @@ from exporter.settings import Settings
 from exporter.sources.child import ChildResult
 from exporter.sources.host import SourceError
 from exporter.sources.mps_control import ControlTool
+from exporter.sources.process_watch import at_each_end
 from exporter.sources.signs_of_life import last_service
 from tests.support import fake_mps_control
 from tests.support.fake_host import H200
@@ -63,6 +64,9 @@ class ScriptedHost:
         self.edit: Callable[[str], str] = lambda answer: answer
         self.gpus: NvmlObservation | None = None
         self.while_identifying: Callable[[], None] = lambda: None
+        self.ended_at: dict[int, float] = {}
+        """Processes that have ended and were not told of yet -> when."""
+        self.watched: list[int] = []
         self.discoveries = 0
         self.runs: list[list[str]] = []
         """What the control tool was asked, run by run."""
@@ -135,6 +139,17 @@ class ScriptedHost:
         }
         gone = tuple(sorted(set(pids) - there.keys()))
         return ProcfsObservation(self.wall, daemons=(self.facts,), processes=there, gone=gone)
+
+    async def ended(
+        self, watched: Collection[int], others: Collection[int], deadline_seconds: float
+    ) -> Sequence[ProcfsObservation]:
+        """What the test let end, at its moment."""
+        ended, self.ended_at = self.ended_at, {}
+        self.watched = list(watched)
+        if not ended:
+            return ()
+        self.passes(0.05)  # it takes a moment to look
+        return at_each_end(await self.identify({*watched, *others}, deadline_seconds), ended)
 
     async def probe(
         self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0

@@ -12,6 +12,7 @@ from exporter.observations import (
     GpuObservation,
     GpuProcess,
     NvmlObservation,
+    Observation,
     Outcome,
     ProcessFacts,
     ProcfsObservation,
@@ -201,6 +202,71 @@ async def test_what_stays_contradictory_is_asked_ever_more_seldom(host: Scripted
         host.passes(15)
         await look(collector)
     assert 1 <= host.server_questions - before <= 5
+
+
+# ---------------------------------------------------------------- between collections
+
+
+async def test_a_waiter_that_ends_between_two_scrapes_is_dead_within_two_seconds(
+    host: ScriptedHost,
+) -> None:
+    host.wall = EIGHT + 120.0
+    collector = host.collector()
+    await look(collector)
+    host.write(script(pending("02:01.000", 300, 1003)))
+    host.passes(2.0)
+    await collector.poll_logs()
+    await collector.watch_processes()
+    assert sorted(host.watched) == [110, 300, 630]
+    died_at = host.wall
+    host.ended_at[300] = died_at
+    while host.wall < died_at + 1.8:  # as follow() does it
+        host.passes(0.2)
+        await collector.poll_logs()
+        await collector.watch_processes()
+    (record,) = collector._daemons.values()
+    view = record.ledger.view(host.wall)
+    assert [(wait.pid, wait.dead) for wait in view.waits] == [(300, True)]
+    (incident,) = [one for one in view.incidents if one.kind == "wait_abandoned"]
+    assert (incident.at, incident.seconds) == (died_at, 1.0)
+    assert record.published_incidents >= 1
+    assert 300 not in host.watched
+
+
+async def test_a_daemon_that_ends_between_two_scrapes_is_gone(host: ScriptedHost) -> None:
+    seen: list[Observation] = []
+    collector = host.collector()
+    await look(collector)
+    collector.add_listener(seen.append)
+    host.passes(5.0)
+    died_at = host.wall
+    host.facts = replace(host.facts, process=None, servers=(), lock_holder_pid=None)
+    host.ended_at[630] = died_at
+    for _ in range(8):
+        host.passes(0.2)
+        await collector.poll_logs()
+        await collector.watch_processes()
+    (record,) = collector._daemons.values()
+    assert record.ledger.view(host.wall).daemon_ended_at == died_at
+    looks = [one for one in seen if isinstance(one, ProcfsObservation)]
+    assert looks[0].at == died_at  # a recording has it
+
+
+async def test_processes_of_another_pid_namespace_are_not_watched(host: ScriptedHost) -> None:
+    host.daemon = replace(host.daemon, pid=5630, namespace_pids=(5630, 630))
+    host.facts = replace(host.facts, process=host.daemon)
+    collector = host.collector()
+    await look(collector)
+    await collector.watch_processes()
+    assert host.watched == [5630]  # 110 may be anybody here
+
+
+async def test_without_the_process_collector_nobody_is_watched(host: ScriptedHost) -> None:
+    collector = host.collector(collector_process=False)
+    await look(collector)
+    host.watched = [1]
+    await collector.watch_processes()
+    assert host.watched == [1]
 
 
 # ---------------------------------------------------------------- beside others

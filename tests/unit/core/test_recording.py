@@ -30,6 +30,7 @@ from exporter.observations import (
 from exporter.sources import recording_v1
 from exporter.sources.recording import Header, RecordingError, RecordingWriter, Tape, read
 from exporter.sources.recording_v1 import QUANTITIES
+from exporter.sources.replay import ReplayHost
 
 UUID = "GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893"
 HEADER = Header(
@@ -214,6 +215,25 @@ def test_what_is_no_recording_is_refused_with_the_reason(
     path.write_bytes(content)
     with pytest.raises(RecordingError, match=reason):
         read(path)
+
+
+async def test_an_end_that_was_told_after_a_later_look_is_replayed_at_its_own_moment(
+    tmp_path: Path,
+) -> None:
+    looks = [
+        ProcfsObservation(1001.0, processes={7: ProcessFacts(7, 900.0)}),
+        ProcfsObservation(1003.0, gone=(7, 8)),
+        ProcfsObservation(1002.5, gone=(7,)),
+    ]
+    recording = read(written(tmp_path / "x", *looks))
+    clock = 0.0
+    host = ReplayHost(recording, clock=lambda: clock)
+    seen = []
+    for clock in (0.0, 2.0, 2.7, 3.0):
+        seen.append([one.at for one in await host.ended([7], [], 1.0)])
+        if clock == 2.7:
+            assert (await host.identify([7], 1.0)).gone == (7,)
+    assert seen == [[], [1001.0], [1002.5], [1003.0]]
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

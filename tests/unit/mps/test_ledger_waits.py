@@ -146,6 +146,23 @@ def look(fold: Fold, time: str, dead: set[int], *, daemon: bool | None = None) -
     return fold.ledger.view(now + 2.0)
 
 
+def test_a_waiters_end_has_the_earliest_time_at_which_it_was_missed() -> None:
+    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    for time in ("00:10", "00:09.300", "00:11"):  # a descriptor tells it after a look has
+        fold.ledger.witness(at(time), lambda pid, _at: pid != 200)
+    fold.ledger.settle(at("00:12"))
+    (incident,) = [i for i in fold.ledger.view(0.0).incidents if i.kind == "wait_abandoned"]
+    assert (incident.at, incident.seconds) == (at("00:09.300"), 7.3)
+
+
+def test_those_are_watched_of_whose_end_no_log_tells() -> None:
+    fold = start(script(GHOST + pending("00:06.000", 300, 1003) + pending("00:06.000", 0, 1004)))
+    assert {pid for pid in fold.ledger.watched() if pid} == {461, 200, 300}
+    look(fold, "00:10", {200, 300})
+    assert {pid for pid in fold.ledger.watched() if pid} == {461}
+    assert set(start(script(HOLDER)).ledger.watched()) == {110}  # connected clients: server.log
+
+
 def test_a_dead_waiter_stays_in_the_queue_and_is_abandoned_once() -> None:
     fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
     view = look(fold, "00:10", {200})
