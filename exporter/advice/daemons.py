@@ -274,8 +274,8 @@ def _limits(clients: Iterable[Client], found: Found, who: Who) -> Iterator[Findi
         yield found(
             "memory_limit_ignored",
             f"CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of {words.some(memory)}.",
-            "Name only GPUs that the daemon shows, by its ordinals or full UUIDs "
-            "(echo device_query | nvidia-cuda-mps-control), and start the process again.",
+            "Name GPUs by UUID (nvidia-smi -L), and only those that the process sees: its "
+            "CUDA_VISIBLE_DEVICES. Then start the process again.",
         )
 
 

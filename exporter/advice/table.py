@@ -115,8 +115,9 @@ _HABITS = (
     ),
     Advice(
         "memory_limit_ignored", "warning", "A memory limit is ignored",
-        "One entry of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT names no GPU of this daemon; CUDA then "
-        "silently ignores all of them.",
+        "One entry of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT names no GPU that the process sees; CUDA "
+        "then silently ignores all of them. An ordinal counts in the process's own "
+        "CUDA_VISIBLE_DEVICES, not among the GPUs of the host.",
     ),
     Advice(
         "stranded_client", "warning", "A process outlived its MPS server",
