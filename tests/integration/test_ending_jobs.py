@@ -382,12 +382,16 @@ def calls(folder: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+DEFAULT_SIGNALS = ("env", "--default-signal=TERM,INT,HUP,USR1,USR2")
+"""A shell cannot trap what was ignored when it began, as SIGINT is in a script's background."""
+
+
 class Wrapped:
     """A program under mps-run.sh, in a session of its own, as a job's step is."""
 
     def __init__(self, recorder: Path, program: str, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [str(JOBS / "mps-run.sh"), sys.executable, "-S", "-c", program],
+            [*DEFAULT_SIGNALS, str(JOBS / "mps-run.sh"), sys.executable, "-S", "-c", program],
             env={**os.environ, "MPS_TERMINATE_CLIENTS": str(recorder), **environment},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
