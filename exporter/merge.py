@@ -30,7 +30,7 @@ from exporter.model import (
 )
 from exporter.mps import limits
 from exporter.mps.attribution import attribute
-from exporter.mps.control_text import ServerReply
+from exporter.mps.control_text import CANNOT_SEND, ServerReply
 from exporter.mps.reconciliation import ServerAnswers
 from exporter.observations import (
     ControlObservation,
@@ -268,7 +268,24 @@ def control_state(inputs: DaemonInputs) -> ControlState | None:
         return "unresponsive"
     if probe.outcome in (Outcome.SKIPPED, Outcome.TIMEOUT):
         return None  # nobody was asked, or it has served somebody since
+    if alive and _may_drain(inputs, probe):
+        return None
     return "refused"
+
+
+def _may_drain(inputs: DaemonInputs, probe: ControlObservation) -> bool:
+    """Whether this may be a daemon that was asked to quit, which only control.log tells for sure.
+
+    While it drains, the tool says that it cannot send the command, or nothing (driver 580).
+    """
+    if inputs.follows("control"):
+        return False
+    return all(
+        exchange.outcome is Outcome.OK
+        or CANNOT_SEND in exchange.stderr + exchange.stdout
+        or not (exchange.stderr + exchange.stdout).strip()
+        for exchange in probe.exchanges
+    )
 
 
 def _daemon(view: _View, inputs: DaemonInputs, clients_max: int) -> ControlDaemon:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from exporter.observations import DaemonFacts, GpuObservation, LogState, ProcessFacts
+from exporter.observations import DaemonFacts, GpuObservation, LogName, LogState, ProcessFacts
 
 ControlState = Literal["answering", "absent", "unresponsive", "draining", "refused"]
 CONTROL_STATES: tuple[ControlState, ...] = (
@@ -312,6 +312,10 @@ class ControlDaemon:
     dropped_clients: int = 0
     error: str | None = None
     facts: DaemonFacts | None = None
+
+    def follows(self, log: LogName) -> bool:
+        """Whether this log of its can be read now."""
+        return any(state.log == log and state.readable for state in self.logs)
 
 
 @dataclass(frozen=True, slots=True)

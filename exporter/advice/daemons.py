@@ -112,7 +112,16 @@ def _free(daemon: ControlDaemon) -> str:
     return (
         "No server of its own is stopped, and none is a ghost, as far as can be seen. If it stays "
         f"so, end it and its server ({f'kill -9 {everything}' if everything else 'kill -9'}), and "
-        "start it again; their clients are lost."
+        f"start it again; their clients are lost.{_doubt(daemon)}"
+    )
+
+
+def _doubt(daemon: ControlDaemon) -> str:
+    if daemon.follows("control"):
+        return ""
+    return (
+        " It may also be draining, which looks the same: its control.log, which cannot be read "
+        "from here, then has Cmd:quit, and it ends when its last client does."
     )
 
 

@@ -160,6 +160,11 @@ _BLINDNESS = (
         "blindness",
     ),
     Advice(
+        "daemon_state_unknown", "warning", "Whether a control daemon serves is not known",
+        "It takes no questions. A daemon does so while it drains (it was asked to quit and has "
+        "clients), or when others ask it all the time; control.log would tell which.", "blindness",
+    ),
+    Advice(
         "logs_unreadable", "warning", "The logs of a daemon cannot be followed",
         "Crashes, faults and waits can be seen nowhere else.", "blindness",
     ),

@@ -38,7 +38,15 @@ def probe(outcome: Outcome, *exchanges: Exchange) -> ControlObservation:
     return ControlObservation(1.0, PIPE, "probe", outcome, exchanges)
 
 
-RAN = Exchange(("get_server_list",), Outcome.REFUSED, return_code=1)
+RAN = Exchange(
+    ("get_server_list",), Outcome.REFUSED, return_code=1,
+    stderr="Cannot authenticate or connect to MPS control daemon process\n",
+)  # fmt: skip
+CANNOT_SEND = Exchange(
+    ("get_server_list",), Outcome.REFUSED, return_code=1,
+    stderr="Cannot send command to MPS control daemon process\n",
+)  # fmt: skip
+NOTHING = Exchange(("get_server_list",), Outcome.UNPARSABLE, return_code=0)
 NO_TOOL = Exchange(("get_server_list",), Outcome.ABSENT)
 
 
@@ -71,6 +79,18 @@ def test_why_a_daemon_is_up_or_not(
 ) -> None:
     view = LedgerView(at=1.0, quit_requested_at=0.5 if quitting else None)
     assert control_state(DaemonInputs(facts, said, view=view, hung=hung)) == state
+
+
+@pytest.mark.parametrize(
+    "said", [probe(Outcome.REFUSED, CANNOT_SEND), probe(Outcome.UNPARSABLE, NOTHING)]
+)
+def test_a_daemon_that_may_drain_is_refused_only_where_its_log_says_that_it_does_not(
+    said: ControlObservation,
+) -> None:
+    assert control_state(DaemonInputs(RUNNING, said)) is None
+    assert control_state(DaemonInputs(RUNNING, said, logs=READABLE)) == "refused"
+    quitting = LedgerView(at=1.0, quit_requested_at=0.5)
+    assert control_state(DaemonInputs(RUNNING, said, view=quitting, logs=READABLE)) == "draining"
 
 
 def gpu(
