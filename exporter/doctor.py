@@ -12,7 +12,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from exporter import words
-from exporter.advice import Finding, Severity, findings, worst
+from exporter.advice import Finding, Severity, findings, unseen, worst
 from exporter.model import Client, ControlDaemon, Gpu, Snapshot
 
 Paint = Callable[[str, str], str]
@@ -45,7 +45,11 @@ def report(snapshot: Snapshot, paint: Paint = plain) -> Iterator[str]:
     yield ""
     found = findings(snapshot)
     if not found:
-        yield paint("Nothing is wrong here.", "good")
+        unknown = unseen(snapshot)
+        if unknown:
+            yield words.sentence(f"nothing wrong was seen, but {'; '.join(unknown)}")
+        else:
+            yield paint("Nothing is wrong here.", "good")
         return
     counts = {
         severity: sum(finding.advice.severity == severity for finding in found)
@@ -139,10 +143,10 @@ def _client(client: Client) -> str:
         sms = "/".join(str(count) for count in client.sm_limit.values())
         parts.append(f"up to {client.active_thread_ratio:.0%}" + (f" ({sms} SMs)" if sms else ""))
     else:
-        parts.append("limits not readable")
+        parts.append("limits not known")
     for uuid, used in client.memory_used_bytes.items():
         limit = client.memory_limit_bytes.get(uuid)
-        of = f" of {limit / _GIB:.1f}" if limit is not None else ""
+        of = f" of at most {limit / _GIB:.1f}" if limit is not None else ""
         parts.append(f"{used / _GIB:.1f}{of} GiB")
     if client.state not in (None, "active"):
         parts.append(str(client.state).replace("_", " "))

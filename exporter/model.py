@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from exporter.observations import DaemonFacts, GpuObservation, LogState, ProcessFacts
+from exporter.observations import DaemonFacts, GpuObservation, LogName, LogState, ProcessFacts
 
 ControlState = Literal["answering", "absent", "unresponsive", "draining", "refused"]
 CONTROL_STATES: tuple[ControlState, ...] = (
@@ -238,8 +238,9 @@ class Client:
     systemd_unit: str | None = None
     pid_namespace: int | None = None
     limit_source: LimitSource = "unknown"
-    """Whose active thread percentage is in force; "server" also where the client's environment
-    could not be read (the server's value is then an upper bound)."""
+    """Whose active thread percentage is the lower one. "unknown": its environment cannot be read,
+    or it cannot be told which GPU its memory limit is for. All limits of a client are upper bounds:
+    a program may lower its own as it starts (os.environ), which is not seen from outside."""
     environment_readable: bool | None = None
     connected_at: float | None = None
     contexts: Mapping[str, int] = field(default_factory=dict)
@@ -251,7 +252,8 @@ class Client:
     percentage_ignored: str | None = None
     """Its CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, where CUDA makes nothing of it."""
     memory_limit_ignored: str | None = None
-    """Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, where CUDA makes nothing of it."""
+    """Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, where CUDA makes nothing of it: one of its entries is
+    for a GPU that the process does not see."""
     state: ClientState | None = None
     state_since: float | None = None
 
@@ -310,6 +312,10 @@ class ControlDaemon:
     dropped_clients: int = 0
     error: str | None = None
     facts: DaemonFacts | None = None
+
+    def follows(self, log: LogName) -> bool:
+        """Whether this log of its can be read now."""
+        return any(state.log == log and state.readable for state in self.logs)
 
 
 @dataclass(frozen=True, slots=True)

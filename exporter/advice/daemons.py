@@ -112,7 +112,16 @@ def _free(daemon: ControlDaemon) -> str:
     return (
         "No server of its own is stopped, and none is a ghost, as far as can be seen. If it stays "
         f"so, end it and its server ({f'kill -9 {everything}' if everything else 'kill -9'}), and "
-        "start it again; their clients are lost."
+        f"start it again; their clients are lost.{_doubt(daemon)}"
+    )
+
+
+def _doubt(daemon: ControlDaemon) -> str:
+    if daemon.follows("control"):
+        return ""
+    return (
+        " It may also be draining, which looks the same: its control.log, which cannot be read "
+        "from here, then has Cmd:quit, and it ends when its last client does."
     )
 
 
@@ -274,8 +283,8 @@ def _limits(clients: Iterable[Client], found: Found, who: Who) -> Iterator[Findi
         yield found(
             "memory_limit_ignored",
             f"CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of {words.some(memory)}.",
-            "Name only GPUs that the daemon shows, by its ordinals or full UUIDs "
-            "(echo device_query | nvidia-cuda-mps-control), and start the process again.",
+            "Name GPUs by UUID (nvidia-smi -L), and only those that the process sees: its "
+            "CUDA_VISIBLE_DEVICES. Then start the process again.",
         )
 
 

@@ -71,7 +71,11 @@ def _would_help(gpu: Gpu, name: str) -> Iterator[Finding]:
 
 def _direct(gpu: Gpu, snapshot: Snapshot, who: Who) -> Iterator[Finding]:
     """Give one finding for each way past MPS, however many processes took it."""
-    directories = {daemon.pipe_directory for daemon in snapshot.daemons if daemon.pid is not None}
+    directories = {
+        daemon.pipe_directory
+        for daemon in snapshot.daemons
+        if daemon.pid is not None or daemon.state not in (None, "absent")
+    }
     ways: dict[str, list[str]] = {}
     for process in gpu.direct_processes:
         name, words_of_it = _way(process, who, directories)

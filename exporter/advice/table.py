@@ -115,8 +115,9 @@ _HABITS = (
     ),
     Advice(
         "memory_limit_ignored", "warning", "A memory limit is ignored",
-        "One entry of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT names no GPU of this daemon; CUDA then "
-        "silently ignores all of them.",
+        "One entry of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT names no GPU that the process sees; CUDA "
+        "then silently ignores all of them. An ordinal counts in the process's own "
+        "CUDA_VISIBLE_DEVICES, not among the GPUs of the host.",
     ),
     Advice(
         "stranded_client", "warning", "A process outlived its MPS server",
@@ -157,6 +158,11 @@ _BLINDNESS = (
         "tool_missing", "warning", "The control tool cannot be run",
         "Without nvidia-cuda-mps-control nobody can be asked whether a daemon answers.",
         "blindness",
+    ),
+    Advice(
+        "daemon_state_unknown", "warning", "Whether a control daemon serves is not known",
+        "It takes no questions. A daemon does so while it drains (it was asked to quit and has "
+        "clients), or when others ask it all the time; control.log would tell which.", "blindness",
     ),
     Advice(
         "logs_unreadable", "warning", "The logs of a daemon cannot be followed",

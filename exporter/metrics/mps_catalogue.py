@@ -364,7 +364,8 @@ CLIENTS = _section(
             "limit_source",
         ),
         f"{_PROC}, {_LOG}",
-        "The client's process and what it belongs to; command is the program's name only.",
+        "The client's process and what it belongs to; command is the program's name only. "
+        "limit_source is whose SM share is lower; unknown where a limit cannot be told.",
     ),
     (
         "mps_client_start_time_seconds",
@@ -406,22 +407,23 @@ CLIENTS = _section(
         "gauge",
         (*_DSP, *_G),
         f"{_PROC}/PID/environ, {_TOOL}",
-        "Device memory that MPS allows the client: the lower of its own limit and the server's.",
+        "Device memory that MPS allows the client at most: the lower of its own limit and the "
+        "server's. Absent where it has none, or where it cannot be told which GPU it is for.",
     ),
     (
         "mps_client_active_thread_ratio",
         "gauge",
         _DSP,
         f"{_PROC}/PID/environ, {_TOOL}",
-        "Share of the SMs that MPS allows the client, 0 to 1: the lower of its own limit and the "
-        "server's when it connected.",
+        "Share of the SMs that MPS allows the client at most, 0 to 1: the lower of its own limit "
+        "and the server's when it connected. Its own is that of its environment at exec.",
     ),
     (
         "mps_client_sm_limit",
         "gauge",
         (*_DSP, *_G),
         "calculated as the hardware rounds",
-        "SMs that the client's share gives on this GPU. A cap, not a reservation.",
+        "SMs that the client's share gives on this GPU at most. A cap, not a reservation.",
     ),
     (
         "mps_client_priority",

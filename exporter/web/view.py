@@ -110,6 +110,10 @@ class DaemonView:
     binary_version: str | None
     multiuser: bool | None
     gpu_uuids: tuple[str, ...]
+    servers_count: int | None
+    """None: whether a server runs is not known."""
+    logs_readable: bool
+    """Both logs: without them incidents and waits cannot be seen."""
     servers: tuple[ServerView, ...]
     waits: tuple[WaitView, ...]
 
@@ -256,6 +260,8 @@ def daemon_view(daemon: ControlDaemon, who: words.Who, now: float) -> DaemonView
         binary_version=_optional(daemon.binary_version),
         multiuser=daemon.multiuser,
         gpu_uuids=daemon.gpu_uuids,
+        servers_count=daemon.servers_count,
+        logs_readable=daemon.follows("control") and daemon.follows("server"),
         servers=tuple(_server(server) for server in daemon.servers),
         waits=tuple(_wait(wait, daemon, who, now) for wait in waits),
     )

@@ -122,7 +122,7 @@ TILES = (
         f"max({LONGEST_WAIT})",
         SECONDS,
         at_most(WAIT_WARN, WAIT_BAD),
-        none="nobody waits",
+        none="no wait seen",
         links=[to_board("mps-sharing", "Who waits for whom")],
     ),
     tile(

@@ -79,7 +79,7 @@ TILES = (
         f"max({LONGEST_WAIT})",
         SECONDS,
         at_most(WAIT_WARN, WAIT_BAD),
-        none="nobody waits",
+        none="no wait seen",
     ),
     tile(
         "Waits, p95",

@@ -25,11 +25,13 @@ from exporter.model import (
 from exporter.observations import (
     DaemonFacts,
     GpuObservation,
+    LogsObservation,
     LogState,
     ProcessFacts,
     Reading,
 )
 from exporter.sources.mps_control import cannot_run
+from exporter.sources.recording import read
 from tests.support.player import RECORDINGS, Player
 
 PIPE = "/tmp/nvidia-mps"
@@ -75,6 +77,7 @@ LARGE = LogState(PIPE, "control", "/l/control.log", readable=True, size_bytes=3 
 IDLE_SMS = (Reading("gpu_utilization", 0.99), Reading("sm_activity", 0.13))
 BLIND = CollectorResult("nvml", success=False, duration_seconds=0.1, error="no library")
 NO_TOOL = cannot_run("nvidia-cuda-mps-control", FileNotFoundError())
+REFUSED = "get_server_list and 1 more: Cannot send command to MPS control daemon process"
 QUIT = Incident(at=0.5, kind="daemon_quit")
 NOWHERE = LogState(PIPE, "control", "", readable=False, error="nothing tells")
 GUESSED = DaemonFacts(PIPE, "/l", process=DAEMON, directories_assumed=True)
@@ -100,6 +103,7 @@ MADE_UP = {
         1.0, daemons=(daemon(state="absent", pid=None, facts=None, incidents=(QUIT,)),)
     ),
     "daemon_refuses": Snapshot(1.0, daemons=(daemon(state="refused"),)),
+    "daemon_state_unknown": Snapshot(1.0, daemons=(daemon(state=None, error=REFUSED),)),
     "daemon_draining": Snapshot(1.0, daemons=(daemon(state="draining"),)),
     "server_starting_long": Snapshot(
         20.0,
@@ -305,6 +309,40 @@ def test_a_healthy_host_gets_no_warning(capsys: pytest.CaptureFixture[str]) -> N
     text = capsys.readouterr().out
     assert "Findings: 1 info" in text  # the compute mode of the laboratory's machine
     assert "client" in text
+
+
+def test_nothing_is_called_well_that_was_not_seen() -> None:
+    """Without findings, too: a daemon that is not asked while others are, say."""
+    logs = tuple(replace(LARGE, log=log, size_bytes=1) for log in ("control", "server"))
+    seen = daemon(logs=logs, servers_count=0)
+    assert list(report(Snapshot(1.0, daemons=(seen,))))[-1] == "Nothing is wrong here."
+    unasked = Snapshot(1.0, daemons=(replace(seen, state=None),))
+    assert list(report(unasked))[-1] == (
+        "Nothing wrong was seen, but whether the daemon answers is not known."
+    )
+
+
+async def test_a_daemon_that_drains_is_not_refusing_without_its_logs() -> None:
+    """The real recording, read by somebody who may not read the logs."""
+    whole = read(RECORDINGS / "draining.rec.gz")
+    blind = tuple(one for one in whole.observations if not isinstance(one, LogsObservation))
+    player = Player(replace(whole, observations=blind))
+    metrics = await player.to(whole.header.started_at + 6)
+    (seen,) = metrics.snapshot.daemons
+    assert seen.state is None
+    assert metrics.value("mps_control_state") is None
+    assert "daemon_state_unknown" in names(metrics.snapshot)
+    assert "daemon_refuses" not in names(metrics.snapshot)
+
+
+def test_a_remedy_that_kills_says_what_it_may_not_have_seen() -> None:
+    hung = daemon(state="unresponsive")
+    (blind,) = findings(Snapshot(1.0, daemons=(hung,)))
+    assert "It may also be draining" in blind.remedy
+    (sure,) = findings(
+        Snapshot(1.0, daemons=(replace(hung, logs=(replace(LARGE, size_bytes=1),)),))
+    )
+    assert "draining" not in sure.remedy
 
 
 def test_what_could_not_be_seen_is_a_warning() -> None:

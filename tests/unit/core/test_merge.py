@@ -38,7 +38,15 @@ def probe(outcome: Outcome, *exchanges: Exchange) -> ControlObservation:
     return ControlObservation(1.0, PIPE, "probe", outcome, exchanges)
 
 
-RAN = Exchange(("get_server_list",), Outcome.REFUSED, return_code=1)
+RAN = Exchange(
+    ("get_server_list",), Outcome.REFUSED, return_code=1,
+    stderr="Cannot authenticate or connect to MPS control daemon process\n",
+)  # fmt: skip
+CANNOT_SEND = Exchange(
+    ("get_server_list",), Outcome.REFUSED, return_code=1,
+    stderr="Cannot send command to MPS control daemon process\n",
+)  # fmt: skip
+NOTHING = Exchange(("get_server_list",), Outcome.UNPARSABLE, return_code=0)
 NO_TOOL = Exchange(("get_server_list",), Outcome.ABSENT)
 
 
@@ -71,6 +79,18 @@ def test_why_a_daemon_is_up_or_not(
 ) -> None:
     view = LedgerView(at=1.0, quit_requested_at=0.5 if quitting else None)
     assert control_state(DaemonInputs(facts, said, view=view, hung=hung)) == state
+
+
+@pytest.mark.parametrize(
+    "said", [probe(Outcome.REFUSED, CANNOT_SEND), probe(Outcome.UNPARSABLE, NOTHING)]
+)
+def test_a_daemon_that_may_drain_is_refused_only_where_its_log_says_that_it_does_not(
+    said: ControlObservation,
+) -> None:
+    assert control_state(DaemonInputs(RUNNING, said)) is None
+    assert control_state(DaemonInputs(RUNNING, said, logs=READABLE)) == "refused"
+    quitting = LedgerView(at=1.0, quit_requested_at=0.5)
+    assert control_state(DaemonInputs(RUNNING, said, view=quitting, logs=READABLE)) == "draining"
 
 
 def gpu(
@@ -226,6 +246,55 @@ def test_limits_are_the_lower_of_client_and_server() -> None:
     assert other.memory_limit_bytes == {"GPU-a": 3 * GIB}
     assert found.gpus[0].sm_committed_ratio == pytest.approx((32 + 132) / 132)
     assert found.gpus[0].client_memory_committed_bytes == 5 * GIB
+
+
+@pytest.mark.parametrize(
+    ("models", "environment", "limits", "ignored", "source"),
+    [
+        # Measured: the daemon's own order (its CUDA_VISIBLE_DEVICES is 1,0) does not count.
+        (("H200", "H200"), {}, {"GPU-a": GIB}, False, "server"),
+        (("H200", "H200"), {"CUDA_VISIBLE_DEVICES": "1"}, {"GPU-b": GIB}, False, "server"),
+        (("H200", "H200"), {"CUDA_VISIBLE_DEVICES": "GPU-b"}, {"GPU-b": GIB}, False, "server"),
+        # The driver's order of GPUs of different models cannot be seen.
+        (("H200", "L4"), {}, {}, False, "unknown"),
+        ((None, None), {}, {}, False, "unknown"),
+        (("H200", "H200"), {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "2=1G"}, {}, True, "server"),
+    ],
+)
+def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
+    models: tuple[str | None, str | None],
+    environment: dict[str, str],
+    limits: dict[str, int],
+    ignored: bool,
+    source: str,
+) -> None:
+    names = ("GPU-a", "GPU-b")
+    gpus = tuple(
+        replace(gpu(uuid=uuid), index=index, name=models[index]) for index, uuid in enumerate(names)
+    )
+    one = client_facts(30, **{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G", **environment})
+    on = names if "CUDA_VISIBLE_DEVICES" not in environment else ("GPU-b",)
+    session = ServerSession(
+        20, 1001, 2.0, 2.5, "ACTIVE", active_thread_ratio=1.0,
+        clients=(ClientSession(30, 20, 1001, 3.0, dict.fromkeys(on, 1)),),
+    )  # fmt: skip
+    devices = (Device(0, "GPU-b", "NVIDIA H200", "0"), Device(1, "GPU-a", "NVIDIA H200", "1"))
+    reply = ServerReply(20, "ACTIVE", 1.0, (30,), {}, devices, {})
+    facts = replace(RUNNING, servers=(SERVER,))
+    inputs = DaemonInputs(
+        facts, probe(Outcome.OK, RAN), ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0),
+        LedgerView(at=9.0, servers=(session,)), READABLE,
+    )  # fmt: skip
+    found = merge(
+        taken_at=9.0,
+        gpus=NvmlObservation(9.0, Outcome.OK, gpus=gpus),
+        processes=ProcfsObservation(9.0, (facts,), {20: SERVER, 30: one}),
+        daemons=[inputs],
+    )
+    (client,) = found.daemons[0].servers[0].clients
+    assert client.memory_limit_bytes == limits
+    assert (client.memory_limit_ignored is not None, client.limit_source) == (ignored, source)
+    assert client.active_thread_ratio == 1.0
 
 
 def test_limits_that_may_not_be_read_are_left_out_and_said_so() -> None:

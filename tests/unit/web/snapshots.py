@@ -98,6 +98,10 @@ def daemon(*servers: Server, **changes: object) -> ControlDaemon:
         servers_count=len(servers),
         servers=servers,
         gpu_uuids=(UUID,),
+        logs=(
+            LogState("/tmp/nvidia-mps", "control", "/l/control.log", readable=True),
+            LogState("/tmp/nvidia-mps", "server", "/l/server.log", readable=True),
+        ),
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 
