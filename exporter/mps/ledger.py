@@ -12,7 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from exporter.model import ClientSession, Incident, LedgerView, ServerSession, Wait
+from exporter.model import (
+    ClientSession,
+    Incident,
+    LedgerView,
+    PossibleUnfinishedWork,
+    ServerSession,
+    Wait,
+)
 from exporter.mps import deaths
 from exporter.mps.adoption import reconcile
 from exporter.mps.books import Books
@@ -21,6 +28,7 @@ from exporter.mps.control_text import ServerReply
 from exporter.mps.sequence import Entry
 from exporter.mps.server_reader import ServerReader
 from exporter.mps.serving import Client, Server
+from exporter.mps.unfinished_work import Last
 from exporter.observations import DaemonFacts, LogName, ProcessFacts
 
 
@@ -201,6 +209,20 @@ def _server_session(server: Server, *, clients: bool) -> ServerSession:
         ),
         clients_count=server.client_count,
         adopted=server.adopted,
+        possible_unfinished_work=_possible_unfinished_work(server.last),
+    )
+
+
+def _possible_unfinished_work(lasts: Iterable[Last]) -> PossibleUnfinishedWork | None:
+    left = next((last.endings[0] for last in lasts if last.suspicious), None)
+    if left is None or left.ended_at is None:
+        return None
+    return PossibleUnfinishedWork(
+        pid=left.pid,
+        uid=left.uid,
+        ended_at=left.ended_at,
+        seconds=round(left.seconds(left.ended_at), 3),
+        gpu_uuids=tuple(sorted({gpu for _, gpu in left.contexts if gpu})),
     )
 
 
