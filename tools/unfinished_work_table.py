@@ -78,16 +78,27 @@ def outcome(incident: Incident, truth: dict[str, Any]) -> str:
 def group(truth: dict[str, Any]) -> str:
     """What kind of run it is."""
     ends = truth["ends"]
-    many = f", {len(ends)} end together" if len(ends) > 1 else ""
+    others = "" if len(ends) < 2 else "one other ends" if len(ends) == 2 else "6 to 20 others end"
     if truth["own_faults"]:
-        return "a bad pointer of its own" + (", another client ends before" if ends else "")
-    if any(end["in_flight"] for end in ends):
-        others = ends[-1]["neighbours"].rstrip("0123456789")
-        several = sum(bool(end["in_flight"]) for end in ends) > 1
-        return f"{'several end' if several else 'one ends'} with work in flight" + (
-            many or f", neighbours: {others}"
-        )
-    return "no work in flight" + many
+        return "a bad pointer of its own" + (", another client ends shortly before" if ends else "")
+    if all(end["in_flight"] is None for end in ends):
+        return "a small PyTorch training ends"
+    in_flight = sum(end["in_flight"] is True for end in ends)
+    if not in_flight:
+        return "ends without work in flight" + (", 20 together" if others else "")
+    if in_flight > 1:
+        return "two end with work in flight together"
+    return f"work in flight, {f'{others} within 0.3 s' if others else neighbours(ends[0])}"
+
+
+def neighbours(end: dict[str, Any]) -> str:
+    """Which other clients were on the server."""
+    text = end["neighbours"]
+    if text.startswith("GPUs"):
+        return "busy neighbours on one or both of two GPUs"
+    busy, idle = any(word in text for word in ("spin", "write")), "idle" in text
+    kinds = [kind for kind, there in (("busy", busy), ("idle", idle)) if there]
+    return f"{' and '.join(kinds)} neighbours" if kinds else "alone"
 
 
 def main() -> int:
