@@ -8,7 +8,7 @@ from exporter.metrics.render import Build, render
 from exporter.model import Snapshot
 from exporter.observations import DaemonFacts, LogState
 from exporter.web.options import WebOptions
-from exporter.web.status import make_status
+from exporter.web.report import make_status
 from tests.support.mps_logs import EIGHT, PIPE, read, sample
 
 LOGS = tuple(LogState(PIPE, log, f"/l/{log}.log", readable=True) for log in ("control", "server"))

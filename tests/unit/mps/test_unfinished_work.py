@@ -106,6 +106,7 @@ BLAMED = (None, {"1001 own_fault": 1, "1001 neighbour_fault": 1})
         (5.000, 5.195, 6.000, BLAMED),
         # a long end, but not at the measured distance: nobody can tell
         (5.000, 5.195, 5.320, DOUBTFUL),
+        (5.000, 5.150, 5.270, DOUBTFUL),
         (5.000, 5.700, 5.400, DOUBTFUL),
         # it has no end: the program destroyed a context, perhaps
         (5.000, None, 5.163, DOUBTFUL),
@@ -291,6 +292,7 @@ def test_of_two_that_were_the_last_together_nobody_is_named() -> None:
         ends(101, 10.348, 10.349),
     )
     assert outcome(view) == (None, {"1001 unattributed_fault": 1})
+    assert [i.ended_pids for i in view.incidents if i.kind == "fault"] == [(100, 99)]
 
 
 def test_a_newcomer_that_is_killed_at_once_is_not_accused_of_what_was_there_before() -> None:
