@@ -435,6 +435,7 @@ def _server(view: _View, inputs: DaemonInputs, pid: int) -> Server:
             if ordinal in uuids
         },
         memory_used_bytes=view.memory_used(host_pid),
+        possible_unfinished_work=session.possible_unfinished_work if session is not None else None,
         clients=clients or (),
     )
 

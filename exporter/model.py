@@ -31,7 +31,15 @@ CLIENT_STATES: tuple[ClientState, ...] = get_args(ClientState)
 """What a client is doing, in the order of a life."""
 
 EXIT_CAUSES = ("requested", "crashed", "start_failed", "daemon_died", "ghost_ended")
-LOSS_CAUSES = ("server_crashed", "daemon_died", "own_fault", "neighbour_fault", "terminated")
+LOSS_CAUSES = (
+    "server_crashed",
+    "daemon_died",
+    "own_fault",
+    "neighbour_fault",
+    "unfinished_work",
+    "unattributed_fault",
+    "terminated",
+)
 REJECTION_CAUSES = ("context_limit", "server_not_ready", "invalid_device", "credentials")
 
 
@@ -80,6 +88,18 @@ class ClientSession:
 
 
 @dataclass(frozen=True, slots=True)
+class PossibleUnfinishedWork:
+    """A client that ended alone, as one does that leaves GPU work behind, and nobody came since."""
+
+    pid: int
+    uid: int | None
+    ended_at: float
+    seconds: float
+    """How long its end took."""
+    gpu_uuids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSession:
     """A server that the log says is alive."""
 
@@ -106,6 +126,7 @@ class ServerSession:
     not which."""
     adopted: bool = False
     """Its start is in no log that was read; started_at is when it was noticed."""
+    possible_unfinished_work: PossibleUnfinishedWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +149,7 @@ IncidentKind = Literal[
     "server_crashed",
     "server_start_failed",
     "fault",
+    "unfinished_work",
     "fault_recovered",
     "client_terminated",
     "client_rejected",
@@ -151,6 +173,10 @@ class Incident:
     """Whom it hit: clients lost, refused, or waiting."""
     blamed_pid: int | None = None
     """Of a fault: the client that MPS names, which need not be the one that caused it."""
+    left_by_pid: int | None = None
+    """Of unfinished work: the client that ended and left it behind."""
+    ended_pids: tuple[int, ...] = ()
+    """Of a fault: clients that were ending at that moment, of which one may have caused it."""
     gpu_uuids: tuple[str, ...] = ()
     seconds: float | None = None
     """Of a wait or a recovery: how long it took."""
@@ -182,6 +208,8 @@ class LedgerCounters:
     disconnections: Mapping[int | None, int] = field(default_factory=dict)
     sessions: Mapping[int | None, Histogram] = field(default_factory=dict)
     losses: Mapping[tuple[int | None, str], int] = field(default_factory=dict)
+    unfinished_exits: Mapping[int | None, int] = field(default_factory=dict)
+    """Clients whose unfinished GPU work took others down, by their user."""
     rejections: Mapping[tuple[int | None, str], int] = field(default_factory=dict)
     waits: Mapping[int | None, Histogram] = field(default_factory=dict)
     waits_abandoned: Mapping[int | None, int] = field(default_factory=dict)
@@ -274,6 +302,7 @@ class Server:
     active_thread_ratio: float | None = None
     pinned_memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
     memory_used_bytes: Mapping[str, int] = field(default_factory=dict)
+    possible_unfinished_work: PossibleUnfinishedWork | None = None
     clients: tuple[Client, ...] = ()
 
 

@@ -167,6 +167,18 @@ def _server(server: Server, found: Found, who: Who, now: float) -> Iterator[Find
             f"End the clients that are left{f' (kill {pids})' if pids else ''}; they cannot use "
             "the GPU any more.",
         )
+    elif (work := server.possible_unfinished_work) is not None:
+        author = words.capital(words.processes([work.pid]) or "a client")
+        yield found(
+            "possible_unfinished_work",
+            f"{author} of {who(work.uid)} ended on {who(server.uid)}'s server {server.pid} and may "
+            f"have left GPU work behind: its end took {words.duration(work.seconds)}. The next "
+            "CUDA process on this server may fail with error 46 (cudaErrorDevicesUnavailable).",
+            "If the next process fails like that, start it again: the one after it runs. Terminate "
+            "a client through its daemon before it is killed: "
+            f"echo terminate_client {server.pid} PID | nvidia-cuda-mps-control.",
+            since=work.ended_at,
+        )
     elif server.state == "INITIALIZING" and server.start_time_seconds is not None:
         age = now - server.start_time_seconds
         if age > STARTING_LONG_SECONDS:

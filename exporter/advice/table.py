@@ -68,6 +68,12 @@ _STATES = (
         "GPU, and keeps its place on the server until it ends.",
     ),
     Advice(
+        "possible_unfinished_work", "warning", "A client may have left GPU work behind",
+        "A client that ends with GPU work in flight leaves it to the server. Where no other client "
+        "is on the GPU, the next CUDA process fails with error 46 (cudaErrorDevicesUnavailable), "
+        "and the one after it runs.",
+    ),
+    Advice(
         "several_users_one_daemon", "warning", "Users wait for each other",
         "A control daemon runs one user's server at a time. Processes of others wait inside "
         "cuInit, without a message and without a limit.",
@@ -206,6 +212,11 @@ _NEWS = (
     Advice(
         "server_start_failed", "warning", "A server could not start",
         "The daemon tries again, twenty times a second, for as long as a client waits.", "news",
+    ),
+    Advice(
+        "unfinished_work", "warning", "A client ended with GPU work in flight and took others down",
+        "Its kernels were still queued when it ended, in whatever way: MPS meets a fatal error "
+        "then, all busy clients on that GPU die of it, and MPS blames one of them.", "news",
     ),
     Advice(
         "fault", "warning", "A fatal GPU error hit clients",

@@ -460,7 +460,18 @@ CLIENTS = _section(
         (*_D, "uid", "cause"),
         _BOTH_LOGS,
         "Clients that MPS took down, by cause: the blast radius of crashes, faults and kills. "
-        "own_fault is whom MPS names, most often who did it; neighbour_fault are the others.",
+        "Of a fatal GPU error, own_fault is the client that MPS blames and neighbour_fault are the "
+        "others; unfinished_work are all victims of a client that ended with GPU work in flight, "
+        "unattributed_fault those of an error while several were ending: MPS blames one of the "
+        "victims then.",
+    ),
+    (
+        "mps_client_unfinished_exits_total",
+        "counter",
+        (*_D, "uid"),
+        _SERVER_LOG,
+        "Clients that ended with GPU work in flight, which then took other clients down. Only "
+        "those that the log singles out.",
     ),
     (
         "mps_client_rejections_total",

@@ -359,6 +359,7 @@ def _counters(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str
     for uid, sessions in counters.sessions.items():
         add("mps_client_session_seconds", (*d, uid), histogram_value(sessions))
     _by_uid_and_cause(samples, "mps_client_losses_total", d, counters.losses, LOSS_CAUSES)
+    _by_uid(samples, "mps_client_unfinished_exits_total", d, counters.unfinished_exits)
     _by_uid_and_cause(
         samples, "mps_client_rejections_total", d, counters.rejections, REJECTION_CAUSES
     )

@@ -14,9 +14,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from exporter.model import Incident, IncidentKind
-from exporter.mps.incidents import Incidents
+from exporter.mps.incidents import MAX_PIDS, Incidents
 from exporter.mps.serving import MAX_CLIENTS, MAX_CONTEXTS, Admission, Client, Fault, Server
 from exporter.mps.tally import Tally
+from exporter.mps.unfinished_work import (
+    DECISION_SECONDS,
+    MAX_ENDINGS,
+    QUEUED_END_SECONDS,
+    Ending,
+    Verdict,
+    failed_start,
+    judge,
+    last_on_gpu,
+    suspects,
+)
 from exporter.mps.waits import Queue, Queued
 
 ADMISSION_SECONDS = 10.0
@@ -148,6 +159,10 @@ class Books:
                 due = min(due, server.admissions[0].at + ADMISSION_SECONDS)
             if server.block is not None:
                 due = min(due, server.block.at + FAULT_BLOCK_SECONDS)
+            for fault in server.undecided:
+                due = min(due, fault.at + DECISION_SECONDS)
+            for last in server.last:
+                due = min(due, last.resolved_at)
         return due
 
     def _do_due(self, at: float) -> None:
@@ -158,6 +173,11 @@ class Books:
                 self.never_connected(server.admissions.pop(0), at)
             if server.block is not None and server.block.at + FAULT_BLOCK_SECONDS <= at:
                 self.close_block(server)
+            for fault in list(server.undecided):
+                if fault.at + DECISION_SECONDS <= at:
+                    self._decide(server, fault, final=True)
+            # Where a newcomer has run, nothing had been left behind.
+            server.last = [last for last in server.last if last.resolved_at > at]
         unanswered = self.daemon.unanswered
         while unanswered and unanswered[0] + CREDENTIALS_SECONDS <= at:
             unanswered.popleft()
@@ -178,6 +198,8 @@ class Books:
         uid: int | None = None,
         pids: Iterable[int] = (),
         blamed_pid: int | None = None,
+        left_by_pid: int | None = None,
+        ended_pids: Iterable[int] = (),
         gpu_uuids: Iterable[str] = (),
         seconds: float | None = None,
         detail: str = "",
@@ -191,6 +213,8 @@ class Books:
                 uid=uid,
                 pids=tuple(pids),
                 blamed_pid=blamed_pid,
+                left_by_pid=left_by_pid,
+                ended_pids=tuple(ended_pids)[:MAX_PIDS],
                 gpu_uuids=tuple(uuid for uuid in gpu_uuids if uuid),
                 seconds=None if seconds is None else round(max(seconds, 0.0), 3),
                 detail=detail,
@@ -306,6 +330,8 @@ class Books:
         """A server is gone."""
         self.settle(at)
         self.close_block(server)
+        for fault in list(server.undecided):
+            self._decide(server, fault, final=True)
         lost: list[int] = []
         loss = {
             "crashed": "server_crashed",
@@ -348,6 +374,8 @@ class Books:
 
     def vanish(self, server: Server) -> None:
         """A server is gone, and the log does not say so: there is no evidence of a cause."""
+        for fault in list(server.undecided):
+            self._decide(server, fault, final=True)
         del self.servers[server.pid]
         self.ended.append(server.pid)
         self.vanished[server.pid] = server
@@ -555,6 +583,8 @@ class Books:
         if found is None:
             return
         key, client = found
+        if pid and (ending := _ending(server, pid)) is not None:
+            server.endings.remove(ending)  # it goes on with another context
         if context not in client.contexts and len(client.contexts) < MAX_CONTEXTS:
             client.contexts[context] = ""
             client.creating[context] = at
@@ -581,7 +611,53 @@ class Books:
         if wait is not None:
             self.served(server, wait, at)
 
+    def context_ready(self, server: Server, pid: int, context: int, at: float) -> None:
+        """A client's context can be used: the first after unfinished work meets it."""
+        self.settle(at)
+        found = server.find(pid, context)
+        gpu = "" if found is None else found[1].contexts.get(context, "")
+        for last in server.last:
+            if last.newcomer_at is None and last.was_on((gpu,)):
+                last.newcomer_at = at
+
     # ------------------------------------------------------------------ clients go
+
+    def context_ends(self, server: Server, pid: int, context: int, at: float) -> None:
+        """A client has closed the connection of a context, most often because it ends."""
+        self.settle(at)
+        endings = server.endings
+        while endings and (endings[0].closed_at() or at) < at - QUEUED_END_SECONDS:
+            endings.popleft()
+        if len(endings) >= MAX_ENDINGS:
+            endings.popleft()
+        found = server.find(pid, context)
+        client = None if found is None else found[1]
+        ending = None if pid == 0 else _ending(server, pid)
+        if ending is None:
+            ending = Ending(pid, server.uid if client is None else client.uid)
+            endings.append(ending)
+        if client is not None:
+            ending.excused |= client.terminating or client.lost
+        ending.contexts.append((at, "" if client is None else client.contexts.get(context, "")))
+
+    def process_ends(self, server: Server, pid: int, at: float) -> None:
+        """A client has closed its last connection: its process ends."""
+        self.settle(at)
+        ending = _ending(server, pid)
+        if ending is None:
+            return
+        ending.ended_at = at
+        others = [
+            list(client.contexts.values())
+            for client in server.clients.values()
+            if client.contexts and (client.pid != pid or pid == 0)
+        ]
+        undecided = list(server.undecided)
+        hit = any(ending in fault.endings for fault in undecided)
+        for fault in undecided:
+            self._decide(server, fault, final=False)
+        if not hit:
+            server.last = last_on_gpu(ending, server.endings, others, server.last)[-MAX_UUIDS:]
 
     def close_context(self, server: Server, pid: int, context: int, at: float) -> None:
         """A client's context ended."""
@@ -681,19 +757,24 @@ class Books:
 
     def fault_block(self, server: Server, at: float, *, begins: bool) -> Fault:
         """The fault of which the log speaks; a new one when this line begins one."""
+        self.settle(at)
         fault = server.block
         if fault is None and server.faults and not begins:
             return server.faults[-1]  # a late line of its block
         if fault is None or begins:
             self.close_block(server)
-            fault = Fault(at)
+            met = tuple(last for last in server.last if last.may_have_hit(at))
+            fault = Fault(at, endings=tuple(server.endings), last=met)
+            fault.open = bool(met or suspects(at, (), fault.endings))
+            if fault.open:
+                server.undecided.append(fault)
             server.block = fault
             server.faults.append(fault)
             del server.faults[:-MAX_SERVERS]
             self.tally.last_fault_at = at
         return fault
 
-    def fault_victim(self, server: Server, fault: Fault, pid: int, at: float) -> None:
+    def fault_victim(self, server: Server, fault: Fault, pid: int) -> None:
         """A client goes down with a fault."""
         if pid and pid in fault.victims:
             return
@@ -705,7 +786,7 @@ class Books:
         cause = "own_fault" if own else "neighbour_fault"
         fault.victims.append(pid)
         if pid == 0:
-            self.tally.by_cause(self.tally.losses, server.uid, cause)
+            self._lost_to(fault, server.uid, cause)
             for client in server.clients.values():
                 if client.pid == 0 and not client.lost:
                     client.lost, client.torn_down_at = True, fault.at
@@ -713,10 +794,20 @@ class Books:
             return
         found = server.find(pid)
         if found is None:
-            self.tally.by_cause(self.tally.losses, server.uid, cause)
+            self._lost_to(fault, server.uid, cause)
         else:
             found[1].torn_down_at = fault.at
-            self.lose(found[1], cause, at)
+            if found[1].lost:
+                return
+            found[1].lost = True
+            self._lost_to(fault, found[1].uid, cause)
+
+    def _lost_to(self, fault: Fault, uid: int | None, cause: str) -> None:
+        """Count a victim as soon as it is known whose fault it was; cause is what MPS suggests."""
+        if fault.open:
+            fault.losses.append((uid, cause))
+        else:
+            self.tally.by_cause(self.tally.losses, uid, fault.cause or cause)
 
     def fault_device(self, fault: Fault, device: int) -> None:
         """A device is reset after a fault."""
@@ -730,14 +821,59 @@ class Books:
         if fault is None:
             return
         self.fault_listed(server, fault)
-        blamed = next(iter(sorted(fault.blamed)), None)
+        fault.closed = True
+        if fault.open:
+            self._decide(server, fault, final=False)
+        else:
+            self._tell(server, fault, Verdict(None, ()))
+
+    def _decide(self, server: Server, fault: Fault, *, final: bool) -> None:
+        """Settle whose fault it was, and count its victims, once the evidence is complete."""
+        if final and fault is server.block:
+            self.close_block(server)
+        if not fault.open or not fault.closed:
+            return
+        met = [last for last in fault.last if last.was_on(fault.uuids)]
+        verdict = judge(
+            fault.at,
+            fault.uuids,
+            fault.endings,
+            met,
+            failed_start=failed_start(fault.at, fault.victims, server.endings),
+            final=final,
+        )
+        if verdict is None:
+            return
+        server.undecided.remove(fault)
+        fault.open = False
+        culprit = verdict.culprit
+        if culprit is not None:
+            fault.cause = "unfinished_work"
+            if not culprit.counted:
+                culprit.counted = True
+                self.tally.by_user(self.tally.unfinished_exits, culprit.uid)
+        elif verdict.suspects:
+            fault.cause = "unattributed_fault"
+        for uid, cause in fault.losses:
+            self.tally.by_cause(self.tally.losses, uid, fault.cause or cause)
+        fault.losses.clear()
+        # What they left, if anything, is gone with the fault.
+        server.last = [last for last in server.last if last not in met]
+        self._tell(server, fault, verdict)
+        if fault.recovered_at is not None:
+            self._tell_recovery(server, fault, fault.recovered_at)
+
+    def _tell(self, server: Server, fault: Fault, verdict: Verdict) -> None:
+        culprit, blamed = verdict.culprit, next(iter(sorted(fault.blamed)), None)
         self.incident(
             fault.at,
-            "fault",
+            "fault" if culprit is None else "unfinished_work",
             server_pid=server.pid,
             uid=server.uid,
-            pids=[pid for pid in fault.victims if pid not in fault.blamed],
+            pids=[pid for pid in fault.victims if culprit is not None or pid not in fault.blamed],
             blamed_pid=blamed,
+            left_by_pid=None if culprit is None else culprit.pid,
+            ended_pids=() if culprit is not None else [one.pid for one in verdict.suspects],
             gpu_uuids=fault.uuids,
         )
 
@@ -759,6 +895,16 @@ class Books:
         fault.uuids.append(uuid)
         self.tally.fault(uuid)
 
+    def _tell_recovery(self, server: Server, fault: Fault, at: float) -> None:
+        self.incident(
+            at,
+            "fault_recovered",
+            server_pid=server.pid,
+            uid=server.uid,
+            gpu_uuids=fault.uuids,
+            seconds=at - fault.at,
+        )
+
     def device_closed(self, server: Server, device: int, at: float) -> None:
         """A context was destroyed: a fault there is over."""
         self.close_block(server)
@@ -768,14 +914,18 @@ class Books:
                 continue
             server.faults.remove(fault)
             self.tally.observe(self.tally.fault_recovery, at - fault.at)
-            self.incident(
-                at,
-                "fault_recovered",
-                server_pid=server.pid,
-                uid=server.uid,
-                gpu_uuids=fault.uuids,
-                seconds=at - fault.at,
-            )
+            if fault.open:
+                fault.recovered_at = at  # told after the fault itself
+            else:
+                self._tell_recovery(server, fault, at)
+
+
+def _ending(server: Server, pid: int) -> Ending | None:
+    """Give the end of a client that is under way; of those with PID 0, the oldest."""
+    for ending in server.endings:
+        if ending.pid == pid and ending.ended_at is None:
+            return ending
+    return None
 
 
 def _pids(server: Server) -> list[int]:

@@ -17,6 +17,7 @@ from exporter.model import (
     ClientState,
     Incident,
     LedgerView,
+    PossibleUnfinishedWork,
     ServerSession,
     Wait,
 )
@@ -28,6 +29,7 @@ from exporter.mps.control_text import ServerReply
 from exporter.mps.sequence import Entry
 from exporter.mps.server_reader import ServerReader
 from exporter.mps.serving import Client, Server
+from exporter.mps.unfinished_work import Last
 from exporter.observations import DaemonFacts, LogName, ProcessFacts
 
 
@@ -237,6 +239,20 @@ def _server_session(server: Server, *, clients: bool) -> ServerSession:
         ),
         clients_count=server.client_count,
         adopted=server.adopted,
+        possible_unfinished_work=_possible_unfinished_work(server.last),
+    )
+
+
+def _possible_unfinished_work(lasts: Iterable[Last]) -> PossibleUnfinishedWork | None:
+    left = next((last.endings[0] for last in lasts if last.suspicious), None)
+    if left is None or left.ended_at is None:
+        return None
+    return PossibleUnfinishedWork(
+        pid=left.pid,
+        uid=left.uid,
+        ended_at=left.ended_at,
+        seconds=round(left.seconds(left.ended_at), 3),
+        gpu_uuids=tuple(sorted({gpu for _, gpu in left.contexts if gpu})),
     )
 
 

@@ -38,6 +38,7 @@ class ServerReader:
             e.ClientConnected: self._client_connected,
             e.DeviceAssociated: self._device_associated,
             e.ClientStatus: self._client_status,
+            e.ConnectionLost: self._connection_lost,
             e.ContextLeft: self._context_left,
             e.ClientLeft: self._client_left,
             e.TerminationRequested: self._termination_requested,
@@ -164,6 +165,8 @@ class ServerReader:
         if event.active:
             self._books.context_active(server, event.pid, event.context, entry.at)
         guessed, server.associated = server.associated, None
+        if event.active:
+            self._books.context_ready(server, event.pid, event.context, entry.at)
         if not event.active or guessed is None or event.pid == 0:
             return
         meant = (event.pid, event.context)
@@ -178,6 +181,12 @@ class ServerReader:
                 server.associating.appendleft(guessed)
             if meant in server.associating:
                 server.associating.remove(meant)
+
+    def _connection_lost(self, server: Server, event: e.ConnectionLost, entry: Entry) -> None:
+        if event.context:
+            self._books.context_ends(server, event.pid, event.context, entry.at)
+        else:
+            self._books.process_ends(server, event.pid, entry.at)
 
     def _context_left(self, server: Server, event: e.ContextLeft, entry: Entry) -> None:
         if event.pid is not None and event.context is not None:
@@ -253,7 +262,7 @@ class ServerReader:
         if len(fault.contexts) < MAX_CONTEXTS:
             fault.contexts.add((event.pid, event.context))
         if event.pid:
-            self._books.fault_victim(server, fault, event.pid, entry.at)
+            self._books.fault_victim(server, fault, event.pid)
 
     def _fault_handling(self, server: Server, _event: e.FaultHandling, entry: Entry) -> None:
         block = server.block
@@ -263,7 +272,7 @@ class ServerReader:
     def _fault_teardown(self, server: Server, event: e.FaultTeardown, entry: Entry) -> None:
         fault = self._books.fault_block(server, entry.at, begins=False)
         if event.pid:
-            self._books.fault_victim(server, fault, event.pid, entry.at)
+            self._books.fault_victim(server, fault, event.pid)
         if event.device is None:
             return
         found = server.find(event.pid, event.context)
@@ -281,11 +290,11 @@ class ServerReader:
             self._books.fault_listed(server, fault)
         server.listing = event.of
 
-    def _number(self, server: Server, event: e.Number, entry: Entry) -> None:
+    def _number(self, server: Server, event: e.Number, _entry: Entry) -> None:
         if server.block is None or server.listing is None:
             if self._books.tally.counting:
                 self._books.tally.unrecognized["server"] += 1
         elif server.listing == "devices":
             self._books.fault_device(server.block, event.value)
         else:
-            self._books.fault_victim(server, server.block, event.value, entry.at)
+            self._books.fault_victim(server, server.block, event.value)

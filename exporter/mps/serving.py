@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from exporter.mps.unfinished_work import Ending, Last
 from exporter.mps.waits import Queued
 
 MAX_CLIENTS = 2048
@@ -84,6 +85,20 @@ class Fault:
     """GPUs that it hit, for which it is counted; "" where the log does not tell."""
     handled: bool = False
     listed: bool = False
+    # Whose fault it was
+    open: bool = False
+    """A client was ending, or ended alone before: who caused it is not decided yet."""
+    endings: tuple[Ending, ...] = ()
+    """Clients that had ended or were ending when it came."""
+    last: tuple[Last, ...] = ()
+    """Who had been the last on a GPU, with nobody but newcomers since."""
+    closed: bool = False
+    """The log has said all about it."""
+    cause: str = ""
+    """The loss cause of its victims, where it is not the one that MPS's words suggest."""
+    losses: list[tuple[int | None, str]] = field(default_factory=list)
+    """Not counted yet: user, and the cause that MPS's words suggest."""
+    recovered_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -141,6 +156,12 @@ class Server:
     block: Fault | None = None
     """The fault of which the log is speaking."""
     listing: Literal["devices", "clients"] | None = None
+    endings: deque[Ending] = field(default_factory=deque)
+    """Clients that ended a moment ago or are ending, oldest first."""
+    last: list[Last] = field(default_factory=list)
+    """Who may have left work that nobody has met yet, for each GPU."""
+    undecided: list[Fault] = field(default_factory=list)
+    """Faults of which it is not known yet who caused them."""
     turned_away: dict[int, float] = field(default_factory=dict)
     """PIDs that were refused -> when."""
     refusals: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CONTEXTS))

@@ -155,6 +155,8 @@ class IncidentView:
     uid: int | None
     pids: tuple[int, ...]
     blamed_pid: int | None
+    left_by_pid: int | None
+    ended_pids: tuple[int, ...]
     gpu_uuids: tuple[str, ...]
     seconds: float | None
 
@@ -286,6 +288,8 @@ def incident_view(daemon: str, one: Incident, who: words.Who) -> IncidentView:
         uid=one.uid,
         pids=one.pids,
         blamed_pid=one.blamed_pid,
+        left_by_pid=one.left_by_pid,
+        ended_pids=one.ended_pids,
         gpu_uuids=one.gpu_uuids,
         seconds=one.seconds,
     )

@@ -24,6 +24,7 @@ CRASHED = 'mps_server_exits_total{cause="crashed"}'
 START_FAILED = 'mps_server_exits_total{cause="start_failed"}'
 DAEMON_DIED = 'mps_server_exits_total{cause="daemon_died"}'
 LOSSES = "mps_client_losses_total"
+UNFINISHED = "mps_client_unfinished_exits_total"
 REJECTIONS = "mps_client_rejections_total"
 FAULTS = "mps_server_faults_total"
 XIDS = "mps_gpu_xid_errors_total"
@@ -110,7 +111,8 @@ AXIS = (
     events(
         "Clients lost, by cause",
         "Good: empty. Programs that went down: their server crashed, their daemon died, by their "
-        "own fault, by a neighbour's, or because an administrator ended them.",
+        "own fault, by a neighbour's, by unfinished work of a client that ended, or because an "
+        "administrator ended them.",
         Query(new_in_step(LOSSES, "cause"), "{{cause}}"),
         overrides=causes_alike(),
         width=12,
@@ -138,10 +140,12 @@ AXIS = (
 BLAST = (
     ranking(
         "Lost by cause",
-        "Good: none. neighbour_fault and server_crashed are innocent programs: what sharing costs.",
+        "Good: none. neighbour_fault, unfinished_work and server_crashed are innocent programs: "
+        "what sharing costs.",
         Query(f"{new_in_range(LOSSES, 'cause')} > 0", "{{cause}}"),
         overrides=causes_alike(),
         decimals=0,
+        width=6,
         height=7,
     ),
     ranking(
@@ -150,6 +154,17 @@ BLAST = (
         Query(f"topk(10, {new_in_range(LOSSES, 'uid')} > 0)", "uid {{uid}}"),
         overrides=users_alike(),
         decimals=0,
+        width=6,
+        height=7,
+    ),
+    ranking(
+        "Unfinished work left, by user",
+        "Good: none. Clients that ended with GPU work in flight, which then took others down; the "
+        "ten users with most. Terminate them through the daemon before they are killed.",
+        Query(f"topk(10, {new_in_range(UNFINISHED, 'uid')} > 0)", "uid {{uid}}"),
+        overrides=users_alike(),
+        decimals=0,
+        width=6,
         height=7,
     ),
     ranking(
@@ -158,6 +173,7 @@ BLAST = (
         Query(f"topk(10, {new_in_range(LOSSES, 'instance')} > 0)", "{{instance}}"),
         color=BAD,
         decimals=0,
+        width=6,
         height=7,
     ),
 )

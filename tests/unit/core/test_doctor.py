@@ -18,6 +18,7 @@ from exporter.model import (
     ControlDaemon,
     Gpu,
     Incident,
+    PossibleUnfinishedWork,
     Server,
     Snapshot,
     Wait,
@@ -83,8 +84,13 @@ NOWHERE = LogState(PIPE, "control", "", readable=False, error="nothing tells")
 GUESSED = DaemonFacts(PIPE, "/l", process=DAEMON, directories_assumed=True)
 PLACELESS = DaemonFacts(PIPE, "", process=DAEMON, log_directory_assumed=True)
 
+LEFT = PossibleUnfinishedWork(30, 1001, ended_at=5.0, seconds=0.195)
+
 MADE_UP = {
     "server_in_fault": Snapshot(1.0, daemons=(daemon(servers=(Server(20, state="FAULT"),)),)),
+    "possible_unfinished_work": Snapshot(
+        9.0, daemons=(daemon(servers=(Server(20, state="ACTIVE", possible_unfinished_work=LEFT),)),)
+    ),
     "percentage_ignored": Snapshot(1.0, daemons=(client(percentage_ignored="lots"),)),
     "memory_limit_ignored": Snapshot(1.0, daemons=(client(memory_limit_ignored="9=1G"),)),
     "environment_unreadable": Snapshot(1.0, daemons=(client(environment_readable=False),)),
