@@ -1024,5 +1024,6 @@ async def fault_two_gpus(lab: Lab) -> None:
 
 DOUBLE = (
     "two-gpus-one-daemon", "two-daemons", "fault-two-gpus", "three-daemons", "data-parallel",
+    "memory-ordinals-two-gpus",
 )  # fmt: skip
 """Scenarios that want two GPUs."""
