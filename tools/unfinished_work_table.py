@@ -96,7 +96,7 @@ def neighbours(end: dict[str, Any]) -> str:
     text = end["neighbours"]
     if text.startswith("GPUs"):
         return "busy neighbours on one or both of two GPUs"
-    busy, idle = any(word in text for word in ("spin", "write")), "idle" in text
+    busy, idle = any(word in text for word in ("busy", "writing", "spin", "write")), "idle" in text
     kinds = [kind for kind, there in (("busy", busy), ("idle", idle)) if there]
     return f"{' and '.join(kinds)} neighbours" if kinds else "alone"
 

@@ -25,6 +25,7 @@ from exporter.mps.unfinished_work import (
     Verdict,
     failed_start,
     judge,
+    just_ended,
     last_on_gpu,
     suspects,
 )
@@ -765,7 +766,9 @@ class Books:
             self.close_block(server)
             met = tuple(last for last in server.last if last.may_have_hit(at))
             fault = Fault(at, endings=tuple(server.endings), last=met)
-            fault.open = bool(met or suspects(at, (), fault.endings))
+            fault.open = bool(
+                met or suspects(at, (), fault.endings) or just_ended(at, (), fault.endings)
+            )
             if fault.open:
                 server.undecided.append(fault)
             server.block = fault
