@@ -29,8 +29,9 @@ from tests.integration.test_alerts_e2e import (
     scrape_config,
     until_ready,
 )
+from tests.support.ports import free_port
 from tests.unit.rules.rulebook import RULE_FILES
-from tests.unit.rules.servers import free_port, program
+from tests.unit.rules.servers import program
 
 RECORDINGS = {
     "one-client", "server-killed", "fault", "crash-loop", "stopped", "draining",

@@ -30,8 +30,9 @@ import yaml
 from aiohttp import web
 
 from exporter.sources.recording import read
+from tests.support.ports import free_port
 from tests.unit.rules.rulebook import ROOT
-from tests.unit.rules.servers import alertmanager, free_port, program, write_faster_rules
+from tests.unit.rules.servers import alertmanager, program, write_faster_rules
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 PACE = 30

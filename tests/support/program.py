@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -14,17 +13,11 @@ from pathlib import Path
 
 import aiohttp
 
+from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_SECONDS, until_awaited
 
 SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-
-def free_port() -> int:
-    """A port of the loopback address that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Page:

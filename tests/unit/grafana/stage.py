@@ -21,9 +21,10 @@ import yaml
 
 from exporter.sources.recording import read
 from tests.support.player import RECORDINGS
+from tests.support.ports import free_port
 from tests.unit.grafana.reading import Target, filled
 from tests.unit.rules.rulebook import ROOT
-from tests.unit.rules.servers import free_port, program
+from tests.unit.rules.servers import program
 
 SCRAPE_SECONDS = 0.5
 STARTUP_SECONDS = 60
