@@ -180,7 +180,7 @@ def five_daemons() -> Iterator[Field]:
         yield Field(host, plain, slurm, plugin, claim, boxed, clients)
 
 
-HUNG_SECONDS = 8.0
+HUNG_SECONDS = 20.0
 """The others must answer within this time, however busy the machine is."""
 
 
@@ -260,15 +260,16 @@ def test_those_that_die_take_nobody_along(field: Field) -> None:
         _all_answer(after, alive)
 
 
-@pytest.mark.parametrize("layout", ["plain", "claim"])
-def test_one_that_hangs_holds_nobody_up(field: Field, layout: str) -> None:
+def test_those_that_hang_hold_nobody_up(field: Field) -> None:
     field.host.serve(f"--mps.query-timeout={HUNG_SECONDS}s")
     names = field.names(field.host.scrape())
-    field.daemons[layout].be(mode="hang")
+    for layout in ("plain", "claim"):
+        field.daemons[layout].be(mode="hang")
     after = field.host.scrape()
-    assert after.value("mps_control_state", daemon=names[layout],
-                       mps_control_state="unresponsive") == 1  # fmt: skip
-    del names[layout]
+    for layout in ("plain", "claim"):
+        name = names.pop(layout)
+        known = after.value("mps_control_state", daemon=name, mps_control_state="unresponsive")
+        assert known == 1
     _all_answer(after, names)
 
 

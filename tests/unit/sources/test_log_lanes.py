@@ -270,6 +270,12 @@ async def test_an_error_of_ours_is_raised(site: Site, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at logs that hang takes as long as it is given."""
+    monkeypatch.setattr(log_lanes, "ROUND_SECONDS", PATIENCE_SECONDS)
+
+
+@pytest.fixture
 def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder whose files hang when they are looked at; created after they were opened once."""
     real, gate = os.fstat, threading.Event()
@@ -286,7 +292,9 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     gate.set()
 
 
-async def test_this_host_follows_the_logs_that_can_be_read(tmp_path: Path, hanging: Path) -> None:
+async def test_this_host_follows_the_logs_that_can_be_read(
+    tmp_path: Path, hanging: Path, patient: None
+) -> None:
     daemons = []
     for name in "ab":
         (tmp_path / name).mkdir()
@@ -308,7 +316,9 @@ async def test_this_host_follows_the_logs_that_can_be_read(tmp_path: Path, hangi
     await host.close()
 
 
-async def test_what_lies_beside_a_daemon_in_the_foreground_is_not_read(tmp_path: Path) -> None:
+async def test_what_lies_beside_a_daemon_in_the_foreground_is_not_read(
+    tmp_path: Path, patient: None
+) -> None:
     (tmp_path / "control.log").write_text("of an earlier daemon\n")
     host = LiveHost(Settings(collector_nvml=False))
     daemon = DaemonFacts("/a", str(tmp_path), foreground=True)
@@ -322,7 +332,9 @@ async def test_what_lies_beside_a_daemon_in_the_foreground_is_not_read(tmp_path:
     assert found.states[0].path == f"{tmp_path}/control.log"
 
 
-async def test_logs_are_not_counted_anew_after_a_time_in_the_foreground(tmp_path: Path) -> None:
+async def test_logs_are_not_counted_anew_after_a_time_in_the_foreground(
+    tmp_path: Path, patient: None
+) -> None:
     host = LiveHost(Settings(collector_nvml=False))
     daemon = DaemonFacts("/a", str(tmp_path))
     found: list[LogChunk] = []

@@ -10,6 +10,7 @@ import pytest
 
 from exporter.observations import DaemonFacts, LogChunk
 from exporter.settings import Settings
+from exporter.sources import log_lanes
 from exporter.sources.live import LiveHost
 from exporter.sources.signs_of_life import last_service
 from tests.support.mps_logs import PIPE, at, script
@@ -50,6 +51,7 @@ def test_what_is_old_or_of_no_known_time_tells_nothing() -> None:
 async def test_this_host_hears_of_it_from_the_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(log_lanes, "ROUND_SECONDS", PATIENCE_SECONDS)
     host = LiveHost(Settings(collector_nvml=False))
     heard: list[tuple[str, float]] = []
     monkeypatch.setattr(host._control, "evidence_of_life", lambda *said: heard.append(said))
