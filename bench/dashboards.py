@@ -28,9 +28,10 @@ from exporter.metrics.render import Build, render
 from grafana.__main__ import DASHBOARDS
 from grafana.promql import metrics_in
 from tests.support.player import RECORDINGS, Player
+from tests.support.ports import free_port
 from tests.unit.grafana.reading import filled, load, panels, targets, variable_selector, variables
 from tests.unit.grafana.stage import JOB, Prometheus, programs, start, until_ready
-from tests.unit.rules.servers import free_port, program
+from tests.unit.rules.servers import program
 
 SCRAPE_SECONDS = 30
 PIXELS = 1400

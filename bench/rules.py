@@ -48,9 +48,10 @@ from exporter.model import (
 )
 from exporter.observations import GpuObservation, LogState, NvmlObservation
 from exporter.sources.recording import read
+from tests.support.ports import free_port
 from tests.unit.rules.fleet import dropped
 from tests.unit.rules.rulebook import ROOT, RULE_FILES
-from tests.unit.rules.servers import UNITS, free_port, program
+from tests.unit.rules.servers import UNITS, program
 
 GPUS = 8
 CLIENTS = 48

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 from contextlib import suppress
@@ -199,7 +200,9 @@ class Tail:
         self, descriptor: int, found: os.stat_result, stamp: float | None, zone: Zone | None
     ) -> int:
         """Where the lines begin that were written after the exporter had started."""
-        size, started_at = found.st_size, self.bounds.started_at
+        size = found.st_size
+        # Stamps are cut to milliseconds: what was written in the millisecond of the start is news.
+        started_at = math.floor(self.bounds.started_at * 1000) / 1000
         if found.st_mtime < started_at - log_zone.TOLERANCE_SECONDS:
             return size
         if stamp is None:

@@ -59,8 +59,8 @@ class ScriptedHost:
         }
         self.readable: tuple[LogName, ...] = LOGS
         self.hangs_on = ""
-        self.delay_seconds = 0.0
-        """Real time that a run of the control tool takes: others go on meanwhile."""
+        self.gate: asyncio.Event | None = None
+        """While it is closed, no run of the control tool ends: others go on meanwhile."""
         self.edit: Callable[[str], str] = lambda answer: answer
         self.gpus: NvmlObservation | None = None
         self.while_identifying: Callable[[], None] = lambda: None
@@ -68,6 +68,7 @@ class ScriptedHost:
         """Processes that have ended and were not told of yet -> when."""
         self.watched: list[int] = []
         self.discoveries = 0
+        self.looks_at_logs = 0
         self.runs: list[list[str]] = []
         """What the control tool was asked, run by run."""
         self._logs: dict[LogName, bytes] = {}
@@ -105,7 +106,8 @@ class ScriptedHost:
         del argv, environment
         commands = stdin.decode().splitlines()
         self.runs.append(commands)
-        await asyncio.sleep(self.delay_seconds)
+        if self.gate is not None:
+            await self.gate.wait()
         if self.hangs_on and any(self.hangs_on in command for command in commands):
             self.passes(timeout_seconds)
             return ChildResult(None, timed_out=True, duration_seconds=timeout_seconds)
@@ -168,6 +170,7 @@ class ScriptedHost:
     ) -> LogsObservation:
         """What was written since."""
         del daemons, deadline_seconds
+        self.looks_at_logs += 1
         written, self._logs = self._logs, {}
         found = observation(self.wall, written, readable=self.readable)
         for chunk in found.chunks:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from exporter import collect
 from exporter.observations import (
     GpuObservation,
     GpuProcess,
@@ -20,6 +21,7 @@ from exporter.observations import (
 from tests.support.mps_logs import EIGHT, script
 from tests.support.mps_script import HOLDER, arrives, client, pending, server_starts
 from tests.support.scripted_host import ScriptedHost, look
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 
@@ -131,18 +133,24 @@ async def test_a_stuck_daemon_that_answers_is_asked_once(host: ScriptedHost) -> 
 async def test_two_scrapes_of_different_collectors_both_know_the_state(host: ScriptedHost) -> None:
     collector = host.collector()
     identify = host.identify
+    reads, may_go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
-        await asyncio.sleep(0.2)
+        reads.set()
+        await may_go_on.wait()
         return await identify(pids, deadline_seconds)
 
     host.identify = slow  # type: ignore[method-assign]
-    whole = asyncio.create_task(look(collector))
-    await asyncio.sleep(0.1)  # it has its answer, and reads /proc
+    first = asyncio.create_task(look(collector))
+    await reads.wait()  # it has its answer, and reads /proc
     host.passes(30)
-    host.delay_seconds = 0.3
-    part = await look(collector, collectors=("control",))
-    assert ((await whole).state, part.state) == ("answering", "answering")
+    host.gate, before = asyncio.Event(), len(host.runs)
+    second = asyncio.create_task(look(collector, collectors=("control",)))
+    await until(lambda: len(host.runs) > before)  # it asks
+    may_go_on.set()
+    whole = await first
+    host.gate.set()
+    assert (whole.state, (await second).state) == ("answering", "answering")
 
 
 async def test_what_was_set_is_asked_anew(host: ScriptedHost) -> None:
@@ -272,22 +280,28 @@ async def test_without_the_process_collector_nobody_is_watched(host: ScriptedHos
 # ---------------------------------------------------------------- beside others
 
 
-async def test_a_hurried_scraper_does_not_hurry_the_others(host: ScriptedHost) -> None:
+async def test_a_hurried_scraper_does_not_hurry_the_others(
+    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host.gpus = NvmlObservation(host.wall, Outcome.OK)
     read_gpus = host.read_gpus
 
+    gone = asyncio.Event()
+
     async def slow(deadline_seconds: float) -> NvmlObservation:
         async with asyncio.timeout(deadline_seconds):
-            await asyncio.sleep(0.2)
+            await gone.wait()
         return await read_gpus(deadline_seconds)
 
+    monkeypatch.setattr(collect, "LEAST_DEADLINE_SECONDS", PATIENCE_SECONDS)
     host.read_gpus = slow  # type: ignore[method-assign]
     collector = host.collector()
     hurried = asyncio.create_task(collector.collect(0.05))
     await asyncio.sleep(0)
-    patient = await collector.collect(9.0)
+    patient = asyncio.create_task(collector.collect(PATIENCE_SECONDS))
     assert [one.name for one in (await hurried).collectors if one.timed_out]
-    assert [one.name for one in patient.collectors if one.timed_out] == []
+    gone.set()
+    assert [one.name for one in (await patient).collectors if one.timed_out] == []
 
 
 async def test_a_scrape_without_nvml_leaves_the_stranded_clients(host: ScriptedHost) -> None:
@@ -380,11 +394,13 @@ async def test_daemons_that_died_are_not_kept_without_end(host: ScriptedHost) ->
     assert len((await collector.collect()).daemons) <= 40
 
 
-async def test_a_host_without_daemons_is_searched_seldom() -> None:
+async def test_a_host_without_daemons_is_searched_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "TAIL_INTERVAL_SECONDS", 0.001)
+    monkeypatch.setattr(collect, "NO_DAEMON_SECONDS", 2 * PATIENCE_SECONDS)
     host = ScriptedHost(script(""))
     host.facts = replace(host.facts, process=None)
     following = asyncio.create_task(host.collector().follow())
-    await asyncio.sleep(1.0)
+    await until(lambda: host.looks_at_logs > 5)
     following.cancel()
     assert host.discoveries == 1
 

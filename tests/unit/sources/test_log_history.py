@@ -103,6 +103,18 @@ def test_in_a_log_that_appears_late_what_is_new_is_counted(host: LogFolder) -> N
     assert (new.data, new.history) == (script(NEWS).control, False)
 
 
+@pytest.mark.parametrize(("stamp", "history"), [("09:59.999", True), ("10:00.000", False)])
+def test_a_line_of_the_millisecond_in_which_the_exporter_started_is_news(
+    tmp_path: Path, stamp: str, history: bool
+) -> None:
+    """Its stamp is cut to milliseconds, so it lies before the start."""
+    host = LogFolder(tmp_path, now=at("10:00") + 0.0007)
+    host.read("control")
+    host.write("control", f"{stamp} C630 NEW UI")
+    assert [chunk.history for chunk in host.read("control")] == [history]
+    host.tails.close()
+
+
 def test_every_start_since_the_exporters_own_is_counted(host: LogFolder) -> None:
     host.read("control")
     host.now = at("12:00")

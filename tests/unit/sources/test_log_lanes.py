@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +19,18 @@ from exporter.sources.host import SourceTimeoutError
 from exporter.sources.live import LiveHost
 from exporter.sources.log_lanes import LANES, LogLanes
 from exporter.sources.mps_logs import LogTails, Target
+from tests.support.waiting import PATIENCE_SECONDS, until, until_awaited
+
+ROUND_SECONDS = 0.4
+"""How long a look waits for what hangs."""
 
 
 class Disks(LogTails):
     """Tails whose reading of some daemons' logs takes until a gate opens."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.now = 1000.0
+        super().__init__(clock=lambda: self.now)
         self.gates: dict[str, threading.Event] = {}
         self.inside: list[str] = []
         self.device_of: dict[str, int] = {}
@@ -36,7 +40,7 @@ class Disks(LogTails):
         found = super().follow(target, at)  # the offsets move on
         if gate := self.gates.get(target[0]):
             self.inside.append(target[0])
-            gate.wait(20)
+            gate.wait()
             self.inside.remove(target[0])
         return found
 
@@ -69,19 +73,40 @@ class Site:
         self.disks.gates |= {f"/{name}": gate for name in names}
         return gate
 
-    async def poll(self, deadline_seconds: float = 5.0) -> dict[str, str]:
-        """Give what came, by daemon."""
+    async def poll(self, deadline_seconds: float = PATIENCE_SECONDS) -> dict[str, str]:
+        """Give what came, by daemon; nothing hangs."""
         found: dict[str, str] = {}
         for chunk in (await self.lanes.poll(self.targets, deadline_seconds)).chunks:
             name = chunk.pipe_directory[1:]
             found[name] = found.get(name, "") + chunk.data.decode()
         return {name: text for name, text in found.items() if text}
 
+    async def look(self) -> LogsObservation | None:
+        """Poll while something hangs."""
+        with suppress(SourceTimeoutError):
+            return await self.lanes.poll(self.targets, ROUND_SECONDS)
+        return None
+
+    async def until_there_is(self, expected: dict[str, str]) -> None:
+        """Poll while something hangs, until this has come, and nothing else."""
+        came: dict[str, str] = {}
+
+        async def comes() -> bool:
+            seen = await self.look()
+            for chunk in seen.chunks if seen is not None else ():
+                if chunk.data:
+                    name = chunk.pipe_directory[1:]
+                    came[name] = came.get(name, "") + chunk.data.decode()
+            assert came.keys() <= expected.keys()
+            return came == expected
+
+        await until_awaited(comes)
+
 
 @pytest.fixture
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     monkeypatch.setattr(log_lanes, "HUNG_SECONDS", 0.15)
-    monkeypatch.setattr(log_lanes, "ROUND_SECONDS", 0.4)
+    monkeypatch.setattr(log_lanes, "ROUND_SECONDS", PATIENCE_SECONDS)  # or the deadline of a poll
     made = Site(tmp_path)
     yield made
     for gate in made.disks.gates.values():
@@ -90,8 +115,9 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 async def left_inside(site: Site, *names: str) -> None:
-    while sorted(site.disks.inside) != sorted(f"/{name}" for name in names):
-        await asyncio.sleep(0.005)
+    """Wait until exactly these have been read, and hang."""
+    expected = sorted(f"/{name}" for name in names)
+    await until(lambda: sorted(site.disks.inside) == sorted(site.lanes._inside) == expected)
 
 
 async def test_what_a_late_poll_read_comes_with_the_next(site: Site) -> None:
@@ -111,21 +137,20 @@ async def test_what_comes_late_is_complete_only_until_it_was_read(site: Site) ->
     site.add("a")
     (site.folder / "a" / "server.log").write_text("")
     await site.poll()
-    site.disks.gates.clear()
-    began = time.time()
+    began = site.disks.now
     gate = site.hang("a")
     with pytest.raises(SourceTimeoutError):
         await site.poll(0.05)
-    await asyncio.sleep(0.2)
-    later = time.time()
+    await left_inside(site, "a")
+    site.disks.now += 0.2
     gate.set()
     await left_inside(site)
     site.hang("a")
     found = await site.lanes.poll(site.targets, 0.01)
-    assert found.at >= later
-    moments = {chunk.log: chunk.complete_until for chunk in found.chunks}
-    assert moments.keys() == {"control", "server"}
-    assert all(until is not None and began <= until < later for until in moments.values())
+    assert found.at == site.disks.now
+    assert {chunk.log: chunk.complete_until for chunk in found.chunks} == {
+        "control": began, "server": began,
+    }  # fmt: skip
 
 
 async def test_one_that_hangs_keeps_nobody_from_the_others(site: Site) -> None:
@@ -135,13 +160,7 @@ async def test_one_that_hangs_keeps_nobody_from_the_others(site: Site) -> None:
     gate = site.hang("a")
     for name in "abc":
         site.write(name, "news")
-    came: dict[str, str] = {}
-    for _ in range(3):
-        try:
-            came |= await site.poll()
-        except SourceTimeoutError:
-            continue
-    assert came == {"b": "news\n", "c": "news\n"}
+    await site.until_there_is({"b": "news\n", "c": "news\n"})
     gate.set()
     await left_inside(site)
     assert await site.poll() == {"a": "news\n"}
@@ -154,13 +173,10 @@ async def test_logs_on_a_file_system_that_hangs_are_not_tried(site: Site) -> Non
     site.disks.device_of = {f"/{name}": 7 for name in names}
     site.hang(*names)
     site.write("a", "news")
+    await site.until_there_is({"a": "news\n"})
     for _ in range(LANES + 2):
-        try:
-            await site.poll()
-        except SourceTimeoutError:
-            continue
-    site.write("a", "more")
-    assert await site.poll() == {"a": "more\n"}
+        site.write("a", "more")
+        await site.until_there_is({"a": "more\n"})
     assert len(site.disks.inside) == 1
 
 
@@ -173,7 +189,16 @@ async def test_the_last_thread_is_for_logs_that_could_be_read_before(site: Site)
     site.hang(*names)
     for _ in range(2 * LANES):
         site.write("a", "news")
-        assert await site.poll() == {"a": "news\n"}
+        await site.until_there_is({"a": "news\n"})
+        assert len(site.disks.inside) < LANES
+
+    async def all_others_hang() -> bool:
+        await site.look()
+        return len(site.disks.inside) == LANES - 1
+
+    await until_awaited(all_others_hang)
+    site.write("a", "more")
+    await site.until_there_is({"a": "more\n"})
     assert len(site.disks.inside) == LANES - 1
 
 
@@ -186,21 +211,21 @@ async def test_logs_that_hang_are_unreadable_after_a_while(
     site.disks.device_of = {"/a": 1}
     await site.poll()
     gate = site.hang("a")
-    said = []
-    for _ in range(8):
-        await asyncio.sleep(0.05)
-        try:
-            found = await site.lanes.poll(site.targets, 5.0)
-        except SourceTimeoutError:
-            continue
-        said += [
-            (one.readable, one.error) for one in found.states if one.path.endswith("a/control.log")
+
+    async def said() -> list[tuple[bool, str | None]]:
+        seen = await site.look()
+        return [
+            (one.readable, one.error)
+            for one in (seen.states if seen is not None else ())
+            if one.path.endswith("a/control.log")
         ]
-    assert said
-    assert set(said) == {(False, "reading it does not return: the file system does not answer")}
+
+    assert await until_awaited(said) == [
+        (False, "reading it does not return: the file system does not answer")
+    ]
     gate.set()
     await left_inside(site)
-    found = await site.lanes.poll(site.targets, 5.0)
+    found = await site.lanes.poll(site.targets, PATIENCE_SECONDS)
     assert {one.log: one.readable for one in found.states if one.pipe_directory == "/a"} == {
         "control": True, "server": False,
     }  # fmt: skip
@@ -245,6 +270,12 @@ async def test_an_error_of_ours_is_raised(site: Site, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at logs that hang takes as long as it is given."""
+    monkeypatch.setattr(log_lanes, "ROUND_SECONDS", PATIENCE_SECONDS)
+
+
+@pytest.fixture
 def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder whose files hang when they are looked at; created after they were opened once."""
     real, gate = os.fstat, threading.Event()
@@ -253,7 +284,7 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     def fstat(descriptor: int) -> os.stat_result:
         path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
         if path.startswith(f"{tmp_path}/a/") and flag.exists():
-            gate.wait(20)
+            gate.wait()
         return real(descriptor)
 
     monkeypatch.setattr(os, "fstat", fstat)
@@ -261,32 +292,37 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     gate.set()
 
 
-async def test_this_host_follows_the_logs_that_can_be_read(tmp_path: Path, hanging: Path) -> None:
+async def test_this_host_follows_the_logs_that_can_be_read(
+    tmp_path: Path, hanging: Path, patient: None
+) -> None:
     daemons = []
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / "control.log").write_text("first\n")
         daemons.append(DaemonFacts(f"/{name}", str(tmp_path / name)))
     host = LiveHost(Settings(collector_nvml=False))
-    await host.poll_logs(daemons, 1.0)
+    await host.poll_logs(daemons, PATIENCE_SECONDS)
     hanging.touch()
     with (tmp_path / "b" / "control.log").open("a") as log:
         log.write("news\n")
-    found: list[LogChunk] = []
-    for _ in range(3):
-        try:
-            found += (await host.poll_logs(daemons, 0.3)).chunks
-        except SourceTimeoutError:
-            continue
-    assert b"news\n" in [chunk.data for chunk in found if chunk.pipe_directory == "/b"]
+
+    async def news_of_b() -> bool:
+        with suppress(SourceTimeoutError):
+            chunks = (await host.poll_logs(daemons, 0.3)).chunks
+            return any((one.pipe_directory, one.data) == ("/b", b"news\n") for one in chunks)
+        return False
+
+    await until_awaited(news_of_b)
     await host.close()
 
 
-async def test_what_lies_beside_a_daemon_in_the_foreground_is_not_read(tmp_path: Path) -> None:
+async def test_what_lies_beside_a_daemon_in_the_foreground_is_not_read(
+    tmp_path: Path, patient: None
+) -> None:
     (tmp_path / "control.log").write_text("of an earlier daemon\n")
     host = LiveHost(Settings(collector_nvml=False))
     daemon = DaemonFacts("/a", str(tmp_path), foreground=True)
-    found = await host.poll_logs([daemon], 1.0)
+    found = await host.poll_logs([daemon], PATIENCE_SECONDS)
     await host.close()
     assert found.chunks == ()
     assert {(one.log, one.readable) for one in found.states} == {
@@ -296,13 +332,15 @@ async def test_what_lies_beside_a_daemon_in_the_foreground_is_not_read(tmp_path:
     assert found.states[0].path == f"{tmp_path}/control.log"
 
 
-async def test_logs_are_not_counted_anew_after_a_time_in_the_foreground(tmp_path: Path) -> None:
+async def test_logs_are_not_counted_anew_after_a_time_in_the_foreground(
+    tmp_path: Path, patient: None
+) -> None:
     host = LiveHost(Settings(collector_nvml=False))
     daemon = DaemonFacts("/a", str(tmp_path))
     found: list[LogChunk] = []
     for one, line in ((daemon, "1\n"), (replace(daemon, foreground=True), ""), (daemon, "2\n")):
         with (tmp_path / "control.log").open("a") as log:
             log.write(line)
-        found += (await host.poll_logs([one], 1.0)).chunks
+        found += (await host.poll_logs([one], PATIENCE_SECONDS)).chunks
     await host.close()
     assert [chunk.data for chunk in found] == [b"1\n", b"2\n"]

@@ -209,9 +209,7 @@ def test_what_is_no_regular_file_is_left_alone(host: LogFolder, kind: str) -> No
     else:
         with socket.socket(socket.AF_UNIX) as unix:
             unix.bind(str(path))
-    began = time.monotonic()
-    observation = host.poll()
-    assert time.monotonic() - began < 1.0
+    observation = host.poll()  # and returns
     assert observation.chunks == ()
     found = state(observation, "control")
     assert (found.readable, found.error) == (False, "not a regular file")

@@ -14,6 +14,7 @@ import pytest
 from exporter.sources.nvml import binding as binding_module
 from exporter.sources.nvml.binding import Binding
 from exporter.sources.nvml.library import Code, Device, EventSet, GpmSample, NvmlError
+from tests.support.waiting import PATIENCE_SECONDS
 
 DEVICE = Device(ctypes.c_void_p(0x1000))
 
@@ -326,13 +327,13 @@ def test_waiting_for_events_keeps_nobody_out(binding: Binding, nvml: Any) -> Non
 
     def wait(*_: Any) -> None:
         waits.set()
-        assert may_end.wait(10)
+        assert may_end.wait(PATIENCE_SECONDS)
         raise pynvml.NVMLError(Code.TIMEOUT)
 
     nvml(nvmlEventSetWait_v2=wait, nvmlDeviceGetPowerUsage=lambda _: 1)
     thread = threading.Thread(target=binding.wait_event, args=(EventSet(object()), 10))
     thread.start()
-    assert waits.wait(10)
+    assert waits.wait(PATIENCE_SECONDS)
     assert binding.number("nvmlDeviceGetPowerUsage", DEVICE) == 1
     may_end.set()
     thread.join()

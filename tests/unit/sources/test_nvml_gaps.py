@@ -13,7 +13,8 @@ from exporter.sources.nvml import Nvml
 from exporter.sources.nvml.answers import RARELY_SECONDS, Answers
 from exporter.sources.nvml.library import Code
 from tests.support.fake_nvml import FakeDevice, FakeNvml, recorded
-from tests.support.nvml_host import GPM, OPTIONS, gpu, of, only, opened, pass_time, until
+from tests.support.nvml_host import GPM, OPTIONS, gpu, of, only, opened, pass_time
+from tests.support.waiting import wait_for
 
 QUIET = replace(OPTIONS, xid_events=False)
 COUNTERS = {"busy_time": "busy", "sm_active_time": "active"}
@@ -351,7 +352,7 @@ def test_xid_counters_are_there_while_somebody_watches() -> None:
     with opened(library) as nvml:
         nvml.observe()
         library.xid(device, 31)
-        until(lambda: only(nvml.observe())["xid_errors,31"] == 1)
+        wait_for(lambda: only(nvml.observe())["xid_errors,31"] == 1)
         library.fail("nvmlEventSetCreate", Code.UNKNOWN)
         library.fail("nvmlDeviceGetPowerUsage", Code.UNINITIALIZED)
         nvml.observe()
@@ -364,7 +365,7 @@ def test_xid_counters_are_there_while_somebody_watches() -> None:
         pass_time(library, nvml, RARELY_SECONDS)
         assert only(nvml.observe())["xid_errors,31"] == 1
         library.xid(device, 31)
-        until(lambda: only(nvml.observe())["xid_errors,31"] == 2)
+        wait_for(lambda: only(nvml.observe())["xid_errors,31"] == 2)
 
 
 def test_of_a_lost_gpu_the_last_xid_is_known() -> None:
@@ -373,7 +374,7 @@ def test_of_a_lost_gpu_the_last_xid_is_known() -> None:
     with opened(library) as nvml:
         nvml.observe()
         library.xid(device, 79)
-        until(lambda: only(nvml.observe())["xid_errors,79"] == 1)
+        wait_for(lambda: only(nvml.observe())["xid_errors,79"] == 1)
         device.gone = Code.GPU_IS_LOST
         assert only(nvml.observe())["xid_errors,79"] == 1
         library.now += OPTIONS.lost_retry_seconds + 1

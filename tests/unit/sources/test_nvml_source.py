@@ -16,7 +16,8 @@ from exporter.sources.nvml import Clock, Nvml
 from exporter.sources.nvml.library import Code, Event, ListedProcess, NvmlError
 from exporter.sources.nvml.readings import EACH, FIELDS, ROWS
 from tests.support.fake_nvml import FakeDevice, FakeNvml, recorded
-from tests.support.nvml_host import GPM, OPTIONS, gpu, only, opened, pass_time, until, values
+from tests.support.nvml_host import GPM, OPTIONS, gpu, only, opened, pass_time, values
+from tests.support.waiting import wait_for
 
 # What a collection costs
 
@@ -318,8 +319,8 @@ def test_xids_are_counted_by_code_from_the_start() -> None:
         library.xid(device, 143)
         library.events.put(Event(0xDEAD, 0x8, 13))  # of a device that nobody knows
         library.events.put(Event(device.key, 0x1, 13))  # no Xid
-        until(library.events.empty)
-        until(lambda: only(nvml.observe()).get("xid_errors,143") == 1)
+        wait_for(library.events.empty)
+        wait_for(lambda: only(nvml.observe()).get("xid_errors,143") == 1)
         seen = only(nvml.observe())
         assert seen["xid_errors,31"] == 2
         assert seen["xid_errors,13"] == 0
@@ -333,7 +334,7 @@ def test_xids_outlive_a_reload() -> None:
     with opened(library) as nvml:
         nvml.observe()
         library.xid(device, 79)
-        until(lambda: only(nvml.observe())["xid_errors,79"] == 1)
+        wait_for(lambda: only(nvml.observe())["xid_errors,79"] == 1)
         library.fail("nvmlDeviceGetPowerUsage", Code.UNINITIALIZED)
         library.now += 5
         nvml.observe()
@@ -341,7 +342,7 @@ def test_xids_outlive_a_reload() -> None:
         library.now += 5
         assert only(nvml.observe())["xid_errors,79"] == 1
         library.xid(device, 79)
-        until(lambda: only(nvml.observe())["xid_errors,79"] == 2)
+        wait_for(lambda: only(nvml.observe())["xid_errors,79"] == 2)
 
 
 def test_a_wait_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,7 +353,7 @@ def test_a_wait_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
         nvml.observe()
         library.events.put(NvmlError(Code.GPU_IS_LOST, "nvmlEventSetWait_v2"))
         library.xid(device, 45)
-        until(lambda: only(nvml.observe())["xid_errors,45"] == 1)
+        wait_for(lambda: only(nvml.observe())["xid_errors,45"] == 1)
 
 
 def test_nvml_is_never_shut_down_under_the_waiting_thread() -> None:
@@ -361,7 +362,7 @@ def test_nvml_is_never_shut_down_under_the_waiting_thread() -> None:
     for _ in range(50):
         with opened(library) as nvml:
             nvml.observe()
-            until(lambda: library.waiting)
+            wait_for(lambda: library.waiting)
 
 
 def test_a_thread_that_does_not_come_out_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -370,7 +371,7 @@ def test_a_thread_that_does_not_come_out_is_left_alone(caplog: pytest.LogCapture
     clock = Clock(lambda: library.now, lambda: library.now)
     nvml = Nvml(library, clock, replace(OPTIONS, leave_seconds=0.01))
     nvml.observe()
-    until(lambda: library.waiting)
+    wait_for(lambda: library.waiting)
     nvml.close()
     assert library.initialized == 1, "the end of the process lets go of it"
     nvml.tick()
@@ -381,7 +382,11 @@ def test_a_thread_that_does_not_come_out_is_left_alone(caplog: pytest.LogCapture
     library.now += 1
     assert nvml.observe() == replace(seen, at=library.now)
     library.stuck.set()
-    library.now += 60
-    assert nvml.observe().outcome is Outcome.OK
+
+    def opened_again() -> bool:
+        library.now += 60
+        return nvml.observe().outcome is Outcome.OK
+
+    wait_for(opened_again)
     nvml.close()
     assert library.initialized == 0

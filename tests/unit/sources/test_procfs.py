@@ -717,4 +717,4 @@ def test_a_real_process_with_a_real_environment() -> None:
         assert Procfs().identify([child.pid]) == {}
     assert facts.mps_environment == {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}
     assert facts.parent_pid == os.getpid()
-    assert abs(facts.start_time_seconds - time.time()) < 60
+    assert abs(facts.start_time_seconds - time.time()) < 3600

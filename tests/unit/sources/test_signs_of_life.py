@@ -10,9 +10,11 @@ import pytest
 
 from exporter.observations import DaemonFacts, LogChunk
 from exporter.settings import Settings
+from exporter.sources import log_lanes
 from exporter.sources.live import LiveHost
 from exporter.sources.signs_of_life import last_service
 from tests.support.mps_logs import PIPE, at, script
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 def chunk(text: str) -> LogChunk:
@@ -51,16 +53,17 @@ def test_what_is_old_or_of_no_known_time_tells_nothing() -> None:
 async def test_this_host_hears_of_it_from_the_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(log_lanes, "ROUND_SECONDS", PATIENCE_SECONDS)
     host = LiveHost(Settings(collector_nvml=False))
     heard: list[tuple[str, float]] = []
     monkeypatch.setattr(host._control, "evidence_of_life", lambda *said: heard.append(said))
     daemon = DaemonFacts(PIPE, str(tmp_path))
-    await host.poll_logs([daemon], 5.0)
+    await host.poll_logs([daemon], PATIENCE_SECONDS)
     now = time.time()
     stamp = datetime.fromtimestamp(now).isoformat(" ", "milliseconds")  # noqa: DTZ006 - as MPS does
     (tmp_path / "control.log").write_text(f"[{stamp} Control   630] Accepting connection...\n")
     os.utime(tmp_path / "control.log", (now, now))
-    await host.poll_logs([daemon], 5.0)
+    await host.poll_logs([daemon], PATIENCE_SECONDS)
     await host.close()
     ((pipe_directory, moment),) = heard
     assert pipe_directory == PIPE

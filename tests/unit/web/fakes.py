@@ -19,6 +19,8 @@ class FakeBackend:
     enabled_collectors: tuple[str, ...] = COLLECTORS
     body: bytes = b"mps_control_up 1\n"
     seconds: float = 0.0
+    gate: asyncio.Event | None = None
+    """While it is closed, no collection ends."""
     error: Exception | None = None
     report: DebugReport | None = None
     collections: list[tuple[float | None, frozenset[str] | None]] = field(default_factory=list)
@@ -30,6 +32,8 @@ class FakeBackend:
     ) -> Snapshot:
         self.collections.append((timeout_seconds, collectors))
         await asyncio.sleep(self.seconds)
+        if self.gate is not None:
+            await self.gate.wait()
         if self.error is not None:
             raise self.error
         return self.snapshot

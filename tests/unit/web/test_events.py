@@ -11,6 +11,7 @@ from aiohttp import ClientResponse
 from exporter.model import Incident
 from exporter.web import events
 from exporter.web.backend import DebugReport, DebugSource
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.unit.web import snapshots as hosts
 from tests.unit.web.fakes import FakeBackend
 
@@ -22,7 +23,8 @@ async def event(answer: ClientResponse) -> dict[str, str]:
     """The next event; comments are passed over."""
     fields: dict[str, str] = {}
     while True:
-        line = (await asyncio.wait_for(answer.content.readline(), 5)).decode().rstrip("\n")
+        read = await asyncio.wait_for(answer.content.readline(), PATIENCE_SECONDS)
+        line = read.decode().rstrip("\n")
         if line and not line.startswith(":"):
             name, _, value = line.partition(": ")
             fields[name] = value

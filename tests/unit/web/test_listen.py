@@ -10,6 +10,8 @@ import pytest
 
 from exporter.web import listen as listening
 from exporter.web.listen import ListenError, from_systemd, listen, shown, split
+from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,7 @@ def test_every_address_of_both_families() -> None:
     sockets = listen([":0"])
     try:
         port = sockets[0].getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port), timeout=2):
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS):
             pass
     finally:
         listening.close(sockets)
@@ -64,8 +66,7 @@ def test_a_taken_port_names_the_likely_owner(monkeypatch: pytest.MonkeyPatch) ->
 def test_who_gives_an_address_twice_blames_nobody_else(
     first: str, second: str, reason: str
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     with pytest.raises(ListenError, match=reason.replace("PORT", str(port))):
         listen([f"{first}:{port}", f"{second}:{port}"])
     listening.close(listen([f"127.0.0.1:{port}"]))
@@ -85,8 +86,7 @@ def test_an_address_of_another_host() -> None:
 def test_all_or_none() -> None:
     with socket.create_server(("127.0.0.1", 0)) as owner:
         taken = owner.getsockname()[1]
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            free = probe.getsockname()[1]
+        free = free_port()
         with pytest.raises(ListenError):
             listen([f"127.0.0.1:{free}", f"127.0.0.1:{taken}"])
         listening.close(listen([f"127.0.0.1:{free}"]))
@@ -149,11 +149,11 @@ def _child(descriptor: int) -> str:
     done = subprocess.run(
         ["bash", "-c", program],
         pass_fds=[descriptor],
-        env={**os.environ, "LISTEN_FDS": "1", "PYTHONPATH": str(Path.cwd())},
+        env={**os.environ, "LISTEN_FDS": "1", "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
         text=True,
         check=True,
-        timeout=20,
+        timeout=PATIENCE_SECONDS,
     )
     return done.stdout.strip()
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from exporter.web.scrape import deadline
+from tests.support.waiting import until
 from tests.unit.web.fakes import FakeBackend
 
 MakeClient = Callable[..., Awaitable[Any]]
@@ -111,10 +112,13 @@ async def test_a_wrong_choice_is_refused(
 
 
 async def test_too_many_scrapes_get_503(backend: FakeBackend, make_client: MakeClient) -> None:
-    backend.seconds = 0.2
+    backend.gate = asyncio.Event()
     client = await make_client(max_requests=4)
 
-    answers = await asyncio.gather(*(client.get("/metrics") for _ in range(10)))
+    asking = [asyncio.create_task(client.get("/metrics")) for _ in range(10)]
+    await until(lambda: sum(one.done() for one in asking) == 7)
+    backend.gate.set()
+    answers = await asyncio.gather(*asking)
 
     statuses = sorted(answer.status for answer in answers)
     assert statuses == [200] * 3 + [503] * 7  # one address gets three quarters
@@ -125,21 +129,27 @@ async def test_too_many_scrapes_get_503(backend: FakeBackend, make_client: MakeC
 
 
 async def test_no_cap_when_it_is_zero(backend: FakeBackend, make_client: MakeClient) -> None:
-    backend.seconds = 0.05
+    backend.gate = asyncio.Event()
     client = await make_client(max_requests=0)
 
-    answers = await asyncio.gather(*(client.get("/metrics") for _ in range(60)))
+    asking = [asyncio.create_task(client.get("/metrics")) for _ in range(60)]
+    await until(lambda: len(backend.collections) == 60)
+    backend.gate.set()
+    answers = await asyncio.gather(*asking)
 
     assert {answer.status for answer in answers} == {200}
 
 
 async def test_same_bytes_are_rendered_once(backend: FakeBackend, make_client: MakeClient) -> None:
-    backend.seconds = 0.1
+    backend.gate = asyncio.Event()
     client = await make_client()
 
-    await asyncio.gather(*(client.get("/metrics") for _ in range(20)))
+    asking = [asyncio.create_task(client.get("/metrics")) for _ in range(20)]
+    await until(lambda: len(backend.collections) == 20)
+    backend.gate.set()
+    await asyncio.gather(*asking)
 
-    assert len(backend.renderings) < 10
+    assert len(backend.renderings) == 1
 
 
 async def test_a_failing_collection_is_a_line_of_text(

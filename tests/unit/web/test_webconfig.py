@@ -12,6 +12,7 @@ import pytest
 from exporter.web.webconfig import WebConfigError, WebConfigWatch
 from exporter.web.webconfig import watch as watching
 from exporter.web.webconfig.watch import load
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.unit.web.webconfigs import TLS, write_certificates
 
 MUTUAL = TLS + "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
@@ -69,7 +70,7 @@ async def test_a_rotation_that_truncates_first_changes_nothing_meanwhile(
     before = await watch.tls_context()
 
     (folder / "ca.pem").write_bytes(b"")
-    during = [await asyncio.wait_for(watch.tls_context(), 5) for _ in range(3)]
+    during = [await asyncio.wait_for(watch.tls_context(), PATIENCE_SECONDS) for _ in range(3)]
     (folder / "ca.pem").write_bytes(authority)
     after = await watch.tls_context()
 
