@@ -221,6 +221,10 @@ def answer(state: dict[str, Any], directory: str, mode: str) -> int:
     if mode == "flood":
         while True:
             sys.stdout.write("0123456789abcde\n" * 4096)
+    return obey(state, directory, mode)
+
+
+def obey(state: dict[str, Any], directory: str, mode: str) -> int:
     commands = [line for line in sys.stdin.read().split("\n") if line]
     while os.path.exists(state.get("gate", "")):
         time.sleep(0.01)
