@@ -36,7 +36,7 @@ NEEDS = {
     "minutes": "some minutes, and a machine that does nothing else",
     "npm": "node, and npm with its registry",
 }
-LANGUAGES = {"sh", "console", "yaml", "json", "ini", "text", "promql", "python", "toml"}
+LANGUAGES = {"sh", "console", "yaml", "json", "ini", "text", "promql", "python", "toml", "mermaid"}
 SECONDS = 30
 
 BLOCKS = [block for page in pages() for block in blocks(page)]
