@@ -37,7 +37,7 @@ NEEDS = {
     "minutes": "some minutes, and a machine that does nothing else",
     "npm": "node, and npm with its registry",
 }
-LANGUAGES = {"sh", "console", "yaml", "json", "ini", "text", "promql", "python", "toml"}
+LANGUAGES = {"sh", "console", "yaml", "json", "ini", "text", "promql", "python", "toml", "mermaid"}
 
 BLOCKS = [block for page in pages() for block in blocks(page)]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
