@@ -25,7 +25,7 @@ os.environ["PATH"] = f"{_TOOLS}{os.pathsep}{os.environ['PATH']}"
 @pytest.fixture(autouse=True)
 def _the_log_as_it_was() -> Iterator[None]:
     """A test that runs the program's main() configures the log: for itself only."""
-    root, ours = logging.getLogger(), logging.getLogger("exporter")
+    root, ours = logging.getLogger(), logging.getLogger("mps_exporter")
     handlers, levels = root.handlers[:], (root.level, ours.level)
     yield
     root.handlers[:] = handlers

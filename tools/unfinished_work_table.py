@@ -1,4 +1,4 @@
-"""Hold the rule of exporter/mps/unfinished_work.py against runs on a GPU, and print the table.
+"""Hold the rule of exporter/mps_exporter/mps/unfinished_work.py against runs on a GPU, and print the table.
 
     python -m tools.unfinished_work_table DIRECTORY [--runs]
 
@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from exporter.model import Incident
-from exporter.mps.fold import Fold
-from exporter.mps.log_lines import parse
-from exporter.observations import LogChunk, LogName, LogsObservation
+from mps_exporter.snapshot import Incident
+from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.mps.log_parser import parse_line
+from mps_exporter.observations import LogChunk, LogName, LogsObservation
 
 PIPE = "run"
 LOGS: tuple[LogName, LogName] = ("control", "server")
@@ -34,7 +34,7 @@ OUTCOMES = ("named", "doubtful", "blamed", "accused")
 
 def read(folder: Path) -> tuple[list[Incident], list[int]]:
     """Read a run's logs: its incidents, and who was warned of as having ended alone with work."""
-    fold, warned = Fold(PIPE), []
+    fold, warned = DaemonTracker(PIPE), []
     logs = {log: (folder / f"{log}.log").read_bytes() for log in LOGS}
     lines = sorted(
         (stamp, number, log, line) for log in LOGS for stamp, number, line in _stamped(logs[log])
@@ -49,20 +49,20 @@ def read(folder: Path) -> tuple[list[Incident], list[int]]:
     return list(fold.ledger.view(0.0).incidents), warned
 
 
-def _take(fold: Fold, now: float, data: dict[LogName, bytes]) -> None:
+def _take(fold: DaemonTracker, now: float, data: dict[LogName, bytes]) -> None:
     chunks = tuple(
         LogChunk(
             at=now, pipe_directory=PIPE, log=log, data=data.get(log, b""), complete_until=now + 0.1
         )
         for log in LOGS
     )
-    fold.take(LogsObservation(at=now, chunks=chunks))
+    fold.add_logs(LogsObservation(at=now, chunks=chunks))
 
 
 def _stamped(data: bytes) -> Iterator[tuple[float, int, bytes]]:
     at = 0.0
     for number, line in enumerate(data.splitlines(keepends=True)):
-        stamp_ms = parse(line.rstrip(b"\n")).stamp_ms
+        stamp_ms = parse_line(line.rstrip(b"\n")).stamp_ms
         at = at if stamp_ms is None else max(at, stamp_ms / 1000.0)
         yield at, number, line
 

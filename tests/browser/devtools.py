@@ -71,8 +71,8 @@ class Page:
             self.requests.append(about["request"]["url"])
         elif method == "Runtime.exceptionThrown":
             details = about["exceptionDetails"]
-            said = details.get("exception", {}).get("description", details["text"])
-            self.complaints.append(f"exception: {said}")
+            output = details.get("exception", {}).get("description", details["text"])
+            self.complaints.append(f"exception: {output}")
         elif method == "Runtime.consoleAPICalled" and about["type"] in ("error", "warning"):
             self.complaints.append(f"console: {[a.get('value') for a in about['args']]}")
         elif method == "Log.entryAdded" and about["entry"]["level"] in ("error", "warning"):

@@ -22,11 +22,11 @@ async def text_of(page: Page, selector: str) -> str:
 async def until(page: Page, selector: str, pattern: str) -> str:
     """What an element says, once it says what is wanted."""
 
-    async def said() -> str | None:
+    async def output() -> str | None:
         text = await text_of(page, selector)
         return text if re.search(pattern, text) else None
 
-    return await until_awaited(said)
+    return await until_awaited(output)
 
 
 async def click(page: Page, words: str) -> None:
@@ -36,7 +36,7 @@ async def click(page: Page, words: str) -> None:
     )
 
 
-async def test_who_waits_behind_whom_since_when(tmp_path: Path) -> None:
+async def test_which_user_waits_behind_which_since_when(tmp_path: Path) -> None:
     async with running(tmp_path, "demo", f"--speed={SPEED}") as program, browser() as page:
         # 2. The page, and that it is a recording.
         await page.open(f"{program.url}/")

@@ -93,17 +93,17 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
 async def test_each_incident_says_the_right_thing(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exporter.web.status.REUSE_SECONDS", 0)
+    monkeypatch.setattr("mps_exporter.web.status_handler.REUSE_SECONDS", 0)
     backend = FakeBackend()
     await page.look(*PHONE)
     async with served(backend) as (shown, _):
         for name, seconds, headline, more in INCIDENTS:
             backend.snapshot = await recorded(name, seconds)
             await page.open(f"http://{shown[0]}/")
-            said = await page.evaluate("document.getElementById('headline').textContent")
+            output = await page.evaluate("document.getElementById('headline').textContent")
             text = await page.evaluate(TEXT)
             assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE[0], name
-            assert re.match(headline, said), f"{name} at {seconds} s: {said}"
+            assert re.match(headline, output), f"{name} at {seconds} s: {output}"
             for words in more:
                 assert words in text, f"{name} at {seconds} s: {words!r} is not in\n{text}"
             assert "This is a recording of another host" in text

@@ -45,7 +45,7 @@ FORGOTTEN_MINUTES = 12
 """Longer than any of these rules looks back, but for texts, and for the number of GPUs, which is
 the same in both runs."""
 
-TOLD_AT_ONCE = {
+REPORTED_AT_ONCE = {
     "MpsServerCrashed": r"Clients lost: 2( \(2 of uid 0\))?\. They get",
     "MpsServerFault": "met 1 fatal GPU error within 5 minutes on GPU 0",
 }
@@ -53,13 +53,13 @@ TOLD_AT_ONCE = {
 names the users who lost clients can come without them."""
 
 
-def as_told_by_vmalert(incident: Incident) -> Incident:
+def as_reported_by_vmalert(incident: Incident) -> Incident:
     """Slower, since data takes a second longer on this way."""
     return replace(
         incident,
         speed=incident.speed * 0.8,
         expected=tuple(
-            replace(one, text=TOLD_AT_ONCE.get(one.name, one.text)) for one in incident.expected
+            replace(one, text=REPORTED_AT_ONCE.get(one.name, one.text)) for one in incident.expected
         ),
     )
 
@@ -163,7 +163,7 @@ class VictoriaStage(Stage):
 
 @pytest.mark.timeout(3600)
 async def test_the_same_incidents_raise_the_same_alerts(tmp_path: Path) -> None:
-    chosen = tuple(as_told_by_vmalert(one) for one in INCIDENTS if one.recording in RECORDINGS)
+    chosen = tuple(as_reported_by_vmalert(one) for one in INCIDENTS if one.recording in RECORDINGS)
     await play(VictoriaStage, tmp_path, chosen, judge)
 
 

@@ -44,11 +44,11 @@ async def test_make_demo_as_the_readme_says(tmp_path: Path) -> None:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGINT)
         await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
-    said = log.read_text("utf-8")
+    printed = log.read_text("utf-8")
     # Progress on all that takes its time, and where to look.
     for step in ("making .venv", "installing what the exporter needs", "installing mps-exporter"):
-        assert re.search(rf"^==> {step}.*: done in \d+ s$", said, re.MULTILINE), said
-    assert f"http://localhost:{PORT}/" in said
+        assert re.search(rf"^==> {step}.*: done in \d+ s$", printed, re.MULTILINE), printed
+    assert f"http://localhost:{PORT}/" in printed
 
 
 async def _serves(process: asyncio.subprocess.Process, log: Path) -> None:

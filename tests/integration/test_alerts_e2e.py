@@ -39,11 +39,11 @@ import pytest
 import yaml
 from aiohttp import web
 
-from exporter.metrics.content_format import TEXT_0_0_4
-from exporter.metrics.exposition import encode
-from exporter.metrics.render import Build, render
-from exporter.settings import Settings
-from exporter.sources.recording import read
+from mps_exporter.metrics.content_format import TEXT_0_0_4
+from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.render import Build, render
+from mps_exporter.config import Settings
+from mps_exporter.sources.recording import read
 from tests.support.player import Player
 from tests.support.ports import free_port
 from tests.support.program import Page
@@ -764,11 +764,11 @@ def told(folder: Path, incident: Incident, pages: list[dict[str, str]]) -> list[
     done = subprocess.run(
         [program("promtool"), "test", "rules", file], capture_output=True, text=True, check=False
     )
-    said = done.stdout + done.stderr
-    assert re.match(r"Unit Testing: .*\s+(SUCCESS|FAILED:\s+alertname: )", said), said[:2000]
+    output = done.stdout + done.stderr
+    assert re.match(r"Unit Testing: .*\s+(SUCCESS|FAILED:\s+alertname: )", output), output[:2000]
     # Nothing was expected, so what fires is what it complains of.
     alerts: dict[str, Arrived] = {}
-    parts = _AT.split(said)
+    parts = _AT.split(output)
     for at, text in zip(parts[1::2], parts[2::2], strict=True):
         for labels, texts in _TOLD.findall(text):
             found = {name: ast.literal_eval(value) for name, value in _TEXTS.findall(labels)}

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from exporter.mps.control_text import ProbeReply, ServerReply, read_probe, read_reconciliation
-from exporter.observations import DaemonFacts, Outcome
-from exporter.sources.child import MAX_OUTPUT_BYTES, run_child
-from exporter.sources.mps_control import ControlTool
+from mps_exporter.mps.control_protocol import ProbeReply, ServerReply, parse_probe, parse_reconciliation
+from mps_exporter.observations import DaemonFacts, Outcome
+from mps_exporter.sources.run_process import MAX_OUTPUT_BYTES, run_process
+from mps_exporter.sources.control_tool import ControlTool
 from tests.support.fake_host import install_tool, server, set_daemon
 from tests.support.waiting import PATIENCE_SECONDS as PATIENCE
 from tests.support.waiting import until
@@ -64,7 +64,7 @@ async def test_it_answers(host: Host) -> None:
     host.daemon()
     seen = await host.control().probe(host.facts, PATIENCE)
     assert seen.outcome is Outcome.OK
-    assert read_probe(seen.exchanges[0]) == ProbeReply((468,), 1.0)
+    assert parse_probe(seen.exchanges[0]) == ProbeReply((468,), 1.0)
 
 
 async def test_a_probe_costs_at_most_ten_lines_of_the_daemon_s_log(host: Host) -> None:
@@ -79,7 +79,7 @@ async def test_a_reconciliation_of_four_clients_costs_at_most_forty(host: Host) 
     counts = [0]
     for _ in range(2):
         seen = await tool.reconcile(host.facts, [468], PATIENCE)
-        (reply,) = read_reconciliation(seen)
+        (reply,) = parse_reconciliation(seen)
         assert isinstance(reply, ServerReply)
         assert reply.contexts == {0: {1132: 1, 1133: 1, 1134: 1, 1135: 1}}
         assert reply.default_pinned_memory_limit_bytes == {0: 10 << 30}
@@ -164,39 +164,39 @@ ENVIRONMENT = {"PATH": os.environ["PATH"]}
 
 
 async def test_nothing_but_the_given_environment(host: Host) -> None:
-    result = await run_child(("env",), b"", {**ENVIRONMENT, "A": "1"}, PATIENCE)
+    result = await run_process(("env",), b"", {**ENVIRONMENT, "A": "1"}, PATIENCE)
     assert sorted(result.stdout.decode().split()) == sorted([f"PATH={os.environ['PATH']}", "A=1"])
     assert result.return_code == 0
 
 
 async def test_input_output_and_exit_status(host: Host) -> None:
     script = "cat; echo err >&2; exit 3"
-    result = await run_child(("sh", "-c", script), b"in\n", ENVIRONMENT, PATIENCE)
+    result = await run_process(("sh", "-c", script), b"in\n", ENVIRONMENT, PATIENCE)
     assert (result.stdout, result.stderr, result.return_code) == (b"in\n", b"err\n", 3)
     assert not result.timed_out
 
 
 async def test_one_that_never_reads_its_input(host: Host) -> None:
-    result = await run_child(("true",), b"x" * 1_000_000, ENVIRONMENT, PATIENCE)
+    result = await run_process(("true",), b"x" * 1_000_000, ENVIRONMENT, PATIENCE)
     assert result.return_code == 0
 
 
 async def test_the_whole_group_dies(host: Host) -> None:
     script = "trap '' TERM; sleep 300 & sleep 300"
-    result = await run_child(("sh", "-c", script), b"", ENVIRONMENT, 0.3)
+    result = await run_process(("sh", "-c", script), b"", ENVIRONMENT, 0.3)
     assert result.timed_out
     assert result.return_code is None
 
 
 async def test_a_stray_child_that_keeps_the_pipe_does_not_hold_us_up(host: Host) -> None:
-    result = await run_child(("sh", "-c", "sleep 3600 & echo $!"), b"", ENVIRONMENT, PATIENCE)
+    result = await run_process(("sh", "-c", "sleep 3600 & echo $!"), b"", ENVIRONMENT, PATIENCE)
     os.kill(int(result.stdout), signal.SIGKILL)
     assert not result.timed_out
     assert result.return_code == 0
 
 
 async def test_output_is_bounded(host: Host) -> None:
-    result = await run_child(("sh", "-c", "yes & yes >&2"), b"", ENVIRONMENT, PATIENCE)
-    assert result.flooded
+    result = await run_process(("sh", "-c", "yes & yes >&2"), b"", ENVIRONMENT, PATIENCE)
+    assert result.output_exceeded
     assert result.return_code is None
     assert max(len(result.stdout), len(result.stderr)) == MAX_OUTPUT_BYTES

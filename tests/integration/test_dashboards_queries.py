@@ -95,9 +95,9 @@ def test_panels_show_what_was_recorded(stage: Stage) -> None:
     empty = []
     for dashboard, panel, name in SUBJECTS:
         window = windows[name if name != EVERY else "one-client"]
-        asked = [t for t in targets() if (t.dashboard, t.panel) == (dashboard, panel)]
-        assert asked
-        if not any(shows(prometheus.target(t, window, instance=where(name))) for t in asked):
+        requested = [t for t in targets() if (t.dashboard, t.panel) == (dashboard, panel)]
+        assert requested
+        if not any(shows(prometheus.target(t, window, instance=where(name))) for t in requested):
             empty.append(f"{dashboard} / {panel} shows nothing of {name}")
     assert empty == []
 

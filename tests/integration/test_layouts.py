@@ -215,12 +215,12 @@ def test_each_has_its_own_client_with_its_own_limit(seen: tuple[Field, Metrics])
         assert labels["limit_source"] == "client"
         assert metrics.value("mps_client_active_thread_ratio", pid=pid) == pytest.approx(ratio)
     # Its daemon calls every client PID 0, so nobody can say which process that is.
-    strangers = [
+    other_processes = [
         sample.labels
         for sample in metrics["mps_client_info"]
         if sample.labels["daemon"] == names["boxed"]
     ]
-    assert [labels["pid"] for labels in strangers] == ["0"]
+    assert [labels["pid"] for labels in other_processes] == ["0"]
 
 
 def test_each_client_is_attributed_to_what_it_belongs_to(seen: tuple[Field, Metrics]) -> None:
@@ -248,7 +248,7 @@ def test_the_device_plugins_directories_can_be_named_as_the_node_has_them(field:
     assert metrics.value("mps_control_up", daemon=f"{PLUGIN}/pipe") == 1
 
 
-def test_those_that_die_take_nobody_along(field: Field) -> None:
+def test_dying_clients_cause_no_other_loss(field: Field) -> None:
     field.host.serve()
     names = field.names(field.host.scrape())
     alive = dict(names)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.mps.reconciliation import SETTLING_SECONDS
+from mps_exporter.mps.query_schedule import SETTLING_SECONDS
 from tests.support.fake_host import install_tool, server, set_daemon
 from tests.support.fake_proc import BOOT_TIME, FakeProc
 from tests.support.program import Page, Program, running
@@ -195,7 +195,7 @@ async def test_without_the_tool_the_rest_is_exported(host: MadeUpHost) -> None:
         assert len(complaints(program)) == 1
 
 
-async def test_logs_that_cannot_be_read_are_said_so(host: MadeUpHost) -> None:
+async def test_unreadable_logs_are_reported(host: MadeUpHost) -> None:
     host.connect()
     for name in ("control", "server"):
         (host.logs / f"{name}.log").unlink()

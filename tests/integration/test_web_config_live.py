@@ -19,10 +19,10 @@ import pytest
 import trustme
 from aiohttp import ClientConnectorError, ClientError, ClientSession
 
-from exporter.web.app import create_app
-from exporter.web.options import WebOptions
-from exporter.web.webconfig import WebConfigError, middleware
-from exporter.web.webconfig.passwords import MAX_WAITING
+from mps_exporter.web.app import create_app
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.webconfig import WebConfigError, auth
+from mps_exporter.web.webconfig.passwords import MAX_WAITING
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import served
@@ -77,7 +77,7 @@ def site(tmp_path: Path) -> Site:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the files at every request."""
-    monkeypatch.setattr("exporter.web.webconfig.watch.CHECK_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("mps_exporter.web.webconfig.reload.CHECK_INTERVAL_SECONDS", 0.0)
 
 
 @asynccontextmanager
@@ -265,7 +265,7 @@ async def test_only_72_bytes_of_a_password_count(site: Site) -> None:
         assert (await get(address, login=("alice", LONG[:-1])))[0] == 401
 
 
-async def test_the_time_tells_nothing_about_users(
+async def test_timing_reveals_no_user_names(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unknown user costs what a wrong password costs: one check of a hash of the same cost."""
@@ -336,7 +336,7 @@ async def test_headers(site: Site) -> None:
 
 async def test_rate_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(middleware, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(auth, "time", SimpleNamespace(monotonic=lambda: now))
     async with visited(site, "rate_limit: {interval: 200ms, burst: 3}\n") as address:
         statuses = [(await get(address))[0] for _ in range(5)]
         assert statuses == [200, 200, 200, 429, 429]
@@ -376,7 +376,7 @@ def test_secrets_are_not_printed(site: Site) -> None:
 async def test_a_file_that_breaks_later_changes_nothing(
     site: Site, quick: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "exporter.web.webconfig")
+    caplog.set_level(logging.INFO, "mps_exporter.web.webconfig")
     good = f"basic_auth_users:\n  alice: {hashed('one')}\n"
     async with visited(site, good) as address:
         for broken in ("basic_auth_users: [\n", None):
@@ -394,7 +394,7 @@ async def test_a_file_that_breaks_later_changes_nothing(
         assert "read anew" in caplog.records[-1].getMessage()
 
 
-async def test_a_fault_of_ours_leaves_no_guest_waiting(
+async def test_an_internal_error_leaves_no_client_waiting(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with visited(site, TLS) as address:
@@ -421,7 +421,7 @@ async def test_tls_is_not_switched_while_running(
         assert "restart" in str([getattr(one, "fields", "") for one in caplog.records])
 
 
-async def test_the_mend_may_be_in_another_file(site: Site, quick: None) -> None:
+async def test_the_fix_may_be_in_another_file(site: Site, quick: None) -> None:
     async with visited(site, TLS) as address:
         site.write(TLS.replace("server", "next"))
         assert (await get(address, site.client()))[0] == 200

@@ -176,7 +176,7 @@ async def a_thousand_scrapes_at_once(server: Server) -> str:
     return str(dict(statuses))
 
 
-async def guests_who_never_read(server: Server) -> str:
+async def clients_that_never_read(server: Server) -> str:
     """30 at a time ask for 1.3 MB and take none of it."""
     writers = []
     for _ in range(3):
@@ -238,7 +238,7 @@ async def nonsense(server: Server) -> str:
         a_byte_a_second,
         headers_of_megabytes,
         a_thousand_scrapes_at_once,
-        guests_who_never_read,
+        clients_that_never_read,
         nonsense,
     ],
 )

@@ -59,10 +59,10 @@ async def test_prometheus_scrapes_through_tls_and_basic_auth(tmp_path: Path, nam
     program = tool(name)
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    for who, identity in (("server", "127.0.0.1"), ("client", "prometheus.example")):
+    for name_of, identity in (("server", "127.0.0.1"), ("client", "prometheus.example")):
         cert = authority.issue_cert(identity)
-        (tmp_path / f"{who}.key").write_bytes(cert.private_key_pem.bytes())
-        (tmp_path / f"{who}.crt").write_bytes(cert.cert_chain_pems[0].bytes())
+        (tmp_path / f"{name_of}.key").write_bytes(cert.private_key_pem.bytes())
+        (tmp_path / f"{name_of}.crt").write_bytes(cert.cert_chain_pems[0].bytes())
     password = bcrypt.hashpw(b"secret", bcrypt.gensalt(6)).decode()
     (tmp_path / "web.yml").write_text(
         "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n"

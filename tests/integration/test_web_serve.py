@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector
 
-from exporter.web.listen import ListenError
+from mps_exporter.web.listen import ListenError
 from tests.support.waiting import PATIENCE_SECONDS, until, until_awaited
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import connected, served
@@ -38,7 +38,7 @@ async def test_all_addresses_answer(tmp_path: Path) -> None:
                     assert await answer.text() == "mps_control_up 1\n"
         async with (
             ClientSession(connector=UnixConnector(str(path))) as session,
-            session.get("http://exporter/metrics") as answer,
+            session.get("http://exporter/mps_exporter/metrics") as answer,
         ):
             assert answer.status == 200
     assert not path.exists()
@@ -98,15 +98,15 @@ async def test_a_slow_request_is_cut() -> None:
             assert answer.status == 200
 
 
-async def test_when_it_is_full_those_who_keep_it_waiting_make_room() -> None:
+async def test_at_the_limit_waiting_connections_are_evicted() -> None:
     options = {"max_connections": 10, "request_timeout": FOR_EVER}
     async with (
         served(FakeBackend(), **options) as (shown, _),
-        AsyncExitStack() as guests,
+        AsyncExitStack() as clients,
         ClientSession() as session,
     ):
         idle = [
-            await guests.enter_async_context(connected(shown[0], local_addr=("127.0.0.2", 0)))
+            await clients.enter_async_context(connected(shown[0], local_addr=("127.0.0.2", 0)))
             for _ in range(40)
         ]
         for _ in range(3):
@@ -116,7 +116,7 @@ async def test_when_it_is_full_those_who_keep_it_waiting_make_room() -> None:
         assert not idle[-1][0].at_eof()
 
 
-async def test_nobody_is_cut_while_being_answered() -> None:
+async def test_no_connection_is_aborted_while_being_answered() -> None:
     backend = FakeBackend(gate=asyncio.Event())
     options = {"max_connections": 3, "max_requests": 0}
     async with served(backend, **options) as (shown, _), ClientSession() as session:
@@ -136,7 +136,7 @@ async def test_nobody_is_cut_while_being_answered() -> None:
         assert await asyncio.gather(*first) == [200, 200, 200]
 
 
-async def test_a_guest_who_sends_too_much_is_cut() -> None:
+async def test_a_client_that_sends_too_much_is_aborted() -> None:
     async with served(FakeBackend()) as (shown, _), connected(shown[0]) as (reader, writer):
         with suppress(OSError):
             for _ in range(100):

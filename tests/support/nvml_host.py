@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from exporter.observations import GpuObservation, NvmlObservation
-from exporter.sources.nvml import TICK_SECONDS, Clock, Nvml, NvmlOptions
+from mps_exporter.observations import GpuObservation, NvmlObservation
+from mps_exporter.sources.nvml import TICK_SECONDS, Clock, NvmlSession, NvmlOptions
 from tests.support.fake_nvml import FakeDevice, FakeNvml
 from tests.support.waiting import PATIENCE_SECONDS
 
@@ -21,9 +21,9 @@ def gpu(name: str = "GPU-0", share: float = 0.5) -> FakeDevice:
 
 
 @contextmanager
-def opened(library: FakeNvml, options: NvmlOptions = OPTIONS) -> Iterator[Nvml]:
+def opened(library: FakeNvml, options: NvmlOptions = OPTIONS) -> Iterator[NvmlSession]:
     """The source; when it is closed, nothing of it is left in NVML."""
-    nvml = Nvml(library, Clock(library.wall, lambda: library.now), options)
+    nvml = NvmlSession(library, Clock(library.wall, lambda: library.now), options)
     try:
         yield nvml
     finally:
@@ -52,7 +52,7 @@ def of(seen: NvmlObservation, uuid: str) -> dict[str, float]:
     return values(one)
 
 
-def pass_time(library: FakeNvml, nvml: Nvml, seconds: float) -> None:
+def pass_time(library: FakeNvml, nvml: NvmlSession, seconds: float) -> None:
     """As the service does: a tick every second."""
     for _ in range(round(seconds / TICK_SECONDS)):
         library.now += TICK_SECONDS

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.mps.reconciliation import SETTLING_SECONDS
+from mps_exporter.mps.query_schedule import SETTLING_SECONDS
 from tests.support.fake_host import install_tool
 from tests.support.waiting import PATIENCE_SECONDS, wait_for
 
@@ -116,17 +116,17 @@ class Daemon:
             "Accepting connection...",
             f"NEW CLIENT {shown} from user {uid}: Server already exists",
         )  # fmt: skip
-        who = f"{{PID: {shown}, Context ID: %d}}"
+        name_of = f"{{PID: {shown}, Context ID: %d}}"
         self._log(
             "server", "Server", server,
-            f"Received new client request for {who % 0}",
-            f"Client {who % 0} connected",
-            f"Creating worker thread for client {who % 0}",
-            f"Received new client request for {who % 0}",
-            f"Client {who % 1} connected",
-            f"Creating worker thread for client {who % 1}",
+            f"Received new client request for {name_of % 0}",
+            f"Client {name_of % 0} connected",
+            f"Creating worker thread for client {name_of % 0}",
+            f"Received new client request for {name_of % 0}",
+            f"Client {name_of % 1} connected",
+            f"Creating worker thread for client {name_of % 1}",
             f"Device NVIDIA H200 (uuid {GPU}) is associated",
-            f"Status of client {who % 1} is ACTIVE",
+            f"Status of client {name_of % 1} is ACTIVE",
         )  # fmt: skip
 
     def queue(self, pid: int, uid: int) -> None:
@@ -288,7 +288,7 @@ class OwnHost:
         directory.mkdir(exist_ok=True)
         directory.chmod(0o777)
         process = self.start(
-            sys.executable, "-m", "exporter", "serve",
+            sys.executable, "-m", "mps_exporter", "serve",
             f"--web.listen-address=unix:{SOCKET}", f"--mps.control-binary={TOOL}",
             "--no-collector.nvml", "--mps.min-query-interval=0s",
             # Many tests may run at once; what hangs is another matter.

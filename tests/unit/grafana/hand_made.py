@@ -5,10 +5,10 @@ It is rendered by the exporter's own renderer.
 
 from __future__ import annotations
 
-from exporter.metrics.content_format import TEXT_0_0_4
-from exporter.metrics.exposition import encode
-from exporter.metrics.render import Build, render
-from exporter.model import (
+from mps_exporter.metrics.content_format import TEXT_0_0_4
+from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.render import Build, render
+from mps_exporter.snapshot import (
     Client,
     CollectorResult,
     ControlDaemon,
@@ -18,7 +18,7 @@ from exporter.model import (
     Snapshot,
     Wait,
 )
-from exporter.observations import GpuObservation, LogState, Reading
+from mps_exporter.observations import GpuObservation, LogState, Reading
 
 NAME = "made by hand"
 UUID = "GPU-00000000-0000-0000-0000-000000000000"

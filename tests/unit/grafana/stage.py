@@ -23,11 +23,11 @@ from typing import Any
 
 import yaml
 
-from exporter.metrics.content_format import TEXT_0_0_4
-from exporter.metrics.exposition import encode
-from exporter.metrics.render import Build, render
-from exporter.model import RecordingInfo
-from exporter.sources.recording import read
+from mps_exporter.metrics.content_format import TEXT_0_0_4
+from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.render import Build, render
+from mps_exporter.snapshot import RecordingInfo
+from mps_exporter.sources.recording import read
 from tests.support.player import RECORDINGS, Player
 from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_SECONDS, wait_for
@@ -269,7 +269,7 @@ def start_replay(
     """An exporter that replays a recording, again and again."""
     started.append(
         start(
-            folder, name, sys.executable, "-m", "exporter", "serve",
+            folder, name, sys.executable, "-m", "mps_exporter", "serve",
             "--replay", RECORDINGS / f"{name}.rec.gz",
             "--web.listen-address", f"127.0.0.1:{port}",
             "--mps.min-query-interval", "0",

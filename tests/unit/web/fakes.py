@@ -7,9 +7,9 @@ import gzip as gzip_module
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from exporter.metrics.content_format import ContentFormat, Syntax
-from exporter.model import COLLECTORS, Incident, Snapshot
-from exporter.web.backend import DebugReport
+from mps_exporter.metrics.content_format import ContentFormat, Syntax
+from mps_exporter.snapshot import COLLECTORS, Incident, Snapshot
+from mps_exporter.web.backend import DebugReport
 
 
 @dataclass

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from exporter.web.webconfig import WebConfigError, WebConfigWatch
-from exporter.web.webconfig import watch as watching
-from exporter.web.webconfig.watch import load
+from mps_exporter.web.webconfig import WebConfigError, WebConfigWatch
+from mps_exporter.web.webconfig import reload as watching
+from mps_exporter.web.webconfig.reload import load
 from tests.support.waiting import PATIENCE_SECONDS
 from tests.unit.web.webconfigs import TLS, write_certificates
 
@@ -63,7 +63,7 @@ async def test_a_rotation_that_truncates_first_changes_nothing_meanwhile(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(watching, "CHECK_INTERVAL_SECONDS", 0.0)
-    caplog.set_level(logging.INFO, "exporter.web.webconfig")
+    caplog.set_level(logging.INFO, "mps_exporter.web.webconfig")
     (folder / "web.yml").write_text(MUTUAL)
     authority = (folder / "ca.pem").read_bytes()
     watch = WebConfigWatch.start(str(folder / "web.yml"))
