@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.host import CLIENTS_PER_GPU, GPUS, FullHost
 from mps_exporter.collector import Collector
-from mps_exporter.memory import tune_allocator, freeze_startup_objects
+from mps_exporter.memory import freeze_startup_objects, tune_allocator
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import encode
 from mps_exporter.metrics.render import Build, render

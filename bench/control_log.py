@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mps_exporter.collector import PROBE_CACHE_FACTOR
+from mps_exporter.config import Settings
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
@@ -26,7 +27,6 @@ from mps_exporter.observations import (
     Outcome,
     ProcessFacts,
 )
-from mps_exporter.config import Settings
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.recording import read
 from tests.support import fake_mps_control

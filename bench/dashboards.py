@@ -22,11 +22,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
+from grafana.__main__ import DASHBOARDS
+from grafana.promql import metrics_in
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import encode
 from mps_exporter.metrics.render import Build, render
-from grafana.__main__ import DASHBOARDS
-from grafana.promql import metrics_in
 from tests.support.player import RECORDINGS, Player
 from tests.support.ports import free_port
 from tests.unit.grafana.reading import filled, load, panels, targets, variable_selector, variables
@@ -118,7 +118,12 @@ def questions(
         yield f"${variable['name']}", "series", {"match[]": selector, "start": since, "end": now}
     for annotation in board["annotations"]["list"]:
         if "expr" in annotation:
-            requested = {"query": filled(annotation["expr"]), "start": since, "end": now, "step": 30}
+            requested = {
+                "query": filled(annotation["expr"]),
+                "start": since,
+                "end": now,
+                "step": 30,
+            }
             yield annotation["name"], "query_range", requested
     for panel in panels(board):
         least = {"": 0, "1m": 60}[panel.get("interval", "")]

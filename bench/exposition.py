@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.rules import host
+from mps_exporter.metrics.client_library import encode_metrics
 from mps_exporter.metrics.content_format import OPENMETRICS_1_0_0, TEXT_0_0_4, ContentFormat
 from mps_exporter.metrics.exposition import encode
-from mps_exporter.metrics.client_library import encode_metrics
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.metrics.spec import Family, HistogramValue
 from mps_exporter.snapshot import Snapshot

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from bench.collection import measure
 from mps_exporter.collector import Collector
+from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import encode
 from mps_exporter.metrics.render import Build, render
-from mps_exporter.config import Settings
 from mps_exporter.sources.live_host import LiveHost
 
 SMI = (

@@ -19,8 +19,8 @@ from typing import Self, TextIO
 from mps_exporter.config import Settings
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
-from mps_exporter.sources.nvml.api import EventSet, ListedProcess, ProcessKind
 from mps_exporter.sources.nvml.accumulators import GPM_ALL
+from mps_exporter.sources.nvml.api import EventSet, ListedProcess, ProcessKind
 from tests.support import fake_mps_control
 from tests.support.fake_nvml import FakeDevice, FakeNvml
 from tests.support.fake_proc import BOOT_TIME, FakeProc

@@ -91,7 +91,9 @@ def _installed() -> dict[str, str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "mps-exporter-bench")
-    modules = "bench.stage, mps_exporter.commands.serve, mps_exporter.web.app, mps_exporter.web.server"
+    modules = (
+        "bench.stage, mps_exporter.commands.serve, mps_exporter.web.app, mps_exporter.web.server"
+    )
     subprocess.run(
         [sys.executable, "-c", f"import {modules}"], env=environment, cwd=ROOT, check=True
     )

@@ -32,6 +32,7 @@ from aiohttp import web
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import encode
 from mps_exporter.metrics.render import Build, render
+from mps_exporter.observations import GpuObservation, LogState, NvmlObservation
 from mps_exporter.snapshot import (
     EXIT_CAUSES,
     LOSS_CAUSES,
@@ -46,7 +47,6 @@ from mps_exporter.snapshot import (
     Snapshot,
     Wait,
 )
-from mps_exporter.observations import GpuObservation, LogState, NvmlObservation
 from mps_exporter.sources.recording import read
 from tests.support.ports import free_port
 from tests.unit.rules.fleet import dropped

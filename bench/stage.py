@@ -21,8 +21,8 @@ from bench.host import TickingNvml, uuid_of  # noqa: E402
 from mps_exporter import cli  # noqa: E402
 from mps_exporter.sources import live_host  # noqa: E402
 from mps_exporter.sources.nvml import NvmlSession  # noqa: E402
-from mps_exporter.sources.nvml.api import Device, ListedProcess, ProcessKind  # noqa: E402
 from mps_exporter.sources.nvml.accumulators import GPM_ALL  # noqa: E402
+from mps_exporter.sources.nvml.api import Device, ListedProcess, ProcessKind  # noqa: E402
 from tests.support.fake_nvml import FakeDevice  # noqa: E402
 
 

@@ -6,10 +6,10 @@ import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mps_exporter.metrics.catalogue import CATALOGUE
 from grafana.panels import DATASOURCE, Panel, names_tile
 from grafana.promql import metrics_in, scoped
 from grafana.style import DEMO, QUIET, Json
+from mps_exporter.metrics.catalogue import CATALOGUE
 
 REPOSITORY = "https://github.com/mps-exporter/mps-exporter/blob/main"
 TAGS = ("nvidia-mps", "mps-mixin")

@@ -117,11 +117,17 @@ async def training() -> str:
             name = f"training-{count}-{kind}"
             slowest = facts(name)["slowest_seconds"]
             high = await _highest(name)
-            rows.append((
-                str(count), mps, seconds(slowest), f"{60 * count / slowest:.0f}",
-                humanize.percent(high["utilization_ratio"]), humanize.percent(high["sm_active_ratio"]),
-                f"{high['power_watts']:.0f} W",
-            ))  # fmt: skip
+            rows.append(
+                (
+                    str(count),
+                    mps,
+                    seconds(slowest),
+                    f"{60 * count / slowest:.0f}",
+                    humanize.percent(high["utilization_ratio"]),
+                    humanize.percent(high["sm_active_ratio"]),
+                    f"{high['power_watts']:.0f} W",
+                )
+            )
     return table(
         ("trainings at once", "MPS", "the slowest took", "trainings a minute",
          "highest utilization", "highest SM activity", "highest power"),

@@ -1,4 +1,4 @@
-"""Hold the rule of exporter/mps_exporter/mps/unfinished_work.py against runs on a GPU, and print the table.
+"""Hold the rule of mps/unfinished_work.py against runs on a GPU, and print the table.
 
     python -m tools.unfinished_work_table DIRECTORY [--runs]
 
@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mps_exporter.snapshot import Incident
-from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.mps.log_parser import parse_line
+from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogChunk, LogName, LogsObservation
+from mps_exporter.snapshot import Incident
 
 PIPE = "run"
 LOGS: tuple[LogName, LogName] = ("control", "server")

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NoReturn
 
 import mps_exporter
+from mps_exporter.config import InvalidSettingError, Settings, add_flags, duration, load
 from mps_exporter.logging import configure
 from mps_exporter.memory import tune_allocator
-from mps_exporter.config import InvalidSettingError, Settings, add_flags, duration, load
 from mps_exporter.terminal import open_closed_streams, print_status
 
 _log = logging.getLogger(__name__)

@@ -13,28 +13,21 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
+from mps_exporter.config import Settings
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
 from mps_exporter.metrics.gpu_readings import series_of
-from mps_exporter.snapshot import (
-    COLLECTORS,
-    CollectorName,
-    CollectorResult,
-    Incident,
-    LedgerView,
-    Snapshot,
-)
 from mps_exporter.mps.cgroups import parse_cgroup
-from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.mps.ledger import Ledger
 from mps_exporter.mps.query_schedule import (
     ServerAnswers,
     can_answer,
-    servers_due,
     server_replies,
+    servers_due,
     with_probe,
     with_servers,
 )
+from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
@@ -46,7 +39,14 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcfsObservation,
 )
-from mps_exporter.config import Settings
+from mps_exporter.snapshot import (
+    COLLECTORS,
+    CollectorName,
+    CollectorResult,
+    Incident,
+    LedgerView,
+    Snapshot,
+)
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 
 TAIL_INTERVAL_SECONDS = 0.2
@@ -233,7 +233,9 @@ class Collector:
             self._collections.pop(run.collectors, None)
             run.done.set()
 
-    async def _run_source(self, run: CollectionRun, name: CollectorName, work: Awaitable[None]) -> None:
+    async def _run_source(
+        self, run: CollectionRun, name: CollectorName, work: Awaitable[None]
+    ) -> None:
         """Run one source and note how it fared: the only place that times and judges."""
         if name not in run.collectors:
             if asyncio.iscoroutine(work):
@@ -361,7 +363,9 @@ class Collector:
             daemon_view = record.ledger.view(now, clients=False)
             quit_in_order = daemon_view.daemon_ended_at is not None and not daemon_view.daemon_died
             short_retention = quit_in_order or record.ephemeral
-            max_age_seconds = GONE_AFTER_QUIT_SECONDS if short_retention else GONE_AFTER_DEATH_SECONDS
+            max_age_seconds = (
+                GONE_AFTER_QUIT_SECONDS if short_retention else GONE_AFTER_DEATH_SECONDS
+            )
             if now - record.gone_since > max_age_seconds:
                 del self._daemons[name]
         self._forget_oldest()
@@ -454,7 +458,9 @@ class Collector:
             return
         probe = self._cached_probe(record)
         if probe is None:
-            record.answered_by = _process_identity(record.facts)  # there may be another when it has answered
+            record.answered_by = _process_identity(
+                record.facts
+            )  # there may be another when it has answered
             since = record.tracker.silent_since or 0.0
             probe = await self._host.probe(record.facts, run.remaining_seconds(), since)
             self._on_observation(probe)

@@ -312,7 +312,8 @@ def load(given: Mapping[str, Any], environment: Mapping[str, str], command: str)
     )
     if unknown_variables:
         raise InvalidSettingError(
-            f"unknown variable {unknown_variables[0]}: see mps-exporter {command} --help for those that are"
+            f"unknown variable {unknown_variables[0]}: see mps-exporter {command} --help for those "
+            f"that are"
         )
     values: dict[str, Any] = {}
     for flag in FLAGS:

@@ -217,7 +217,9 @@ _SENTENCES: dict[str, Callable[[Incident, UserNameLookup], str]] = {
     "wait_started": lambda incident, name_of: (
         f"{_client(incident, name_of)} began to wait behind another user's server"
     ),
-    "wait_served": lambda incident, name_of: f"{_client(incident, name_of)} was served{_after(incident)}",
+    "wait_served": lambda incident, name_of: (
+        f"{_client(incident, name_of)} was served{_after(incident)}"
+    ),
     "wait_abandoned": lambda incident, name_of: (
         f"{_client(incident, name_of)} "
         + ("ended without a context" if incident.detail else "gave up waiting")
@@ -228,7 +230,8 @@ _SENTENCES: dict[str, Callable[[Incident, UserNameLookup], str]] = {
         "the daemon hangs as soon as another user's client comes"
     ),
     "ghost_ended": lambda incident, name_of: (
-        f"{_server(incident, name_of)}, which was a ghost, has ended: it blocks the daemon no longer"
+        f"{_server(incident, name_of)}, which was a ghost, has ended: it blocks the daemon no "
+        f"longer"
     ),
 }
 

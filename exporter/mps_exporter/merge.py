@@ -13,21 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import get_args
 
-from mps_exporter.snapshot import (
-    PROCESS_KINDS,
-    Client,
-    ClientSession,
-    CollectorResult,
-    ControlDaemon,
-    ControlState,
-    Gpu,
-    LedgerView,
-    LimitSource,
-    ProcessKind,
-    Server,
-    ServerSession,
-    Snapshot,
-)
 from mps_exporter.mps import limits
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.control_protocol import CANNOT_SEND, ServerReply
@@ -42,6 +27,21 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcessList,
     ProcfsObservation,
+)
+from mps_exporter.snapshot import (
+    PROCESS_KINDS,
+    Client,
+    ClientSession,
+    CollectorResult,
+    ControlDaemon,
+    ControlState,
+    Gpu,
+    LedgerView,
+    LimitSource,
+    ProcessKind,
+    Server,
+    ServerSession,
+    Snapshot,
 )
 
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
@@ -241,7 +241,9 @@ def _daemon_gpus(context: _MergeContext, inputs: DaemonInputs) -> limits.DaemonG
     models = {context.gpus[uuid].name or uuid for uuid in uuids & whole}
     order = None
     if complete and (len(uuids) == 1 or (uuids <= whole and len(models) == 1)):
-        order = tuple(sorted(uuids, key=lambda uuid: context.gpus[uuid].index if uuid in whole else 0))
+        order = tuple(
+            sorted(uuids, key=lambda uuid: context.gpus[uuid].index if uuid in whole else 0)
+        )
     return limits.DaemonGpus(uuids, complete, order)
 
 
@@ -530,7 +532,9 @@ def _clients(
     else:
         return None
     if len((inputs.facts.process or _NO_PROCESS).namespace_pids) > 1:
-        connected = tuple(replace(one, pid=_host_pid(context, inputs, one.pid)) for one in connected)
+        connected = tuple(
+            replace(one, pid=_host_pid(context, inputs, one.pid)) for one in connected
+        )
     server_context = _ServerContext(
         inputs=inputs,
         session=session,
@@ -580,13 +584,19 @@ def _resolve_pid0_clients(
     )
 
 
-def _client(context: _MergeContext, session: ClientSession, server_context: _ServerContext) -> Client:
+def _client(
+    context: _MergeContext, session: ClientSession, server_context: _ServerContext
+) -> Client:
     process = context.processes.get(session.pid)
     uid = process.uid if process is not None else session.uid
     attribution = _attribution_of(process.cgroup if process is not None else None)
     environment = process.mps_environment if process is not None else None
     # Without its environment: whether it lowered its own limits, nobody here may know.
-    own = _NOT_KNOWN if environment is None else _limits(context, session, server_context, environment)
+    own = (
+        _NOT_KNOWN
+        if environment is None
+        else _limits(context, session, server_context, environment)
+    )
     return Client(
         pid=session.pid,
         server_pid=server_context.pid,
@@ -631,7 +641,10 @@ _NOT_KNOWN = _ClientLimits()
 
 
 def _limits(
-    context: _MergeContext, session: ClientSession, server_context: _ServerContext, environment: Mapping[str, str]
+    context: _MergeContext,
+    session: ClientSession,
+    server_context: _ServerContext,
+    environment: Mapping[str, str],
 ) -> _ClientLimits:
     """Give a client's limits; those that have the same reasons are worked out once."""
     allowed_ratio = session.active_thread_ratio  # at connect
@@ -710,7 +723,9 @@ def _gpu(
     processes_by_kind = _processes_by_kind(gpu, servers)
     stranded = None
     if "mps_client" in processes_by_kind:
-        found = _stranded(processes_by_kind["mps_client"], processes_by_kind["mps_server"], daemons, inputs)
+        found = _stranded(
+            processes_by_kind["mps_client"], processes_by_kind["mps_server"], daemons, inputs
+        )
         stranded = None if found is None else tuple(sorted(found))
     direct = sorted(processes_by_kind.get("direct", ()))
     committed = sum(client.sm_limit.get(gpu.uuid, 0) for client in clients)
@@ -722,9 +737,13 @@ def _gpu(
         observation=gpu,
         index=str(gpu.index),
         uuid=gpu.uuid,
-        processes_by_kind={kind: len(pids) for kind, pids in processes_by_kind.items()} if processes_by_kind else None,
+        processes_by_kind={kind: len(pids) for kind, pids in processes_by_kind.items()}
+        if processes_by_kind
+        else None,
         direct_pids=tuple(direct),
-        direct_processes=tuple(context.processes[pid] for pid in direct if pid in context.processes),
+        direct_processes=tuple(
+            context.processes[pid] for pid in direct if pid in context.processes
+        ),
         served_by=tuple(
             daemon.pipe_directory
             for daemon in daemons
@@ -778,7 +797,9 @@ def _stranded(
     queued = {wait.pid for daemon in daemons for wait in daemon.waits}
     if not servers_here:
         return mps - queued
-    all_readable = all(daemon.log_readable("control") and daemon.log_readable("server") for daemon in inputs)
+    all_readable = all(
+        daemon.log_readable("control") and daemon.log_readable("server") for daemon in inputs
+    )
     connected = {client.pid for daemon in daemons for server in daemon.servers
                  for client in server.clients}  # fmt: skip
     if not all_readable or 0 in connected or any(daemon.dropped_clients for daemon in daemons):

@@ -1,8 +1,9 @@
 """What the sources bring in: frozen, raw, and able to be written to a file and read back.
 
 An observation says what was seen and when, in the words of the one who said it: the control tool's
-text, the log's bytes, a process's facts. Knowing what it means is the business of ``mps_exporter.mps``.
-Because a recording is nothing but observations, a replayed host takes the same path as a live one.
+text, the log's bytes, a process's facts. Knowing what it means is the business of
+``mps_exporter.mps``. Because a recording is nothing but observations, a replayed host takes the
+same path as a live one.
 
 Times are Unix timestamps in seconds unless a name says otherwise. ``None`` means "not available".
 """

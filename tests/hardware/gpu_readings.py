@@ -37,17 +37,17 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from mps_exporter.observations import GpuObservation  # noqa: E402
-from mps_exporter.sources.nvml import TICK_SECONDS, Clock, NvmlSession, NvmlOptions  # noqa: E402
-from mps_exporter.sources.nvml.pynvml_api import PynvmlApi  # noqa: E402
-from mps_exporter.sources.nvml.device import BUSY_SAMPLE_SECONDS  # noqa: E402
-from mps_exporter.sources.nvml.integrals import COUNTER_32  # noqa: E402
+from mps_exporter.sources.nvml import TICK_SECONDS, Clock, NvmlOptions, NvmlSession  # noqa: E402
+from mps_exporter.sources.nvml.accumulators import GPM_PCIE  # noqa: E402
 from mps_exporter.sources.nvml.api import (  # noqa: E402
     Device,
     NvmlApi,
     NvmlError,
     ProcessKind,
 )
-from mps_exporter.sources.nvml.accumulators import GPM_PCIE  # noqa: E402
+from mps_exporter.sources.nvml.device import BUSY_SAMPLE_SECONDS  # noqa: E402
+from mps_exporter.sources.nvml.integrals import COUNTER_32  # noqa: E402
+from mps_exporter.sources.nvml.pynvml_api import PynvmlApi  # noqa: E402
 from mps_exporter.sources.nvml.readings import ALL_LINKS  # noqa: E402
 from mps_exporter.sources.nvml.xid import XID_CRITICAL_ERROR  # noqa: E402
 
@@ -318,7 +318,8 @@ def compare(report: Report, load: str, source: NvmlSession) -> dict[str, float]:
         good = share is None or low <= expected <= high
         good = good or abs(nearest - expected) <= slack + (share or 0.0) * abs(expected) + 1e-9
         report.say(
-            f"{field:52}{expected:>14.6g}{ours[0]:>14.6g}{ours[-1]:>14.6g}{nearest - expected:>12.4g}"
+            f"{field:52}{expected:>14.6g}{ours[0]:>14.6g}{ours[-1]:>14.6g}"
+            f"{nearest - expected:>12.4g}"
             f"{'' if good else '  <-- FAIL'}"
         )
         if not good:

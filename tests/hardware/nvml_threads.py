@@ -23,11 +23,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from mps_exporter.sources.nvml import NvmlSession, NvmlOptions
+from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
 from mps_exporter.sources.nvml import pynvml_api as binding_module
-from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
-from mps_exporter.sources.nvml.api import Device, NvmlError
 from mps_exporter.sources.nvml.accumulators import GPM_ALL
+from mps_exporter.sources.nvml.api import Device, NvmlError
+from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
 
 THREADS = 4
 SECONDS = 2.5

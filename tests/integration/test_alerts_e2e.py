@@ -39,10 +39,10 @@ import pytest
 import yaml
 from aiohttp import web
 
+from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import encode
 from mps_exporter.metrics.render import Build, render
-from mps_exporter.config import Settings
 from mps_exporter.sources.recording import read
 from tests.support.player import Player
 from tests.support.ports import free_port

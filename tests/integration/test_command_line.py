@@ -94,10 +94,13 @@ def test_colours_are_for_terminals_that_have_them() -> None:
         ours, expected = pty.openpty()
         try:
             subprocess.run(
-                [*PROGRAM, "doctor", f"--recording={DEMO}", "--at=1s"], stdout=expected, check=False,
-                cwd=ROOT, timeout=PATIENCE_SECONDS,
+                [*PROGRAM, "doctor", f"--recording={DEMO}", "--at=1s"],
+                stdout=expected,
+                check=False,
+                cwd=ROOT,
+                timeout=PATIENCE_SECONDS,
                 env={**ENVIRONMENT, "TERM": "xterm", **environment},
-            )  # fmt: skip
+            )
             return b"\x1b[" in os.read(ours, 65536)
         finally:
             os.close(ours)
@@ -213,7 +216,9 @@ def test_a_daemon_goes_on_after_sighup(tmp_path: Path) -> None:
 def test_closing_the_terminal_leaves_no_process_running() -> None:
     ours, expected = pty.openpty()
     words = ("demo", f"--web.listen-address=127.0.0.1:{free_port()}")
-    with started(*words, stdin=expected, stdout=expected, stderr=expected, start_new_session=True) as one:
+    with started(
+        *words, stdin=expected, stdout=expected, stderr=expected, start_new_session=True
+    ) as one:
         os.close(expected)
         output = b""
         while b"Ctrl-C" not in output:

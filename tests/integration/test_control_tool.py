@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.mps.control_protocol import ProbeReply, ServerReply, parse_probe, parse_reconciliation
+from mps_exporter.mps.control_protocol import (
+    ProbeReply,
+    ServerReply,
+    parse_probe,
+    parse_reconciliation,
+)
 from mps_exporter.observations import DaemonFacts, Outcome
-from mps_exporter.sources.run_process import MAX_OUTPUT_BYTES, run_process
 from mps_exporter.sources.control_tool import ControlTool
+from mps_exporter.sources.run_process import MAX_OUTPUT_BYTES, run_process
 from tests.support.fake_host import install_tool, server, set_daemon
 from tests.support.waiting import PATIENCE_SECONDS as PATIENCE
 from tests.support.waiting import until

@@ -265,9 +265,7 @@ async def test_only_72_bytes_of_a_password_count(site: Site) -> None:
         assert (await get(address, login=("alice", LONG[:-1])))[0] == 401
 
 
-async def test_timing_reveals_no_user_names(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_timing_reveals_no_user_names(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unknown user costs what a wrong password costs: one check of a hash of the same cost."""
     checked: list[str] = []
 

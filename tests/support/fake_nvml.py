@@ -23,13 +23,13 @@ from mps_exporter.sources.nvml.api import (
     Argument,
     Code,
     Device,
-    NvmlEvent,
     EventSet,
     FieldAnswer,
     GpmSample,
     ListedProcess,
     Memory,
     NvmlError,
+    NvmlEvent,
     ProcessKind,
 )
 

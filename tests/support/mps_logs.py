@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mps_exporter.snapshot import Histogram, LedgerCounters, LedgerView
-from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.mps.log_parser import parse_line
+from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogChunk, LogName, LogsObservation, LogState
+from mps_exporter.snapshot import Histogram, LedgerCounters, LedgerView
 
 SAMPLES = Path(__file__).parents[1] / "recordings" / "samples"
 PIPE = "/tmp/mps"
@@ -145,7 +145,9 @@ def observation(
     )  # fmt: skip
 
 
-def start(logs: Logs, now: float | None = None, *, readable: Iterable[LogName] = LOGS) -> DaemonTracker:
+def start(
+    logs: Logs, now: float | None = None, *, readable: Iterable[LogName] = LOGS
+) -> DaemonTracker:
     """An exporter that has counted all of these logs, from their first line on."""
     moment = (logs.stamps()[-1] if now is None else now) + SETTLED
     tracker = DaemonTracker(PIPE)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mps_exporter.observations import GpuObservation, NvmlObservation
-from mps_exporter.sources.nvml import TICK_SECONDS, Clock, NvmlSession, NvmlOptions
+from mps_exporter.sources.nvml import TICK_SECONDS, Clock, NvmlOptions, NvmlSession
 from tests.support.fake_nvml import FakeDevice, FakeNvml
 from tests.support.waiting import PATIENCE_SECONDS
 

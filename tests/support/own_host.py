@@ -344,7 +344,7 @@ class OwnHost:
         """Stop what serve() started."""
         for pid in self.pids():
             with suppress(OSError):
-                if b"\0exporter\0serve\0" in self.outside(f"/proc/{pid}/cmdline").read_bytes():
+                if b"\0mps_exporter\0serve\0" in self.outside(f"/proc/{pid}/cmdline").read_bytes():
                     self.signal(pid, signal.SIGTERM)
         for process in self.exporters:
             process.wait(PATIENCE_SECONDS)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from mps_exporter.collector import Collector
-from mps_exporter.snapshot import ControlDaemon
+from mps_exporter.config import Settings
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
@@ -19,12 +19,12 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcfsObservation,
 )
-from mps_exporter.config import Settings
-from mps_exporter.sources.run_process import ProcessResult
-from mps_exporter.sources.host import SourceError
+from mps_exporter.snapshot import ControlDaemon
 from mps_exporter.sources.control_tool import ControlTool
-from mps_exporter.sources.process_watch import at_each_end
+from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.log_activity import last_activity
+from mps_exporter.sources.process_watch import at_each_end
+from mps_exporter.sources.run_process import ProcessResult
 from tests.support import fake_mps_control
 from tests.support.fake_host import H200
 from tests.support.mps_logs import EIGHT, LOGS, PIPE, Logs, observation, script

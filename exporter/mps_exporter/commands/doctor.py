@@ -12,7 +12,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics import Finding, Severity, findings, unseen, most_severe
+from mps_exporter.diagnostics import Finding, Severity, findings, most_severe, unseen
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 
 Painter = Callable[[str, str], str]

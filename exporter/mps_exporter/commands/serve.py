@@ -23,18 +23,18 @@ from prometheus_client import CollectorRegistry, Metric, ProcessCollector
 
 import mps_exporter
 from mps_exporter.collector import Collector
-from mps_exporter.memory import freeze_startup_objects, collect_garbage_periodically
+from mps_exporter.config import Settings
+from mps_exporter.memory import collect_garbage_periodically, freeze_startup_objects
 from mps_exporter.metrics.content_format import TEXT_0_0_4, ContentFormat
 from mps_exporter.metrics.exposition import encode
 from mps_exporter.metrics.render import Build, render
-from mps_exporter.snapshot import Incident, RecordingInfo, Snapshot
 from mps_exporter.observations import NvmlObservation, Observation
-from mps_exporter.config import Settings
+from mps_exporter.snapshot import Incident, RecordingInfo, Snapshot
 from mps_exporter.sources.host import Host
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.recording import Header, Recording, RecordingError, RecordingWriter, read
 from mps_exporter.sources.replay_host import ReplayHost
-from mps_exporter.terminal import print_status, print_output, supports_colour
+from mps_exporter.terminal import print_output, print_status, supports_colour
 from mps_exporter.web.backend import DebugReport, DebugSource
 from mps_exporter.web.options import WebOptions
 
@@ -350,7 +350,9 @@ def _browse_addresses(addresses: Sequence[str], metrics: str, *, tls: bool) -> s
     return f"  Status page  {address_text}/\n  Metrics      {address_text}{metrics}\n"
 
 
-def _print_replay_notice(recording: Recording, settings: Settings, addresses_text: str, *, demo: bool) -> None:
+def _print_replay_notice(
+    recording: Recording, settings: Settings, addresses_text: str, *, demo: bool
+) -> None:
     """Say what is being replayed, and where to look."""
     header = recording.header
     print_status(
@@ -397,7 +399,9 @@ async def _collect_twice(settings: Settings) -> Snapshot:
         await host.close()
 
 
-async def _collect_from_recording(settings: Settings, path: Path, at_seconds: float | None) -> Snapshot:
+async def _collect_from_recording(
+    settings: Settings, path: Path, at_seconds: float | None
+) -> Snapshot:
     recording = _load_file(path)
     length = recording.duration_seconds
     if at_seconds is not None and at_seconds > length:

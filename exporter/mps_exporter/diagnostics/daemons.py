@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from mps_exporter import humanize
 from mps_exporter.diagnostics import visibility
 from mps_exporter.diagnostics.catalogue import ADVICE, Finding
-from mps_exporter.snapshot import Client, ControlDaemon, Server, Wait
 from mps_exporter.humanize import UserNameLookup
+from mps_exporter.snapshot import Client, ControlDaemon, Server, Wait
 
 LOG_LARGE_BYTES = 1 << 30
 """Nothing rotates the logs by itself; a GiB is weeks of a busy host."""
@@ -71,7 +71,8 @@ def _state(daemon: ControlDaemon, name: str, found: AddFinding, now: float) -> I
     elif daemon.state == "absent" and (quit_at := _quit_time(daemon)) is not None:
         yield found(
             "daemon_quit",
-            f"The MPS daemon {name} quit, as it was asked to, {humanize.ago(now - quit_at)}: programs "
+            f"The MPS daemon {name} quit, as it was asked to, {humanize.ago(now - quit_at)}: "
+            f"programs "
             "started for it use the GPU without MPS.",
             "Start it with nvidia-cuda-mps-control -d when it is wanted again.",
             since=quit_at,
@@ -139,7 +140,9 @@ def _quit_time(daemon: ControlDaemon) -> float | None:
     return last.at if last is not None and last.kind == "daemon_quit" else None
 
 
-def _server(server: Server, found: AddFinding, name_of: UserNameLookup, now: float) -> Iterator[Finding]:
+def _server(
+    server: Server, found: AddFinding, name_of: UserNameLookup, now: float
+) -> Iterator[Finding]:
     owner = humanize.capitalize(f"{name_of(server.uid)}'s server {server.pid}")
     if server.ghost:
         without = ("connecting", "creating_context")
@@ -171,7 +174,8 @@ def _server(server: Server, found: AddFinding, name_of: UserNameLookup, now: flo
         author = humanize.capitalize(humanize.processes([work.pid]) or "a client")
         yield found(
             "possible_unfinished_work",
-            f"{author} of {name_of(work.uid)} ended on {name_of(server.uid)}'s server {server.pid} and may "
+            f"{author} of {name_of(work.uid)} ended on {name_of(server.uid)}'s server {server.pid} "
+            f"and may "
             f"have left GPU work behind: its end took {humanize.duration(work.seconds)}. The next "
             "CUDA process on this server may fail with error 46 (cudaErrorDevicesUnavailable).",
             "If the next process fails like that, start it again: the one after it runs. Terminate "
@@ -193,7 +197,9 @@ def _server(server: Server, found: AddFinding, name_of: UserNameLookup, now: flo
         yield from _stuck(server, owner, found, name_of, now)
 
 
-def _stuck(server: Server, owner: str, found: AddFinding, name_of: UserNameLookup, now: float) -> Iterator[Finding]:
+def _stuck(
+    server: Server, owner: str, found: AddFinding, name_of: UserNameLookup, now: float
+) -> Iterator[Finding]:
     """Clients that cannot use the GPU, and stay."""
     for state, seconds, what, remedy in (
         (
@@ -236,7 +242,8 @@ def _queue(
             f"{'stand' if len(dead) > 1 else 'stands'} in it: when the turn comes, the daemon "
             "hangs.",
             "Nothing is lost yet, and the daemon need not be restarted. When the running server "
-            f"ends, a server for {name_of(dead[0].uid)} comes that serves nobody, and is named here: "
+            f"ends, a server for {name_of(dead[0].uid)} comes that serves nobody, and is named "
+            f"here: "
             "end that server (kill -9), and the queue goes on. Until then a new process of this "
             "user would hang, too.",
         )
@@ -275,7 +282,9 @@ def _wait(
     return found("several_users_one_daemon", humanize.sentence(text), remedy, since=first.since)
 
 
-def _limits(clients: Iterable[Client], found: AddFinding, name_of: UserNameLookup) -> Iterator[Finding]:
+def _limits(
+    clients: Iterable[Client], found: AddFinding, name_of: UserNameLookup
+) -> Iterator[Finding]:
     clients = list(clients)
     if percentages := [
         f"{_client(client, name_of)} with {humanize.printable(repr(client.percentage_ignored))}"
@@ -284,7 +293,8 @@ def _limits(clients: Iterable[Client], found: AddFinding, name_of: UserNameLooku
     ]:
         yield found(
             "percentage_ignored",
-            f"CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of {humanize.join_some(percentages)}.",
+            f"CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of "
+            f"{humanize.join_some(percentages)}.",
             "Set a number above 0 and up to 100, and start the process again.",
         )
     if memory := [

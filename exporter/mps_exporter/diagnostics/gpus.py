@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.catalogue import ADVICE, Finding
-from mps_exporter.snapshot import Gpu, Snapshot
-from mps_exporter.observations import ProcessFacts
 from mps_exporter.humanize import UserNameLookup
+from mps_exporter.observations import ProcessFacts
+from mps_exporter.snapshot import Gpu, Snapshot
 
 IDLE_SM_ACTIVITY = 0.3
 BUSY_UTILIZATION = 0.9
@@ -62,7 +62,8 @@ def _would_help(gpu: Gpu, name: str) -> Iterator[Finding]:
         yield Finding(
             ADVICE["mps_would_help"],
             f"{len(gpu.direct_pids)} processes take turns on {name}: it looks "
-            f"{humanize.percent(utilization)} busy, and {humanize.percent(activity)} of its SMs work.",
+            f"{humanize.percent(utilization)} busy, and {humanize.percent(activity)} of its SMs "
+            f"work.",
             "Start a control daemon (nvidia-cuda-mps-control -d) and the processes under it.",
             gpu=gpu.index,
             uuid=gpu.uuid,
@@ -102,7 +103,9 @@ _REMEDIES = {
 }
 
 
-def _bypass(process: ProcessFacts, name_of: UserNameLookup, directories: set[str]) -> tuple[str, str]:
+def _bypass(
+    process: ProcessFacts, name_of: UserNameLookup, directories: set[str]
+) -> tuple[str, str]:
     user = humanize.printable(process.user) if process.user else name_of(process.uid)
     text = humanize.process(process.pid, process.name, user)
     wanted = (process.mps_environment or {}).get("CUDA_MPS_PIPE_DIRECTORY")

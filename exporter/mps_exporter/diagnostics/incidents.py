@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.catalogue import ADVICE, Finding
-from mps_exporter.snapshot import ControlDaemon
 from mps_exporter.humanize import UserNameLookup
+from mps_exporter.snapshot import ControlDaemon
 
 RECENT_SECONDS = 300.0
 """So long a crash is still news."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.catalogue import ADVICE, Finding
-from mps_exporter.snapshot import CollectorResult, ControlDaemon, Snapshot
 from mps_exporter.observations import LogName, LogState
+from mps_exporter.snapshot import CollectorResult, ControlDaemon, Snapshot
 
 _RIGHTS = "Give the exporter CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or run it as root."
 
@@ -242,7 +242,8 @@ def _namespace(
     if nameless:
         yield found(
             "daemon_outside_host_pid_namespace",
-            f"{humanize.count(nameless, 'client')} of {name} cannot be told apart: the daemon lives "
+            f"{humanize.count(nameless, 'client')} of {name} cannot be told apart: the daemon "
+            f"lives "
             "in a PID namespace of its own.",
             remedy,
         )

@@ -13,8 +13,8 @@ from operator import itemgetter
 
 from prometheus_client import Metric
 
-from mps_exporter.metrics.content_format import ContentFormat, Escaping, Syntax
 from mps_exporter.metrics.client_library import encode_metrics
+from mps_exporter.metrics.content_format import ContentFormat, Escaping, Syntax
 from mps_exporter.metrics.render import states_of
 from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
 

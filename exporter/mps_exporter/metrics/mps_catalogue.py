@@ -10,6 +10,7 @@ from typing import get_args
 
 from mps_exporter.diagnostics import ADVICE, Severity
 from mps_exporter.metrics.spec import Kind, MetricSpec
+from mps_exporter.observations import LogName
 from mps_exporter.snapshot import (
     CLIENT_STATES,
     COLLECTORS,
@@ -22,7 +23,6 @@ from mps_exporter.snapshot import (
     REJECTION_CAUSES,
     SERVER_STATES,
 )
-from mps_exporter.observations import LogName
 
 _LOG = "control.log"
 _SERVER_LOG = "server.log"

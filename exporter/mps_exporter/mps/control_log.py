@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mps_exporter.mps import log_events as e
-from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.log_merger import LogEntry
+from mps_exporter.mps.state import DaemonState
 
 # A row of device_query's reply, with commas or in columns:
 # 0,0000:00.06.00,GPU-0040f96d-e33d-4da3-a236-53dd3e33c9a2,NVIDIA H200,N/A

@@ -255,7 +255,9 @@ def _read_into(builder: _ReplyBuilder, exchange: Exchange) -> Failure | None:
     for command in exchange.commands:
         if (gone := reader.take_match(_NOT_FOUND)) is not None:
             return Failure("server_not_found", gone[0])
-        if reader.take_match(_UNKNOWN_COMMAND) is None and not _read_reply(command, reader, builder):
+        if reader.take_match(_UNKNOWN_COMMAND) is None and not _read_reply(
+            command, reader, builder
+        ):
             return _unparsable(exchange)
     # The daemon complains once for each command.
     if reader.take_match(_NOT_FOUND) is not None:

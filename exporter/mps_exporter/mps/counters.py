@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import TypeVar
 
-from mps_exporter.snapshot import EXIT_CAUSES, LedgerCounters
 from mps_exporter.mps.histogram import (
     RECOVERY_BOUNDS,
     SESSION_BOUNDS,
@@ -14,6 +13,7 @@ from mps_exporter.mps.histogram import (
     WAIT_BOUNDS,
     HistogramBuilder,
 )
+from mps_exporter.snapshot import EXIT_CAUSES, LedgerCounters
 
 MAX_KEYS = 512
 """Users, or GPUs, that are counted apart. Anybody may write into the daemon's log pipe, so a log

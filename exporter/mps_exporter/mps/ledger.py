@@ -12,6 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from mps_exporter.mps import liveness
+from mps_exporter.mps.control_log import ControlLogReader
+from mps_exporter.mps.control_protocol import ServerReply
+from mps_exporter.mps.log_merger import LogEntry
+from mps_exporter.mps.reconcile import reconcile
+from mps_exporter.mps.server_log import ServerLogReader
+from mps_exporter.mps.servers import TrackedClient, TrackedServer
+from mps_exporter.mps.state import DaemonState
+from mps_exporter.mps.unfinished_work import Last
+from mps_exporter.observations import DaemonFacts, LogName, ProcessFacts
 from mps_exporter.snapshot import (
     ClientSession,
     ClientState,
@@ -21,16 +31,6 @@ from mps_exporter.snapshot import (
     ServerSession,
     Wait,
 )
-from mps_exporter.mps import liveness
-from mps_exporter.mps.reconcile import reconcile
-from mps_exporter.mps.state import DaemonState
-from mps_exporter.mps.control_log import ControlLogReader
-from mps_exporter.mps.control_protocol import ServerReply
-from mps_exporter.mps.log_merger import LogEntry
-from mps_exporter.mps.server_log import ServerLogReader
-from mps_exporter.mps.servers import TrackedClient, TrackedServer
-from mps_exporter.mps.unfinished_work import Last
-from mps_exporter.observations import DaemonFacts, LogName, ProcessFacts
 
 
 class Ledger:
@@ -91,14 +91,18 @@ class Ledger:
             requested: Which were asked for; pids() says which are of interest.
         """
         started_at = self._state.daemon.started_at
-        alive, daemon = liveness.liveness_from_proc(facts, processes, frozenset(requested), started_at)
+        alive, daemon = liveness.liveness_from_proc(
+            facts, processes, frozenset(requested), started_at
+        )
         if facts.process is not None:
             self._process_seen = True
         elif self._process_seen:
             daemon = False  # a process that was there is not any more
         self.update_liveness(now, alive, daemon=daemon)
 
-    def update_liveness(self, now: float, alive: liveness.IsAlive, *, daemon: bool | None = None) -> None:
+    def update_liveness(
+        self, now: float, alive: liveness.IsAlive, *, daemon: bool | None = None
+    ) -> None:
         """Take in who is alive.
 
         Args:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from mps_exporter.mps.state import EXIT_CONFIRM_SECONDS, DaemonState, DaemonLifetime
 from mps_exporter.mps.servers import TrackedServer
+from mps_exporter.mps.state import EXIT_CONFIRM_SECONDS, DaemonLifetime, DaemonState
 from mps_exporter.observations import DaemonFacts, ProcessFacts
 
 IsAlive = Callable[[int, float], bool | None]
@@ -130,7 +130,9 @@ def confirm_exits(state: DaemonState, complete_until: float) -> None:
     state.counters.counting = counting
 
 
-def _confirmed_at(process: _HasMissingSince, complete_until: float, seconds: float = EXIT_CONFIRM_SECONDS) -> float | None:
+def _confirmed_at(
+    process: _HasMissingSince, complete_until: float, seconds: float = EXIT_CONFIRM_SECONDS
+) -> float | None:
     """When it went, if that is certain by now."""
     at = process.missing_since
     return at if at is not None and complete_until >= at + seconds else None

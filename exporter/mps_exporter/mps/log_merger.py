@@ -6,8 +6,8 @@ control.log), so the two are merged by their stamps, and a line is held until th
 to be complete up to then. A log that cannot be read holds nothing back.
 
 Stamps are local time and can jump (daylight saving, a clock set back). So no line is held for
-longer than MAX_HOLD_SECONDS, unless the other log is still being read, and no line counts as later than
-the moment in which it was read.
+longer than MAX_HOLD_SECONDS, unless the other log is still being read, and no line counts as later
+than the moment in which it was read.
 """
 
 from __future__ import annotations

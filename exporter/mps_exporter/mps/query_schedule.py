@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from mps_exporter.snapshot import LedgerView
 from mps_exporter.mps.control_protocol import (
     ListedDevice,
     ProbeReply,
@@ -18,6 +17,7 @@ from mps_exporter.mps.control_protocol import (
     parse_reconciliation,
 )
 from mps_exporter.observations import ControlObservation, DaemonFacts, Outcome, ProcessFacts
+from mps_exporter.snapshot import LedgerView
 
 UNRESPONSIVE_PROCESS_STATES = frozenset("DTtZX")
 """States of a process that answers nobody: in the kernel and deaf (mostly for a moment), stopped,
@@ -92,7 +92,9 @@ def with_servers(
             reply = replace(reply, devices=known.devices)  # noqa: PLW2901 - the same, completed
         servers[reply.server_pid] = reply
         answered_at[reply.server_pid] = observation.at
-    tried = {pid: answers.failed_attempts.get(pid, 0) + 1 for pid in requested if pid not in servers}
+    tried = {
+        pid: answers.failed_attempts.get(pid, 0) + 1 for pid in requested if pid not in servers
+    }
     disputed = _disputed(answers, view)
     return replace(
         answers,

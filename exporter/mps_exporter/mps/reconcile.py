@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.control_protocol import ServerReply
 from mps_exporter.mps.servers import TrackedClient, TrackedServer
+from mps_exporter.mps.state import DaemonState
 
 RECENT_SECONDS = 2.0
 """What happened this shortly before the question is left to the log."""

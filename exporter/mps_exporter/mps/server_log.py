@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from mps_exporter.mps import log_events as e
-from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.log_merger import LogEntry
 from mps_exporter.mps.servers import MAX_CONTEXTS, TrackedServer
+from mps_exporter.mps.state import DaemonState
 
 REFUSAL_SECONDS = 1.0
 """The lines about one refused newcomer are written in one go."""
@@ -110,17 +110,23 @@ class ServerLogReader:
         if server.uid is None:
             server.uid = event.uid
 
-    def _thread_limit(self, server: TrackedServer, event: e.ThreadLimitSet, _entry: LogEntry) -> None:
+    def _thread_limit(
+        self, server: TrackedServer, event: e.ThreadLimitSet, _entry: LogEntry
+    ) -> None:
         if server.thread_ratio is None:  # said once, when it starts
             for client in server.clients.values():
                 client.thread_ratio = event.ratio
         server.thread_ratio = event.ratio
 
-    def _memory_limit(self, server: TrackedServer, event: e.MemoryLimitSet, _entry: LogEntry) -> None:
+    def _memory_limit(
+        self, server: TrackedServer, event: e.MemoryLimitSet, _entry: LogEntry
+    ) -> None:
         if event.device in server.memory_limits or len(server.memory_limits) < 64:
             server.memory_limits = {**server.memory_limits, event.device: event.limit_bytes}
 
-    def _device_opened(self, server: TrackedServer, event: e.DeviceOpened, _entry: LogEntry) -> None:
+    def _device_opened(
+        self, server: TrackedServer, event: e.DeviceOpened, _entry: LogEntry
+    ) -> None:
         if event.device in server.devices or len(server.devices) < 64:
             server.devices[event.device] = event.name
 
@@ -144,14 +150,18 @@ class ServerLogReader:
             server.logs_pids = False
             self._state.connect_admitted(server)
 
-    def _client_connected(self, server: TrackedServer, event: e.ClientConnected, entry: LogEntry) -> None:
+    def _client_connected(
+        self, server: TrackedServer, event: e.ClientConnected, entry: LogEntry
+    ) -> None:
         server.logs_pids = True
         if event.context == 0:
             self._state.connect(server, event.pid, entry.at)
         else:
             self._state.open_context(server, event.pid, event.context, entry.at)
 
-    def _device_associated(self, server: TrackedServer, event: e.DeviceAssociated, _entry: LogEntry) -> None:
+    def _device_associated(
+        self, server: TrackedServer, event: e.DeviceAssociated, _entry: LogEntry
+    ) -> None:
         self._state.learn_gpu(event.uuid, event.name)
         if server.unassociated_contexts:
             key, context = server.unassociated_contexts.popleft()
@@ -182,7 +192,9 @@ class ServerLogReader:
             if meant in server.unassociated_contexts:
                 server.unassociated_contexts.remove(meant)
 
-    def _connection_lost(self, server: TrackedServer, event: e.ConnectionLost, entry: LogEntry) -> None:
+    def _connection_lost(
+        self, server: TrackedServer, event: e.ConnectionLost, entry: LogEntry
+    ) -> None:
         if event.context:
             self._state.context_ends(server, event.pid, event.context, entry.at)
         else:
@@ -206,7 +218,9 @@ class ServerLogReader:
         if found is not None:
             found[1].terminating = True
 
-    def _termination_done(self, server: TrackedServer, _event: e.TerminationDone, entry: LogEntry) -> None:
+    def _termination_done(
+        self, server: TrackedServer, _event: e.TerminationDone, entry: LogEntry
+    ) -> None:
         pid, server.terminating_pid = server.terminating_pid, None
         found = None if pid is None else server.find_client(pid)
         if found is not None:
@@ -223,7 +237,9 @@ class ServerLogReader:
         server.client_limit = event.limit
         self._refuse(server, "context_limit", None, entry)
 
-    def _teardown_refusal(self, server: TrackedServer, event: e.TeardownRefusal, entry: LogEntry) -> None:
+    def _teardown_refusal(
+        self, server: TrackedServer, event: e.TeardownRefusal, entry: LogEntry
+    ) -> None:
         self._refuse(server, "server_not_ready", event.pid, entry)
         self._state.client_rejected(server, event.pid, event.context, entry.at)
 
@@ -264,12 +280,16 @@ class ServerLogReader:
         if event.pid:
             self._state.add_fault_victim(server, fault, event.pid)
 
-    def _fault_handling(self, server: TrackedServer, _event: e.FaultHandling, entry: LogEntry) -> None:
+    def _fault_handling(
+        self, server: TrackedServer, _event: e.FaultHandling, entry: LogEntry
+    ) -> None:
         block = server.current_fault
         begins = block is None or (block.handled and block.listed)
         self._state.fault_of_line(server, entry.at, begins=begins).handled = True
 
-    def _fault_teardown(self, server: TrackedServer, event: e.FaultTeardown, entry: LogEntry) -> None:
+    def _fault_teardown(
+        self, server: TrackedServer, event: e.FaultTeardown, entry: LogEntry
+    ) -> None:
         fault = self._state.fault_of_line(server, entry.at, begins=False)
         if event.pid:
             self._state.add_fault_victim(server, fault, event.pid)

@@ -13,10 +13,16 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from mps_exporter.snapshot import Incident, IncidentKind
-from mps_exporter.mps.incidents import MAX_PIDS, Incidents
-from mps_exporter.mps.servers import MAX_CLIENTS, MAX_CONTEXTS, Admission, TrackedClient, Fault, TrackedServer
 from mps_exporter.mps.counters import Counters
+from mps_exporter.mps.incidents import MAX_PIDS, Incidents
+from mps_exporter.mps.servers import (
+    MAX_CLIENTS,
+    MAX_CONTEXTS,
+    Admission,
+    Fault,
+    TrackedClient,
+    TrackedServer,
+)
 from mps_exporter.mps.unfinished_work import (
     DECISION_SECONDS,
     MAX_ENDINGS,
@@ -30,6 +36,7 @@ from mps_exporter.mps.unfinished_work import (
     suspects,
 )
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
+from mps_exporter.snapshot import Incident, IncidentKind
 
 ADMISSION_SECONDS = 10.0
 """A client that was sent to a ready server connects within a millisecond (driver 580); one that
@@ -89,7 +96,9 @@ class DaemonLifetime:
     logs_shutdown_requests: bool = False
     """Its log says when it asks a server to end (driver 580)."""
     backoff_seconds: float | None = None
-    missing_credentials: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_MISSING_CREDENTIALS))
+    missing_credentials: deque[float] = field(
+        default_factory=lambda: deque(maxlen=MAX_MISSING_CREDENTIALS)
+    )
     """Callers without credentials that no NEW CLIENT has followed yet."""
     forbidden_starts: dict[int, int] = field(default_factory=dict)
     """User -> servers in a row that the daemon was not allowed to start."""
@@ -172,7 +181,10 @@ class DaemonState:
         for server in self.servers.values():
             while server.admissions and server.admissions[0].at + ADMISSION_SECONDS <= at:
                 self.admission_expired(server.admissions.pop(0), at)
-            if server.current_fault is not None and server.current_fault.at + FAULT_BLOCK_SECONDS <= at:
+            if (
+                server.current_fault is not None
+                and server.current_fault.at + FAULT_BLOCK_SECONDS <= at
+            ):
                 self.close_fault_report(server)
             for fault in list(server.undecided):
                 if fault.at + DECISION_SECONDS <= at:
@@ -406,7 +418,10 @@ class DaemonState:
         if self.logs_exit(server):
             return "crashed", f"exit status {status}, no orderly end in server.log"
         if self.daemon.logs_shutdown_requests:
-            requested = server.shutdown_requested_at is not None and at - server.shutdown_requested_at <= SHUTDOWN_SECONDS
+            requested = (
+                server.shutdown_requested_at is not None
+                and at - server.shutdown_requested_at <= SHUTDOWN_SECONDS
+            )
             orderly = requested and not server.shutdown_declined
         else:
             orderly = self.daemon.quit_requested_at is not None or any(
@@ -706,7 +721,9 @@ class DaemonState:
         if known_end and client.pid and client.had_context and not client.from_control_tool:
             self.counters.observe_session(client.uid, at - client.connected_at)
 
-    def count_loss(self, client: TrackedClient, cause: str, at: float, lost: list[int] | None = None) -> None:
+    def count_loss(
+        self, client: TrackedClient, cause: str, at: float, lost: list[int] | None = None
+    ) -> None:
         """A client came to a bad end, once."""
         if client.lost:
             return

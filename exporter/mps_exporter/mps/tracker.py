@@ -26,7 +26,9 @@ class DaemonTracker:
         self.pipe_directory = pipe_directory
         self.ledger = Ledger(pipe_directory)
         self._merger = LogMerger(pipe_directory)
-        self._pending_reconcile: tuple[float, Collection[int] | None, tuple[ServerReply, ...]] | None = None
+        self._pending_reconcile: (
+            tuple[float, Collection[int] | None, tuple[ServerReply, ...]] | None
+        ) = None
         self.foreign_pids: frozenset[int] = frozenset()
         """Other daemons that write to the same logs, and their servers, as these number them."""
         self._foreign_servers: dict[int, None] = {}

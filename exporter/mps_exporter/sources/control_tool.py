@@ -5,7 +5,8 @@ with it, or block the daemon for everyone when it concerns a server that is stuc
 the tool fail although all is well: measured beside three busy callers, of 1000 runs 285 were
 refused and 32 ended with status 0 and no output at all; a reply was never cut. So: one run of the
 tool at a time for each daemon, few runs, a hard deadline, one more try after a refusal, and after a
-hang a pause that doubles. Only commands that read are ever sent: see mps_exporter.mps.control_protocol.
+hang a pause that doubles. Only commands that read are ever sent: see
+mps_exporter.mps.control_protocol.
 """
 
 from __future__ import annotations
@@ -247,7 +248,11 @@ class ControlTool:
         return exchange
 
     async def _run_once(
-        self, daemon: DaemonFacts, known: _QueryState, commands: tuple[str, ...], left_seconds: float
+        self,
+        daemon: DaemonFacts,
+        known: _QueryState,
+        commands: tuple[str, ...],
+        left_seconds: float,
     ) -> Exchange:
         limit = max(min(left_seconds, self._timeout_seconds), 0.0)
         environment = {
@@ -266,10 +271,17 @@ class ControlTool:
         return exchange
 
     def _make_observation(
-        self, daemon: DaemonFacts, known: _QueryState, kind: QueryKind, at: float, requested: Sequence[Exchange]
+        self,
+        daemon: DaemonFacts,
+        known: _QueryState,
+        kind: QueryKind,
+        at: float,
+        requested: Sequence[Exchange],
     ) -> ControlObservation:
         """Draw the conclusions: how it went, whether to keep away, what to say in the log."""
-        worst = next((exchange for exchange in requested if exchange.outcome is not Outcome.OK), None)
+        worst = next(
+            (exchange for exchange in requested if exchange.outcome is not Outcome.OK), None
+        )
         outcome = worst.outcome if worst else Outcome.OK
         error = _error_text(worst) if worst else None
         if outcome is Outcome.TIMEOUT:
@@ -290,7 +302,9 @@ class ControlTool:
         """One line when a daemon's answers stop, one when they are back."""
         name = daemon.pipe_directory
         if outcome is Outcome.OK:
-            self._transitions.recovered("daemon", name, message="control daemon answers", daemon=name)
+            self._transitions.recovered(
+                "daemon", name, message="control daemon answers", daemon=name
+            )
         elif outcome is not Outcome.SKIPPED:
             self._transitions.failed(
                 "daemon", name, message=_MESSAGES[outcome], daemon=name, err=error

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
-from mps_exporter.sources.resolve_in_root import resolve_in_root
 from mps_exporter.sources.processes import HOST_USERS, Processes
 from mps_exporter.sources.procfs_parse import (
     COMM_LENGTH,
@@ -29,6 +28,7 @@ from mps_exporter.sources.procfs_parse import (
     parse_daemon_flags,
     parse_lock_reply,
 )
+from mps_exporter.sources.resolve_in_root import resolve_in_root
 
 CONTROL_PROGRAM = "nvidia-cuda-mps-control"
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
@@ -146,7 +146,9 @@ class DaemonDiscovery:
         entries: dict[object, DaemonFacts] = {}
         for pipe_directory, log_directory in configured:
             pipe_directory_ = _pipe_directory("", pipe_directory)
-            entries.setdefault(pipe_directory_.identity, _configured_daemon(pipe_directory_, log_directory))
+            entries.setdefault(
+                pipe_directory_.identity, _configured_daemon(pipe_directory_, log_directory)
+            )
         logs = dict(configured)
         for program in programs:
             daemon = self._daemon(program, programs, [pipe for pipe, _ in configured])
@@ -198,12 +200,18 @@ class DaemonDiscovery:
             return None  # a daemon's child that has not become a server yet
         started_as_one = parse_daemon_flags(program.arguments).daemon
         places = list(self._pipe_directories(program, configured))
-        held = [pipe_directory_ for pipe_directory_ in places if pipe_directory_.holder == program.pid]
+        held = [
+            pipe_directory_ for pipe_directory_ in places if pipe_directory_.holder == program.pid
+        ]
         if not held and not started_as_one:
             return None
         readable = program.process.mps_environment is not None
         # A daemon holds its lock, so it is not where somebody tested the lock and nobody has it.
-        free = [pipe_directory_ for pipe_directory_ in places if readable or (pipe_directory_.exists and not pipe_directory_.lock_tested)]
+        free = [
+            pipe_directory_
+            for pipe_directory_ in places
+            if readable or (pipe_directory_.exists and not pipe_directory_.lock_tested)
+        ]
         if not held and not free:
             self._unplaced.append(program.pid)
             return None
@@ -219,7 +227,9 @@ class DaemonDiscovery:
             assumed=not readable and not held,
         )
 
-    def _pipe_directories(self, program: _Program, configured: Sequence[str]) -> Iterator[_PipeDirectory]:
+    def _pipe_directories(
+        self, program: _Program, configured: Sequence[str]
+    ) -> Iterator[_PipeDirectory]:
         """Give the pipe directories that the daemon may have, the likely ones first."""
         environment = program.process.mps_environment
         if environment is not None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from mps_exporter.config import Settings
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
@@ -21,15 +22,14 @@ from mps_exporter.observations import (
     NvmlObservation,
     ProcfsObservation,
 )
-from mps_exporter.config import Settings
-from mps_exporter.sources.host import SourceTimeoutError
-from mps_exporter.sources.log_reader_pool import LogReaderPool
 from mps_exporter.sources.control_tool import ControlTool
-from mps_exporter.sources.log_reader import LogTarget, unread_states
-from mps_exporter.sources.nvml import NvmlSession, NvmlOptions
-from mps_exporter.sources.process_watch import ProcessWatch, at_each_end, opener
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
+from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.log_activity import last_activity
+from mps_exporter.sources.log_reader import LogTarget, unread_states
+from mps_exporter.sources.log_reader_pool import LogReaderPool
+from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
+from mps_exporter.sources.process_watch import ProcessWatch, at_each_end, opener
 from mps_exporter.sources.worker_thread import WorkerBusyError, WorkerThread, WorkerTimeoutError
 
 T = TypeVar("T")

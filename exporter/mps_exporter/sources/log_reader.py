@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from mps_exporter.observations import LogChunk, LogName, LogsObservation, LogState
-from mps_exporter.sources.log_tail import MISSING, ReadLimits, LogTail
+from mps_exporter.sources.log_tail import MISSING, LogTail, ReadLimits
 
 BACKLOG_BYTES = 16 * 1024 * 1024
 """How far back a first look goes in each log."""

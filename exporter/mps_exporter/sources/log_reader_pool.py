@@ -123,7 +123,9 @@ class LogReaderPool:
         end = self._clock() + timeout_seconds
         while (now := self._clock()) < end:
             with self._lock:
-                late = [since for since in self._reading_since.values() if now - since < HUNG_SECONDS]
+                late = [
+                    since for since in self._reading_since.values() if now - since < HUNG_SECONDS
+                ]
             if not late:
                 return
             await asyncio.sleep(_RECHECK_SECONDS)
@@ -207,11 +209,15 @@ class LogReaderPool:
             for state in part.states
         }
         last_read_at = {pipe: part.at for _, pipe, part in parts}
-        self._last_read_at = {pipe: at for pipe, at in self._last_read_at.items() if pipe in names} | last_read_at
+        self._last_read_at = {
+            pipe: at for pipe, at in self._last_read_at.items() if pipe in names
+        } | last_read_at
         for target in targets:
             pipe = target[0]
             if pipe in last_read_at:
-                self._transitions.recovered(pipe, message="a daemon's logs are read again", daemon=pipe)
+                self._transitions.recovered(
+                    pipe, message="a daemon's logs are read again", daemon=pipe
+                )
             elif self._clock() - skipped.get(pipe, float("inf")) >= UNREADABLE_AFTER_SECONDS:
                 message = "reading a daemon's logs does not return"
                 self._transitions.failed(pipe, message=message, daemon=pipe, path=target[1])

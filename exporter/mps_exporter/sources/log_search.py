@@ -78,7 +78,9 @@ def find_next_line(descriptor: int, offset: int, size: int) -> int:
     return size
 
 
-def find_first_line_since(descriptor: int, size: int, bound: int, stamp: float | None) -> int | None:
+def find_first_line_since(
+    descriptor: int, size: int, bound: int, stamp: float | None
+) -> int | None:
     """Where the first line is that was written at this stamp or later; None: unknown stamp.
 
     The stamps of a file grow, so halving finds the place without reading all of it.

@@ -14,12 +14,12 @@ from mps_exporter.observations import LogName
 from mps_exporter.sources import log_time
 from mps_exporter.sources.log_search import (
     find_first_line_since,
-    read_last_stamp,
-    last_stamp_in,
     find_last_start,
-    read_line_at,
     find_next_line,
+    last_stamp_in,
     parse_stamp,
+    read_last_stamp,
+    read_line_at,
 )
 from mps_exporter.sources.log_time import HOST_ZONE, LastLine, LogZone, same_zone_prefix
 
@@ -260,10 +260,13 @@ class LogTail:
         return size < self._offset or (
             size > self._offset
             and bool(fingerprint)
-            and os.pread(descriptor, len(fingerprint), self._offset - len(fingerprint)) != fingerprint
+            and os.pread(descriptor, len(fingerprint), self._offset - len(fingerprint))
+            != fingerprint
         )
 
-    def _cut_at_zone_change(self, data: bytes, mtime: float | None, fallback: LogZone | None) -> bytes:
+    def _cut_at_zone_change(
+        self, data: bytes, mtime: float | None, fallback: LogZone | None
+    ) -> bytes:
         """Learn the zone, and cut the data where the clocks were changed."""
         lines = self._partial_line + data
         if mtime is not None:

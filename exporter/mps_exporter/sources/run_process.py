@@ -101,7 +101,9 @@ class _ProcessProtocol(asyncio.SubprocessProtocol):
 
         For the latter not long: a child of its own may hold the pipes open.
         """
-        await asyncio.wait((self.exited, self._output_exceeded), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            (self.exited, self._output_exceeded), return_when=asyncio.FIRST_COMPLETED
+        )
         if not self.output_exceeded:
             await asyncio.wait((self._silent,), timeout=_DRAIN_SECONDS)
 

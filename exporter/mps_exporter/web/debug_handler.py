@@ -8,9 +8,9 @@ from aiohttp import web
 
 from mps_exporter import humanize
 from mps_exporter.web.backend import DebugReport, DebugSource
-from mps_exporter.web.limiter import LimitExceededError, ConcurrencyLimiter
-from mps_exporter.web.responses import text
+from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
 from mps_exporter.web.metrics_handler import selected_collectors
+from mps_exporter.web.responses import text
 from mps_exporter.web.state import BACKEND, OPTIONS
 
 MAX_RAW_CHARACTERS = 200_000

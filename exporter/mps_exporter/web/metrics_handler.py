@@ -11,8 +11,8 @@ from aiohttp import web
 from mps_exporter.metrics.content_format import ContentFormat
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.web.backend import Backend
-from mps_exporter.web.limiter import LimitExceededError, ConcurrencyLimiter
 from mps_exporter.web.events import EVENTS
+from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
 from mps_exporter.web.negotiation import accepts_gzip, choose_format
 from mps_exporter.web.responses import text
 from mps_exporter.web.state import BACKEND, OPTIONS

@@ -200,7 +200,11 @@ class Connections:
             return False
         connections_by_address = Counter(connection.address for connection in self._open)
         victim = min(
-            idle, key=lambda one: (-connections_by_address[one.address], one.waiting_since or one.idle_since)
+            idle,
+            key=lambda one: (
+                -connections_by_address[one.address],
+                one.waiting_since or one.idle_since,
+            ),
         )
         victim.abort()
         self.remove(victim)

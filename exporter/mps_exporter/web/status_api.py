@@ -233,7 +233,9 @@ def _server(server: Server) -> ServerView:
     )
 
 
-def _wait(wait: Wait, daemon: ControlDaemon, name_of: humanize.UserNameLookup, now: float) -> WaitView:
+def _wait(
+    wait: Wait, daemon: ControlDaemon, name_of: humanize.UserNameLookup, now: float
+) -> WaitView:
     holder = next((server for server in daemon.servers if server.uid == wait.behind_uid), None)
     return WaitView(
         pid=wait.pid,
@@ -295,7 +297,9 @@ def incident_view(daemon: str, one: Incident, name_of: humanize.UserNameLookup) 
     )
 
 
-def incident_views(daemons: Iterable[ControlDaemon], name_of: humanize.UserNameLookup) -> tuple[IncidentView, ...]:
+def incident_views(
+    daemons: Iterable[ControlDaemon], name_of: humanize.UserNameLookup
+) -> tuple[IncidentView, ...]:
     """The last incidents of all daemons, the newest first."""
     found = [
         incident_view(daemon.pipe_directory, one, name_of)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mps_exporter import humanize
 from mps_exporter.web.html import Markup, h, join
-from mps_exporter.web.status_report import HostStatus
 from mps_exporter.web.status_api import ClientView, DaemonView, GpuView, ServerView
+from mps_exporter.web.status_report import HostStatus
 
 _STATES = {
     "answering": "answers",
@@ -110,7 +110,9 @@ def _meters(gpu: GpuView) -> Markup | None:
         active = humanize.percent(gpu.sm_active_ratio)
         parts.append(meter("SMs active", active, gpu.sm_active_ratio, "activity"))
     if gpu.memory_used_bytes is not None and gpu.memory_total_bytes:
-        text = f"{humanize.memory(gpu.memory_used_bytes)} of {humanize.memory(gpu.memory_total_bytes)}"
+        text = (
+            f"{humanize.memory(gpu.memory_used_bytes)} of {humanize.memory(gpu.memory_total_bytes)}"
+        )
         parts.append(
             meter("Memory", text, gpu.memory_used_bytes / gpu.memory_total_bytes, "memory")
         )
@@ -124,7 +126,8 @@ def _reading_aid(gpu: GpuView) -> Markup | None:
         return None
     return h(
         "p",
-        f"Something ran {humanize.percent(busy)} of the time, but on {humanize.percent(active)} of the "
+        f"Something ran {humanize.percent(busy)} of the time, but on {humanize.percent(active)} of "
+        f"the "
         "SMs on average: it does not fill this GPU.",
         class_="aid",
     )

@@ -18,13 +18,19 @@ _SEVERITIES: dict[diagnostics.Severity, Severity] = {
 _ORDER: tuple[Severity, ...] = ("trouble", "warning", "notice", "ok")
 
 
-def current_findings(snapshot: Snapshot, name_of: humanize.UserNameLookup) -> tuple[FindingView, ...]:
+def current_findings(
+    snapshot: Snapshot, name_of: humanize.UserNameLookup
+) -> tuple[FindingView, ...]:
     """What is wrong, was a moment ago, or could be better; the worst first.
 
     Of findings that are equally bad and have a time, the newest comes first.
     """
-    found = diagnostics.in_order((*diagnostics.findings(snapshot, name_of), *diagnostics.recent_incidents(snapshot, name_of)))
-    shown = [_finding_view(one, snapshot.taken_at) for one in found if one.advice.kind != "blindness"]
+    found = diagnostics.in_order(
+        (*diagnostics.findings(snapshot, name_of), *diagnostics.recent_incidents(snapshot, name_of))
+    )
+    shown = [
+        _finding_view(one, snapshot.taken_at) for one in found if one.advice.kind != "blindness"
+    ]
     ordered: list[FindingView] = []
     for severity in _ORDER:
         group = [finding for finding in shown if finding.severity == severity]
@@ -41,7 +47,9 @@ def blind_spots(
     snapshot: Snapshot, name_of: humanize.UserNameLookup, config_error: str | None = None
 ) -> tuple[FindingView, ...]:
     """What the exporter could not read, and what to do about it."""
-    found = [one for one in diagnostics.findings(snapshot, name_of) if one.advice.kind == "blindness"]
+    found = [
+        one for one in diagnostics.findings(snapshot, name_of) if one.advice.kind == "blindness"
+    ]
     if config_error is not None:
         found.append(of_web_configuration(config_error))
     return tuple(_finding_view(one, snapshot.taken_at) for one in found)
@@ -73,7 +81,9 @@ def headline(snapshot: Snapshot, found: tuple[FindingView, ...]) -> FindingView:
         return urgent
     unknown = diagnostics.unseen(snapshot)
     if not snapshot.daemons and unknown:
-        return FindingView("notice", humanize.sentence(f"no daemon was seen, but {'; '.join(unknown)}"))
+        return FindingView(
+            "notice", humanize.sentence(f"no daemon was seen, but {'; '.join(unknown)}")
+        )
     if not snapshot.daemons:
         return FindingView(
             "notice",

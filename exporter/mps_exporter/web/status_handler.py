@@ -14,11 +14,11 @@ from mps_exporter.snapshot import Snapshot
 from mps_exporter.web import status_page as status_page_module
 from mps_exporter.web.assets import PAGE_ASSETS
 from mps_exporter.web.backend import Backend
-from mps_exporter.web.limiter import LimitExceededError, ConcurrencyLimiter
 from mps_exporter.web.events import EVENTS
-from mps_exporter.web.status_report import make_status
+from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
 from mps_exporter.web.responses import text
 from mps_exporter.web.state import BACKEND, OPTIONS, WEB_CONFIG
+from mps_exporter.web.status_report import make_status
 
 REUSE_SECONDS = 1.0
 """A status that is not older is good enough for the next one who asks."""

@@ -9,8 +9,8 @@ from mps_exporter.web import status_cards
 from mps_exporter.web.assets import address
 from mps_exporter.web.html import Markup, h, join
 from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_report import HostStatus
 from mps_exporter.web.status_api import FindingView, IncidentView, WaitView
+from mps_exporter.web.status_report import HostStatus
 
 SHOWN_INCIDENTS = 25
 

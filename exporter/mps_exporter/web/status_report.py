@@ -68,6 +68,8 @@ def make_status(
         findings=found,
         blind_spots=status_findings.blind_spots(snapshot, name_of, config_error),
         gpus=tuple(gpu_view(gpu) for gpu in snapshot.gpus),
-        daemons=tuple(daemon_view(daemon, name_of, snapshot.taken_at) for daemon in snapshot.daemons),
+        daemons=tuple(
+            daemon_view(daemon, name_of, snapshot.taken_at) for daemon in snapshot.daemons
+        ),
         incidents=incident_views(snapshot.daemons, name_of),
     )

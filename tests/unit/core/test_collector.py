@@ -436,7 +436,9 @@ async def test_two_daemons_that_share_a_log_directory_are_distinguished(host: Sc
 # ---------------------------------------------------------------- a line that was lost
 
 
-async def test_a_server_whose_exit_line_was_lost_is_replaced_by_the_next(host: ScriptedHost) -> None:
+async def test_a_server_whose_exit_line_was_lost_is_replaced_by_the_next(
+    host: ScriptedHost,
+) -> None:
     """In a container /proc cannot tell: the daemon numbers processes as it likes."""
 
     def inside(process: ProcessFacts, pid: int, inner: int) -> ProcessFacts:

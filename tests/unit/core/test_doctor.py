@@ -8,9 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from mps_exporter.diagnostics import ADVICE, findings
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor import exit_status, report
+from mps_exporter.diagnostics import ADVICE, findings
+from mps_exporter.observations import (
+    DaemonFacts,
+    GpuObservation,
+    LogsObservation,
+    LogState,
+    ProcessFacts,
+    Reading,
+)
 from mps_exporter.snapshot import (
     Client,
     ClientState,
@@ -22,14 +30,6 @@ from mps_exporter.snapshot import (
     Server,
     Snapshot,
     Wait,
-)
-from mps_exporter.observations import (
-    DaemonFacts,
-    GpuObservation,
-    LogsObservation,
-    LogState,
-    ProcessFacts,
-    Reading,
 )
 from mps_exporter.sources.control_tool import cannot_run
 from mps_exporter.sources.recording import read

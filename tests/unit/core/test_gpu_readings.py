@@ -23,8 +23,8 @@ from mps_exporter.metrics.exposition import encode
 from mps_exporter.metrics.gpu_catalogue import GPU_METRICS
 from mps_exporter.metrics.gpu_readings import BY_QUANTITY, STATE, series_of
 from mps_exporter.metrics.render import Build, render
-from mps_exporter.snapshot import Gpu, Snapshot
 from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome, Reading
+from mps_exporter.snapshot import Gpu, Snapshot
 from mps_exporter.web import status_page
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_report import make_status

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.logging import TransitionLogger, JsonFormatter, LogfmtFormatter, configure
+from mps_exporter.logging import JsonFormatter, LogfmtFormatter, TransitionLogger, configure
 
 
 @pytest.fixture

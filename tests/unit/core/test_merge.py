@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from mps_exporter.merge import DaemonInputs, control_state, merge, pids_of_interest
-from mps_exporter.snapshot import ClientSession, LedgerView, ServerSession, Snapshot
 from mps_exporter.mps.control_protocol import ListedDevice, ProbeReply, ServerReply
 from mps_exporter.mps.query_schedule import ServerAnswers
 from mps_exporter.observations import (
@@ -21,6 +20,7 @@ from mps_exporter.observations import (
     ProcessList,
     ProcfsObservation,
 )
+from mps_exporter.snapshot import ClientSession, LedgerView, ServerSession, Snapshot
 
 PIPE = "/tmp/nvidia-mps"
 GIB = 1 << 30
@@ -278,7 +278,10 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
         20, 1001, 2.0, 2.5, "ACTIVE", active_thread_ratio=1.0,
         clients=(ClientSession(30, 20, 1001, 3.0, dict.fromkeys(on, 1)),),
     )  # fmt: skip
-    devices = (ListedDevice(0, "GPU-b", "NVIDIA H200", "0"), ListedDevice(1, "GPU-a", "NVIDIA H200", "1"))
+    devices = (
+        ListedDevice(0, "GPU-b", "NVIDIA H200", "0"),
+        ListedDevice(1, "GPU-a", "NVIDIA H200", "1"),
+    )
     reply = ServerReply(20, "ACTIVE", 1.0, (30,), {}, devices, {})
     facts = replace(RUNNING, servers=(SERVER,))
     inputs = DaemonInputs(

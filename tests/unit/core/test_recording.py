@@ -28,7 +28,13 @@ from mps_exporter.observations import (
     Reading,
 )
 from mps_exporter.sources import recording_v1
-from mps_exporter.sources.recording import Header, RecordingError, RecordingWriter, RecordingCursor, read
+from mps_exporter.sources.recording import (
+    Header,
+    RecordingCursor,
+    RecordingError,
+    RecordingWriter,
+    read,
+)
 from mps_exporter.sources.recording_v1 import QUANTITIES
 from mps_exporter.sources.replay_host import ReplayHost
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from mps_exporter.diagnostics import findings, recent_incidents
 from mps_exporter.merge import DaemonInputs, merge
 from mps_exporter.metrics.render import Build, render
-from mps_exporter.snapshot import Snapshot
 from mps_exporter.observations import DaemonFacts, LogState
+from mps_exporter.snapshot import Snapshot
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_report import make_status
 from tests.support.mps_logs import EIGHT, PIPE, read, sample

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from mps_exporter.mps.control_protocol import (
     PROBE,
-    ListedDevice,
     Failure,
     ForbiddenCommandError,
+    ListedDevice,
     ProbeReply,
     ServerReply,
     limit_commands,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mps_exporter.mps.control_protocol import ProbeReply, ServerReply
-from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.mps.query_schedule import ServerAnswers, servers_due
+from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, ProcessFacts
 from tests.support.mps_logs import EIGHT, PIPE, at, more, observation, read, script, start, summary
 from tests.support.mps_script import HOLDER, leaves
@@ -64,7 +64,9 @@ def test_a_client_that_left_after_the_question_does_not_come_back() -> None:
 
 
 def test_a_crash_takes_clients_along_that_only_the_tool_named() -> None:
-    tracker = start(script("00:00.000 C630 Starting control daemon using socket /tmp/mps/control\n"))
+    tracker = start(
+        script("00:00.000 C630 Starting control daemon using socket /tmp/mps/control\n")
+    )
     said(tracker, at("00:05"), 456, 457)
     more(tracker, CRASH)
     counters = summary(tracker.ledger.view(0.0).counters)

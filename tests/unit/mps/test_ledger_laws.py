@@ -10,8 +10,8 @@ from dataclasses import fields, is_dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.mps.ledger import Ledger
+from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogChunk, LogsObservation
 from tests.support.mps_logs import EIGHT, LOGS, PIPE, Logs, numbers, observation, sample, script
 

@@ -102,7 +102,12 @@ def test_a_server_that_initialises() -> None:
 def test_a_server_with_an_unread_start_is_accepted() -> None:
     text = client("00:03.000", 100, 110)
     (server,) = read(script(text)).servers
-    assert (server.pid, server.uid, server.start_unknown, server.clients_count) == (110, None, True, 1)
+    assert (server.pid, server.uid, server.start_unknown, server.clients_count) == (
+        110,
+        None,
+        True,
+        1,
+    )
     assert exits(text + KILLED) == {"crashed": 1}
     assert exits("00:01.000 C630 NEW UI\n" + KILLED) == {"crashed": 1}
 
@@ -442,7 +447,9 @@ def test_without_any_log_nothing_is_counted_but_the_state_is_shown() -> None:
     (server,) = tracker.ledger.view(0.0).servers
     assert [(c.pid, dict(c.contexts)) for c in server.clients] == [(100, {GPU: 1}), (101, {GPU: 2})]
     assert (server.state, server.active_thread_ratio) == ("ACTIVE", 0.5)
-    tracker.ledger.reconcile(at("00:09"), [110], [ServerReply(110, state="FAULT", client_pids=(101,))])
+    tracker.ledger.reconcile(
+        at("00:09"), [110], [ServerReply(110, state="FAULT", client_pids=(101,))]
+    )
     (server,) = tracker.ledger.view(0.0).servers
     assert [c.pid for c in server.clients] == [101]
     assert server.state == "FAULT"

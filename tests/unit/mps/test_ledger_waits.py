@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mps_exporter.snapshot import LedgerView
 from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.snapshot import LedgerView
 from tests.support.mps_logs import Logs, at, more, read, script, start, summary
 from tests.support.mps_script import (
     DAEMON,
@@ -138,7 +138,9 @@ def test_overtakers_without_a_number_are_known_by_their_first_connection() -> No
 # ---------------------------------------------------------------- /proc knows more
 
 
-def look(tracker: DaemonTracker, time: str, dead: set[int], *, daemon: bool | None = None) -> LedgerView:
+def look(
+    tracker: DaemonTracker, time: str, dead: set[int], *, daemon: bool | None = None
+) -> LedgerView:
     """Look at /proc, and at the logs again two seconds later."""
     now = at(time)
     tracker.ledger.update_liveness(now, lambda pid, _at: pid not in dead, daemon=daemon)

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mps_exporter.mps import log_events as e
-from mps_exporter.mps.log_merger import MAX_HOLD_SECONDS, MAX_LINE_BYTES, LINE_TOO_LONG, LogEntry, LogMerger
+from mps_exporter.mps.log_merger import (
+    LINE_TOO_LONG,
+    MAX_HOLD_SECONDS,
+    MAX_LINE_BYTES,
+    LogEntry,
+    LogMerger,
+)
 from mps_exporter.observations import LogChunk, LogName
 from tests.support.mps_logs import PIPE, at, script
 

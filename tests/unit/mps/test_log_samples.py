@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.snapshot import Incident, LedgerView
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogChunk, LogName, LogsObservation
+from mps_exporter.snapshot import Incident, LedgerView
 from tests.support.mps_logs import (
     LOGS,
     PIPE,
@@ -252,11 +252,15 @@ def test_law_the_exporter_may_start_at_any_line(name: str) -> None:
         data = {log: before[log] for log in LOGS}
         known, tracker = DaemonTracker(PIPE), DaemonTracker(PIPE)
         known.add_logs(observation(moment + 0.0004, data, complete=moment + SETTLED))
-        tracker.add_logs(observation(moment + 0.0004, data, complete=moment + SETTLED, history=True))
+        tracker.add_logs(
+            observation(moment + 0.0004, data, complete=moment + SETTLED, history=True)
+        )
         seen, counted = known.ledger.view(0.0), tracker.ledger.view(0.0)
         assert numbers(counted.counters) == {}
         assert (counted.servers, counted.waits) == (seen.servers, seen.waits)
-        tracker.add_logs(observation(end + 0.5, {log: logs[log][len(before[log]) :] for log in LOGS}))
+        tracker.add_logs(
+            observation(end + 0.5, {log: logs[log][len(before[log]) :] for log in LOGS})
+        )
         view = final(tracker, end)
         assert (view.servers, view.waits) == (whole.servers, whole.waits)
         assert told(view) == told(whole)

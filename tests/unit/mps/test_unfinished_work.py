@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.snapshot import LedgerView
 from mps_exporter.mps.unfinished_work import (
     DECISION_SECONDS,
     NEWCOMER_TO_FAULT_SECONDS,
     QUEUED_END_SECONDS,
 )
+from mps_exporter.snapshot import LedgerView
 from tests.support.mps_logs import GPU, GPU_TWO, at, more, read, script, start, summary
 from tests.support.mps_script import DAEMON, client_on, server_starts
 

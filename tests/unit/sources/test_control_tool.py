@@ -11,8 +11,8 @@ import pytest
 from mps_exporter.observations import DaemonFacts, Outcome, ProcessFacts
 from mps_exporter.sources import control_tool
 from mps_exporter.sources.circuit_breaker import CircuitBreaker
-from mps_exporter.sources.run_process import ProcessResult
 from mps_exporter.sources.control_tool import ControlTool
+from mps_exporter.sources.run_process import ProcessResult
 from tests.support import fake_mps_control
 from tests.support.fake_host import H200, server
 
@@ -109,7 +109,11 @@ async def test_a_single_failure_is_tried_again(desk: Desk, first: ProcessResult)
         (REFUSED, Outcome.REFUSED, "Cannot send command to MPS control daemon process"),
         (GARBAGE, Outcome.UNPARSABLE, r"\\xff"),
         (ProcessResult(0, b""), Outcome.UNPARSABLE, "it said nothing"),
-        (ProcessResult(None, b"x" * 9000, output_exceeded=True), Outcome.UNPARSABLE, "more than 1048576"),
+        (
+            ProcessResult(None, b"x" * 9000, output_exceeded=True),
+            Outcome.UNPARSABLE,
+            "more than 1048576",
+        ),
     ],
 )
 async def test_two_failures_are_a_failure(

@@ -14,7 +14,11 @@ import pytest
 
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.sources import daemon_discovery
-from mps_exporter.sources.daemon_discovery import DEFAULT_LOG_DIRECTORY, DaemonDiscovery, lock_holder
+from mps_exporter.sources.daemon_discovery import (
+    DEFAULT_LOG_DIRECTORY,
+    DaemonDiscovery,
+    lock_holder,
+)
 from tests.support.fake_host import held_lock
 from tests.support.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
 
@@ -647,7 +651,8 @@ def test_what_is_not_there_is_gone_where_nothing_is_invisible(proc: FakeProc, op
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a procfs")
 def test_a_real_procfs_that_hides() -> None:
     look = (
-        "import os, sys; from mps_exporter.sources.daemon_discovery import DaemonDiscovery; source = DaemonDiscovery();"
+        "import os, sys; from mps_exporter.sources.daemon_discovery import DaemonDiscovery; source "
+        "= DaemonDiscovery();"
         "os.setgroups([]); os.setresgid(*[1001] * 3); os.setresuid(*[1001] * 3);"
         "print(os.path.exists('/proc/' + sys.argv[1]), source.observe([int(sys.argv[1])]).gone)"
     )

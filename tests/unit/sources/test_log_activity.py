@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.observations import DaemonFacts, LogChunk
 from mps_exporter.config import Settings
+from mps_exporter.observations import DaemonFacts, LogChunk
 from mps_exporter.sources import log_reader_pool
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.log_activity import last_activity

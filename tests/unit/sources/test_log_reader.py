@@ -301,9 +301,7 @@ def test_the_zone_is_learnt_from_the_files_own_time(host: LogFolder, hours: floa
     assert chunk.utc_offset_seconds == hours * 3600.0
 
 
-def test_a_copied_file_reveals_no_zone(
-    host: LogFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copied_file_reveals_no_zone(host: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Kathmandu")
     time.tzset()
     try:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.observations import DaemonFacts, LogChunk, LogsObservation
 from mps_exporter.config import Settings
+from mps_exporter.observations import DaemonFacts, LogChunk, LogsObservation
 from mps_exporter.sources import log_reader_pool
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources.log_reader_pool import MAX_READERS, LogReaderPool
 from mps_exporter.sources.log_reader import LogReader, LogTarget
+from mps_exporter.sources.log_reader_pool import MAX_READERS, LogReaderPool
 from tests.support.waiting import PATIENCE_SECONDS, until, until_awaited
 
 ROUND_SECONDS = 0.4
@@ -106,7 +106,9 @@ class Site:
 @pytest.fixture
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     monkeypatch.setattr(log_reader_pool, "HUNG_SECONDS", 0.15)
-    monkeypatch.setattr(log_reader_pool, "PASS_SECONDS", PATIENCE_SECONDS)  # or the deadline of a poll
+    monkeypatch.setattr(
+        log_reader_pool, "PASS_SECONDS", PATIENCE_SECONDS
+    )  # or the deadline of a poll
     made = Site(tmp_path)
     yield made
     for gate in made.disks.gates.values():
@@ -316,9 +318,7 @@ async def test_this_host_follows_the_logs_that_can_be_read(
     await host.close()
 
 
-async def test_logs_next_to_a_foreground_daemon_are_not_read(
-    tmp_path: Path, patient: None
-) -> None:
+async def test_logs_next_to_a_foreground_daemon_are_not_read(tmp_path: Path, patient: None) -> None:
     (tmp_path / "control.log").write_text("of an earlier daemon\n")
     host = LiveHost(Settings(collector_nvml=False))
     daemon = DaemonFacts("/a", str(tmp_path), foreground=True)

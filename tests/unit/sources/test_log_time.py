@@ -12,8 +12,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from mps_exporter.observations import LogChunk
-from mps_exporter.sources.log_search import parse_stamp
 from mps_exporter.sources.log_reader import LogReader
+from mps_exporter.sources.log_search import parse_stamp
 
 PIPE = "/tmp/nvidia-mps"
 

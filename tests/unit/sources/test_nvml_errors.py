@@ -8,7 +8,7 @@ import pytest
 
 from mps_exporter.metrics.gpu_readings import BY_QUANTITY
 from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome
-from mps_exporter.sources.nvml import Clock, NvmlSession, NvmlOptions
+from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
 from mps_exporter.sources.nvml.api import GPU_GONE, SESSION_GONE, Code
 from tests.support.fake_nvml import FakeDevice, FakeNvml
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mps_exporter.sources.nvml import NvmlSession
-from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS, QueryCache
 from mps_exporter.sources.nvml.api import Code
+from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS, QueryCache
 from tests.support.fake_nvml import FakeDevice, FakeNvml, recorded
 from tests.support.nvml_host import GPM, OPTIONS, gpu, of, only, opened, pass_time
 from tests.support.waiting import wait_for

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS, QueryCache
 from mps_exporter.sources.nvml.api import Code, Device, ListedProcess
 from mps_exporter.sources.nvml.processes import CALLS, NOT_AVAILABLE, Listed, read_processes
+from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS, QueryCache
 from tests.support.fake_nvml import FakeDevice, FakeNvml
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ import pytest
 from mps_exporter.metrics.gpu_readings import series_of
 from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.observations import GpuObservation
-from mps_exporter.sources.nvml import Clock, NvmlSession, NvmlOptions
+from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
 from mps_exporter.sources.nvml.api import Argument, Code, Device, FieldAnswer
 from mps_exporter.sources.nvml.readings import FIELDS, ROWS, nvlink_rows
 from mps_exporter.sources.nvml.xid import XidCounts
@@ -185,7 +185,9 @@ def test_sram_by_its_parts_before_ampere() -> None:
             merged[f"nvmlDeviceGetMemoryErrorCounter({kind}, {scope}, 7)"] = NOT_SUPPORTED
             merged[f"nvmlDeviceGetMemoryErrorCounter({kind}, {scope}, 1)"] = 4
     library = FakeNvml(FakeDevice("GPU-0", merged))
-    nvml = NvmlSession(library, Clock(library.wall, lambda: library.now), NvmlOptions(xid_events=False))
+    nvml = NvmlSession(
+        library, Clock(library.wall, lambda: library.now), NvmlOptions(xid_events=False)
+    )
     found = values(nvml.observe().gpus[0])
     nvml.close()
     assert "ecc_errors,corrected,volatile,sram" not in found

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mps_exporter.observations import Outcome
 from mps_exporter.sources.nvml import Clock, NvmlSession
-from mps_exporter.sources.nvml.api import Code, NvmlEvent, ListedProcess, NvmlError
+from mps_exporter.sources.nvml.api import Code, ListedProcess, NvmlError, NvmlEvent
 from mps_exporter.sources.nvml.readings import EACH, FIELDS, ROWS
 from tests.support.fake_nvml import FakeDevice, FakeNvml, recorded
 from tests.support.nvml_host import GPM, OPTIONS, gpu, only, opened, pass_time, values

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.observations import ProcessFacts, ProcfsObservation
 from mps_exporter.config import Settings
+from mps_exporter.observations import ProcessFacts, ProcfsObservation
 from mps_exporter.sources import live_host
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost

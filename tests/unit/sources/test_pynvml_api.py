@@ -12,8 +12,8 @@ import pynvml
 import pytest
 
 from mps_exporter.sources.nvml import pynvml_api as binding_module
-from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
 from mps_exporter.sources.nvml.api import Code, Device, EventSet, GpmSample, NvmlError
+from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
 from tests.support.waiting import PATIENCE_SECONDS
 
 DEVICE = Device(ctypes.c_void_p(0x1000))

@@ -17,10 +17,17 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 @pytest.mark.parametrize(
     "kind",
     [
-        HostStatus, ExporterView, status_api.FindingView, status_api.GpuView, status_api.DaemonView, status_api.ServerView,
-        status_api.ClientView, status_api.WaitView, status_api.IncidentView,
+        HostStatus,
+        ExporterView,
+        status_api.FindingView,
+        status_api.GpuView,
+        status_api.DaemonView,
+        status_api.ServerView,
+        status_api.ClientView,
+        status_api.WaitView,
+        status_api.IncidentView,
     ],
-)  # fmt: skip
+)
 def test_every_field_of_the_api_is_documented(kind: Any) -> None:
     text = (DOCS / "api.md").read_text("utf-8")
 

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.web import listen as listening
-from mps_exporter.web.listen import ListenError, from_systemd, listen, display_address, split_address
+from mps_exporter.web.listen import (
+    ListenError,
+    display_address,
+    from_systemd,
+    listen,
+    split_address,
+)
 from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_SECONDS
 
@@ -63,9 +69,7 @@ def test_a_taken_port_names_the_likely_owner(monkeypatch: pytest.MonkeyPatch) ->
         ("127.0.0.1", "", "it overlaps with 127.0.0.1:PORT"),
     ],
 )
-def test_a_duplicate_address_is_the_users_own_error(
-    first: str, second: str, reason: str
-) -> None:
+def test_a_duplicate_address_is_the_users_own_error(first: str, second: str, reason: str) -> None:
     port = free_port()
     with pytest.raises(ListenError, match=reason.replace("PORT", str(port))):
         listen([f"{first}:{port}", f"{second}:{port}"])

@@ -31,7 +31,9 @@ MakeClient = Callable[..., Awaitable[Any]]
     ],
 )
 def test_deadline_leaves_a_margin(header: str | None, expected: float | None) -> None:
-    assert collection_deadline(header, 0.5) == (None if expected is None else pytest.approx(expected))
+    assert collection_deadline(header, 0.5) == (
+        None if expected is None else pytest.approx(expected)
+    )
 
 
 async def test_metrics_in_the_form_that_was_asked_for(

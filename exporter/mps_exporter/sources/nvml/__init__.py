@@ -3,6 +3,6 @@
 ``binding.py`` is the only importer of pynvml; everything else sees the Protocol of ``library.py``.
 """
 
-from mps_exporter.sources.nvml.session import TICK_SECONDS, Clock, NvmlSession, NvmlOptions
+from mps_exporter.sources.nvml.session import TICK_SECONDS, Clock, NvmlOptions, NvmlSession
 
-__all__ = ["TICK_SECONDS", "Clock", "NvmlSession", "NvmlOptions"]
+__all__ = ["TICK_SECONDS", "Clock", "NvmlOptions", "NvmlSession"]

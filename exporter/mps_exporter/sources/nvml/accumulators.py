@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mps_exporter.observations import Reading
-from mps_exporter.sources.nvml.query_cache import NEVER_AGAIN, QueryCache, GpuGoneError
+from mps_exporter.sources.nvml.api import Device, GpmSample, NvmlApi, NvmlError
 from mps_exporter.sources.nvml.integrals import (
     RatioIntegral,
     SampleIntegral,
     percent_to_ratio,
     unwrapped_increment,
 )
-from mps_exporter.sources.nvml.api import Device, GpmSample, NvmlApi, NvmlError
+from mps_exporter.sources.nvml.query_cache import NEVER_AGAIN, GpuGoneError, QueryCache
 from mps_exporter.sources.nvml.readings import PCIE_RECEIVE_FIELD, PCIE_TRANSMIT_FIELD
 
 MIN_SAMPLE_INTERVAL_SECONDS = 0.5

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 
 from mps_exporter.nvml_terms import ARCHITECTURES, COMPUTE_MODES
 from mps_exporter.observations import GpuObservation, Reading
-from mps_exporter.sources.nvml.query_cache import DEFECTS, NEVER_AGAIN, QueryCache, GpuGoneError
+from mps_exporter.sources.nvml.accumulators import (
+    MIN_SAMPLE_INTERVAL_SECONDS,
+    BusyAccumulator,
+    CounterTotals,
+    GpmAccumulator,
+)
 from mps_exporter.sources.nvml.api import (
     UNSUPPORTED,
     Code,
@@ -17,8 +22,8 @@ from mps_exporter.sources.nvml.api import (
     NvmlApi,
     NvmlError,
 )
-from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS, BusyAccumulator, GpmAccumulator, CounterTotals
 from mps_exporter.sources.nvml.processes import Listed, read_processes
+from mps_exporter.sources.nvml.query_cache import DEFECTS, NEVER_AGAIN, GpuGoneError, QueryCache
 from mps_exporter.sources.nvml.readings import (
     EACH,
     FIELDS,
@@ -65,7 +70,13 @@ class DeviceReader:
     fields: tuple[FieldRow, ...] = FIELDS
 
     def __init__(
-        self, api: NvmlApi, device: Device, location: DeviceLocation, totals: CounterTotals, *, serials: bool
+        self,
+        api: NvmlApi,
+        device: Device,
+        location: DeviceLocation,
+        totals: CounterTotals,
+        *,
+        serials: bool,
     ) -> None:
         self.device = device
         self.location = location
@@ -95,7 +106,10 @@ class DeviceReader:
             return
 
     def _sample(
-        self, accumulator: BusyAccumulator | GpmAccumulator, now: float, shortest: float = MIN_SAMPLE_INTERVAL_SECONDS
+        self,
+        accumulator: BusyAccumulator | GpmAccumulator,
+        now: float,
+        shortest: float = MIN_SAMPLE_INTERVAL_SECONDS,
     ) -> None:
         """A meter that stumbles over an answer has no readings; it must not cost the others."""
         try:
@@ -311,7 +325,12 @@ class MigDeviceReader(DeviceReader):
     fields = ()
 
     def __init__(
-        self, api: NvmlApi, device: Device, parent: Device, location: DeviceLocation, totals: CounterTotals
+        self,
+        api: NvmlApi,
+        device: Device,
+        parent: Device,
+        location: DeviceLocation,
+        totals: CounterTotals,
     ) -> None:
         super().__init__(api, device, location, totals, serials=False)
         self._gpm = GpmAccumulator(api, parent, self.queries, totals, location.gpu_instance)

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from mps_exporter.observations import GpuProcess, ProcessList
+from mps_exporter.sources.nvml.api import Device, ListedProcess, NvmlApi, ProcessKind
 from mps_exporter.sources.nvml.query_cache import QueryCache
-from mps_exporter.sources.nvml.api import Device, NvmlApi, ListedProcess, ProcessKind
 
 NOT_AVAILABLE = 0xFFFF_FFFF_FFFF_FFFF
 """What NVML writes where it does not know the memory."""

@@ -1,7 +1,7 @@
 """Asking one device, and remembering what it does not have.
 
-Every question to NVML about a device goes through :class:`QueryCache`, so that one rule decides what a
-refusal means: never here, not this time, this GPU is gone, or NVML as a whole is gone.
+Every question to NVML about a device goes through :class:`QueryCache`, so that one rule decides
+what a refusal means: never here, not this time, this GPU is gone, or NVML as a whole is gone.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from mps_exporter.sources.nvml.api import (
     GPU_GONE,
     MAY_CHANGE,
-    UNSUPPORTED,
     SESSION_GONE,
+    UNSUPPORTED,
     Code,
     NvmlError,
     code_name,

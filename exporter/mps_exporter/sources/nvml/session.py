@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome, Reading
-from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS
-from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
-from mps_exporter.sources.nvml.device import DeviceReader, MigDeviceReader, DeviceLocation
+from mps_exporter.sources.nvml.accumulators import CounterTotals
 from mps_exporter.sources.nvml.api import (
     GPU_GONE,
     SESSION_GONE,
@@ -27,7 +25,9 @@ from mps_exporter.sources.nvml.api import (
     NvmlApi,
     NvmlError,
 )
-from mps_exporter.sources.nvml.accumulators import CounterTotals
+from mps_exporter.sources.nvml.device import DeviceLocation, DeviceReader, MigDeviceReader
+from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
+from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS
 from mps_exporter.sources.nvml.xid import XidCounts, XidWatcher
 
 log = logging.getLogger(__name__)
@@ -313,7 +313,9 @@ class NvmlSession:
         found += [self._with_xids(gpu) for gpu in self._missing_gpus]
         for gpu in found:
             if not gpu.lost and gpu.parent_uuid is None:
-                self._known_gpus[gpu.uuid] = replace(gpu, processes=None, unread_lists=(), readings=())
+                self._known_gpus[gpu.uuid] = replace(
+                    gpu, processes=None, unread_lists=(), readings=()
+                )
         return found
 
     def _with_xids(self, gpu: GpuObservation) -> GpuObservation:

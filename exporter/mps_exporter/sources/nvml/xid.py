@@ -87,9 +87,7 @@ def _readings(xid: int, counted: XidCount, watched: bool) -> Iterator[Reading]:
 class XidWatcher:
     """Waits for Xid events of some devices, as long as NVML stays initialized."""
 
-    def __init__(
-        self, api: NvmlApi, counts: XidCounts, wall_clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, api: NvmlApi, counts: XidCounts, wall_clock: Callable[[], float]) -> None:
         self._api = api
         self._counts = counts
         self._wall_clock = wall_clock

@@ -13,9 +13,9 @@ The file and the certificates are read anew when they change. A file that breaks
 runs changes nothing: what was in force stays in force, and the log says so.
 """
 
+from .auth import install
 from .config import WebConfig, parse
 from .errors import WebConfigError
-from .auth import install
 from .reload import WebConfigWatch
 
 __all__ = ["WebConfig", "WebConfigError", "WebConfigWatch", "install", "parse"]

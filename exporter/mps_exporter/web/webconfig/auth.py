@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from .config import WebConfig
-from .passwords import TooManyChecksError, Passwords
-from .token_bucket import TokenBucket
-from .tls import alternative_names
+from .passwords import Passwords, TooManyChecksError
 from .reload import WebConfigWatch
+from .tls import alternative_names
+from .token_bucket import TokenBucket
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
