@@ -6,7 +6,7 @@ import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics.catalogue import CATALOGUE
 from grafana.panels import DATASOURCE, Panel, names_tile
 from grafana.promql import metrics_in, scoped
 from grafana.style import DEMO, QUIET, Json

@@ -1,4 +1,4 @@
-"""Hold the rule of exporter/mps/unfinished_work.py against runs on a GPU, and print the table.
+"""Hold the rule of exporter/mps_exporter/mps/unfinished_work.py against runs on a GPU, and print the table.
 
     python -m tools.unfinished_work_table [SERIES ...] [--runs]
 
@@ -27,10 +27,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exporter.model import Incident
-from exporter.mps.fold import Fold
-from exporter.mps.log_lines import parse
-from exporter.observations import LogChunk, LogName, LogsObservation
+from mps_exporter.snapshot import Incident
+from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.mps.log_parser import parse_line
+from mps_exporter.observations import LogChunk, LogName, LogsObservation
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "unfinished-work.md"
@@ -78,7 +78,7 @@ def _unpacked(archive: Path) -> dict[str, bytes]:
 
 def read(logs: Mapping[LogName, bytes]) -> tuple[list[Incident], list[int]]:
     """Read a run's logs: its incidents, and who was warned of as having ended alone with work."""
-    fold, warned = Fold(PIPE), []
+    fold, warned = DaemonTracker(PIPE), []
     lines = sorted(
         (stamp, number, log, line) for log in LOGS for stamp, number, line in _stamped(logs[log])
     )
@@ -92,20 +92,20 @@ def read(logs: Mapping[LogName, bytes]) -> tuple[list[Incident], list[int]]:
     return list(fold.ledger.view(0.0).incidents), warned
 
 
-def _take(fold: Fold, now: float, data: dict[LogName, bytes]) -> None:
+def _take(fold: DaemonTracker, now: float, data: dict[LogName, bytes]) -> None:
     chunks = tuple(
         LogChunk(
             at=now, pipe_directory=PIPE, log=log, data=data.get(log, b""), complete_until=now + 0.1
         )
         for log in LOGS
     )
-    fold.take(LogsObservation(at=now, chunks=chunks))
+    fold.add_logs(LogsObservation(at=now, chunks=chunks))
 
 
 def _stamped(data: bytes) -> Iterator[tuple[float, int, bytes]]:
     at = 0.0
     for number, line in enumerate(data.splitlines(keepends=True)):
-        stamp_ms = parse(line.rstrip(b"\n")).stamp_ms
+        stamp_ms = parse_line(line.rstrip(b"\n")).stamp_ms
         at = at if stamp_ms is None else max(at, stamp_ms / 1000.0)
         yield at, number, line
 

@@ -18,7 +18,7 @@ from grafana.boards.shared import (
     to_board,
     to_host,
     to_runbook,
-    utilization_beside_activity,
+    utilization_with_activity,
 )
 from grafana.panels import (
     Column,
@@ -217,7 +217,7 @@ HOST_TABLE = table(
 )  # fmt: skip
 
 WASTE = (
-    utilization_beside_activity("job", "", width=8),
+    utilization_with_activity("job", "", width=8),
     ranking(
         "Idle in hand-overs, by host",
         "Good: short. GPU time of this time range in which somebody waited and nobody was "

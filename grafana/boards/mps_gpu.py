@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grafana.board import Board, Row, Variable, instance, job, source_tile
-from grafana.boards.shared import utilization_beside_activity
+from grafana.boards.shared import utilization_with_activity
 from grafana.panels import Column, Query, color_of, events, graph, share_graph, table, tile
 from grafana.promql import new_in_range, new_in_step
 from grafana.style import (
@@ -202,7 +202,7 @@ HEAT = (
 )  # fmt: skip
 
 WORK = (
-    utilization_beside_activity("instance, gpu", "GPU {{gpu}} ", width=8),
+    utilization_with_activity("instance, gpu", "GPU {{gpu}} ", width=8),
     share_graph(
         "What kind of work",
         "No good or bad: which units are busy, the mean of the GPUs chosen. Much tensor is deep "

@@ -15,7 +15,7 @@ from grafana.boards.shared import (
     WAITING,
     to_board,
     to_user,
-    utilization_beside_activity,
+    utilization_with_activity,
 )
 from grafana.panels import (
     Column,
@@ -158,7 +158,7 @@ CLIENTS = table(
 )  # fmt: skip
 
 PER_GPU = (
-    utilization_beside_activity("instance, gpu", "", width=8),
+    utilization_with_activity("instance, gpu", "", width=8),
     share_graph(
         "SM limits of all clients, stacked",
         "Good: up to the dashed line, all the SMs of the GPU: everybody can have their share at "

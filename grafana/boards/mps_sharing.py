@@ -11,7 +11,7 @@ from grafana.boards.shared import (
     WAIT_WARN,
     WAITING,
     to_user,
-    utilization_beside_activity,
+    utilization_with_activity,
 )
 from grafana.panels import (
     Column,
@@ -201,7 +201,7 @@ COSTS = (
 )  # fmt: skip
 
 WORTH = (
-    utilization_beside_activity("instance, gpu", "GPU {{gpu}} "),
+    utilization_with_activity("instance, gpu", "GPU {{gpu}} "),
     graph(
         "Processes on the GPUs",
         "Good: clients of MPS, and no direct process beside them: such a process takes turns with "

@@ -84,7 +84,7 @@ def to_runbook() -> Json:
     )
 
 
-def utilization_beside_activity(by: str, legend: str, *, width: int = 12, height: int = 8) -> Panel:
+def utilization_with_activity(by: str, legend: str, *, width: int = 12, height: int = 8) -> Panel:
     """Show the two numbers that only tell the truth together."""
     return share_graph(
         "Utilization beside SM activity",

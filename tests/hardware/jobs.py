@@ -49,10 +49,10 @@ async def _script(lab: Lab, daemon: Daemon, *arguments: str, uid: int = 0) -> No
         subprocess.run, command, capture_output=True, text=True, timeout=60, check=False,
         env={"PATH": os.environ["PATH"]},
     )  # fmt: skip
-    said = f"{done.returncode}: {done.stderr.strip()}"
-    lab.facts[f"script {' '.join(arguments[::2])} as {uid}"] = said
+    output = f"{done.returncode}: {done.stderr.strip()}"
+    lab.facts[f"script {' '.join(arguments[::2])} as {uid}"] = output
     if not uid:
-        lab.note("the script", ok=done.returncode == 0, wanted=0, got=said)
+        lab.note("the script", ok=done.returncode == 0, wanted=0, got=output)
 
 
 async def _by_the_script(lab: Lab, daemon: Daemon, leaver: Client) -> None:
@@ -73,9 +73,9 @@ async def _in_its_container(lab: Lab, daemon: Daemon, leaver: Client) -> None:
         subprocess.run, [*inside, "--own-pid-namespace", "--pipe-directory", str(daemon.pipe)],
         capture_output=True, text=True, timeout=60, check=False, env={"PATH": os.environ["PATH"]},
     )  # fmt: skip
-    said = f"{done.returncode}: {done.stderr.strip()}"
-    ok = done.returncode == 0 and "terminated client" in said
-    lab.note("the hook", ok=ok, wanted="0: terminated client", got=said)
+    output = f"{done.returncode}: {done.stderr.strip()}"
+    ok = done.returncode == 0 and "terminated client" in output
+    lab.note("the hook", ok=ok, wanted="0: terminated client", got=output)
     os.kill(int(children[0]), signal.SIGKILL)
 
 
@@ -167,14 +167,14 @@ async def memory_ordinals_two_gpus(lab: Lab) -> None:
     texts = ("0=1G", "1=1G", f"{first}=1G", f"{second}=1G")
     views = (None, "0", "1", "0,1", "1,0", second, f"{second},{first}")
     # By UUID, a GPU that the client does not see was not measured: the exporter tells no limit.
-    told = [
+    reported = [
         (view, text) for view in views for text in texts
         if not (text.startswith(first) and view in ("1", second))
         and not (text.startswith(second) and view == "0")
     ]  # fmt: skip
-    await _with_daemon(lab, lab.daemon("all"), told, "all")
-    await _with_daemon(lab, lab.daemon("reversed", CUDA_VISIBLE_DEVICES="1,0"), told, "1,0")
-    own = [(view, text) for view, text in told if view in (None, "0")]
+    await _with_daemon(lab, lab.daemon("all"), reported, "all")
+    await _with_daemon(lab, lab.daemon("reversed", CUDA_VISIBLE_DEVICES="1,0"), reported, "1,0")
+    own = [(view, text) for view, text in reported if view in (None, "0")]
     await _with_daemon(lab, lab.daemon("second", CUDA_VISIBLE_DEVICES="1"), own, "1")
     await lab.run(1)
 

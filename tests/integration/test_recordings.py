@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from exporter.advice import findings
-from exporter.cli import built_in_recording
-from exporter.sources.recording import read
+from mps_exporter.diagnostics import findings
+from mps_exporter.cli import built_in_recording
+from mps_exporter.sources.recording import read
 from tests.support.player import RECORDINGS, Player
 
 TRUTHS = sorted(RECORDINGS.glob("*.json"))
@@ -111,7 +111,7 @@ async def test_every_reading_that_was_recorded_is_shown(path: Path) -> None:
     assert metrics.value("mps_exporter_unknown_readings_total") == 0
 
 
-async def test_a_reading_that_nobody_knows_costs_itself(tmp_path: Path) -> None:
+async def test_an_unknown_reading_is_skipped(tmp_path: Path) -> None:
     lines = gzip.decompress((RECORDINGS / "one-client.rec.gz").read_bytes())
     path = tmp_path / "renamed.rec.gz"
     path.write_bytes(gzip.compress(lines.replace(b"mps_gpu_power_watts", b"mps_gpu_watts")))

@@ -9,7 +9,7 @@ from typing import Any
 import promql_parser
 import pytest
 
-from exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics.catalogue import CATALOGUE
 from grafana.promql import FOREIGN, TARGET_LABELS, base_name, labels_of
 from tests.unit.grafana.reading import (
     FILES,
