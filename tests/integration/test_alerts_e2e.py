@@ -146,6 +146,7 @@ INCIDENTS = (
     Incident("one-client"),
     Incident("limits", (BYPASS,), speed=0.7),
     Incident("memory-limit"),
+    Incident("memory-ordinals"),
     Incident("multi-user"),
     Incident("own-pid-namespace"),
     Incident("terminate-client"),
@@ -231,6 +232,16 @@ INCIDENTS = (
         speed=0.15,
         possible=frozenset({"MpsControlDaemonDied"}),
     ),
+    # It does not come back.
+    Incident(
+        "served-after-death",
+        (
+            daemon("pager", "MpsControlDaemonDied", r"ago .*Clients lost: 1 \(1 of uid 1001\)"),
+            daemon(
+                "pager", "MpsControlDaemonDown", "and is gone", mps_control_state="absent"
+            ),
+        ),
+    ),
     # The server first: that blocks nobody. Then the daemon: that blocks everybody.
     Incident(
         "stopped",
@@ -303,7 +314,51 @@ INCIDENTS = (
         ),
         possible=HEALING,
     ),
+    # Five ghosts, and on each hangs a client of the user who is dead in the queue.
+    Incident(
+        "deaf-server",
+        (
+            daemon("tickets", "MpsQueuedClientDead", "Of uid 1002, 1 queued client at", uid="1002"),
+            *(
+                daemon(
+                    "pager", "MpsGhostServer",
+                    f"for uid 1002.* On it hang PID {pid}:.*kill -9 {server}`", server=server,
+                )
+                for server, pid in (
+                    ("6429", 6421), ("6492", 6484), ("6554", 6550), ("6620", 6612), ("6682", 6678)
+                )
+            ),
+        ),
+        possible=HEALING,
+    ),
+    Incident(
+        "wedge-times",
+        (
+            daemon("tickets", "MpsQueuedClientDead", "Of uid 1002, 1 queued client at", uid="1002"),
+            daemon("pager", "MpsGhostServer", "for uid 1002.*kill -9 6811`", server="6811"),
+        ),
+        possible=HEALING,
+    ),
+    Incident(
+        "dead-between-scrapes",
+        (daemon("tickets", "MpsQueuedClientDead", "Of uid 1002, 1 queued client at", uid="1002"),),
+        possible=HEALING | {"MpsGhostServer"},  # the ghost is killed at once
+    ),
     # Clients.
+    # Four are terminated before they end, the fifth is not. So slowly that the alert comes in time
+    # before the recording ends.
+    Incident(
+        "ending-jobs",
+        (
+            daemon(
+                "tickets", "MpsUnfinishedWork",
+                "3 clients of .*another client had left behind. Left by: 1 of uid 0. "
+                "Lost: 3 of uid 0.",
+            ),
+        ),
+        speed=0.7,
+        possible=HANDOVER,
+    ),
     Incident(
         "context-limit",
         (

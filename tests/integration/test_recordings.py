@@ -77,6 +77,28 @@ async def test_a_client_that_catches_its_fault_and_stays_is_torn_down() -> None:
     assert metrics.value("mps_client_state", state="torn_down") is None
 
 
+async def test_who_is_killed_with_work_in_flight_is_named_and_whom_a_script_ended_is_not() -> None:
+    metrics = await Player(RECORDINGS / "ending-jobs.rec.gz").to_end()
+    assert metrics.value("mps_server_faults_total") == 1
+    assert metrics.value("mps_client_unfinished_exits_total", uid=0) == 1
+    assert metrics.value("mps_client_unfinished_exits_total") == 1
+    losses = {
+        (labels["uid"], labels["cause"]): value
+        for labels, value in metrics.all("mps_client_losses_total")
+        if value
+    }
+    assert losses == {
+        ("0", "terminated"): 3,
+        ("1001", "terminated"): 1,
+        ("0", "unfinished_work"): 3,
+    }
+    (daemon,) = metrics.snapshot.daemons
+    (incident,) = [one for one in daemon.incidents if one.kind == "unfinished_work"]
+    assert incident.left_by_pid == 3965
+    assert incident.blamed_pid == 3944
+    assert set(incident.pids) == {3942, 3943, 3944}
+
+
 def test_there_is_a_recording_of_each_version_of_the_format() -> None:
     versions = Counter(read(path).header.version for path in RECORDINGS.glob("*.rec.gz"))
     assert versions.keys() == {1, 2}

@@ -78,7 +78,6 @@ def snapshot(seconds: float, now: float) -> Snapshot:
         logs=(LogState("/run/mps", "control", "control.log", readable=True, size_bytes=2**31),),
         counters=LedgerCounters(
             overtakes={1001: grown},
-            unfinished_exits={1001: grown},
             log_lines={"control": 20 * grown, "server": 10 * grown},
             unrecognized_lines={"control": grown},
             query_lines=4 * grown,

@@ -100,7 +100,7 @@ BLAMED = (None, {"1001 own_fault": 1, "1001 neighbour_fault": 1})
         (5.000, 5.016, 5.010, BLAMED),
         (5.000, 5.016, 5.090, BLAMED),
         (5.000, 5.016, 5.310, BLAMED),
-        # an ordinary end when a culprit's would have been: one of 110 ended as quickly
+        # an ordinary end when a culprit's would have been: one of 132 ended as quickly
         (5.000, 5.021, 5.165, DOUBTFUL),
         (5.000, 5.063, 5.191, DOUBTFUL),
         (5.000, 5.093, 5.160, DOUBTFUL),
