@@ -1,7 +1,7 @@
 """The table "Which rights buy which metrics" in docs/deployment.md, cell by cell.
 
 The real exporter runs with each of the rights, twice: as it is, and with all daemons named by flag.
-What it shows at once is a "yes" of the table, what it shows only then a "named ones".
+What it shows at once is a "yes" of the table, what it shows only then a "configured only".
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ ROWS: dict[str, Callable[[Metrics, Scene], bool]] = {
     "daemons whose directories lie in a container": _container_answers,
     "incidents, waits and sessions": _follows(OPEN[0]),
     "the same, from logs elsewhere": _follows(ELSEWHERE[0]),
-    "the same, where the logs are closed": _follows(CLOSED[0]),
+    "the same, where only the owner": _follows(CLOSED[0]),
     "the user, program, container": lambda metrics, scene: (
         _client(metrics, scene).get("command") == "train"
     ),
@@ -196,7 +196,7 @@ ROWS: dict[str, Callable[[Metrics, Scene], bool]] = {
 def table() -> tuple[list[str], dict[str, list[str]]]:
     """The columns, and the cells by what the row begins with."""
     text = PAGE.read_text("utf-8")
-    start = text.index("| What you get |")
+    start = text.index("| Data |")
     lines = text[start : text.index("\n\n", start)].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     head, _, *rows = cells
@@ -224,7 +224,7 @@ def test_what_the_table_promises_is_what_there_is(scene: Scene, column: str) -> 
                 promised[row] = cells[columns.index(column)]
                 shown[row] = (
                     "yes" if question(seen.unnamed, scene)
-                    else "named ones" if question(seen.named, scene)
+                    else "configured only" if question(seen.named, scene)
                     else "no"
                 )  # fmt: skip
     assert shown == promised
