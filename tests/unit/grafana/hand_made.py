@@ -56,7 +56,7 @@ def _readings(seconds: float) -> tuple[Reading, ...]:
     )
 
 
-def snapshot(seconds: float) -> Snapshot:
+def snapshot(seconds: float, began: float) -> Snapshot:
     """Give the host after so many seconds."""
     grown = int(seconds)
     client = Client(
@@ -83,6 +83,8 @@ def snapshot(seconds: float) -> Snapshot:
         gpu_uuids=(UUID,),
         logs=(LogState("/run/mps", "control", "control.log", readable=True, size_bytes=2**31),),
         counters=LedgerCounters(
+            server_last_exit_at={"crashed": began + seconds - 100},
+            losses={(1001, "own_fault"): grown, (1002, "neighbour_fault"): grown},
             overtakes={1001: grown},
             log_lines={"control": 20 * grown, "server": 10 * grown},
             unrecognized_lines={"control": grown},
@@ -116,7 +118,7 @@ def served() -> Iterator[str]:
 
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            families = render(snapshot(time.time() - began), Build("made by hand", "", ""))
+            families = render(snapshot(time.time() - began, began), Build("made by hand", "", ""))
             page = encode(families, [], TEXT_0_0_4)
             self.send_response(200)
             self.send_header("Content-Type", TEXT_0_0_4.content_type)
