@@ -347,7 +347,7 @@ BLIND = table(
         Column("Job", "job", hidden=True),
     ),
     sort="Failing collectors",
-    none="Every exporter sees everything.",
+    none="Nothing is known to be missing.",
     height=6,
 )
 

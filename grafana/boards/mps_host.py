@@ -144,7 +144,7 @@ CLIENTS = table(
     ),
     sort="Memory",
     none="No client is connected.",
-    found="mps_client_contexts",
+    found="mps_client_info",
     height=9,
 )  # fmt: skip
 

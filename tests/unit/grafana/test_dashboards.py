@@ -39,6 +39,22 @@ def test_check_names_stale_files_and_writing_mends_them(
     assert generator.main(["--check"]) == 0
 
 
+def test_exports_ask_for_the_data_source_and_name_what_they_need(tmp_path: Path) -> None:
+    assert generator.main(["--export", str(tmp_path)]) == 0
+    assert sorted(path.stem for path in tmp_path.iterdir()) == sorted(b.uid for b in BOARDS)
+    for path in FILES:
+        exported = load(tmp_path / path.name)
+        (asked,) = exported["__inputs"]
+        source = next(t for t in exported["templating"]["list"] if t["type"] == "datasource")
+        assert source["current"]["value"] == f"${{{asked['name']}}}"
+        assert asked["pluginId"] == "prometheus"
+        kinds = {each["id"] for each in exported["__requires"] if each["type"] == "panel"}
+        assert kinds == {panel["type"] for panel in panels(exported)}
+        assert {"grafana", "prometheus"} <= {each["id"] for each in exported["__requires"]}
+        assert exported["editable"]
+        assert exported["panels"] == load(path)["panels"]
+
+
 def test_there_are_the_seven() -> None:
     assert [path.stem for path in FILES] == [
         "mps-exporter", "mps-fleet", "mps-gpu", "mps-host", "mps-incidents", "mps-sharing",
