@@ -1,7 +1,7 @@
 """Grafana's own linter of dashboards, with all of its rules.
 
-One is met on a copy only: it wants the variable `instance` to be called Instance, and people call it
-a host.
+One is met on a copy only: it wants the variable `instance` to be called Instance, and people call
+it a host.
 
 It runs where it is installed, and grafana/linter/build.sh builds it. What it demands, the tests in
 tests/unit/grafana demand everywhere.
