@@ -71,7 +71,6 @@ TILES = (
         "While a daemon hangs, CUDA programs that start hang too.",
         "sum(1 - mps_control_up)",
         steps=at_most(1),
-        none="no daemon",
     ),
     tile(
         "Unhealthy servers",
@@ -268,7 +267,7 @@ WAITS = (
             Column("Job", "job", hidden=True),
         ),
         sort="Waiting for",
-        none="Nobody is waiting.",
+        none="No wait is known.",
         width=14,
     ),
     graph(

@@ -48,7 +48,6 @@ TILES = (
         "Healthy: 0. Fallen off the bus, or waiting for a reset.",
         "sum(1 - mps_gpu_up)",
         steps=at_most(1),
-        none="no GPU",
     ),
     tile(
         "Reset required",
@@ -56,7 +55,6 @@ TILES = (
         'count(max by (instance, uuid) (mps_gpu_recovery_action{mps_gpu_recovery_action!="none"})'
         f" == 1) or {NOTHING}",
         steps=at_most(1),
-        none="no GPU",
     ),
     tile(
         "ECC errors",
@@ -64,14 +62,12 @@ TILES = (
         f"{new_in_range(UNCORRECTED, '')} or {NOTHING}",
         steps=at_most(1),
         decimals=0,
-        none="no GPU",
     ),
     tile(
         "Failed row remaps",
         "Healthy: 0. GPUs whose memory has no spare row left where one is needed: replace them.",
         f"sum(mps_gpu_row_remap_failure) or {NOTHING}",
         steps=at_most(1),
-        none="no GPU",
     ),
     tile(
         "Xid errors",
@@ -80,7 +76,6 @@ TILES = (
         f"{new_in_range('mps_gpu_xid_errors_total', '')} or {NOTHING}",
         steps=noticed_from(1),
         decimals=0,
-        none="no GPU",
     ),
     tile(
         "Thermal headroom",

@@ -39,8 +39,11 @@ from grafana.style import (
     SERVER_STATES,
     SHARE,
     USED,
+    State,
     noticed_from,
 )
+
+NO_SERVER = State(9, "no server", QUIET)
 
 TILES = (
     tile(
@@ -56,40 +59,35 @@ TILES = (
         "Daemon",
         "Healthy: answering. The worst of this host's control daemons. While it is unresponsive, "
         "CUDA programs that start hang; while it is absent, they run without MPS and its limits.",
-        f"max({DAEMON_STATE})",
+        f"max({DAEMON_STATE}) or 0 * count(mps_exporter_build_info)",
         states=DAEMON_STATES,
-        none="no daemon",
     ),
     tile(
         "Server",
         "Healthy: ACTIVE, or none while nobody computes. The worst of this host's servers. In "
         "FAULT it refuses new clients; a ghost must be killed, because the daemon hangs on it.",
-        f"max({SERVER_STATE})",
-        states=SERVER_STATES,
-        none="no server",
+        f"max({SERVER_STATE}) or 0 * sum(mps_control_up) + {NO_SERVER.code}",
+        states=(NO_SERVER, *SERVER_STATES),
     ),
     tile(
         "Clients",
         "For information: programs connected to MPS on this host.",
         "sum(mps_server_clients) or 0 * sum(mps_control_up)",
-        none="no daemon",
     ),
     tile(
         "Clients waiting",
         "Healthy: 0. Programs that hang in cuInit because another user's server holds the GPU.",
         f"sum{WAITING} or 0 * sum(mps_control_up)",
         steps=noticed_from(1),
-        none="no daemon",
         links=[to_board("mps-sharing", "Who holds the GPU and who waits")],
     ),
     tile(
         "Contexts used",
         "Healthy: green. The fullest server's share of the client contexts that it accepts on a "
         "GPU; when it is full, the next program fails. Orange is where MpsContextsNearLimit fires.",
-        f"max({CONTEXTS_SHARE})",
+        f"max({CONTEXTS_SHARE}) or 0 * sum(mps_control_up)",
         SHARE,
         noticed_from(CONTEXTS_WARN),
-        none="no client",
         decimals=0,
     ),
 )
@@ -143,7 +141,7 @@ CLIENTS = table(
         Column("Job", "job", hidden=True),
     ),
     sort="Memory",
-    none="No client is connected.",
+    none="No client is known.",
     found="mps_client_info",
     height=9,
 )  # fmt: skip

@@ -6,6 +6,7 @@ from grafana.board import Board, Row, Variable, instance, job
 from grafana.boards.shared import (
     DAEMON_STATE,
     HOLDERS,
+    HOSTS,
     LONGEST_WAIT,
     NO_DAEMON,
     TARGET,
@@ -63,7 +64,7 @@ TILES = (
         "Healthy: 0. Programs that hang in cuInit until the holder's last client exits.",
         f"sum{WAITING} or 0 * sum(mps_control_up)",
         steps=noticed_from(1),
-        none="no daemon",
+        none="no data",
     ),
     tile(
         "Longest wait",
@@ -72,7 +73,7 @@ TILES = (
         LONGEST_WAIT,
         SECONDS,
         at_most(WAIT_WARN, WAIT_BAD),
-        none="no daemon",
+        none="no data",
     ),
     tile(
         "Waits, p95",
@@ -81,14 +82,14 @@ TILES = (
         f"histogram_quantile(0.95, {new_in_range('mps_uid_wait_seconds_bucket', 'le')}) >= 0",
         SECONDS,
         at_most(WAIT_WARN, WAIT_BAD),
-        none="no wait",
+        none="none seen",
     ),
     tile(
         "Hand-overs",
         "Healthy: few. How often the GPU went to a user who had waited, in this time range.",
         new_in_range("mps_uid_handovers_total", ""),
         decimals=0,
-        none="no daemon",
+        none="no data",
     ),
     tile(
         "GPU time lost",
@@ -97,7 +98,7 @@ TILES = (
         IDLE_TIME,
         SECONDS,
         noticed_from(1),
-        none="no daemon",
+        none="no data",
     ),
 )
 
@@ -204,7 +205,7 @@ BOARD = Board(
                 "connected. Orange: clients hang in cuInit behind the user whose row is blue. "
                 "Red: the user's server is idle and others wait for it to be replaced, or a "
                 "process died in the queue. The first row is the daemon.",
-                Query(f"max({DAEMON_STATE}) or {NO_DAEMON}", "daemon"),
+                Query(f"max by ({HOSTS}) ({DAEMON_STATE}) or {NO_DAEMON}", "daemon"),
                 Query(HOLDERS, "uid {{uid}}"),
                 states=(*DAEMON_STATES, *HOLDER_STATES),
                 height=8,

@@ -130,7 +130,7 @@ WHERE = table(
     ),
     sort="Waiting since",
     descending=False,
-    none="This user is not waiting.",
+    none="No wait of this user is known.",
     found=_SINCE,
     height=5,
 )
@@ -187,7 +187,7 @@ GOT = table(
         Column("Job", "job", hidden=True),
     ),
     sort="Memory",
-    none="No program of this user is connected.",
+    none="No program of this user is known.",
     found=f"mps_client_info{_MINE}",
     height=7,
 )
