@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from bench.rules import host
 from exporter.metrics.content_format import OPENMETRICS_1_0_0, TEXT_0_0_4, ContentFormat
 from exporter.metrics.exposition import encode
-from exporter.metrics.library_form import encode_metrics, to_metric
+from exporter.metrics.library_form import encode_metrics
 from exporter.metrics.render import Build, render
 from exporter.metrics.spec import Family, HistogramValue
 from exporter.model import Snapshot
+from tests.support.library_form import to_metric
 
 RUNS = 15
 BUILD = Build("bench", "", "")

@@ -92,6 +92,8 @@ def client(daemon: int, number: int, uuid: str) -> Client:
         active_thread_ratio=0.1,
         sm_limit={uuid: 13},
         priority=0,
+        state="active",
+        state_since=NOW - 60,
     )
 
 

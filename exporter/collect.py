@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from exporter.logfmt import Complaints
 from exporter.merge import DaemonInputs, merge, pids_of_interest
+from exporter.metrics.gpu_readings import series_of
 from exporter.model import (
     COLLECTORS,
     CollectorName,
@@ -80,6 +81,9 @@ STALE_SECONDS = 15.0
 """So many times --mps.min-query-interval, but at least so long, a server's answer is shown where
 the logs cannot be read: a server that is stopped is not asked, and may have changed since."""
 
+WATCH_SECONDS = 1.0
+"""So long the logs wait for a look at processes of which one ended; then it is tried again."""
+
 NO_DAEMON_SECONDS = 5.0
 """How often /proc is searched for a first daemon between collections."""
 
@@ -106,8 +110,8 @@ class DaemonRecord:
     """The process that gave the last answer."""
     answers: ServerAnswers = field(default_factory=ServerAnswers)
     was_readable: bool = False
-    hung: bool = False
-    """Its last question was not answered in time."""
+    hung_at: float | None = None
+    """When its last question was given up; None: that was answered."""
     logs: dict[str, LogState] = field(default_factory=dict)
     published_incidents: int = 0
 
@@ -123,11 +127,26 @@ class DaemonRecord:
             return False
         return self.job or self.facts.pipe_directory.startswith("/proc/")
 
+    def watched(self) -> list[int]:
+        """PIDs, as the host numbers them, whose end must be seen when it happens."""
+        process = self.facts.process
+        if process is None:
+            return []
+        # A daemon in a PID namespace of its own numbers its servers and clients otherwise.
+        own_numbers = len(process.namespace_pids) > 1
+        return [process.pid] if own_numbers else [process.pid, *self.ledger.watched()]
+
     def forget_answers(self) -> None:
         """There is another process now, or none: what the last one said means nothing."""
         self.answers = ServerAnswers()
         self.last_probe = None
-        self.hung = False
+        self.hung_at = None
+
+    def note(self, said: ControlObservation) -> None:
+        """Note whether a question was answered, if it was put."""
+        if said.outcome is not Outcome.SKIPPED:
+            took = sum(exchange.duration_seconds for exchange in said.exchanges)
+            self.hung_at = said.at + took if said.outcome is Outcome.TIMEOUT else None
 
 
 @dataclass(slots=True)
@@ -170,8 +189,10 @@ class Collector:
         self._runs: dict[frozenset[str], Run] = {}
         self._complaints = Complaints(_log)
         self._tail_lock = asyncio.Lock()
-        self.collections = 0
         self._stranded_since: dict[int, float] = {}
+        self._unknown_readings = 0
+        self._identified: frozenset[int] = frozenset()
+        """The processes that the last collection asked for."""
 
     @property
     def enabled(self) -> tuple[str, ...]:
@@ -204,7 +225,6 @@ class Collector:
 
     async def _run(self, run: Run) -> None:
         try:
-            self.collections += 1
             gpus = self._timed(run, "nvml", self._gpus(run))
             mps = self._mps(run)
             await asyncio.gather(gpus, mps)
@@ -255,8 +275,22 @@ class Collector:
         observation = await self._host.read_gpus(run.left() * GPU_SHARE_OF_DEADLINE)
         run.gpus = observation
         self._on_observation(observation)
+        self._count_unknown_readings(observation)
         if observation.outcome is not Outcome.OK:
             raise SourceError(observation.error or "NVML could not be read")
+
+    def _count_unknown_readings(self, observation: NvmlObservation) -> None:
+        for gpu in observation.gpus:
+            for reading in gpu.readings:
+                if series_of(reading) is None:
+                    self._unknown_readings += 1
+                    self._complaints.failing(
+                        "reading",
+                        reading.quantity,
+                        message="a GPU reading is left out: no metric shows it",
+                        quantity=reading.quantity,
+                        labels=",".join(f"{name}={value}" for name, value in reading.labels),
+                    )
 
     async def _mps(self, run: Run) -> None:
         await self._timed(run, "process", self._discover(run))
@@ -284,14 +318,20 @@ class Collector:
         pids = pids_of_interest(run.gpus, inputs).union(
             *(record.ledger.pids() for record in self._daemons.values())
         )
+        self._identified = frozenset(pids)
         observation = await self._host.identify(pids, run.left())
         run.processes = observation
-        self._on_observation(observation)
-        asked = {*observation.processes, *observation.gone}
-        for record in self._daemons.values():
-            record.ledger.observe(observation.at, record.facts, observation.processes, asked)
+        self._take_processes(observation, self._daemons.values())
         if observation.error is not None:
             raise SourceError(observation.error)
+
+    def _take_processes(
+        self, observation: ProcfsObservation, records: Iterable[DaemonRecord]
+    ) -> None:
+        self._on_observation(observation)
+        asked = {*observation.processes, *observation.gone}
+        for record in records:
+            record.ledger.observe(observation.at, record.facts, observation.processes, asked)
 
     # ------------------------------------------------------------------ daemons
 
@@ -374,6 +414,17 @@ class Collector:
         self._publish()
         return any(chunk.complete_until is None for chunk in observation.chunks)
 
+    async def watch_processes(self, deadline_seconds: float = WATCH_SECONDS) -> None:
+        """Take in which daemons, servers and queued clients ended, and when."""
+        if "process" not in self.enabled:
+            return
+        watched = [pid for record in self._daemons.values() for pid in record.watched()]
+        for observation in await self._host.ended(watched, self._identified, deadline_seconds):
+            self._adopt(observation.daemons)
+            # Of a daemon that is new here the logs are read first: they tell what was before.
+            known = [record for record in self._daemons.values() if record.logs]
+            self._take_processes(observation, known)
+
     async def _read_logs(self, run: Run) -> None:
         """Read the logs to their ends, or as far as half of the time that is left goes."""
         enough = time.monotonic() + run.left() / 2
@@ -404,12 +455,12 @@ class Collector:
         probe = self._answer_still_good(record)
         if probe is None:
             record.asked = _process(record.facts)  # there may be another when it has answered
-            probe = await self._host.probe(record.facts, run.left())
+            since = record.fold.silent_since or 0.0
+            probe = await self._host.probe(record.facts, run.left(), since)
             self._on_observation(probe)
         run.probes[record.facts.pipe_directory] = record.last_probe = probe
         record.answers = with_probe(record.answers, probe)
-        if probe.outcome is not Outcome.SKIPPED:
-            record.hung = probe.outcome is Outcome.TIMEOUT
+        record.note(probe)
         if _nobody_there(probe, record.facts):
             record.ledger.nobody_there(probe.at)
         # Nobody there, where nobody is expected, is a state and no failure of ours.
@@ -424,6 +475,9 @@ class Collector:
         patience = PATIENCE_WITH_LOGS * self._settings.mps_min_query_interval
         # Younger than nothing: the clock was set back.
         if probe is None or said is None or not 0 <= self._host.now() - probe.at < patience:
+            return None
+        silent_since = record.fold.silent_since
+        if silent_since is not None and probe.at < silent_since:
             return None
         view = record.ledger.view(probe.at, clients=False)
         unchanged = (
@@ -460,8 +514,7 @@ class Collector:
         if run.left() >= POLL_SECONDS:
             with contextlib.suppress(SourceError, SourceTimeoutError):  # "logs" says so
                 await self.poll_logs(run.left())
-        if said.outcome is not Outcome.SKIPPED:
-            record.hung = said.outcome is Outcome.TIMEOUT
+        record.note(said)
         if said.outcome is Outcome.TIMEOUT:
             # What it answered a moment ago stands no longer.
             run.probes[record.facts.pipe_directory] = said
@@ -501,7 +554,7 @@ class Collector:
                 for gpu in snapshot.gpus
                 for pid in gpu.stranded_pids or ()
             }
-        return snapshot
+        return replace(snapshot, unknown_readings=self._unknown_readings)
 
     def _inputs(self, run: Run, record: DaemonRecord, view: LedgerView) -> DaemonInputs:
         queries, failures = self._host.query_counts(record.facts.pipe_directory)
@@ -512,6 +565,7 @@ class Collector:
             interval = self._settings.mps_min_query_interval
             patience = max(STALE_SECONDS, STALE_ANSWERS * interval)
             answers = answers.younger_than(patience, view.at)
+        hung_at, served_at = record.hung_at, view.daemon_served_at
         return DaemonInputs(
             facts=record.facts,
             probe=run.probes.get(name),
@@ -519,7 +573,8 @@ class Collector:
             view=view,
             logs=tuple(record.logs[name] for name in sorted(record.logs)),
             was_readable=record.was_readable,
-            hung=record.hung,
+            # What the log shows of it since is newer than the question that it did not answer.
+            hung=hung_at is not None and not (served_at and hung_at < served_at <= view.at),
             queries=queries,
             query_failures=failures,
         )
@@ -536,6 +591,8 @@ class Collector:
                     self._adopt(await self._host.discover(5.0))
                 while await self.poll_logs():
                     pass
+                with contextlib.suppress(SourceTimeoutError, OSError):  # a collection says it
+                    await self.watch_processes()
             except (SourceTimeoutError, SourceError, OSError) as error:
                 self._complaints.failing("tail", message="cannot follow the logs", err=error)
             except Exception as bug:  # noqa: BLE001 - the next look may go well

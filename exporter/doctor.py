@@ -12,7 +12,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from exporter import words
-from exporter.advice import Finding, Severity, findings, worst
+from exporter.advice import Finding, Severity, findings, unseen, worst
 from exporter.model import Client, ControlDaemon, Gpu, Snapshot
 
 Paint = Callable[[str, str], str]
@@ -45,7 +45,11 @@ def report(snapshot: Snapshot, paint: Paint = plain) -> Iterator[str]:
     yield ""
     found = findings(snapshot)
     if not found:
-        yield paint("Nothing is wrong here.", "good")
+        unknown = unseen(snapshot)
+        if unknown:
+            yield words.sentence(f"nothing wrong was seen, but {'; '.join(unknown)}")
+        else:
+            yield paint("Nothing is wrong here.", "good")
         return
     counts = {
         severity: sum(finding.advice.severity == severity for finding in found)
@@ -89,16 +93,12 @@ _KINDS = {
 
 
 def _use(gpu: Gpu) -> str:
-    values = {one.metric: one.value for one in gpu.observation.readings if not one.labels}
     parts = []
-    for metric, title in (
-        ("mps_gpu_utilization_ratio", "utilization"),
-        ("mps_gpu_sm_active_ratio", "SM activity"),
-    ):
-        if metric in values:
-            parts.append(f"{title} {values[metric]:.0%}")
-    used = values.get("mps_gpu_memory_used_bytes")
-    total = values.get("mps_gpu_memory_total_bytes")
+    for quantity, title in (("gpu_utilization", "utilization"), ("sm_activity", "SM activity")):
+        ratio = gpu.reading(quantity)
+        if ratio is not None:
+            parts.append(f"{title} {ratio:.0%}")
+    used, total = gpu.reading("memory_used"), gpu.reading("memory_total")
     if used is not None and total is not None:
         parts.append(f"memory {used / _GIB:.1f} of {total / _GIB:.0f} GiB")
     kinds = gpu.processes_by_kind or {}
@@ -124,7 +124,8 @@ def _daemon(daemon: ControlDaemon, snapshot: Snapshot, paint: Paint) -> Iterator
     yield f"  {directory}  {paint(state, style)}  {paint(who, 'dim')}"
     for server in daemon.servers:
         whose = _name(server.uid, server.user)
-        yield f"    server {server.pid}  {server.state or '?'}  for {whose}"
+        what = "ghost" if server.ghost else server.state or "?"
+        yield f"    server {server.pid}  {what}  for {whose}"
         for client in server.clients:
             yield f"      client {client.pid}  {_client(client)}"
     for wait in daemon.waits:
@@ -142,11 +143,13 @@ def _client(client: Client) -> str:
         sms = "/".join(str(count) for count in client.sm_limit.values())
         parts.append(f"up to {client.active_thread_ratio:.0%}" + (f" ({sms} SMs)" if sms else ""))
     else:
-        parts.append("limits not readable")
+        parts.append("limits not known")
     for uuid, used in client.memory_used_bytes.items():
         limit = client.memory_limit_bytes.get(uuid)
-        of = f" of {limit / _GIB:.1f}" if limit is not None else ""
+        of = f" of at most {limit / _GIB:.1f}" if limit is not None else ""
         parts.append(f"{used / _GIB:.1f}{of} GiB")
+    if client.state not in (None, "active"):
+        parts.append(str(client.state).replace("_", " "))
     return ", ".join(parts)
 
 

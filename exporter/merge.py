@@ -30,7 +30,7 @@ from exporter.model import (
 )
 from exporter.mps import limits
 from exporter.mps.attribution import attribute
-from exporter.mps.control_text import ServerReply
+from exporter.mps.control_text import CANNOT_SEND, ServerReply
 from exporter.mps.reconciliation import ServerAnswers
 from exporter.observations import (
     ControlObservation,
@@ -53,6 +53,7 @@ LIMIT_VARIABLES = (
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
     "CUDA_MPS_CLIENT_PRIORITY",
+    "CUDA_VISIBLE_DEVICES",
 )
 
 # Hundreds of clients stay where they are from one collection to the next.
@@ -227,6 +228,23 @@ def _device_uuids(inputs: DaemonInputs) -> dict[int, str]:
     return {**inputs.answers.device_uuids(), **inputs.view.devices}
 
 
+def _daemon_gpus(view: _View, inputs: DaemonInputs) -> limits.DaemonGpus:
+    """The GPUs of a daemon, in the driver's order.
+
+    The driver orders GPUs of one model as NVML does, by PCI address. Where the models differ its
+    default is "the fastest first", which cannot be seen from outside; neither can that of MIG.
+    """
+    uuids = frozenset(_device_uuids(inputs).values()) - {""}
+    whole = {uuid for uuid, gpu in view.gpus.items() if gpu.parent_uuid is None}
+    # The tool's map has all of them; the log only those that were used.
+    complete = bool(inputs.answers.device_uuids()) or (bool(uuids) and uuids == whole)
+    models = {view.gpus[uuid].name or uuid for uuid in uuids & whole}
+    order = None
+    if complete and (len(uuids) == 1 or (uuids <= whole and len(models) == 1)):
+        order = tuple(sorted(uuids, key=lambda uuid: view.gpus[uuid].index if uuid in whole else 0))
+    return limits.DaemonGpus(uuids, complete, order)
+
+
 # ---------------------------------------------------------------------------------- daemons
 
 
@@ -248,9 +266,26 @@ def control_state(inputs: DaemonInputs) -> ControlState | None:
         return "refused" if alive else "absent"
     if inputs.hung:
         return "unresponsive"
-    if probe.outcome is Outcome.SKIPPED:
+    if probe.outcome in (Outcome.SKIPPED, Outcome.TIMEOUT):
+        return None  # nobody was asked, or it has served somebody since
+    if alive and _may_drain(inputs, probe):
         return None
     return "refused"
+
+
+def _may_drain(inputs: DaemonInputs, probe: ControlObservation) -> bool:
+    """Whether this may be a daemon that was asked to quit, which only control.log tells for sure.
+
+    While it drains, the tool says that it cannot send the command, or nothing (driver 580).
+    """
+    if inputs.follows("control"):
+        return False
+    return all(
+        exchange.outcome is Outcome.OK
+        or CANNOT_SEND in exchange.stderr + exchange.stdout
+        or not (exchange.stderr + exchange.stdout).strip()
+        for exchange in probe.exchanges
+    )
 
 
 def _daemon(view: _View, inputs: DaemonInputs, clients_max: int) -> ControlDaemon:
@@ -274,7 +309,7 @@ def _daemon(view: _View, inputs: DaemonInputs, clients_max: int) -> ControlDaemo
         start_time_seconds=process.start_time_seconds if process is not None else None,
         binary_version=ledger.binary_version if process is not None else None,
         protocol="2" if probe is not None else None,
-        multiuser=(facts.multiuser or bool(ledger.multiuser)) if process is not None else None,
+        multiuser=facts.multiuser if process is not None else None,
         visible_devices=_visible_devices(facts),
         query_duration_seconds=_duration(inputs.probe),
         query_failures=inputs.query_failures,
@@ -392,7 +427,7 @@ def _server(view: _View, inputs: DaemonInputs, pid: int) -> Server:
         ghost=session.ghost if session is not None else None,
         clients_connected=_count(inputs, session, clients),
         contexts=contexts,
-        contexts_limit=_contexts_limits(view, session, {*contexts, *uuids.values()}),
+        contexts_limit=_contexts_limits(view, session, (*uuids.values(), *contexts)),
         active_thread_ratio=_thread_ratio(session, reply),
         pinned_memory_limit_bytes={
             uuids[ordinal]: limit
@@ -400,6 +435,7 @@ def _server(view: _View, inputs: DaemonInputs, pid: int) -> Server:
             if ordinal in uuids
         },
         memory_used_bytes=view.memory_used(host_pid),
+        possible_unfinished_work=session.possible_unfinished_work if session is not None else None,
         clients=clients or (),
     )
 
@@ -456,7 +492,7 @@ class _Serving:
     session: ServerSession | None
     reply: ServerReply | None
     pid: int
-    devices: Mapping[int, str]
+    gpus: limits.DaemonGpus
     ordinals: Mapping[str, int]
     ratio: float | None
     memory: Mapping[int, int]
@@ -500,7 +536,7 @@ def _clients(
         session=session,
         reply=reply,
         pid=server_pid,
-        devices=uuids,
+        gpus=_daemon_gpus(view, inputs),
         ordinals={uuid: ordinal for ordinal, uuid in uuids.items()},
         ratio=_thread_ratio(session, reply),
         memory=_memory_limits(session, reply),
@@ -564,6 +600,8 @@ def _client(view: _View, session: ClientSession, serving: _Serving) -> Client:
         pid_namespace=process.pid_namespace if process is not None else None,
         environment_readable=environment is not None if process is not None else None,
         connected_at=session.connected_at,
+        state=session.state,
+        state_since=session.state_since,
         contexts=session.contexts,
         memory_used_bytes=view.memory_used(session.pid) if session.pid else {},
         limit_source=own.source,
@@ -621,37 +659,38 @@ def _limits_of(
     percentage: str | None,
     memory_text: str | None,
     priority: str | None,
+    visible_devices: str | None,
 ) -> _ClientLimits:
     own = limits.parse_active_thread_percentage(percentage)
     ratio = limits.effective_ratio(own.ratio, allowed_ratio) if allowed_ratio is not None else None
     lowered = own.ratio is not None and allowed_ratio is not None and own.ratio < allowed_ratio
     sms: dict[str, int] = {}
     memory: dict[str, int] = {}
-    devices = serving.devices
-    own_memory = limits.parse_pinned_memory_limit(memory_text)
-    memory_ignored = bool(devices) and limits.names_missing_device(own_memory, devices)
-    if memory_ignored:
-        own_memory = {}
+    visible = limits.visible_gpus(visible_devices, serving.gpus)
+    own_memory = limits.client_memory_limits(memory_text, visible, uuids, serving.gpus)
     for uuid in uuids:
         gpu = view.gpus.get(uuid)
         if ratio is not None and gpu is not None and gpu.sm_count is not None:
             count = limits.sm_limit(ratio, gpu.sm_count, gpu.compute_capability)
             if count is not None:
                 sms[uuid] = count
+        if own_memory.bytes_by_uuid is None:
+            continue
         ordinal = serving.ordinals.get(uuid)
-        given = limits.pinned_memory_limit_of(own_memory, ordinal, uuid)
+        given = own_memory.bytes_by_uuid.get(uuid)
         allowed = allowed_memory.get(ordinal) if ordinal is not None else None
         known = [limit for limit in (given, allowed) if limit is not None]
         if known:
             memory[uuid] = min(known)
+    source: LimitSource = "client" if lowered else "server"
     return _ClientLimits(
-        source="client" if lowered else "server",
+        source="unknown" if own_memory.bytes_by_uuid is None else source,
         ratio=ratio,
         sms=sms,
         memory=memory,
         priority=limits.parse_client_priority(priority),
         percentage_ignored=percentage if own.ignored else None,
-        memory_ignored=memory_text if memory_ignored else None,
+        memory_ignored=memory_text if own_memory.ignored else None,
     )
 
 
@@ -687,7 +726,9 @@ def _gpu(
         direct_pids=tuple(direct),
         direct_processes=tuple(view.processes[pid] for pid in direct if pid in view.processes),
         served_by=tuple(
-            daemon.pipe_directory for daemon in daemons if gpu.uuid in daemon.gpu_uuids
+            daemon.pipe_directory
+            for daemon in daemons
+            if daemon.state != "absent" and gpu.uuid in daemon.gpu_uuids
         ),
         stranded_pids=stranded,
         stranded_clients=None if stranded is None else sum(map(view.strayed, stranded)),

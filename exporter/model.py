@@ -7,11 +7,12 @@ output, never guessed. Times are Unix timestamps in seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from exporter.observations import DaemonFacts, GpuObservation, LogState, ProcessFacts
+from exporter.observations import DaemonFacts, GpuObservation, LogName, LogState, ProcessFacts
 
 ControlState = Literal["answering", "absent", "unresponsive", "draining", "refused"]
 CONTROL_STATES: tuple[ControlState, ...] = (
@@ -25,8 +26,20 @@ CONTROL_STATES: tuple[ControlState, ...] = (
 SERVER_STATES = ("INITIALIZING", "ACTIVE", "FAULT")
 """Words of the control tool; a newer driver's unknown word is passed through beside them."""
 
-EXIT_CAUSES = ("requested", "crashed", "start_failed", "daemon_died")
-LOSS_CAUSES = ("server_crashed", "daemon_died", "own_fault", "neighbour_fault", "terminated")
+ClientState = Literal["waiting", "connecting", "creating_context", "active", "torn_down"]
+CLIENT_STATES: tuple[ClientState, ...] = get_args(ClientState)
+"""What a client is doing, in the order of a life."""
+
+EXIT_CAUSES = ("requested", "crashed", "start_failed", "daemon_died", "ghost_ended")
+LOSS_CAUSES = (
+    "server_crashed",
+    "daemon_died",
+    "own_fault",
+    "neighbour_fault",
+    "unfinished_work",
+    "unattributed_fault",
+    "terminated",
+)
 REJECTION_CAUSES = ("context_limit", "server_not_ready", "invalid_device", "credentials")
 
 
@@ -69,6 +82,21 @@ class ClientSession:
     """The server's when this client connected: a running client keeps what it had."""
     pinned_memory_limit_bytes: Mapping[int, int] | None = None
     """Device ordinal -> the server's limit when this client connected; None: not known."""
+    state: ClientState | None = None
+    """None: the log does not tell."""
+    state_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PossibleUnfinishedWork:
+    """A client that ended alone, as one does that leaves GPU work behind, and nobody came since."""
+
+    pid: int
+    uid: int | None
+    ended_at: float
+    seconds: float
+    """How long its end took."""
+    gpu_uuids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +118,20 @@ class ServerSession:
     client_limit: int | None = None
     """The limit that the log named when it refused a client."""
     ghost: bool = False
-    """Ready for a user whose queued clients are all dead, and nobody ever connected."""
+    """Ready for a user whose queued clients are all dead, and nobody ever connected; or its log
+    says that a queued client sent no credentials, and nobody got a context since."""
     clients: tuple[ClientSession, ...] = ()
     clients_count: int = 0
     """Fewer than there are in clients, where the log (before driver 580) says that one left, but
     not which."""
     adopted: bool = False
     """Its start is in no log that was read; started_at is when it was noticed."""
+    possible_unfinished_work: PossibleUnfinishedWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A client in the daemon's queue behind another user's server."""
+    """A client that waits behind another user's server: in the queue, or by now on a ghost."""
 
     pid: int
     uid: int
@@ -119,6 +149,7 @@ IncidentKind = Literal[
     "server_crashed",
     "server_start_failed",
     "fault",
+    "unfinished_work",
     "fault_recovered",
     "client_terminated",
     "client_rejected",
@@ -126,6 +157,7 @@ IncidentKind = Literal[
     "wait_served",
     "wait_abandoned",
     "ghost",
+    "ghost_ended",
 ]
 
 
@@ -141,6 +173,10 @@ class Incident:
     """Whom it hit: clients lost, refused, or waiting."""
     blamed_pid: int | None = None
     """Of a fault: the client that MPS names, which need not be the one that caused it."""
+    left_by_pid: int | None = None
+    """Of unfinished work: the client that ended and left it behind."""
+    ended_pids: tuple[int, ...] = ()
+    """Of a fault: clients that were ending at that moment, of which one may have caused it."""
     gpu_uuids: tuple[str, ...] = ()
     seconds: float | None = None
     """Of a wait or a recovery: how long it took."""
@@ -172,6 +208,8 @@ class LedgerCounters:
     disconnections: Mapping[int | None, int] = field(default_factory=dict)
     sessions: Mapping[int | None, Histogram] = field(default_factory=dict)
     losses: Mapping[tuple[int | None, str], int] = field(default_factory=dict)
+    unfinished_exits: Mapping[int | None, int] = field(default_factory=dict)
+    """Clients whose unfinished GPU work took others down, by their user."""
     rejections: Mapping[tuple[int | None, str], int] = field(default_factory=dict)
     waits: Mapping[int | None, Histogram] = field(default_factory=dict)
     waits_abandoned: Mapping[int | None, int] = field(default_factory=dict)
@@ -193,9 +231,10 @@ class LedgerView:
     at: float
     daemon_started_at: float | None = None
     binary_version: str | None = None
-    multiuser: bool | None = None
     quit_requested_at: float | None = None
     """Asked to quit and not gone yet: draining."""
+    daemon_served_at: float | None = None
+    """It last did something for a client or a server: it was not stuck then."""
     configured_at: float | None = None
     """Somebody last gave the daemon a set_... command: what it answered before is old."""
     servers: tuple[ServerSession, ...] = ()
@@ -227,8 +266,9 @@ class Client:
     systemd_unit: str | None = None
     pid_namespace: int | None = None
     limit_source: LimitSource = "unknown"
-    """Whose active thread percentage is in force; "server" also where the client's environment
-    could not be read (the server's value is then an upper bound)."""
+    """Whose active thread percentage is the lower one. "unknown": its environment cannot be read,
+    or it cannot be told which GPU its memory limit is for. All limits of a client are upper bounds:
+    a program may lower its own as it starts (os.environ), which is not seen from outside."""
     environment_readable: bool | None = None
     connected_at: float | None = None
     contexts: Mapping[str, int] = field(default_factory=dict)
@@ -240,7 +280,10 @@ class Client:
     percentage_ignored: str | None = None
     """Its CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, where CUDA makes nothing of it."""
     memory_limit_ignored: str | None = None
-    """Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, where CUDA makes nothing of it."""
+    """Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, where CUDA makes nothing of it: one of its entries is
+    for a GPU that the process does not see."""
+    state: ClientState | None = None
+    state_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +302,7 @@ class Server:
     active_thread_ratio: float | None = None
     pinned_memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
     memory_used_bytes: Mapping[str, int] = field(default_factory=dict)
+    possible_unfinished_work: PossibleUnfinishedWork | None = None
     clients: tuple[Client, ...] = ()
 
 
@@ -289,7 +333,7 @@ class ControlDaemon:
     waits: tuple[Wait, ...] = ()
     handover_backoff_seconds: float | None = None
     gpu_uuids: tuple[str, ...] = ()
-    """The GPUs it serves."""
+    """The GPUs it serves; of one that is gone, those it served."""
     logs: tuple[LogState, ...] = ()
     counters: LedgerCounters | None = None
     """None: no log of this daemon was ever readable, so nothing was counted."""
@@ -297,6 +341,10 @@ class ControlDaemon:
     dropped_clients: int = 0
     error: str | None = None
     facts: DaemonFacts | None = None
+
+    def follows(self, log: LogName) -> bool:
+        """Whether this log of its can be read now."""
+        return any(state.log == log and state.readable for state in self.logs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,12 +361,21 @@ class Gpu:
     direct_processes: tuple[ProcessFacts, ...] = ()
     """Those of them that /proc shows."""
     served_by: tuple[str, ...] = ()
+    """Pipe directories of the daemons that serve it and are not gone."""
     stranded_pids: tuple[int, ...] | None = None
     """MPS processes that have no server now; one that is just ending may be among them."""
     stranded_clients: int | None = None
     """Those of them that have had none for a while."""
     sm_committed_ratio: float | None = None
     client_memory_committed_bytes: int | None = None
+
+    def reading(self, quantity: str, **labels: str) -> float | None:
+        """Return what NVML measured; None where it has no such reading, or no finite number."""
+        wanted = labels.items()
+        for one in self.observation.readings:
+            if one.quantity == quantity and dict(one.labels).items() == wanted:
+                return one.value if math.isfinite(one.value) else None
+        return None
 
 
 CollectorName = Literal["nvml", "control", "logs", "process"]
@@ -362,4 +419,6 @@ class Snapshot:
     collectors: tuple[CollectorResult, ...] = ()
     unreadable_environments: int | None = None
     """Processes whose MPS variables this exporter has no right to read."""
+    unknown_readings: int | None = None
+    """Readings that were left out since the exporter started: the catalogue does not know them."""
     recording: RecordingInfo | None = None

@@ -216,11 +216,14 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One value of a GPU: a metric of the catalogue, its labels beyond gpu and uuid, the number."""
+    """One value of a GPU, in the base unit (seconds, bytes, watts, hertz, a ratio from 0 to 1)."""
 
-    metric: str
+    quantity: str
+    """What was measured: "power", "memory_used", ... Recordings keep this name for ever; which
+    metric shows it is the catalogue's business."""
     value: float
     labels: tuple[tuple[str, str], ...] = ()
+    """Which of several: (("sensor", "memory"),). A state is the label "state", with the value 1."""
 
 
 @dataclass(frozen=True, slots=True)

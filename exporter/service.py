@@ -421,6 +421,7 @@ async def _examine_recording(settings: Settings, path: Path, at_seconds: float |
     for moment in moments:
         elapsed = min(moment, end)
         await collector.poll_logs()
+        await collector.watch_processes()
         snapshot = await collector.collect()
         if moment >= end:
             return snapshot

@@ -167,7 +167,25 @@ def _fault(incident: Incident, who: Who) -> str:
     else:
         lost = f"; {count(len(incident.pids), 'other client')} died with it"
         lost += f" ({named})" if named else ""
-    return f"a fatal GPU error in {_server(incident, who)}{cause}{lost}"
+    ended = ""
+    if incident.ended_pids:
+        those = processes(incident.ended_pids) or count(len(incident.ended_pids), "client")
+        verb = "was" if len(incident.ended_pids) == 1 else "were"
+        ended = (
+            f"; {those} {verb} ending at that moment and may have caused it with unfinished work"
+        )
+    return f"a fatal GPU error in {_server(incident, who)}{cause}{lost}{ended}"
+
+
+def _unfinished_work(incident: Incident, who: Who) -> str:
+    author = f"process {incident.left_by_pid}" if incident.left_by_pid else "a client"
+    lost = count(len(incident.pids), "client")
+    named = processes(incident.pids)
+    blamed = f"; MPS blames process {incident.blamed_pid}" if incident.blamed_pid else ""
+    return (
+        f"{author} ended with GPU work in flight, and the fatal GPU error that followed in "
+        f"{_server(incident, who)} took {lost} down" + (f" ({named})" if named else "") + blamed
+    )
 
 
 def _after(incident: Incident) -> str:
@@ -188,6 +206,7 @@ _SENTENCES: dict[str, Callable[[Incident, Who], str]] = {
     ),
     "server_start_failed": _start_failed,
     "fault": _fault,
+    "unfinished_work": _unfinished_work,
     "fault_recovered": lambda incident, who: (
         f"{_server(incident, who)} recovered from the fatal error{_after(incident)}"
     ),
@@ -200,11 +219,16 @@ _SENTENCES: dict[str, Callable[[Incident, Who], str]] = {
     ),
     "wait_served": lambda incident, who: f"{_client(incident, who)} was served{_after(incident)}",
     "wait_abandoned": lambda incident, who: (
-        f"{_client(incident, who)} gave up waiting{_after(incident)}"
+        f"{_client(incident, who)} "
+        + ("ended without a context" if incident.detail else "gave up waiting")
+        + _after(incident)
     ),
     "ghost": lambda incident, who: (
         f"{_server(incident, who)} was started for clients that had died in the queue: "
         "the daemon hangs as soon as another user's client comes"
+    ),
+    "ghost_ended": lambda incident, who: (
+        f"{_server(incident, who)}, which was a ghost, has ended: it blocks the daemon no longer"
     ),
 }
 
@@ -229,7 +253,7 @@ def incident(one: Incident, who: Who) -> str:
 
 
 SEVERE_INCIDENTS = frozenset(
-    {"daemon_died", "server_crashed", "server_start_failed", "fault", "ghost"}
+    {"daemon_died", "server_crashed", "server_start_failed", "fault", "unfinished_work", "ghost"}
 )
 NOTABLE_INCIDENTS = frozenset(
     {"client_rejected", "client_terminated", "wait_abandoned", "wait_started"}

@@ -30,6 +30,8 @@ OF_CAUSES = {
     "daemon_died": "dark-red",
     "own_fault": "purple",
     "neighbour_fault": "orange",
+    "unfinished_work": "yellow",
+    "unattributed_fault": "#8e8e8e",
     "terminated": "blue",
     "context_limit": "orange",
     "server_not_ready": "purple",

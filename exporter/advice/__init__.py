@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from exporter.advice.blindness import of_host
+from exporter.advice.blindness import of_host, unseen
 from exporter.advice.daemons import of_daemon
 from exporter.advice.gpus import of_gpu
 from exporter.advice.news import of_incidents
@@ -18,7 +18,9 @@ from exporter.model import Snapshot
 from exporter.people import People
 from exporter.words import Who
 
-__all__ = ["ADVICE", "Advice", "Finding", "Severity", "findings", "in_order", "news", "worst"]
+__all__ = [
+    "ADVICE", "Advice", "Finding", "Severity", "findings", "in_order", "news", "unseen", "worst",
+]  # fmt: skip
 
 
 def findings(snapshot: Snapshot, who: Who | None = None) -> tuple[Finding, ...]:

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from exporter import words
 from exporter.advice.table import ADVICE, Finding
 from exporter.model import CollectorResult, ControlDaemon, Snapshot
-from exporter.observations import LogState
+from exporter.observations import LogName, LogState
 
 _RIGHTS = "Give the exporter CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or run it as root."
 
 _NOT_SEEN = "Waits, crashes and faults of this daemon are not seen."
 
 _SOURCES = {
-    "nvml": "The GPUs",
-    "control": "The control daemons",
-    "logs": "The logs",
-    "process": "The processes",
+    "nvml": "the GPUs",
+    "control": "the control daemons",
+    "logs": "the logs",
+    "process": "the processes",
 }
 _SOURCE_REMEDIES = {
     "nvml": "GPUs are read through the driver's library libnvidia-ml.so.1. In a container, start "
@@ -62,10 +62,47 @@ def of_web_configuration(error: str) -> Finding:
 def _source(result: CollectorResult) -> Finding:
     return Finding(
         ADVICE["source_unreadable"],
-        f"{_SOURCES[result.name]} could not be read: "
+        f"{words.capital(_SOURCES[result.name])} could not be read: "
         f"{words.visible(result.error or 'no answer before the deadline', 400)}.",
         _SOURCE_REMEDIES.get(result.name, "The findings of each daemon say more."),
     )
+
+
+def unseen(snapshot: Snapshot) -> tuple[str, ...]:
+    """What must not be said of this host, since it cannot be seen; empty: everything is seen."""
+    found = [
+        f"{_SUBJECTS[result.name]}: {_SOURCES[result.name]} could not be read"
+        for result in snapshot.collectors
+        if not result.success and result.name in _SUBJECTS
+    ]
+    several = len(snapshot.daemons) > 1
+    for daemon in snapshot.daemons:
+        if daemon.state == "absent":
+            continue
+        at = f" at {words.visible(daemon.pipe_directory, 400)}" if several else ""
+        if daemon.state is None:
+            found.append(f"whether the daemon{at} answers is not known")
+        if not daemon.follows("control"):
+            found.append(f"whether anybody waits{at} cannot be seen: {_why_not(daemon, 'control')}")
+        if not daemon.follows("server"):
+            found.append(f"faults{at} cannot be seen: {_why_not(daemon, 'server')}")
+        if daemon.servers_count is None:
+            found.append(f"whether a server runs{at} is not known")
+        elif any(server.clients_connected is None for server in daemon.servers):
+            found.append(f"how many clients are connected{at} is not known")
+    return tuple(dict.fromkeys(found))
+
+
+_SUBJECTS = {
+    "nvml": "what the GPUs do cannot be seen",
+    "process": "whether other daemons run cannot be seen",
+}
+
+
+def _why_not(daemon: ControlDaemon, log: LogName) -> str:
+    if daemon.facts is not None and daemon.facts.foreground:
+        return "the daemon runs in the foreground and writes no logs"
+    return f"{log}.log is not readable"
 
 
 _TELLING = ("unresponsive", "draining", "refused")
@@ -74,12 +111,23 @@ _TELLING = ("unresponsive", "draining", "refused")
 def _is_told(snapshot: Snapshot) -> bool:
     """Whether a finding of a daemon tells already why it could not be asked."""
     return any(
-        daemon.state in _TELLING or _lacks_the_tool(daemon) for daemon in snapshot.daemons
-    )  # fmt: skip
+        daemon.state in _TELLING or _lacks_the_tool(daemon) or _takes_no_questions(daemon)
+        for daemon in snapshot.daemons
+    )
 
 
 def _lacks_the_tool(daemon: ControlDaemon) -> bool:
     return daemon.state is None and "the control tool" in (daemon.error or "")
+
+
+def _takes_no_questions(daemon: ControlDaemon) -> bool:
+    return (
+        daemon.state is None
+        and daemon.pid is not None
+        and daemon.error is not None
+        and not _lacks_the_tool(daemon)
+        and not daemon.follows("control")
+    )
 
 
 def _what_of_the_tool(error: str) -> str:
@@ -97,6 +145,14 @@ def of_daemon(
             "tool_missing", _what_of_the_tool(daemon.error or ""),
             "Install the driver's nvidia-cuda-mps-control, or name it with --mps.control-binary.",
         )  # fmt: skip
+    if _takes_no_questions(daemon):
+        yield found(
+            "daemon_state_unknown",
+            f"The MPS daemon {name} takes no questions, and its control.log cannot be read: it may "
+            "be draining, or busy with other callers.",
+            "Let the exporter read control.log (see the finding about it). Do not kill the daemon "
+            "before you have looked there for Cmd:quit.",
+        )
     if daemon.pid is not None:
         yield from _logs(daemon, name, found)
     yield from _rights(daemon, name, found)

@@ -15,6 +15,9 @@ LOG_LARGE_BYTES = 1 << 30
 
 STARTING_LONG_SECONDS = 10.0
 
+CREATING_LONG_SECONDS = 30.0
+"""Each of the 257 contexts in our recordings was ACTIVE within 2 ms."""
+
 Found = Callable[..., Finding]
 """(advice, evidence, remedy, since=...) of one daemon."""
 
@@ -45,15 +48,25 @@ def of_daemon(daemon: ControlDaemon, now: float, who: Who) -> Iterator[Finding]:
     yield from blindness.of_daemon(daemon, name, found)
 
 
+def _end_ghost(pid: int) -> str:
+    return (
+        f"If ps -o args= -p {pid} says nvidia-cuda-mps-server, end it (kill -9 {pid}) to free the "
+        "queue; the daemon need not be restarted."
+    )
+
+
 def _state(daemon: ControlDaemon, name: str, found: Found, now: float) -> Iterator[Finding]:
+    ghost = next((server.pid for server in daemon.servers if server.ghost), None)
     if daemon.state == "unresponsive":
-        end = f"end it (kill -9 {daemon.pid})" if daemon.pid is not None else "end it (kill -9)"
+        hangs = (
+            "programs that start now hang"
+            if ghost is None
+            else (f"it hangs on its ghost server {ghost}")
+        )
         yield found(
             "daemon_unresponsive",
-            f"The MPS daemon {name} does not answer: programs that start now hang.",
-            "Look for a stopped server (ps -C nvidia-cuda-mps-server -o pid,stat,user,args; T is "
-            "stopped) and let it go on (kill -CONT PID), or for a ghost. If it stays so, "
-            f"{end} and its server, and start it again; their clients are lost.",
+            f"The MPS daemon {name} does not answer: {hangs}.",
+            _free(daemon),
         )
     elif daemon.state == "absent" and (quit_at := _quit_at(daemon)) is not None:
         yield found(
@@ -85,6 +98,41 @@ def _state(daemon: ControlDaemon, name: str, found: Found, now: float) -> Iterat
         )
 
 
+def _free(daemon: ControlDaemon) -> str:
+    """What frees a daemon that does not answer: of what is seen, that which costs least."""
+    control = daemon.facts.process if daemon.facts is not None else None
+    servers = daemon.facts.servers if daemon.facts is not None else ()
+    if control is not None and control.state in _STOPPED:
+        return f"The daemon itself is stopped: let it go on (kill -CONT {control.pid})."
+    if (ghost := next((one.pid for one in daemon.servers if one.ghost), None)) is not None:
+        return _end_ghost(ghost)
+    if stopped := _pids(server.pid for server in servers if server.state in _STOPPED):
+        return f"Its server {stopped} is stopped: let it go on (kill -CONT {stopped})."
+    everything = _pids(one.pid for one in (control, *servers) if one is not None)
+    return (
+        "No server of its own is stopped, and none is a ghost, as far as can be seen. If it stays "
+        f"so, end it and its server ({f'kill -9 {everything}' if everything else 'kill -9'}), and "
+        f"start it again; their clients are lost.{_doubt(daemon)}"
+    )
+
+
+def _doubt(daemon: ControlDaemon) -> str:
+    if daemon.follows("control"):
+        return ""
+    return (
+        " It may also be draining, which looks the same: its control.log, which cannot be read "
+        "from here, then has Cmd:quit, and it ends when its last client does."
+    )
+
+
+def _pids(pids: Iterable[int]) -> str:
+    return " ".join(str(pid) for pid in pids)
+
+
+_STOPPED = frozenset("Tt")
+"""States of a process: stopped, traced."""
+
+
 def _quit_at(daemon: ControlDaemon) -> float | None:
     """When it quit, if that is the last that is known of it."""
     last = daemon.incidents[-1] if daemon.incidents else None
@@ -94,25 +142,42 @@ def _quit_at(daemon: ControlDaemon) -> float | None:
 def _server(server: Server, found: Found, who: Who, now: float) -> Iterator[Finding]:
     owner = words.capital(f"{who(server.uid)}'s server {server.pid}")
     if server.ghost:
-        yield found(
-            "ghost_server",
-            f"{owner} was started for clients that had died in the queue: as soon as another "
-            "user's client comes, the daemon answers nobody.",
-            f"If ps -o args= -p {server.pid} says nvidia-cuda-mps-server, end it (kill -9 "
-            f"{server.pid}) to free the queue; the daemon need not be restarted.",
-        )
+        without = ("connecting", "creating_context")
+        hung = [client.pid for client in server.clients if client.state in without]
+        text = f"{owner} was started for clients that had died in the queue: "
+        remedy = _end_ghost(server.pid)
+        if hung:
+            those = words.processes(hung) or words.count(len(hung), "client")
+            text += f"it serves nobody, {those} cannot go on, nor can anybody who comes later."
+            remedy += f" {words.capital(those)} will get an error and must be started again."
+        else:
+            text += "as soon as another user's client comes, the daemon answers nobody."
+        yield found("ghost_server", text, remedy)
     elif server.state == "FAULT":
         left = server.clients_connected
         clients = "its client has" if left == 1 else "its clients have"
         if left is not None and left > 1:
             clients = f"its {left} clients have"
-        pids = " ".join(str(client.pid) for client in server.clients if client.pid)
+        torn = [client for client in server.clients if client.state == "torn_down"]
+        pids = " ".join(str(client.pid) for client in torn or server.clients if client.pid)
         yield found(
             "server_in_fault",
             f"{owner} is in FAULT after a fatal GPU error: it takes no new clients until {clients} "
             "exited.",
             f"End the clients that are left{f' (kill {pids})' if pids else ''}; they cannot use "
             "the GPU any more.",
+        )
+    elif (work := server.possible_unfinished_work) is not None:
+        author = words.capital(words.processes([work.pid]) or "a client")
+        yield found(
+            "possible_unfinished_work",
+            f"{author} of {who(work.uid)} ended on {who(server.uid)}'s server {server.pid} and may "
+            f"have left GPU work behind: its end took {words.duration(work.seconds)}. The next "
+            "CUDA process on this server may fail with error 46 (cudaErrorDevicesUnavailable).",
+            "If the next process fails like that, start it again: the one after it runs. Terminate "
+            "a client through its daemon before it is killed: "
+            f"echo terminate_client {server.pid} PID | nvidia-cuda-mps-control.",
+            since=work.ended_at,
         )
     elif server.state == "INITIALIZING" and server.start_time_seconds is not None:
         age = now - server.start_time_seconds
@@ -123,6 +188,39 @@ def _server(server: Server, found: Found, who: Who, now: float) -> Iterator[Find
                 "Its server.log says where it is stuck; in state D (ps -o stat= -p "
                 f"{server.pid}) it hangs in the driver.",
                 since=server.start_time_seconds,
+            )
+    if not server.ghost:
+        yield from _stuck(server, owner, found, who, now)
+
+
+def _stuck(server: Server, owner: str, found: Found, who: Who, now: float) -> Iterator[Finding]:
+    """Clients that cannot use the GPU, and stay."""
+    for state, seconds, what, remedy in (
+        (
+            "creating_context", CREATING_LONG_SECONDS,
+            f"whose context {owner} has not finished",
+            "In state D (ps -o stat= -p PID) it hangs in the driver; server.log says what its "
+            "server did last. If it does not go on, end it",
+        ),
+        (
+            "torn_down", 0.0, f"that a fatal GPU error on {owner} hit",
+            "It cannot use the GPU any more, and new clients may be refused until it has ended. "
+            "End it",
+        ),
+    ):  # fmt: skip
+        stuck = [
+            client for client in server.clients
+            if client.state == state and now - (client.state_since or now) >= seconds
+        ]  # fmt: skip
+        since = min((client.state_since or now for client in stuck), default=now)
+        pids = " ".join(str(client.pid) for client in stuck if client.pid)
+        if stuck:
+            yield found(
+                "client_stuck",
+                f"{words.count(len(stuck), 'client')} {what}, for {words.age(now - since)}: "
+                f"{words.some([_client(client, who) for client in stuck])}.",
+                f"{remedy}{f' (kill {pids})' if pids else ''}, and start it again.",
+                since=since,
             )
 
 
@@ -138,8 +236,9 @@ def _queue(
             f"{'stand' if len(dead) > 1 else 'stands'} in it: when the turn comes, the daemon "
             "hangs.",
             "Nothing is lost yet, and the daemon need not be restarted. When the running server "
-            f"ends, a server for {who(dead[0].uid)} comes and stays without clients: end that "
-            "server (kill -9), and the queue goes on.",
+            f"ends, a server for {who(dead[0].uid)} comes that serves nobody, and is named here: "
+            "end that server (kill -9), and the queue goes on. Until then a new process of this "
+            "user would hang, too.",
         )
     alive = sorted((wait for wait in daemon.waits if not wait.dead), key=lambda wait: wait.since)
     if alive:
@@ -154,7 +253,8 @@ def _wait(
     if first.behind_uid is None:
         behind = "behind another user's server"
     elif holder is not None:
-        behind = f"behind {who(first.behind_uid)}'s server {holder.pid}"
+        of = "the ghost" if holder.ghost else f"{who(first.behind_uid)}'s"
+        behind = f"behind {of} server {holder.pid}"
     else:
         behind = f"behind {who(first.behind_uid)}"
     text = f"{who(first.uid)} has waited {words.age(now - first.since)} {behind}"
@@ -166,7 +266,7 @@ def _wait(
     if idle and daemon.state == "answering":
         text += ". The GPU is idle meanwhile: the daemon has not noticed yet that it is free"
     remedy = (
-        "End the ghost server first."
+        _end_ghost(holder.pid)
         if holder is not None and holder.ghost
         else "MPS serves one user at a time: the wait ends when all clients of the other user have "
         "left. Run both as one user, give each a daemon of their own (own "
@@ -195,8 +295,8 @@ def _limits(clients: Iterable[Client], found: Found, who: Who) -> Iterator[Findi
         yield found(
             "memory_limit_ignored",
             f"CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of {words.some(memory)}.",
-            "Name only GPUs that the daemon shows, by its ordinals or full UUIDs "
-            "(echo device_query | nvidia-cuda-mps-control), and start the process again.",
+            "Name GPUs by UUID (nvidia-smi -L), and only those that the process sees: its "
+            "CUDA_VISIBLE_DEVICES. Then start the process again.",
         )
 
 

@@ -54,9 +54,8 @@ def of_gpu(gpu: Gpu, snapshot: Snapshot, who: Who) -> Iterator[Finding]:
 
 
 def _would_help(gpu: Gpu, name: str) -> Iterator[Finding]:
-    readings = {one.metric: one.value for one in gpu.observation.readings if not one.labels}
-    utilization = readings.get("mps_gpu_utilization_ratio")
-    activity = readings.get("mps_gpu_sm_active_ratio")
+    utilization = gpu.reading("gpu_utilization")
+    activity = gpu.reading("sm_activity")
     if gpu.served_by or len(gpu.direct_pids) < 2 or utilization is None or activity is None:
         return
     if utilization > BUSY_UTILIZATION and activity < IDLE_SM_ACTIVITY:
@@ -72,7 +71,11 @@ def _would_help(gpu: Gpu, name: str) -> Iterator[Finding]:
 
 def _direct(gpu: Gpu, snapshot: Snapshot, who: Who) -> Iterator[Finding]:
     """Give one finding for each way past MPS, however many processes took it."""
-    directories = {daemon.pipe_directory for daemon in snapshot.daemons if daemon.pid is not None}
+    directories = {
+        daemon.pipe_directory
+        for daemon in snapshot.daemons
+        if daemon.pid is not None or daemon.state not in (None, "absent")
+    }
     ways: dict[str, list[str]] = {}
     for process in gpu.direct_processes:
         name, words_of_it = _way(process, who, directories)
@@ -82,7 +85,7 @@ def _direct(gpu: Gpu, snapshot: Snapshot, who: Who) -> Iterator[Finding]:
             ADVICE[name],
             f"On GPU {gpu.index} without MPS: {words.some(those)}.",
             _REMEDIES[name].format(
-                directories=words.visible(" or ".join(sorted(directories)) or "(none runs)", 400)
+                directories=words.visible(" or ".join(sorted(gpu.served_by)), 400)
             ),
             gpu=gpu.index,
             uuid=gpu.uuid,

@@ -17,6 +17,9 @@ _AFTERWARDS = {
     "name the cause (Xid).",
     "server_start_failed": "The daemon tries again for as long as a client waits. server.log names "
     "the cause.",
+    "unfinished_work": "Programs that were lost must be started again; they did nothing wrong. "
+    "Before a client is killed, terminate it through its daemon: "
+    "echo terminate_client SERVER PID | nvidia-cuda-mps-control.",
     "fault": "Programs that were connected must be started again; the one that caused it has a "
     "bug, or the GPU has one.",
     "client_rejected": "The program got a CUDA error and has most likely ended.",
@@ -38,6 +41,11 @@ def of_incidents(daemon: ControlDaemon, now: float, who: Who) -> Iterator[Findin
         remedy = _AFTERWARDS[incident.kind]
         if incident.kind == "daemon_died" and daemon.state == "answering":
             remedy = "It was started again; programs that were connected were not."
+        elif incident.kind == "fault" and incident.ended_pids:
+            remedy = (
+                "Programs that were lost must be started again. Who caused it cannot be told: the "
+                "one that MPS blames may be a victim."
+            )
         yield Finding(
             ADVICE[incident.kind],
             f"{text}, {words.ago(age)}.",

@@ -39,8 +39,9 @@ class Finding:
 _STATES = (
     Advice(
         "ghost_server", "critical", "A ghost server blocks its daemon",
-        "It was started for a user whose queued processes had all died. As soon as another user's "
-        "process comes, the daemon waits for it for ever, and every new CUDA process hangs.",
+        "It was started for a user whose queued process had died, and serves nobody, not even a "
+        "new process of that user. As soon as another process comes, the daemon waits for it for "
+        "ever, and every new CUDA process hangs.",
     ),
     Advice(
         "daemon_unresponsive", "critical", "A control daemon does not answer",
@@ -58,7 +59,19 @@ _STATES = (
     Advice(
         "queued_client_dead", "warning", "A queued process has died",
         "Its place in the queue is still there. When its turn comes the daemon starts a server for "
-        "it that nobody uses, and hangs on that as soon as another user's process comes.",
+        "it that serves nobody, and hangs on that as soon as another process comes, also one that "
+        "the same user started instead.",
+    ),
+    Advice(
+        "client_stuck", "warning", "A client is stuck",
+        "Its CUDA context is not made, or a fatal GPU error has taken it away: it cannot use the "
+        "GPU, and keeps its place on the server until it ends.",
+    ),
+    Advice(
+        "possible_unfinished_work", "warning", "A client may have left GPU work behind",
+        "A client that ends with GPU work in flight leaves it to the server. Where no other client "
+        "is on the GPU, the next CUDA process fails with error 46 (cudaErrorDevicesUnavailable), "
+        "and the one after it runs.",
     ),
     Advice(
         "several_users_one_daemon", "warning", "Users wait for each other",
@@ -108,8 +121,9 @@ _HABITS = (
     ),
     Advice(
         "memory_limit_ignored", "warning", "A memory limit is ignored",
-        "One entry of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT names no GPU of this daemon; CUDA then "
-        "silently ignores all of them.",
+        "One entry of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT names no GPU that the process sees; CUDA "
+        "then silently ignores all of them. An ordinal counts in the process's own "
+        "CUDA_VISIBLE_DEVICES, not among the GPUs of the host.",
     ),
     Advice(
         "stranded_client", "warning", "A process outlived its MPS server",
@@ -150,6 +164,11 @@ _BLINDNESS = (
         "tool_missing", "warning", "The control tool cannot be run",
         "Without nvidia-cuda-mps-control nobody can be asked whether a daemon answers.",
         "blindness",
+    ),
+    Advice(
+        "daemon_state_unknown", "warning", "Whether a control daemon serves is not known",
+        "It takes no questions. A daemon does so while it drains (it was asked to quit and has "
+        "clients), or when others ask it all the time; control.log would tell which.", "blindness",
     ),
     Advice(
         "logs_unreadable", "warning", "The logs of a daemon cannot be followed",
@@ -193,6 +212,11 @@ _NEWS = (
     Advice(
         "server_start_failed", "warning", "A server could not start",
         "The daemon tries again, twenty times a second, for as long as a client waits.", "news",
+    ),
+    Advice(
+        "unfinished_work", "warning", "A client ended with GPU work in flight and took others down",
+        "Its kernels were still queued when it ended, in whatever way: MPS meets a fatal error "
+        "then, all busy clients on that GPU die of it, and MPS blames one of them.", "news",
     ),
     Advice(
         "fault", "warning", "A fatal GPU error hit clients",

@@ -1,16 +1,14 @@
-"""Metrics in prometheus-client's form: its own ones, and ours to compare the encoders."""
+"""Metrics in prometheus-client's form, printed by its encoders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import Metric
 from prometheus_client.exposition import generate_latest as text_encoder
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_encoder
 
 from exporter.metrics.content_format import ContentFormat, Escaping, Syntax
-from exporter.metrics.render import states_of
-from exporter.metrics.spec import Family, HistogramValue
 
 
 class _Prepared:
@@ -21,27 +19,6 @@ class _Prepared:
 
     def collect(self) -> Iterator[Metric]:
         return iter(self._metrics)
-
-
-def to_metric(family: Family) -> Metric:
-    """One family in prometheus-client's form."""
-    spec = family.spec
-    base = spec.name.removesuffix("_total") if spec.kind == "counter" else spec.name
-    base = base.removesuffix("_info") if spec.kind == "info" else base
-    metric = Metric(base, spec.help, spec.kind, spec.unit if spec.kind != "stateset" else "")
-    for values, value in family.samples:
-        labels = dict(zip(spec.labels, values, strict=True))
-        if isinstance(value, HistogramValue):
-            for bound, count in value.buckets:
-                metric.add_sample(f"{spec.name}_bucket", {**labels, "le": bound}, count)
-            metric.add_sample(f"{spec.name}_count", labels, value.buckets[-1][1])
-            metric.add_sample(f"{spec.name}_sum", labels, value.sum)
-        elif isinstance(value, Mapping):
-            for state, active in states_of(spec, value).items():
-                metric.add_sample(spec.name, {**labels, spec.name: state}, float(active))
-        else:
-            metric.add_sample(spec.name, labels, value)
-    return metric
 
 
 def encode_metrics(metrics: Iterable[Metric], form: ContentFormat) -> bytes:

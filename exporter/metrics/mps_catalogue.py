@@ -11,6 +11,7 @@ from typing import get_args
 from exporter.advice import ADVICE, Severity
 from exporter.metrics.spec import Kind, MetricSpec
 from exporter.model import (
+    CLIENT_STATES,
     COLLECTORS,
     CONTROL_STATES,
     EXIT_CAUSES,
@@ -45,6 +46,10 @@ _VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "mps_server_exits_total": {"cause": EXIT_CAUSES},
     "mps_server_last_exit_timestamp_seconds": {"cause": EXIT_CAUSES},
     "mps_client_info": {"limit_source": LIMIT_SOURCES},
+    "mps_client_state": {"state": CLIENT_STATES},
+    "mps_client_state_since_timestamp_seconds": {
+        "state": tuple(state for state in CLIENT_STATES if state != "active")
+    },
     "mps_client_losses_total": {"cause": LOSS_CAUSES},
     "mps_client_rejections_total": {"cause": REJECTION_CAUSES},
     "mps_gpu_processes": {"kind": PROCESS_KINDS},
@@ -59,6 +64,15 @@ _VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Metric -> label -> all its values."""
 
 _NOTES = {
+    "mps_client_state": "Waiting: in the queue behind another user's server (`server` is empty). "
+    "Connecting: connected, and no context yet; a program may well stay so for long. "
+    "Creating_context: a context is being created, and cannot be used yet. Torn_down: a fatal GPU "
+    "error hit it, and it cannot use the GPU any more. Absent where server.log cannot be read or "
+    "does not name clients (drivers before 580), and for several waiting clients that their daemon "
+    "calls by the PID 0.",
+    "mps_uid_wait_seconds": "A wait ends when the user's server is ready, and counts once the "
+    "client has a context; where server.log cannot be read or does not name clients, once the "
+    "daemon sends the client to its server.",
     "mps_gpu_processes": "A kind is absent while a process list cannot be read that tells it: "
     "mps_client and direct need the MPS list, which old drivers lack.",
 }
@@ -281,8 +295,8 @@ SERVERS = _section(
         "gauge",
         _DS,
         f"{_BOTH_LOGS}, {_PROC}",
-        "1 when the server was started for a user whose queued clients had all died: "
-        "the daemon hangs on it until it is killed.",
+        "1 when the server was started for a client that had died in the queue: it serves nobody, "
+        "and the daemon hangs on it until it is killed.",
     ),
     (
         "mps_server_starts_total",
@@ -298,7 +312,8 @@ SERVERS = _section(
         (*_D, "cause"),
         _BOTH_LOGS,
         "Ends of servers by cause. The status that the log prints is no evidence: requested means "
-        "that the log shows the orderly end.",
+        "that the log shows the orderly end. ghost_ended is a ghost server that ended without it, "
+        "most often because an operator killed it: no crash, it served no client.",
     ),
     (
         "mps_server_last_exit_timestamp_seconds",
@@ -312,7 +327,8 @@ SERVERS = _section(
         "counter",
         (*_D, *_G),
         _SERVER_LOG,
-        "Fatal GPU errors that servers handled, by GPU (empty labels when the log does not tell).",
+        "Fatal GPU errors that servers handled, by the GPU that was hit: that of the client that "
+        "MPS blames, or the only one that was reset (empty labels when the log does not tell).",
     ),
     (
         "mps_server_last_fault_timestamp_seconds",
@@ -348,7 +364,8 @@ CLIENTS = _section(
             "limit_source",
         ),
         f"{_PROC}, {_LOG}",
-        "The client's process and what it belongs to; command is the program's name only.",
+        "The client's process and what it belongs to; command is the program's name only. "
+        "limit_source is whose SM share is lower; unknown where a limit cannot be told.",
     ),
     (
         "mps_client_start_time_seconds",
@@ -356,6 +373,20 @@ CLIENTS = _section(
         _DSP,
         _SERVER_LOG,
         "When the client connected, as a Unix timestamp.",
+    ),
+    (
+        "mps_client_state",
+        "gauge",
+        (*_DSP, "uid", "state"),
+        _BOTH_LOGS,
+        "1 for the state that the client is in.",
+    ),
+    (
+        "mps_client_state_since_timestamp_seconds",
+        "gauge",
+        (*_DSP, "uid", "state"),
+        _BOTH_LOGS,
+        "Since when a client that is not active is in its state, as a Unix timestamp.",
     ),
     (
         "mps_client_contexts",
@@ -376,22 +407,23 @@ CLIENTS = _section(
         "gauge",
         (*_DSP, *_G),
         f"{_PROC}/PID/environ, {_TOOL}",
-        "Device memory that MPS allows the client: the lower of its own limit and the server's.",
+        "Device memory that MPS allows the client at most: the lower of its own limit and the "
+        "server's. Absent where it has none, or where it cannot be told which GPU it is for.",
     ),
     (
         "mps_client_active_thread_ratio",
         "gauge",
         _DSP,
         f"{_PROC}/PID/environ, {_TOOL}",
-        "Share of the SMs that MPS allows the client, 0 to 1: the lower of its own limit and the "
-        "server's when it connected.",
+        "Share of the SMs that MPS allows the client at most, 0 to 1: the lower of its own limit "
+        "and the server's when it connected. Its own is that of its environment at exec.",
     ),
     (
         "mps_client_sm_limit",
         "gauge",
         (*_DSP, *_G),
         "calculated as the hardware rounds",
-        "SMs that the client's share gives on this GPU. A cap, not a reservation.",
+        "SMs that the client's share gives on this GPU at most. A cap, not a reservation.",
     ),
     (
         "mps_client_priority",
@@ -419,7 +451,8 @@ CLIENTS = _section(
         "histogram",
         (*_D, "uid"),
         _SERVER_LOG,
-        "From connecting to leaving, of clients that got at least one context.",
+        "From connecting to leaving, of clients that had at least one context; who is refused for "
+        "the context limit has none.",
     ),
     (
         "mps_client_losses_total",
@@ -427,7 +460,18 @@ CLIENTS = _section(
         (*_D, "uid", "cause"),
         _BOTH_LOGS,
         "Clients that MPS took down, by cause: the blast radius of crashes, faults and kills. "
-        "own_fault is whom MPS names, most often who did it; neighbour_fault are the others.",
+        "Of a fatal GPU error, own_fault is the client that MPS blames and neighbour_fault are the "
+        "others; unfinished_work are all victims of a client that ended with GPU work in flight, "
+        "unattributed_fault those of an error while several were ending: MPS blames one of the "
+        "victims then.",
+    ),
+    (
+        "mps_client_unfinished_exits_total",
+        "counter",
+        (*_D, "uid"),
+        _SERVER_LOG,
+        "Clients that ended with GPU work in flight, which then took other clients down. Only "
+        "those that the log singles out.",
     ),
     (
         "mps_client_rejections_total",
@@ -453,7 +497,7 @@ WAITS = _section(
         "gauge",
         (*_D, "uid"),
         _LOG,
-        "Clients queued behind another user's server now.",
+        "Clients queued behind another user's server now, and those that a ghost does not serve.",
     ),
     (
         "mps_uid_waiting_since_timestamp_seconds",
@@ -474,14 +518,14 @@ WAITS = _section(
         "histogram",
         (*_D, "uid"),
         _LOG,
-        "Completed waits behind another user's server.",
+        "Waits behind another user's server that were served: the client got a context.",
     ),
     (
         "mps_uid_waits_abandoned_total",
         "counter",
         (*_D, "uid"),
         f"{_LOG}, {_PROC}",
-        "Waits that ended without service: the process died or gave up.",
+        "Waits that ended without service: the process died or gave up, or never got a context.",
     ),
     (
         "mps_uid_overtakes_total",
@@ -534,7 +578,7 @@ SHARING = _section(
         "gauge",
         (*_G, "daemon"),
         f"{_TOOL}, {_BOTH_LOGS}, NVML",
-        "1 for each daemon that serves the GPU.",
+        "1 for each daemon that serves the GPU; it ends with the daemon.",
     ),
     (
         "mps_gpu_stranded_clients",
@@ -602,6 +646,14 @@ EXPORTER = _section(
         _PROC,
         "Processes whose own limits could not be read for want of rights: CAP_SYS_PTRACE and "
         "CAP_DAC_READ_SEARCH together give them.",
+    ),
+    (
+        "mps_exporter_unknown_readings_total",
+        "counter",
+        (),
+        "this exporter",
+        "GPU readings that were left out because no metric shows such a quantity: when it grows, a "
+        "recording of another version is replayed.",
     ),
     (
         "mps_exporter_recording_info",

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from exporter.advice import findings
 from exporter.metrics.catalogue import CATALOGUE
-from exporter.metrics.gpu_catalogue import IDENTITY
+from exporter.metrics.gpu_readings import series_of
 from exporter.metrics.spec import Family, HistogramValue, MetricSpec
 from exporter.model import (
     EXIT_CAUSES,
@@ -20,6 +20,7 @@ from exporter.model import (
     REJECTION_CAUSES,
     SERVER_STATES,
     Client,
+    ClientState,
     ControlDaemon,
     Gpu,
     Histogram,
@@ -39,7 +40,7 @@ LABEL_SETS_KEPT = 4096
 MOMENTS = ("_timestamp_seconds", "_start_time_seconds")
 """Ends of names whose values are moments, not durations."""
 
-SampleValue = float | HistogramValue | Mapping[str, bool]
+SampleValue = float | HistogramValue | dict[str, bool]
 
 RawLabels = tuple[str | int | None, ...]
 """Label values before they are text. No booleans: 1 and True are the same key."""
@@ -79,7 +80,9 @@ class Samples:
                 self._moments.add(name)
             if name in CATALOGUE and DAEMON in CATALOGUE[name].labels:
                 self._daemons[name] = CATALOGUE[name].labels.index(DAEMON)
-        if name in self._moments and isinstance(value, float | int):
+        if isinstance(value, dict):
+            value = {_label(state, LABEL_VALUE_MAX): active for state, active in value.items()}
+        elif name in self._moments and isinstance(value, float | int):
             value = self._wall(value)
         found.setdefault(_texts(labels, self._daemons.get(name, -1)), value)
 
@@ -153,6 +156,7 @@ def render(
         "mps_exporter_build_info", (build.version, build.revision, build.python_version), 1.0
     )
     samples.add("mps_exporter_unreadable_environments", (), snapshot.unreadable_environments)
+    samples.add("mps_exporter_unknown_readings_total", (), snapshot.unknown_readings)
     if snapshot.recording is not None:
         recording = snapshot.recording
         labels = (
@@ -286,6 +290,7 @@ def _client(
         1.0,
     )
     add("mps_client_start_time_seconds", dsp, client.connected_at)
+    _client_state(samples, (*dsp, client.uid), client.state, client.state_since)
     _by_gpu(samples, "mps_client_contexts", dsp, client.contexts, indexes)
     _by_gpu(samples, "mps_client_memory_used_bytes", dsp, client.memory_used_bytes, indexes)
     _by_gpu(samples, "mps_client_memory_limit_bytes", dsp, client.memory_limit_bytes, indexes)
@@ -294,8 +299,21 @@ def _client(
     add("mps_client_priority", dsp, client.priority)
 
 
+def _client_state(
+    samples: Samples, labels: RawLabels, state: ClientState | None, since: float | None
+) -> None:
+    if state is not None:
+        samples.add("mps_client_state", (*labels, state), 1.0)
+    if state != "active":  # since about when it connected
+        samples.add("mps_client_state_since_timestamp_seconds", (*labels, state), since)
+
+
 def _waits(samples: Samples, daemon: ControlDaemon) -> None:
     d = daemon.pipe_directory
+    connected = {client.pid for server in daemon.servers for client in server.clients}
+    for wait in daemon.waits:
+        if wait.pid and not wait.dead and wait.pid not in connected:
+            _client_state(samples, (d, None, wait.pid, wait.uid), "waiting", wait.since)
     uids: set[int | None] = {wait.uid for wait in daemon.waits}
     if daemon.counters is not None:
         # A user who has waited keeps a 0, so that a graph falls to it instead of ending.
@@ -341,6 +359,7 @@ def _counters(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str
     for uid, sessions in counters.sessions.items():
         add("mps_client_session_seconds", (*d, uid), histogram_value(sessions))
     _by_uid_and_cause(samples, "mps_client_losses_total", d, counters.losses, LOSS_CAUSES)
+    _by_uid(samples, "mps_client_unfinished_exits_total", d, counters.unfinished_exits)
     _by_uid_and_cause(
         samples, "mps_client_rejections_total", d, counters.rejections, REJECTION_CAUSES
     )
@@ -410,24 +429,16 @@ def _gpu(samples: Samples, gpu: Gpu, snapshot: Snapshot) -> None:
     samples.add("mps_gpu_client_memory_committed_bytes", g, committed)
     statesets: dict[tuple[str, tuple[str, ...]], dict[str, bool]] = {}
     for reading in seen.readings:
-        rest, state = _own_labels(reading.metric, reading.labels)
-        if state is None:
-            samples.add(reading.metric, (*g, *rest), reading.value)
+        series = series_of(reading)
+        if series is None:
+            continue  # counted by the collector: the page must not be lost for it
+        name = series.metric.name
+        if series.state is None:
+            samples.add(name, (*g, *series.labels), reading.value)
         else:
-            statesets.setdefault((reading.metric, rest), {})[state] = bool(reading.value)
+            statesets.setdefault((name, series.labels), {})[series.state] = bool(reading.value)
     for (name, rest), states in statesets.items():
         samples.add(name, (*g, *rest), states)
-
-
-@lru_cache(maxsize=LABEL_SETS_KEPT)
-def _own_labels(
-    metric: str, labels: tuple[tuple[str, str], ...]
-) -> tuple[tuple[str, ...], str | None]:
-    """Give a reading's labels beside the GPU's, as the metric has them; of a stateset its state."""
-    spec = CATALOGUE[metric]
-    given = dict(labels)
-    state = given.pop(metric) if spec.kind == "stateset" else None
-    return tuple(given.get(name, "") for name in spec.labels[len(IDENTITY) :]), state
 
 
 def states_of(spec: MetricSpec, value: Mapping[str, bool]) -> dict[str, bool]:

@@ -28,6 +28,9 @@ class MetricSpec:
     note: str = ""
     """What else to know, for the documentation: the help on each page of metrics is short."""
     section: str = ""
+    quantity: str = ""
+    """What the readings are called that the metric shows (see observations.Reading); empty where it
+    shows none."""
 
     @property
     def unit(self) -> str:

@@ -14,9 +14,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from exporter.model import Incident, IncidentKind
-from exporter.mps.incidents import Incidents
+from exporter.mps.incidents import MAX_PIDS, Incidents
 from exporter.mps.serving import MAX_CLIENTS, MAX_CONTEXTS, Admission, Client, Fault, Server
 from exporter.mps.tally import Tally
+from exporter.mps.unfinished_work import (
+    DECISION_SECONDS,
+    MAX_ENDINGS,
+    QUEUED_END_SECONDS,
+    Ending,
+    Verdict,
+    failed_start,
+    judge,
+    last_on_gpu,
+    suspects,
+)
 from exporter.mps.waits import Queue, Queued
 
 ADMISSION_SECONDS = 10.0
@@ -44,6 +55,9 @@ CLOCK_JUMP_MS = 60_000
 SAME_MOMENT_SECONDS = 0.01
 """The two logs may tell of one thing in either order when their stamps are this close."""
 
+NO_CONTEXT = "no_context"
+"""Of a wait that was given up: the client came to its server, and never had a context."""
+
 MAX_SERVERS = 64
 MAX_ENDED = 256
 MAX_UUIDS = 64
@@ -65,6 +79,12 @@ class Daemon:
     """It started, or was seen, since the exporter began to look: so its end is news."""
     configured_at: float | None = None
     """Somebody last gave it a set_... command."""
+    served_at: float | None = None
+    """It last did something for a client or a server: its only thread was not stuck then."""
+    silent_since: float | None = None
+    """When it wrote a line that another one follows at once, and none has followed."""
+    sent_at: float | None = None
+    """When it sent a client to a server, and neither log has said more since."""
     tries_shutdown: bool = False
     """Its log says when it asks a server to end (driver 580)."""
     backoff_seconds: float | None = None
@@ -91,6 +111,8 @@ class Books:
         self.uuids: dict[str, str] = {}
         """GPU UUID -> name, of all that clients were associated with."""
         self.readable: dict[str, bool] = {"control": False, "server": False}
+        self.server_heard_at: float | None = None
+        """The last line of server.log."""
         self.clock_ms: int | None = None
         """Everything up to here is in the running totals."""
         self.counting_from_ms: int | None = None
@@ -137,6 +159,10 @@ class Books:
                 due = min(due, server.admissions[0].at + ADMISSION_SECONDS)
             if server.block is not None:
                 due = min(due, server.block.at + FAULT_BLOCK_SECONDS)
+            for fault in server.undecided:
+                due = min(due, fault.at + DECISION_SECONDS)
+            for last in server.last:
+                due = min(due, last.resolved_at)
         return due
 
     def _do_due(self, at: float) -> None:
@@ -147,6 +173,11 @@ class Books:
                 self.never_connected(server.admissions.pop(0), at)
             if server.block is not None and server.block.at + FAULT_BLOCK_SECONDS <= at:
                 self.close_block(server)
+            for fault in list(server.undecided):
+                if fault.at + DECISION_SECONDS <= at:
+                    self._decide(server, fault, final=True)
+            # Where a newcomer has run, nothing had been left behind.
+            server.last = [last for last in server.last if last.resolved_at > at]
         unanswered = self.daemon.unanswered
         while unanswered and unanswered[0] + CREDENTIALS_SECONDS <= at:
             unanswered.popleft()
@@ -167,6 +198,8 @@ class Books:
         uid: int | None = None,
         pids: Iterable[int] = (),
         blamed_pid: int | None = None,
+        left_by_pid: int | None = None,
+        ended_pids: Iterable[int] = (),
         gpu_uuids: Iterable[str] = (),
         seconds: float | None = None,
         detail: str = "",
@@ -180,6 +213,8 @@ class Books:
                 uid=uid,
                 pids=tuple(pids),
                 blamed_pid=blamed_pid,
+                left_by_pid=left_by_pid,
+                ended_pids=tuple(ended_pids)[:MAX_PIDS],
                 gpu_uuids=tuple(uuid for uuid in gpu_uuids if uuid),
                 seconds=None if seconds is None else round(max(seconds, 0.0), 3),
                 detail=detail,
@@ -295,6 +330,8 @@ class Books:
         """A server is gone."""
         self.settle(at)
         self.close_block(server)
+        for fault in list(server.undecided):
+            self._decide(server, fault, final=True)
         lost: list[int] = []
         loss = {
             "crashed": "server_crashed",
@@ -308,6 +345,7 @@ class Books:
                 continue
             if loss is not None and self._was_using(server, client, cause):
                 self.lose(client, loss, at, lost)
+            self._end_wait(server, client, at)
             self.count_leaving(client, at, known_end=server.named is not False)
         for admission in server.admissions:
             self.never_connected(admission, at)
@@ -322,18 +360,22 @@ class Books:
                 at, "server_crashed", server_pid=server.pid, uid=server.uid, pids=lost,
                 detail=detail,
             )  # fmt: skip
+        elif cause == "ghost_ended":
+            self.incident(at, "ghost_ended", server_pid=server.pid, uid=server.uid)
         elif cause == "start_failed":
             self.incident(at, "server_start_failed", uid=server.uid, detail=detail)
 
     def _was_using(self, server: Server, client: Client, cause: str) -> bool:
         """Whether a server's end took this client along."""
-        if client.leaving:
-            return False
+        if client.leaving or (server.ghost and client.wait is not None):
+            return False  # the latter never got so far: its wait is given up
         # Without server.log, who is left at an orderly end has most likely left before it.
         return cause != "requested" or (self.names_clients(server) and client.had_context)
 
     def vanish(self, server: Server) -> None:
         """A server is gone, and the log does not say so: there is no evidence of a cause."""
+        for fault in list(server.undecided):
+            self._decide(server, fault, final=True)
         del self.servers[server.pid]
         self.ended.append(server.pid)
         self.vanished[server.pid] = server
@@ -356,6 +398,8 @@ class Books:
         """
         if server.exiting:
             return "requested", ""
+        if server.ghost:
+            return "ghost_ended", f"exit status {status}"  # most often killed, as it must be
         if server.ready_at is None and not server.ever_connected and not server.adopted:
             return "start_failed", f"exit status {status}"
         if self.says_exiting(server):
@@ -417,7 +461,7 @@ class Books:
         self.incident(entry.since, "wait_started", uid=entry.uid, pids=(entry.pid,))
 
     def served(self, server: Server, entry: Queued, at: float) -> None:
-        """A queued client has come to its server."""
+        """A queued client has a context; the wait itself was over when the server was ready."""
         if not entry.behind_another or entry.dead:
             return
         waited = max(at if server.ready_at is None else server.ready_at, entry.since) - entry.since
@@ -428,15 +472,30 @@ class Books:
                 self.tally.handovers += 1
         self.incident(at, "wait_served", uid=entry.uid, pids=(entry.pid,), seconds=waited)
 
-    def abandoned(self, entry: Queued, at: float) -> None:
+    def abandoned(self, entry: Queued, at: float, detail: str = "") -> None:
         """A queued client is gone without having been served."""
         if entry.dead or not entry.behind_another:
             return
         entry.dead = True
         self.tally.by_user(self.tally.waits_abandoned, entry.uid)
         self.incident(
-            at, "wait_abandoned", uid=entry.uid, pids=(entry.pid,), seconds=at - entry.since
-        )
+            at, "wait_abandoned", uid=entry.uid, pids=(entry.pid,), seconds=at - entry.since,
+            detail=detail,
+        )  # fmt: skip
+
+    def _end_wait(self, server: Server, client: Client, at: float) -> None:
+        """A client that waited leaves: without a context it was not served."""
+        wait, client.wait = client.wait, None
+        if wait is not None and self.names_clients(server):
+            self.abandoned(wait, at, NO_CONTEXT)
+
+    def ghost(self, server: Server, at: float) -> None:
+        """A server waits for a client that died in the queue, and serves nobody."""
+        if server.ghost:
+            return
+        server.ghost = True
+        dead = sorted(server.started_for.keys() - server.clients.keys())
+        self.incident(at, "ghost", server_pid=server.pid, uid=server.uid, pids=dead)
 
     # ------------------------------------------------------------------ clients come
 
@@ -499,7 +558,10 @@ class Books:
         if wait is not None:
             if pid:
                 server.announced.setdefault(pid, at)
-            self.served(server, wait, at)
+            if client.by_word:
+                self.served(server, wait, at)  # nothing more can be seen of it
+            else:
+                client.wait = wait
         return client
 
     def connect_all(self, server: Server) -> None:
@@ -521,14 +583,81 @@ class Books:
         if found is None:
             return
         key, client = found
-        if len(client.contexts) < MAX_CONTEXTS:
+        if pid and (ending := _ending(server, pid)) is not None:
+            server.endings.remove(ending)  # it goes on with another context
+        if context not in client.contexts and len(client.contexts) < MAX_CONTEXTS:
             client.contexts[context] = ""
-            client.had_context = True
+            client.creating[context] = at
             server.associating.append((key, context))
             while len(server.associating) > MAX_CONTEXTS:
                 server.associating.popleft()
 
+    def context_active(self, server: Server, pid: int, context: int, at: float) -> None:
+        """A client's context can be used: one that is refused for the limit never comes so far."""
+        client = server.creating(pid, context)
+        known = server.clients.get(pid)
+        if client is None and known is not None and context not in known.contexts:
+            # The server's threads write in any order: the line of its connection is still to come.
+            self.open_context(server, pid, context, at)
+            client = server.creating(pid, context)
+        if client is None:
+            return
+        self.settle(at)
+        del client.creating[context]
+        client.had_context = True
+        client.active_since = at if client.active_since is None else client.active_since
+        server.ghost = server.complained = False
+        wait, client.wait = client.wait, None
+        if wait is not None:
+            self.served(server, wait, at)
+
+    def context_ready(self, server: Server, pid: int, context: int, at: float) -> None:
+        """A client's context can be used: the first after unfinished work meets it."""
+        self.settle(at)
+        found = server.find(pid, context)
+        gpu = "" if found is None else found[1].contexts.get(context, "")
+        for last in server.last:
+            if last.newcomer_at is None and last.was_on((gpu,)):
+                last.newcomer_at = at
+
     # ------------------------------------------------------------------ clients go
+
+    def context_ends(self, server: Server, pid: int, context: int, at: float) -> None:
+        """A client has closed the connection of a context, most often because it ends."""
+        self.settle(at)
+        endings = server.endings
+        while endings and (endings[0].closed_at() or at) < at - QUEUED_END_SECONDS:
+            endings.popleft()
+        if len(endings) >= MAX_ENDINGS:
+            endings.popleft()
+        found = server.find(pid, context)
+        client = None if found is None else found[1]
+        ending = None if pid == 0 else _ending(server, pid)
+        if ending is None:
+            ending = Ending(pid, server.uid if client is None else client.uid)
+            endings.append(ending)
+        if client is not None:
+            ending.excused |= client.terminating or client.lost
+        ending.contexts.append((at, "" if client is None else client.contexts.get(context, "")))
+
+    def process_ends(self, server: Server, pid: int, at: float) -> None:
+        """A client has closed its last connection: its process ends."""
+        self.settle(at)
+        ending = _ending(server, pid)
+        if ending is None:
+            return
+        ending.ended_at = at
+        others = [
+            list(client.contexts.values())
+            for client in server.clients.values()
+            if client.contexts and (client.pid != pid or pid == 0)
+        ]
+        undecided = list(server.undecided)
+        hit = any(ending in fault.endings for fault in undecided)
+        for fault in undecided:
+            self._decide(server, fault, final=False)
+        if not hit:
+            server.last = last_on_gpu(ending, server.endings, others, server.last)[-MAX_UUIDS:]
 
     def close_context(self, server: Server, pid: int, context: int, at: float) -> None:
         """A client's context ended."""
@@ -537,6 +666,7 @@ class Books:
             return
         _, client = found
         client.contexts.pop(context, None)
+        client.creating.pop(context, None)
         if client.terminating:
             self.lose(client, "terminated", at)
 
@@ -551,6 +681,7 @@ class Books:
         if client.terminating:
             self.lose(client, "terminated", at)
         del server.clients[key]
+        self._end_wait(server, client, at)
         self.count_leaving(client, at, known_end=True)
 
     def leave_unnamed(self, server: Server, at: float) -> None:
@@ -626,19 +757,24 @@ class Books:
 
     def fault_block(self, server: Server, at: float, *, begins: bool) -> Fault:
         """The fault of which the log speaks; a new one when this line begins one."""
+        self.settle(at)
         fault = server.block
         if fault is None and server.faults and not begins:
             return server.faults[-1]  # a late line of its block
         if fault is None or begins:
             self.close_block(server)
-            fault = Fault(at)
+            met = tuple(last for last in server.last if last.may_have_hit(at))
+            fault = Fault(at, endings=tuple(server.endings), last=met)
+            fault.open = bool(met or suspects(at, (), fault.endings))
+            if fault.open:
+                server.undecided.append(fault)
             server.block = fault
             server.faults.append(fault)
             del server.faults[:-MAX_SERVERS]
             self.tally.last_fault_at = at
         return fault
 
-    def fault_victim(self, server: Server, fault: Fault, pid: int, at: float) -> None:
+    def fault_victim(self, server: Server, fault: Fault, pid: int) -> None:
         """A client goes down with a fault."""
         if pid and pid in fault.victims:
             return
@@ -650,46 +786,123 @@ class Books:
         cause = "own_fault" if own else "neighbour_fault"
         fault.victims.append(pid)
         if pid == 0:
-            self.tally.by_cause(self.tally.losses, server.uid, cause)
+            self._lost_to(fault, server.uid, cause)
             for client in server.clients.values():
                 if client.pid == 0 and not client.lost:
-                    client.lost = True
+                    client.lost, client.torn_down_at = True, fault.at
                     break
             return
         found = server.find(pid)
         if found is None:
-            self.tally.by_cause(self.tally.losses, server.uid, cause)
+            self._lost_to(fault, server.uid, cause)
         else:
-            self.lose(found[1], cause, at)
+            found[1].torn_down_at = fault.at
+            if found[1].lost:
+                return
+            found[1].lost = True
+            self._lost_to(fault, found[1].uid, cause)
 
-    def fault_device(self, server: Server, fault: Fault, device: int) -> None:
-        """A fault hit a device."""
-        if device in fault.devices or len(fault.devices) >= MAX_UUIDS:
-            return
-        fault.devices.add(device)
-        fault.broken.add(device)
-        uuid = self.uuid_of(server, device)
-        fault.uuids.append(uuid)
-        fault.counted = True
-        self.tally.fault(uuid)
+    def _lost_to(self, fault: Fault, uid: int | None, cause: str) -> None:
+        """Count a victim as soon as it is known whose fault it was; cause is what MPS suggests."""
+        if fault.open:
+            fault.losses.append((uid, cause))
+        else:
+            self.tally.by_cause(self.tally.losses, uid, fault.cause or cause)
+
+    def fault_device(self, fault: Fault, device: int) -> None:
+        """A device is reset after a fault."""
+        if device not in fault.devices and len(fault.devices) < MAX_UUIDS:
+            fault.devices.add(device)
+            fault.broken.add(device)
 
     def close_block(self, server: Server) -> None:
         """The log has said all about a fault."""
         fault, server.block, server.listing = server.block, None, None
         if fault is None:
             return
-        if not fault.counted:
-            fault.counted = True
-            self.tally.fault("")
-        blamed = next(iter(sorted(fault.blamed)), None)
+        self.fault_listed(server, fault)
+        fault.closed = True
+        if fault.open:
+            self._decide(server, fault, final=False)
+        else:
+            self._tell(server, fault, Verdict(None, ()))
+
+    def _decide(self, server: Server, fault: Fault, *, final: bool) -> None:
+        """Settle whose fault it was, and count its victims, once the evidence is complete."""
+        if final and fault is server.block:
+            self.close_block(server)
+        if not fault.open or not fault.closed:
+            return
+        met = [last for last in fault.last if last.was_on(fault.uuids)]
+        verdict = judge(
+            fault.at,
+            fault.uuids,
+            fault.endings,
+            met,
+            failed_start=failed_start(fault.at, fault.victims, server.endings),
+            final=final,
+        )
+        if verdict is None:
+            return
+        server.undecided.remove(fault)
+        fault.open = False
+        culprit = verdict.culprit
+        if culprit is not None:
+            fault.cause = "unfinished_work"
+            if not culprit.counted:
+                culprit.counted = True
+                self.tally.by_user(self.tally.unfinished_exits, culprit.uid)
+        elif verdict.suspects:
+            fault.cause = "unattributed_fault"
+        for uid, cause in fault.losses:
+            self.tally.by_cause(self.tally.losses, uid, fault.cause or cause)
+        fault.losses.clear()
+        # What they left, if anything, is gone with the fault.
+        server.last = [last for last in server.last if last not in met]
+        self._tell(server, fault, verdict)
+        if fault.recovered_at is not None:
+            self._tell_recovery(server, fault, fault.recovered_at)
+
+    def _tell(self, server: Server, fault: Fault, verdict: Verdict) -> None:
+        culprit, blamed = verdict.culprit, next(iter(sorted(fault.blamed)), None)
         self.incident(
             fault.at,
-            "fault",
+            "fault" if culprit is None else "unfinished_work",
             server_pid=server.pid,
             uid=server.uid,
-            pids=[pid for pid in fault.victims if pid not in fault.blamed],
+            pids=[pid for pid in fault.victims if culprit is not None or pid not in fault.blamed],
             blamed_pid=blamed,
+            left_by_pid=None if culprit is None else culprit.pid,
+            ended_pids=() if culprit is not None else [one.pid for one in verdict.suspects],
             gpu_uuids=fault.uuids,
+        )
+
+    def fault_hit(self, server: Server, fault: Fault, pid: int, device: int) -> None:
+        """A fault hit a device: a context that the log blames was on it."""
+        if device in fault.hit:
+            return
+        fault.hit.add(device)
+        if pid:  # clients with PID 0 cannot be told apart: which of them it was is not known
+            self._count_fault(fault, self.uuid_of(server, device))
+
+    def fault_listed(self, server: Server, fault: Fault) -> None:
+        """All devices of a fault are known: where nobody is blamed, the only one was hit."""
+        if not fault.uuids:
+            devices = fault.hit or fault.devices
+            self._count_fault(fault, self.uuid_of(server, *devices) if len(devices) == 1 else "")
+
+    def _count_fault(self, fault: Fault, uuid: str) -> None:
+        fault.uuids.append(uuid)
+        self.tally.fault(uuid)
+
+    def _tell_recovery(self, server: Server, fault: Fault, at: float) -> None:
+        self.incident(
+            at,
+            "fault_recovered",
+            server_pid=server.pid,
+            uid=server.uid,
+            gpu_uuids=fault.uuids,
+            seconds=at - fault.at,
         )
 
     def device_closed(self, server: Server, device: int, at: float) -> None:
@@ -701,14 +914,18 @@ class Books:
                 continue
             server.faults.remove(fault)
             self.tally.observe(self.tally.fault_recovery, at - fault.at)
-            self.incident(
-                at,
-                "fault_recovered",
-                server_pid=server.pid,
-                uid=server.uid,
-                gpu_uuids=fault.uuids,
-                seconds=at - fault.at,
-            )
+            if fault.open:
+                fault.recovered_at = at  # told after the fault itself
+            else:
+                self._tell_recovery(server, fault, at)
+
+
+def _ending(server: Server, pid: int) -> Ending | None:
+    """Give the end of a client that is under way; of those with PID 0, the oldest."""
+    for ending in server.endings:
+        if ending.pid == pid and ending.ended_at is None:
+            return ending
+    return None
 
 
 def _pids(server: Server) -> list[int]:

@@ -20,6 +20,9 @@ _PERCENTAGE = re.compile(r"\d{1,3}(?:\.\d{1,6})?", re.ASCII)
 _TERMINATE = re.compile(r"terminate_client +(\d{1,7}) +(\d{1,7})", re.ASCII)
 
 
+_SERVING = (e.ClientArrived, e.ServerReady, e.ServerExited, e.ShutdownDeclined)
+
+
 class ControlReader:
     """Reads control.log.
 
@@ -56,11 +59,28 @@ class ControlReader:
     def read(self, entry: Entry) -> None:
         """Enter one line into the books."""
         event = entry.event
+        self._note_silence(event, entry.at)
         handler = self._handlers.get(type(event))
         if handler is None:
             self._replying = False
         else:
             handler(event, entry)
+
+    def _note_silence(self, event: e.Event, at: float) -> None:
+        """Note what the daemon must go on with: a stuck one writes no further line.
+
+        A queued client is followed by a server's start or by a shutdown attempt, and that by its
+        outcome; a client that is sent to a server, by what the server says of it. (Measured on
+        driver 580: 0.1 s at most.)
+        """
+        books, daemon = self._books, self._books.daemon
+        queued = isinstance(event, e.ClientArrived) and event.queued
+        daemon.silent_since = at if queued or isinstance(event, e.ShutdownTried) else None
+        told = not books.readable["server"] or (books.server_heard_at or 0.0) >= at
+        sent = isinstance(event, e.ClientArrived) and not queued and not told
+        daemon.sent_at = at if sent else None
+        if isinstance(event, _SERVING):
+            daemon.served_at = at
 
     # ------------------------------------------------------------------ the control tool
 

@@ -176,13 +176,16 @@ def failure_of(exchange: Exchange) -> Failure | None:
     return None
 
 
+CANNOT_SEND = "Cannot send command to MPS control daemon"
+"""What a caller is told that collides with another, and everybody while the daemon drains."""
+
 _COMPLAINTS: tuple[tuple[Literal["absent", "refused"], tuple[str, ...]], ...] = (
     ("absent", ("Cannot find MPS control daemon process",)),
     (
         "refused",
         (
             "Cannot authenticate or connect to MPS control daemon",
-            "Cannot send command to MPS control daemon",
+            CANNOT_SEND,
             "Cannot access CUDA_MPS_PIPE_DIRECTORY",
             "CUDA_MPS_PIPE_DIRECTORY must be set",
             "Insufficient privileges",

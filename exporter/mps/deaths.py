@@ -78,7 +78,7 @@ def notice(books: Books, now: float, alive: Alive, daemon: bool | None) -> None:
         life = books.daemon = Daemon()  # there is another, and no log says so
     life.counted |= bool(daemon)
     if daemon is not None and life.ended_at is None:
-        life.missing_since = None if daemon else life.missing_since or now
+        _note(life, now, daemon)
     for entry in books.queue:
         if entry.pid and not entry.dead:
             _note(entry, now, alive(entry.pid, entry.since))
@@ -100,7 +100,7 @@ def _notice_nobody(server: Server, alive: Alive) -> None:
 
 def _note(process: _Mortal, now: float, alive: bool | None) -> None:
     if alive is False:
-        process.missing_since = process.missing_since or now
+        process.missing_since = min(process.missing_since or now, now)
     elif alive:
         process.missing_since = None
 
@@ -110,9 +110,10 @@ def believe(books: Books, settled: float) -> None:
     counting = books.tally.counting
     books.tally.counting = books.counts_at(settled)
     life = books.daemon
-    if life.ended_at is None and _sure(life, settled) is not None:
+    died_at = _sure(life, settled)
+    if life.ended_at is None and died_at is not None:
         books.tally.counting &= life.counted
-        books.daemon_died(settled)
+        books.daemon_died(died_at)
         books.tally.counting = books.counts_at(settled)
     for entry in books.queue:
         at = _sure(entry, settled)
@@ -120,8 +121,9 @@ def believe(books: Books, settled: float) -> None:
             books.abandoned(entry, at)
             entry.dead = True
     for server in list(books.servers.values()):
-        if _sure(server, settled) is not None:
-            _server_gone(books, server, settled)
+        gone_at = _sure(server, settled)
+        if gone_at is not None:
+            _server_gone(books, server, gone_at)
         else:
             _clients_gone(books, server, settled)
             _find_ghost(books, server, settled)
@@ -166,14 +168,11 @@ def _clients_gone(books: Books, server: Server, settled: float) -> None:
 
 def _find_ghost(books: Books, server: Server, settled: float) -> None:
     """Ready for a user whose queued clients are all dead, and nobody ever connected."""
+    if server.complained:
+        return  # its log has said so
     if server.ever_connected or server.ready_at is None:
         server.ghost = False
         return
     named_dead = bool(server.started_for) and all(server.started_for.values())
-    alone = named_dead and not server.started_for_unnamed
-    complained = server.complained and bool(server.started_for or server.started_for_unnamed)
-    if (alone or complained) and not server.ghost:
-        server.ghost = True
-        books.incident(
-            settled, "ghost", server_pid=server.pid, uid=server.uid, pids=sorted(server.started_for)
-        )
+    if named_dead and not server.started_for_unnamed:
+        books.ghost(server, settled)

@@ -13,6 +13,9 @@ from exporter.observations import LogsObservation
 PATIENCE_SECONDS = 5.0
 """So long an answer of the control tool waits for the logs to come as far as it."""
 
+SILENCE_SECONDS = 0.25
+"""A daemon goes on with what it began within 0.1 s (driver 580), or it is stuck."""
+
 MAX_FOREIGN_SERVERS = 64
 
 
@@ -61,6 +64,17 @@ class Fold:
         if settled is not None:
             ledger.settle(settled)
         self._take_what_was_said(now)
+
+    @property
+    def silent_since(self) -> float | None:
+        """Since when the daemon seems stuck, by its logs; None: it does not, or it is too early.
+
+        It is no proof: who wants to know must ask the daemon.
+        """
+        since, settled = self.ledger.silent_since, self._sequencer.settled_until
+        if since is None or settled is None or settled < since + SILENCE_SECONDS:
+            return None
+        return since
 
     def reconcile(
         self,

@@ -12,7 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from exporter.model import ClientSession, Incident, LedgerView, ServerSession, Wait
+from exporter.model import (
+    ClientSession,
+    ClientState,
+    Incident,
+    LedgerView,
+    PossibleUnfinishedWork,
+    ServerSession,
+    Wait,
+)
 from exporter.mps import deaths
 from exporter.mps.adoption import reconcile
 from exporter.mps.books import Books
@@ -21,6 +29,7 @@ from exporter.mps.control_text import ServerReply
 from exporter.mps.sequence import Entry
 from exporter.mps.server_reader import ServerReader
 from exporter.mps.serving import Client, Server
+from exporter.mps.unfinished_work import Last
 from exporter.observations import DaemonFacts, LogName, ProcessFacts
 
 
@@ -124,6 +133,14 @@ class Ledger:
         """
         reconcile(self._books, at, listed, replies)
 
+    @property
+    def silent_since(self) -> float | None:
+        """When the daemon began something that it normally goes on with at once, and did not."""
+        daemon = self._books.daemon
+        if daemon.quit_requested_at is not None or daemon.ended_at is not None:
+            return None
+        return daemon.sent_at if daemon.silent_since is None else daemon.silent_since
+
     def incidents_since(self, seen: int) -> tuple[tuple[Incident, ...], int]:
         """Give the incidents after the first `seen` ones, and how many there have been by now."""
         return self._books.incidents.since(seen)
@@ -139,6 +156,19 @@ class Ledger:
                 pids.update(server.started_for)
         return frozenset(pid for pid in pids if pid)
 
+    def watched(self) -> list[int]:
+        """Processes whose end must be seen when it happens: no line of a log tells of it.
+
+        Servers, those for whom one was made and who have not come yet, and the queue.
+        """
+        books = self._books
+        pids = list(books.servers)
+        for server in books.servers.values():
+            if not server.ever_connected:
+                pids += [pid for pid, dead in server.started_for.items() if not dead]
+        pids += [entry.pid for entry in books.queue if not entry.dead]
+        return pids
+
     def view(self, now: float, *, clients: bool = True) -> LedgerView:
         """Give all that is known, or all but the clients by name. Changes nothing.
 
@@ -151,6 +181,13 @@ class Ledger:
             Wait(entry.pid, entry.uid, entry.since, entry.behind_uid, entry.dead)
             for entry in books.queue
             if entry.behind_another
+        )
+        waits += tuple(
+            Wait(client.pid, client.wait.uid, client.wait.since, server.uid)
+            for server in books.servers.values()
+            if server.ghost
+            for client in server.clients.values()
+            if client.wait is not None
         )
         pressing = bool(waits) or daemon.quit_requested_at is not None
         quit_in_order = daemon.ended_at is not None and not daemon.died
@@ -166,6 +203,7 @@ class Ledger:
             ),
             waits=waits,
             configured_at=daemon.configured_at,
+            daemon_served_at=daemon.served_at,
             handover_backoff_seconds=daemon.backoff_seconds if pressing else None,
             devices=dict(books.ordinals) or _only_device(books),
             counters=books.tally.snapshot(),
@@ -195,12 +233,26 @@ def _server_session(server: Server, *, clients: bool) -> ServerSession:
         pinned_memory_limit_bytes=dict(server.memory_limits),
         devices=dict(server.devices),
         client_limit=server.client_limit,
-        ghost=server.ghost,
+        ghost=server.ghost and server.missing_since is None,
         clients=tuple(
             _client_session(server, client) for client in server.clients.values() if clients
         ),
         clients_count=server.client_count,
         adopted=server.adopted,
+        possible_unfinished_work=_possible_unfinished_work(server.last),
+    )
+
+
+def _possible_unfinished_work(lasts: Iterable[Last]) -> PossibleUnfinishedWork | None:
+    left = next((last.endings[0] for last in lasts if last.suspicious), None)
+    if left is None or left.ended_at is None:
+        return None
+    return PossibleUnfinishedWork(
+        pid=left.pid,
+        uid=left.uid,
+        ended_at=left.ended_at,
+        seconds=round(left.seconds(left.ended_at), 3),
+        gpu_uuids=tuple(sorted({gpu for _, gpu in left.contexts if gpu})),
     )
 
 
@@ -208,12 +260,28 @@ def _client_session(server: Server, client: Client) -> ClientSession:
     contexts: dict[str, int] = {}
     for uuid in client.contexts.values():
         contexts[uuid] = contexts.get(uuid, 0) + 1
+    state, since = _client_state(client)
     return ClientSession(
         pid=client.pid,
         server_pid=server.pid,
         uid=client.uid,
         connected_at=client.connected_at,
+        state=state,
+        state_since=since,
         contexts=contexts,
         active_thread_ratio=client.thread_ratio,
         pinned_memory_limit_bytes=client.memory_limits,
     )
+
+
+def _client_state(client: Client) -> tuple[ClientState | None, float | None]:
+    """What a client is doing, and since when; None where no line of server.log tells."""
+    if client.torn_down_at is not None:
+        return "torn_down", client.torn_down_at
+    if client.creating:
+        return "creating_context", min(client.creating.values())
+    if client.by_word and not client.contexts:
+        return None, None
+    if client.had_context:
+        return "active", client.active_since
+    return (None, None) if client.adopted else ("connecting", client.connected_at)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 _HOPPER = (9, 0)
 _HOPPER_SM_STEP = 2
@@ -117,30 +117,100 @@ def parse_pinned_memory_limit(text: str | None) -> dict[str, int]:
     return limits
 
 
-def pinned_memory_limit_of(limits: Mapping[str, int], ordinal: int | None, uuid: str) -> int | None:
-    """Find the limit of one device: the lowest under its ordinal or the beginning of its UUID.
+@dataclass(frozen=True, slots=True)
+class DaemonGpus:
+    """The GPUs that a daemon serves, by UUID."""
 
-    Measured, the case of the letters counts.
+    uuids: frozenset[str] = frozenset()
+    complete: bool = False
+    """There are no others."""
+    order: tuple[str, ...] | None = None
+    """As the driver numbers them; None: not known."""
+
+
+_ORDINAL = re.compile(r"\d{1,4}", re.ASCII)
+_UUID = re.compile(r"GPU-[0-9a-zA-Z-]*", re.ASCII)
+_NO_DEVICE = re.compile(r"-\d+|[A-FH-LN-Za-z]\w*", re.ASCII)
+"""Entries that surely name no device: negative numbers, and words that begin no UUID."""
+
+
+def visible_gpus(text: str | None, gpus: DaemonGpus) -> tuple[str, ...] | None:
+    """Give the GPUs that a client with this CUDA_VISIBLE_DEVICES sees, in its order.
+
+    Measured with two GPUs of one model: a client counts the daemon's GPUs in the driver's order,
+    whatever the daemon's own CUDA_VISIBLE_DEVICES says, and picks from these. The first entry that
+    names no device ends the list (CUDA's documentation). None: it cannot be told, as for entries
+    of MIG, of mixed kinds, or that appear twice.
     """
-    named = [limit for device, limit in limits.items() if _names(device, ordinal, uuid)]
-    return min(named) if named else None
+    if text is None:
+        return gpus.order
+    found: list[str] = []
+    kinds = set()
+    for entry in text.split(",") if text else ():
+        if _NO_DEVICE.fullmatch(entry):
+            break
+        if _ORDINAL.fullmatch(entry) and gpus.order is not None:
+            kinds.add("ordinal")
+            named = gpus.order[int(entry) : int(entry) + 1]
+        elif _UUID.fullmatch(entry) and gpus.complete:
+            kinds.add("uuid")
+            named = tuple(uuid for uuid in gpus.uuids if uuid.startswith(entry))
+        else:
+            return None
+        if not named:
+            break
+        if len(named) > 1 or named[0] in found or len(kinds) > 1:
+            return None
+        found += named
+    return tuple(found)
 
 
-def names_missing_device(limits: Mapping[str, int], devices: Mapping[int, str]) -> bool:
-    """Whether a limit is for a device that a client does not see (its ordinals -> UUIDs).
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """What a client's CUDA_MPS_PINNED_DEVICE_MEM_LIMIT does."""
 
-    Measured: then CUDA silently ignores all of them, also those of devices that are there.
+    bytes_by_uuid: Mapping[str, int] | None = field(default_factory=dict)
+    """None: it cannot be told which GPU an entry is for."""
+    ignored: bool = False
+    """One entry is for a GPU that the client does not see: CUDA silently ignores all of them."""
+
+
+def client_memory_limits(
+    text: str | None, visible: tuple[str, ...] | None, used: Collection[str], gpus: DaemonGpus
+) -> MemoryLimits:
+    """Assign the limits that a client set for itself to the GPUs that they hold for.
+
+    Measured: an ordinal counts in the list of the GPUs that the client sees; a UUID, of which the
+    beginning is enough, is taken as written, and the case of the letters counts. Of two limits for
+    one GPU the lower holds. One entry for a GPU that is not there voids all.
+
+    Args:
+        text: CUDA_MPS_PINNED_DEVICE_MEM_LIMIT.
+        visible: The GPUs that the client sees, in its order; None: not known.
+        used: The GPUs on which it has a context. One that it should not see proves that its
+            environment has changed since it was read.
+        gpus: Those of its daemon.
     """
-    return any(
-        not any(_names(device, ordinal, uuid) for ordinal, uuid in devices.items())
-        for device in limits
-    )
-
-
-def _names(device: str, ordinal: int | None, uuid: str) -> bool:
-    if device.startswith("GPU-"):
-        return uuid.startswith(device)
-    return ordinal is not None and int(device) == ordinal
+    if visible is not None and not set(used) <= set(visible):
+        visible = None
+    seen = {*used, *(visible or ())}
+    found: dict[str, int] = {}
+    certain = True
+    for device, limit in parse_pinned_memory_limit(text).items():
+        if device.startswith("GPU-"):
+            named = [uuid for uuid in gpus.uuids | set(used) if uuid.startswith(device)]
+            missing = not named and gpus.complete
+        else:
+            named = list(visible or ())[int(device) : int(device) + 1]
+            missing = not named and visible is not None
+        if missing:
+            return MemoryLimits(ignored=True)
+        # A UUID of a GPU that the daemon serves and this client does not see was not measured.
+        if len(named) != 1 or named[0] not in seen:
+            certain = False
+            continue
+        found[named[0]] = min(limit, found.get(named[0], limit))
+    return MemoryLimits(found if certain else None)
 
 
 def parse_client_priority(text: str | None) -> int | None:

@@ -266,6 +266,17 @@ class ClientStatus(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionLost(Event):
+    """A client's context (from 1 on) or its process (context 0) has closed its connection.
+
+    The first sign of an end. ContextLeft and ClientLeft follow, but later where others end, too.
+    """
+
+    pid: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
 class ContextLeft(Event):
     """A context ended."""
 

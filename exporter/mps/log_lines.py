@@ -352,12 +352,18 @@ _SERVER = _shapes(
         lambda m: e.ClientStatus(int(m[1]), int(m[2]), active=m[3].upper() == "ACTIVE"),
     ),
     # 580: Server failed to recevie command with status 806, assuming client {...} exit
+    (
+        rf"Server failed to rec\w+ command with status 806, assuming client {_WHO} exit",
+        lambda m: e.ConnectionLost(int(m[1]), int(m[2])),
+    ),
     (r"Server failed to rec\w+ command .*", NOISE),
     # 550, T4: Receive command failed, assuming client exit
     (r"Receive command failed, assuming client exit", NOISE),
     # 580: Client {PID: 451, Context ID: 1} exiting. Number of active client contexts is 1.
+    # 580, after a trap: Client {...} exiting. Worker is in reset. Number of active ...
     (
-        rf"Client {_WHO} exiting\. Number of active client contexts is <num>\.?",
+        rf"Client {_WHO} exiting\.(?: Worker is in reset\.)? "
+        r"Number of active client contexts is <num>\.?",
         lambda m: e.ContextLeft(int(m[1]), int(m[2]), int(m[3])),
     ),
     # 2022: Client {11641, 1} exit

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from exporter.mps.log_events import Event, Unrecognized
@@ -147,11 +148,14 @@ class _Log:
         self._fed_at = chunk.at
         if chunk.data or chunk.restarted or chunk.lost_bytes:
             self._chunks.append(chunk)
-        if chunk.complete_until is not None and not self._chunks:
+        elif chunk.complete_until is not None:
             self.idle(chunk.complete_until)
 
     def idle(self, until: float) -> None:
-        if not self._chunks:
+        if self._chunks:
+            # What was read last is not parsed yet, and there is nothing behind it.
+            self._chunks[-1] = replace(self._chunks[-1], complete_until=until)
+        else:
             until -= WRITE_RACE_SECONDS
             if until > self._complete or until < self._complete - CLOCK_JUMP_SECONDS:
                 self._complete = until

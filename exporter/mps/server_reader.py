@@ -8,7 +8,7 @@ from typing import Any
 from exporter.mps import log_events as e
 from exporter.mps.books import Books
 from exporter.mps.sequence import Entry
-from exporter.mps.serving import Server
+from exporter.mps.serving import MAX_CONTEXTS, Server
 
 REFUSAL_SECONDS = 1.0
 """The lines about one refused newcomer are written in one go."""
@@ -38,6 +38,7 @@ class ServerReader:
             e.ClientConnected: self._client_connected,
             e.DeviceAssociated: self._device_associated,
             e.ClientStatus: self._client_status,
+            e.ConnectionLost: self._connection_lost,
             e.ContextLeft: self._context_left,
             e.ClientLeft: self._client_left,
             e.TerminationRequested: self._termination_requested,
@@ -56,6 +57,8 @@ class ServerReader:
     def read(self, entry: Entry) -> None:
         """Enter one line into the books."""
         event = entry.event
+        self._books.server_heard_at = entry.at
+        self._books.daemon.sent_at = None
         kind = type(event)
         if kind is e.InvalidDevice:
             self._invalid_device(entry)
@@ -125,9 +128,10 @@ class ServerReader:
         self._books.device_closed(server, event.device, entry.at)
 
     def _credentials_missing(
-        self, server: Server, _event: e.CredentialsMissing, _entry: Entry
+        self, server: Server, _event: e.CredentialsMissing, entry: Entry
     ) -> None:
         server.complained = True
+        self._books.ghost(server, entry.at)
 
     # ------------------------------------------------------------------ clients
 
@@ -156,9 +160,13 @@ class ServerReader:
                 client.contexts[context] = event.uuid
                 server.associated = (key, context)
 
-    def _client_status(self, server: Server, event: e.ClientStatus, _entry: Entry) -> None:
+    def _client_status(self, server: Server, event: e.ClientStatus, entry: Entry) -> None:
         """The line says whose the GPU named just before it is: put right what order made wrong."""
+        if event.active:
+            self._books.context_active(server, event.pid, event.context, entry.at)
         guessed, server.associated = server.associated, None
+        if event.active:
+            self._books.context_ready(server, event.pid, event.context, entry.at)
         if not event.active or guessed is None or event.pid == 0:
             return
         meant = (event.pid, event.context)
@@ -173,6 +181,12 @@ class ServerReader:
                 server.associating.appendleft(guessed)
             if meant in server.associating:
                 server.associating.remove(meant)
+
+    def _connection_lost(self, server: Server, event: e.ConnectionLost, entry: Entry) -> None:
+        if event.context:
+            self._books.context_ends(server, event.pid, event.context, entry.at)
+        else:
+            self._books.process_ends(server, event.pid, entry.at)
 
     def _context_left(self, server: Server, event: e.ContextLeft, entry: Entry) -> None:
         if event.pid is not None and event.context is not None:
@@ -245,8 +259,10 @@ class ServerReader:
         begins = block is None or (block.handled and event.pid not in block.blamed)
         fault = self._books.fault_block(server, entry.at, begins=begins)
         fault.blamed.add(event.pid)
+        if len(fault.contexts) < MAX_CONTEXTS:
+            fault.contexts.add((event.pid, event.context))
         if event.pid:
-            self._books.fault_victim(server, fault, event.pid, entry.at)
+            self._books.fault_victim(server, fault, event.pid)
 
     def _fault_handling(self, server: Server, _event: e.FaultHandling, entry: Entry) -> None:
         block = server.block
@@ -256,25 +272,29 @@ class ServerReader:
     def _fault_teardown(self, server: Server, event: e.FaultTeardown, entry: Entry) -> None:
         fault = self._books.fault_block(server, entry.at, begins=False)
         if event.pid:
-            self._books.fault_victim(server, fault, event.pid, entry.at)
+            self._books.fault_victim(server, fault, event.pid)
         if event.device is None:
             return
         found = server.find(event.pid, event.context)
         uuid = "" if found is None else found[1].contexts.get(event.context, "")
         if uuid:
             self._books.ordinal(event.device, uuid)
-        self._books.fault_device(server, fault, event.device)
+        self._books.fault_device(fault, event.device)
+        if (event.pid, event.context) in fault.contexts:
+            self._books.fault_hit(server, fault, event.pid, event.device)
 
     def _fault_list(self, server: Server, event: e.FaultList, entry: Entry) -> None:
         fault = self._books.fault_block(server, entry.at, begins=False)
         fault.listed = True
+        if event.of == "clients":
+            self._books.fault_listed(server, fault)
         server.listing = event.of
 
-    def _number(self, server: Server, event: e.Number, entry: Entry) -> None:
+    def _number(self, server: Server, event: e.Number, _entry: Entry) -> None:
         if server.block is None or server.listing is None:
             if self._books.tally.counting:
                 self._books.tally.unrecognized["server"] += 1
         elif server.listing == "devices":
-            self._books.fault_device(server, server.block, event.value)
+            self._books.fault_device(server.block, event.value)
         else:
-            self._books.fault_victim(server, server.block, event.value, entry.at)
+            self._books.fault_victim(server, server.block, event.value)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from exporter.mps.unfinished_work import Ending, Last
 from exporter.mps.waits import Queued
 
 MAX_CLIENTS = 2048
@@ -25,7 +26,15 @@ class Client:
     connected_at: float
     contexts: dict[int, str] = field(default_factory=dict)
     """Context ID -> GPU UUID, "" while it is not known."""
+    creating: dict[int, float] = field(default_factory=dict)
+    """Context ID -> since when it is being created: it is not ACTIVE yet."""
     had_context: bool = False
+    active_since: float | None = None
+    """When its first context became ACTIVE, as server.log says."""
+    torn_down_at: float | None = None
+    """A fatal GPU error hit it: it cannot use the GPU any more."""
+    wait: Queued | None = None
+    """It waited behind another user's server, which is over once it has a context."""
     terminating: bool = False
     """An operator asked for its end."""
     lost: bool = False
@@ -68,11 +77,28 @@ class Fault:
     devices: set[int] = field(default_factory=set)
     broken: set[int] = field(default_factory=set)
     """Devices whose context is not destroyed yet."""
+    contexts: set[tuple[int, int]] = field(default_factory=set)
+    """(PID, context) of the clients that the log blames."""
+    hit: set[int] = field(default_factory=set)
+    """Devices of those contexts; others may be reset with them."""
     uuids: list[str] = field(default_factory=list)
+    """GPUs that it hit, for which it is counted; "" where the log does not tell."""
     handled: bool = False
     listed: bool = False
-    counted: bool = False
-    """On at least one device."""
+    # Whose fault it was
+    open: bool = False
+    """A client was ending, or ended alone before: who caused it is not decided yet."""
+    endings: tuple[Ending, ...] = ()
+    """Clients that had ended or were ending when it came."""
+    last: tuple[Last, ...] = ()
+    """Who had been the last on a GPU, with nobody but newcomers since."""
+    closed: bool = False
+    """The log has said all about it."""
+    cause: str = ""
+    """The loss cause of its victims, where it is not the one that MPS's words suggest."""
+    losses: list[tuple[int | None, str]] = field(default_factory=list)
+    """Not counted yet: user, and the cause that MPS's words suggest."""
+    recovered_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -110,7 +136,8 @@ class Server:
     started_for_unnamed: int = 0
     ghost: bool = False
     complained: bool = False
-    """It says that a queued client did not send credentials: there was nobody any more."""
+    """It says that a queued client did not send credentials: there was nobody any more. Whatever
+    connects, it serves nobody from then on."""
     handover: bool = False
     """Somebody's UID wait ends with it, and has not been counted as a handover yet."""
     terminating_pid: int | None = None
@@ -129,6 +156,12 @@ class Server:
     block: Fault | None = None
     """The fault of which the log is speaking."""
     listing: Literal["devices", "clients"] | None = None
+    endings: deque[Ending] = field(default_factory=deque)
+    """Clients that ended a moment ago or are ending, oldest first."""
+    last: list[Last] = field(default_factory=list)
+    """Who may have left work that nobody has met yet, for each GPU."""
+    undecided: list[Fault] = field(default_factory=list)
+    """Faults of which it is not known yet who caused them."""
     turned_away: dict[int, float] = field(default_factory=dict)
     """PIDs that were refused -> when."""
     refusals: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CONTEXTS))
@@ -183,6 +216,13 @@ class Server:
             if context not in client.contexts:
                 return key, client
         return None
+
+    def creating(self, pid: int, context: int) -> Client | None:
+        """Give the client that is creating this context; of those with PID 0 the oldest."""
+        if pid:
+            client = self.clients.get(pid)
+            return client if client is not None and context in client.creating else None
+        return next((one for _, one in self._unnamed() if context in one.creating), None)
 
     def admitted(self, pid: int) -> Admission | None:
         """Remove and give the admission of a client that connects."""

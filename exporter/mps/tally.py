@@ -39,6 +39,7 @@ class Tally:
         self.disconnections: Counter[int | None] = Counter()
         self.sessions: dict[int | None, HistogramBuilder] = {}
         self.losses: Counter[tuple[int | None, str]] = Counter()
+        self.unfinished_exits: Counter[int | None] = Counter()
         self.rejections: Counter[tuple[int | None, str]] = Counter()
         self.waits: dict[int | None, HistogramBuilder] = {}
         self.waits_abandoned: Counter[int | None] = Counter()
@@ -114,6 +115,7 @@ class Tally:
             disconnections=dict(self.disconnections),
             sessions={uid: histogram.snapshot() for uid, histogram in self.sessions.items()},
             losses=dict(self.losses),
+            unfinished_exits=dict(self.unfinished_exits),
             rejections=dict(self.rejections),
             waits={uid: histogram.snapshot() for uid, histogram in self.waits.items()},
             waits_abandoned=dict(self.waits_abandoned),

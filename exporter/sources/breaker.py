@@ -12,14 +12,15 @@ class Breaker:
     """Open after a hang: 10 s, then twice as long each time, up to 300 s.
 
     Once the pause is over, the next question is the trial: an answer, of whatever kind, closes the
-    breaker, another hang opens it again. A sign of life ends a long pause early: the trial may come
-    10 s after the hang.
+    breaker, another hang opens it again. The first sign of life ends the pause at once; if the
+    trial hangs all the same, later ones end the next pauses 10 s after their hang.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._pause_seconds = 0.0
         self._hung_at = self._until = float("-inf")
+        self._seen_alive = False
 
     def left_seconds(self) -> float:
         """For how long nobody may ask; 0 when one may."""
@@ -35,9 +36,14 @@ class Breaker:
 
     def alive(self) -> None:
         """It was seen to work since it hung: no need to wait for the whole pause."""
-        self._until = min(self._until, self._hung_at + FIRST_PAUSE_SECONDS)
+        if not self._pause_seconds:
+            return
+        least = FIRST_PAUSE_SECONDS if self._seen_alive else 0.0
+        self._until = min(self._until, self._hung_at + least)
+        self._seen_alive = True
 
     def answered(self) -> None:
         """Close it."""
         self._pause_seconds = 0.0
         self._until = float("-inf")
+        self._seen_alive = False

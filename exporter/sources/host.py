@@ -43,8 +43,19 @@ class Host(Protocol):
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         """The daemons found last, and those of these processes that are there."""
 
-    async def probe(self, daemon: DaemonFacts, deadline_seconds: float) -> ControlObservation:
-        """What the daemon answers by itself."""
+    async def ended(
+        self, watched: Collection[int], others: Collection[int], deadline_seconds: float
+    ) -> Sequence[ProcfsObservation]:
+        """Of the watched processes, what became known since the last call, oldest first.
+
+        One observation for each moment at which one of them ended; and one when a process is
+        watched for the first time. Each is also of the other processes.
+        """
+
+    async def probe(
+        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+    ) -> ControlObservation:
+        """What the daemon answers by itself; what it said before a moment counts no longer."""
 
     async def reconcile(
         self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float

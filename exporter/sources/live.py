@@ -27,11 +27,15 @@ from exporter.sources.log_lanes import LogLanes
 from exporter.sources.mps_control import ControlTool
 from exporter.sources.mps_logs import Target, unread
 from exporter.sources.nvml import Nvml, NvmlOptions
+from exporter.sources.process_watch import ProcessWatch, at_each_end, opener
 from exporter.sources.procfs import Procfs
 from exporter.sources.signs_of_life import last_service
 from exporter.sources.worker import BusyError, Worker, WorkerTimeoutError
 
 T = TypeVar("T")
+
+LOOK_SECONDS = 1.0
+"""How often processes are looked at that cannot be watched."""
 
 FOREGROUND = (
     "the daemon runs in the foreground (-f) and writes no log files: what lies there is not its own"
@@ -50,6 +54,15 @@ class LiveHost:
             settings.mps_min_query_interval,
         )
         self._logs = LogLanes()
+        self._watch = ProcessWatch(opener(settings.path_procfs))
+        self._new: set[int] = set()
+        self._ended: dict[int, float] = {}
+        """What has not been told yet."""
+        self._daemons: frozenset[int] = frozenset()
+        """Control daemons that were found last."""
+        self._looked_at = float("-inf")
+        self._seen: dict[int, float | None] = {}
+        """Processes that cannot be watched: start time; None: gone."""
         self._nvml = Nvml(options=NvmlOptions(serials=settings.collector_nvml_serials))
         self._workers = {name: Worker(name) for name in ("procfs", "nvml")}
         # Our own questions wait for each other; behind one that hangs nobody waits.
@@ -61,7 +74,7 @@ class LiveHost:
 
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
         """Control daemons in /proc, and those named by flag."""
-        return await self._call(
+        found = await self._call(
             "procfs",
             deadline_seconds,
             partial(
@@ -70,6 +83,8 @@ class LiveHost:
                 search=self._settings.mps_discovery and self._settings.collector_process,
             ),
         )
+        self._daemons = frozenset(one.process.pid for one in found if one.process is not None)
+        return found
 
     def forget(self, present: Collection[str]) -> None:
         """Drop what is remembered of all daemons but these."""
@@ -79,9 +94,38 @@ class LiveHost:
         """Facts of these processes."""
         return await self._call("procfs", deadline_seconds, self._procfs.observe, pids)
 
-    async def probe(self, daemon: DaemonFacts, deadline_seconds: float) -> ControlObservation:
-        """What the daemon answers by itself."""
-        return await self._control.probe(daemon, deadline_seconds)
+    async def ended(
+        self, watched: Collection[int], others: Collection[int], deadline_seconds: float
+    ) -> Sequence[ProcfsObservation]:
+        """Of the watched processes, what became known since the last call."""
+        new, without = self._watch.follow(watched)
+        self._new |= new
+        self._ended |= self._watch.ended()
+        if without and time.monotonic() - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = time.monotonic()
+            observation = await self._call(
+                "procfs", deadline_seconds, self._procfs.observe, without
+            )
+            before, self._seen = self._seen, _alive(observation, without)
+            self._new |= self._seen.keys() - before.keys()
+            self._ended |= {
+                pid: observation.at
+                for pid, start in self._seen.items()
+                if before.get(pid) is not None and start != before[pid]
+            }
+        if not self._new and not self._ended:
+            return ()
+        if not self._daemons.isdisjoint(self._ended):
+            await self.discover(deadline_seconds)
+        found = at_each_end(await self.identify({*watched, *others}, deadline_seconds), self._ended)
+        self._new, self._ended = set(), {}
+        return found
+
+    async def probe(
+        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+    ) -> ControlObservation:
+        """What the daemon answers by itself; what it said before a moment counts no longer."""
+        return await self._control.probe(daemon, deadline_seconds, since)
 
     async def reconcile(
         self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
@@ -120,6 +164,7 @@ class LiveHost:
         """Let go of NVML and the logs; where a worker hangs, the process's end does it."""
         with suppress(SourceTimeoutError):
             await self._call("nvml", 1.0, self._nvml.close)
+        self._watch.close()
         await self._logs.close()
         for worker in self._workers.values():
             worker.close()
@@ -146,6 +191,14 @@ class LiveHost:
             yield end - time.monotonic()
         finally:
             self._turns[source].release()
+
+
+def _alive(observation: ProcfsObservation, pids: Collection[int]) -> dict[int, float | None]:
+    """Give the start times of these processes; None: gone. Left out: it cannot be told."""
+    found: dict[int, float | None] = dict.fromkeys(set(observation.gone).intersection(pids))
+    for pid, facts in observation.processes.items():
+        found[pid] = None if facts.state in ("Z", "X") else facts.start_time_seconds
+    return found
 
 
 def _target(daemon: DaemonFacts) -> Target:

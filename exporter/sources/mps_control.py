@@ -122,14 +122,20 @@ class ControlTool:
         self._failures: dict[str, Counter[str]] = {}
         self._complaints = Complaints(logging.getLogger(__name__))
 
-    async def probe(self, daemon: DaemonFacts, deadline_seconds: float) -> ControlObservation:
-        """Ask what the daemon answers alone. Never raises; the outcome says how it went."""
+    async def probe(
+        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+    ) -> ControlObservation:
+        """Ask what the daemon answers alone. Never raises; the outcome says how it went.
+
+        An observation from before `since` (Unix time) is not given again, however young it is.
+        """
         deadline = self._clock() + deadline_seconds
         async with _turn(daemon, deadline_seconds) as mine:
             if not mine:
                 return self._unasked(daemon, "probe", _CROWDED)
             known = self._remember(daemon)
-            if known.probe and self._clock() - known.probed_at < self._min_interval_seconds:
+            young = self._clock() - known.probed_at < self._min_interval_seconds
+            if known.probe and young and known.probe.at >= since:
                 return known.probe
             if (why := _why_not(daemon, known.breaker)) is not None:
                 return self._unasked(daemon, "probe", why)

@@ -2,7 +2,7 @@
 
 A recording is a gzip file of JSON lines. The first says what it is:
 
-    {"format": "mps-exporter-recording", "version": 1, "scenario": "...", "machine": "...", ...}
+    {"format": "mps-exporter-recording", "version": 2, "scenario": "...", "machine": "...", ...}
 
 each further one is an observation with its kind, the last says when the recording ended:
 
@@ -11,7 +11,7 @@ each further one is an observation with its kind, the last says when the recordi
 
 Fields at their defaults are left out. Bytes of logs are text, undecodable ones as lone surrogates.
 An observation that only repeats its predecessor is not written again. docs/recordings.md describes
-the format for people.
+the format for people. Version 1 is read as well: see recording_v1.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import math
 import re
 import time
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -39,6 +39,7 @@ from exporter.observations import (
     ProcfsObservation,
 )
 from exporter.sources.growing_file import GrowingFile
+from exporter.sources.recording_v1 import upgrade_gpus
 
 if TYPE_CHECKING:
     from cattrs.preconf.json import JsonConverter
@@ -50,7 +51,8 @@ FIRST_ANSWER_SECONDS = 5.0
 """How long a source may have taken for its first answer."""
 
 FORMAT = "mps-exporter-recording"
-VERSION = 1
+VERSION = 2
+READABLE_VERSIONS = (1, 2)
 
 _KINDS: dict[str, type[Observation]] = {
     "procfs": ProcfsObservation,
@@ -265,8 +267,7 @@ def read(path: Path) -> Recording:
                     ended_at = max(ended_at, float(record["at"]))
                     break
                 try:
-                    kind = _KINDS[record["kind"]]
-                    observation = _converter().structure(record["observation"], kind)
+                    observation = _observation(record, header.version)
                 except Exception as error:
                     raise RecordingError(
                         f"{path}: line {number} is no observation: {_first_line(error)}"
@@ -277,6 +278,13 @@ def read(path: Path) -> Recording:
         reason = error.strerror or str(error)
         raise RecordingError(f"cannot read recording {path}: {reason}") from error
     return Recording(header, tuple(observations), ended_at)
+
+
+def _observation(record: dict[str, Any], version: int) -> Observation:
+    kind, fields = record["kind"], record["observation"]
+    if version == 1 and kind == "nvml":
+        fields = upgrade_gpus(fields)
+    return _converter().structure(fields, _KINDS[kind])
 
 
 def _lines(path: Path, file: IO[str]) -> Iterator[dict[str, Any]]:
@@ -305,10 +313,10 @@ def _lines(path: Path, file: IO[str]) -> Iterator[dict[str, Any]]:
 def _header(path: Path, record: dict[str, Any] | None) -> Header:
     if record is None or record.get("format") != FORMAT:
         raise RecordingError(f"{path} is no recording made by mps-exporter record")
-    if record.get("version") != VERSION:
+    if record.get("version") not in READABLE_VERSIONS:
         raise RecordingError(
             f"{path} has version {record.get('version')} of the format, this program reads "
-            f"version {VERSION}: use the mps-exporter that made it, or a newer one"
+            f"versions 1 to {VERSION}: use the mps-exporter that made it, or a newer one"
         )
     try:
         return _converter().structure(record, Header)
@@ -332,7 +340,8 @@ class Tape:
         self._log_states: tuple[LogState, ...] = ()
         self._waiting: list[LogChunk] = []
         self._tracks: dict[str, tuple[list[float], list[Observation]]] = {}
-        for observation in recording.observations:
+        # An end of a process may be written after a later look: it is told at its own moment.
+        for observation in sorted(recording.observations, key=lambda one: one.at):
             times, track = self._tracks.setdefault(track_of(observation), ([], []))
             times.append(observation.at)
             track.append(observation)
@@ -347,6 +356,11 @@ class Tape:
         if not position and times and times[0] <= now + FIRST_ANSWER_SECONDS:
             position = 1
         return observations[position - 1] if position else None
+
+    def between(self, track: str, since: float, until: float) -> Sequence[Observation]:
+        """Give the observations of this track after a moment, up to another."""
+        times, observations = self._tracks.get(track, ([], []))
+        return observations[bisect_right(times, since) : bisect_right(times, until)]
 
     def logs(self, now: float, followed: Collection[str]) -> LogsObservation:
         """What the tails of these daemons (pipe directories) read since the last call.

@@ -32,18 +32,13 @@ class ReplayHost:
         self._speed = speed
         self._clock = clock
         self._began = clock()
-        self._counts: dict[str, int] = {}
+        self._looked_at = recording.header.started_at
 
     def now(self) -> float:
         """The recording's time; it stands still at the end."""
         recording = self._tape.recording
         elapsed = (self._clock() - self._began) * self._speed
         return min(recording.header.started_at + elapsed, recording.ended_at)
-
-    @property
-    def finished(self) -> bool:
-        """The end of the recording is reached."""
-        return self.now() >= self._tape.recording.ended_at
 
     async def until_finished(self) -> None:
         """Wait for the end of the recording."""
@@ -67,16 +62,30 @@ class ReplayHost:
         del pids, deadline_seconds
         return self._processes()
 
+    async def ended(
+        self, watched: Collection[int], others: Collection[int], deadline_seconds: float
+    ) -> Sequence[ProcfsObservation]:
+        """What was seen of processes since the last call."""
+        del others, deadline_seconds
+        if not watched:
+            return ()
+        found = self._tape.between("procfs", self._looked_at, self.now())
+        self._looked_at = max(self._looked_at, self.now())
+        return [one for one in found if isinstance(one, ProcfsObservation)]
+
     def _processes(self) -> ProcfsObservation:
         found = self._tape.latest("procfs", self.now())
         if isinstance(found, ProcfsObservation):
+            self._looked_at = max(self._looked_at, found.at)  # what is older is no news
             return found
         # A recorder's first look at /proc comes a moment after its start.
         return ProcfsObservation(at=self.now())
 
-    async def probe(self, daemon: DaemonFacts, deadline_seconds: float) -> ControlObservation:
+    async def probe(
+        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+    ) -> ControlObservation:
         """The daemon's last answer."""
-        del deadline_seconds
+        del deadline_seconds, since
         return self._control(daemon, "probe")
 
     async def reconcile(

@@ -4,6 +4,8 @@ Its one thread writes these lines, so a thread that is stuck does not:
 
     [2026-11-21 08:55:42.578 Control   630] Accepting connection...
     [2026-11-21 08:55:42.579 Control   630] NEW CLIENT 632 from user 1001: Server already exists
+    [2026-11-21 11:35:40.207 Control   826] Server 863 exited with status 0
+    [2026-11-21 11:35:40.458 Control   826] NEW SERVER 878: Ready
 
 A daemon that drains (it was asked to quit, and has clients) writes others, and answers nobody.
 """
@@ -16,7 +18,9 @@ from exporter.observations import LogChunk
 from exporter.sources.log_places import stamp_of
 
 _SERVES = re.compile(
-    rb"^\[[^\]\n]{1,64} Control +\d+\] (?:Accepting connection|NEW UI|NEW CLIENT)", re.MULTILINE
+    rb"^\[[^\]\n]{1,64} Control +\d+\] "
+    rb"(?:Accepting connection|NEW UI|NEW CLIENT|NEW SERVER|Server \d+ exited)",
+    re.MULTILINE,
 )
 _TAIL_BYTES = 65536
 

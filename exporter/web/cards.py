@@ -13,8 +13,14 @@ _STATES = {
     "unresponsive": "does not answer",
     "draining": "is draining",
     "refused": "refuses to answer",
-    None: "was not asked",
+    None: "state not known",
 }
+_CLIENT_STATES = {
+    "connecting": "connected, without a context",
+    "creating_context": "creating its context",
+    "torn_down": "torn down by a fatal GPU error",
+}
+"""An active client is what is expected; one that waits is in the queue."""
 _KINDS = (
     ("mps_client", "MPS client"),
     ("direct", "process without MPS", "processes without MPS"),
@@ -74,7 +80,7 @@ def _gpu(gpu: GpuView, status: Status) -> Markup:
         _meters(gpu),
         _reading_aid(gpu),
         [_daemon(daemon, gpu, status.taken_at) for daemon in daemons]
-        or h("p", "No MPS daemon serves this GPU.", class_="quiet empty"),
+        or h("p", "No MPS daemon is known to serve this GPU.", class_="quiet empty"),
         class_="card",
         aria_label=name,
     )
@@ -153,9 +159,15 @@ def _daemon(daemon: DaemonView, gpu: GpuView, now: float) -> Markup:
     return h(
         "section",
         _daemon_line(daemon, now),
-        servers or h("p", "No server runs: nobody uses MPS here now.", class_="quiet empty"),
+        servers or _no_server(daemon),
         aria_label=f"Daemon {daemon.pipe_directory}",
     )
+
+
+def _no_server(daemon: DaemonView) -> Markup:
+    known = daemon.servers_count is not None
+    text = "No server runs." if known else "Whether a server runs is not known."
+    return h("p", text, class_="quiet empty")
 
 
 def _lone_daemon(daemon: DaemonView, now: float) -> Markup:
@@ -164,7 +176,7 @@ def _lone_daemon(daemon: DaemonView, now: float) -> Markup:
         h("header", h("h3", "MPS daemon")),
         _daemon_line(daemon, now),
         [_server(server, server.clients, None, now) for server in daemon.servers]
-        or h("p", "No server runs: nobody uses MPS here now.", class_="quiet empty"),
+        or _no_server(daemon),
         class_="card",
         aria_label=f"Daemon {daemon.pipe_directory}",
     )
@@ -174,7 +186,8 @@ def _server(
     server: ServerView, clients: list[ClientView] | tuple[ClientView, ...], gpu: GpuView | None,
     now: float,
 ) -> Markup:  # fmt: skip
-    facts = [words.count(len(clients), "client")]
+    known = clients or server.clients_connected is not None
+    facts = [words.count(len(clients), "client") if known else "clients not known"]
     if gpu is not None and (limit := server.contexts_limit.get(gpu.uuid)):
         facts.append(f"{server.contexts.get(gpu.uuid, 0)} of {limit} contexts")
     if server.active_thread_ratio is not None and server.active_thread_ratio < 1:
@@ -207,12 +220,18 @@ def _client(client: ClientView, gpu: GpuView | None, now: float) -> Markup:
         meta.append(f"process {client.pid}")
     if client.connected_at is not None:
         meta.append(f"for {words.age(now - client.connected_at)}")
+    state = _CLIENT_STATES.get(client.state or "")
+    if state is not None and client.state_since is not None:
+        state += f" for {words.age(now - client.state_since)}"
     return h(
         "li",
         h(
             "div",
             h("p", client.program or "unknown program", class_="program"),
             h("p", " · ".join(meta), class_="quiet"),
+            h("p", state, class_="alarm" if client.state == "torn_down" else "quiet")
+            if state
+            else None,
             _belongs_to(client),
             class_="who",
         ),
@@ -238,13 +257,12 @@ def _belongs_to(client: ClientView) -> Markup | None:
 def _sm_limit(client: ClientView, uuid: str, gpu: GpuView | None) -> Markup:
     limit = client.sm_limit.get(uuid)
     total = gpu.sm_count if gpu is not None else None
+    # "At most": a program may lower its limits while it starts, which is not seen from outside.
     if limit is not None and total:
-        text = f"{limit} of {total} SMs" if limit < total else f"all {total} SMs"
-        if client.limit_source == "unknown":
-            text += " at most"
+        text = f"at most {limit} of {total} SMs" if limit < total else f"up to all {total} SMs"
         return _amount(text, limit / total, f"SM limit: {text}", "limit")
     if client.active_thread_ratio is not None:
-        text = f"{words.percent(client.active_thread_ratio)} of the SMs"
+        text = f"at most {words.percent(client.active_thread_ratio)} of the SMs"
         return _amount(text, client.active_thread_ratio, f"SM limit: {text}", "limit")
     return _amount("SM limit not known", None, "SM limit: not known", "limit")
 
@@ -254,12 +272,13 @@ def _memory(client: ClientView, uuid: str, gpu: GpuView | None) -> Markup:
     limit = client.memory_limit_bytes.get(uuid)
     total = gpu.memory_total_bytes if gpu is not None else None
     if used is None:
-        text = f"limit {words.memory(limit)}" if limit else "memory not known"
+        text = f"at most {words.memory(limit)}" if limit else "memory not known"
         return _amount(text, None, f"Memory: {text}", "memory")
     if limit:
-        text = f"{words.memory(used)} of {words.memory(limit)}"
-        return _amount(text, used / limit, f"Memory: {text} allowed", "memory")
-    text = f"{words.memory(used)}, no limit"
+        text = f"{words.memory(used)} of at most {words.memory(limit)}"
+        return _amount(text, used / limit, f"Memory: {text}", "memory")
+    unknown = client.limit_source == "unknown"
+    text = f"{words.memory(used)}, {'limit not known' if unknown else 'no limit seen'}"
     return _amount(text, used / total if total else None, f"Memory: {text}", "memory")
 
 

@@ -19,10 +19,22 @@ _ORDER: tuple[Severity, ...] = ("trouble", "warning", "notice", "ok")
 
 
 def troubles(snapshot: Snapshot, who: words.Who) -> tuple[Finding, ...]:
-    """What is wrong, was a moment ago, or could be better; the worst first."""
+    """What is wrong, was a moment ago, or could be better; the worst first.
+
+    Of findings that are equally bad and have a time, the newest comes first.
+    """
     found = advice.in_order((*advice.findings(snapshot, who), *advice.news(snapshot, who)))
     shown = [_shown(one, snapshot.taken_at) for one in found if one.advice.kind != "blindness"]
-    return tuple(sorted(shown, key=lambda finding: _ORDER.index(finding.severity)))
+    ordered: list[Finding] = []
+    for severity in _ORDER:
+        group = [finding for finding in shown if finding.severity == severity]
+        dated = iter(sorted((one for one in group if one.since is not None), key=_newest_first))
+        ordered += [one if one.since is None else next(dated) for one in group]
+    return tuple(ordered)
+
+
+def _newest_first(finding: Finding) -> float:
+    return -(finding.since or 0.0)
 
 
 def blind_spots(
@@ -59,6 +71,9 @@ def headline(snapshot: Snapshot, found: tuple[Finding, ...]) -> Finding:
     urgent = next((one for one in found if one.severity in ("trouble", "warning")), None)
     if urgent is not None:
         return urgent
+    unknown = advice.unseen(snapshot)
+    if not snapshot.daemons and unknown:
+        return Finding("notice", words.sentence(f"no daemon was seen, but {'; '.join(unknown)}"))
     if not snapshot.daemons:
         return Finding(
             "notice",
@@ -69,18 +84,31 @@ def headline(snapshot: Snapshot, found: tuple[Finding, ...]) -> Finding:
     quit_ = next((one for one in found if one.name == "daemon_quit"), None)
     if quit_ is not None and all(daemon.state == "absent" for daemon in snapshot.daemons):
         return quit_
+    answer = _answer(snapshot)
+    if unknown:
+        return Finding("notice", f"{words.capital('; '.join((*answer, *unknown)))}.")
+    well = "All is well: " if _clients(snapshot) else ""
+    return Finding("ok", f"{well}{answer[0]}, and nobody waits.")
+
+
+def _clients(snapshot: Snapshot) -> int:
+    servers = (server for daemon in snapshot.daemons for server in daemon.servers)
+    return sum(server.clients_connected or 0 for server in servers)
+
+
+def _answer(snapshot: Snapshot) -> tuple[str, ...]:
+    """Who uses what, as far as it is known; empty where nothing is."""
     servers = [server for daemon in snapshot.daemons for server in daemon.servers]
-    clients = sum(server.clients_connected or 0 for server in servers)
-    if not servers:
-        return Finding("ok", "MPS is up and idle: no server runs, and nobody waits.")
-    shared = {uuid for daemon in snapshot.daemons for uuid in daemon.gpu_uuids}
-    share = "share" if clients != 1 else "uses"
-    gpus = f" {words.count(len(shared), 'GPU')}" if shared else " the GPU"
     by = words.count(len(servers), "server")
-    if not clients:
-        return Finding("ok", f"MPS is up: {by} without clients, and nobody waits.")
-    return Finding(
-        "ok",
-        f"All is well: {words.count(clients, 'client')} {share}{gpus} through {by}, "
-        "and nobody waits.",
-    )
+    if clients := _clients(snapshot):
+        shared = {uuid for daemon in snapshot.daemons for uuid in daemon.gpu_uuids}
+        share = "share" if clients != 1 else "uses"
+        gpus = f" {words.count(len(shared), 'GPU')}" if shared else " the GPU"
+        return (f"{words.count(clients, 'client')} {share}{gpus} through {by}",)
+    if servers:
+        known = all(server.clients_connected is not None for server in servers)
+        return (f"MPS is up: {by}{' without clients' if known else ''}",)
+    if not any(daemon.state == "answering" for daemon in snapshot.daemons):
+        return ()
+    idle = all(daemon.servers_count is not None for daemon in snapshot.daemons)
+    return ("MPS is up and idle: no server runs" if idle else "MPS is up",)

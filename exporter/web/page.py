@@ -79,7 +79,7 @@ def _main(status: Status) -> Markup:
             _queue(status),
             h("section", h("h2", "GPUs and clients"), cards.cards(status), class_="gpus"),
             _blind_spots(status.blind_spots),
-            _incidents(status.incidents, status.taken_at, len(status.daemons) > 1),
+            _incidents(status),
         )
     )
 
@@ -201,9 +201,12 @@ def _blind_spots(found: Sequence[Finding]) -> Markup | None:
     )
 
 
-def _incidents(found: Sequence[IncidentView], now: float, several: bool) -> Markup:
+def _incidents(status: Status) -> Markup:
+    found, now, several = status.incidents, status.taken_at, len(status.daemons) > 1
     if not found:
-        content = h("p", "Nothing has happened that is worth telling.", class_="quiet")
+        seen = all(daemon.logs_readable for daemon in status.daemons)
+        text = "No events yet." if seen else "No event was seen, but not all logs can be read."
+        content = h("p", text, class_="quiet")
     else:
         content = h("ol", [_incident(one, now, several) for one in found[:SHOWN_INCIDENTS]],
                     class_="incidents")  # fmt: skip

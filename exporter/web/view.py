@@ -41,6 +41,8 @@ class ClientView:
     user: str
     uid: int | None
     connected_at: float | None
+    state: str | None
+    state_since: float | None
     limit_source: str
     active_thread_ratio: float | None
     sm_limit: dict[str, int]
@@ -108,6 +110,10 @@ class DaemonView:
     binary_version: str | None
     multiuser: bool | None
     gpu_uuids: tuple[str, ...]
+    servers_count: int | None
+    """None: whether a server runs is not known."""
+    logs_readable: bool
+    """Both logs: without them incidents and waits cannot be seen."""
     servers: tuple[ServerView, ...]
     waits: tuple[WaitView, ...]
 
@@ -149,17 +155,10 @@ class IncidentView:
     uid: int | None
     pids: tuple[int, ...]
     blamed_pid: int | None
+    left_by_pid: int | None
+    ended_pids: tuple[int, ...]
     gpu_uuids: tuple[str, ...]
     seconds: float | None
-
-
-def reading(gpu: Gpu, metric: str, **labels: str) -> float | None:
-    """A value of the GPU's readings."""
-    wanted = tuple(sorted(labels.items()))
-    for one in gpu.observation.readings:
-        if one.metric == metric and tuple(sorted(one.labels)) == wanted:
-            return one.value
-    return None
 
 
 def gpu_view(gpu: Gpu) -> GpuView:
@@ -173,12 +172,12 @@ def gpu_view(gpu: Gpu) -> GpuView:
         lost=seen.lost,
         sm_count=seen.sm_count,
         compute_mode=seen.compute_mode,
-        utilization_ratio=reading(gpu, "mps_gpu_utilization_ratio"),
-        sm_active_ratio=reading(gpu, "mps_gpu_sm_active_ratio"),
-        memory_used_bytes=reading(gpu, "mps_gpu_memory_used_bytes"),
-        memory_total_bytes=reading(gpu, "mps_gpu_memory_total_bytes"),
-        power_watts=reading(gpu, "mps_gpu_power_watts"),
-        temperature_celsius=reading(gpu, "mps_gpu_temperature_celsius", sensor="gpu"),
+        utilization_ratio=gpu.reading("gpu_utilization"),
+        sm_active_ratio=gpu.reading("sm_activity"),
+        memory_used_bytes=gpu.reading("memory_used"),
+        memory_total_bytes=gpu.reading("memory_total"),
+        power_watts=gpu.reading("power"),
+        temperature_celsius=gpu.reading("temperature", sensor="gpu"),
         sm_committed_ratio=gpu.sm_committed_ratio,
         processes_by_kind=dict(gpu.processes_by_kind)
         if gpu.processes_by_kind is not None
@@ -199,6 +198,8 @@ def _client(client: Client) -> ClientView:
         user=words.user_name(client.uid, client.user),
         uid=client.uid,
         connected_at=client.connected_at,
+        state=client.state,
+        state_since=client.state_since,
         limit_source=client.limit_source,
         active_thread_ratio=client.active_thread_ratio,
         sm_limit=dict(client.sm_limit),
@@ -261,6 +262,8 @@ def daemon_view(daemon: ControlDaemon, who: words.Who, now: float) -> DaemonView
         binary_version=_optional(daemon.binary_version),
         multiuser=daemon.multiuser,
         gpu_uuids=daemon.gpu_uuids,
+        servers_count=daemon.servers_count,
+        logs_readable=daemon.follows("control") and daemon.follows("server"),
         servers=tuple(_server(server) for server in daemon.servers),
         waits=tuple(_wait(wait, daemon, who, now) for wait in waits),
     )
@@ -285,6 +288,8 @@ def incident_view(daemon: str, one: Incident, who: words.Who) -> IncidentView:
         uid=one.uid,
         pids=one.pids,
         blamed_pid=one.blamed_pid,
+        left_by_pid=one.left_by_pid,
+        ended_pids=one.ended_pids,
         gpu_uuids=one.gpu_uuids,
         seconds=one.seconds,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grafana.board import Board, Row, Variable, instance, job
-from grafana.boards.shared import SERVER_STATE, USERS, to_host, to_host_of_series
+from grafana.boards.shared import DAEMONS, SERVER_STATE, USERS, to_host, to_user
 from grafana.panels import (
     Column,
     Query,
@@ -35,6 +35,8 @@ CRASHED = 'mps_server_exits_total{cause="crashed"}'
 START_FAILED = 'mps_server_exits_total{cause="start_failed"}'
 DAEMON_DIED = 'mps_server_exits_total{cause="daemon_died"}'
 LOSSES = "mps_client_losses_total"
+UNFINISHED = "mps_client_unfinished_exits_total"
+LOST_BY_IT = 'mps_client_losses_total{cause="unfinished_work"}'
 REJECTIONS = "mps_client_rejections_total"
 FAULTS = "mps_server_faults_total"
 XIDS = "mps_gpu_xid_errors_total"
@@ -86,7 +88,7 @@ TILES = (
         "Healthy: none, or long ago. Time since a server last crashed, failed to start, lost its "
         "daemon, or had a fatal GPU error.",
         "time() - max(mps_server_last_fault_timestamp_seconds"
-        ' or mps_server_last_exit_timestamp_seconds{cause!="requested"})',
+        ' or mps_server_last_exit_timestamp_seconds{cause!~"requested|ghost_ended"})',
         SECONDS,
         none="none seen",
     ),
@@ -112,7 +114,8 @@ AXIS = (
     events(
         "Clients lost, by cause",
         "Healthy: empty. Programs that were lost: their server crashed, their daemon died, by "
-        "their own fault, by another client's, or because an administrator ended them.",
+        "their own fault, by another client's, by unfinished work of a client that ended, or "
+        "because an administrator ended them.",
         Query(new_in_step(LOSSES, "cause"), "{{cause}}"),
         overrides=causes_alike(),
         width=12,
@@ -144,18 +147,39 @@ BLAST = (
         Query(f"topk(6, {new_in_range(LOSSES, 'uid')} > 0)", "uid {{uid}}"),
         overrides=users_alike(),
         decimals=0,
-        width=12,
         height=7,
     ),
     ranking(
-        "Lost clients by host",
-        "Healthy: none. The six hosts with most lost programs.",
-        Query(f"topk(6, {new_in_range(LOSSES, 'instance')} > 0)", "{{instance}}"),
-        color=BAD,
+        "Unfinished work by user",
+        "Healthy: none. Clients that ended with GPU work in flight, which then took others down; "
+        "the six users with most. Terminate clients through the daemon before killing them.",
+        Query(f"topk(6, {new_in_range(UNFINISHED, 'uid')} > 0)", "uid {{uid}}"),
+        overrides=users_alike(),
         decimals=0,
-        width=12,
         height=7,
-        links=[to_host_of_series("mps-host", "This host")],
+    ),
+    table(
+        "Whose unfinished work, and what was lost",
+        "Healthy: empty. Users whose clients ended with GPU work in flight in this time range, "
+        "where, and how many clients of all users went down with it on that daemon; at most 20.",
+        (
+            f"topk(20, {new_in_range(UNFINISHED, USERS)} > 0)",
+            f"sum by ({USERS}) (({new_in_range(UNFINISHED, USERS)} > 0) * 0"
+            f" + on ({DAEMONS}) group_left ()"
+            f" {new_in_range(LOST_BY_IT, DAEMONS)})",
+        ),
+        (
+            Column("User", "uid", links=(to_user("${__data.fields.User}"),)),
+            Column("Exits", "A", width=70, decimals=0),
+            Column("Lost", "B", steps=at_most(1), width=70, decimals=0),
+            Column("Host", "instance", links=(to_host("mps-host", "This host"),)),
+            Column("Daemon", "daemon", hidden=True),
+            Column("Job", "job", hidden=True),
+        ),
+        sort="Lost",
+        none="None is known.",
+        width=8,
+        height=7,
     ),
 )
 
@@ -208,10 +232,10 @@ _ENDS = "max by (job, instance, daemon, cause)"
 LAST = table(
     "Most recent incidents",
     "Healthy: empty, or long ago. When each kind of incident last happened, also before this time "
-    "range; the 100 most recent. Orderly ends are not incidents and are left out.",
+    "range; the 100 most recent. Orderly ends and those of ghost servers are left out.",
     (
         "topk(100, "
-        f'{_ENDS} (mps_server_last_exit_timestamp_seconds{{cause!="requested"}})'
+        f'{_ENDS} (mps_server_last_exit_timestamp_seconds{{cause!~"requested|ghost_ended"}})'
         f" or {_ENDS} (label_replace(mps_server_last_fault_timestamp_seconds,"
         ' "cause", "fatal GPU error", "", ""))'
         " or max by (job, instance, gpu, cause)"

@@ -138,22 +138,28 @@ WHERE = table(
 _LOSSES = "mps_client_losses_total"
 _I_LOST = f"{new_in_range(_LOSSES + _MINE, DAEMONS)} > 0"
 _BLAMED = 'mps_client_losses_total{uid!~"$uid", cause="own_fault"}'
+_LEFT_WORK = 'mps_client_unfinished_exits_total{uid!~"$uid"}'
 TO_WHOM = table(
     "Lost to whom?",
-    "Healthy: empty. Other users whose own programs had a fatal error, by MPS's account, on the "
-    "daemons where this user lost programs in this time range. MPS names whose work failed, "
-    "which is evidence and no proof.",
-    (f"topk(20, {new_in_range(_BLAMED, USERS)} > 0 and on ({DAEMONS}) {_I_LOST})",),
+    "Healthy: empty. Other users on the daemons where this user lost programs in this time range: "
+    "whose clients ended with GPU work in flight, which took others down, and whose own programs "
+    "had a fatal error, by MPS's account. MPS names whose work failed, which is no proof.",
     (
-        Column("Blamed user", "uid"),
-        Column("Fatal errors", "A", width=120, decimals=0),
+        f"topk(20, {new_in_range(_LEFT_WORK, USERS)} > 0 and on ({DAEMONS}) {_I_LOST}"
+        f" or {new_in_range(_BLAMED, USERS)} * 0 and on ({DAEMONS}) {_I_LOST})",
+        f"{new_in_range(_BLAMED, USERS)} > 0 and on ({DAEMONS}) {_I_LOST}",
+    ),
+    (
+        Column("User", "uid"),
+        Column("Unfinished work", "A", width=135, decimals=0),
+        Column("Blamed by MPS", "B", width=125, decimals=0),
         Column("Host", "instance", links=(to_host("mps-incidents", "Its incidents"),)),
         Column("Daemon", "daemon", hidden=True),
         Column("Job", "job", hidden=True),
     ),
-    sort="Fatal errors",
-    none="MPS blamed nobody else here.",
-    width=8,
+    sort="Unfinished work",
+    none="Nobody else is known.",
+    width=10,
     height=8,
 )
 
@@ -239,7 +245,7 @@ BOARD = Board(
                     "refused: {{cause}}",
                 ),
                 overrides=causes_alike(),
-                width=8,
+                width=7,
                 height=8,
                 none="No program was lost or refused in this time range.",
             ),
@@ -254,7 +260,7 @@ BOARD = Board(
                     color_of("byFrameRefID", "B", WARN),
                 ),
                 decimals=0,
-                width=8,
+                width=7,
                 none="No program of this user in this time range.",
             ),
         )),

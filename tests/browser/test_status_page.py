@@ -59,7 +59,7 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
     ("limits", 8, r"On GPU 0 without MPS: process 782 \(\S+ of root\), sent to "
      r"/tmp/lab-limits/nowhere, where no daemon is\.",
      ["The compute mode of GPU 0 is default", "1 process without MPS", "12 of 132 SMs",
-      "66 of 132 SMs", "all 132 SMs", "of 2.0 GiB", "no limit"]),
+      "66 of 132 SMs", "all 132 SMs", "of at most 2.0 GiB", "no limit seen"]),
     ("wait-served", 4, r"User 1002 has waited \d s behind user 1001's server 699\.",
      ["Who waits for whom", "Run both as one user"]),
     ("wait-served", 9, r"On GPU 0 without MPS: process 531 \(\S+ of root\)\.",
@@ -86,7 +86,9 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
      ["Root's process 1259 was terminated by an operator."]),
     ("quiet", 30, r"All is well: 2 clients share 1 GPU through 1 server, and nobody waits\.",
      ["The compute mode of GPU 0 is default"]),
-    ("foreground", 3, r"All is well", ["runs in the foreground (-f)", "What cannot be seen"]),
+    ("foreground", 3, r"uses 1 GPU through 1 server; whether anybody waits cannot be seen: the "
+     r"daemon runs in the foreground and writes no logs",
+     ["runs in the foreground (-f)", "What cannot be seen"]),
 ]  # fmt: skip
 
 

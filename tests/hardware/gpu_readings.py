@@ -78,63 +78,63 @@ for make in (torch.randn, torch.zeros):
 """Products of random numbers run into the power limit; products of zeros draw little power, so that
 the clock is higher. The FLOPs done in an active cycle must be the same."""
 
-# nvidia-smi's name -> our metric with its labels, factor to our unit, allowed difference as a
+# nvidia-smi's name -> our quantity with its labels, factor to our unit, allowed difference as a
 # share of the value and in our unit. None: shown, not judged.
 COMPARED: tuple[tuple[str, str, float, float | None, float], ...] = (
-    ("utilization.gpu", "mps_gpu_utilization_ratio", 0.01, 0.0, 0.05),
-    ("utilization.memory", "mps_gpu_memory_copy_utilization_ratio", 0.01, 0.0, 0.05),
-    ("utilization.encoder", "mps_gpu_engine_utilization_ratio{encoder}", 0.01, 0.0, 0.01),
-    ("utilization.decoder", "mps_gpu_engine_utilization_ratio{decoder}", 0.01, 0.0, 0.01),
-    ("utilization.jpeg", "mps_gpu_engine_utilization_ratio{jpeg}", 0.01, 0.0, 0.01),
-    ("utilization.ofa", "mps_gpu_engine_utilization_ratio{ofa}", 0.01, 0.0, 0.01),
-    ("memory.total", "mps_gpu_memory_total_bytes", 1048576, 0.0, 1048576),
-    ("memory.used", "mps_gpu_memory_used_bytes", 1048576, 0.0, 1048576),
-    ("memory.free", "mps_gpu_memory_free_bytes", 1048576, 0.0, 1048576),
-    ("memory.reserved", "mps_gpu_memory_reserved_bytes", 1048576, 0.0, 1048576),
-    ("power.draw", "mps_gpu_power_watts", 1, 0.05, 5.0),
-    ("power.limit", "mps_gpu_power_limit_watts{requested}", 1, 0.0, 0.01),
-    ("enforced.power.limit", "mps_gpu_power_limit_watts{enforced}", 1, 0.0, 0.01),
-    ("power.default_limit", "mps_gpu_power_limit_watts{default}", 1, 0.0, 0.01),
-    ("power.min_limit", "mps_gpu_power_limit_watts{min}", 1, 0.0, 0.01),
-    ("power.max_limit", "mps_gpu_power_limit_watts{max}", 1, 0.0, 0.01),
-    ("temperature.gpu", "mps_gpu_temperature_celsius{gpu}", 1, 0.0, 2.0),
-    ("temperature.memory", "mps_gpu_temperature_celsius{memory}", 1, 0.0, 2.0),
-    ("clocks.current.graphics", "mps_gpu_clock_hertz{graphics}", 1e6, 0.05, 0),
-    ("clocks.current.sm", "mps_gpu_clock_hertz{sm}", 1e6, 0.05, 0),
-    ("clocks.current.memory", "mps_gpu_clock_hertz{memory}", 1e6, 0.05, 0),
-    ("clocks.current.video", "mps_gpu_clock_hertz{video}", 1e6, 0.05, 0),
-    ("clocks.max.graphics", "mps_gpu_clock_max_hertz{graphics}", 1e6, 0.0, 0),
-    ("clocks.max.sm", "mps_gpu_clock_max_hertz{sm}", 1e6, 0.0, 0),
-    ("clocks.max.memory", "mps_gpu_clock_max_hertz{memory}", 1e6, 0.0, 0),
-    ("pcie.link.gen.current", "mps_gpu_pcie_link_generation{current}", 1, None, 0),
-    ("pcie.link.gen.max", "mps_gpu_pcie_link_generation{max}", 1, 0.0, 0),
-    ("pcie.link.width.current", "mps_gpu_pcie_link_width{current}", 1, 0.0, 0),
-    ("pcie.link.width.max", "mps_gpu_pcie_link_width{max}", 1, 0.0, 0),
+    ("utilization.gpu", "gpu_utilization", 0.01, 0.0, 0.05),
+    ("utilization.memory", "memory_utilization", 0.01, 0.0, 0.05),
+    ("utilization.encoder", "engine_utilization{encoder}", 0.01, 0.0, 0.01),
+    ("utilization.decoder", "engine_utilization{decoder}", 0.01, 0.0, 0.01),
+    ("utilization.jpeg", "engine_utilization{jpeg}", 0.01, 0.0, 0.01),
+    ("utilization.ofa", "engine_utilization{ofa}", 0.01, 0.0, 0.01),
+    ("memory.total", "memory_total", 1048576, 0.0, 1048576),
+    ("memory.used", "memory_used", 1048576, 0.0, 1048576),
+    ("memory.free", "memory_free", 1048576, 0.0, 1048576),
+    ("memory.reserved", "memory_reserved", 1048576, 0.0, 1048576),
+    ("power.draw", "power", 1, 0.05, 5.0),
+    ("power.limit", "power_limit{requested}", 1, 0.0, 0.01),
+    ("enforced.power.limit", "power_limit{enforced}", 1, 0.0, 0.01),
+    ("power.default_limit", "power_limit{default}", 1, 0.0, 0.01),
+    ("power.min_limit", "power_limit{min}", 1, 0.0, 0.01),
+    ("power.max_limit", "power_limit{max}", 1, 0.0, 0.01),
+    ("temperature.gpu", "temperature{gpu}", 1, 0.0, 2.0),
+    ("temperature.memory", "temperature{memory}", 1, 0.0, 2.0),
+    ("clocks.current.graphics", "clock{graphics}", 1e6, 0.05, 0),
+    ("clocks.current.sm", "clock{sm}", 1e6, 0.05, 0),
+    ("clocks.current.memory", "clock{memory}", 1e6, 0.05, 0),
+    ("clocks.current.video", "clock{video}", 1e6, 0.05, 0),
+    ("clocks.max.graphics", "clock_max{graphics}", 1e6, 0.0, 0),
+    ("clocks.max.sm", "clock_max{sm}", 1e6, 0.0, 0),
+    ("clocks.max.memory", "clock_max{memory}", 1e6, 0.0, 0),
+    ("pcie.link.gen.current", "pcie_link_generation{current}", 1, None, 0),
+    ("pcie.link.gen.max", "pcie_link_generation{max}", 1, 0.0, 0),
+    ("pcie.link.width.current", "pcie_link_width{current}", 1, 0.0, 0),
+    ("pcie.link.width.max", "pcie_link_width{max}", 1, 0.0, 0),
     ("ecc.errors.corrected.volatile.dram",
-     "mps_gpu_ecc_errors_total{corrected,volatile,dram}", 1, 0.0, 0),
+     "ecc_errors{corrected,volatile,dram}", 1, 0.0, 0),
     ("ecc.errors.corrected.volatile.sram",
-     "mps_gpu_ecc_errors_total{corrected,volatile,sram}", 1, 0.0, 0),
+     "ecc_errors{corrected,volatile,sram}", 1, 0.0, 0),
     ("ecc.errors.uncorrected.aggregate.dram",
-     "mps_gpu_ecc_errors_total{uncorrected,aggregate,dram}", 1, 0.0, 0),
+     "ecc_errors{uncorrected,aggregate,dram}", 1, 0.0, 0),
     ("ecc.errors.uncorrected.aggregate.sram",
-     "mps_gpu_ecc_errors_total{uncorrected,aggregate,sram}", 1, 0.0, 0),
+     "ecc_errors{uncorrected,aggregate,sram}", 1, 0.0, 0),
     ("clocks_event_reasons_counters.sw_power_cap",
-     "mps_gpu_clock_event_seconds_total{sw_power_cap}", 1e-6, 0.02, 0.5),
+     "clock_event_time{sw_power_cap}", 1e-6, 0.02, 0.5),
     ("clocks_event_reasons_counters.sw_thermal_slowdown",
-     "mps_gpu_clock_event_seconds_total{sw_thermal_slowdown}", 1e-6, 0.02, 0.5),
+     "clock_event_time{sw_thermal_slowdown}", 1e-6, 0.02, 0.5),
     ("clocks_event_reasons_counters.hw_thermal_slowdown",
-     "mps_gpu_clock_event_seconds_total{hw_thermal_slowdown}", 1e-6, 0.02, 0.5),
+     "clock_event_time{hw_thermal_slowdown}", 1e-6, 0.02, 0.5),
 )  # fmt: skip
 
 
-def key(metric: str, labels: tuple[tuple[str, str], ...]) -> str:
-    """Name a reading as in COMPARED: metric{value,value}."""
-    return f"{metric}{{{','.join(value for _, value in labels)}}}" if labels else metric
+def key(quantity: str, labels: tuple[tuple[str, str], ...]) -> str:
+    """Name a reading as in COMPARED: quantity{value,value}."""
+    return f"{quantity}{{{','.join(value for _, value in labels)}}}" if labels else quantity
 
 
 def values(gpu: GpuObservation) -> dict[str, float]:
     """All readings of an observation by name."""
-    return {key(one.metric, one.labels): one.value for one in gpu.readings}
+    return {key(one.quantity, one.labels): one.value for one in gpu.readings}
 
 
 class Report:
@@ -303,15 +303,15 @@ def compare(report: Report, load: str, source: Nvml) -> dict[str, float]:
     smi = smi_values()
     after = values(source.observe().gpus[0])
     report.say(f"{'nvidia-smi':52}{'smi':>14}{'ours before':>14}{'after':>14}{'diff':>12}")
-    for field, metric, factor, share, slack in COMPARED:
+    for field, quantity, factor, share, slack in COMPARED:
         if field not in smi:
-            if metric in after:
-                report.say(f"{field:52}{'-':>14}{before.get(metric, 0):>14.6g}")
+            if quantity in after:
+                report.say(f"{field:52}{'-':>14}{before.get(quantity, 0):>14.6g}")
             continue
         theirs = smi[field] * factor
-        ours = [one[metric] for one in (before, after) if metric in one]
+        ours = [one[quantity] for one in (before, after) if quantity in one]
         if not ours:
-            report.check(f"{load}: {metric} is there, as nvidia-smi has it", False, theirs)
+            report.check(f"{load}: {quantity} is there, as nvidia-smi has it", False, theirs)
             continue
         nearest = min(ours, key=lambda value: abs(value - theirs))
         low, high = min(ours), max(ours)
@@ -323,8 +323,8 @@ def compare(report: Report, load: str, source: Nvml) -> dict[str, float]:
         )
         if not good:
             report.failures.append(f"{load}: {field}")
-    extra = {name: value for name, value in after.items() if "active_ratio" in name}
-    extra["occupancy"] = after.get("mps_gpu_sm_occupancy_ratio", float("nan"))
+    extra = {name: value for name, value in after.items() if name.endswith("_activity")}
+    extra["occupancy"] = after.get("sm_occupancy", float("nan"))
     report.say("GPM: " + ", ".join(f"{name}={value:.4f}" for name, value in extra.items()))
     report.results[f"{load} ours"] = after
     report.results[f"{load} smi"] = smi
@@ -350,18 +350,18 @@ def scrape(interval: float, seconds: float, begin: float, *, ticks: bool) -> dic
             source.tick()
     source.close()
 
-    def increase(metric: str) -> float:
+    def increase(quantity: str) -> float:
         """A counter not there yet was 0."""
-        return seen[-1].get(metric, 0.0) - seen[0].get(metric, 0.0)
+        return seen[-1].get(quantity, 0.0) - seen[0].get(quantity, 0.0)
 
     return {
-        "increase": {one: increase(f"mps_gpu_{one}_seconds_total") for one in COUNTERS},
+        "increase": {one: increase(f"{one}_time") for one in COUNTERS},
         "unobserved": {
-            one: increase(f"mps_gpu_unobserved_seconds_total{{{one}}}")
+            one: increase(f"unobserved_time{{{one}}}")
             for one in ("busy", "active")
         },
-        "joules": increase("mps_gpu_energy_joules_total"),
-        "mean watts": statistics.fmean(one["mps_gpu_power_watts"] for one in seen),
+        "joules": increase("energy"),
+        "mean watts": statistics.fmean(one["power"] for one in seen),
         "scrapes": len(seen),
     }  # fmt: skip
 
@@ -456,12 +456,12 @@ def pcie(report: Report, load: str, source: Nvml, library: Binding) -> None:
             f"{gap * 1e3:.1f} ms, largest step {max(steps)}"
         )
         report.results[f"pcie raw {direction}"] = sum(steps)
-        metric = f"mps_gpu_pcie_{direction}_bytes_total"
-        found = after.get(metric, 0.0) - before.get(metric, 0.0)
+        quantity = f"pcie_{direction}_bytes"
+        found = after.get(quantity, 0.0) - before.get(quantity, 0.0)
         ratio = found / bytes_each
-        report.near(f"{metric} as the raw counter, looked at every 5 ms", found, sum(steps), 0.05)
+        report.near(f"{quantity} as the raw counter, looked at every 5 ms", found, sum(steps), 0.05)
         report.check(
-            f"{metric} over {bytes_each:.4g} copied (protocol comes on top)",
+            f"{quantity} over {bytes_each:.4g} copied (protocol comes on top)",
             1.0 <= ratio <= 1.3,
             f"{found:.6g}, {ratio:.4f} times",
         )
@@ -600,7 +600,7 @@ def all_gpm(library: Binding) -> dict[str, float]:
 
 def fault(report: Report, load: str, source: Nvml) -> None:
     """One illegal read must be one Xid 31."""
-    name = "mps_gpu_xid_errors_total{31}"
+    name = "xid_errors{31}"
     before = values(source.observe().gpus[0])
     account = Load([load, "fault"]).account()
     begin, took = time.monotonic(), None
@@ -613,7 +613,7 @@ def fault(report: Report, load: str, source: Nvml) -> None:
     changed = {n: (before.get(n, 0), v) for n, v in after.items() if "xid" in n and v}
     report.say(f"load: {account}; Xids now: {changed}; counted after {took} s")
     report.check("Xid 31 counted once", after.get(name, 0) - before.get(name, 0) == 1, changed)
-    age = time.time() - after.get("mps_gpu_last_xid_timestamp_seconds{31}", 0)
+    age = time.time() - after.get("last_xid_at{31}", 0)
     report.check("its time is now", age < 10, f"{age:.1f} s ago")
 
 
@@ -629,7 +629,7 @@ def build(out: Path, capability: tuple[int, int]) -> str:
 def peak_bandwidth(library: Binding, gpu: dict[str, float]) -> float:
     """Bytes per second that the memory could move, from its clock and its bus."""
     width = library.number("nvmlDeviceGetMemoryBusWidth", library.device(0))
-    return gpu["mps_gpu_clock_hertz{memory}"] * 2 * width / 8
+    return gpu["clock{memory}"] * 2 * width / 8
 
 
 class MeanClock(threading.Thread):
@@ -665,7 +665,7 @@ def tensor_cores(
     account = json.loads(matmul.line())
     hertz = clock.hertz()
     share = account["flops_per_second"] / (4096 * sms * hertz)
-    found = seen.get("mps_gpu_tensor_active_ratio", 0.0)
+    found = seen.get("tensor_activity", 0.0)
     report.say(f"load: {account}; mean clock {hertz / 1e6:.0f} MHz")
     text = f"{found:.4f}; the FLOPs are {share:.4f} of the dense peak at the mean clock"
     # A cycle counts as active also when the pipe works at less than its full width.
@@ -681,8 +681,8 @@ def loads(report: Report, load: str, source: Nvml, library: Binding) -> None:
     time.sleep(2.0)
     with report.section("idle, one process with a context"):
         idle = compare(report, "idle", source)
-        report.check("idle: no utilization", idle["mps_gpu_utilization_ratio"] < 0.02, idle[
-            "mps_gpu_utilization_ratio"])  # fmt: skip
+        report.check("idle: no utilization", idle["gpu_utilization"] < 0.02, idle[
+            "gpu_utilization"])  # fmt: skip
     with report.section(
         "tensor cores: bfloat16 products of random 8192 x 8192, at the power limit"
     ):
@@ -698,7 +698,7 @@ def loads(report: Report, load: str, source: Nvml, library: Binding) -> None:
         memory = compare(report, "memory", source)
         account = running.account()
         share = account["bytes_per_second"] / peak_bandwidth(library, memory)
-        found = memory.get("mps_gpu_dram_active_ratio", 0.0)
+        found = memory.get("dram_activity", 0.0)
         report.say(f"load: {account}; {share:.3f} of the peak at this clock")
         report.check("DRAM as busy as the bytes say", abs(found - share) < 0.1, found)
     for blocks in (1, 20):
@@ -707,13 +707,13 @@ def loads(report: Report, load: str, source: Nvml, library: Binding) -> None:
             time.sleep(3.0)
             seen = compare(report, f"{blocks} blocks", source)
             account = running.account()
-            found = seen.get("mps_gpu_sm_active_ratio", 0.0)
+            found = seen.get("sm_activity", 0.0)
             report.say(f"load: {account}")
             report.check(
                 f"{blocks} blocks: SM activity", abs(found - blocks / sms) < 0.01,
                 f"{found:.4f}, expected {blocks / sms:.4f}",
             )  # fmt: skip
-            utilization = seen["mps_gpu_utilization_ratio"]
+            utilization = seen["gpu_utilization"]
             report.check(f"{blocks} blocks: utilization", utilization > 0.95, utilization)
 
 

@@ -6,7 +6,9 @@ Users are 1001, 1002, 1003, acted out with setpriv.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from exporter.advice import findings
+from exporter.collect import DaemonRecord
 from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab
 from tests.support.player import Metrics
 
@@ -208,6 +211,188 @@ async def wait_abandoned_sigterm(lab: Lab) -> None:
 @scenario("a queued client gets SIGKILL: its server becomes a ghost, killing that heals")
 async def wait_abandoned_sigkill(lab: Lab) -> None:
     await _ghost(lab, signal.SIGKILL)
+
+
+async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> None:
+    d = daemon.label
+    first = lab.client("spin", 4, daemon=daemon, uid=1001)
+    await lab.ready(first)
+    dead = lab.client("spin", 3, daemon=daemon, uid=1002)
+    await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
+    dead.kill(how)
+    dead.process.wait(5)
+    await lab.until("mps_uid_waiting_dead_clients", 1, daemon=d, uid=1002)
+    again = lab.client("spin", 3, daemon=daemon, uid=1002)
+    await lab.until("mps_uid_waiting_clients", 2, daemon=d, uid=1002)
+    await lab.left(first)
+
+    metrics = await lab.until("mps_server_ghost", 1, daemon=d, seconds=30)
+    (shown,) = (one for one in metrics.snapshot.daemons if one.pipe_directory == d)
+    ghost = next(server.pid for server in shown.servers if server.ghost)
+    told = max(one.at for one in shown.incidents if one.kind == "ghost")
+    late = metrics.snapshot.taken_at - told
+    lab.note("seconds until the deaf server is named", ok=late <= 5, wanted="<= 5", got=late)
+    lab.check(
+        metrics, "mps_client_state", 1, daemon=d, server=ghost, pid=again.pid, state="connecting"
+    )
+    lab.check(metrics, "mps_uid_waiting_clients", 1, daemon=d, uid=1002)
+    lab.check(metrics, "mps_uid_wait_seconds", None, daemon=d, uid=1002)
+
+    command = await _what_doctor_says(lab, d, ghost)
+    if command is not None:
+        subprocess.run(["sh", "-c", command], check=False)
+    newcomer = lab.client("spin", 2, daemon=daemon, uid=1003)
+    await lab.ready(newcomer, seconds=20)
+    ready = newcomer.event("ready") is not None
+    lab.note("the newcomer is served", ok=ready, wanted=True, got=ready)
+    metrics = await lab.until("mps_server_clients", 1, daemon=d, seconds=20)
+    lab.check(metrics, "mps_server_ghost", 0, daemon=d)
+    await lab.until("mps_uid_waits_abandoned_total", 2 * rounds, daemon=d, uid=1002)
+    lab.check(metrics, "mps_uid_wait_seconds", None, daemon=d, uid=1002)
+    await lab.until("mps_control_up", 1, daemon=d, seconds=40)
+    await lab.left(again, newcomer)
+
+
+async def _what_doctor_says(lab: Lab, d: str, ghost: int) -> str | None:
+    """Run the doctor as a person would, and give the command with which it ends the ghost."""
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-m", "exporter", "doctor", "--json"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    found = {
+        one["name"]: one["remedy"]
+        for one in json.loads(done.stdout or '{"findings": []}')["findings"]
+        if one["daemon"] == d
+    }
+    named = re.findall(r"kill -9 \d+", found.get("ghost_server", ""))
+    lab.note("the doctor's remedy", ok=named == [f"kill -9 {ghost}"], wanted=ghost, got=named)
+    others = set(re.findall(r"kill -9 (\d+)", " ".join(found.values()))) - {str(ghost)}
+    lab.note("further processes to kill, says the doctor", ok=not others, wanted="none", got=others)
+    return named[0] if named else None
+
+
+@scenario(
+    "a queued client is killed and started again, five times: the deaf server, healed by doctor"
+)
+async def deaf_server(lab: Lab) -> None:
+    daemon = lab.daemon()
+    for rounds in range(1, 6):
+        await _deaf(lab, daemon, (signal.SIGINT, signal.SIGKILL)[rounds % 2], rounds)
+    metrics = await lab.look()
+    lab.check(metrics, "mps_client_losses_total", None, daemon=daemon.label)
+    daemon.quit()
+    await lab.run(1)
+
+
+def _state_of(lab: Lab, daemon: Daemon) -> DaemonRecord:
+    """What is known of a daemon without a collection."""
+    return lab.collector._daemons[daemon.label]
+
+
+@scenario("a queued client is killed while nobody scrapes; its ghost is killed when it comes")
+async def dead_between_scrapes(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    first = lab.client("spin", 8, daemon=daemon, uid=1001)
+    await lab.ready(first)
+    dead = lab.client("spin", 3, daemon=daemon, uid=1002)
+    await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
+    killed_at = time.time()
+    dead.kill()
+    await asyncio.to_thread(dead.process.wait, 5)
+    await asyncio.sleep(killed_at + 2.0 - time.time())  # no collection in between
+    view = _state_of(lab, daemon).ledger.view(time.time())
+    shown = [wait.pid for wait in view.waits if wait.dead]
+    lab.note(
+        "dead after 2 s without a scrape", ok=shown == [dead.pid], wanted=[dead.pid], got=shown
+    )
+    ends = [one.at - killed_at for one in view.incidents if one.kind == "wait_abandoned"]
+    lab.facts["end_noticed_after_seconds"] = ends
+    ok = len(ends) == 1 and 0.0 <= ends[0] <= 0.1
+    lab.note("time of the end", ok=ok, wanted="one, 0 to 0.1 s after the kill", got=ends)
+    metrics = await lab.look()
+    lab.check(metrics, "mps_uid_waiting_dead_clients", 1, daemon=d, uid=1002)
+    lab.check(metrics, "mps_uid_waits_abandoned_total", 1, daemon=d, uid=1002)
+    await lab.left(first)
+    metrics = await lab.until("mps_server_ghost", 1, daemon=d, seconds=30)
+    ghost = next(s.pid for daemon_ in metrics.snapshot.daemons for s in daemon_.servers if s.ghost)
+    os.kill(ghost, signal.SIGKILL)
+    metrics = await lab.until("mps_server_exits_total", 1, daemon=d, cause="ghost_ended")
+    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
+    daemon.quit()
+    await lab.run(1)
+
+
+@scenario("a ghost wedges the daemon and is killed: how soon mps_control_up falls and rises")
+async def wedge_times(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    first = lab.client("spin", 3, daemon=daemon, uid=1001)
+    await lab.ready(first)
+    dead = lab.client("spin", 3, daemon=daemon, uid=1002)
+    await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
+    dead.kill()
+    await asyncio.to_thread(dead.process.wait, 5)
+    await lab.left(first)
+    metrics = await lab.until("mps_server_ghost", 1, daemon=d, seconds=30)
+    ghost = next(s.pid for daemon_ in metrics.snapshot.daemons for s in daemon_.servers if s.ghost)
+    third = lab.client("spin", 5, daemon=daemon, uid=1003)
+    metrics = await lab.until("mps_control_up", 0, daemon=d, seconds=30)
+    stuck_since = _state_of(lab, daemon).ledger.silent_since
+    fell = None if stuck_since is None else metrics.snapshot.taken_at - stuck_since
+    lab.note("mps_control_up falls", ok=fell is not None and fell <= 3.0, wanted="<= 3 s", got=fell)
+    advised = [one.remedy for one in findings(metrics.snapshot) if "kill -9" in one.remedy]
+    spared = bool(advised) and not any(str(daemon.pid) in remedy for remedy in advised)
+    lab.note("only the ghost is to be killed", ok=spared, wanted=ghost, got=advised)
+    await lab.run(6)
+    os.kill(ghost, signal.SIGKILL)
+    healed_at = time.time()
+    metrics = await lab.until("mps_control_up", 1, daemon=d, seconds=15)
+    rose = metrics.snapshot.taken_at - healed_at
+    lab.note("mps_control_up rises", ok=rose <= 1.0, wanted="<= 1 s", got=rose)
+    advised = [one.remedy for one in findings(metrics.snapshot) if "kill" in one.remedy]
+    lab.note("nothing is to be killed", ok=not advised, wanted="nothing", got=advised)
+    await lab.ready(third, seconds=20)
+    metrics = await lab.until("mps_server_clients", 1, daemon=d, seconds=20)
+    lab.check(metrics, "mps_server_exits_total", 1, daemon=d, cause="ghost_ended")
+    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
+    lab.facts["fell_after_seconds"], lab.facts["rose_after_seconds"] = fell, rose
+    await lab.left(third)
+    daemon.quit()
+    await lab.run(1)
+
+
+@scenario("a daemon is killed: its GPU is not served any more, and MPS would help again")
+async def served_after_death(lab: Lab) -> None:
+    daemon = lab.daemon()
+    d = daemon.label
+    client = lab.client("spin", 20, daemon=daemon, uid=1001)
+    await lab.ready(client)
+    metrics = await lab.until("mps_server_clients", 1, daemon=d)
+    lab.check(metrics, "mps_gpu_served", 1, daemon=d)
+    killed_at = time.time()
+    daemon.kill()
+    await lab.until("mps_gpu_served", None, daemon=d, seconds=5)
+    metrics = await lab.until("mps_server_exits_total", 1, daemon=d, cause="daemon_died")
+    died = [
+        i.at - killed_at for i in metrics.snapshot.daemons[0].incidents if i.kind == "daemon_died"
+    ]
+    ok = len(died) == 1 and 0.0 <= died[0] <= 0.1
+    lab.note("time of the end", ok=ok, wanted="one, 0 to 0.1 s after the kill", got=died)
+    await lab.left(client)
+    beside = [lab.client("spin", 12) for _ in range(2)]
+    await lab.ready(*beside)
+    end = time.monotonic() + 10
+    while True:
+        metrics = await lab.look()
+        named = {finding.advice.name for finding in findings(metrics.snapshot)}
+        if "mps_would_help" in named or time.monotonic() > end:
+            break
+        await asyncio.sleep(0.5)
+    helps = "mps_would_help" in named
+    lab.note("MPS would help", ok=helps, wanted="mps_would_help", got=sorted(named))
+    lab.check(metrics, "mps_gpu_served", None, daemon=d)
+    await lab.left(*beside)
 
 
 @scenario("short clients of 1001 overtake a waiting client of 1002")

@@ -177,6 +177,10 @@ INCIDENTS = (
                 server="1171", mps_server_state="FAULT",
             ),
             daemon(
+                "tickets", "MpsClientStuck", "PID 1168 .program-1.* was hit by a fatal GPU error",
+                server="1171", pid="1168", uid="0", state="torn_down",
+            ),
+            daemon(
                 "tickets", "MpsClientsRejected", "1 client of uid 0 .*error 807",
                 cause="server_not_ready", uid="0",
             ),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from exporter.advice import findings
 from exporter.cli import built_in_recording
+from exporter.sources.recording import read
 from tests.support.player import RECORDINGS, Player
 
 TRUTHS = sorted(RECORDINGS.glob("*.json"))
@@ -48,6 +52,51 @@ async def test_the_replay_says_what_was_checked_on_the_hardware(truth: Path) -> 
 def test_there_are_recordings() -> None:
     checked = [truth for truth in TRUTHS if json.loads(truth.read_text("utf-8"))["checks"]]
     assert len(checked) >= 20
+
+
+async def test_who_is_refused_for_the_context_limit_had_no_session() -> None:
+    player = Player(RECORDINGS / "context-limit.rec.gz")
+    metrics = await player.to_end()
+    assert metrics.value("mps_client_rejections_total", cause="context_limit") == 4
+    assert metrics.value("mps_client_connections_total") == 52
+    assert metrics.value("mps_client_session_seconds") == 48
+
+
+async def test_a_client_that_catches_its_fault_and_stays_is_torn_down() -> None:
+    player = Player(RECORDINGS / "fault-held.rec.gz")
+    truth = json.loads((RECORDINGS / "fault-held.json").read_text("utf-8"))
+    held = truth["checks"][2]["at"]
+    metrics = await player.to(held)
+    assert metrics.value("mps_client_state", pid=1168, state="torn_down") == 1
+    since = metrics.value("mps_client_state_since_timestamp_seconds", pid=1168)
+    assert since == pytest.approx(1795261776.761)
+    (stuck,) = [one for one in findings(metrics.snapshot) if one.advice.name == "client_stuck"]
+    assert "1168" in stuck.evidence
+    assert "kill 1168" in stuck.remedy
+    metrics = await player.to_end()
+    assert metrics.value("mps_client_state", state="torn_down") is None
+
+
+def test_there_is_a_recording_of_each_version_of_the_format() -> None:
+    versions = Counter(read(path).header.version for path in RECORDINGS.glob("*.rec.gz"))
+    assert versions.keys() == {1, 2}
+    assert versions[1] >= 30, "what users have sent is read for ever"
+
+
+@pytest.mark.parametrize("path", sorted(RECORDINGS.glob("*.rec.gz")), ids=lambda path: path.stem)
+async def test_every_reading_that_was_recorded_is_shown(path: Path) -> None:
+    metrics = await Player(path).to_end()
+    assert metrics.value("mps_exporter_unknown_readings_total") == 0
+
+
+async def test_a_reading_that_nobody_knows_costs_itself(tmp_path: Path) -> None:
+    lines = gzip.decompress((RECORDINGS / "one-client.rec.gz").read_bytes())
+    path = tmp_path / "renamed.rec.gz"
+    path.write_bytes(gzip.compress(lines.replace(b"mps_gpu_power_watts", b"mps_gpu_watts")))
+    metrics = await Player(path).to_end()
+    assert metrics.value("mps_gpu_power_watts") is None
+    assert metrics.value("mps_gpu_temperature_celsius", sensor="gpu") is not None
+    assert (metrics.value("mps_exporter_unknown_readings_total") or 0) > 0
 
 
 async def test_a_quiet_host_has_no_incidents() -> None:

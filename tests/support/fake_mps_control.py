@@ -14,14 +14,16 @@ real daemon writes to control.log for each run of the tool.
       "devices": [{"ordinal": 0, "pci": "0000:00.06.00", "uuid": "GPU-…", "name": "NVIDIA H200"}],
       "servers": [{
         "pid": 457, "state": "ACTIVE", "percentage": 100.0, "limits": {"0": "3G"}, "stuck": false,
-        "clients": [{"pid": 455, "contexts": {"0": [1, 2]}}]
-      }]
+        "clients": [{"pid": 455, "contexts": {"0": [1, 2]}, "namespace": "4026531836", "id": 1,
+                     "termination": "0"}]    what terminate_client prints, or hang
+      }],
+      "after": {"ps": {…}}          what it is like once it was asked so
     }
 
 Everything has a default. Without the file there is no daemon. Start it with ``python -S -E``.
 """
 
-# ruff: noqa: PTH108, PTH110, PTH123 - pathlib would make it start more slowly
+# ruff: noqa: PTH105, PTH108, PTH110, PTH123 - pathlib would make it start more slowly
 
 from __future__ import annotations
 
@@ -53,6 +55,8 @@ def reply(state: dict[str, Any], command: str) -> list[str]:
         return [str(state.get("default_priority", 0))]
     if verb == "get_default_device_pinned_mem_limit":
         return limit(state.get("default_limits"), words[1])
+    if verb == "ps":
+        return process_list(state)
     if verb in ABOUT_A_SERVER:
         return about_a_server(state, verb, words[1:])
     return [f'Unknown command "{command}"']
@@ -117,7 +121,37 @@ def device_query(state: dict[str, Any], server: dict[str, Any], _rest: list[str]
     return ["Default", DEVICE_HEADING, *rows, f"\nServer {server['pid']}", DEVICE_HEADING, *rows]
 
 
+def terminate_client(_state: dict[str, Any], server: dict[str, Any], rest: list[str]) -> list[str]:
+    """Say 0 and forget the client; CUDA_ERROR_INVALID_CONTEXT for one that is not there."""
+    found = [client for client in server.get("clients", ()) if [str(client["pid"])] == rest]
+    if not found:
+        return ["201"]
+    result = str(found[0].get("termination", "0"))
+    if result == "hang":
+        sleep_forever()
+    if result == "0":
+        server["clients"].remove(found[0])
+    return [result]
+
+
+def process_list(state: dict[str, Any]) -> list[str]:
+    """The table of ps: nothing at all when a server has no client."""
+    if not servers(state):
+        return ["Server not found"]
+    if any(server.get("stuck") for server in servers(state)):
+        sleep_forever()
+    row = "{:<9} {:<9} {:<14} {:<25} {:<14} {:<15}".format
+    rows = [
+        row(client["pid"], client.get("id", number), server["pid"], "GPU-00000000-1111-2222",
+            client.get("namespace", "4026531836"), client.get("command", "python3"))
+        for server in servers(state)
+        for number, client in enumerate(server.get("clients", ()), 1)
+    ]  # fmt: skip
+    return [row("PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND"), *rows] if rows else []
+
+
 ABOUT_A_SERVER = {
+    "terminate_client": terminate_client,
     "get_server_status": status,
     "get_active_thread_percentage": percentage,
     "get_device_pinned_mem_limit": server_limit,
@@ -189,7 +223,14 @@ def answer(state: dict[str, Any], directory: str, mode: str) -> int:
     commands = [line for line in sys.stdin.read().split("\n") if line]
     if mode == "silent":
         return 0
+    before = json.dumps(state)
     replies = [reply(state, command) for command in commands]
+    for command in commands:
+        state = state.get("after", {}).get(command, state)
+    if json.dumps(state) != before:
+        with open(f"{directory}/{STATE_FILE}.next", "w") as file:
+            json.dump(state, file)
+        os.replace(f"{directory}/{STATE_FILE}.next", f"{directory}/{STATE_FILE}")
     append_to_log(state, log_lines(commands, replies))
     sys.stdout.write("".join(f"{record}\n" for records in replies for record in records))
     return 0

@@ -201,6 +201,7 @@ def summary(counters: LedgerCounters) -> dict[str, Any]:
         "disconnections": _keyed(counters.disconnections),
         "sessions": {str(uid): histogram(one) for uid, one in counters.sessions.items()},
         "losses": {f"{uid} {cause}": n for (uid, cause), n in counters.losses.items()},
+        "unfinished_exits": _keyed(counters.unfinished_exits),
         "rejections": {f"{uid} {cause}": n for (uid, cause), n in counters.rejections.items()},
         "faults": dict(counters.faults),
         "recoveries": histogram(counters.fault_recovery),

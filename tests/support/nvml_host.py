@@ -33,9 +33,9 @@ def opened(library: FakeNvml, options: NvmlOptions = OPTIONS) -> Iterator[Nvml]:
 
 
 def values(seen: GpuObservation) -> dict[str, float]:
-    """Readings by metric and label values: "mps_gpu_clock_hertz,sm"."""
+    """Readings by quantity and label values: "clock,sm"."""
     return {
-        ",".join((one.metric, *(value for _, value in one.labels))): one.value
+        ",".join((one.quantity, *(value for _, value in one.labels))): one.value
         for one in seen.readings
     }
 

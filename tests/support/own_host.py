@@ -129,6 +129,19 @@ class Daemon:
             f"Status of client {who % 1} is ACTIVE",
         )  # fmt: skip
 
+    def queue(self, pid: int, uid: int) -> None:
+        """A client is put into the queue behind the server's user; the server has clients."""
+        me, server = self.state["pid"], self.server
+        self._log(
+            "control", "Control", me,
+            "Accepting connection...",
+            f"NEW CLIENT {0 if self.own_pids else pid} from user {uid}: "
+            "Server is not ready, push client to pending list",
+            f"Try shutting down server {server}, backoff is disabled",
+            f"Server {server} has 2 active worker threads. Server will not shutdown.",
+            f"Control will try shutting down server {server} again in at most 51200ms",
+        )  # fmt: skip
+
     def _log(self, name: str, component: str, pid: int, *lines: str) -> None:
         now = time.time()
         seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
@@ -223,6 +236,18 @@ class OwnHost:
         cgroup: Path | None = None,
     ) -> int:
         """Start a program that is connected to a daemon; gives its PID."""
+        pid = self.program(uid, environment=environment, cgroup=cgroup)
+        daemon.connect(pid, uid)
+        return pid
+
+    def program(
+        self,
+        uid: int,
+        *,
+        environment: Mapping[str, str] | None = None,
+        cgroup: Path | None = None,
+    ) -> int:
+        """Start a program of a user; gives its PID."""
         before = self.pids()
         self.start(
             f"{PROGRAMS}/train", "3600",
@@ -230,9 +255,7 @@ class OwnHost:
             rights=[f"--reuid={uid}", f"--regid={uid}", "--clear-groups"],
             cgroup=cgroup,
         )  # fmt: skip
-        pid = wait_for(lambda: self._named("train", self.pids() - before))
-        daemon.connect(pid, uid)
-        return pid
+        return wait_for(lambda: self._named("train", self.pids() - before))
 
     def _named(self, name: str, pids: set[int]) -> int | None:
         for pid in pids:
@@ -285,6 +308,18 @@ class OwnHost:
             connection.request("GET", path)
             response = connection.getresponse()
             return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    @contextmanager
+    def incidents(self) -> Iterator[Iterator[dict[str, Any]]]:
+        """What happens from now on, as the event stream tells it."""
+        connection = _UnixConnection(str(self.outside(SOCKET)))
+        try:
+            connection.request("GET", "/api/v1/events")
+            response = connection.getresponse()
+            lines = (line for line in response if line.startswith(b"data: {"))
+            yield (json.loads(line.removeprefix(b"data: ")) for line in lines)
         finally:
             connection.close()
 

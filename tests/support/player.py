@@ -77,6 +77,7 @@ class Player:
         while self.clock < target:
             self.clock = min(self.clock + STEP_SECONDS, target)
             await self.collector.poll_logs()
+            await self.collector.watch_processes()
             await self.collector.collect()
         # The last step's collection tells /proc's news to the ledger; this one shows them.
         return Metrics(await self.collector.collect())

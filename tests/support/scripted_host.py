@@ -23,6 +23,8 @@ from exporter.settings import Settings
 from exporter.sources.child import ChildResult
 from exporter.sources.host import SourceError
 from exporter.sources.mps_control import ControlTool
+from exporter.sources.process_watch import at_each_end
+from exporter.sources.signs_of_life import last_service
 from tests.support import fake_mps_control
 from tests.support.fake_host import H200
 from tests.support.mps_logs import EIGHT, LOGS, PIPE, Logs, observation, script
@@ -62,6 +64,9 @@ class ScriptedHost:
         self.edit: Callable[[str], str] = lambda answer: answer
         self.gpus: NvmlObservation | None = None
         self.while_identifying: Callable[[], None] = lambda: None
+        self.ended_at: dict[int, float] = {}
+        """Processes that have ended and were not told of yet -> when."""
+        self.watched: list[int] = []
         self.discoveries = 0
         self.runs: list[list[str]] = []
         """What the control tool was asked, run by run."""
@@ -135,9 +140,22 @@ class ScriptedHost:
         gone = tuple(sorted(set(pids) - there.keys()))
         return ProcfsObservation(self.wall, daemons=(self.facts,), processes=there, gone=gone)
 
-    async def probe(self, daemon: DaemonFacts, deadline_seconds: float) -> ControlObservation:
+    async def ended(
+        self, watched: Collection[int], others: Collection[int], deadline_seconds: float
+    ) -> Sequence[ProcfsObservation]:
+        """What the test let end, at its moment."""
+        ended, self.ended_at = self.ended_at, {}
+        self.watched = list(watched)
+        if not ended:
+            return ()
+        self.passes(0.05)  # it takes a moment to look
+        return at_each_end(await self.identify({*watched, *others}, deadline_seconds), ended)
+
+    async def probe(
+        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+    ) -> ControlObservation:
         """Ask the daemon."""
-        return await self._tool.probe(daemon, deadline_seconds)
+        return await self._tool.probe(daemon, deadline_seconds, since)
 
     async def reconcile(
         self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
@@ -151,7 +169,11 @@ class ScriptedHost:
         """What was written since."""
         del daemons, deadline_seconds
         written, self._logs = self._logs, {}
-        return observation(self.wall, written, readable=self.readable)
+        found = observation(self.wall, written, readable=self.readable)
+        for chunk in found.chunks:
+            if (at := last_service(replace(chunk, utc_offset_seconds=0.0))) is not None:
+                self._tool.evidence_of_life(PIPE, at)
+        return found
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         """The GPUs."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from exporter.metrics.gpu_catalogue import ARCHITECTURES, COMPUTE_MODES
+from exporter.nvml_terms import ARCHITECTURES, COMPUTE_MODES
 from exporter.observations import GpuObservation, Reading
 from exporter.sources.nvml.answers import DEFECTS, ONCE, Answers, GpuGoneError
 from exporter.sources.nvml.library import (
@@ -118,7 +118,7 @@ class GpuReader:
     def observe(self, now: float) -> GpuObservation:
         """Everything. A GPU that is gone shows as lost, with what is still known of it."""
         try:
-            readings = [Reading("mps_gpu_up", 1.0), *self._readings(now)]
+            readings = [Reading("up", 1.0), *self._readings(now)]
             listed = read_processes(self._library, self.device, self.answers, now)
             compute_mode = self._number("nvmlDeviceGetComputeMode", now)
             return self._observation(now, compute_mode, listed, tuple(readings))
@@ -128,11 +128,11 @@ class GpuReader:
     def lost(self, now: float) -> GpuObservation:
         """What there is to say of a GPU that is gone."""
         try:
-            up = (Reading("mps_gpu_up", 0.0),)
+            up = (Reading("up", 0.0),)
             return self._observation(now, None, Listed(None), up, lost=True)
         except GpuGoneError:
             place = self.place
-            up = (Reading("mps_gpu_up", 0.0),)
+            up = (Reading("up", 0.0),)
             return GpuObservation(place.index, place.uuid, readings=up, lost=True)
 
     @property
@@ -169,7 +169,7 @@ class GpuReader:
             self.answers.forget()
             self._kept_fields.clear()
         self._mig_mode = mode
-        return (Reading("mps_gpu_mig_mode", mode),)
+        return (Reading("mig_mode", mode),)
 
     def _wanted(self, row: Row) -> bool:
         return row.unless is None or not self.answers.has(row.unless)

@@ -107,7 +107,7 @@ class BusyMeter:
     def readings(self) -> Iterator[Reading]:
         """The counters, as long as somebody counts."""
         if self._observed:
-            yield Reading("mps_gpu_busy_seconds_total", self._total.seconds)
+            yield Reading("busy_time", self._total.seconds)
             yield _unobserved("busy", self._total.unobserved_seconds)
 
 
@@ -250,18 +250,18 @@ class GpmMeter:
     def readings(self) -> Iterator[Reading]:
         """The ratios over the last interval, and the counters, as long as somebody counts."""
         for name, ratio in self._ratios.items():
-            yield Reading(f"mps_gpu_{name}_active_ratio", ratio)
+            yield Reading(f"{name}_activity", ratio)
         if self._occupancy is not None:
-            yield Reading("mps_gpu_sm_occupancy_ratio", self._occupancy)
+            yield Reading("sm_occupancy", self._occupancy)
         for name, seconds in self._totals.active.seconds.items():
             if name in self._observed:
-                yield Reading(f"mps_gpu_{name}_active_seconds_total", seconds)
+                yield Reading(f"{name}_active_time", seconds)
         for direction, count in self._totals.pcie_bytes.items():
             if direction in self._observed:
-                yield Reading(f"mps_gpu_pcie_{direction}_bytes_total", count)
+                yield Reading(f"pcie_{direction}_bytes", count)
         if self._observed:
             yield _unobserved("active", self._totals.active.unobserved_seconds)
 
 
 def _unobserved(counter: str, seconds: float) -> Reading:
-    return Reading("mps_gpu_unobserved_seconds_total", seconds, (("counter", counter),))
+    return Reading("unobserved_time", seconds, (("counter", counter),))

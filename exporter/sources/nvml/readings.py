@@ -1,12 +1,11 @@
 """Every value of a GPU that NVML gives as it is: one line each.
 
-A line says which metric of the catalogue, which call, the factor from NVML's unit to the base unit,
-and how often it is worth asking. To add a reading, add a line here and its MetricSpec to
+A line says which quantity, which call, the factor from NVML's unit to the base unit, and how often
+it is worth asking. To add a reading, add a line here and the metric of this quantity to
 ``exporter/metrics/gpu_catalogue.py``. What is computed over time (busy seconds, active seconds,
 PCIe bytes, Xid errors) is in modules of its own.
 
-A state set is carried as one reading: the label named as the metric holds the state that is
-active, the value is 1.
+A state is carried as one reading: its label ``state`` names the state, the value is 1.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from exporter.metrics.gpu_catalogue import (
+from exporter.nvml_terms import (
     CLOCK_EVENT_REASONS,
     CLOCKS,
     ECC_KINDS,
@@ -67,7 +66,7 @@ class Row:
 class FieldRow:
     """One value of the batched call nvmlDeviceGetFieldValues."""
 
-    metric: str
+    quantity: str
     field: int
     """NVML_FI_DEV_..., by number."""
     scale: float = 1.0
@@ -81,8 +80,8 @@ class FieldRow:
     def reading(self, value: float) -> Reading:
         """The answer in the base unit."""
         if self.states:
-            return state(self.metric, int(value), self.states)
-        return Reading(self.metric, scaled(value, self.scale), self.labels)
+            return state(self.quantity, int(value), self.states)
+        return Reading(self.quantity, scaled(value, self.scale), self.labels)
 
 
 def scaled(value: float, scale: float) -> float:
@@ -90,14 +89,14 @@ def scaled(value: float, scale: float) -> float:
     return value / round(1 / scale) if 0 < scale < 1 else value * scale
 
 
-def state(metric: str, value: int, names: tuple[str, ...]) -> Reading:
+def state(quantity: str, value: int, names: tuple[str, ...]) -> Reading:
     """A numbered state by its name; a number newer than the names is passed through."""
     name = names[value] if 0 <= value < len(names) else f"unknown_{value}"
-    return Reading(metric, 1.0, ((metric, name),))
+    return Reading(quantity, 1.0, (("state", name),))
 
 
 def number(
-    metric: str,
+    quantity: str,
     function: str,
     *arguments: Argument,
     scale: float = 1.0,
@@ -108,19 +107,19 @@ def number(
 
     def read(library: Library, device: Device) -> Iterable[Reading]:
         value = library.number(function, device, *arguments)
-        return (Reading(metric, scaled(value, scale), tuple(labels.items())),)
+        return (Reading(quantity, scaled(value, scale), tuple(labels.items())),)
 
     return Row(_name(function, *arguments), read, every)
 
 
 def first(
-    metric: str, function: str, scale: float = 1.0, every: float = EACH, **labels: str
+    quantity: str, function: str, scale: float = 1.0, every: float = EACH, **labels: str
 ) -> Row:
     """A row whose call gives several numbers, of which the first counts."""
 
     def read(library: Library, device: Device) -> Iterable[Reading]:
         value = library.numbers(function, device)[0]
-        return (Reading(metric, scaled(value, scale), tuple(labels.items())),)
+        return (Reading(quantity, scaled(value, scale), tuple(labels.items())),)
 
     return Row(function, read, every)
 
@@ -131,35 +130,35 @@ def _name(function: str, *arguments: Argument) -> str:
 
 def _utilization(library: Library, device: Device) -> Iterable[Reading]:
     gpu, memory = library.numbers("nvmlDeviceGetUtilizationRates", device)
-    yield Reading("mps_gpu_utilization_ratio", scaled(gpu, PERCENT))
-    yield Reading("mps_gpu_memory_copy_utilization_ratio", scaled(memory, PERCENT))
+    yield Reading("gpu_utilization", scaled(gpu, PERCENT))
+    yield Reading("memory_utilization", scaled(memory, PERCENT))
 
 
 def _memory(library: Library, device: Device) -> Iterable[Reading]:
     memory = library.memory(device)
-    yield Reading("mps_gpu_memory_total_bytes", memory.total)
-    yield Reading("mps_gpu_memory_used_bytes", memory.used)
-    yield Reading("mps_gpu_memory_free_bytes", memory.free)
+    yield Reading("memory_total", memory.total)
+    yield Reading("memory_used", memory.used)
+    yield Reading("memory_free", memory.free)
     if memory.reserved is not None:
-        yield Reading("mps_gpu_memory_reserved_bytes", memory.reserved)
+        yield Reading("memory_reserved", memory.reserved)
 
 
 def _bar1(library: Library, device: Device) -> Iterable[Reading]:
     total, _free, used = library.numbers("nvmlDeviceGetBAR1MemoryInfo", device)
-    yield Reading("mps_gpu_bar1_total_bytes", total)
-    yield Reading("mps_gpu_bar1_used_bytes", used)
+    yield Reading("bar1_total", total)
+    yield Reading("bar1_used", used)
 
 
 def _power_limit_range(library: Library, device: Device) -> Iterable[Reading]:
     low, high = library.numbers("nvmlDeviceGetPowerManagementLimitConstraints", device)
-    yield Reading("mps_gpu_power_limit_watts", scaled(low, MILLI), (("limit", "min"),))
-    yield Reading("mps_gpu_power_limit_watts", scaled(high, MILLI), (("limit", "max"),))
+    yield Reading("power_limit", scaled(low, MILLI), (("limit", "min"),))
+    yield Reading("power_limit", scaled(high, MILLI), (("limit", "max"),))
 
 
 def _fans(library: Library, device: Device) -> Iterable[Reading]:
     for fan in range(library.number("nvmlDeviceGetNumFans", device)):
         speed = library.number("nvmlDeviceGetFanSpeed_v2", device, fan)
-        yield Reading("mps_gpu_fan_speed_ratio", scaled(speed, PERCENT), (("fan", str(fan)),))
+        yield Reading("fan_speed", scaled(speed, PERCENT), (("fan", str(fan)),))
 
 
 def _clock_events(function: str) -> Callable[[Library, Device], Iterable[Reading]]:
@@ -167,7 +166,7 @@ def _clock_events(function: str) -> Callable[[Library, Device], Iterable[Reading
         mask = library.number(function, device)
         for bit, reason in enumerate(CLOCK_EVENT_REASONS):
             active = float(mask >> bit & 1)
-            yield Reading("mps_gpu_clock_event_active", active, (("reason", reason),))
+            yield Reading("clock_event", active, (("reason", reason),))
 
     return read
 
@@ -178,19 +177,19 @@ UNKNOWN_PERFORMANCE_STATE = 32
 def _performance_state(library: Library, device: Device) -> Iterable[Reading]:
     value = library.number("nvmlDeviceGetPerformanceState", device)
     if value != UNKNOWN_PERFORMANCE_STATE:
-        yield Reading("mps_gpu_performance_state", value)
+        yield Reading("performance_state", value)
 
 
 def _fabric(library: Library, device: Device) -> Iterable[Reading]:
     value = library.fabric_state(device)
     if value != FABRIC_STATES.index("not_supported"):
-        yield state("mps_gpu_fabric_state", value, FABRIC_STATES)
+        yield state("fabric_state", value, FABRIC_STATES)
 
 
 def _vgpu_licence(library: Library, device: Device) -> Iterable[Reading]:
     licensed = library.vgpu_licensed(device)
     if licensed is not None:
-        yield Reading("mps_gpu_vgpu_licensed", float(licensed))
+        yield Reading("vgpu_licensed", float(licensed))
 
 
 NVLINK_MAX_LINKS = 18
@@ -223,7 +222,7 @@ def _nvlinks(answered: set[int], library: Library, device: Device) -> Iterable[R
     up = [bool(value) for value in _of_links(library, device, NVLINK_GET_STATE, answered)]
     if up:
         for name, count in zip(NVLINK_STATES, (up.count(True), up.count(False)), strict=True):
-            yield Reading("mps_gpu_nvlink_links", count, (("state", name),))
+            yield Reading("nvlink_links", count, (("state", name),))
 
 
 def _nvlink_errors(
@@ -231,7 +230,7 @@ def _nvlink_errors(
 ) -> Iterable[Reading]:
     counts = _of_links(library, device, NVLINK_LINK_ERRORS[kind], answered)
     if counts:
-        yield Reading("mps_gpu_nvlink_errors_total", sum(counts), (("kind", kind),))
+        yield Reading("nvlink_errors", sum(counts), (("kind", kind),))
 
 
 def _of_links(library: Library, device: Device, field: int, answered: set[int]) -> list[float]:
@@ -272,7 +271,7 @@ ECC_OLD_LOCATIONS = {
 
 def _ecc(name: str, location: int, kind: int, scope: int, unless: str | None = None) -> Row:
     row = number(
-        "mps_gpu_ecc_errors_total",
+        "ecc_errors",
         "nvmlDeviceGetMemoryErrorCounter",
         kind,
         scope,
@@ -307,46 +306,46 @@ _THROTTLE_REASONS = "nvmlDeviceGetCurrentClocksThrottleReasons"
 MEMORY_ROW = Row("nvmlDeviceGetMemoryInfo_v2", _memory)
 
 ROWS: tuple[Row, ...] = (
-    number("mps_gpu_persistence_mode", "nvmlDeviceGetPersistenceMode"),
+    number("persistence_mode", "nvmlDeviceGetPersistenceMode"),
     Row("nvmlDeviceGetPerformanceState", _performance_state),
     # Use
     Row("nvmlDeviceGetUtilizationRates", _utilization),
-    first("mps_gpu_engine_utilization_ratio", "nvmlDeviceGetEncoderUtilization", PERCENT,
+    first("engine_utilization", "nvmlDeviceGetEncoderUtilization", PERCENT,
           engine="encoder"),
-    first("mps_gpu_engine_utilization_ratio", "nvmlDeviceGetDecoderUtilization", PERCENT,
+    first("engine_utilization", "nvmlDeviceGetDecoderUtilization", PERCENT,
           engine="decoder"),
-    first("mps_gpu_engine_utilization_ratio", "nvmlDeviceGetJpgUtilization", PERCENT,
+    first("engine_utilization", "nvmlDeviceGetJpgUtilization", PERCENT,
           engine="jpeg"),
-    first("mps_gpu_engine_utilization_ratio", "nvmlDeviceGetOfaUtilization", PERCENT,
+    first("engine_utilization", "nvmlDeviceGetOfaUtilization", PERCENT,
           engine="ofa"),
     # Memory
     MEMORY_ROW,
     Row("nvmlDeviceGetBAR1MemoryInfo", _bar1, SLOW),
     # Power and heat
-    number("mps_gpu_power_watts", "nvmlDeviceGetPowerUsage", scale=MILLI),
-    number("mps_gpu_power_limit_watts", "nvmlDeviceGetEnforcedPowerLimit", scale=MILLI,
+    number("power", "nvmlDeviceGetPowerUsage", scale=MILLI),
+    number("power_limit", "nvmlDeviceGetEnforcedPowerLimit", scale=MILLI,
            limit="enforced"),
-    number("mps_gpu_power_limit_watts", "nvmlDeviceGetPowerManagementLimit", scale=MILLI,
+    number("power_limit", "nvmlDeviceGetPowerManagementLimit", scale=MILLI,
            every=MINUTE, limit="requested"),
-    number("mps_gpu_power_limit_watts", "nvmlDeviceGetPowerManagementDefaultLimit", scale=MILLI,
+    number("power_limit", "nvmlDeviceGetPowerManagementDefaultLimit", scale=MILLI,
            every=MINUTE, limit="default"),
     Row("nvmlDeviceGetPowerManagementLimitConstraints", _power_limit_range, MINUTE),
-    number("mps_gpu_energy_joules_total", "nvmlDeviceGetTotalEnergyConsumption", scale=MILLI,
+    number("energy", "nvmlDeviceGetTotalEnergyConsumption", scale=MILLI,
            every=SLOW),
-    number("mps_gpu_temperature_celsius", "nvmlDeviceGetTemperature", 0, sensor="gpu"),
+    number("temperature", "nvmlDeviceGetTemperature", 0, sensor="gpu"),
     *(
-        number("mps_gpu_temperature_limit_celsius", "nvmlDeviceGetTemperatureThreshold", which,
+        number("temperature_limit", "nvmlDeviceGetTemperatureThreshold", which,
                every=HOUR, limit=name)
         for which, name in enumerate(TEMPERATURE_LIMITS)
     ),
     Row("nvmlDeviceGetFanSpeed_v2", _fans),
     # Clocks
     *(
-        number("mps_gpu_clock_hertz", "nvmlDeviceGetClockInfo", which, scale=MEGA, clock=name)
+        number("clock", "nvmlDeviceGetClockInfo", which, scale=MEGA, clock=name)
         for which, name in enumerate(CLOCKS)
     ),
     *(
-        number("mps_gpu_clock_max_hertz", "nvmlDeviceGetMaxClockInfo", which, scale=MEGA,
+        number("clock_max", "nvmlDeviceGetMaxClockInfo", which, scale=MEGA,
                every=HOUR, clock=name)
         for which, name in enumerate(CLOCKS)
     ),
@@ -355,28 +354,28 @@ ROWS: tuple[Row, ...] = (
     # Health
     *ECC_ROWS,
     # Links
-    number("mps_gpu_pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration", of="current"),
-    number("mps_gpu_pcie_link_generation", "nvmlDeviceGetMaxPcieLinkGeneration", every=HOUR,
+    number("pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration", of="current"),
+    number("pcie_link_generation", "nvmlDeviceGetMaxPcieLinkGeneration", every=HOUR,
            of="max"),
-    number("mps_gpu_pcie_link_width", "nvmlDeviceGetCurrPcieLinkWidth", of="current"),
-    number("mps_gpu_pcie_link_width", "nvmlDeviceGetMaxPcieLinkWidth", every=HOUR, of="max"),
+    number("pcie_link_width", "nvmlDeviceGetCurrPcieLinkWidth", of="current"),
+    number("pcie_link_width", "nvmlDeviceGetMaxPcieLinkWidth", every=HOUR, of="max"),
     Row("nvmlDeviceGetGpuFabricInfoV", _fabric, MINUTE),
     Row("nvmlDeviceGetGridLicensableFeatures_v4", _vgpu_licence, MINUTE),
 )  # fmt: skip
 """Asked one by one."""
 
 
-def _error(metric: str, field: int, kind: str, scope: int = 0) -> FieldRow:
-    return FieldRow(metric, field, labels=(("kind", kind),), scope=scope, every=MINUTE)
+def _error(quantity: str, field: int, kind: str, scope: int = 0) -> FieldRow:
+    return FieldRow(quantity, field, labels=(("kind", kind),), scope=scope, every=MINUTE)
 
 
 def _clock_event(field: int, reason: str, every: float = EACH) -> FieldRow:
     labels = (("reason", reason),)
-    return FieldRow("mps_gpu_clock_event_seconds_total", field, NANO, labels, every=every)
+    return FieldRow("clock_event_time", field, NANO, labels, every=every)
 
 
 FIELDS: tuple[FieldRow, ...] = (
-    FieldRow("mps_gpu_temperature_celsius", 82, labels=(("sensor", "memory"),)),
+    FieldRow("temperature", 82, labels=(("sensor", "memory"),)),
     _clock_event(74, "sw_power_cap"),
     _clock_event(75, "thermal", SLOW),
     _clock_event(76, "sync_boost"),
@@ -389,41 +388,41 @@ FIELDS: tuple[FieldRow, ...] = (
     _clock_event(270, "hw_thermal_slowdown", SLOW),
     _clock_event(271, "hw_power_brake_slowdown", SLOW),
     # Health
-    FieldRow("mps_gpu_retired_pages", 29, labels=(("cause", "multiple_single_bit_errors"),),
+    FieldRow("retired_pages", 29, labels=(("cause", "multiple_single_bit_errors"),),
              every=MINUTE),
-    FieldRow("mps_gpu_retired_pages", 30, labels=(("cause", "double_bit_error"),),
+    FieldRow("retired_pages", 30, labels=(("cause", "double_bit_error"),),
              every=MINUTE),
-    FieldRow("mps_gpu_retired_pages_pending", 31, every=MINUTE),
-    FieldRow("mps_gpu_remapped_rows", 142, labels=(("cause", "correctable_error"),),
+    FieldRow("retired_pages_pending", 31, every=MINUTE),
+    FieldRow("remapped_rows", 142, labels=(("cause", "correctable_error"),),
              every=MINUTE),
-    FieldRow("mps_gpu_remapped_rows", 143, labels=(("cause", "uncorrectable_error"),),
+    FieldRow("remapped_rows", 143, labels=(("cause", "uncorrectable_error"),),
              every=MINUTE),
-    FieldRow("mps_gpu_row_remap_pending", 144, every=MINUTE),
-    FieldRow("mps_gpu_row_remap_failure", 145, every=MINUTE),
-    FieldRow("mps_gpu_recovery_action", 230, states=RECOVERY_ACTIONS, every=SLOW),
+    FieldRow("row_remap_pending", 144, every=MINUTE),
+    FieldRow("row_remap_failure", 145, every=MINUTE),
+    FieldRow("recovery_action", 230, states=RECOVERY_ACTIONS, every=SLOW),
     # Links
-    FieldRow("mps_gpu_pcie_replays_total", 94, every=MINUTE),
-    _error("mps_gpu_pcie_errors_total", 169, "l0_to_recovery"),
-    _error("mps_gpu_pcie_errors_total", 173, "correctable"),
-    _error("mps_gpu_pcie_errors_total", 174, "nak_received"),
-    _error("mps_gpu_pcie_errors_total", 175, "receiver"),
-    _error("mps_gpu_pcie_errors_total", 176, "bad_tlp"),
-    _error("mps_gpu_pcie_errors_total", 177, "nak_sent"),
-    _error("mps_gpu_pcie_errors_total", 178, "bad_dllp"),
-    _error("mps_gpu_pcie_errors_total", 179, "non_fatal"),
-    _error("mps_gpu_pcie_errors_total", 180, "fatal"),
-    _error("mps_gpu_pcie_errors_total", 181, "unsupported_request"),
-    _error("mps_gpu_pcie_errors_total", 182, "lcrc"),
-    _error("mps_gpu_pcie_errors_total", 183, "lane"),
-    FieldRow("mps_gpu_nvlink_transmit_bytes_total", 138, KIBI, scope=ALL_LINKS,
+    FieldRow("pcie_replays", 94, every=MINUTE),
+    _error("pcie_errors", 169, "l0_to_recovery"),
+    _error("pcie_errors", 173, "correctable"),
+    _error("pcie_errors", 174, "nak_received"),
+    _error("pcie_errors", 175, "receiver"),
+    _error("pcie_errors", 176, "bad_tlp"),
+    _error("pcie_errors", 177, "nak_sent"),
+    _error("pcie_errors", 178, "bad_dllp"),
+    _error("pcie_errors", 179, "non_fatal"),
+    _error("pcie_errors", 180, "fatal"),
+    _error("pcie_errors", 181, "unsupported_request"),
+    _error("pcie_errors", 182, "lcrc"),
+    _error("pcie_errors", 183, "lane"),
+    FieldRow("nvlink_transmit_bytes", 138, KIBI, scope=ALL_LINKS,
              every=SLOW),
-    FieldRow("mps_gpu_nvlink_receive_bytes_total", 139, KIBI, scope=ALL_LINKS,
+    FieldRow("nvlink_receive_bytes", 139, KIBI, scope=ALL_LINKS,
              every=SLOW),
-    _error("mps_gpu_nvlink_errors_total", 38, "crc_flit"),
-    _error("mps_gpu_nvlink_errors_total", 45, "crc_data"),
-    _error("mps_gpu_nvlink_errors_total", 52, "replay"),
-    _error("mps_gpu_nvlink_errors_total", 59, "recovery"),
-    _error("mps_gpu_nvlink_errors_total", 160, "ecc_data"),
+    _error("nvlink_errors", 38, "crc_flit"),
+    _error("nvlink_errors", 45, "crc_data"),
+    _error("nvlink_errors", 52, "replay"),
+    _error("nvlink_errors", 59, "recovery"),
+    _error("nvlink_errors", 160, "ecc_data"),
 )  # fmt: skip
 """Asked together, one call for each cadence, and again only those that this GPU has."""
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LOST = Reading("mps_gpu_up", 0.0)
+LOST = Reading("up", 0.0)
 NOT_PLANNED = float("inf")
 
 SILENT_SECONDS = 5.0

@@ -79,9 +79,9 @@ class XidCounts:
 def _readings(xid: int, counted: XidCount, watched: bool) -> Iterator[Reading]:
     labels = (("xid", str(xid)),)
     if watched:
-        yield Reading("mps_gpu_xid_errors_total", counted.count, labels)
+        yield Reading("xid_errors", counted.count, labels)
     if counted.last_at is not None:
-        yield Reading("mps_gpu_last_xid_timestamp_seconds", counted.last_at, labels)
+        yield Reading("last_xid_at", counted.last_at, labels)
 
 
 class XidWatcher:

@@ -12,12 +12,13 @@ from exporter.observations import (
     GpuObservation,
     GpuProcess,
     NvmlObservation,
+    Observation,
     Outcome,
     ProcessFacts,
     ProcfsObservation,
 )
 from tests.support.mps_logs import EIGHT, script
-from tests.support.mps_script import HOLDER, client, pending, server_starts
+from tests.support.mps_script import HOLDER, arrives, client, pending, server_starts
 from tests.support.scripted_host import ScriptedHost, look
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
@@ -55,6 +56,76 @@ async def test_a_daemon_that_hangs_on_our_question_hangs_until_it_answers(
             host.hangs_on = "get_"  # a blocked daemon answers nothing
     first = states.index("unresponsive")
     assert set(states[first:]) == {"unresponsive"}
+
+
+STUCK = {
+    "a shutdown attempt without an outcome": pending("02:15.000", 300, 1003)
+    + "02:15.000 C630 Try shutting down server 110, backoff is disabled\n",
+    "a queued client and nothing more": pending("02:15.000", 300, 1003),
+    "a client sent to a server that says nothing": arrives("02:15.000", 300, 1001),
+}
+
+
+@pytest.mark.parametrize("lines", STUCK.values(), ids=STUCK.keys())
+async def test_a_wedge_shows_within_three_seconds_and_so_does_its_end(
+    host: ScriptedHost, lines: str
+) -> None:
+    collector = host.collector()
+    host.wall = EIGHT + 134.0
+    assert (await look(collector)).state == "answering"  # good for 25 s, were it not for the logs
+    host.passes(1.0)
+    wedged_at = host.wall
+    host.write(script(lines))
+    host.hangs_on = "get_"
+    host.passes(0.4)
+    assert (await look(collector)).state == "unresponsive"
+    assert host.wall - wedged_at <= 3.0
+    for _ in range(6):
+        host.passes(0.5)
+        assert (await look(collector)).state == "unresponsive"
+    host.hangs_on = ""
+    host.answers["servers"] = []
+    host.write(script("02:20.400 C630 Server 110 exited with status 0\n"))
+    host.passes(0.3)
+    assert host.wall < EIGHT + 140.4 + 1.0
+    assert (await look(collector)).state == "answering"
+
+
+ALIVE = {
+    "a shutdown attempt that is declined": STUCK["a shutdown attempt without an outcome"]
+    + "02:15.001 C630 Server 110 has 2 active worker threads. Server will not shutdown.\n"
+    "02:15.001 C630 Control will try shutting down server 110 again in at most 51200ms\n",
+    "a client that connects": arrives("02:15.000", 300, 1001)
+    + "02:15.001 S110 Client {PID: 300, Context ID: 0} connected\n",
+    "a client that connects in the same millisecond": arrives("02:15.000", 300, 1001)
+    + "02:15.000 S110 Client {PID: 300, Context ID: 0} connected\n",
+    "a daemon that drains": "02:14.900 C630 Cmd:quit\n"
+    "02:15.000 C630 Try shutting down server 110, backoff is disabled\n",
+}
+
+
+@pytest.mark.parametrize("lines", ALIVE.values(), ids=ALIVE.keys())
+async def test_what_a_daemon_normally_writes_does_not_make_it_look_stuck(
+    host: ScriptedHost, lines: str
+) -> None:
+    collector = host.collector()
+    await look(collector)
+    host.passes(15.0)
+    host.write(script(lines))
+    host.passes(3.0)
+    await collector.poll_logs()
+    (record,) = collector._daemons.values()
+    assert record.fold.silent_since is None
+
+
+async def test_a_stuck_daemon_that_answers_is_asked_once(host: ScriptedHost) -> None:
+    collector = host.collector()
+    host.write(script(STUCK["a queued client and nothing more"]))
+    host.passes(15.4)
+    for _ in range(5):
+        assert (await look(collector)).state == "answering"
+        host.passes(1.0)
+    assert [run[0] for run in host.runs].count("get_server_list") == 1
 
 
 async def test_two_scrapes_of_different_collectors_both_know_the_state(host: ScriptedHost) -> None:
@@ -131,6 +202,71 @@ async def test_what_stays_contradictory_is_asked_ever_more_seldom(host: Scripted
         host.passes(15)
         await look(collector)
     assert 1 <= host.server_questions - before <= 5
+
+
+# ---------------------------------------------------------------- between collections
+
+
+async def test_a_waiter_that_ends_between_two_scrapes_is_dead_within_two_seconds(
+    host: ScriptedHost,
+) -> None:
+    host.wall = EIGHT + 120.0
+    collector = host.collector()
+    await look(collector)
+    host.write(script(pending("02:01.000", 300, 1003)))
+    host.passes(2.0)
+    await collector.poll_logs()
+    await collector.watch_processes()
+    assert sorted(host.watched) == [110, 300, 630]
+    died_at = host.wall
+    host.ended_at[300] = died_at
+    while host.wall < died_at + 1.8:  # as follow() does it
+        host.passes(0.2)
+        await collector.poll_logs()
+        await collector.watch_processes()
+    (record,) = collector._daemons.values()
+    view = record.ledger.view(host.wall)
+    assert [(wait.pid, wait.dead) for wait in view.waits] == [(300, True)]
+    (incident,) = [one for one in view.incidents if one.kind == "wait_abandoned"]
+    assert (incident.at, incident.seconds) == (died_at, 1.0)
+    assert record.published_incidents >= 1
+    assert 300 not in host.watched
+
+
+async def test_a_daemon_that_ends_between_two_scrapes_is_gone(host: ScriptedHost) -> None:
+    seen: list[Observation] = []
+    collector = host.collector()
+    await look(collector)
+    collector.add_listener(seen.append)
+    host.passes(5.0)
+    died_at = host.wall
+    host.facts = replace(host.facts, process=None, servers=(), lock_holder_pid=None)
+    host.ended_at[630] = died_at
+    for _ in range(8):
+        host.passes(0.2)
+        await collector.poll_logs()
+        await collector.watch_processes()
+    (record,) = collector._daemons.values()
+    assert record.ledger.view(host.wall).daemon_ended_at == died_at
+    looks = [one for one in seen if isinstance(one, ProcfsObservation)]
+    assert looks[0].at == died_at  # a recording has it
+
+
+async def test_processes_of_another_pid_namespace_are_not_watched(host: ScriptedHost) -> None:
+    host.daemon = replace(host.daemon, pid=5630, namespace_pids=(5630, 630))
+    host.facts = replace(host.facts, process=host.daemon)
+    collector = host.collector()
+    await look(collector)
+    await collector.watch_processes()
+    assert host.watched == [5630]  # 110 may be anybody here
+
+
+async def test_without_the_process_collector_nobody_is_watched(host: ScriptedHost) -> None:
+    collector = host.collector(collector_process=False)
+    await look(collector)
+    host.watched = [1]
+    await collector.watch_processes()
+    assert host.watched == [1]
 
 
 # ---------------------------------------------------------------- beside others

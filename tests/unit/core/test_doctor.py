@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,22 +13,27 @@ from exporter.cli import main
 from exporter.doctor import exit_status, report
 from exporter.model import (
     Client,
+    ClientState,
     CollectorResult,
     ControlDaemon,
     Gpu,
     Incident,
+    PossibleUnfinishedWork,
     Server,
     Snapshot,
+    Wait,
 )
 from exporter.observations import (
     DaemonFacts,
     GpuObservation,
+    LogsObservation,
     LogState,
     ProcessFacts,
     Reading,
 )
 from exporter.sources.mps_control import cannot_run
-from tests.support.player import RECORDINGS
+from exporter.sources.recording import read
+from tests.support.player import RECORDINGS, Player
 
 PIPE = "/tmp/nvidia-mps"
 DAEMON = ProcessFacts(10, 1.0, 0, "root", "nvidia-cuda-mps-control", "S", 1, (10,))
@@ -69,16 +75,22 @@ def client(**more: object) -> ControlDaemon:
 
 UNREADABLE = LogState(PIPE, "control", "/l/control.log", readable=False, error="no permission")
 LARGE = LogState(PIPE, "control", "/l/control.log", readable=True, size_bytes=3 << 30)
-IDLE_SMS = (Reading("mps_gpu_utilization_ratio", 0.99), Reading("mps_gpu_sm_active_ratio", 0.13))
+IDLE_SMS = (Reading("gpu_utilization", 0.99), Reading("sm_activity", 0.13))
 BLIND = CollectorResult("nvml", success=False, duration_seconds=0.1, error="no library")
 NO_TOOL = cannot_run("nvidia-cuda-mps-control", FileNotFoundError())
+REFUSED = "get_server_list and 1 more: Cannot send command to MPS control daemon process"
 QUIT = Incident(at=0.5, kind="daemon_quit")
 NOWHERE = LogState(PIPE, "control", "", readable=False, error="nothing tells")
 GUESSED = DaemonFacts(PIPE, "/l", process=DAEMON, directories_assumed=True)
 PLACELESS = DaemonFacts(PIPE, "", process=DAEMON, log_directory_assumed=True)
 
+LEFT = PossibleUnfinishedWork(30, 1001, ended_at=5.0, seconds=0.195)
+
 MADE_UP = {
     "server_in_fault": Snapshot(1.0, daemons=(daemon(servers=(Server(20, state="FAULT"),)),)),
+    "possible_unfinished_work": Snapshot(
+        9.0, daemons=(daemon(servers=(Server(20, state="ACTIVE", possible_unfinished_work=LEFT),)),)
+    ),
     "percentage_ignored": Snapshot(1.0, daemons=(client(percentage_ignored="lots"),)),
     "memory_limit_ignored": Snapshot(1.0, daemons=(client(memory_limit_ignored="9=1G"),)),
     "environment_unreadable": Snapshot(1.0, daemons=(client(environment_readable=False),)),
@@ -97,6 +109,7 @@ MADE_UP = {
         1.0, daemons=(daemon(state="absent", pid=None, facts=None, incidents=(QUIT,)),)
     ),
     "daemon_refuses": Snapshot(1.0, daemons=(daemon(state="refused"),)),
+    "daemon_state_unknown": Snapshot(1.0, daemons=(daemon(state=None, error=REFUSED),)),
     "daemon_draining": Snapshot(1.0, daemons=(daemon(state="draining"),)),
     "server_starting_long": Snapshot(
         20.0,
@@ -127,6 +140,7 @@ RECORDED = {
     "queued_client_dead": ("wait-abandoned-sigkill", "4s"),
     "several_users_one_daemon": ("three-users", "2s"),
     "server_in_fault": ("fault-held", "6s"),
+    "client_stuck": ("fault-held", "6s"),
     "stranded_client": ("stranded", "2s"),
     "logs_unreadable": ("foreground", "4s"),
     "daemon_outside_host_pid_namespace": ("own-pid-namespace", "4s"),
@@ -164,6 +178,94 @@ def test_every_advice_is_tested() -> None:
     of_the_page = {name for name, advice in ADVICE.items() if advice.kind == "news"}
     of_the_page.add("web_configuration_unusable")
     assert MADE_UP.keys() | RECORDED.keys() == ADVICE.keys() - of_the_page
+
+
+DEAF = Server(
+    510, uid=1002, user="bob", state="ACTIVE", ghost=True, clients_connected=1,
+    clients=(Client(503, 510, uid=1002, state="connecting", state_since=1.0),),
+)  # fmt: skip
+HUNG_USER = Wait(503, 1002, since=1.0, behind_uid=1002)
+
+
+def test_of_a_deaf_server_every_remedy_ends_that_server() -> None:
+    waits = (HUNG_USER,)
+    host = Snapshot(25.0, daemons=(daemon(state="unresponsive", servers=(DEAF,), waits=waits),))
+    found = findings(host)
+    assert [one.advice.name for one in found] == [
+        "ghost_server", "daemon_unresponsive", "several_users_one_daemon",
+    ]  # fmt: skip
+    for one in found:
+        assert set(re.findall(r"kill -9 (\d+)", one.remedy)) == {"510"}
+    assert "process 503 cannot go on" in found[0].evidence
+    assert any("server 510  ghost  for bob" in line for line in report(host))
+    assert "Process 503 will get an error" in found[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("state", "seconds", "stuck"),
+    [
+        ("connecting", 1000.0, False),
+        ("creating_context", 29.0, False),
+        ("creating_context", 31.0, True),
+        ("active", 1000.0, False),
+        ("torn_down", 1.0, True),
+    ],
+)
+def test_a_client_that_cannot_use_the_gpu_and_stays(
+    state: ClientState, seconds: float, stuck: bool
+) -> None:
+    found = findings(Snapshot(1000.0, daemons=(client(state=state, state_since=1000.0 - seconds),)))
+    assert [one.advice.name for one in found] == (["client_stuck"] if stuck else [])
+    if stuck:
+        assert "process 30" in found[0].evidence
+        assert "kill 30" in found[0].remedy
+
+
+def test_in_a_fault_only_whom_it_hit_must_end() -> None:
+    clients = (Client(30, 20, state="torn_down", state_since=1.0), Client(31, 20, state="active"))
+    server = Server(20, state="FAULT", clients_connected=2, clients=clients)
+    (fault, _) = findings(Snapshot(9.0, daemons=(daemon(servers=(server,)),)))
+    assert "(kill 30)" in fault.remedy
+
+
+def stuck(process_state: str = "S", server_state: str = "S", *, ghost: bool = False) -> str:
+    server = ProcessFacts(952, 2.0, 1001, "ann", "nvidia-cuda-mps-server", server_state, 10)
+    control = replace(DAEMON, state=process_state)
+    host = daemon(
+        state="unresponsive",
+        facts=DaemonFacts(PIPE, "/l", process=control, servers=(server,)),
+        servers=(Server(952, state="ACTIVE", ghost=ghost),),
+    )
+    found = {one.advice.name: one for one in findings(Snapshot(1.0, daemons=(host,)))}
+    return found["daemon_unresponsive"].remedy
+
+
+def test_what_frees_a_daemon_names_the_process_and_spares_the_others() -> None:
+    assert stuck("T").endswith("let it go on (kill -CONT 10).")
+    assert stuck(server_state="T").endswith("let it go on (kill -CONT 952).")
+    assert "(kill -9 952)" in stuck(ghost=True)
+    assert "(kill -9 10 952)" in stuck()
+
+
+def test_only_the_daemons_of_this_gpu_are_named() -> None:
+    beside = replace(daemon(), pipe_directory="/tmp/of-another-gpu")
+    for lost in (process(1), process(1, CUDA_MPS_PIPE_DIRECTORY="/else")):
+        snapshot = Snapshot(1.0, gpus=(gpu(lost),), daemons=(daemon(), beside))
+        (finding,) = findings(snapshot)
+        assert PIPE in finding.remedy
+        assert "/tmp/of-another-gpu" not in finding.remedy
+
+
+async def test_a_kill_is_not_asked_for_when_the_log_shows_that_the_daemon_serves_again() -> None:
+    # The ghost 863 of daemon 826 is killed after 13.1 s. The recorder asked again after 20 s only.
+    player = Player(RECORDINGS / "wait-abandoned-sigkill.rec.gz")
+    begin = player.recording.header.started_at
+    for at, wanted in ((12.0, "kill -9 863"), (13.6, ""), (16.0, ""), (19.0, "")):
+        snapshot = (await player.to(begin + at)).snapshot
+        asked = [one.remedy for one in findings(snapshot) if "kill -9" in one.remedy]
+        assert all(wanted and wanted in remedy for remedy in asked)
+        assert bool(asked) is bool(wanted)
+        assert not any("826" in remedy for remedy in asked)
 
 
 def test_a_daemon_whose_logs_are_nowhere() -> None:
@@ -213,6 +315,40 @@ def test_a_healthy_host_gets_no_warning(capsys: pytest.CaptureFixture[str]) -> N
     text = capsys.readouterr().out
     assert "Findings: 1 info" in text  # the compute mode of the laboratory's machine
     assert "client" in text
+
+
+def test_nothing_is_called_well_that_was_not_seen() -> None:
+    """Without findings, too: a daemon that is not asked while others are, say."""
+    logs = tuple(replace(LARGE, log=log, size_bytes=1) for log in ("control", "server"))
+    seen = daemon(logs=logs, servers_count=0)
+    assert list(report(Snapshot(1.0, daemons=(seen,))))[-1] == "Nothing is wrong here."
+    unasked = Snapshot(1.0, daemons=(replace(seen, state=None),))
+    assert list(report(unasked))[-1] == (
+        "Nothing wrong was seen, but whether the daemon answers is not known."
+    )
+
+
+async def test_a_daemon_that_drains_is_not_refusing_without_its_logs() -> None:
+    """The real recording, read by somebody who may not read the logs."""
+    whole = read(RECORDINGS / "draining.rec.gz")
+    blind = tuple(one for one in whole.observations if not isinstance(one, LogsObservation))
+    player = Player(replace(whole, observations=blind))
+    metrics = await player.to(whole.header.started_at + 6)
+    (seen,) = metrics.snapshot.daemons
+    assert seen.state is None
+    assert metrics.value("mps_control_state") is None
+    assert "daemon_state_unknown" in names(metrics.snapshot)
+    assert "daemon_refuses" not in names(metrics.snapshot)
+
+
+def test_a_remedy_that_kills_says_what_it_may_not_have_seen() -> None:
+    hung = daemon(state="unresponsive")
+    (blind,) = findings(Snapshot(1.0, daemons=(hung,)))
+    assert "It may also be draining" in blind.remedy
+    (sure,) = findings(
+        Snapshot(1.0, daemons=(replace(hung, logs=(replace(LARGE, size_bytes=1),)),))
+    )
+    assert "draining" not in sure.remedy
 
 
 def test_what_could_not_be_seen_is_a_warning() -> None:

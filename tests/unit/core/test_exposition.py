@@ -22,8 +22,9 @@ from exporter.metrics.content_format import (
     Syntax,
 )
 from exporter.metrics.exposition import Encoder, encode, number
-from exporter.metrics.library_form import encode_metrics, to_metric
+from exporter.metrics.library_form import encode_metrics
 from exporter.metrics.spec import Family, HistogramValue, MetricSpec
+from tests.support.library_form import to_metric
 
 FORMATS = (TEXT_0_0_4, TEXT_1_0_0, OPENMETRICS_1_0_0, OPENMETRICS_0_0_1)
 SCHEMES = (Escaping.ALLOW_UTF8, Escaping.UNDERSCORES, Escaping.DOTS)

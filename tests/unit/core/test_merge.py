@@ -38,7 +38,15 @@ def probe(outcome: Outcome, *exchanges: Exchange) -> ControlObservation:
     return ControlObservation(1.0, PIPE, "probe", outcome, exchanges)
 
 
-RAN = Exchange(("get_server_list",), Outcome.REFUSED, return_code=1)
+RAN = Exchange(
+    ("get_server_list",), Outcome.REFUSED, return_code=1,
+    stderr="Cannot authenticate or connect to MPS control daemon process\n",
+)  # fmt: skip
+CANNOT_SEND = Exchange(
+    ("get_server_list",), Outcome.REFUSED, return_code=1,
+    stderr="Cannot send command to MPS control daemon process\n",
+)  # fmt: skip
+NOTHING = Exchange(("get_server_list",), Outcome.UNPARSABLE, return_code=0)
 NO_TOOL = Exchange(("get_server_list",), Outcome.ABSENT)
 
 
@@ -71,6 +79,18 @@ def test_why_a_daemon_is_up_or_not(
 ) -> None:
     view = LedgerView(at=1.0, quit_requested_at=0.5 if quitting else None)
     assert control_state(DaemonInputs(facts, said, view=view, hung=hung)) == state
+
+
+@pytest.mark.parametrize(
+    "said", [probe(Outcome.REFUSED, CANNOT_SEND), probe(Outcome.UNPARSABLE, NOTHING)]
+)
+def test_a_daemon_that_may_drain_is_refused_only_where_its_log_says_that_it_does_not(
+    said: ControlObservation,
+) -> None:
+    assert control_state(DaemonInputs(RUNNING, said)) is None
+    assert control_state(DaemonInputs(RUNNING, said, logs=READABLE)) == "refused"
+    quitting = LedgerView(at=1.0, quit_requested_at=0.5)
+    assert control_state(DaemonInputs(RUNNING, said, view=quitting, logs=READABLE)) == "draining"
 
 
 def gpu(
@@ -127,6 +147,28 @@ def snapshot(
         daemons=[inputs],
         clients_max=clients_max,
     )
+
+
+@pytest.mark.parametrize(
+    ("facts", "said", "served"),
+    [
+        (RUNNING, probe(Outcome.OK, RAN), (PIPE,)),
+        (RUNNING, None, (PIPE,)),
+        (GONE, None, ()),
+        (UNKNOWN, probe(Outcome.ABSENT, RAN), ()),
+    ],
+)
+def test_a_daemon_that_is_gone_serves_no_gpu(
+    facts: DaemonFacts, said: ControlObservation | None, served: tuple[str, ...]
+) -> None:
+    view = LedgerView(at=9.0, devices={0: "GPU-a"}, daemon_ended_at=None if served else 5.0)
+    found = merge(
+        taken_at=9.0,
+        gpus=NvmlObservation(9.0, Outcome.OK, gpus=(gpu(),)),
+        processes=None,
+        daemons=[DaemonInputs(facts, said, view=view, logs=READABLE, was_readable=True)],
+    )
+    assert found.gpus[0].served_by == served
 
 
 ALL = ((20, "compute", GIB), (30, "compute", GIB), (30, "mps", GIB))
@@ -204,6 +246,55 @@ def test_limits_are_the_lower_of_client_and_server() -> None:
     assert other.memory_limit_bytes == {"GPU-a": 3 * GIB}
     assert found.gpus[0].sm_committed_ratio == pytest.approx((32 + 132) / 132)
     assert found.gpus[0].client_memory_committed_bytes == 5 * GIB
+
+
+@pytest.mark.parametrize(
+    ("models", "environment", "limits", "ignored", "source"),
+    [
+        # Measured: the daemon's own order (its CUDA_VISIBLE_DEVICES is 1,0) does not count.
+        (("H200", "H200"), {}, {"GPU-a": GIB}, False, "server"),
+        (("H200", "H200"), {"CUDA_VISIBLE_DEVICES": "1"}, {"GPU-b": GIB}, False, "server"),
+        (("H200", "H200"), {"CUDA_VISIBLE_DEVICES": "GPU-b"}, {"GPU-b": GIB}, False, "server"),
+        # The driver's order of GPUs of different models cannot be seen.
+        (("H200", "L4"), {}, {}, False, "unknown"),
+        ((None, None), {}, {}, False, "unknown"),
+        (("H200", "H200"), {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "2=1G"}, {}, True, "server"),
+    ],
+)
+def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
+    models: tuple[str | None, str | None],
+    environment: dict[str, str],
+    limits: dict[str, int],
+    ignored: bool,
+    source: str,
+) -> None:
+    names = ("GPU-a", "GPU-b")
+    gpus = tuple(
+        replace(gpu(uuid=uuid), index=index, name=models[index]) for index, uuid in enumerate(names)
+    )
+    one = client_facts(30, **{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G", **environment})
+    on = names if "CUDA_VISIBLE_DEVICES" not in environment else ("GPU-b",)
+    session = ServerSession(
+        20, 1001, 2.0, 2.5, "ACTIVE", active_thread_ratio=1.0,
+        clients=(ClientSession(30, 20, 1001, 3.0, dict.fromkeys(on, 1)),),
+    )  # fmt: skip
+    devices = (Device(0, "GPU-b", "NVIDIA H200", "0"), Device(1, "GPU-a", "NVIDIA H200", "1"))
+    reply = ServerReply(20, "ACTIVE", 1.0, (30,), {}, devices, {})
+    facts = replace(RUNNING, servers=(SERVER,))
+    inputs = DaemonInputs(
+        facts, probe(Outcome.OK, RAN), ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0),
+        LedgerView(at=9.0, servers=(session,)), READABLE,
+    )  # fmt: skip
+    found = merge(
+        taken_at=9.0,
+        gpus=NvmlObservation(9.0, Outcome.OK, gpus=gpus),
+        processes=ProcfsObservation(9.0, (facts,), {20: SERVER, 30: one}),
+        daemons=[inputs],
+    )
+    (client,) = found.daemons[0].servers[0].clients
+    assert client.memory_limit_bytes == limits
+    assert (client.memory_limit_ignored is not None, client.limit_source) == (ignored, source)
+    assert client.active_thread_ratio == 1.0
 
 
 def test_limits_that_may_not_be_read_are_left_out_and_said_so() -> None:
@@ -318,3 +409,19 @@ def test_a_client_of_another_daemon_is_not_given_to_one_that_cannot_number_its_o
         for one in found.daemons
     }
     assert clients == {"/a": [0, 0], "/b": [900]}
+
+
+def test_the_gpus_of_a_server_keep_their_order() -> None:
+    names = tuple(f"GPU-{letter}" for letter in "hgfedcba")
+    devices = tuple(Device(n, name, "NVIDIA H200", "0") for n, name in enumerate(names))
+    reply = ServerReply(20, "ACTIVE", 1.0, (), {}, devices, {})
+    answers = ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0)
+    gpus = tuple(GpuObservation(n, name, compute_capability=(9, 0)) for n, name in enumerate(names))
+    merged = merge(
+        taken_at=9.0,
+        gpus=NvmlObservation(9.0, Outcome.OK, driver_version="580.159.04", gpus=gpus),
+        processes=None,
+        daemons=[DaemonInputs(RUNNING, probe=probe(Outcome.OK, RAN), answers=answers)],
+    )
+    (server,) = merged.daemons[0].servers
+    assert tuple(server.contexts_limit) == names

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exporter.metrics.gpu_readings import BY_QUANTITY
 from exporter.observations import (
     ControlObservation,
     DaemonFacts,
@@ -26,7 +27,10 @@ from exporter.observations import (
     ProcfsObservation,
     Reading,
 )
+from exporter.sources import recording_v1
 from exporter.sources.recording import Header, RecordingError, RecordingWriter, Tape, read
+from exporter.sources.recording_v1 import QUANTITIES
+from exporter.sources.replay import ReplayHost
 
 UUID = "GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893"
 HEADER = Header(
@@ -190,8 +194,12 @@ def zipped(text: str) -> bytes:
         pytest.param(zipped('{"format": "else"}\n'), "is no recording", id="else"),
         pytest.param(zipped("[1]\n"), "is not an object", id="list"),
         pytest.param(
-            zipped('{"format": "mps-exporter-recording", "version": 99}\n'), "version 99",
-            id="newer",
+            zipped('{"format": "mps-exporter-recording", "version": 99}\n'),
+            "version 99 of the format, this program reads versions 1 to 2", id="newer",
+        ),
+        pytest.param(
+            zipped('{"format": "mps-exporter-recording", "version": 2}\n'), "incomplete",
+            id="incomplete-2",
         ),
         pytest.param(
             zipped('{"format": "mps-exporter-recording", "version": 1}\n'), "incomplete",
@@ -207,6 +215,25 @@ def test_what_is_no_recording_is_refused_with_the_reason(
     path.write_bytes(content)
     with pytest.raises(RecordingError, match=reason):
         read(path)
+
+
+async def test_an_end_that_was_told_after_a_later_look_is_replayed_at_its_own_moment(
+    tmp_path: Path,
+) -> None:
+    looks = [
+        ProcfsObservation(1001.0, processes={7: ProcessFacts(7, 900.0)}),
+        ProcfsObservation(1003.0, gone=(7, 8)),
+        ProcfsObservation(1002.5, gone=(7,)),
+    ]
+    recording = read(written(tmp_path / "x", *looks))
+    clock = 0.0
+    host = ReplayHost(recording, clock=lambda: clock)
+    seen = []
+    for clock in (0.0, 2.0, 2.7, 3.0):
+        seen.append([one.at for one in await host.ended([7], [], 1.0)])
+        if clock == 2.7:
+            assert (await host.identify([7], 1.0)).gone == (7,)
+    assert seen == [[], [1001.0], [1002.5], [1003.0]]
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
@@ -280,6 +307,68 @@ def test_a_wrong_line_is_named(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"\n".join([lines[0], json.dumps(record).encode(), b""])))
     with pytest.raises(RecordingError, match="line 2 is no observation"):
         read(path)
+
+
+def by_hand(path: Path, version: int, *gpus: dict[str, object], **more: object) -> Path:
+    """A recording of one look at NVML, as it stands in a file."""
+    header = {
+        "format": "mps-exporter-recording", "version": version, "scenario": "", "machine": "",
+        "driver_version": "", "recorded_at": "", "started_at": 1000.0, "exporter_version": "0.1.0",
+        "anonymised": False, **more,
+    }  # fmt: skip
+    seen = {"at": 1001.0, "outcome": "ok", "gpus": gpus, **more}
+    lines = (header, {"kind": "nvml", "observation": seen, **more}, {"kind": "end", "at": 1001.0})
+    path.write_bytes(zipped("".join(f"{json.dumps(line)}\n" for line in lines)))
+    return path
+
+
+def readings_of(path: Path) -> tuple[Reading, ...]:
+    (seen,) = read(path).observations
+    assert isinstance(seen, NvmlObservation)
+    (gpu,) = seen.gpus
+    return gpu.readings
+
+
+def test_version_1_carried_the_names_of_metrics(tmp_path: Path) -> None:
+    action = "mps_gpu_recovery_action"
+    old = [
+        {"metric": "mps_gpu_power_watts", "value": 71.5},
+        {"metric": "mps_gpu_clock_hertz", "value": 1980000000.0, "labels": [["clock", "sm"]]},
+        {"metric": action, "value": 1.0, "labels": [[action, "none"]]},
+        {"metric": "mps_gpu_power_usage_watts", "value": 1.0},
+    ]
+    path = by_hand(tmp_path / "x", 1, {"index": 0, "uuid": UUID, "readings": old})
+    assert readings_of(path) == (
+        Reading("power", 71.5),
+        Reading("clock", 1.98e9, (("clock", "sm"),)),
+        Reading("recovery_action", 1.0, (("state", "none"),)),
+        Reading("mps_gpu_power_usage_watts", 1.0),  # of no version that ever was
+    )
+    assert read(path).header.version == 1
+
+
+def test_version_2_carries_quantities(tmp_path: Path) -> None:
+    new = [{"quantity": "clock", "value": 1980000000.0, "labels": [["clock", "sm"]]}]
+    path = by_hand(tmp_path / "x", 2, {"index": 0, "uuid": UUID, "readings": new})
+    assert readings_of(path) == (Reading("clock", 1.98e9, (("clock", "sm"),)),)
+    seen = read(path).observations
+    written(tmp_path / "again", *seen)
+    assert gzip.decompress((tmp_path / "again").read_bytes()).count(b'"quantity":"clock"') == 1
+    assert read(tmp_path / "again").observations == seen
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_fields_that_a_later_program_adds_are_left_out(tmp_path: Path, version: int) -> None:
+    gpu = {"index": 0, "uuid": UUID, "coolant": "water"}
+    path = by_hand(tmp_path / "x", version, gpu, weather="fine")
+    (seen,) = read(path).observations
+    assert seen == NvmlObservation(1001.0, Outcome.OK, gpus=(GpuObservation(0, UUID),))
+
+
+def test_what_version_1_carried_has_a_metric() -> None:
+    assert set(QUANTITIES.values()) <= BY_QUANTITY.keys()
+    for metric, quantity in QUANTITIES.items():
+        assert (BY_QUANTITY[quantity].kind == "stateset") == (metric in recording_v1.STATES)
 
 
 def test_a_recording_that_ends_early_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -71,10 +71,38 @@ def test_known_causes_start_at_zero() -> None:
     found = families(Snapshot(taken_at=1.0, daemons=(daemon,), gpu_indexes={"GPU-a": "0"}))
     assert dict(found["mps_server_exits_total"].samples) == {
         ("/p", "requested"): 0, ("/p", "crashed"): 0,
-        ("/p", "start_failed"): 0, ("/p", "daemon_died"): 0,
+        ("/p", "start_failed"): 0, ("/p", "daemon_died"): 0, ("/p", "ghost_ended"): 0,
     }  # fmt: skip
     assert dict(found["mps_server_faults_total"].samples) == {("/p", "0", "GPU-a"): 0}
     assert found.keys().isdisjoint({"mps_server_last_exit_timestamp_seconds"})
+
+
+def test_each_client_has_one_state_and_since_when_unless_it_is_active() -> None:
+    clients = (
+        Client(30, 20, uid=1001, state="active", state_since=1.0),
+        Client(31, 20, uid=1001, state="creating_context", state_since=2.0),
+        Client(32, 20, uid=1001),
+        Client(503, 20, uid=1002, state="connecting", state_since=3.0),
+    )
+    waits = (
+        Wait(40, 1002, 4.0, 1001), Wait(41, 1002, 5.0, 1001, dead=True), Wait(0, 1002, 6.0, 1001),
+        Wait(503, 1002, 7.0, 1002),
+    )  # fmt: skip
+    server = Server(20, uid=1001, clients=clients)
+    daemon = ControlDaemon("/p", "/l", "answering", servers=(server,), waits=waits)
+    found = families(Snapshot(taken_at=9.0, daemons=(daemon,)))
+    assert [labels[1:] for labels, _ in found["mps_client_state"].samples] == [
+        ("20", "30", "1001", "active"),
+        ("20", "31", "1001", "creating_context"),
+        ("20", "503", "1002", "connecting"),
+        ("", "40", "1002", "waiting"),
+    ]
+    since = found["mps_client_state_since_timestamp_seconds"].samples
+    assert [(labels[2], value) for labels, value in since] == [
+        ("31", 2.0),
+        ("503", 3.0),
+        ("40", 4.0),
+    ]
 
 
 def test_a_user_who_has_waited_keeps_a_zero() -> None:

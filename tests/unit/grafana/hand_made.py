@@ -35,24 +35,24 @@ def _readings(seconds: float) -> tuple[Reading, ...]:
     """Counters that grow by the second, and states of a GPU that has had its day."""
     grown = float(int(seconds))
     return (
-        Reading("mps_gpu_up", 1.0),
-        Reading("mps_gpu_recovery_action", 1.0, (("mps_gpu_recovery_action", "gpu_reset"),)),
-        Reading("mps_gpu_row_remap_failure", 1.0),
-        Reading("mps_gpu_row_remap_pending", 1.0),
-        Reading("mps_gpu_remapped_rows", 8.0, (("cause", "uncorrectable"),)),
+        Reading("up", 1.0),
+        Reading("recovery_action", 1.0, (("state", "gpu_reset"),)),
+        Reading("row_remap_failure", 1.0),
+        Reading("row_remap_pending", 1.0),
+        Reading("remapped_rows", 8.0, (("cause", "uncorrectable"),)),
         Reading(
-            "mps_gpu_ecc_errors_total",
+            "ecc_errors",
             grown,
             (("kind", "uncorrected"), ("scope", "volatile"), ("location", "dram")),
         ),
-        Reading("mps_gpu_xid_errors_total", grown, (("xid", "48"),)),
-        Reading("mps_gpu_pcie_replays_total", grown),
-        Reading("mps_gpu_pcie_errors_total", grown, (("kind", "bad_tlp"),)),
-        Reading("mps_gpu_nvlink_errors_total", grown, (("kind", "crc"),)),
-        Reading("mps_gpu_nvlink_receive_bytes_total", grown * 1e9),
-        Reading("mps_gpu_nvlink_transmit_bytes_total", grown * 2e9),
-        Reading("mps_gpu_memory_used_bytes", 60e9),
-        Reading("mps_gpu_memory_total_bytes", 80e9),
+        Reading("xid_errors", grown, (("xid", "48"),)),
+        Reading("pcie_replays", grown),
+        Reading("pcie_errors", grown, (("kind", "bad_tlp"),)),
+        Reading("nvlink_errors", grown, (("kind", "crc"),)),
+        Reading("nvlink_receive_bytes", grown * 1e9),
+        Reading("nvlink_transmit_bytes", grown * 2e9),
+        Reading("memory_used", 60e9),
+        Reading("memory_total", 80e9),
     )
 
 
@@ -84,8 +84,9 @@ def snapshot(seconds: float, began: float) -> Snapshot:
         logs=(LogState("/run/mps", "control", "control.log", readable=True, size_bytes=2**31),),
         counters=LedgerCounters(
             server_last_exit_at={"crashed": began + seconds - 100},
-            losses={(1001, "own_fault"): grown, (1002, "neighbour_fault"): grown},
+            losses={(1001, "own_fault"): grown, (1002, "unfinished_work"): grown},
             overtakes={1001: grown},
+            unfinished_exits={1001: grown},
             log_lines={"control": 20 * grown, "server": 10 * grown},
             unrecognized_lines={"control": grown},
             query_lines=4 * grown,
@@ -97,9 +98,7 @@ def snapshot(seconds: float, began: float) -> Snapshot:
         index="0",
         uuid=UUID,
     )
-    lost = Gpu(
-        GpuObservation(1, LOST, readings=(Reading("mps_gpu_up", 0.0),), lost=True), "1", LOST
-    )
+    lost = Gpu(GpuObservation(1, LOST, readings=(Reading("up", 0.0),), lost=True), "1", LOST)
     failing = CollectorResult("control", success=False, duration_seconds=2.0, timed_out=True)
     return Snapshot(
         taken_at=time.time(),

@@ -51,10 +51,51 @@ def test_the_client_on_the_other_gpu_survives() -> None:
     assert recovered.seconds == 0.026
 
 
+BOTH_RESET = FAULT.replace(
+    "        00:06.768 S1909 1\n", "        00:06.768 S1909 0\n00:06.768 S1909 1\n"
+).replace(
+    "    00:06.768 S1909 All clients belonging to error trigging process 1905",
+    "    00:06.768 S1909 Client {PID: 1903, Context ID: 1} on device 0 to be torn down\n"
+    "    00:06.768 S1909 All clients belonging to error trigging process 1905",
+)
+
+
+def test_a_fault_counts_on_the_gpu_that_it_hit_whatever_else_is_reset() -> None:
+    recovered = RECOVERY + RECOVERY.replace("device 1", "device 0").replace(".794", ".799")
+    view = read(script(TWO_GPUS + BOTH_RESET + recovered))
+    found = summary(view.counters)
+    assert found["faults"] == {GPU_TWO: 1}
+    assert found["recoveries"] == [1, 0.031]  # with the last GPU
+    incidents = {i.kind: i.gpu_uuids for i in view.incidents if i.kind.startswith("fault")}
+    assert incidents == {"fault": (GPU_TWO,), "fault_recovered": (GPU_TWO,)}
+
+
+def test_two_clients_blamed_on_two_gpus_are_a_fault_on_each() -> None:
+    second = "    00:06.768 S1909 Client {PID: 1903, Context: 1} encountered a fatal GPU error.\n"
+    view = read(script(TWO_GPUS + second + BOTH_RESET))
+    assert summary(view.counters)["faults"] == {GPU: 1, GPU_TWO: 1}
+
+
+@pytest.mark.parametrize("anonymous", ["blamed", "nobody"])
+def test_a_fault_of_which_nobody_can_tell_the_gpu_counts_on_none(anonymous: str) -> None:
+    text = BOTH_RESET
+    for pid in ("1903", "1904", "1905"):
+        text = text.replace(f"PID: {pid}", "PID: 0")
+    if anonymous == "nobody":
+        text = "".join(f"{line}\n" for line in text.splitlines() if "encountered" not in line)
+    view = read(script(TWO_GPUS + text + RECOVERY))
+    assert summary(view.counters)["faults"] == {"": 1}
+    assert [i.gpu_uuids for i in view.incidents if i.kind == "fault"] == [()]
+
+
 def test_a_culprit_that_stays_keeps_the_server_in_fault() -> None:
     fold = start(script(TWO_GPUS + FAULT + leaves("00:06.790", 1904, 1909)))
     (server,) = fold.ledger.view(0.0).servers
     assert (server.state, server.fault_since) == ("FAULT", at("00:06.768"))
+    assert [(c.pid, c.state, c.state_since) for c in server.clients] == [
+        (1903, "active", at("00:01.3")),
+        (1905, "torn_down", at("00:06.768")),
+    ]
     more(
         fold,
         arrives("00:08.000", 591, 1001)
@@ -134,7 +175,7 @@ def test_the_wording_of_2022_names_no_culprit() -> None:
     )
     view = read(script(text))
     found = summary(view.counters)
-    assert found["faults"] == {"": 2}
+    assert found["faults"] == {"": 1}  # on one of the two: nobody is blamed
     assert found["losses"] == {"1001 own_fault": 1, "1001 neighbour_fault": 1}
     assert found["recoveries"] == [1, 0.6]
     assert view.counters.unrecognized_lines == {"control": 0, "server": 0}
@@ -213,6 +254,22 @@ def test_a_refusal_is_counted_once_however_many_lines_tell_of_it(
     twice = text + "".join(f"00:03.500 S110 {line}\n" for line in lines)
     assert summary(read(script(twice)).counters)["rejections"] == {f"1001 {cause}": 2}
     assert view.servers[0].client_limit == (48 if "(48)" in lines[0] else None)
+
+
+def test_who_is_refused_for_the_context_limit_had_no_session() -> None:
+    text = HOLDER
+    for pid in (101, 102):
+        text += f"00:02.000 S110 Client {{PID: {pid}, Context ID: 0}} connected\n"
+    for pid in (101, 102):
+        text += f"00:03.000 S110 Client {{PID: {pid}, Context ID: 1}} connected\n"
+    text += "00:03.000 S110 Status of client {PID: 101, Context ID: 1} is ACTIVE\n"
+    text += "00:03.000 S110 Failed to accept new client. Maximum number of clients (48) reached.\n"
+    text += "00:03.000 S110 Client process 102 disconnected\n" * 2
+    text += leaves("00:04.000", 101, 110) + leaves("00:05.000", 100, 110)
+    found = summary(read(script(text)).counters)
+    assert found["sessions"] == {"1001": [2, pytest.approx(2.0 + 3.8)]}
+    assert found["connections"] == found["disconnections"] == {"1001": 3}
+    assert found["rejections"] == {"1001 context_limit": 1}
 
 
 def test_an_error_nobody_knows_is_no_known_refusal() -> None:

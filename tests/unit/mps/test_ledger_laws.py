@@ -61,6 +61,8 @@ SERVER = st.one_of(
     shaped("Client {{PID: {pid}, Context ID: {context}}} exiting. "
            "Number of active client contexts is 0."),
     shaped("Client process {pid} disconnected"),
+    shaped("Server failed to recevie command with status 806, assuming client "
+           "{{PID: {pid}, Context ID: {context}}} exit"),
     shaped("Client {{PID: {pid}, Context: {context}}} encountered a fatal GPU error."),
     shaped("Client {{PID: {pid}, Context ID: {context}}} on device {context} to be torn down"),
     shaped("Server teardown in progress. Refusing to accept new client "

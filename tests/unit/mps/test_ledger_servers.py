@@ -136,6 +136,7 @@ def test_a_daemon_that_proc_no_longer_shows_died_once_the_log_is_read_so_far() -
     fold.ledger.settle(at("00:06"))
     view = fold.ledger.view(0.0)
     assert view.daemon_died
+    assert view.daemon_ended_at == at("00:05")  # when it went, not when that was certain
     assert view.servers == ()
     assert summary(view.counters)["server_exits"] == {"daemon_died": 1}
     again = DAEMON.replace("00:00.000 C630", "00:09.000 C700")
@@ -419,8 +420,9 @@ def test_a_server_that_proc_misses_while_control_log_is_unreadable() -> None:
     fold = start(Logs(b"", script(text).server), readable=SERVER_ONLY)
     fold.ledger.witness(at("00:05"), lambda pid, _at: pid != 110, daemon=True)
     fold.ledger.settle(at("00:07"))
-    found = summary(fold.ledger.view(0.0).counters)
-    assert found["server_exits"] == {"crashed": 1}
+    counters = fold.ledger.view(0.0).counters
+    assert summary(counters)["server_exits"] == {"crashed": 1}
+    assert counters.server_last_exit_at == {"crashed": at("00:05")}
 
 
 def test_without_any_log_nothing_is_counted_but_the_state_is_shown() -> None:

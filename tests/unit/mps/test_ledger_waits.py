@@ -146,6 +146,23 @@ def look(fold: Fold, time: str, dead: set[int], *, daemon: bool | None = None) -
     return fold.ledger.view(now + 2.0)
 
 
+def test_a_waiters_end_has_the_earliest_time_at_which_it_was_missed() -> None:
+    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    for time in ("00:10", "00:09.300", "00:11"):  # a descriptor tells it after a look has
+        fold.ledger.witness(at(time), lambda pid, _at: pid != 200)
+    fold.ledger.settle(at("00:12"))
+    (incident,) = [i for i in fold.ledger.view(0.0).incidents if i.kind == "wait_abandoned"]
+    assert (incident.at, incident.seconds) == (at("00:09.300"), 7.3)
+
+
+def test_those_are_watched_of_whose_end_no_log_tells() -> None:
+    fold = start(script(GHOST + pending("00:06.000", 300, 1003) + pending("00:06.000", 0, 1004)))
+    assert {pid for pid in fold.ledger.watched() if pid} == {461, 200, 300}
+    look(fold, "00:10", {200, 300})
+    assert {pid for pid in fold.ledger.watched() if pid} == {461}
+    assert set(start(script(HOLDER)).ledger.watched()) == {110}  # connected clients: server.log
+
+
 def test_a_dead_waiter_stays_in_the_queue_and_is_abandoned_once() -> None:
     fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
     view = look(fold, "00:10", {200})
@@ -197,12 +214,128 @@ def test_a_ghost_is_a_server_for_somebody_who_is_dead() -> None:
     assert kinds.count("ghost") == 1
 
 
+def test_a_ghost_whose_process_is_gone_is_not_to_be_killed() -> None:
+    fold = start(script(GHOST + "00:05.300 S461 User did not send valid credentials\n"))
+    fold.ledger.settle(at("00:30"))
+    fold.ledger.witness(at("00:31"), lambda pid, _at: pid != 461)
+    (server,) = fold.ledger.view(0.0).servers
+    assert not server.ghost
+    more(fold, "00:31.000 C630 Server 461 exited with status 0\n")
+    assert summary(fold.ledger.view(0.0).counters)["server_exits"]["ghost_ended"] == 1
+
+
 def test_a_ghost_says_so_itself_where_proc_cannot_tell() -> None:
     text = GHOST + "00:05.300 S461 User did not send valid credentials\n"
     fold = start(script(text))
     fold.ledger.settle(at("00:30"))
     (server,) = fold.ledger.view(0.0).servers
     assert server.ghost
+
+
+DEAF = (
+    HOLDER
+    + pending("00:02.000", 200, 1002)
+    + pending("00:03.000", 201, 1002)
+    + leaves("00:04.000", 100, 110)
+    + server_ends("00:05.000", 110)
+    + server_starts("00:05.000", "00:05.300", 461, 1002)
+    + """
+        00:05.301 S461 Client {PID: 201, Context ID: 0} connected
+        00:05.301 S461 User did not send valid credentials
+    """
+)
+"""The same user tries again after 200 has died: the server is deaf, 201 never has a context."""
+
+
+def test_a_ghost_stays_one_whatever_connects() -> None:
+    text = DEAF + "00:09.000 S461 Client {PID: 202, Context ID: 0} connected\n"
+    fold = start(script(text))
+    view = look(fold, "00:20", {200})
+    (server,) = view.servers
+    assert (server.ghost, [client.state for client in server.clients]) == (True, ["connecting"] * 2)
+    assert waiting(view) == [(201, 1002, at("00:03"), 1002, False)]
+    assert (view.counters.waits, view.counters.handovers) == ({}, 0)
+    (incident,) = [i for i in view.incidents if i.kind == "ghost"]
+    assert incident.pids == (200,)
+
+
+def test_a_ghost_needs_no_control_log_and_no_names() -> None:
+    text = "00:01.000 S461 Received new client request\n"
+    text += "00:01.001 S461 User did not send valid credentials\n"
+    logs = Logs(b"", script(text).server)
+    (server,) = start(logs, readable=("server",)).ledger.view(0.0).servers
+    assert server.ghost
+
+
+def test_a_server_that_gives_somebody_a_context_after_all_is_no_ghost() -> None:
+    active = """
+        00:07.000 S461 Client {PID: 201, Context ID: 1} connected
+        00:07.000 S461 Status of client {PID: 201, Context ID: 1} is ACTIVE
+    """
+    view = read(script(DEAF + active))
+    assert (view.servers[0].ghost, view.waits) == (False, ())
+    assert summary(view.counters)["waits"] == {"1002": [1, pytest.approx(2.3)]}
+
+
+def test_a_wait_is_served_once_there_is_a_context() -> None:
+    text = HOLDER + pending("00:02.000", 200, 1002) + server_ends("00:05.000", 110)
+    text += server_starts("00:05.000", "00:05.300", 210, 1002)
+    text += "00:05.300 S210 Client {PID: 200, Context ID: 0} connected\n"
+    view = read(script(text))
+    assert (view.waits, view.counters.waits, view.counters.handovers) == ((), {}, 0)
+    late = text + "00:25.000 S210 Client {PID: 200, Context ID: 1} connected\n"
+    assert read(script(late)).counters.waits == {}
+    late += "00:25.000 S210 Status of client {PID: 200, Context ID: 1} is ACTIVE\n"
+    found = summary(read(script(late)).counters)
+    assert (found["waits"], found["handovers"]) == ({"1002": [1, 3.3]}, 1)  # until it was ready
+    gone = read(script(text + "00:25.000 S210 Client process 200 disconnected\n"))
+    assert (gone.counters.waits, gone.counters.waits_abandoned) == ({}, {1002: 1})
+    (incident,) = [i for i in gone.incidents if i.kind == "wait_abandoned"]
+    assert (incident.detail, incident.seconds) == ("no_context", 23.0)
+
+
+def test_the_lines_of_a_context_may_come_in_any_order() -> None:
+    text = (
+        HOLDER
+        + """
+        00:03.000 S110 Client {PID: 101, Context ID: 0} connected
+        00:03.000 S110 Status of client {PID: 101, Context ID: 1} is ACTIVE
+        00:03.000 S110 Client {PID: 101, Context ID: 1} connected
+    """
+    )
+    (server,) = read(script(text)).servers
+    assert [(c.pid, c.state, c.state_since) for c in server.clients] == [
+        (100, "active", at("00:01.2")),
+        (101, "active", at("00:03")),
+    ]
+
+
+def test_what_a_client_is_doing() -> None:
+    text = HOLDER + "00:03.000 S110 Client {PID: 101, Context ID: 0} connected\n"
+    made = "00:04.000 S110 Client {PID: 101, Context ID: 1} connected\n"
+    active = "00:05.000 S110 Status of client {PID: 101, Context ID: 1} is ACTIVE\n"
+    second = "00:06.000 S110 Client {PID: 101, Context ID: 2} connected\n"
+    closed = "".join(
+        f"00:07.000 S110 Client {{PID: 101, Context ID: {context}}} exiting. "
+        "Number of active client contexts is 1.\n"
+        for context in (1, 2)
+    )
+
+    def state(*parts: str) -> tuple[str | None, float | None]:
+        client = read(script(text + "".join(parts))).servers[0].clients[1]
+        return client.state, client.state_since
+
+    assert state() == ("connecting", at("00:03"))
+    assert state(made) == ("creating_context", at("00:04"))
+    assert state(made, active) == ("active", at("00:05"))
+    assert state(made, active, second) == ("creating_context", at("00:06"))
+    assert state(made, active, second, closed) == ("active", at("00:05"))
+
+
+def test_without_server_log_nobody_can_say_what_a_client_is_doing() -> None:
+    logs = Logs(script(HOLDER).control, b"")
+    (client,) = start(logs, readable=("control",)).ledger.view(0.0).servers[0].clients
+    assert (client.state, client.state_since) == (None, None)
 
 
 def test_a_server_whose_client_is_only_slow_is_no_ghost() -> None:
@@ -230,8 +363,11 @@ def test_the_client_that_hangs_on_a_ghost_waits_and_the_ghosts_kill_heals() -> N
     text += server_starts("00:50.001", "00:50.200", 504, 1003) + client("00:50.200", 300, 504)
     more(fold, text)
     found = summary(fold.ledger.view(0.0).counters)
-    assert found["server_exits"] == {"requested": 1, "crashed": 1}
+    assert found["server_exits"] == {"requested": 1, "ghost_ended": 1}
     assert "losses" not in found
+    kinds = [incident.kind for incident in fold.ledger.view(0.0).incidents]
+    assert kinds[-2:] == ["ghost_ended", "wait_served"]
+    assert "server_crashed" not in kinds
     assert found["waits"] == {"1003": [1, 20.2]}
     assert found["handovers"] == 1
 

@@ -5,22 +5,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.mps.limits import (
+    DaemonGpus,
+    MemoryLimits,
     ThreadLimit,
+    client_memory_limits,
     context_limit,
     effective_ratio,
-    names_missing_device,
     parse_active_thread_percentage,
     parse_client_priority,
     parse_memory,
     parse_pinned_memory_limit,
-    pinned_memory_limit_of,
     sm_limit,
+    visible_gpus,
 )
 
 GIB = 1 << 30
 MIB = 1 << 20
 HOPPER = (9, 0)
 UUID = "GPU-cd18ce24-f68b-0d05-0661-2061f87bf9c3"
+ONE = DaemonGpus(frozenset({UUID}), complete=True, order=(UUID,))
 
 # What clients read from CUDA on an H200 (132 SMs, driver 580) with this percentage.
 MEASURED = {
@@ -136,7 +139,8 @@ def test_the_lower_of_client_and_server_counts() -> None:
     ],
 )
 def test_memory_limits_as_measured(text: str | None, limit: int | None) -> None:
-    assert pinned_memory_limit_of(parse_pinned_memory_limit(text), 0, UUID) == limit
+    found = client_memory_limits(text, (UUID,), [UUID], ONE).bytes_by_uuid
+    assert found == ({} if limit is None else {UUID: limit})
 
 
 @pytest.mark.parametrize(
@@ -148,10 +152,117 @@ def test_memory_limits_as_measured(text: str | None, limit: int | None) -> None:
         ("1=1G", True),
         ("0=1G,1=1G", True),
         ("1=1G,0=1G", True),
+        ("GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893=1G", True),
     ],
 )
 def test_a_missing_device_voids_the_limits_of_all(text: str, ignored: bool) -> None:
-    assert names_missing_device(parse_pinned_memory_limit(text), {0: UUID}) is ignored
+    found = client_memory_limits(text, (UUID,), [UUID], ONE)
+    assert found.ignored is ignored
+    assert not ignored or found.bytes_by_uuid == {}
+
+
+A, B = "GPU-aaaa1111-2222-3333-4444-555566667777", "GPU-abbb1111-2222-3333-4444-555566667777"
+BOTH = DaemonGpus(frozenset({A, B}), complete=True, order=(A, B))
+ONLY_B = DaemonGpus(frozenset({B}), complete=True, order=(B,))
+MIXED = DaemonGpus(frozenset({A, B}), complete=True)
+PARTLY = DaemonGpus(frozenset({A}))
+IGNORED = MemoryLimits(ignored=True)
+UNKNOWN = MemoryLimits(None)
+
+
+def limited(**gpus: int) -> MemoryLimits:
+    return MemoryLimits({{"a": A, "b": B}[name]: size * GIB for name, size in gpus.items()})
+
+
+# Two H200, driver 580: a daemon with both GPUs (in whatever order it lists them itself), a client
+# with this CUDA_VISIBLE_DEVICES and this limit.
+@pytest.mark.parametrize(
+    ("visible", "text", "expected"),
+    [
+        # Measured:
+        (None, "0=1G", limited(a=1)),
+        ("1", "0=1G", limited(b=1)),
+        ("1", "1=1G", IGNORED),
+        ("1,0", "0=1G", limited(b=1)),
+        (None, f"{B}=1G", limited(b=1)),
+        # It follows from the rule:
+        (None, "1=1G", limited(b=1)),
+        (None, "0=1G,1=2G", limited(a=1, b=2)),
+        (None, "2=1G", IGNORED),
+        ("0", "0=1G", limited(a=1)),
+        ("0", "1=1G", IGNORED),
+        ("0,1", "1=1G", limited(b=1)),
+        ("1,0", "1=1G", limited(a=1)),
+        ("1,0", "0=1G,1=2G", limited(b=1, a=2)),
+        ("1,0", f"0=2G,{B}=1G", limited(b=1)),
+        ("1,0", "2=1G", IGNORED),
+        (A, "0=1G", limited(a=1)),
+        (B, "0=1G", limited(b=1)),
+        (B[:8], "0=1G", limited(b=1)),
+        (f"{B},{A}", "0=1G", limited(b=1)),
+        (B, "1=1G", IGNORED),
+        ("1", f"{B}=1G", limited(b=1)),
+        ("1,0", f"{A[:9]}=1G", limited(a=1)),
+        # CUDA's documentation: the first entry that names no device ends the list.
+        ("0,-1,1", "1=1G", IGNORED),
+        ("0,7,1", "1=1G", IGNORED),
+        ("1,NoDevFiles", "0=1G", limited(b=1)),
+        (f"{B},GPU-cccc", "1=1G", IGNORED),
+        # Nobody measured it:
+        (f"1,{A}", "0=1G", UNKNOWN),
+        ("1,1", "0=1G", UNKNOWN),
+        ("GPU-a", "0=1G", UNKNOWN),
+        ("MIG-5a1f0b4c", "0=1G", UNKNOWN),
+        (" 1", "0=1G", UNKNOWN),
+        ("1", f"{A}=1G", UNKNOWN),
+        (None, "GPU-a=1G", UNKNOWN),
+        ("1,1", "", limited()),
+    ],
+)
+def test_an_ordinal_counts_among_the_gpus_that_the_client_sees(
+    visible: str | None, text: str, expected: MemoryLimits
+) -> None:
+    assert client_memory_limits(text, visible_gpus(visible, BOTH), (), BOTH) == expected
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "text", "expected"),
+    [
+        # The daemon has only the second GPU: it is the client's first.
+        (ONLY_B, None, "0=1G", limited(b=1)),
+        (ONLY_B, "0", "0=1G", limited(b=1)),
+        (ONLY_B, None, "1=1G", IGNORED),
+        (ONLY_B, None, f"{A}=1G", IGNORED),
+        # GPUs of different models: the driver's order cannot be seen. UUIDs need none.
+        (MIXED, None, "0=1G", UNKNOWN),
+        (MIXED, "1", "0=1G", UNKNOWN),
+        (MIXED, B, "0=1G", limited(b=1)),
+        (MIXED, B, f"{B}=1G", limited(b=1)),
+        (MIXED, None, f"{A}=1G", UNKNOWN),
+        # Not all GPUs of the daemon are known.
+        (PARTLY, None, "0=1G", UNKNOWN),
+        (PARTLY, None, f"{B}=1G", UNKNOWN),
+    ],
+)
+def test_what_is_not_known_of_the_daemon_s_gpus_gives_no_limit(
+    gpus: DaemonGpus, visible: str | None, text: str, expected: MemoryLimits
+) -> None:
+    assert client_memory_limits(text, visible_gpus(visible, gpus), (), gpus) == expected
+
+
+def test_a_context_on_a_gpu_proves_that_the_client_sees_it() -> None:
+    assert client_memory_limits(f"{A}=1G", None, [A], MIXED) == limited(a=1)
+    # Its environment at the start says otherwise: the program has changed it since.
+    assert client_memory_limits("0=1G", visible_gpus("1", BOTH), [A], BOTH) == UNKNOWN
+    assert client_memory_limits("0=1G", visible_gpus("", BOTH), [A], BOTH) == UNKNOWN
+
+
+@given(st.text() | st.none(), st.text())
+def test_any_text_of_devices_is_a_list_or_none(visible: str | None, text: str) -> None:
+    seen = visible_gpus(visible, BOTH)
+    assert seen is None or set(seen) <= BOTH.uuids
+    found = client_memory_limits(text, seen, (), BOTH)
+    assert found.bytes_by_uuid is None or found.bytes_by_uuid.keys() <= BOTH.uuids
 
 
 def test_replies_of_the_control_tool() -> None:

@@ -133,12 +133,18 @@ def test_control_log(message: str, event: e.Event) -> None:
         (
             "Server failed to recevie command with status 806, assuming client "
             "{PID: 451, Context ID: 1} exit",
-            NOISE,
+            e.ConnectionLost(451, 1),
         ),
+        ("Server failed to receive command with status 3, assuming client exit", NOISE),
         ("Receive command failed, assuming client exit", NOISE),
         (
             "Client {PID: 451, Context ID: 1} exiting. Number of active client contexts is 1.",
             e.ContextLeft(451, 1, 1),
+        ),
+        (
+            "Client {PID: 1376, Context ID: 1} exiting. Worker is in reset. "
+            "Number of active client contexts is 0.",
+            e.ContextLeft(1376, 1, 0),
         ),
         ("Client {11641, 1} exit", e.ContextLeft(11641, 1, None)),
         (

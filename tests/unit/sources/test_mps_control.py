@@ -267,6 +267,28 @@ async def test_one_that_was_seen_to_serve_since_is_asked_again_soon(desk: Desk) 
     assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
 
 
+async def test_the_first_sign_of_life_ends_the_pause_at_once(desk: Desk) -> None:
+    tool = desk.tool()
+    for _ in range(2):
+        desk.answers = [HUNG]
+        await tool.probe(DAEMON, 5)
+        desk.time += 0.1
+        assert (await tool.probe(DAEMON, 5)).outcome is Outcome.SKIPPED
+        tool.evidence_of_life("/tmp/mps", desk.time)
+        desk.answers = [OK]
+        assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
+        desk.time += 60.0
+
+
+async def test_an_answer_that_is_too_old_for_whom_asks_is_not_given_again(desk: Desk) -> None:
+    tool = desk.tool(60.0)
+    desk.answers = [OK, OK]
+    first = await tool.probe(DAEMON, 5)
+    assert await tool.probe(DAEMON, 5, first.at) is first
+    desk.time += 1.0
+    assert await tool.probe(DAEMON, 5, desk.time) is not first
+
+
 async def test_an_answer_before_the_hang_is_not_given_after_it(desk: Desk) -> None:
     desk.answers = [OK, HUNG]
     tool = desk.tool(60.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from exporter.metrics.catalogue import CATALOGUE
+from exporter.metrics.gpu_readings import BY_QUANTITY
 from exporter.sources.nvml.readings import FIELDS, MINUTE, ROWS, SLOW
 
 ROOT = Path(__file__).parents[3]
@@ -90,7 +91,7 @@ def test_metrics_that_are_not_read_each_time_say_so() -> None:
     words = {SLOW: "read every 5 s", MINUTE: "read once a minute"}
     for row in FIELDS:
         if row.every in words:
-            assert words[row.every] in CATALOGUE[row.metric].help.lower(), row.metric
+            assert words[row.every] in BY_QUANTITY[row.quantity].help.lower(), row.quantity
     named = {row.call: row.every for row in ROWS}
     for call, metric in (
         ("nvmlDeviceGetTotalEnergyConsumption", "mps_gpu_energy_joules_total"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from exporter.metrics.gpu_readings import BY_QUANTITY
 from exporter.observations import GpuObservation, NvmlObservation, Outcome
 from exporter.sources.nvml import Clock, Nvml, NvmlOptions
 from exporter.sources.nvml.library import GPU_GONE, SESSION_GONE, Code
@@ -17,18 +18,18 @@ METRICS = dict.fromkeys((1, 2, 3, 4, 5, 10, 11, 12, 13, 20, 21), 40.0)
 # What goes when a function fails: readings by a part of their name, and fields of the record.
 OWN = {
     "nvmlDeviceGetUtilizationRates": {
-        "mps_gpu_utilization_ratio",
-        "mps_gpu_memory_copy_utilization_ratio",
+        "gpu_utilization",
+        "memory_utilization",
     },
     "nvmlDeviceGetMemoryInfo": {
-        "mps_gpu_memory_total_bytes",
-        "mps_gpu_memory_used_bytes",
-        "mps_gpu_memory_free_bytes",
-        "mps_gpu_memory_reserved_bytes",
+        "memory_total",
+        "memory_used",
+        "memory_free",
+        "memory_reserved",
     },
-    "nvmlDeviceGetPowerUsage": {"mps_gpu_power_watts"},
-    "nvmlDeviceGetSamples": {"mps_gpu_busy_seconds_total", "mps_gpu_unobserved_seconds_total"},
-    "nvmlDeviceGetTemperature": {"mps_gpu_temperature_celsius"},
+    "nvmlDeviceGetPowerUsage": {"power"},
+    "nvmlDeviceGetSamples": {"busy_time", "unobserved_time"},
+    "nvmlDeviceGetTemperature": {"temperature"},
 }
 """A few by hand; for the others, that nothing else changes is what the test says."""
 
@@ -68,13 +69,13 @@ def functions() -> list[str]:
 
 
 def names(gpu: GpuObservation) -> set[str]:
-    return {reading.metric for reading in gpu.readings}
+    return {reading.quantity for reading in gpu.readings}
 
 
 def comparable(gpu: GpuObservation) -> dict[tuple[str, object], object]:
     """All that is known, one by one."""
     readings: dict[tuple[str, object], object] = {
-        (one.metric, one.labels): one.value for one in gpu.readings
+        (one.quantity, one.labels): one.value for one in gpu.readings
     }
     fields: dict[tuple[str, object], object] = {
         (name, None): getattr(gpu, name)
@@ -115,11 +116,11 @@ def test_a_function_that_fails_costs_only_its_own(
         else:
             own = lost
         if function in OWN:
-            assert {metric for metric, _ in lost} <= OWN[function], code
+            assert {quantity for quantity, _ in lost} <= OWN[function], code
 
 
 def _needs_two_looks(name: str) -> bool:
-    return "active" in name or "seconds" in name or "occupancy" in name or "pcie" in name
+    return name.endswith(("_activity", "_occupancy", "_time")) or "pcie" in name
 
 
 def _differences(one: NvmlObservation, other: NvmlObservation) -> Iterator[tuple[str, object]]:
@@ -130,7 +131,8 @@ def _differences(one: NvmlObservation, other: NvmlObservation) -> Iterator[tuple
         assert found.keys() <= known.keys()
         for name, value in known.items():
             if found.get(name) != value:
-                counted = name[0].endswith("_total") or name[0] == "processes"
+                metric = BY_QUANTITY.get(name[0])
+                counted = name[0] == "processes" if metric is None else metric.kind == "counter"
                 assert counted or found.get(name) is None, f"{name}: {found.get(name)}"
                 yield name
 
@@ -149,14 +151,14 @@ def test_a_gpu_that_is_gone_leaves_the_others_alone(code: Code) -> None:
     assert gone.lost
     assert gone.uuid == "GPU-0"
     assert gone.name == "NVIDIA H200"
-    assert names(gone) == {"mps_gpu_up", "mps_gpu_xid_errors_total"}
+    assert names(gone) == {"up", "xid_errors"}
     assert gone.readings[0].value == 0
     assert well == healthy.gpus[1]
     library.gpus[0].gone = None
     library.now += 5
     back, _ = nvml.observe().gpus
     assert not back.lost
-    assert names(back) >= {"mps_gpu_busy_seconds_total", "mps_gpu_power_watts"}
+    assert names(back) >= {"busy_time", "power"}
     nvml.close()
     assert library.live_samples == 0
     assert library.initialized == 0

@@ -16,12 +16,12 @@ from tests.support.fake_nvml import FakeDevice, FakeNvml, recorded
 from tests.support.nvml_host import GPM, OPTIONS, gpu, of, only, opened, pass_time, until
 
 QUIET = replace(OPTIONS, xid_events=False)
-COUNTERS = {"mps_gpu_busy_seconds_total": "busy", "mps_gpu_sm_active_seconds_total": "active"}
+COUNTERS = {"busy_time": "busy", "sm_active_time": "active"}
 """Counter of seconds -> counter of its holes."""
 
 
 def hole(values: Mapping[str, float], counter: str) -> float:
-    return values[f"mps_gpu_unobserved_seconds_total,{COUNTERS[counter]}"]
+    return values[f"unobserved_time,{COUNTERS[counter]}"]
 
 
 def openings(library: FakeNvml) -> int:
@@ -75,7 +75,7 @@ def test_nvml_is_opened_anew_between_collections() -> None:
             pass_time(library, nvml, 60)
             library.calls.clear()
             seen = of(nvml.observe(), "GPU-well")
-            assert "mps_gpu_sm_active_ratio" in seen
+            assert "sm_activity" in seen
             assert openings(library) == 0
         nvml.tick()
         library.calls.clear()
@@ -108,7 +108,7 @@ def test_mig_instances_of_a_neighbour_are_there_at_once() -> None:
     answers = {"nvmlDeviceGetGpuInstanceId()": 7, "nvmlDeviceGetComputeInstanceId()": 0}
     divided.instances = {0: FakeDevice("MIG-a", answers, busy=lambda now: now, metrics=GPM)}
     library = FakeNvml(lost, divided)
-    name = "mps_gpu_sm_active_seconds_total"
+    name = "sm_active_time"
     with opened(library, QUIET) as nvml:
         warmed(library, nvml)
         before = of(nvml.observe(), "MIG-a")
@@ -188,7 +188,7 @@ def test_a_gpu_that_is_divided_has_no_ratios_of_before() -> None:
     with opened(library, QUIET) as nvml:
         warmed(library, nvml)
         before, began = only(nvml.observe()), library.now
-        assert before["mps_gpu_sm_active_ratio"] == 1
+        assert before["sm_activity"] == 1
         whole = device.answers
         device.answers = {
             **whole, "nvmlDeviceGetMigMode()": [1, 1], "nvmlDeviceGetMaxMigDeviceCount()": 0,
@@ -229,7 +229,7 @@ def test_an_empty_buffer_is_no_idle_gpu(monkeypatch: pytest.MonkeyPatch) -> None
         warmed(library, nvml)
         monkeypatch.setattr(library, "samples", lambda *_: [])
         pass_time(library, nvml, 20)
-        assert "mps_gpu_busy_seconds_total" not in only(nvml.observe())
+        assert "busy_time" not in only(nvml.observe())
 
 
 # Answers that nobody foresaw
@@ -245,11 +245,11 @@ def test_a_pcie_rate_that_is_no_number_costs_only_itself(rate: float) -> None:
         device.metrics = {**GPM, 20: rate}
         library.now += 5
         seen = only(nvml.observe())
-        assert healthy.keys() - seen.keys() == {"mps_gpu_pcie_transmit_bytes_total"}
+        assert healthy.keys() - seen.keys() == {"pcie_transmit_bytes"}
         device.metrics = GPM
         library.now += 5
         after = only(nvml.observe())
-        name = "mps_gpu_pcie_transmit_bytes_total"
+        name = "pcie_transmit_bytes"
         assert after[name] >= healthy[name]
 
 
@@ -270,7 +270,7 @@ def test_a_defect_costs_readings_and_not_the_source(
         with monkeypatch.context() as patch:
             patch.setattr(library, method, defective)
             pass_time(library, nvml, 10)
-            assert "mps_gpu_power_watts" in only(nvml.observe())
+            assert "power" in only(nvml.observe())
         said = [one.getMessage() for one in caplog.records]
         assert any("a defect" in text and "unforeseen" in text for text in said)
         assert len(said) == len(set(said)), "once each"
@@ -306,7 +306,7 @@ def test_a_link_that_does_not_answer_lowers_no_sum() -> None:
     device = gpu()
     library = FakeNvml(device)
     with_links(device, **LINKS)
-    errors, links = "mps_gpu_nvlink_errors_total,replay", "mps_gpu_nvlink_links,active"
+    errors, links = "nvlink_errors,replay", "nvlink_links,active"
     with opened(library, QUIET) as nvml:
         warmed(library, nvml)
         seen = only(nvml.observe())
@@ -319,7 +319,7 @@ def test_a_link_that_does_not_answer_lowers_no_sum() -> None:
         seen = only(nvml.observe())
         assert errors not in seen
         assert links not in seen
-        assert seen["mps_gpu_nvlink_errors_total,crc"] == 8, "another kind has its own links"
+        assert seen["nvlink_errors,crc"] == 8, "another kind has its own links"
         with_links(device, **LINKS)
         pass_time(library, nvml, 2)
         seen = only(nvml.observe())
@@ -330,7 +330,7 @@ def test_a_new_session_lowers_no_sum_either() -> None:
     device = gpu()
     library = FakeNvml(device)
     with_links(device, **LINKS)
-    errors = "mps_gpu_nvlink_errors_total,replay"
+    errors = "nvlink_errors,replay"
     with opened(library, QUIET) as nvml:
         warmed(library, nvml)
         assert only(nvml.observe())[errors] == 400
@@ -351,7 +351,7 @@ def test_xid_counters_are_there_while_somebody_watches() -> None:
     with opened(library) as nvml:
         nvml.observe()
         library.xid(device, 31)
-        until(lambda: only(nvml.observe())["mps_gpu_xid_errors_total,31"] == 1)
+        until(lambda: only(nvml.observe())["xid_errors,31"] == 1)
         library.fail("nvmlEventSetCreate", Code.UNKNOWN)
         library.fail("nvmlDeviceGetPowerUsage", Code.UNINITIALIZED)
         nvml.observe()
@@ -359,12 +359,12 @@ def test_xid_counters_are_there_while_somebody_watches() -> None:
         pass_time(library, nvml, 30)
         seen = only(nvml.observe())
         assert not [name for name in seen if "xid_errors" in name]
-        assert "mps_gpu_last_xid_timestamp_seconds,31" in seen, "that it came stays true"
+        assert "last_xid_at,31" in seen, "that it came stays true"
         library.fail("nvmlEventSetCreate", None)
         pass_time(library, nvml, RARELY_SECONDS)
-        assert only(nvml.observe())["mps_gpu_xid_errors_total,31"] == 1
+        assert only(nvml.observe())["xid_errors,31"] == 1
         library.xid(device, 31)
-        until(lambda: only(nvml.observe())["mps_gpu_xid_errors_total,31"] == 2)
+        until(lambda: only(nvml.observe())["xid_errors,31"] == 2)
 
 
 def test_of_a_lost_gpu_the_last_xid_is_known() -> None:
@@ -373,12 +373,12 @@ def test_of_a_lost_gpu_the_last_xid_is_known() -> None:
     with opened(library) as nvml:
         nvml.observe()
         library.xid(device, 79)
-        until(lambda: only(nvml.observe())["mps_gpu_xid_errors_total,79"] == 1)
+        until(lambda: only(nvml.observe())["xid_errors,79"] == 1)
         device.gone = Code.GPU_IS_LOST
-        assert only(nvml.observe())["mps_gpu_xid_errors_total,79"] == 1
+        assert only(nvml.observe())["xid_errors,79"] == 1
         library.now += OPTIONS.lost_retry_seconds + 1
         assert only(nvml.observe()).keys() == {
-            "mps_gpu_up", "mps_gpu_last_xid_timestamp_seconds,79",
+            "up", "last_xid_at,79",
         }  # fmt: skip
 
 
@@ -396,10 +396,10 @@ def test_what_may_change_is_asked_again_rarely(code: Code, again: bool) -> None:
         nvml.observe()
         library.fail("nvmlDeviceGetPowerUsage", None)
         library.now += RARELY_SECONDS - 1
-        assert "mps_gpu_power_watts" not in only(nvml.observe())
+        assert "power" not in only(nvml.observe())
         assert library.calls["nvmlDeviceGetPowerUsage"] == 1
         library.now += 1
-        assert ("mps_gpu_power_watts" in only(nvml.observe())) == again
+        assert ("power" in only(nvml.observe())) == again
 
 
 def test_a_field_that_is_asked_again_costs_the_others_nothing(
@@ -420,7 +420,7 @@ def test_a_field_that_is_asked_again_costs_the_others_nothing(
             library.fail("nvmlDeviceGetFieldValues", None)
 
     monkeypatch.setattr(library, "fields", choking)
-    memory, other = "mps_gpu_temperature_celsius,memory", "mps_gpu_clock_event_seconds_total"
+    memory, other = "temperature,memory", "clock_event_time"
     with opened(library, QUIET) as nvml:
         nvml.observe()
         for _ in range(3):

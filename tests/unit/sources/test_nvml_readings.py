@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from exporter.metrics.catalogue import CATALOGUE
+from exporter.metrics.gpu_readings import series_of
+from exporter.metrics.spec import MetricSpec
 from exporter.observations import GpuObservation
 from exporter.sources.nvml import Clock, Nvml, NvmlOptions
 from exporter.sources.nvml.library import Argument, Code, Device, FieldAnswer
 from exporter.sources.nvml.readings import FIELDS, ROWS, nvlink_rows
+from exporter.sources.nvml.xid import XidCounts
 from tests.support.fake_nvml import FakeDevice, FakeNvml, recorded
 
 METRICS = dict.fromkeys((1, 2, 3, 4, 5, 10, 11, 12, 13), 50.0) | {20: 10.0, 21: 20.0}
@@ -34,7 +36,7 @@ def observed(fields: dict[str, Any] | None = None, **answers: Any) -> GpuObserva
 
 def values(seen: GpuObservation) -> dict[str, float]:
     return {
-        ",".join((one.metric, *(value for _, value in one.labels))): one.value
+        ",".join((one.quantity, *(value for _, value in one.labels))): one.value
         for one in seen.readings
     }
 
@@ -46,29 +48,28 @@ def test_the_h200_as_it_was() -> None:
     seen = observed()
     assert (seen.name, seen.architecture, seen.sm_count) == ("NVIDIA H200", "Hopper", 132)
     found = values(seen)
-    assert found["mps_gpu_memory_total_bytes"] == 150_754_820_096
-    assert found["mps_gpu_power_watts"] == 110.106
-    assert found["mps_gpu_energy_joules_total"] == 2112.597
-    assert found["mps_gpu_clock_hertz,sm"] == 375e6
-    assert found["mps_gpu_clock_max_hertz,memory"] == 3201e6
-    assert found["mps_gpu_temperature_celsius,memory"] == 35
-    assert found["mps_gpu_power_limit_watts,min"] == 200
-    assert found["mps_gpu_clock_event_active,gpu_idle"] == 1
-    assert found["mps_gpu_clock_event_seconds_total,low_utilization"] == 14.379639232
-    assert found["mps_gpu_pcie_errors_total,l0_to_recovery"] == 113
-    assert found["mps_gpu_recovery_action,none"] == 1
-    assert found["mps_gpu_sm_active_ratio"] == 0.5
+    assert found["memory_total"] == 150_754_820_096
+    assert found["power"] == 110.106
+    assert found["energy"] == 2112.597
+    assert found["clock,sm"] == 375e6
+    assert found["clock_max,memory"] == 3201e6
+    assert found["temperature,memory"] == 35
+    assert found["power_limit,min"] == 200
+    assert found["clock_event,gpu_idle"] == 1
+    assert found["clock_event_time,low_utilization"] == 14.379639232
+    assert found["pcie_errors,l0_to_recovery"] == 113
+    assert found["recovery_action,none"] == 1
+    assert found["sm_activity"] == 0.5
 
 
 def test_all_readings_are_in_the_catalogue_with_their_labels() -> None:
-    for one in observed().readings:
-        spec = CATALOGUE[one.metric]
-        labels = tuple(name for name, _ in one.labels)
-        if spec.kind == "stateset":
-            assert labels == (one.metric,)
-            assert one.labels[0][1] in spec.states
-        else:
-            assert ("gpu", "uuid", *labels) == spec.labels, one.metric
+    xids = XidCounts()
+    xids.watch(["GPU-0"])
+    xids.add("GPU-0", 31, at=1.0)
+    for one in (*observed().readings, *xids.readings("GPU-0")):
+        series = series_of(one)
+        assert series is not None, one
+        assert series.state is None or series.state in series.metric.states
 
 
 class Talkative(FakeNvml):
@@ -87,36 +88,38 @@ class Talkative(FakeNvml):
 def test_the_catalogue_has_the_values_of_the_labels_and_no_others() -> None:
     library = Talkative(device := FakeDevice("GPU-0"))
     library.init()
-    given: dict[tuple[str, str], set[str]] = {}
+    given: dict[tuple[MetricSpec, str], set[str]] = {}
     rows = (*ROWS, *nvlink_rows({}))
     readings = [reading for row in rows for reading in row.read(library, Device(device))]
     for one in (*readings, *(row.reading(1) for row in FIELDS)):
-        for label, value in one.labels:
-            given.setdefault((one.metric, label), set()).add(value)
+        series = series_of(one)
+        assert series is not None, one
+        for label, value in zip(series.metric.labels[2:], series.labels, strict=True):
+            given.setdefault((series.metric, label), set()).add(value)
     for (metric, label), values_given in given.items():
-        if label not in {metric, "fan"}:
-            assert values_given == set(CATALOGUE[metric].values[label]), (metric, label)
+        if label != "fan":
+            assert values_given == set(metric.values[label]), (metric.name, label)
 
 
 def test_an_h200_has_no_fans_no_nvlink_here_and_no_retired_pages() -> None:
-    found = {one.metric for one in observed().readings}
+    found = {one.quantity for one in observed().readings}
     assert not {name for name in found if "fan" in name or "nvlink" in name or "retired" in name}
-    assert "mps_gpu_fabric_state" not in found
-    assert "mps_gpu_vgpu_licensed" not in found
+    assert "fabric_state" not in found
+    assert "vgpu_licensed" not in found
 
 
 def test_fans() -> None:
     device = {"nvmlDeviceGetFanSpeed_v2(0)": 30, "nvmlDeviceGetFanSpeed_v2(1)": 41}
     seen = observed(nvmlDeviceGetNumFans=2)
-    assert "mps_gpu_fan_speed_ratio,0" not in values(seen), "none of them answers"
+    assert "fan_speed,0" not in values(seen), "none of them answers"
     merged = {**recorded(), **device, "nvmlDeviceGetNumFans()": 2}
     library = FakeNvml(FakeDevice("GPU-0", merged))
     options = NvmlOptions(xid_events=False)
     nvml = Nvml(library, Clock(library.wall, lambda: library.now), options)
     found = values(nvml.observe().gpus[0])
     nvml.close()
-    assert found["mps_gpu_fan_speed_ratio,0"] == 0.30
-    assert found["mps_gpu_fan_speed_ratio,1"] == 0.41
+    assert found["fan_speed,0"] == 0.30
+    assert found["fan_speed,1"] == 0.41
 
 
 def test_nvlink() -> None:
@@ -127,52 +130,52 @@ def test_nvlink() -> None:
         "38:0": {"code": 0, "value": 2},
     }
     found = values(observed({**links, **counters}))
-    assert found["mps_gpu_nvlink_links,active"] == 6
-    assert found["mps_gpu_nvlink_links,inactive"] == 2
-    assert found["mps_gpu_nvlink_transmit_bytes_total"] == 3 * 1024
-    assert found["mps_gpu_nvlink_receive_bytes_total"] == 5 * 1024
-    assert found["mps_gpu_nvlink_errors_total,crc_flit"] == 2
+    assert found["nvlink_links,active"] == 6
+    assert found["nvlink_links,inactive"] == 2
+    assert found["nvlink_transmit_bytes"] == 3 * 1024
+    assert found["nvlink_receive_bytes"] == 5 * 1024
+    assert found["nvlink_errors,crc_flit"] == 2
 
 
 def test_nvlink_errors_since_hopper_are_added_up_over_the_links() -> None:
     errors = {f"161:{link}": {"code": 0, "value": link} for link in range(4)}
     found = values(observed({**errors, "163:2": {"code": 0, "value": 7}}))
-    assert found["mps_gpu_nvlink_errors_total,replay"] == 6
-    assert found["mps_gpu_nvlink_errors_total,crc"] == 7
-    assert "mps_gpu_nvlink_errors_total,recovery" not in found
+    assert found["nvlink_errors,replay"] == 6
+    assert found["nvlink_errors,crc"] == 7
+    assert "nvlink_errors,recovery" not in found
     before = {"52:0": {"code": 0, "value": 1}}
     found = values(observed({**errors, **before}))
-    assert found["mps_gpu_nvlink_errors_total,replay"] == 1, "the sum that the driver gives"
+    assert found["nvlink_errors,replay"] == 1, "the sum that the driver gives"
 
 
 def test_numbers_newer_than_their_names_are_passed_through() -> None:
     found = values(
         observed({"230:0": {"code": 0, "value": 99}}, fabric_state=17, nvmlDeviceGetComputeMode=9)
     )
-    assert found["mps_gpu_recovery_action,unknown_99"] == 1
-    assert found["mps_gpu_fabric_state,unknown_17"] == 1
+    assert found["recovery_action,unknown_99"] == 1
+    assert found["fabric_state,unknown_17"] == 1
 
 
 def test_a_vgpu_and_a_fabric() -> None:
     found = values(observed(fabric_state=3, vgpu_licensed=True))
-    assert found["mps_gpu_fabric_state,completed"] == 1
-    assert found["mps_gpu_vgpu_licensed"] == 1
-    assert values(observed(vgpu_licensed=False))["mps_gpu_vgpu_licensed"] == 0
+    assert found["fabric_state,completed"] == 1
+    assert found["vgpu_licensed"] == 1
+    assert values(observed(vgpu_licensed=False))["vgpu_licensed"] == 0
 
 
 def test_an_unknown_performance_state_is_left_out() -> None:
-    assert "mps_gpu_performance_state" not in values(observed(nvmlDeviceGetPerformanceState=32))
+    assert "performance_state" not in values(observed(nvmlDeviceGetPerformanceState=32))
 
 
 def test_memory_of_an_old_driver_and_of_a_shared_one() -> None:
     old = values(observed(memory={"total": 100, "used": 40, "free": 60}))
-    assert old["mps_gpu_memory_used_bytes"] == 40
-    assert "mps_gpu_memory_reserved_bytes" not in old
+    assert old["memory_used"] == 40
+    assert "memory_reserved" not in old
     shared = values(observed(memory=NOT_SUPPORTED))
     assert not {
-        name for name in shared if name.startswith("mps_gpu_memory_") and "copy" not in name
+        name for name in shared if name.startswith("memory_") and name != "memory_utilization"
     }
-    assert "mps_gpu_power_watts" in shared
+    assert "power" in shared
 
 
 def test_sram_by_its_parts_before_ampere() -> None:
@@ -185,8 +188,8 @@ def test_sram_by_its_parts_before_ampere() -> None:
     nvml = Nvml(library, Clock(library.wall, lambda: library.now), NvmlOptions(xid_events=False))
     found = values(nvml.observe().gpus[0])
     nvml.close()
-    assert "mps_gpu_ecc_errors_total,corrected,volatile,sram" not in found
-    assert found["mps_gpu_ecc_errors_total,corrected,volatile,l2_cache"] == 4
+    assert "ecc_errors,corrected,volatile,sram" not in found
+    assert found["ecc_errors,corrected,volatile,l2_cache"] == 4
 
 
 def test_without_gpm_there_is_still_utilization() -> None:
@@ -199,7 +202,7 @@ def test_without_gpm_there_is_still_utilization() -> None:
         nvml.tick()
     found = values(nvml.observe().gpus[0])
     nvml.close()
-    assert found["mps_gpu_busy_seconds_total"] == pytest.approx(5, abs=0.2)
-    assert not {name for name in found if "active_ratio" in name or "active_seconds" in name}
-    assert "mps_gpu_unobserved_seconds_total,active" not in found
+    assert found["busy_time"] == pytest.approx(5, abs=0.2)
+    assert not {name for name in found if "_activity" in name or "_active_time" in name}
+    assert "unobserved_time,active" not in found
     assert library.live_samples == 0

@@ -39,7 +39,7 @@ def test_a_collection_waits_for_nothing_slow(tick: float) -> None:
             seen = only(nvml.observe())
             assert not slow_calls & set(library.calls), f"step {step}"
             assert not slow_fields & set(library.fields_asked), f"step {step}"
-            assert seen.keys() >= {"mps_gpu_energy_joules_total", "mps_gpu_pcie_errors_total,lane"}
+            assert seen.keys() >= {"energy", "pcie_errors,lane"}
 
 
 def test_without_ticks_a_collection_asks_itself() -> None:
@@ -73,11 +73,11 @@ def test_counters_do_not_depend_on_who_looks_when(gaps: list[float], seed: int) 
         library.now += 1.0
         end = only(nvml.observe())
         took = library.now - started
-    busy = end["mps_gpu_busy_seconds_total"] - begin["mps_gpu_busy_seconds_total"]
+    busy = end["busy_time"] - begin["busy_time"]
     assert busy == pytest.approx(0.37 * took, abs=0.2)
-    assert end["mps_gpu_sm_active_seconds_total"] == pytest.approx(0.37 * took, rel=1e-6)
-    assert end["mps_gpu_unobserved_seconds_total,busy"] == 0
-    assert end["mps_gpu_unobserved_seconds_total,active"] == 0
+    assert end["sm_active_time"] == pytest.approx(0.37 * took, rel=1e-6)
+    assert end["unobserved_time,busy"] == 0
+    assert end["unobserved_time,active"] == 0
 
 
 @pytest.mark.parametrize("step", [3600.0, -3600.0, 20.0, -3.0])
@@ -92,15 +92,15 @@ def test_the_hosts_clock_is_set(step: float) -> None:
         pass_time(library, nvml, 60)
         seen = only(nvml.observe())
         took = library.now - started
-        counted = seen["mps_gpu_busy_seconds_total"]
-        hole = seen["mps_gpu_unobserved_seconds_total,busy"]
+        counted = seen["busy_time"]
+        hole = seen["unobserved_time,busy"]
         unnoticed = 3.0 if step == -3.0 else 0.0  # stamps that were there before, and no silence
         assert took - 0.5 - unnoticed <= counted + hole <= took + 0.5
         assert hole <= 22, "the driver's buffer, and what it takes to notice"
         pass_time(library, nvml, 30)
         after = only(nvml.observe())
-        assert after["mps_gpu_busy_seconds_total"] - counted == pytest.approx(30, abs=0.5)
-        assert after["mps_gpu_unobserved_seconds_total,busy"] == hole
+        assert after["busy_time"] - counted == pytest.approx(30, abs=0.5)
+        assert after["unobserved_time,busy"] == hole
 
 
 def test_what_nobody_looked_at_is_a_hole() -> None:
@@ -109,9 +109,9 @@ def test_what_nobody_looked_at_is_a_hole() -> None:
         nvml.observe()
         library.now += 60
         seen = only(nvml.observe())
-        assert seen["mps_gpu_busy_seconds_total"] == pytest.approx(14.2, abs=0.5)
-        assert seen["mps_gpu_unobserved_seconds_total,busy"] == pytest.approx(45.8, abs=0.5)
-        assert seen["mps_gpu_sm_active_seconds_total"] == pytest.approx(60)
+        assert seen["busy_time"] == pytest.approx(14.2, abs=0.5)
+        assert seen["unobserved_time,busy"] == pytest.approx(45.8, abs=0.5)
+        assert seen["sm_active_time"] == pytest.approx(60)
 
 
 def test_pcie_counters_are_unwrapped() -> None:
@@ -128,7 +128,7 @@ def test_pcie_counters_are_unwrapped() -> None:
             device.answers = {**answers, "fields": fields}
             seen = only(nvml.observe())
             library.now += 1.0
-        assert seen["mps_gpu_pcie_receive_bytes_total"] == 4 * 52_500_000_000
+        assert seen["pcie_receive_bytes"] == 4 * 52_500_000_000
 
 
 # Reload, loss, hot-plug
@@ -162,7 +162,7 @@ def test_a_reload_keeps_what_was_counted(code: Code, caplog: pytest.LogCaptureFi
         texts = [record.getMessage() for record in caplog.records]
         assert texts[1:] == ["the GPUs can be read again"]
     for kind, counter in {"busy": "busy", "sm_active": "active"}.items():
-        name, hole = f"mps_gpu_{kind}_seconds_total", f"mps_gpu_unobserved_seconds_total,{counter}"
+        name, hole = f"{kind}_time", f"unobserved_time,{counter}"
         missed = after[hole] - before[hole]
         assert 80 <= missed <= 106, "while NVML could not be read, less what the driver had kept"
         assert after[name] - before[name] + missed == pytest.approx(took, abs=0.5)
@@ -207,13 +207,13 @@ def test_gpus_come_and_go(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
         left, lost = nvml.observe().gpus
         assert (left.uuid, left.lost) == ("GPU-1", False)
         assert (lost.uuid, lost.lost) == ("GPU-0", True)
-        assert values(lost)["mps_gpu_up"] == 0
+        assert values(lost)["up"] == 0
         library.gpus.insert(0, gpu("GPU-0"))
         (tmp_path / "0").touch()
         library.now += 5
         back, _ = nvml.observe().gpus
         assert not back.lost
-        assert values(back)["mps_gpu_busy_seconds_total"] >= first["mps_gpu_busy_seconds_total"]
+        assert values(back)["busy_time"] >= first["busy_time"]
     said = [record.getMessage() for record in caplog.records]
     assert [text.split(":")[0] for text in said] == ["GPU GPU-0 is lost", "GPU GPU-0 is back"]
 
@@ -269,12 +269,12 @@ def test_mig_instances_are_devices_of_their_own() -> None:
         assert [one.pid for one in first.processes or ()] == [17]
         assert (first.uuid, first.parent_uuid, first.mig_instance) == ("MIG-a", "GPU-0", "7/0")
         assert (second.uuid, second.sm_count, second.index) == ("MIG-b", 16, 0)
-        assert "mps_gpu_utilization_ratio" not in values(parent)
-        assert "mps_gpu_power_watts" in values(parent)
+        assert "gpu_utilization" not in values(parent)
+        assert "power" in values(parent)
         readings = values(first)
-        assert readings["mps_gpu_memory_total_bytes"] == 2**34
-        assert readings["mps_gpu_sm_active_seconds_total"] == pytest.approx(3.0, abs=0.3)
-        own = {"mps_gpu_energy_joules_total", "mps_gpu_power_watts", "mps_gpu_busy_seconds_total"}
+        assert readings["memory_total"] == 2**34
+        assert readings["sm_active_time"] == pytest.approx(3.0, abs=0.3)
+        own = {"energy", "power", "busy_time"}
         assert not own & readings.keys(), "the GPU's; in both, a sum would count it twice"
 
 
@@ -290,8 +290,8 @@ def test_mig_instances_come_and_go() -> None:
         pass_time(library, nvml, 12)
         seen = nvml.observe().gpus
         assert [one.uuid for one in seen] == ["GPU-0", "MIG-a", "MIG-c"]
-        after = values(seen[1])["mps_gpu_sm_active_seconds_total"]
-        assert after > before["mps_gpu_sm_active_seconds_total"]
+        after = values(seen[1])["sm_active_time"]
+        assert after > before["sm_active_time"]
         device.answers = {
             **device.answers,
             "nvmlDeviceGetMigMode()": [0, 0],
@@ -301,8 +301,8 @@ def test_mig_instances_come_and_go() -> None:
         pass_time(library, nvml, 12)
         (whole,) = nvml.observe().gpus
         readings = values(whole)
-        assert readings["mps_gpu_mig_mode"] == 0
-        assert readings["mps_gpu_utilization_ratio"] == 0.4, "asked again after the change"
+        assert readings["mig_mode"] == 0
+        assert readings["gpu_utilization"] == 0.4, "asked again after the change"
 
 
 # Xid errors, and the thread that waits for them
@@ -312,19 +312,19 @@ def test_xids_are_counted_by_code_from_the_start() -> None:
     device = gpu()
     library = FakeNvml(device)
     with opened(library) as nvml:
-        assert only(nvml.observe())["mps_gpu_xid_errors_total,31"] == 0
+        assert only(nvml.observe())["xid_errors,31"] == 0
         library.xid(device, 31)
         library.xid(device, 31)
         library.xid(device, 143)
         library.events.put(Event(0xDEAD, 0x8, 13))  # of a device that nobody knows
         library.events.put(Event(device.key, 0x1, 13))  # no Xid
         until(library.events.empty)
-        until(lambda: only(nvml.observe()).get("mps_gpu_xid_errors_total,143") == 1)
+        until(lambda: only(nvml.observe()).get("xid_errors,143") == 1)
         seen = only(nvml.observe())
-        assert seen["mps_gpu_xid_errors_total,31"] == 2
-        assert seen["mps_gpu_xid_errors_total,13"] == 0
-        assert seen["mps_gpu_last_xid_timestamp_seconds,31"] == library.wall()
-        assert "mps_gpu_last_xid_timestamp_seconds,13" not in seen
+        assert seen["xid_errors,31"] == 2
+        assert seen["xid_errors,13"] == 0
+        assert seen["last_xid_at,31"] == library.wall()
+        assert "last_xid_at,13" not in seen
 
 
 def test_xids_outlive_a_reload() -> None:
@@ -333,15 +333,15 @@ def test_xids_outlive_a_reload() -> None:
     with opened(library) as nvml:
         nvml.observe()
         library.xid(device, 79)
-        until(lambda: only(nvml.observe())["mps_gpu_xid_errors_total,79"] == 1)
+        until(lambda: only(nvml.observe())["xid_errors,79"] == 1)
         library.fail("nvmlDeviceGetPowerUsage", Code.UNINITIALIZED)
         library.now += 5
         nvml.observe()
         library.fail("nvmlDeviceGetPowerUsage", None)
         library.now += 5
-        assert only(nvml.observe())["mps_gpu_xid_errors_total,79"] == 1
+        assert only(nvml.observe())["xid_errors,79"] == 1
         library.xid(device, 79)
-        until(lambda: only(nvml.observe())["mps_gpu_xid_errors_total,79"] == 2)
+        until(lambda: only(nvml.observe())["xid_errors,79"] == 2)
 
 
 def test_a_wait_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,7 +352,7 @@ def test_a_wait_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
         nvml.observe()
         library.events.put(NvmlError(Code.GPU_IS_LOST, "nvmlEventSetWait_v2"))
         library.xid(device, 45)
-        until(lambda: only(nvml.observe())["mps_gpu_xid_errors_total,45"] == 1)
+        until(lambda: only(nvml.observe())["xid_errors,45"] == 1)
 
 
 def test_nvml_is_never_shut_down_under_the_waiting_thread() -> None:

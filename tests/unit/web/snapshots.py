@@ -32,12 +32,12 @@ def gpu(**changes: object) -> Gpu:
         sm_count=132,
         compute_mode="exclusive_process",
         readings=(
-            Reading("mps_gpu_utilization_ratio", 0.99),
-            Reading("mps_gpu_sm_active_ratio", 0.12),
-            Reading("mps_gpu_memory_used_bytes", 30.0 * GIB),
-            Reading("mps_gpu_memory_total_bytes", 140.0 * GIB),
-            Reading("mps_gpu_power_watts", 195.4),
-            Reading("mps_gpu_temperature_celsius", 61.0, (("sensor", "gpu"),)),
+            Reading("gpu_utilization", 0.99),
+            Reading("sm_activity", 0.12),
+            Reading("memory_used", 30.0 * GIB),
+            Reading("memory_total", 140.0 * GIB),
+            Reading("power", 195.4),
+            Reading("temperature", 61.0, (("sensor", "gpu"),)),
         ),
     )
     made = Gpu(
@@ -98,6 +98,10 @@ def daemon(*servers: Server, **changes: object) -> ControlDaemon:
         servers_count=len(servers),
         servers=servers,
         gpu_uuids=(UUID,),
+        logs=(
+            LogState("/tmp/nvidia-mps", "control", "/l/control.log", readable=True),
+            LogState("/tmp/nvidia-mps", "server", "/l/server.log", readable=True),
+        ),
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 

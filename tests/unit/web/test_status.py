@@ -11,8 +11,9 @@ import pytest
 
 from exporter import advice
 from exporter.advice import ADVICE
-from exporter.model import Incident, RecordingInfo, Snapshot, Wait
+from exporter.model import CollectorResult, Incident, RecordingInfo, Snapshot, Wait
 from exporter.web.options import WebOptions
+from exporter.web.page import render
 from exporter.web.report import make_status
 from tests.unit.web import snapshots as hosts
 from tests.unit.web.fakes import FakeBackend
@@ -75,6 +76,81 @@ def test_headline(snapshot: Snapshot, expected: tuple[str, str]) -> None:
     assert headline(snapshot) == expected
 
 
+NO_CONTROL = replace(hosts.daemon().logs[0], readable=False)
+NO_SERVER = replace(hosts.daemon().logs[1], readable=False)
+BOTH = hosts.daemon().logs
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "text"),
+    [
+        (
+            hosts.snapshot(hosts.daemon(hosts.server(hosts.client(1)), logs=(NO_CONTROL, BOTH[1]))),
+            "1 client uses 1 GPU through 1 server; whether anybody waits cannot be seen: "
+            "control.log is not readable.",
+        ),
+        (
+            hosts.snapshot(hosts.daemon(hosts.server(), logs=(BOTH[0], NO_SERVER))),
+            "MPS is up: 1 server without clients; faults cannot be seen: server.log is not "
+            "readable.",
+        ),
+        (
+            hosts.snapshot(hosts.daemon(hosts.server(clients_connected=None))),
+            "MPS is up: 1 server; how many clients are connected is not known.",
+        ),
+        (
+            hosts.snapshot(hosts.daemon(servers_count=None)),
+            "MPS is up; whether a server runs is not known.",
+        ),
+        (
+            hosts.snapshot(hosts.daemon(state=None)),
+            "Whether the daemon answers is not known.",
+        ),
+        (
+            hosts.snapshot(
+                hosts.daemon(hosts.server(hosts.client(1))),
+                hosts.daemon(pipe_directory="/tmp/other", logs=()),
+            ),
+            "1 client uses 1 GPU through 1 server; whether anybody waits at /tmp/other cannot be "
+            "seen: control.log is not readable; faults at /tmp/other cannot be seen: server.log "
+            "is not readable.",
+        ),
+        (
+            hosts.snapshot(collectors=(CollectorResult("process", success=False,
+                                                       duration_seconds=1.0),)),
+            "No daemon was seen, but whether other daemons run cannot be seen: the processes could "
+            "not be read.",
+        ),
+        (
+            replace(hosts.healthy(), collectors=(CollectorResult("nvml", success=False,
+                                                                 duration_seconds=1.0),)),
+            "2 clients share 1 GPU through 1 server; what the GPUs do cannot be seen: the GPUs "
+            "could not be read.",
+        ),
+    ],
+)  # fmt: skip
+def test_the_headline_says_what_is_not_known(snapshot: Snapshot, text: str) -> None:
+    assert headline(snapshot) == ("notice", text)
+
+
+def test_the_page_claims_no_absence_that_was_not_seen() -> None:
+    hidden = hosts.client(9, limit_source="unknown", memory_limit_bytes={}, sm_limit={},
+                          active_thread_ratio=None)  # fmt: skip
+    none = hosts.server(clients_connected=None)
+    snapshot = hosts.snapshot(
+        hosts.daemon(hosts.server(hidden), none, logs=()),
+        hosts.daemon(pipe_directory="/tmp/other", servers_count=None),
+    )
+    text = render(make_status(snapshot, WebOptions()), WebOptions(), "host")
+
+    for claim in ("nobody", "no limit", "No events yet", "All is well", "0 clients",
+                  "No server runs"):  # fmt: skip
+        assert claim not in text
+    for doubt in ("1.5 GiB, limit not known", "No event was seen, but not all logs can be read.",
+                  "clients not known", "Whether a server runs is not known."):  # fmt: skip
+        assert doubt in text
+
+
 def test_a_dead_waiter_comes_first() -> None:
     waits = (
         Wait(pid=700, uid=1002, since=NOW - 5, behind_uid=1001),
@@ -95,6 +171,19 @@ def test_old_crashes_are_history() -> None:
 
     assert headline(snapshot)[0] == "ok"
     assert [one.kind for one in make_status(snapshot, WebOptions()).incidents] == ["server_crashed"]
+
+
+def test_the_newest_trouble_leads() -> None:
+    crash = Incident(at=NOW - 200, kind="server_crashed", server_pid=1, uid=1001)
+    refused = Incident(at=NOW - 2, kind="client_rejected", uid=1002, detail="context_limit")
+    happened = hosts.snapshot(hosts.daemon(incidents=(crash, refused)))
+    assert [one.name for one in make_status(happened, WebOptions()).findings] == [
+        "client_rejected",
+        "server_crashed",
+    ]
+    assert "was refused" in headline(happened)[1]
+    gone = hosts.daemon(state="absent", pid=None, incidents=(crash, refused))
+    assert headline(hosts.snapshot(gone))[1].startswith("No MPS daemon runs")
 
 
 def test_a_daemon_that_was_started_again() -> None:
@@ -197,8 +286,8 @@ async def test_the_page_shows_who_uses_what(backend: FakeBackend, make_client: M
         "All is well", "GPU 0 NVIDIA H200", "99 %", "12 %", "30.0 GiB of 140 GiB", "195 W",
         "61 °C", "exclusive process", "1 process without MPS", "/tmp/nvidia-mps", "answers",
         "Alice's server", "2 of 48 contexts", "up 2 h 5 min", "train.py",
-        "alice · process 641 · for 4 min", "33 of 132 SMs", "1.5 GiB of 2.0 GiB", "all 132 SMs",
-        "1.5 GiB, no limit", "it does not fill this GPU",
+        "alice · process 641 · for 4 min", "at most 33 of 132 SMs", "1.5 GiB of at most 2.0 GiB",
+        "up to all 132 SMs", "1.5 GiB, no limit seen", "it does not fill this GPU",
     ):  # fmt: skip
         assert words in text, words
 
@@ -213,6 +302,25 @@ async def test_the_page_tells_who_waits(backend: FakeBackend, make_client: MakeC
     assert "Who waits for whom" in text
 
 
+async def test_the_page_says_what_a_client_is_stuck_in(
+    backend: FakeBackend, make_client: MakeClient
+) -> None:
+    states = ("active", "connecting", "creating_context", "torn_down")
+    clients = (
+        hosts.client(641 + index, state=state, state_since=hosts.NOW - 100.0 - index)
+        for index, state in enumerate(states)
+    )
+    backend.snapshot = hosts.snapshot(hosts.daemon(hosts.server(*clients)))
+
+    text = (await page(make_client)).text
+
+    for words in (
+        "connected, without a context for 2 min", "creating its context for 2 min",
+        "torn down by a fatal GPU error for 2 min", "(kill 643)", "(kill 644)",
+    ):  # fmt: skip
+        assert text.count(words) == 1, words
+
+
 async def test_without_nvml_the_daemons_are_there(
     backend: FakeBackend, make_client: MakeClient
 ) -> None:
@@ -224,7 +332,7 @@ async def test_without_nvml_the_daemons_are_there(
     text = (await page(make_client)).text
 
     assert "MPS daemon" in text
-    assert "25 % of the SMs" in text
+    assert "at most 25 % of the SMs" in text
     assert "SM limit not known" in text
     assert "no NVML library" in text
 

@@ -61,6 +61,28 @@ def test_memory(size: float, expected: str) -> None:
         ),
         (Incident(0, "fault"), "A fatal GPU error in a server."),
         (
+            Incident(0, "fault", 634, 1001, (642,), blamed_pid=641, ended_pids=(640,)),
+            "A fatal GPU error in alice's server 634: MPS blames process 641; 1 other client died "
+            "with it (process 642); process 640 was ending at that moment and may have caused it "
+            "with unfinished work.",
+        ),
+        (
+            Incident(0, "fault", 634, 1001, blamed_pid=641, ended_pids=(640, 639)),
+            "A fatal GPU error in alice's server 634: MPS blames process 641; processes 639 and "
+            "640 were ending at that moment and may have caused it with unfinished work.",
+        ),
+        (
+            Incident(0, "unfinished_work", 634, 1001, (641, 642), blamed_pid=641, left_by_pid=640),
+            "Process 640 ended with GPU work in flight, and the fatal GPU error that followed in "
+            "alice's server 634 took 2 clients down (processes 641 and 642); MPS blames process "
+            "641.",
+        ),
+        (
+            Incident(0, "unfinished_work", 634, None, (0,), blamed_pid=0, left_by_pid=0),
+            "A client ended with GPU work in flight, and the fatal GPU error that followed in the "
+            "server 634 took 1 client down.",
+        ),
+        (
             Incident(0, "fault_recovered", 634, 1001, seconds=0.025),
             "Alice's server 634 recovered from the fatal error after 25 ms.",
         ),
@@ -89,9 +111,17 @@ def test_memory(size: float, expected: str) -> None:
             "User 1002's process 643 gave up waiting after 5 s.",
         ),
         (
+            Incident(0, "wait_abandoned", uid=1002, pids=(503,), seconds=24.6, detail="no_context"),
+            "User 1002's process 503 ended without a context after 25 s.",
+        ),
+        (
             Incident(0, "ghost", 634, 1001),
             "Alice's server 634 was started for clients that had died in the queue: the daemon "
             "hangs as soon as another user's client comes.",
+        ),
+        (
+            Incident(0, "ghost_ended", 634, 1001),
+            "Alice's server 634, which was a ghost, has ended: it blocks the daemon no longer.",
         ),
     ],
 )

@@ -1,0 +1,86 @@
+"""NVML's terms: names of what it numbers, as readings carry them and the catalogue documents them.
+
+Where NVML numbers them from 0 on, they stand in that order.
+"""
+
+from __future__ import annotations
+
+COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
+RECOVERY_ACTIONS = (
+    "none",
+    "gpu_reset",
+    "node_reboot",
+    "drain_p2p",
+    "drain_and_reset",
+    "recover_imex_domain",
+    "bus_reset",
+    "system_reboot",
+)
+FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
+ARCHITECTURES = (
+    "Kepler",
+    "Maxwell",
+    "Pascal",
+    "Volta",
+    "Turing",
+    "Ampere",
+    "Ada",
+    "Hopper",
+    "Blackwell",
+    "Rubin",
+)
+
+CLOCKS = ("graphics", "sm", "memory", "video")
+TEMPERATURE_LIMITS = ("shutdown", "slowdown", "memory_max", "gpu_max")
+CLOCK_EVENT_REASONS = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+)
+"""By bit, from bit 0."""
+CLOCK_EVENT_SECONDS_REASONS = (
+    "sw_power_cap",
+    "thermal",
+    "sync_boost",
+    "board_limit",
+    "low_utilization",
+    "reliability",
+    "below_application_clocks",
+    "below_base_clocks",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+)
+ECC_KINDS = ("corrected", "uncorrected")
+ECC_SCOPES = ("volatile", "aggregate")
+ECC_LOCATIONS = (
+    "dram",
+    "sram",
+    "l1_cache",
+    "l2_cache",
+    "register_file",
+    "texture_memory",
+    "cbu",
+)
+PCIE_ERROR_KINDS = (
+    "l0_to_recovery",
+    "correctable",
+    "nak_received",
+    "receiver",
+    "bad_tlp",
+    "nak_sent",
+    "bad_dllp",
+    "non_fatal",
+    "fatal",
+    "unsupported_request",
+    "lcrc",
+    "lane",
+)
+NVLINK_STATES = ("active", "inactive")
+NVLINK_ERROR_KINDS = ("crc_flit", "crc_data", "crc", "replay", "recovery", "ecc_data")

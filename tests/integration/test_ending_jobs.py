@@ -1,0 +1,504 @@
+"""The scripts that end jobs: which clients they terminate, and that nothing makes them hang.
+
+The script runs as it is, but for /proc: a copy reads a made-up one, so that jobs, users, PID
+namespaces and processes that end at the wrong moment can be acted out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fake_host import install_tool, server, set_daemon
+from tests.support.fake_proc import HOST_NAMESPACE, FakeProc
+
+JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
+SCRIPT = "mps-terminate-clients.sh"
+INNER_NAMESPACE = 4026532261
+SERVER = 990
+IN_JOB_7 = "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n"
+IN_JOB_70 = "0::/system.slice/slurmstepd.scope/job_70/step_0/user/task_0\n"
+NOW = 1000.0
+
+
+class Host:
+    """A host with daemons and processes, and the script that is to be tested."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.pipe, self.log = folder, folder / "pipe", folder / "log"
+        self.log.mkdir()
+        self.tool = install_tool(folder)
+        self.proc = FakeProc(folder / "proc")
+        (self.proc.root / "uptime").symlink_to("/proc/uptime")
+        self.look_from(HOST_NAMESPACE)
+        self.process(SERVER, argv=("nvidia-cuda-mps-server",))
+        self.script = folder / SCRIPT
+        text = (JOBS / SCRIPT).read_text("utf-8").replace("/proc", str(self.proc.root))
+        self.script.write_text(text, "utf-8")
+        self.script.chmod(0o755)
+
+    def look_from(self, namespace: int) -> None:
+        """Let the script run in this PID namespace."""
+        self.proc.remove(4)
+        here = self.proc.add(4, argv=("cat",), started=NOW, pid_namespace=namespace)
+        link = self.proc.root / "self"
+        link.unlink(missing_ok=True)
+        link.symlink_to(here)
+
+    def process(self, pid: int, **more: Any) -> None:
+        self.proc.add(pid, **{"argv": ("python3",), "started": 10.0, **more})
+
+    def daemon(self, *clients: int, pipe: Path | None = None, **state: Any) -> None:
+        of_client = state.pop("each", {})
+        one = server(SERVER, *clients)
+        for client in one["clients"]:
+            client.update(of_client)
+        state = {"log_directory": str(self.log), "servers": [one], **state}
+        set_daemon(pipe or self.pipe, **state)
+
+    def run(
+        self, *arguments: str, pipe: bool = True, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        given = (f"--pipe-directory={self.pipe}".split("=")) if pipe else []
+        return subprocess.run(
+            ["dash", str(self.script), "--control", str(self.tool), *given, *arguments],
+            env={"PATH": os.environ["PATH"], **environment},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    def terminated(self) -> list[int]:
+        """The clients that a daemon was asked to terminate, in order."""
+        log = self.log / "control.log"
+        text = log.read_text() if log.exists() else ""
+        return [int(pid) for pid in re.findall(rf"Cmd:terminate_client {SERVER} (\d+)", text)]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_the_clients_of_a_job_are_terminated_and_those_of_others_are_not(host: Host) -> None:
+    host.process(101, cgroup=IN_JOB_7)
+    host.process(102, cgroup=IN_JOB_70)
+    host.process(103, cgroup="0::/system.slice/ssh.service\n")
+    host.process(104, cgroup="5:devices:/slurm/uid_1001/job_7/step_batch\n0::/\n")
+    host.daemon(101, 102, 103, 104)
+    done = host.run("--slurm-job", "7")
+    assert (done.returncode, host.terminated()) == (0, [101, 104])
+    assert "terminated client 101 of server 990" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("selection", "pids"),
+    [
+        (["--pid", "101"], [101]),
+        (["--uid", "1002"], [102]),
+        (["--slurm-job", "7", "--uid", "1001"], [101]),
+        (["--slurm-job", "70", "--uid", "1001"], []),
+        (["--descendant-of", "100"], [101, 102]),
+        (["--descendant-of", "101"], [101]),
+        (["--cgroup", "/system.slice/slurmstepd.scope/job_7"], [101]),
+        (["--cgroup", "/system.slice/slurmstepd.scope/job_"], []),
+        (["--cgroup", "/system.slice/slurmstepd.scope/", "--slurm-job", "70"], [102]),
+    ],
+)
+def test_a_client_must_meet_every_condition(
+    host: Host, selection: list[str], pids: list[int]
+) -> None:
+    host.process(100)
+    host.process(101, uid=1001, cgroup=IN_JOB_7, parent=100)
+    host.process(102, uid=1002, cgroup=IN_JOB_70, parent=105)
+    host.process(105, parent=100)
+    host.process(103, uid=1003)
+    host.daemon(101, 102, 103)
+    assert host.run(*selection).returncode == 0
+    assert host.terminated() == pids
+
+
+def test_a_dry_run_sends_nothing(host: Host) -> None:
+    host.process(101)
+    host.daemon(101)
+    done = host.run("--uid", "0", "--dry-run")
+    assert "would terminate client 101 of server 990" in done.stderr
+    assert (done.returncode, host.terminated()) == (0, [])
+
+
+def test_who_ended_meanwhile_is_let_alone(host: Host) -> None:
+    host.daemon(101)
+    done = host.run("--pid", "101")
+    assert (done.returncode, host.terminated()) == (0, [])
+
+
+def test_a_process_that_took_over_the_pid_is_let_alone(host: Host) -> None:
+    """It started after the daemon had listed the client."""
+    host.process(101, started=NOW + 0.01)
+    host.daemon(101)
+    assert (host.run("--pid", "101").returncode, host.terminated()) == (0, [])
+
+
+def test_a_pid_of_another_namespace_names_another_process(host: Host) -> None:
+    """A daemon in a container calls its client 101; here that is somebody else's number."""
+    host.process(101, cgroup=IN_JOB_7)
+    host.daemon(101, each={"namespace": str(INNER_NAMESPACE)})
+    assert (host.run("--slurm-job", "7").returncode, host.terminated()) == (0, [])
+
+
+def test_a_client_in_a_container_of_the_job_is_found_by_its_own_namespace(host: Host) -> None:
+    host.process(101, cgroup=IN_JOB_7, pid_namespace=INNER_NAMESPACE)
+    host.daemon(101, each={"namespace": str(INNER_NAMESPACE)})
+    assert (host.run("--slurm-job", "7").returncode, host.terminated()) == (0, [101])
+
+
+def test_without_the_right_to_compare_namespaces_nothing_is_sent(host: Host) -> None:
+    host.process(101, pid_namespace=None)
+    host.daemon(101)
+    done = host.run("--pid", "101")
+    assert "its PID namespace cannot be read" in done.stderr
+    assert (done.returncode, host.terminated()) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"), [("0", 0), ("201", 0), ("46", 1), ("Insufficient privileges for UID", 1)]
+)
+def test_the_answer_decides(host: Host, answer: str, status: int) -> None:
+    host.process(101)
+    host.daemon(101, each={"termination": answer})
+    done = host.run("--pid", "101")
+    assert (done.returncode, host.terminated()) == (status, [101])
+    assert ("was not terminated" in done.stderr) == bool(status)
+
+
+def test_one_refusal_does_not_stop_the_others(host: Host) -> None:
+    for pid in (101, 102):
+        host.process(pid)
+    one = server(SERVER, 101, 102)
+    one["clients"][0]["termination"] = "46"
+    host.daemon(servers=[one])
+    assert (host.run("--uid", "0").returncode, host.terminated()) == (1, [101, 102])
+
+
+def test_many_clients(host: Host) -> None:
+    pids = list(range(101, 149))
+    for pid in pids:
+        host.process(pid, cgroup=IN_JOB_7)
+    host.daemon(*pids)
+    done = host.run("--slurm-job", "7", "--deadline", "50")
+    assert (done.returncode, host.terminated()) == (0, pids)
+
+
+# ----------------------------------------------------------------- a container's preStop hook
+
+
+def test_a_hook_terminates_the_clients_of_its_own_container(host: Host) -> None:
+    """It cannot look their PIDs up, which are the host's: ps says whose namespace they are in."""
+    host.look_from(INNER_NAMESPACE)
+    mine, other = server(SERVER, 5001, 5002)["clients"]
+    mine["namespace"] = str(INNER_NAMESPACE)
+    host.daemon(servers=[{"pid": SERVER, "clients": [mine, other]}])
+    done = host.run("--own-pid-namespace")
+    assert (done.returncode, host.terminated()) == (0, [5001])
+
+
+def test_a_hook_does_not_act_on_a_client_that_changed_since(host: Host) -> None:
+    host.look_from(INNER_NAMESPACE)
+    one = {"pid": 5001, "id": 1, "namespace": str(INNER_NAMESPACE)}
+    servers = [{"pid": SERVER, "clients": [{**one, "id": 2}]}]
+    later = {"log_directory": str(host.log), "servers": servers}
+    host.daemon(servers=[{"pid": SERVER, "clients": [one]}], after={"ps": later})
+    assert (host.run("--own-pid-namespace").returncode, host.terminated()) == (0, [])
+
+
+def test_a_row_made_up_in_a_program_s_name_terminates_nobody(host: Host) -> None:
+    host.look_from(INNER_NAMESPACE)
+    name = f"python3\n5002 9 {SERVER} GPU-0 {INNER_NAMESPACE} python3"
+    rows = [{"pid": 5001, "namespace": "4026532999", "command": name}, {"pid": 5002}]
+    host.daemon(servers=[{"pid": SERVER, "clients": rows}])
+    done = host.run("--own-pid-namespace")
+    assert "lists its PID twice" in done.stderr
+    assert (done.returncode, host.terminated()) == (1, [])
+
+
+def test_the_whole_host_is_no_container(host: Host) -> None:
+    host.daemon(101)
+    done = host.run("--own-pid-namespace")
+    assert (done.returncode, host.terminated()) == (2, [])
+
+
+def test_clients_that_the_daemon_itself_cannot_name(host: Host) -> None:
+    host.look_from(INNER_NAMESPACE)
+    host.daemon(0, each={"namespace": "?"})
+    done = host.run("--own-pid-namespace")
+    assert "a PID namespace that the daemon cannot see" in done.stderr
+    assert (done.returncode, host.terminated()) == (3, [])
+
+
+def test_a_stopped_process_with_cuda_in_it_stops_the_hook(host: Host) -> None:
+    host.look_from(INNER_NAMESPACE)
+    host.process(7, state="T")
+    (host.proc.root / "7" / "maps").write_text("7f00-7f01 r-xp 0 0:0 1 /lib/libcuda.so.580.1\n")
+    host.daemon(5001, each={"namespace": str(INNER_NAMESPACE)})
+    assert (host.run("--own-pid-namespace").returncode, host.terminated()) == (3, [])
+
+
+# ------------------------------------------------------------------------------------- trouble
+
+
+def test_no_daemon_is_no_error(host: Host) -> None:
+    done = host.run("--uid", "0")
+    assert (done.returncode, "no daemon runs" in done.stderr) == (0, True)
+    assert host.run("--uid", "0", pipe=False).returncode == 0
+
+
+def test_no_control_tool_is_an_error_only_where_a_daemon_is(host: Host) -> None:
+    host.daemon(101)
+    missing = str(host.folder / "nothing")
+    assert host.run("--uid", "0", "--control", missing).returncode == 0
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(host.pipe / "control"))
+        assert host.run("--uid", "0", "--control", missing).returncode == 3
+
+
+@pytest.mark.parametrize("mode", ["hang", "refuse", "garbage", "flood", "silent"])
+def test_a_daemon_that_does_not_answer_well(host: Host, mode: str) -> None:
+    """Nothing is left behind that hangs, and the other daemon is served all the same."""
+    host.process(101)
+    host.daemon(101, pipe=host.folder / "second")
+    host.daemon(101, mode=mode)
+    second = str(host.folder / "second")
+    done = host.run("--uid", "0", "--timeout", "2", "--deadline", "40", "--pipe-directory", second)
+    assert (done.returncode, host.terminated()) == (3, [101])
+    assert "are not known" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_a_collision_with_another_caller_is_tried_again(host: Host) -> None:
+    host.process(101)
+    host.daemon(101, mode="refuse_once")
+    assert (host.run("--uid", "0").returncode, host.terminated()) == (0, [101])
+
+
+def test_after_a_client_that_hangs_the_daemon_is_left_alone(host: Host) -> None:
+    for pid in (101, 102):
+        host.process(pid)
+    host.daemon(101, 102, each={"termination": "hang"})
+    done = host.run("--uid", "0", "--timeout", "1")
+    assert "no other client of this daemon was tried" in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("state", ["T", "Z"])
+def test_a_server_that_does_not_run_is_not_asked(host: Host, state: str) -> None:
+    """What it does not answer would block its daemon for every user."""
+    host.process(SERVER, argv=("nvidia-cuda-mps-server",), state=state)
+    host.process(101)
+    host.daemon(101)
+    done = host.run("--uid", "0")
+    assert f"server 990 does not run (state {state})" in done.stderr
+    assert done.returncode == 3
+    assert "Cmd:ps" not in (host.log / "control.log").read_text()
+
+
+def test_a_stopped_client_is_not_terminated(host: Host) -> None:
+    host.process(101, state="T")
+    host.process(102)
+    host.daemon(101, 102)
+    done = host.run("--uid", "0")
+    assert "its process is stopped" in done.stderr
+    assert (done.returncode, host.terminated()) == (1, [102])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--dry-run",),
+        ("--uid", "root"),
+        ("--uid",),
+        ("--pid", "0"),
+        ("--pid", "-1"),
+        ("--cgroup", "/"),
+        ("--everything",),
+        ("--own-pid-namespace", "--uid", "0"),
+        ("--uid", "0", "--timeout", "0"),
+    ],
+)
+def test_wrong_usage_does_nothing(host: Host, arguments: tuple[str, ...]) -> None:
+    host.process(101)
+    host.daemon(101)
+    done = host.run(*arguments)
+    assert done.returncode == 2
+    assert not (host.log / "control.log").exists()
+
+
+def test_daemons_are_found_unless_they_belong_to_other_users(host: Host) -> None:
+    for number, uid in enumerate((0, 1001, 1002)):
+        pipe = host.folder / f"found-{number}"
+        environ = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "OTHER": "a\nCUDA_MPS_PIPE_DIRECTORY=/no"}
+        host.process(200 + number, argv=("nvidia-cuda-mps-control", "-d"), uid=uid, environ=environ)
+        host.process(300 + number, uid=1001)
+        host.daemon(300 + number, pipe=pipe)
+    done = host.run("--uid", "1001", pipe=False)
+    expected = [300, 301, 302] if os.getuid() == 1002 else [300, 301]
+    assert (done.returncode, sorted(host.terminated())) == (0, expected)
+
+
+def test_the_scripts_are_lint_free() -> None:
+    """Also in `make lint-files`; here beside the tests of what they do."""
+    checker = Path(sys.executable).with_name("shellcheck")
+    assert checker.exists(), "shellcheck is missing: make install"
+    scripts = sorted(JOBS.glob("*.sh"))
+    assert len(scripts) == 4
+    assert all(os.access(script, os.X_OK) for script in scripts)
+    subprocess.run([str(checker), *map(str, scripts)], check=True)
+
+
+# ------------------------------------------------------------------------------------ wrappers
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Path:
+    """A stand-in for the script: writes down how it was called, and whether PID lived then."""
+    path = tmp_path / "recorder.sh"
+    path.write_text(
+        '#!/bin/sh\necho "$@" >>"${0%/*}/calls"\nkill -0 "$2" && echo alive >>"${0%/*}/calls"\n'
+        "exit 1\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+def calls(folder: Path) -> list[str]:
+    path = folder / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+DEFAULT_SIGNALS = ("env", "--default-signal=TERM,INT,HUP,USR1,USR2")
+"""A shell cannot trap what was ignored when it began, as SIGINT is in a script's background."""
+
+
+class Wrapped:
+    """A program under mps-run.sh, in a session of its own, as a job's step is."""
+
+    def __init__(self, recorder: Path, program: str, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [*DEFAULT_SIGNALS, str(JOBS / "mps-run.sh"), sys.executable, "-S", "-c", program],
+            env={**os.environ, "MPS_TERMINATE_CLIENTS": str(recorder), **environment},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        self.pid = int(self.line())
+
+    def line(self) -> bytes:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def end(self, text: bytes = b"") -> int:
+        """Give it this input, and wait for its end."""
+        self.process.communicate(text, timeout=30)
+        return self.process.returncode
+
+
+SLEEPER = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_whole_job_ends_its_cuda_work_first(
+    recorder: Path, how: signal.Signals
+) -> None:
+    """Slurm signals every process of the job; the program must outlive that."""
+    job = Wrapped(recorder, SLEEPER, MPS_RUN_GRACE="0")
+    os.killpg(job.process.pid, how)
+    assert job.end() == 128 + how
+    assert calls(recorder.parent) == [f"--descendant-of {job.pid} --deadline 15", "alive"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(job.pid, 0)
+
+
+def test_a_program_that_ends_by_itself_needs_no_kill(recorder: Path) -> None:
+    job = Wrapped(recorder, "import os; print(os.getpid(), flush=True); raise SystemExit(7)")
+    assert (job.end(), calls(recorder.parent)) == (7, [])
+
+
+def test_a_program_that_saves_its_state_is_given_the_time(recorder: Path) -> None:
+    saving = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "print(os.getpid(), flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    job = Wrapped(recorder, saving, MPS_RUN_WAIT="60")
+    job.process.terminate()
+    assert job.line() == b"saved\n"
+    assert job.end() == 128 + signal.SIGTERM
+
+
+def test_the_program_reads_standard_input(recorder: Path) -> None:
+    job = Wrapped(
+        recorder,
+        "import os; print(os.getpid(), flush=True); raise SystemExit(int(input()))",
+    )
+    assert job.end(b"5\n") == 5
+
+
+@pytest.mark.parametrize("seconds", ["-1", "1.5", "soon"])
+def test_a_wrong_setting_starts_nothing(recorder: Path, seconds: str) -> None:
+    done = subprocess.run(
+        [str(JOBS / "mps-run.sh"), "touch", str(recorder.parent / "started")],
+        env={**os.environ, "MPS_TERMINATE_CLIENTS": str(recorder), "MPS_RUN_GRACE": seconds},
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, (recorder.parent / "started").exists()) == (2, False)
+
+
+def test_an_epilog_never_fails(recorder: Path) -> None:
+    """Slurm drains the node of an epilog that does."""
+    environment = {"MPS_TERMINATE_CLIENTS": str(recorder), "PATH": os.environ["PATH"]}
+    epilog = [str(JOBS / "mps-slurm-epilog.sh")]
+    subprocess.run(epilog, env=environment, check=True, stderr=subprocess.DEVNULL)
+    assert calls(recorder.parent) == []
+    environment |= {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1001"}
+    subprocess.run(epilog, env=environment, check=True, stderr=subprocess.DEVNULL)
+    assert calls(recorder.parent)[0] == "--slurm-job 7 --uid 1001 --deadline 20"
+
+
+def slurm(folder: Path, srun_status: int) -> dict[str, str]:
+    """A folder with an srun and a scancel that write down how they were called."""
+    for name, status in (("srun", srun_status), ("scancel", 0)):
+        tool = folder / name
+        tool.write_text(f'#!/bin/sh\necho {name} "$@" >>"${{0%/*}}/calls"\nexit {status}\n')
+        tool.chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "MPS_TERMINATE_CLIENTS": "/opt/script"}
+
+
+@pytest.mark.parametrize(
+    ("srun_status", "anyway", "cancelled"), [(0, "", True), (1, "", False), (3, "1", True)]
+)
+def test_a_job_is_cancelled_after_its_clients_are_terminated(
+    tmp_path: Path, srun_status: int, anyway: str, cancelled: bool
+) -> None:
+    environment = {**slurm(tmp_path, srun_status), "MPS_SCANCEL_ANYWAY": anyway}
+    done = subprocess.run(
+        [str(JOBS / "mps-scancel.sh"), "7"], env=environment, capture_output=True, check=False
+    )
+    first, *rest = calls(tmp_path)
+    assert first.startswith("srun --jobid=7 --overlap ")
+    assert first.endswith(" /opt/script --slurm-job 7")
+    assert rest == (["scancel 7"] if cancelled else [])
+    assert done.returncode == (0 if cancelled else 1)
+
+
+def test_the_pod_s_hook_calls_the_script_as_it_can_be_called() -> None:
+    text = (JOBS / "kubernetes-pod.yaml").read_text("utf-8")
+    found = re.search(r"command: \[sh, /opt/mps/(\S+), (--\S+)\]", text)
+    assert found is not None
+    assert (JOBS / found[1]).exists()
+    assert f"    {found[2]} " in (JOBS / SCRIPT).read_text("utf-8").replace("  --", "    --")

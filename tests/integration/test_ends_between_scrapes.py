@@ -1,0 +1,44 @@
+"""Queued clients and daemons that end while nobody scrapes, on a host of real processes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.own_host import OwnHost, own_host
+
+
+@pytest.fixture
+def host() -> Iterator[OwnHost]:
+    with own_host() as one:
+        yield one
+
+
+def next_of(kind: str, incidents: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    return next(one for one in incidents if one["kind"] == kind)
+
+
+@pytest.mark.parametrize("container", [False, True], ids=["watched", "looked-at"])
+def test_who_ends_is_told_of_without_a_scrape(host: OwnHost, container: bool) -> None:
+    """In a PID namespace of its own, with the host's procfs, the exporter can only look."""
+    daemon = host.daemon()
+    host.serve(inside=["unshare", "--pid", "--fork"] if container else ())
+    host.scrape()
+    with host.incidents() as incidents:
+        waiter = host.program(1002)
+        daemon.queue(waiter, 1002)
+        began = next_of("wait_started", incidents)
+        killed = time.time()
+        host.signal(waiter, signal.SIGKILL)
+        died = next_of("wait_abandoned", incidents)
+        assert died["pids"] == [waiter]
+        assert killed <= died["at"] <= time.time()
+        assert died["seconds"] == pytest.approx(died["at"] - began["at"], abs=0.002)
+        killed = time.time()
+        host.signal(daemon.pid, signal.SIGKILL)
+        assert killed <= next_of("daemon_died", incidents)["at"] <= time.time()
+    assert host.scrape().value("mps_uid_waits_abandoned_total", uid="1002") == 1

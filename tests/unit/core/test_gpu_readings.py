@@ -1,0 +1,195 @@
+"""Whatever a reading says, the page is there: what no metric shows is left out."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+import exporter
+from exporter import doctor
+from exporter.metrics.catalogue import CATALOGUE
+from exporter.metrics.content_format import OPENMETRICS_1_0_0, TEXT_0_0_4
+from exporter.metrics.exposition import encode
+from exporter.metrics.gpu_catalogue import GPU_METRICS
+from exporter.metrics.gpu_readings import BY_QUANTITY, STATE, series_of
+from exporter.metrics.render import Build, render
+from exporter.model import Gpu, Snapshot
+from exporter.observations import GpuObservation, NvmlObservation, Outcome, Reading
+from exporter.web import page
+from exporter.web.options import WebOptions
+from exporter.web.report import make_status
+from tests.support.scripted_host import ScriptedHost
+from tests.unit.web.snapshots import NASTY
+
+PROGRAM = Path(exporter.__file__).parent
+UUID = "GPU-00000000-1111-2222-3333-444444444444"
+
+known_labels = sorted({label for spec in GPU_METRICS for label in (*spec.labels, STATE)})
+known_values = sorted({
+    value for spec in GPU_METRICS for values in (*spec.values.values(), spec.states)
+    for value in values
+})  # fmt: skip
+texts = st.text(st.characters(), max_size=300)  # lone surrogates, line ends, quotes ...
+pairs = st.tuples(st.sampled_from(known_labels) | texts, st.sampled_from(known_values) | texts)
+readings = st.builds(
+    Reading,
+    st.sampled_from(sorted(BY_QUANTITY)) | texts,
+    st.floats() | st.integers(-(2**64), 2**64),
+    st.lists(pairs, max_size=4).map(tuple),
+)
+
+
+@st.composite
+def fitting(draw: st.DrawFn) -> Reading:
+    """One with the labels that its metric has, and any values."""
+    spec = draw(st.sampled_from(sorted(BY_QUANTITY.values(), key=lambda spec: spec.name)))
+    names = [*spec.labels[2:], *([STATE] if spec.kind == "stateset" else [])]
+    labels = tuple((name, draw(texts)) for name in draw(st.permutations(names)))
+    return Reading(spec.quantity, draw(st.floats()), labels)
+
+
+def snapshot(given_readings: Iterable[Reading]) -> Snapshot:
+    seen = GpuObservation(0, UUID, readings=tuple(given_readings))
+    # Two processes beside MPS: what the GPU does then decides whether MPS would help.
+    return Snapshot(1.0, gpus=(Gpu(seen, "0", UUID, direct_pids=(1, 2)),))
+
+
+def text_page(given_readings: Iterable[Reading]) -> str:
+    families = render(snapshot(given_readings), Build("", "", ""))
+    return encode(families, (), TEXT_0_0_4).decode()
+
+
+def all_of_them(value: float) -> list[Reading]:
+    """What the status page shows, and all else, with this value."""
+    sensor = (("sensor", "gpu"),)
+    return [*(Reading(one, value) for one in BY_QUANTITY), Reading("temperature", value, sensor)]
+
+
+@settings(deadline=None)
+@given(st.lists(readings | fitting(), max_size=8))
+@example([Reading("fabric_state", 1.0, ((STATE, NASTY),))])
+@example([Reading(NASTY, 1.0), Reading("clock", 1.0, (("clock", NASTY),))])
+@example(all_of_them(math.nan))
+@example(all_of_them(math.inf))
+@example(all_of_them(-1e308))
+@example(all_of_them(5e-324))
+def test_no_reading_costs_a_page(several: list[Reading]) -> None:
+    seen = snapshot(several)
+    families = render(seen, Build("", "", ""))
+    encode(families, (), OPENMETRICS_1_0_0)
+    found = {one.name for one in text_string_to_metric_families(text_page(several))}
+    assert "mps_exporter_build" in {name.removesuffix("_info") for name in found}
+    status = make_status(seen, WebOptions())
+    json.dumps(asdict(status), allow_nan=False)
+    page.render(status, WebOptions(), "host").encode()
+    "\n".join(doctor.report(seen)).encode()
+    doctor.as_json(seen).encode()
+
+
+@settings(deadline=None)
+@given(st.lists(readings, max_size=4))
+def test_what_no_metric_shows_leaves_the_others_alone(several: list[Reading]) -> None:
+    unknown = [one for one in several if series_of(one) is None]
+    known = [Reading("power", 195.4), Reading("clock", 1.98e9, (("clock", "sm"),))]
+    assert text_page([*unknown, *known, *unknown]) == text_page(known)
+
+
+@settings(deadline=None)
+@given(fitting())
+def test_what_a_metric_shows_is_shown(one: Reading) -> None:
+    assert BY_QUANTITY[one.quantity].name in {
+        family.spec.name for family in render(snapshot([one]), Build("", "", ""))
+    }
+
+
+KIND, SCOPE, LOCATION = ("kind", "corrected"), ("scope", "volatile"), ("location", "dram")
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ((KIND, SCOPE, LOCATION), True),
+        ((LOCATION, SCOPE, KIND), True),
+        ((KIND, SCOPE), False),
+        ((KIND, SCOPE, LOCATION, ("bank", "1")), False),
+        ((KIND, SCOPE, ("place", "dram")), False),
+        ((KIND, SCOPE, KIND), False),
+        ((KIND, SCOPE, LOCATION, LOCATION), False),
+        ((), False),
+    ],
+)
+def test_a_reading_of_other_labels_is_another_reading(
+    labels: tuple[tuple[str, str], ...], expected: bool
+) -> None:
+    found = series_of(Reading("ecc_errors", 1.0, labels))
+    assert (found is not None) == expected
+    assert found is None or found.labels == ("corrected", "volatile", "dram")
+
+
+def test_a_state_names_itself_in_the_label_of_its_metric() -> None:
+    lines = text_page([Reading("recovery_action", 1.0, (("state", "gpu_reset"),))]).splitlines()
+    active = [line for line in lines if line.startswith("mps_gpu_recovery") and line[-3:] == "1.0"]
+    assert len(active) == 1
+    assert 'mps_gpu_recovery_action="gpu_reset"' in active[0]
+
+
+def test_a_quantity_has_one_metric() -> None:
+    quantities = Counter(spec.quantity for spec in GPU_METRICS if spec.quantity)
+    assert [name for name, count in quantities.items() if count > 1] == []
+
+
+def test_the_program_asks_for_quantities_that_there_are() -> None:
+    source = "".join(path.read_text("utf-8") for path in PROGRAM.rglob("*.py"))
+    asked = set(re.findall(r'\.reading\(\s*"(\w+)"', source))
+    assert asked >= {"sm_activity", "power"}
+    assert asked <= BY_QUANTITY.keys()
+
+
+def test_the_renderer_names_metrics_that_there_are() -> None:
+    source = (PROGRAM / "metrics" / "render.py").read_text("utf-8")
+    names = set(re.findall(r'"(mps_\w+)"', source))
+    assert len(names) > 50
+    assert names <= CATALOGUE.keys()
+
+
+async def test_an_unknown_reading_is_counted_each_time_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host = ScriptedHost()
+    strange = (
+        Reading("power", 195.4),
+        Reading("coolant_flow", 2.0),
+        Reading("power", 99.0, (("rail", "left"),)),
+    )
+    host.gpus = NvmlObservation(
+        host.wall, Outcome.OK, gpus=(GpuObservation(0, UUID, readings=strange),)
+    )
+    collector = host.collector()
+    counts = []
+    for _ in range(3):
+        counts.append((await collector.collect()).unknown_readings)
+        host.passes(15)
+    assert counts == [2, 4, 6]
+    families = render(await collector.collect(), Build("", "", ""))
+    shown = {family.spec.name: dict(family.samples) for family in families}
+    assert shown["mps_exporter_unknown_readings_total"] == {(): 8}
+    said = [vars(one) for one in caplog.records if "no metric shows it" in one.getMessage()]
+    assert [one["fields"] for one in said] == [
+        {"quantity": "coolant_flow", "labels": ""},
+        {"quantity": "power", "labels": "rail=left"},
+    ]
+
+
+async def test_a_host_whose_readings_are_all_known_has_a_zero() -> None:
+    host = ScriptedHost()
+    assert (await host.collector().collect()).unknown_readings == 0
