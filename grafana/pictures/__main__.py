@@ -53,17 +53,18 @@ IMAGES = {
     "dashboard-sharing.png": "mps-sharing-tour",
     "dashboard-incidents.png": "mps-incidents-tour",
     "dashboard-user.png": "mps-user",
+    "dashboard-dcgm.png": "also",
 }
 """Pictures of the documents, and what they show."""
 
 
-def shots() -> list[Shot]:
-    """Every dashboard of the hosts that one looks at; the first of each is for the documents."""
+def shots(also: Path | None = None) -> list[Shot]:
+    """Every dashboard, of the hosts that one looks at, and a foreign one."""
     one_host = ("mps-host", "mps-sharing", "mps-gpu")
     period = "now-20m"
     names = {"tour": SLOW, "quiet": "quiet:9400", "no-mps": "gpu17-training-10-direct:9400",
              "dead": DEAD, "eight-gpus": hosts.MADE_UP}  # fmt: skip
-    found = []
+    found = [Shot(server.FOREIGN, "also", "", period)] if also else []
     for board in BOARDS:
         if board.uid in one_host:
             found += [
@@ -126,11 +127,13 @@ def scraped(folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{prometheus}"
 
 
-async def take_images(folder: Path, address: str) -> list[str]:
+async def take_images(folder: Path, address: str, also: Path | None) -> list[str]:
     """Take the pictures of the documents; gives what is wrong."""
-    found = {shot.name: shot for shot in shots()}
+    found = {shot.name: shot for shot in shots(also)}
     lines: list[str] = []
     for name, shot in IMAGES.items():
+        if shot not in found:
+            continue
         async with browser() as tab:
             with tempfile.TemporaryDirectory() as drawn:
                 sights = await look(
@@ -147,8 +150,8 @@ async def take(chosen: argparse.Namespace, address: str) -> list[str]:
     themes = [theme == "dark" for theme in chosen.theme]
     docked = [menu == "docked" for menu in chosen.menu]
     for width, dark, dock in itertools.product(chosen.width, themes, docked):
-        for shot in shots():
-            if not any(shot.name.startswith(wanted) for wanted in chosen.dashboard):
+        for shot in shots(chosen.also):
+            if not any(shot.name.startswith(wanted) for wanted in (*chosen.dashboard, "also")):
                 continue
             async with browser() as tab:
                 sights: list[Sight] = await look(
@@ -177,6 +180,9 @@ def main(arguments: list[str] | None = None) -> int:
         ("--menu", ["docked", "closed"], str),
     ):
         parser.add_argument(flag, nargs="+", type=kind, default=default)
+    parser.add_argument(
+        "--also", type=Path, help="a dashboard's file to look at, too: dcgm-exporter's"
+    )
     parser.add_argument("--images", type=Path, help="write the documents' pictures there instead")
     parser.add_argument("--keep", action="store_true", help="go on running, to look around")
     chosen = parser.parse_args(arguments)
@@ -192,10 +198,12 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"Prometheus: {prometheus}; playing for {chosen.minutes:g} minutes", flush=True)
             time.sleep(chosen.minutes * 60)
             home = os.environ.get("GRAFANA")
-            with server.running(home, folder, free_port(), prometheus) as address:
+            with server.running(home, folder, free_port(), prometheus, chosen.also) as address:
                 print(f"Grafana: {address}", flush=True)
                 wrong = asyncio.run(
-                    take_images(chosen.images, address) if chosen.images else take(chosen, address)
+                    take_images(chosen.images, address, chosen.also)
+                    if chosen.images
+                    else take(chosen, address)
                 )
                 print(*(wrong or ["Nothing is wrong."]), sep="\n")
                 while chosen.keep:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -17,6 +18,8 @@ from grafana.__main__ import DASHBOARDS
 
 PROVISIONING = Path(__file__).parents[1] / "provisioning"
 STARTUP_SECONDS = 120
+FOREIGN = "foreign"
+"""The uid of a dashboard that is not ours."""
 HOW_TO_GET_ONE = """GRAFANA names no Grafana. Set it to the folder of one, 12 or newer:
   GRAFANA=/usr/share/grafana        where the package of Grafana is installed
   GRAFANA=/tmp/grafana-v12.3.0      where its archive from https://grafana.com/grafana/download
@@ -39,11 +42,16 @@ def program(home: str | None) -> list[str]:
     raise NoGrafanaError(HOW_TO_GET_ONE)
 
 
-def provisioned(folder: Path, prometheus: str) -> Path:
+def provisioned(folder: Path, prometheus: str, also: Path | None = None) -> Path:
     """Copy our provisioning and dashboards, with the two addresses that a user has to change."""
     target = folder / "provisioning"
     shutil.copytree(PROVISIONING, target)
+    for empty in ("plugins", "alerting"):
+        (target / empty).mkdir()
     shutil.copytree(DASHBOARDS, folder / "dashboards")
+    if also is not None:
+        foreign = json.loads(also.read_text("utf-8")) | {"uid": FOREIGN, "id": None}
+        (folder / "dashboards" / "foreign.json").write_text(json.dumps(foreign), "utf-8")
     (source,) = (target / "datasources").glob("*.yml")
     content = yaml.safe_load(source.read_text("utf-8"))
     content["datasources"][0]["url"] = prometheus
@@ -76,10 +84,12 @@ def settings(folder: Path, port: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def running(home: str | None, folder: Path, port: int, prometheus: str) -> Iterator[str]:
+def running(
+    home: str | None, folder: Path, port: int, prometheus: str, also: Path | None = None
+) -> Iterator[str]:
     """Run it; gives the address."""
     command = program(home)
-    provisioned(folder, prometheus)
+    provisioned(folder, prometheus, also)
     with (folder / "grafana.log").open("wb") as log:
         process = subprocess.Popen(
             command, env={**os.environ, **settings(folder, port)}, stdout=log, stderr=log
