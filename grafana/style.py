@@ -151,6 +151,7 @@ USER_STATES = (
     State(22, "waiting", WARN),
     State(23, "connected", USED),
     State(25, "dead in queue", "dark-red"),
+    State(26, "torn down", BAD),
 )
 
 

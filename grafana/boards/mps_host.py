@@ -115,12 +115,15 @@ CLIENTS = table(
         " pid) group_left mps_client_start_time_seconds)) * 1000",
         f"topk(200, max by ({KEYS}) (mps_client_contexts * 0 + on (job, instance, daemon, server,"
         " pid) group_left mps_client_active_thread_ratio))",
+        f"topk(200, max by ({KEYS}, state) (mps_client_contexts * 0 + on (job, instance, daemon,"
+        " server, pid) group_left (state) (mps_client_state == 1)))",
     ),
     (
         Column("User", "uid", width=85, links=(to_user("${__data.fields.User}"),)),
         Column("Name", "user", width=100),
         Column("Program", "command"),
-        Column("PID", "pid", width=90),
+        Column("State", "state", width=100),
+        Column("PID", "pid", width=80),
         Column("GPU", "gpu", width=70),
         Column("SM share set", "H", unit=SHARE, decimals=0, width=115),
         Column("Effective share", "B", unit=SHARE, decimals=0, width=125),

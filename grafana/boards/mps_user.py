@@ -61,9 +61,11 @@ TILES = (
         "Am I waiting?",
         "Healthy: connected. Whether any of this user's programs has a place on a GPU now. "
         "Waiting: it hangs in cuInit until the holder's last client exits; do not kill it, "
-        "because a process that dies in the queue makes the daemon hang.",
+        "because a process that dies in the queue makes the daemon hang. Torn down: a fatal GPU "
+        "error hit it, and it cannot use the GPU any more.",
         f"count(mps_uid_waiting_dead_clients{_MINE} > 0) * 0 + 25"
         f" or count(mps_uid_waiting_clients{_MINE} > 0) * 0 + 22"
+        f' or count(mps_client_state{{uid=~"$uid", state="torn_down"}} == 1) * 0 + 26'
         f" or count(mps_client_info{_MINE}) * 0 + 23"
         f" or count(mps_server_info{_MINE}) * 0 + 21"
         f" or {_NONE_CONNECTED}",
