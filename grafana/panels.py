@@ -304,9 +304,9 @@ def ranking(
             # Else few bars have huge letters and fill the panel.
             "text": {"titleSize": 13, "valueSize": 16},
             "sizing": "manual",
-            "minVizHeight": 16,
+            "minVizHeight": 36,
             "minVizWidth": 8,
-            "maxVizHeight": 20,
+            "maxVizHeight": 36,
             "legend": {"showLegend": False},
         },
     )  # fmt: skip
@@ -349,7 +349,7 @@ def timeline(
             "showValue": "auto",
             "alignValue": "left",
             "rowHeight": 0.85,
-            "perPage": 30,
+            "perPage": 0,
             "legend": _STATES_LEGEND,
             "tooltip": {"mode": "single", "sort": "none"},
         },
@@ -373,7 +373,7 @@ def status_history(
             "showValue": "never",
             "rowHeight": 0.9,
             "colWidth": 0.95,
-            "perPage": 30,
+            "perPage": 20,
             "legend": _STATES_LEGEND,
             "tooltip": {"mode": "single", "sort": "none"},
         },
@@ -464,6 +464,7 @@ def table(
     descending: bool = True,
     none: str,
     found: str = "",
+    two_lines: bool = False,
     width: int = 24,
     height: int = 8,
 ) -> Panel:
@@ -506,7 +507,7 @@ def table(
         tuple(column.override() for column in columns),
         {
             "showHeader": True,
-            "cellHeight": "sm",
+            "cellHeight": "lg" if two_lines else "sm",
             # Pages would take a third of a table's height, and hide the rest behind a click.
             "enablePagination": False,
             "footer": {"show": False, "enablePagination": False, "countRows": False,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from grafana.board import Board, Row, instance, job
 from grafana.boards.shared import (
-    CONTEXTS_SHARE,
-    CONTEXTS_WARN,
     GPU_TROUBLE,
     HOSTS,
     IDLE_WARN,
@@ -59,36 +57,36 @@ STATE = host_state(TARGETS)
 
 TILES = (
     tile(
-        "Unreachable hosts",
+        "Unreachable",
         "Healthy: 0. Exporters that Prometheus cannot scrape. Nothing is known about their hosts.",
         NOT_SCRAPED,
         steps=at_most(1),
         links=[to_board("mps-exporter", "Exporters")],
     ),
     tile(
-        "Unhealthy daemons",
-        "Healthy: 0. Control daemons that are absent, hang, refuse, or are draining after `quit`. "
-        "While a daemon hangs, CUDA programs that start hang too.",
+        "Bad daemons",
+        "Healthy: 0. Unhealthy control daemons: they are absent, hang, refuse, or are draining "
+        "after `quit`. While a daemon hangs, CUDA programs that start hang too.",
         "sum(1 - mps_control_up)",
         steps=at_most(1),
     ),
     tile(
-        "Unhealthy servers",
-        "Healthy: 0. Servers that refuse new clients after a fault, and ghost servers: started for "
-        "a client that died in the queue. The daemon hangs on a ghost until it is killed.",
+        "Bad servers",
+        "Healthy: 0. Unhealthy servers: they refuse new clients after a fault, or are ghosts: "
+        "started for a client that died in the queue. The daemon hangs on a ghost until it is killed.",
         f"count({SERVER_TROUBLE}) or {NOTHING}",
         steps=at_most(1),
         links=[to_board("mps-incidents", "Incidents")],
     ),
     tile(
-        "Unhealthy GPUs",
-        "Healthy: 0. GPUs that do not respond, that the driver wants reset, or whose memory could "
-        "not be repaired.",
+        "Bad GPUs",
+        "Healthy: 0. Unhealthy GPUs: they do not respond, the driver wants them reset, or their "
+        "memory could not be repaired.",
         f"count({GPU_TROUBLE}) or {NOTHING}",
         steps=at_most(1),
     ),
     tile(
-        "Clients waiting",
+        "Waiting",
         "Healthy: 0. Programs that hang in cuInit because another user's server holds their GPU.",
         f"sum{WAITING} or {NOTHING}",
         steps=noticed_from(1),
@@ -107,7 +105,8 @@ TILES = (
 HOST_TABLE = table(
     "Hosts, worst first",
     "Healthy: all green. The worst that is known about each host, and its numbers; at most 100 "
-    "hosts, worst first. Grey is unreachable: nothing is known.",
+    "hosts, worst first. Idle share: of the time, in which a user waited and nobody was connected, "
+    "because of a hand-over. Grey is unreachable: nothing is known.",
     (
         f"topk(100, {STATE})",
         f"sum by ({HOSTS}) {WAITING} > 0",
@@ -116,29 +115,26 @@ HOST_TABLE = table(
         f"{new_in_range(CRASHES, HOSTS)} > 0",
         f"max by ({HOSTS}) (increase(mps_uid_handover_idle_seconds_total[$__range])) / $__range_s",
         f"sum by ({HOSTS}) (mps_server_clients)",
-        f"max by ({HOSTS}) ({CONTEXTS_SHARE})",
         f"avg by ({HOSTS}) {UTILIZATION}",
         f"avg by ({HOSTS}) {SM_ACTIVITY}",
     ),
     (
-        Column("State", "A", states=HOST_STATES, width=170),
+        Column("State", "A", states=HOST_STATES, width=155),
         Column("Host", "instance", links=(
             to_host("mps-host", "This host"),
             to_host("mps-sharing", "Who holds the GPU and who waits"),
             to_host("mps-incidents", "Its incidents"),
             to_host("mps-gpu", "Its GPUs"),
         )),
-        Column("Waiting", "B", steps=noticed_from(1), width=85),
-        Column("Longest wait", "C", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=115),
-        Column("Lost", "D", steps=at_most(1), width=65, decimals=0),
-        Column("Crashes", "E", steps=at_most(1), width=85, decimals=0),
-        Column("Hand-over idle", "F", unit=SHARE, steps=noticed_from(IDLE_WARN), width=130,
+        Column("Waiting", "B", steps=noticed_from(1), width=75),
+        Column("Longest wait", "C", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=105),
+        Column("Lost", "D", steps=at_most(1), width=60, decimals=0),
+        Column("Crashes", "E", steps=at_most(1), width=75, decimals=0),
+        Column("Idle share", "F", unit=SHARE, steps=noticed_from(IDLE_WARN), width=85,
                decimals=1),
-        Column("Clients", "G", width=80),
-        Column("Contexts", "H", unit=SHARE, steps=noticed_from(CONTEXTS_WARN), width=95,
-               decimals=0),
-        Column("Utilization", "I", unit=SHARE, gauge=True, decimals=0, width=110),
-        Column("SM activity", "J", unit=SHARE, gauge=True, decimals=0, width=110),
+        Column("Clients", "G", width=70),
+        Column("Utilization", "H", unit=SHARE, gauge=True, decimals=0, width=100),
+        Column("SM activity", "I", unit=SHARE, gauge=True, decimals=0, width=100),
         Column("Job", "job", hidden=True),
     ),
     sort="State",
@@ -173,21 +169,22 @@ ALERTS = table(
     "them the tiles above still work.",
     (_with_action(f"topk(50, max by ({_WHERE}) ({_RANK}))"), _with_action(_SINCE)),
     (
-        Column("Severity", "A", states=_SEVERITIES, width=90),
-        Column("Alert", "alertname", width=240, links=(to_runbook(),)),
-        Column("Host", "instance", width=190, links=(to_host("mps-host", "This host"),)),
-        Column("Since", "B", unit=AGO, width=130),
+        Column("Severity", "A", states=_SEVERITIES, width=85),
+        Column("Alert", "alertname", width=225, links=(to_runbook(),)),
+        Column("Host", "instance", width=165, links=(to_host("mps-host", "This host"),)),
+        Column("Since", "B", unit=AGO, width=120),
         Column("What to do first", "action", texts=tuple(first_steps().items())),
-        Column("User", "uid", width=75),
-        Column("GPU", "gpu", width=65),
+        Column("User", "uid", width=65),
+        Column("GPU", "gpu", width=60),
         Column("Daemon", "daemon", hidden=True),
-        Column("Server", "server", width=80),
+        Column("Server", "server", hidden=True),
         Column("Job", "job", hidden=True),
     ),
     sort="Severity",
     none="No alert is firing.",
     found=_FIRING,
-    height=8,
+    height=10,
+    two_lines=True,
 )
 
 HISTORY = status_history(
@@ -200,7 +197,7 @@ HISTORY = status_history(
         "{{instance}}",
     ),
     states=HOST_STATES,
-    height=12,
+    height=14,
 )
 
 INVENTORY = (
@@ -263,7 +260,7 @@ WAITS = (
             Column("Waiting for", "A", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=110),
             Column("Clients", "B", width=75),
             Column("Dead", "C", steps=at_most(1), width=65),
-            Column("Daemon", "daemon"),
+            Column("Daemon", "daemon", hidden=True),
             Column("Job", "job", hidden=True),
         ),
         sort="Waiting for",

@@ -44,13 +44,13 @@ HEADROOM = Steps(((None, QUIET), (-50, BAD), (0, WARN), (10, GOOD)))
 
 TILES = (
     tile(
-        "GPUs not found",
+        "Missing GPUs",
         "Healthy: 0. Fallen off the bus, or waiting for a reset.",
         "sum(1 - mps_gpu_up)",
         steps=at_most(1),
     ),
     tile(
-        "Reset required",
+        "Needs reset",
         "Healthy: 0. GPUs for which the driver asks for a recovery action.",
         'count(max by (instance, uuid) (mps_gpu_recovery_action{mps_gpu_recovery_action!="none"})'
         f" == 1) or {NOTHING}",
@@ -64,7 +64,7 @@ TILES = (
         decimals=0,
     ),
     tile(
-        "Failed row remaps",
+        "Row failures",
         "Healthy: 0. GPUs whose memory has no spare row left where one is needed: replace them.",
         f"sum(mps_gpu_row_remap_failure) or {NOTHING}",
         steps=at_most(1),
@@ -78,7 +78,7 @@ TILES = (
         decimals=0,
     ),
     tile(
-        "Thermal headroom",
+        "Headroom",
         "Healthy: 10 degrees and more. How far the hottest GPU is from its slowdown temperature; "
         "at 0 the hardware halves the clocks.",
         'min(min by (instance, uuid) (mps_gpu_temperature_limit_celsius{limit="slowdown"})'

@@ -75,14 +75,14 @@ TILES = (
         "sum(mps_server_clients) or 0 * sum(mps_control_up)",
     ),
     tile(
-        "Clients waiting",
+        "Waiting",
         "Healthy: 0. Programs that hang in cuInit because another user's server holds the GPU.",
         f"sum{WAITING} or 0 * sum(mps_control_up)",
         steps=noticed_from(1),
         links=[to_board("mps-sharing", "Who holds the GPU and who waits")],
     ),
     tile(
-        "Contexts used",
+        "Contexts",
         "Healthy: green. The fullest server's share of the client contexts that it accepts on a "
         "GPU; when it is full, the next program fails. Orange is where MpsContextsNearLimit fires.",
         f"max({CONTEXTS_SHARE}) or 0 * sum(mps_control_up)",
@@ -201,7 +201,7 @@ BOARD = Board(
     variables=(
         job(),
         instance(everything=False),
-        Variable("daemon", "Daemon", "mps_control_state"),
+        Variable("daemon", "Daemon", "mps_control_state", hidden=True),
         Variable("gpu", "GPU", "mps_gpu_info"),
     ),
     rows=(

@@ -46,7 +46,7 @@ NONE = "Nothing happened in this time range."
 
 TILES = (
     tile(
-        "Server crashes",
+        "Crashes",
         "Healthy: 0. Servers that ended without the orderly lines in their log, in this time "
         "range. Each takes all its clients with it.",
         f"{new_in_range(CRASHED, '')} or {NOTHING}",
@@ -54,7 +54,7 @@ TILES = (
         decimals=0,
     ),
     tile(
-        "Failed starts",
+        "Start errors",
         "Healthy: 0. Servers that ended before they were ready, in this time range. Dozens within "
         "a minute are a crash loop: whoever waits for that server hangs.",
         f"{new_in_range(START_FAILED, '')} or {NOTHING}",
@@ -77,14 +77,14 @@ TILES = (
         decimals=0,
     ),
     tile(
-        "Clients refused",
+        "Refused",
         "Healthy: 0. Programs that MPS did not accept in this time range.",
         f"{new_in_range(REJECTIONS, '')} or {NOTHING}",
         steps=noticed_from(1),
         decimals=0,
     ),
     tile(
-        "Last incident",
+        "Most recent",
         "Healthy: none, or long ago. Time since a server last crashed, failed to start, lost its "
         "daemon, or had a fatal GPU error.",
         "time() - max(mps_server_last_fault_timestamp_seconds"
@@ -261,7 +261,7 @@ BOARD = Board(
     uid="mps-incidents",
     name="Incidents",
     description="Crashes, faults, lost clients, Xid errors and rejections on one time axis.",
-    variables=(job(), instance(), Variable("daemon", "Daemon", "mps_control_state")),
+    variables=(job(), instance(), Variable("daemon", "Daemon", "mps_control_state", hidden=True)),
     rows=(
         Row("Did anything happen?", TILES),
         Row("What happened, and when?", AXIS),

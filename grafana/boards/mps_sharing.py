@@ -60,7 +60,7 @@ TILES = (
         none="unreachable",
     ),
     tile(
-        "Clients waiting",
+        "Waiting",
         "Healthy: 0. Programs that hang in cuInit until the holder's last client exits.",
         f"sum{WAITING} or 0 * sum(mps_control_up)",
         steps=noticed_from(1),
@@ -92,9 +92,9 @@ TILES = (
         none="no data",
     ),
     tile(
-        "GPU time lost",
-        "Healthy: 0 s. Time in this range in which a user waited and nobody was connected, because "
-        "the daemon was backing off before it replaced an idle server.",
+        "Time lost",
+        "Healthy: 0 s. GPU time in this range in which a user waited and nobody was connected, "
+        "because the daemon was backing off before it replaced an idle server.",
         IDLE_TIME,
         SECONDS,
         noticed_from(1),
@@ -121,7 +121,7 @@ WAIT_LENGTHS = (
             color_of("byFrameRefID", "C", WARN),
             color_of("byFrameRefID", "D", BAD),
         ),
-        width=10,
+        width=8,
         height=8,
         none="No wait ended in this time range.",
     ),
@@ -151,7 +151,7 @@ WAIT_LENGTHS = (
         sort="Mean",
         none="No user was seen in this time range.",
         found="last_over_time(mps_uid_wait_seconds_count[$__range])",
-        width=14,
+        width=16,
     ),
 )  # fmt: skip
 
@@ -194,7 +194,7 @@ BOARD = Board(
     variables=(
         job(),
         instance(everything=False),
-        Variable("daemon", "Daemon", "mps_control_state"),
+        Variable("daemon", "Daemon", "mps_control_state", hidden=True),
     ),
     rows=(
         Row("Who holds the GPU, and who waits for it?", TILES),

@@ -58,7 +58,7 @@ POSITION = f"({_AHEAD} or 0 * count by ({DAEMONS}) ({_SINCE})) + 1"
 
 TILES = (
     tile(
-        "Am I waiting?",
+        "My state",
         "Healthy: connected. Whether any of this user's programs has a place on a GPU now. "
         "Waiting: it hangs in cuInit until the holder's last client exits; do not kill it, "
         "because a process that dies in the queue makes the daemon hang. Torn down: a fatal GPU "
@@ -72,7 +72,7 @@ TILES = (
         states=USER_STATES,
     ),
     names_tile(
-        "Waiting behind",
+        "Behind",
         "For information: who holds the GPU that this user waits for. Ask them how long they need.",
         (f"count by (uid) ({_HOLDS} and {_WHERE_I_WAIT})", "uid {{uid}}", WARN),
         (f"{_NONE_CONNECTED} unless on () count({_I_WAIT})", "nobody", QUIET),
@@ -87,19 +87,19 @@ TILES = (
         at_most(WAIT_WARN, WAIT_BAD),
     ),
     tile(
-        "Place in queue",
+        "Queue place",
         "For information: 1 is next. Users are served in the order in which they began to wait; "
         "the turn comes when the holder's last client exits and the daemon's back-off is over.",
         f"max({POSITION})",
         none="not waiting",
     ),
     tile(
-        "Programs connected",
+        "Connected",
         "For information: this user's programs that are connected to MPS now.",
         f"count(mps_client_info{_MINE}) or {_NONE_CONNECTED}",
     ),
     tile(
-        "Programs lost",
+        "Lost",
         "Healthy: 0. This user's programs that MPS took down in this time range.",
         f"{new_in_range(f'mps_client_losses_total{_MINE}', '')} or {_NONE_CONNECTED}",
         steps=at_most(1),

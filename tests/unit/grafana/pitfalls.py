@@ -19,7 +19,7 @@ Rule = Callable[[Json], Iterator[str]]
 
 ONE_HOST = ("mps-host", "mps-sharing", "mps-gpu")
 STATE_PANELS = ("state-timeline", "status-history")
-TITLE_LETTERS = 18
+TITLE_LETTERS = 12
 """What a tile of a sixth of 1366 pixels shows of its title, with the menu docked."""
 
 
@@ -129,7 +129,7 @@ def single_bars_have_names(dashboard: Json) -> Iterator[str]:
             yield f"{panel['title']}: no displayName"
         if panel["options"]["namePlacement"] != "top":
             yield f"{panel['title']}: names at the left"
-        if panel["options"]["maxVizHeight"] > 30:
+        if panel["options"]["maxVizHeight"] > 40:
             yield f"{panel['title']}: one bar fills the panel"
         most = re.search(r"topk\((\d+)", _exprs(panel)[0])
         if most is None or int(most[1]) > 6:
