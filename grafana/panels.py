@@ -470,11 +470,12 @@ def table(
 ) -> Panel:
     """Rows of labels and numbers, as of now. Queries that share their labels share their rows.
 
-    Where the first finds nothing, a row says so in the first column of words: Grafana shows its
+    Where the first finds nothing, a row says so in a column that is wide enough: Grafana shows its
     own text for "no value" only in tables of one query. Whether there is something may be a
     cheaper question than the first query: that is found.
     """
-    words = next(column.source for column in columns if column.is_label)
+    labels = [column for column in columns if column.is_label and not column.hidden]
+    words = min(labels, key=lambda column: column.width is not None).source
     queries = [
         f"({queries[0]}) or label_replace(vector(NaN) unless on () count({found or queries[0]}),"
         f' "{words}", "{none}", "", "")',

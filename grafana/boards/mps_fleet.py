@@ -73,7 +73,7 @@ TILES = (
     tile(
         "Bad servers",
         "Healthy: 0. Unhealthy servers: they refuse new clients after a fault, or are ghosts: "
-        "started for a client that died in the queue. The daemon hangs on a ghost until it is killed.",
+        "started for a client that died in the queue, and the daemon hangs until they are killed.",
         f"count({SERVER_TROUBLE}) or {NOTHING}",
         steps=at_most(1),
         links=[to_board("mps-incidents", "Incidents")],

@@ -44,7 +44,7 @@ HEADROOM = Steps(((None, QUIET), (-50, BAD), (0, WARN), (10, GOOD)))
 
 TILES = (
     tile(
-        "Missing GPUs",
+        "Lost GPUs",
         "Healthy: 0. Fallen off the bus, or waiting for a reset.",
         "sum(1 - mps_gpu_up)",
         steps=at_most(1),

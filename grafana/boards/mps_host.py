@@ -96,26 +96,26 @@ KEYS = "job, instance, daemon, server, pid, gpu, uuid"
 CLIENTS = table(
     "Clients and their limits",
     "Healthy: memory well below its limit. Every connected program, its limits and its use; at "
-    "most 200. A limit is a cap, not a reservation. SM share set is what was configured; "
+    "most 500. A limit is a cap, not a reservation. SM share set is what was configured; "
     "effective is after rounding to whole SMs. Where limits may not be read they are left "
     "out. The user links to the user's dashboard.",
     (
-        f"topk(200, max by ({KEYS}, uid, user, command, slurm_job_id, container_id, limit_source) ("
+        f"topk(500, max by ({KEYS}, uid, user, command, slurm_job_id, container_id, limit_source) ("
         "mps_client_contexts * on (job, instance, daemon, server, pid)"
         " group_left (uid, user, command, slurm_job_id, container_id, limit_source)"
         " mps_client_info))",
-        f"topk(200, max by ({KEYS}) (mps_client_sm_limit"
+        f"topk(500, max by ({KEYS}) (mps_client_sm_limit"
         " / on (job, instance, uuid) group_left mps_gpu_sms))",
-        f"topk(200, max by ({KEYS}) (mps_client_sm_limit))",
-        f"topk(200, max by ({KEYS}) (mps_client_memory_used_bytes))",
-        f"topk(200, max by ({KEYS}) (mps_client_memory_limit_bytes))",
-        f"topk(200, max by ({KEYS}) (mps_client_memory_used_bytes"
+        f"topk(500, max by ({KEYS}) (mps_client_sm_limit))",
+        f"topk(500, max by ({KEYS}) (mps_client_memory_used_bytes))",
+        f"topk(500, max by ({KEYS}) (mps_client_memory_limit_bytes))",
+        f"topk(500, max by ({KEYS}) (mps_client_memory_used_bytes"
         " / mps_client_memory_limit_bytes))",
-        f"topk(200, max by ({KEYS}) (mps_client_contexts * 0 + on (job, instance, daemon, server,"
+        f"topk(500, max by ({KEYS}) (mps_client_contexts * 0 + on (job, instance, daemon, server,"
         " pid) group_left mps_client_start_time_seconds)) * 1000",
-        f"topk(200, max by ({KEYS}) (mps_client_contexts * 0 + on (job, instance, daemon, server,"
+        f"topk(500, max by ({KEYS}) (mps_client_contexts * 0 + on (job, instance, daemon, server,"
         " pid) group_left mps_client_active_thread_ratio))",
-        f"topk(200, max by ({KEYS}, state) (mps_client_contexts * 0 + on (job, instance, daemon,"
+        f"topk(500, max by ({KEYS}, state) (mps_client_contexts * 0 + on (job, instance, daemon,"
         " server, pid) group_left (state) (mps_client_state == 1)))",
     ),
     (

@@ -159,7 +159,7 @@ BLAST = (
         height=7,
     ),
     table(
-        "Whose unfinished work, and what was lost",
+        "Losses by unfinished work",
         "Healthy: empty. Users whose clients ended with GPU work in flight in this time range, "
         "where, and how many clients of all users went down with it on that daemon; at most 20.",
         (

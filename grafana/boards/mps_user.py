@@ -27,7 +27,6 @@ from grafana.promql import new_in_range, new_in_step
 from grafana.style import (
     AGO,
     BYTES,
-    DAEMON_STATES,
     HOLDER_STATES,
     QUIET,
     SECONDS,
@@ -113,7 +112,7 @@ WHERE = table(
     "come first, and how long the daemon backs off between attempts to replace the server.",
     (
         f"topk(50, max by ({DAEMONS}) ({_SINCE})) * 1000",
-        f"max by ({DAEMONS}) ({WAITING})",
+        f"max by ({DAEMONS}) ({WAITING}) > 0",
         f"max by ({DAEMONS}) ({POSITION})",
         f"max by ({DAEMONS}) (mps_uid_handover_backoff_seconds and {_WHERE_I_WAIT})",
         f"max by ({DAEMONS}, holder) (label_replace({_HOLDS} and {_WHERE_I_WAIT},"
@@ -153,13 +152,13 @@ TO_WHOM = table(
     ),
     (
         Column("User", "uid"),
-        Column("Unfinished work", "A", width=135, decimals=0),
+        Column("Unfinished", "A", width=110, decimals=0),
         Column("Blamed by MPS", "B", width=125, decimals=0),
         Column("Host", "instance", links=(to_host("mps-incidents", "Its incidents"),)),
         Column("Daemon", "daemon", hidden=True),
         Column("Job", "job", hidden=True),
     ),
-    sort="Unfinished work",
+    sort="Unfinished",
     none="Nobody else is known.",
     width=10,
     height=8,
@@ -231,8 +230,8 @@ BOARD = Board(
                     f" or mps_uid_waiting_clients{_MINE} > 0)",
                     "uid $uid",
                 ),
-                states=(*USER_STATES[:1], *DAEMON_STATES[2:], *HOLDER_STATES),
-                height=8,
+                states=(*USER_STATES[:1], *HOLDER_STATES),
+                height=10,
             ),
         )),
         Row("What do I get?", (GOT,)),
@@ -253,7 +252,7 @@ BOARD = Board(
             ),
             TO_WHOM,
             graph(
-                "Connected and waiting programs",
+                "My programs",
                 "Healthy: no orange.",
                 Query(f"count(mps_client_info{_MINE})", "connected"),
                 Query(f"sum(mps_uid_waiting_clients{_MINE})", "waiting"),

@@ -206,7 +206,7 @@ TRUTHS = (
           direct="time() - max(mps_server_last_exit_timestamp_seconds{HERE})"),
     Truth("mps-incidents", "Lost clients by user", "fault", 2, labels={"uid": "1001"},
           direct='sum(mps_client_losses_total{HERE, uid="1001"})'),
-    Truth("mps-gpu", "Missing GPUs", hand_made.NAME, 1, direct="count(mps_gpu_up{HERE} == 0)"),
+    Truth("mps-gpu", "Lost GPUs", hand_made.NAME, 1, direct="count(mps_gpu_up{HERE} == 0)"),
     Truth("mps-gpu", "Needs reset", hand_made.NAME, 1,
           direct='count(mps_gpu_recovery_action{HERE, mps_gpu_recovery_action="gpu_reset"} == 1)'),
     Truth("mps-gpu", "ECC errors", hand_made.NAME, "", off_by=2,
