@@ -102,8 +102,8 @@ UNDERSTOOD = (
     ranking(
         "Size of the logs",
         "Healthy: green; red is where MpsControlLogLarge fires. Nothing rotates them, and only "
-        "copytruncate works. The six largest.",
-        Query("topk(6, mps_control_log_size_bytes)", "{{instance}} {{log}}.log {{daemon}}"),
+        "copytruncate works. The five largest.",
+        Query("topk(5, mps_control_log_size_bytes)", "{{instance}} {{log}}.log {{daemon}}"),
         unit=BYTES,
         steps=at_most(LOG_LARGE),
         width=12,

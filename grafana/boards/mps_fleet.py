@@ -64,14 +64,14 @@ TILES = (
         links=[to_board("mps-exporter", "Exporters")],
     ),
     tile(
-        "Bad daemons",
+        "Daemons",
         "Healthy: 0. Unhealthy control daemons: they are absent, hang, refuse, or are draining "
         "after `quit`. While a daemon hangs, CUDA programs that start hang too.",
         "sum(1 - mps_control_up)",
         steps=at_most(1),
     ),
     tile(
-        "Bad servers",
+        "Servers",
         "Healthy: 0. Unhealthy servers: they refuse new clients after a fault, or are ghosts: "
         "started for a client that died in the queue, and the daemon hangs until they are killed.",
         f"count({SERVER_TROUBLE}) or {NOTHING}",
@@ -79,7 +79,7 @@ TILES = (
         links=[to_board("mps-incidents", "Incidents")],
     ),
     tile(
-        "Bad GPUs",
+        "GPUs",
         "Healthy: 0. Unhealthy GPUs: they do not respond, the driver wants them reset, or their "
         "memory could not be repaired.",
         f"count({GPU_TROUBLE}) or {NOTHING}",
@@ -174,8 +174,8 @@ ALERTS = table(
         Column("Host", "instance", width=165, links=(to_host("mps-host", "This host"),)),
         Column("Since", "B", unit=AGO, width=120),
         Column("What to do first", "action", texts=tuple(first_steps().items())),
-        Column("User", "uid", width=65),
-        Column("GPU", "gpu", width=60),
+        Column("User", "uid", hidden=True),
+        Column("GPU", "gpu", hidden=True),
         Column("Daemon", "daemon", hidden=True),
         Column("Server", "server", hidden=True),
         Column("Job", "job", hidden=True),
@@ -192,8 +192,7 @@ HISTORY = status_history(
     "Healthy: green throughout. A row for each host, a cell for each step; the 60 hosts that were "
     "worst in this time range. Grey is unreachable. A gap is a time before the exporter was known.",
     Query(
-        f"({STATE}) and on ({HOSTS})"
-        f" topk(60, max_over_time(({STATE})[$__range:$__interval] @ end()))",
+        f"({STATE}) and on ({HOSTS}) topk(60, max_over_time(({STATE})[$__range:5m] @ end()))",
         "{{instance}}",
     ),
     states=HOST_STATES,
@@ -202,13 +201,13 @@ HISTORY = status_history(
 
 INVENTORY = (
     tile(
-        "Hosts",
+        "All hosts",
         "For information: hosts whose exporter responds.",
         "count(mps_exporter_build_info)",
         none="none",
     ),
     tile(
-        "GPUs",
+        "All GPUs",
         "For information: GPUs that respond; MIG instances count as their GPU.",
         'sum(mps_gpu_up{uuid!~"MIG-.*"})',
         none="none",
@@ -288,10 +287,10 @@ WASTE = (
     ranking(
         "Idle in hand-overs",
         "Healthy: none. GPU time in this range in which a user waited and nobody was connected, "
-        "because the daemon was backing off before it replaced an idle server. The six worst "
+        "because the daemon was backing off before it replaced an idle server. The five worst "
         "hosts.",
         Query(
-            "topk(6, sum by (instance) (increase(mps_uid_handover_idle_seconds_total[$__range]))"
+            "topk(5, sum by (instance) (increase(mps_uid_handover_idle_seconds_total[$__range]))"
             " > 0)",
             "{{instance}}",
         ),
@@ -302,9 +301,9 @@ WASTE = (
     ranking(
         "Busy but underused GPUs",
         "Healthy: short bars. Utilization minus SM activity, the mean of a host's GPUs: a kernel "
-        "ran while the rest of the GPU was idle. The six widest gaps.",
+        "ran while the rest of the GPU was idle. The five widest gaps.",
         Query(
-            f"topk(6, avg by (instance) {UTILIZATION} - avg by (instance) {SM_ACTIVITY} > 0)",
+            f"topk(5, avg by (instance) {UTILIZATION} - avg by (instance) {SM_ACTIVITY} > 0)",
             "{{instance}}",
         ),
         unit=SHARE,
@@ -354,7 +353,7 @@ BOARD = Board(
     variables=(job(), instance()),
     period="now-3h",
     rows=(
-        Row("Is anything wrong?", TILES),
+        Row("How many are unhealthy?", TILES),
         Row("Which hosts are in trouble?", (HOST_TABLE,)),
         Row("What is wrong, and what to do?", (ALERTS,)),
         Row("Since when?", (HISTORY,)),

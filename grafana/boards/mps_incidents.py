@@ -143,8 +143,8 @@ AXIS = (
 BLAST = (
     ranking(
         "Lost clients by user",
-        "Healthy: none. Users to inform: the six with most lost programs.",
-        Query(f"topk(6, {new_in_range(LOSSES, 'uid')} > 0)", "uid {{uid}}"),
+        "Healthy: none. Users to inform: the five with most lost programs.",
+        Query(f"topk(5, {new_in_range(LOSSES, 'uid')} > 0)", "uid {{uid}}"),
         overrides=users_alike(),
         decimals=0,
         height=7,
@@ -152,8 +152,8 @@ BLAST = (
     ranking(
         "Unfinished work by user",
         "Healthy: none. Clients that ended with GPU work in flight, which then took others down; "
-        "the six users with most. Terminate clients through the daemon before killing them.",
-        Query(f"topk(6, {new_in_range(UNFINISHED, 'uid')} > 0)", "uid {{uid}}"),
+        "the five users with most. Terminate clients through the daemon before killing them.",
+        Query(f"topk(5, {new_in_range(UNFINISHED, 'uid')} > 0)", "uid {{uid}}"),
         overrides=users_alike(),
         decimals=0,
         height=7,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -35,11 +36,14 @@ PANELS = """[...document.querySelectorAll('section[data-testid^="data-testid Pan
     const title = panel.querySelector('h2, h3, h6');
     const content = panel.querySelector('[data-testid="data-testid panel content"]');
     const badge = panel.querySelector('[data-testid="data-testid Panel status error"]');
+    const words = document.createRange();
+    if (title) words.selectNodeContents(title);
     const at = panel.getBoundingClientRect();
     return {
       title: (title?.title || title?.textContent
         || panel.dataset.testid.replace('data-testid Panel header ', '')).trim(),
-      cut: !!title && title.scrollWidth > title.clientWidth + 1,
+      cut: !!title && (title.scrollWidth > title.clientWidth
+        || words.getBoundingClientRect().width > title.getBoundingClientRect().width),
       error: badge ? badge.getAttribute('aria-label') || 'error' : '',
       canvas: [...panel.querySelectorAll('canvas')].some((c) => c.width > 0 && c.height > 0),
       text: (content ?? panel).innerText.replace(/\\s+/g, ' ').trim().slice(0, 300),
@@ -153,7 +157,7 @@ async def _picture(tab: Page, path: Path, width: int) -> None:
 
 def _matters(complaint: str) -> bool:
     """Not what Grafana itself brings about: cookies, labels of forms, software graphics."""
-    return not complaint.startswith("issue:") and "WebGL" not in complaint
+    return not re.search(r"^issue:|WebGL|favicon\.ico", complaint)
 
 
 def report(sights: Iterable[Sight], complaints: Iterable[str]) -> Iterator[str]:

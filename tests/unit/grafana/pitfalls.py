@@ -132,7 +132,7 @@ def single_bars_have_names(dashboard: Json) -> Iterator[str]:
         if panel["options"]["maxVizHeight"] > 40:
             yield f"{panel['title']}: one bar fills the panel"
         most = re.search(r"topk\((\d+)", _exprs(panel)[0])
-        if most is None or int(most[1]) > 6:
+        if most is None or int(most[1]) > 5:
             yield f"{panel['title']}: the last bars are cut off"
 
 
