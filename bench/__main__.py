@@ -18,7 +18,7 @@ from pathlib import Path
 from bench import control_log, exposition, gpu, logs, plot, program
 from bench.collection import Result, by_turns, collection, report
 from bench.host import CLIENTS_PER_GPU, GPUS
-from exporter.metrics.content_format import OPENMETRICS_1_0_0, TEXT_0_0_4
+from mps_exporter.metrics.content_format import OPENMETRICS_1_0_0, TEXT_0_0_4
 
 FULL = GPUS * CLIENTS_PER_GPU
 STEPS = (1, 50, 100, 200, 300, 400)
@@ -67,8 +67,8 @@ def everything(quick: bool, picture: Path | None) -> Iterator[str]:
     yield from ["", *logs.speed(LOG_LINES)]
     seen = program.life(FULL, 5 if quick else 15)
     yield from ["", *program.report(FULL, seen)]
-    told, grown = control_log.report()
-    yield from ["", *told]
+    reported, grown = control_log.report()
+    yield from ["", *reported]
     yield from ["", *gpu.report()]
     over = full.whole.wall / full.sources[full.slowest].wall
     of_sum = full.whole.wall / full.floor.wall
@@ -94,13 +94,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the curve as SVG")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report there, too")
     given = parser.parse_args(arguments)
-    said = []
+    output = []
     for line in everything(given.quick, given.plot):
         print(line, flush=True)
-        said.append(line.rstrip())
+        output.append(line.rstrip())
     if given.markdown is not None:
         words = " ".join(["python -m bench", *arguments])
-        given.markdown.write_text("\n".join(["```text", f"$ {words}", *said, "```", ""]))
+        given.markdown.write_text("\n".join(["```text", f"$ {words}", *output, "```", ""]))
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from bench.host import CLIENTS_PER_GPU, GPUS, FullHost
-from exporter.collect import Collector
-from exporter.memory import be_sparing, keep_what_is_there
-from exporter.metrics.content_format import TEXT_0_0_4
-from exporter.metrics.exposition import encode
-from exporter.metrics.render import Build, render
+from mps_exporter.collector import Collector
+from mps_exporter.memory import freeze_startup_objects, tune_allocator
+from mps_exporter.metrics.content_format import TEXT_0_0_4
+from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.render import Build, render
 
 RUNS = 15
 BUILD = Build("bench", "", "")
@@ -43,8 +43,8 @@ class Cost:
         return f"{self.wall:6.1f} ms wall {self.cpu:6.1f} ms CPU (+ {self.children:.1f} of tools)"
 
 
-def _cpu(who: int) -> float:
-    usage = resource.getrusage(who)
+def _cpu(name_of: int) -> float:
+    usage = resource.getrusage(name_of)
     return usage.ru_utime + usage.ru_stime
 
 
@@ -103,8 +103,8 @@ async def collection(clients: int, runs: int = RUNS) -> Result:
 
 async def by_turns(sizes: Sequence[int], runs: int = RUNS) -> list[Result]:
     """Measure hosts with so many clients: each collection of one is followed by the next's."""
-    be_sparing()  # as the program does
-    keep_what_is_there()
+    tune_allocator()  # as the program does
+    freeze_startup_objects()
     async with AsyncExitStack() as stack:
         hosts = []
         for clients in sizes:

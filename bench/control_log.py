@@ -18,17 +18,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporter.collect import PATIENCE_WITH_LOGS
-from exporter.observations import (
+from mps_exporter.collector import PROBE_CACHE_FACTOR
+from mps_exporter.config import Settings
+from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
     LogsObservation,
     Outcome,
     ProcessFacts,
 )
-from exporter.settings import Settings
-from exporter.sources.mps_control import ControlTool
-from exporter.sources.recording import read
+from mps_exporter.sources.control_tool import ControlTool
+from mps_exporter.sources.recording import read
 from tests.support import fake_mps_control
 
 CLIENTS = 48
@@ -115,7 +115,7 @@ def report() -> tuple[list[str], float]:
     with tempfile.TemporaryDirectory() as folder:
         growth = asyncio.run(measure(Path(folder)))
     settings = Settings()
-    probe_seconds = between(settings.mps_min_query_interval * PATIENCE_WITH_LOGS)
+    probe_seconds = between(settings.mps_min_query_interval * PROBE_CACHE_FACTOR)
     reconcile_seconds = between(settings.mps_reconcile_interval)
     total = growth.megabytes_a_day(probe_seconds, reconcile_seconds)
     real = dict(sorted(recorded()))

@@ -22,15 +22,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from exporter.metrics.content_format import TEXT_0_0_4
-from exporter.metrics.exposition import encode
-from exporter.metrics.render import Build, render
 from grafana.__main__ import DASHBOARDS
 from grafana.promql import metrics_in
+from mps_exporter.metrics.content_format import TEXT_0_0_4
+from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.render import Build, render
 from tests.support.player import RECORDINGS, Player
+from tests.support.ports import free_port
 from tests.unit.grafana.reading import filled, load, panels, targets, variable_selector, variables
 from tests.unit.grafana.stage import JOB, Prometheus, programs, start, until_ready
-from tests.unit.rules.servers import free_port, program
+from tests.unit.rules.servers import program
 
 SCRAPE_SECONDS = 30
 PIXELS = 1400
@@ -117,8 +118,13 @@ def questions(
         yield f"${variable['name']}", "series", {"match[]": selector, "start": since, "end": now}
     for annotation in board["annotations"]["list"]:
         if "expr" in annotation:
-            asked = {"query": filled(annotation["expr"]), "start": since, "end": now, "step": 30}
-            yield annotation["name"], "query_range", asked
+            requested = {
+                "query": filled(annotation["expr"]),
+                "start": since,
+                "end": now,
+                "step": 30,
+            }
+            yield annotation["name"], "query_range", requested
     for panel in panels(board):
         least = {"": 0, "1m": 60}[panel.get("interval", "")]
         pace = max(step, least, seconds // panel.get("maxDataPoints", PIXELS))
@@ -132,8 +138,8 @@ def questions(
             if target["instant"]:
                 yield name, "query", {"query": expr, "time": now}
             else:
-                asked = {"query": expr, "start": since, "end": now, "step": pace}
-                yield name, "query_range", asked
+                requested = {"query": expr, "start": since, "end": now, "step": pace}
+                yield name, "query_range", requested
 
 
 def look(prometheus: Prometheus, dashboard: str, hours: float) -> dict[str, float]:

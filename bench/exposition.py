@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.rules import host
-from exporter.metrics.content_format import OPENMETRICS_1_0_0, TEXT_0_0_4, ContentFormat
-from exporter.metrics.exposition import encode
-from exporter.metrics.library_form import encode_metrics
-from exporter.metrics.render import Build, render
-from exporter.metrics.spec import Family, HistogramValue
-from exporter.model import Snapshot
+from mps_exporter.metrics.client_library import encode_metrics
+from mps_exporter.metrics.content_format import OPENMETRICS_1_0_0, TEXT_0_0_4, ContentFormat
+from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics.spec import Family, HistogramValue
+from mps_exporter.snapshot import Snapshot
 from tests.support.library_form import to_metric
 
 RUNS = 15
@@ -108,18 +108,18 @@ def compare(form: ContentFormat) -> Comparison:
     """Measure both, by turns: what else the machine does hits both."""
     chance = random.Random(1)
     families = render(crowd(), BUILD)
-    ours, theirs, lines = [], [], 0
+    ours, reference, lines = [], [], 0
     for _ in range(RUNS):
         families = next_page(families, chance)
         milliseconds, page = cpu_ms(_ours, families, form)
         ours.append(milliseconds)
         milliseconds, same = cpu_ms(_theirs, families, form)
-        theirs.append(milliseconds)
+        reference.append(milliseconds)
         if page != same:
             raise AssertionError("the pages differ")
         lines = page.count(b"\n")
     # The first run is that of a first scrape: it makes what the others use again.
-    return Comparison(form, lines, statistics.median(ours[1:]), statistics.median(theirs[1:]))
+    return Comparison(form, lines, statistics.median(ours[1:]), statistics.median(reference[1:]))
 
 
 def report(found: Sequence[Comparison]) -> list[str]:

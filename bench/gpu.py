@@ -11,12 +11,12 @@ import subprocess
 from pathlib import Path
 
 from bench.collection import measure
-from exporter.collect import Collector
-from exporter.metrics.content_format import TEXT_0_0_4
-from exporter.metrics.exposition import encode
-from exporter.metrics.render import Build, render
-from exporter.settings import Settings
-from exporter.sources.live import LiveHost
+from mps_exporter.collector import Collector
+from mps_exporter.config import Settings
+from mps_exporter.metrics.content_format import TEXT_0_0_4
+from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.render import Build, render
+from mps_exporter.sources.live_host import LiveHost
 
 SMI = (
     "--query-gpu=utilization.gpu,memory.used,power.draw,temperature.gpu,clocks.sm",
@@ -46,13 +46,13 @@ async def _measure(smi: str) -> list[str]:
         await host.read_gpus(10)
         library = resident_megabytes() - before
         await collector.collect()
-        ours, theirs = await measure([scrape, tool])
+        ours, reference = await measure([scrape, tool])
     finally:
         await host.close()
     return [
         f"this host: one collection       {ours}",
-        f"           nvidia-smi           {theirs}",
-        f"           ours / nvidia-smi    {ours.wall / theirs.wall:.2f} of its wall time",
+        f"           nvidia-smi           {reference}",
+        f"           ours / nvidia-smi    {ours.wall / reference.wall:.2f} of its wall time",
         f"           NVML, first reading  {library:.1f} MB of memory, after {before:.1f} MB",
     ]
 

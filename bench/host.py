@@ -16,11 +16,11 @@ from itertools import count
 from pathlib import Path
 from typing import Self, TextIO
 
-from exporter.settings import Settings
-from exporter.sources.live import LiveHost
-from exporter.sources.nvml import Nvml
-from exporter.sources.nvml.library import EventSet, ListedProcess, ProcessKind
-from exporter.sources.nvml.meters import GPM_ALL
+from mps_exporter.config import Settings
+from mps_exporter.sources.live_host import LiveHost
+from mps_exporter.sources.nvml import NvmlSession
+from mps_exporter.sources.nvml.accumulators import GPM_ALL
+from mps_exporter.sources.nvml.api import EventSet, ListedProcess, ProcessKind
 from tests.support import fake_mps_control
 from tests.support.fake_nvml import FakeDevice, FakeNvml
 from tests.support.fake_proc import BOOT_TIME, FakeProc
@@ -28,7 +28,7 @@ from tests.support.fake_proc import BOOT_TIME, FakeProc
 GPUS = 8
 DAEMONS = 2
 CLIENTS_PER_GPU = 48
-STRANGERS = 400
+OTHER_PROCESSES = 400
 """Processes that have nothing to do with MPS."""
 
 USERS = (1001, 1002, 1003)
@@ -140,7 +140,7 @@ class FullHost:
         *,
         gpus: int = GPUS,
         daemons: int = DAEMONS,
-        strangers: int = STRANGERS,
+        other_processes: int = OTHER_PROCESSES,
     ) -> None:
         self.folder = folder
         self.proc = FakeProc(folder / "proc")
@@ -166,11 +166,11 @@ class FullHost:
             daemon.logs.mkdir()
             (daemon.pipe / "control_lock").touch()
             self.start(daemon)
-        for number in range(strangers):
+        for number in range(other_processes):
             self.proc.add(30_000 + number, argv=[f"/usr/bin/program{number}"])
         for daemon in self.daemons:
-            mine = [gpu for gpu in (n % gpus for n in range(clients)) if gpu in daemon.gpus]
-            self.connect(daemon, mine)
+            own = [gpu for gpu in (n % gpus for n in range(clients)) if gpu in daemon.gpus]
+            self.connect(daemon, own)
         self.tell()
 
     def __enter__(self) -> Self:
@@ -408,5 +408,5 @@ class FullHost:
     def live(self) -> LiveHost:
         """The sources that the exporter has, at this host."""
         host = LiveHost(self.settings)
-        host._nvml = Nvml(library=self.nvml)  # noqa: SLF001 - there is no NVML to load here
+        host._nvml = NvmlSession(api=self.nvml)  # noqa: SLF001 - there is no NVML to load here
         return host

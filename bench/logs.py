@@ -13,8 +13,8 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 
-from exporter.mps.fold import Fold
-from exporter.observations import LogChunk, LogName, LogsObservation
+from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.observations import LogChunk, LogName, LogsObservation
 
 CHUNK_LINES = 5_000
 BEGIN = 1_795_000_000.0
@@ -107,13 +107,13 @@ def observations(lines: int) -> Iterator[LogsObservation]:
 
 def speed(lines: int) -> list[str]:
     """Measure how fast lines are folded, and tell it in words."""
-    fold = Fold("/tmp/mps")
+    tracker = DaemonTracker("/tmp/mps")
     spent = 0.0
     for observation in observations(lines):
         before = time.process_time()
-        fold.take(observation)
+        tracker.add_logs(observation)
         spent += time.process_time() - before
-    counters = fold.ledger.view(0.0).counters
+    counters = tracker.ledger.view(0.0).counters
     total = sum(counters.log_lines.values())
     return [
         f"{total} lines of logs in {spent:.2f} s of CPU: {total / spent:,.0f} lines/s",
@@ -128,9 +128,9 @@ def main() -> None:
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
     for part in (lines // 20, lines // 5):
         tracemalloc.start()
-        fold = Fold("/tmp/mps")
+        tracker = DaemonTracker("/tmp/mps")
         for observation in observations(part):
-            fold.take(observation)
+            tracker.add_logs(observation)
         print(f"held after {part} lines: {tracemalloc.get_traced_memory()[0] / 1024:.0f} KiB")
         tracemalloc.stop()
 

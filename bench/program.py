@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.host import CLIENTS_PER_GPU, GPUS, FullHost
-from tests.support.program import free_port
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 20.0
@@ -91,7 +91,9 @@ def _installed() -> dict[str, str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "mps-exporter-bench")
-    modules = "bench.stage, exporter.service, exporter.web.app, exporter.web.serve"
+    modules = (
+        "bench.stage, mps_exporter.commands.serve, mps_exporter.web.app, mps_exporter.web.server"
+    )
     subprocess.run(
         [sys.executable, "-c", f"import {modules}"], env=environment, cwd=ROOT, check=True
     )

@@ -29,10 +29,11 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from exporter.metrics.content_format import TEXT_0_0_4
-from exporter.metrics.exposition import encode
-from exporter.metrics.render import Build, render
-from exporter.model import (
+from mps_exporter.metrics.content_format import TEXT_0_0_4
+from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.render import Build, render
+from mps_exporter.observations import GpuObservation, LogState, NvmlObservation
+from mps_exporter.snapshot import (
     EXIT_CAUSES,
     LOSS_CAUSES,
     REJECTION_CAUSES,
@@ -46,11 +47,11 @@ from exporter.model import (
     Snapshot,
     Wait,
 )
-from exporter.observations import GpuObservation, LogState, NvmlObservation
-from exporter.sources.recording import read
+from mps_exporter.sources.recording import read
+from tests.support.ports import free_port
 from tests.unit.rules.fleet import dropped
 from tests.unit.rules.rulebook import ROOT, RULE_FILES
-from tests.unit.rules.servers import UNITS, free_port, program
+from tests.unit.rules.servers import UNITS, program
 
 GPUS = 8
 CLIENTS = 48

@@ -150,21 +150,21 @@ def judge(readings: Sequence[Reading], seen: Counters, chaos: Chaos) -> int:
     warm = readings[int(len(readings) * WARM_UP_SHARE) :]
     part = max(1, len(warm) // 4)
     first, last = warm[:part], warm[-part:]
-    complaints = [f"a counter went down: {one}" for one in seen.fallen[:10]]
+    transitions = [f"a counter went down: {one}" for one in seen.fallen[:10]]
     drift = mean(row.megabytes for row in last) - mean(row.megabytes for row in first)
     print(f"memory after warm-up: {mean(row.megabytes for row in first):.1f} MB, then "
           f"{drift:+.2f} MB; highest {max(row.megabytes for row in readings):.1f} MB")  # fmt: skip
     if drift > DRIFT_MEGABYTES:
-        complaints.append(f"memory grew by {drift:.2f} MB")
+        transitions.append(f"memory grew by {drift:.2f} MB")
     for name in ("threads", "descriptors", "children"):
         before = min(getattr(row, name) for row in first)
         after = min(getattr(row, name) for row in last)
         print(f"{name}: {before}, then {after}")
         if after > before:
-            complaints.append(f"{name} grew from {before} to {after}")
+            transitions.append(f"{name} grew from {before} to {after}")
     print(f"{len(readings)} scrapes, {len(seen.last)} counters watched, {chaos.happened}")
-    print("\n".join(complaints) or "steady")
-    return 1 if complaints else 0
+    print("\n".join(transitions) or "steady")
+    return 1 if transitions else 0
 
 
 def mean(numbers: Iterable[float]) -> float:

@@ -13,16 +13,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from exporter.memory import be_sparing
+from mps_exporter.memory import tune_allocator
 
-be_sparing()  # as exporter/cli.py does before it imports the rest
+tune_allocator()  # as exporter/mps_exporter/cli.py does before it imports the rest
 
 from bench.host import TickingNvml, uuid_of  # noqa: E402
-from exporter import cli  # noqa: E402
-from exporter.sources import live  # noqa: E402
-from exporter.sources.nvml import Nvml  # noqa: E402
-from exporter.sources.nvml.library import Device, ListedProcess, ProcessKind  # noqa: E402
-from exporter.sources.nvml.meters import GPM_ALL  # noqa: E402
+from mps_exporter import cli  # noqa: E402
+from mps_exporter.sources import live_host  # noqa: E402
+from mps_exporter.sources.nvml import NvmlSession  # noqa: E402
+from mps_exporter.sources.nvml.accumulators import GPM_ALL  # noqa: E402
+from mps_exporter.sources.nvml.api import Device, ListedProcess, ProcessKind  # noqa: E402
 from tests.support.fake_nvml import FakeDevice  # noqa: E402
 
 
@@ -67,7 +67,7 @@ class StagedNvml(TickingNvml):
 def main() -> int:
     """Run it."""
     folder = Path(sys.argv[1])
-    live.Nvml = lambda options: Nvml(StagedNvml(folder), None, options)  # type: ignore[assignment, misc]
+    live_host.NvmlSession = lambda options: NvmlSession(StagedNvml(folder), None, options)  # type: ignore[assignment, misc]
     return cli.main(sys.argv[2:])
 
 

@@ -6,10 +6,10 @@ import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from exporter.metrics.catalogue import CATALOGUE
 from grafana.panels import DATASOURCE, Panel
 from grafana.promql import metrics_in, scoped
 from grafana.style import Json
+from mps_exporter.metrics.catalogue import CATALOGUE
 
 REPOSITORY = "https://github.com/mps-exporter/mps-exporter/blob/main"
 TAGS = ("nvidia-mps", "mps-mixin")

@@ -17,5 +17,5 @@ timed "installing the wheel" "$PLACE/venv/bin/pip" install --quiet \
 cd "$PLACE"
 "$PLACE/venv/bin/pip" check
 "$PLACE/venv/bin/mps-exporter" --version
-"$PLACE/venv/bin/python" -m exporter --help >/dev/null
+"$PLACE/venv/bin/python" -m mps_exporter --help >/dev/null
 say "the wheel works: $(ls "$ROOT/dist")"

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import yaml
 
-from exporter.advice import ADVICE
-from exporter.metrics.catalogue import CATALOGUE
-from exporter.settings import FLAGS, Settings
+from mps_exporter.config import FLAGS, Settings
+from mps_exporter.diagnostics import ADVICE
+from mps_exporter.metrics.catalogue import CATALOGUE
 
 DOCS = Path(__file__).parents[1] / "docs"
 MADE = "<!-- Made by tools/generate_docs.py: change the code, not this page. -->"

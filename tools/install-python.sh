@@ -24,7 +24,7 @@ import tomllib
 with open("pyproject.toml", "rb") as file:
     config = tomllib.load(file)
 print(config["build-system"], config["project"], config["tool"]["hatch"])'
-    cat exporter/__init__.py "$1" "${BASH_SOURCE[0]}"
+    cat exporter/mps_exporter/__init__.py "$1" "${BASH_SOURCE[0]}"
   } | sha256sum | cut -d' ' -f1
 }
 

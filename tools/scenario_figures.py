@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from exporter import words
-from exporter.people import People
+from mps_exporter import humanize
+from mps_exporter.user_names import UserNames
 from tests.support.player import RECORDINGS, Metrics, Player
 
 PAGE = Path(__file__).parents[1] / "docs" / "scenarios.md"
@@ -61,7 +61,7 @@ def seconds(value: float | None) -> str:
 
 def uid_of(labels: dict[str, str]) -> str:
     """A user, as the page calls one."""
-    return words.user_name(int(labels["uid"]), None)
+    return humanize.user_name(int(labels["uid"]), None)
 
 
 async def timeline(*names: str) -> str:
@@ -70,13 +70,13 @@ async def timeline(*names: str) -> str:
     for name in names:
         player, metrics = await end_of(name)
         (daemon,) = metrics.snapshot.daemons
-        who = People(metrics.snapshot)
+        who = UserNames(metrics.snapshot)
         began = player.recording.header.started_at
         parts.append(
             table(
                 (f"second of `{name}`", "what the exporter says happened"),
                 (
-                    (f"{one.at - began:.2f}", words.incident(one, who))
+                    (f"{one.at - began:.2f}", humanize.describe_incident(one, who))
                     for one in sorted(daemon.incidents, key=lambda one: one.at)
                 ),
             )
@@ -117,11 +117,17 @@ async def training() -> str:
             name = f"training-{count}-{kind}"
             slowest = facts(name)["slowest_seconds"]
             high = await _highest(name)
-            rows.append((
-                str(count), mps, seconds(slowest), f"{60 * count / slowest:.0f}",
-                words.percent(high["utilization_ratio"]), words.percent(high["sm_active_ratio"]),
-                f"{high['power_watts']:.0f} W",
-            ))  # fmt: skip
+            rows.append(
+                (
+                    str(count),
+                    mps,
+                    seconds(slowest),
+                    f"{60 * count / slowest:.0f}",
+                    humanize.percent(high["utilization_ratio"]),
+                    humanize.percent(high["sm_active_ratio"]),
+                    f"{high['power_watts']:.0f} W",
+                )
+            )
     return table(
         ("trainings at once", "MPS", "the slowest took", "trainings a minute",
          "highest utilization", "highest SM activity", "highest power"),
@@ -138,8 +144,8 @@ async def streams() -> str:
             (
                 name,
                 f"{one['kernels_per_second']:.0f}",
-                words.percent(one["busy_share"]),
-                words.percent(one["sm_active_share"]),
+                humanize.percent(one["busy_share"]),
+                humanize.percent(one["sm_active_share"]),
             )
             for name, one in facts("streams").items()
         ),
@@ -158,7 +164,7 @@ async def percentages() -> str:
                 f"{one['small_sm_limit']:.0f}",
                 f"{one['small_kernels_per_second']:.0f}",
                 f"{one['big_kernels_per_second']:.0f}" if one["big_kernels_per_second"] else "-",
-                words.percent(one["sm_active_share"]),
+                humanize.percent(one["sm_active_share"]),
             )
             for name, one in facts("percentages").items()
         ),
@@ -230,10 +236,10 @@ async def limits() -> str:
         ratio = client.active_thread_ratio
         rows.append((
             str(client.pid),
-            "not known" if ratio is None else words.percent(ratio),
+            "not known" if ratio is None else humanize.percent(ratio),
             ", ".join(str(sms) for sms in client.sm_limit.values()),
-            "none" if limit is None else words.memory(limit),
-            ", ".join(words.memory(used) for used in client.memory_used_bytes.values()),
+            "none" if limit is None else humanize.memory(limit),
+            ", ".join(humanize.memory(used) for used in client.memory_used_bytes.values()),
         ))  # fmt: skip
     return table(
         ("client", "active threads", "SMs it may use", "memory limit", "memory it uses"), rows
@@ -251,7 +257,7 @@ async def waits() -> str:
         _, metrics = await end_of(name)
         (daemon,) = metrics.snapshot.daemons
         rows += [
-            (f"`{name}`", words.user_name(one.uid, None), seconds(one.seconds))
+            (f"`{name}`", humanize.user_name(one.uid, None), seconds(one.seconds))
             for one in daemon.incidents
             if one.kind == "wait_served"
         ]
@@ -330,7 +336,7 @@ async def stranded() -> str:
             f"{metrics.value('mps_gpu_processes', kind='mps_server') or 0:.0f}",
             f"{metrics.value('mps_server_clients') or 0:.0f}",
             f"{metrics.value('mps_gpu_stranded_clients') or 0:.0f}",
-            "not known" if used is None else words.memory(used),
+            "not known" if used is None else humanize.memory(used),
         )
         if not rows or rows[-1][1:] != row:
             rows.append((f"{moment - began:.1f}", *row))

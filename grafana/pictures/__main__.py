@@ -26,9 +26,10 @@ from grafana.boards import BOARDS
 from grafana.pictures import hosts, server
 from grafana.pictures.look import Shot, Sight, look, report
 from tests.browser.devtools import browser
+from tests.support.ports import free_port
 from tests.unit.grafana.stage import JOB, programs, start, until_ready
 from tests.unit.rules.rulebook import ROOT
-from tests.unit.rules.servers import free_port, program
+from tests.unit.rules.servers import program
 
 SCRAPE_SECONDS = 5
 DEAD = "gpu99-dead:9400"

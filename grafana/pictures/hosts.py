@@ -16,14 +16,14 @@ from pathlib import Path
 
 from aiohttp import web
 
-from exporter.metrics.content_format import TEXT_0_0_4
-from exporter.metrics.exposition import encode
-from exporter.metrics.render import Build, render
-from exporter.model import Client, CollectorResult, ControlDaemon, Gpu, Server, Snapshot
-from exporter.observations import GpuObservation, Reading
-from exporter.service import Service
-from exporter.settings import Settings
-from exporter.sources.recording import read
+from mps_exporter.commands.serve import Service
+from mps_exporter.config import Settings
+from mps_exporter.metrics.content_format import TEXT_0_0_4
+from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.render import Build, render
+from mps_exporter.observations import GpuObservation, Reading
+from mps_exporter.snapshot import Client, CollectorResult, ControlDaemon, Gpu, Server, Snapshot
+from mps_exporter.sources.recording import read
 
 RECORDINGS = Path(__file__).parents[2] / "tests" / "recordings"
 MADE_UP = "eight-gpus"

@@ -28,7 +28,7 @@ def _fetch(file: Path) -> None:
     HERE.mkdir(parents=True, exist_ok=True)
     subprocess.run(
         [npm, "pack", f"axe-core@{VERSION}", "--silent"],
-        cwd=HERE, check=True, capture_output=True, timeout=120,
+        cwd=HERE, check=True, capture_output=True, timeout=600,
     )  # fmt: skip
     package = HERE / f"axe-core-{VERSION}.tgz"
     with tarfile.open(package) as archive:

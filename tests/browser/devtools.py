@@ -14,6 +14,8 @@ from typing import Any
 
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
 
+from tests.support.waiting import PATIENCE_SECONDS, until
+
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -27,7 +29,6 @@ FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-port=0",
 )
-PATIENCE_SECONDS = 30.0
 
 
 def chromium() -> str:
@@ -70,8 +71,8 @@ class Page:
             self.requests.append(about["request"]["url"])
         elif method == "Runtime.exceptionThrown":
             details = about["exceptionDetails"]
-            said = details.get("exception", {}).get("description", details["text"])
-            self.complaints.append(f"exception: {said}")
+            output = details.get("exception", {}).get("description", details["text"])
+            self.complaints.append(f"exception: {output}")
         elif method == "Runtime.consoleAPICalled" and about["type"] in ("error", "warning"):
             self.complaints.append(f"console: {[a.get('value') for a in about['args']]}")
         elif method == "Log.entryAdded" and about["entry"]["level"] in ("error", "warning"):
@@ -156,8 +157,9 @@ async def browser() -> AsyncIterator[Page]:
 
 
 async def _port(file: Path, process: asyncio.subprocess.Process) -> int:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not (file.exists() and file.read_text().count("\n")):
-            assert process.returncode is None, "chromium ended at once"
-            await asyncio.sleep(0.05)
+    def is_written() -> bool:
+        assert process.returncode is None, "chromium ended at once"
+        return file.exists() and file.read_text().count("\n") > 0
+
+    await until(is_written)
     return int(file.read_text().splitlines()[0])

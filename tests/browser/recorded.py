@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exporter.model import RecordingInfo, Snapshot
+from mps_exporter.snapshot import RecordingInfo, Snapshot
 from tests.support.player import RECORDINGS, Player
 
 

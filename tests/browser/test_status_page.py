@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -13,11 +12,10 @@ import pytest
 from tests.browser.axe import script as axe_script
 from tests.browser.devtools import Page, browser
 from tests.browser.recorded import recorded
+from tests.support import waiting
 from tests.unit.web import snapshots as hosts
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import served
-
-pytestmark = pytest.mark.timeout(180)
 
 PHONE = (360, 740)
 DESK = (1200, 900)
@@ -95,17 +93,17 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
 async def test_each_incident_says_the_right_thing(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exporter.web.status.REUSE_SECONDS", 0)
+    monkeypatch.setattr("mps_exporter.web.status_handler.REUSE_SECONDS", 0)
     backend = FakeBackend()
     await page.look(*PHONE)
     async with served(backend) as (shown, _):
         for name, seconds, headline, more in INCIDENTS:
             backend.snapshot = await recorded(name, seconds)
             await page.open(f"http://{shown[0]}/")
-            said = await page.evaluate("document.getElementById('headline').textContent")
+            output = await page.evaluate("document.getElementById('headline').textContent")
             text = await page.evaluate(TEXT)
             assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE[0], name
-            assert re.match(headline, said), f"{name} at {seconds} s: {said}"
+            assert re.match(headline, output), f"{name} at {seconds} s: {output}"
             for words in more:
                 assert words in text, f"{name} at {seconds} s: {words!r} is not in\n{text}"
             assert "This is a recording of another host" in text
@@ -131,10 +129,8 @@ async def test_names_with_markup_are_text(page: Page) -> None:
     assert page.complaints == []
 
 
-async def until(page: Page, expression: str, seconds: float = 15) -> None:
-    async with asyncio.timeout(seconds):
-        while not await page.evaluate(expression):
-            await asyncio.sleep(0.1)
+async def until(page: Page, expression: str) -> None:
+    await waiting.until_awaited(lambda: page.evaluate(expression))
 
 
 async def test_the_page_keeps_itself_fresh(page: Page) -> None:
@@ -164,6 +160,7 @@ async def test_a_strict_policy_is_in_force(page: Page) -> None:
             "document.body.insertAdjacentHTML('beforeend',"
             '\'<img src=x onerror="window.stolen=1"><p style="color:red">x</p>\')'
         )
-        await asyncio.sleep(0.3)
+        await waiting.until(
+            lambda: any("Content Security Policy" in one for one in page.complaints)
+        )
         assert await page.evaluate("window.stolen") is None
-        assert any("Content Security Policy" in one for one in page.complaints)

@@ -148,17 +148,17 @@ def test_links_in_the_alerts_lead_where_the_values_say() -> None:
     grafana, runbooks = "https://grafana.example.org/g", "https://wiki.example.org/mps"
     links: list[str] = []
     changed = rendered(f"rules.grafanaUrl={grafana}/", f"rules.runbookUrl={runbooks}")
-    for ours, theirs in zip(rendered(), changed, strict=True):
+    for ours, expected in zip(rendered(), changed, strict=True):
         if ours["kind"] != "PrometheusRule":
-            assert theirs == ours
+            assert expected == ours
             continue
         for group, group_of_theirs in zip(
-            ours["spec"]["groups"], theirs["spec"]["groups"], strict=True
+            ours["spec"]["groups"], expected["spec"]["groups"], strict=True
         ):
             for rule, other in zip(group["rules"], group_of_theirs["rules"], strict=True):
                 for texts in (rule.get("annotations", {}), other.get("annotations", {})):
                     links += [texts.pop(name) for name in sorted(texts) if name.endswith("_url")]
-        assert theirs == ours
+        assert expected == ours
     starts = {re.sub(r"(/d/mps-|/Mps[A-Z]).*", "", link) for link in links}
     assert starts == {
         "http://localhost:3000", grafana, runbooks,

@@ -36,20 +36,20 @@ import pynvml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from exporter.observations import GpuObservation  # noqa: E402
-from exporter.sources.nvml import TICK_SECONDS, Clock, Nvml, NvmlOptions  # noqa: E402
-from exporter.sources.nvml.binding import Binding  # noqa: E402
-from exporter.sources.nvml.gpu import BUSY_LOOK_SECONDS  # noqa: E402
-from exporter.sources.nvml.integrals import COUNTER_32  # noqa: E402
-from exporter.sources.nvml.library import (  # noqa: E402
+from mps_exporter.observations import GpuObservation  # noqa: E402
+from mps_exporter.sources.nvml import TICK_SECONDS, Clock, NvmlOptions, NvmlSession  # noqa: E402
+from mps_exporter.sources.nvml.accumulators import GPM_PCIE  # noqa: E402
+from mps_exporter.sources.nvml.api import (  # noqa: E402
     Device,
-    Library,
+    NvmlApi,
     NvmlError,
     ProcessKind,
 )
-from exporter.sources.nvml.meters import GPM_PCIE  # noqa: E402
-from exporter.sources.nvml.readings import ALL_LINKS  # noqa: E402
-from exporter.sources.nvml.xid import XID_CRITICAL_ERROR  # noqa: E402
+from mps_exporter.sources.nvml.device import BUSY_SAMPLE_SECONDS  # noqa: E402
+from mps_exporter.sources.nvml.integrals import COUNTER_32  # noqa: E402
+from mps_exporter.sources.nvml.pynvml_api import PynvmlApi  # noqa: E402
+from mps_exporter.sources.nvml.readings import ALL_LINKS  # noqa: E402
+from mps_exporter.sources.nvml.xid import XID_CRITICAL_ERROR  # noqa: E402
 
 PACKAGE = "nvidia-ml-py"
 PROCESS_KINDS: tuple[ProcessKind, ...] = ("Compute", "MPSCompute", "Graphics")
@@ -222,7 +222,7 @@ class Load:
 class Timed:
     """A library that notes how long each call took, and what it answered first."""
 
-    def __init__(self, library: Binding) -> None:
+    def __init__(self, library: PynvmlApi) -> None:
         self._library = library
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.answers: dict[str, Any] = {}
@@ -295,7 +295,7 @@ SMI_FIELDS = [row[0] for row in COMPARED]
 UNKNOWN_TO_SMI: set[str] = set()
 
 
-def compare(report: Report, load: str, source: Nvml) -> dict[str, float]:
+def compare(report: Report, load: str, source: NvmlSession) -> dict[str, float]:
     """Our values beside nvidia-smi's; ours from just before and just after, the nearer counts."""
     source.observe()
     time.sleep(1.0)
@@ -308,17 +308,18 @@ def compare(report: Report, load: str, source: Nvml) -> dict[str, float]:
             if quantity in after:
                 report.say(f"{field:52}{'-':>14}{before.get(quantity, 0):>14.6g}")
             continue
-        theirs = smi[field] * factor
+        expected = smi[field] * factor
         ours = [one[quantity] for one in (before, after) if quantity in one]
         if not ours:
-            report.check(f"{load}: {quantity} is there, as nvidia-smi has it", False, theirs)
+            report.check(f"{load}: {quantity} is there, as nvidia-smi has it", False, expected)
             continue
-        nearest = min(ours, key=lambda value: abs(value - theirs))
+        nearest = min(ours, key=lambda value: abs(value - expected))
         low, high = min(ours), max(ours)
-        good = share is None or low <= theirs <= high
-        good = good or abs(nearest - theirs) <= slack + (share or 0.0) * abs(theirs) + 1e-9
+        good = share is None or low <= expected <= high
+        good = good or abs(nearest - expected) <= slack + (share or 0.0) * abs(expected) + 1e-9
         report.say(
-            f"{field:52}{theirs:>14.6g}{ours[0]:>14.6g}{ours[-1]:>14.6g}{nearest - theirs:>12.4g}"
+            f"{field:52}{expected:>14.6g}{ours[0]:>14.6g}{ours[-1]:>14.6g}"
+            f"{nearest - expected:>12.4g}"
             f"{'' if good else '  <-- FAIL'}"
         )
         if not good:
@@ -336,7 +337,7 @@ COUNTERS = ("busy", "graphics_active", "sm_active")
 
 def scrape(interval: float, seconds: float, begin: float, *, ticks: bool) -> dict[str, Any]:
     """Be an exporter of its own that is scraped at 0, interval, 2 x interval ... and at the end."""
-    source = Nvml(options=NvmlOptions(xid_events=False))
+    source = NvmlSession(options=NvmlOptions(xid_events=False))
     source.observe()
     due = {(n * interval, True) for n in range(int(seconds / interval) + 1)} | {(seconds, True)}
     if ticks:
@@ -396,7 +397,7 @@ def integrals(report: Report, load: str, meanwhile: Callable[[], None]) -> None:
         )
 
 
-def sample_buffer(report: Report, library: Binding) -> None:
+def sample_buffer(report: Report, library: PynvmlApi) -> None:
     """How long the driver's buffer of utilization samples is."""
     device = library.device(0)
     samples = library.samples(device, 1, 0)
@@ -410,11 +411,11 @@ def sample_buffer(report: Report, library: Binding) -> None:
         f"steps {steps[0]}..{steps[-1]} us, newest {age:.3f} s old"
     )
     report.results["sample buffer"] = {"samples": samples, "length": length, "median": median}
-    enough = length > 2 * BUSY_LOOK_SECONDS
+    enough = length > 2 * BUSY_SAMPLE_SECONDS
     report.check("the buffer outlasts two looks at it", enough, f"{length:.2f} s")
 
 
-def pcie(report: Report, load: str, source: Nvml, library: Binding) -> None:
+def pcie(report: Report, load: str, source: NvmlSession, library: PynvmlApi) -> None:
     """PCIe bytes against copies of known size; the raw 32-bit counters and GPM beside."""
     device = library.device(0)
     stop = threading.Event()
@@ -468,13 +469,13 @@ def pcie(report: Report, load: str, source: Nvml, library: Binding) -> None:
     report.results["pcie"] = {"account": account, "gpm": rates, "raw": raw[::20]}
 
 
-def tick_until(source: Nvml, stop: threading.Event) -> None:
+def tick_until(source: NvmlSession, stop: threading.Event) -> None:
     """What the service does between collections."""
     while not stop.wait(TICK_SECONDS):
         source.tick()
 
 
-def gpm_rates(library: Binding, seconds: float) -> dict[str, float]:
+def gpm_rates(library: PynvmlApi, seconds: float) -> dict[str, float]:
     """PCIe rates over an interval of its own."""
     device = library.device(0)
     first, second = library.gpm_allocate(), library.gpm_allocate()
@@ -489,10 +490,10 @@ def gpm_rates(library: Binding, seconds: float) -> dict[str, float]:
 
 def costs(report: Report, where: str) -> dict[str, Any]:
     """What a collection costs as the service runs it, and what each call; the first answers."""
-    timed = Timed(Binding())
+    timed = Timed(PynvmlApi())
     late = 0.0
     clock = Clock(time.time, lambda: time.monotonic() + late)
-    source = Nvml(cast("Library", timed), clock, NvmlOptions(xid_events=False))
+    source = NvmlSession(cast("NvmlApi", timed), clock, NvmlOptions(xid_events=False))
 
     def took(work: Callable[[], object]) -> float:
         begin = time.perf_counter()
@@ -532,7 +533,7 @@ def costs(report: Report, where: str) -> dict[str, Any]:
     return timed.answers
 
 
-def event_waits(report: Report, library: Binding) -> None:
+def event_waits(report: Report, library: PynvmlApi) -> None:
     """How long waiting for events, and letting go of them, really takes: a bound for closing."""
     found = {}
     for timeout in (0, 50, 200, 500, 1000):
@@ -551,7 +552,7 @@ def event_waits(report: Report, library: Binding) -> None:
         )
     report.results["event waits"] = found
     begin = time.perf_counter()
-    source = Nvml()
+    source = NvmlSession()
     source.observe()
     opened = time.perf_counter()
     source.close()
@@ -559,7 +560,7 @@ def event_waits(report: Report, library: Binding) -> None:
     report.check("closing is quick", time.perf_counter() - opened < 3.0, "")
 
 
-def all_fields(library: Binding) -> dict[str, Any]:
+def all_fields(library: PynvmlApi) -> dict[str, Any]:
     """Every field id by itself, with its cost; links by scope too."""
     device = library.device(0)
     found: dict[str, Any] = {}
@@ -577,7 +578,7 @@ def all_fields(library: Binding) -> dict[str, Any]:
     return found
 
 
-def all_gpm(library: Binding) -> dict[str, float]:
+def all_gpm(library: PynvmlApi) -> dict[str, float]:
     """Every GPM metric over one second."""
     device = library.device(0)
     if not library.gpm_supported(device):
@@ -598,7 +599,7 @@ def all_gpm(library: Binding) -> dict[str, float]:
     return found
 
 
-def fault(report: Report, load: str, source: Nvml) -> None:
+def fault(report: Report, load: str, source: NvmlSession) -> None:
     """One illegal read must be one Xid 31."""
     name = "xid_errors{31}"
     before = values(source.observe().gpus[0])
@@ -626,7 +627,7 @@ def build(out: Path, capability: tuple[int, int]) -> str:
     return str(program)
 
 
-def peak_bandwidth(library: Binding, gpu: dict[str, float]) -> float:
+def peak_bandwidth(library: PynvmlApi, gpu: dict[str, float]) -> float:
     """Bytes per second that the memory could move, from its clock and its bus."""
     width = library.number("nvmlDeviceGetMemoryBusWidth", library.device(0))
     return gpu["clock{memory}"] * 2 * width / 8
@@ -635,7 +636,7 @@ def peak_bandwidth(library: Binding, gpu: dict[str, float]) -> float:
 class MeanClock(threading.Thread):
     """The mean SM clock while it runs: under a power limit it changes all the time."""
 
-    def __init__(self, library: Binding) -> None:
+    def __init__(self, library: PynvmlApi) -> None:
         super().__init__(daemon=True)
         self._library, self._end = library, threading.Event()
         self._seen: list[int] = []
@@ -655,7 +656,7 @@ class MeanClock(threading.Thread):
 
 
 def tensor_cores(
-    report: Report, name: str, matmul: Load, source: Nvml, library: Binding, sms: int
+    report: Report, name: str, matmul: Load, source: NvmlSession, library: PynvmlApi, sms: int
 ) -> float:
     """Tensor activity against the FLOPs done: at most 4096 of them a cycle and SM."""
     clock = MeanClock(library)
@@ -674,7 +675,7 @@ def tensor_cores(
     return float(share / found) if found else 0.0
 
 
-def loads(report: Report, load: str, source: Nvml, library: Binding) -> None:
+def loads(report: Report, load: str, source: NvmlSession, library: PynvmlApi) -> None:
     """The comparison with nvidia-smi, load by load."""
     sms = source.observe().gpus[0].sm_count or 0
     matmul = Load([sys.executable, "-c", MATMUL, "7"], waits=True)
@@ -717,7 +718,7 @@ def loads(report: Report, load: str, source: Nvml, library: Binding) -> None:
             report.check(f"{blocks} blocks: utilization", utilization > 0.95, utilization)
 
 
-def raw_answers(library: Binding) -> dict[str, Any]:
+def raw_answers(library: PynvmlApi) -> dict[str, Any]:
     """What this driver answers to everything that it may be asked."""
     device = library.device(0)
     lists = {kind: plain(library.processes(device, kind)) for kind in PROCESS_KINDS}
@@ -746,17 +747,17 @@ class Parts:
         }  # fmt: skip
         known = nvidia_smi("--help-query-gpu")
         UNKNOWN_TO_SMI.update(name for name in SMI_FIELDS if f'"{name}"' not in known)
-        self._library = Binding()
+        self._library = PynvmlApi()
         self._library.init()
         timed = Timed(self._library)
         options = NvmlOptions(xid_events=False, serials=True)
-        once = Nvml(cast("Library", timed), options=options)
+        once = NvmlSession(cast("NvmlApi", timed), options=options)
         first = once.observe()
         once.close()
         gpu = first.gpus[0]
         self._raw["identity"], self._raw["answers"] = plain(gpu), timed.answers
         self._write_raw()
-        self._source = Nvml()
+        self._source = NvmlSession()
         self._program = build(Path("/tmp"), gpu.compute_capability or (9, 0))
         report.say(f"{first.driver_version}, CUDA {first.cuda_version}, {gpu.name}")
 

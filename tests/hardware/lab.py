@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-import exporter
-from exporter.collect import Collector
-from exporter.settings import Settings
-from exporter.sources.live import LiveHost
-from exporter.sources.recording import Header, RecordingWriter
+import mps_exporter
+from mps_exporter.collector import Collector
+from mps_exporter.config import Settings
+from mps_exporter.sources.live_host import LiveHost
+from mps_exporter.sources.recording import Header, RecordingWriter
 from tests.support.player import Metrics
 
 HERE = Path(__file__).parent
@@ -377,7 +377,7 @@ async def lab(
         driver_version=driver,
         recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
         started_at=time.time(),
-        exporter_version=exporter.__version__,
+        exporter_version=mps_exporter.__version__,
         anonymised=True,
     )
     writer = RecordingWriter(out / f"{scenario}.rec.gz", header)

@@ -23,27 +23,27 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from exporter.sources.nvml import Nvml, NvmlOptions
-from exporter.sources.nvml import binding as binding_module
-from exporter.sources.nvml.binding import Binding
-from exporter.sources.nvml.library import Device, NvmlError
-from exporter.sources.nvml.meters import GPM_ALL
+from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
+from mps_exporter.sources.nvml import pynvml_api as binding_module
+from mps_exporter.sources.nvml.accumulators import GPM_ALL
+from mps_exporter.sources.nvml.api import Device, NvmlError
+from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
 
 THREADS = 4
 SECONDS = 2.5
 
 
-def samples(library: Binding, device: Device) -> None:
+def samples(library: PynvmlApi, device: Device) -> None:
     """The buffer of utilization samples."""
     library.samples(device, 1, 0)
 
 
-def fields(library: Binding, device: Device) -> None:
+def fields(library: PynvmlApi, device: Device) -> None:
     """A batch of field values."""
     library.fields(device, [(82, 0), (74, 0), (197, 0), (198, 0)])
 
 
-def gpm(library: Binding, device: Device) -> None:
+def gpm(library: PynvmlApi, device: Device) -> None:
     """Two samples of this thread's own, and what they tell."""
     first, second = library.gpm_allocate(), library.gpm_allocate()
     library.gpm_take(device, first, None)
@@ -54,14 +54,14 @@ def gpm(library: Binding, device: Device) -> None:
     library.gpm_free(second)
 
 
-def session(library: Binding, device: Device) -> None:
+def session(library: PynvmlApi, device: Device) -> None:
     """Initialize once more, and shut down once more."""
     library.init()
     library.number("nvmlDeviceGetTemperature", device, 0)
     library.shutdown()
 
 
-def plain_values(library: Binding, device: Device) -> None:
+def plain_values(library: PynvmlApi, device: Device) -> None:
     """Simple numbers, and the process lists."""
     library.number("nvmlDeviceGetPowerUsage", device)
     library.number("nvmlDeviceGetTotalEnergyConsumption", device)
@@ -69,16 +69,16 @@ def plain_values(library: Binding, device: Device) -> None:
     library.processes(device, "Compute")
 
 
-def whole(_library: Binding, _device: Device) -> None:
+def whole(_library: PynvmlApi, _device: Device) -> None:
     """A whole exporter: open, read twice, close."""
-    source = Nvml(options=NvmlOptions(xid_events=False))
+    source = NvmlSession(options=NvmlOptions(xid_events=False))
     source.observe()
     time.sleep(0.55)
     source.observe()
     source.close()
 
 
-Suspect = Callable[[Binding, Device], None]
+Suspect = Callable[[PynvmlApi, Device], None]
 SUSPECTS: dict[str, tuple[Suspect, ...]] = {
     "plain": (plain_values,),
     "samples": (samples,),
@@ -97,7 +97,7 @@ def be(name: str) -> None:
     faulthandler.enable()
     if "locked" not in name:
         binding_module.LOCK = contextlib.nullcontext()  # type: ignore[assignment]
-    library = Binding()
+    library = PynvmlApi()
     library.init()
     device = library.device(0)
     end = time.monotonic() + SECONDS
@@ -140,11 +140,11 @@ def main() -> int:
                 done = subprocess.run(
                     command, capture_output=True, text=True, timeout=20, check=False
                 )
-                ended, said = done.returncode, f"{done.stdout}{done.stderr}"
+                ended, output = done.returncode, f"{done.stdout}{done.stderr}"
             except subprocess.TimeoutExpired as late:
-                ended, said = 124, f"did not end: {late}"
+                ended, output = 124, f"did not end: {late}"
             survived[name] = ended == 0
-            text = f"== {name}: exit status {ended}\n{said}"
+            text = f"== {name}: exit status {ended}\n{output}"
             print(text, flush=True)
             report.write(f"{text}\n")
     return 0 if survived["whole, locked"] else 1

@@ -34,7 +34,7 @@ def exporter_program(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run mps-exporter, and end it."""
     process = subprocess.Popen(
-        [*before, sys.executable, "-m", "exporter", f"--web.listen-address=127.0.0.1:{PORT}",
+        [*before, sys.executable, "-m", "mps_exporter", f"--web.listen-address=127.0.0.1:{PORT}",
          *flags], env={**os.environ, **environment},
     )  # fmt: skip
     try:

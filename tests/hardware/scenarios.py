@@ -15,8 +15,8 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
-from exporter.advice import findings
-from exporter.collect import DaemonRecord
+from mps_exporter.collector import DaemonRecord
+from mps_exporter.diagnostics import findings
 from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab
 from tests.support.player import Metrics
 
@@ -129,7 +129,7 @@ async def _silence(lab: Lab, daemon: Daemon) -> None:
     lab.note("control.log lines of a collection in which nothing changed", ok=probe <= 10,
              wanted="<= 10", got=probe)  # fmt: skip
     lab.facts["log_lines_per_probe"] = probe
-    from exporter.mps.reconciliation import ServerAnswers
+    from mps_exporter.mps.query_schedule import ServerAnswers
 
     for record in lab.collector._daemons.values():  # forget, so that it is asked again
         record.answers = ServerAnswers()
@@ -229,8 +229,8 @@ async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> N
     metrics = await lab.until("mps_server_ghost", 1, daemon=d, seconds=30)
     (shown,) = (one for one in metrics.snapshot.daemons if one.pipe_directory == d)
     ghost = next(server.pid for server in shown.servers if server.ghost)
-    told = max(one.at for one in shown.incidents if one.kind == "ghost")
-    late = metrics.snapshot.taken_at - told
+    reported = max(one.at for one in shown.incidents if one.kind == "ghost")
+    late = metrics.snapshot.taken_at - reported
     lab.note("seconds until the deaf server is named", ok=late <= 5, wanted="<= 5", got=late)
     lab.check(
         metrics, "mps_client_state", 1, daemon=d, server=ghost, pid=again.pid, state="connecting"
@@ -256,7 +256,7 @@ async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> N
 async def _what_doctor_says(lab: Lab, d: str, ghost: int) -> str | None:
     """Run the doctor as a person would, and give the command with which it ends the ghost."""
     done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-m", "exporter", "doctor", "--json"],
+        subprocess.run, [sys.executable, "-m", "mps_exporter", "doctor", "--json"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     found = {
@@ -380,8 +380,8 @@ async def served_after_death(lab: Lab) -> None:
     ok = len(died) == 1 and 0.0 <= died[0] <= 0.1
     lab.note("time of the end", ok=ok, wanted="one, 0 to 0.1 s after the kill", got=died)
     await lab.left(client)
-    beside = [lab.client("spin", 12) for _ in range(2)]
-    await lab.ready(*beside)
+    neighbour = [lab.client("spin", 12) for _ in range(2)]
+    await lab.ready(*neighbour)
     end = time.monotonic() + 10
     while True:
         metrics = await lab.look()
@@ -392,7 +392,7 @@ async def served_after_death(lab: Lab) -> None:
     helps = "mps_would_help" in named
     lab.note("MPS would help", ok=helps, wanted="mps_would_help", got=sorted(named))
     lab.check(metrics, "mps_gpu_served", None, daemon=d)
-    await lab.left(*beside)
+    await lab.left(*neighbour)
 
 
 @scenario("short clients of 1001 overtake a waiting client of 1002")
@@ -486,8 +486,8 @@ async def crash_loop(lab: Lab) -> None:
     daemon = lab.daemon(uid=1001)
     d = daemon.label
     await lab.until("mps_control_up", 1, daemon=d)
-    stranger = lab.client("spin", 2, daemon=daemon, uid=0)
-    await lab.left(stranger)
+    other_user = lab.client("spin", 2, daemon=daemon, uid=0)
+    await lab.left(other_user)
     metrics = await lab.until("mps_server_exits_total", 6, daemon=d, cause="start_failed")
     lab.check(metrics, "mps_server_starts_total", 6, daemon=d, uid=0)
     lab.check(metrics, "mps_uid_waiting_clients", None, daemon=d)
@@ -921,10 +921,10 @@ async def doctor(lab: Lab) -> None:
     await _advised(lab, "pipe_directory_mismatch")
     lost.kill()
     command = ["env", "-u", "CUDA_MPS_PIPE_DIRECTORY", str(lab.client_binary), "idle", "60", "64"]
-    beside = lab.client("idle", 60, command=command)
-    await lab.ready(beside)
+    neighbour = lab.client("idle", 60, command=command)
+    await lab.ready(neighbour)
     await _advised(lab, "process_bypasses_mps")
-    beside.kill()
+    neighbour.kill()
     queued = lab.client("idle", 3, daemon=daemon, uid=1002)
     await _advised(lab, "several_users_one_daemon")
     queued.kill()
@@ -1024,5 +1024,6 @@ async def fault_two_gpus(lab: Lab) -> None:
 
 DOUBLE = (
     "two-gpus-one-daemon", "two-daemons", "fault-two-gpus", "three-daemons", "data-parallel",
+    "memory-ordinals-two-gpus",
 )  # fmt: skip
 """Scenarios that want two GPUs."""

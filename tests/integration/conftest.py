@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 LONGEST_FIRST = ("test_alerts_e2e", "test_dashboards_queries")
-"""Files that take a minute and more, most of it waiting: they begin while others are there to fill
-the time, whatever the order of the day."""
+"""Files that take longest: they begin first, whatever the order of the day, so that no worker is
+left alone with one at the end."""
 
 
 @pytest.hookimpl(trylast=True)

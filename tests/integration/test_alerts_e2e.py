@@ -1,26 +1,36 @@
-"""Recorded incidents, from the exporter to the pager, with nothing in between replaced.
+"""Recorded incidents, from the exporter to the pager.
 
-Each recording of a real host is replayed by the real exporter, scraped by a real Prometheus with
-our rules, and what fires goes through a real Alertmanager with our configuration to a webhook.
-What arrives must be what the table below says, and nothing else.
+Each recording of a real host is played with a clock of the test's own, and rendered as often as it
+would be scraped. Prometheus' own promtool evaluates our rules over these samples, and amtool says
+to whom our Alertmanager passes what fires. What is told must be what the table below says, and
+nothing else. Nobody waits, and nothing depends on how busy the machine is.
 
-Recordings last seconds, alerts wait minutes. So all durations in the rules, in Alertmanager's
+Recordings last seconds, alerts wait minutes. So a recording is played PACE times as slowly as the
+rules' clock goes: each second of it is half a minute for the rules. One whose incident is shorter
+than the rules want is played more slowly still.
+
+Some of them go the real way in real time, through an exporter, a Prometheus and an Alertmanager to
+a webhook, to see that what fires arrives: there, all durations in the rules, in Alertmanager's
 waits, in the intervals of scrapes and evaluations and in Prometheus's look-back are divided by
-PACE, and nothing else is changed: a `for` of one minute becomes two seconds. A recording whose
-incident is shorter than that is replayed more slowly.
-
-What is judged by time is judged by the times of samples and alerts that Prometheus wrote down.
+PACE. (So does tests/e2e/test_alerts_vmalert.py. There, a replay that was not scraped and evaluated
+as often as it should have been, since the machine had no time for it, is no evidence: it is played
+again, beside fewer others.)
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
+import json
 import re
+import subprocess
 import time
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cache, cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,15 +39,28 @@ import pytest
 import yaml
 from aiohttp import web
 
-from exporter.sources.recording import read
-from tests.unit.rules.rulebook import ROOT
-from tests.unit.rules.servers import alertmanager, free_port, program, write_faster_rules
+from mps_exporter.config import Settings
+from mps_exporter.metrics.content_format import TEXT_0_0_4
+from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.render import Build, render
+from mps_exporter.sources.recording import read
+from tests.support.player import Player
+from tests.support.ports import free_port
+from tests.support.program import Page
+from tests.support.waiting import PATIENCE_SECONDS, until, until_awaited
+from tests.unit.grafana.stage import BEGAN
+from tests.unit.rules.rulebook import ROOT, RULE_FILES
+from tests.unit.rules.servers import UNITS, alertmanager, program, write_faster_rules
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 PACE = 30
 SCRAPE_SECONDS = 30 / PACE
 EVALUATION_SECONDS = 30 / PACE
-STARTUP_SECONDS = 30
+AT_A_TIME = (12, 6, 3, 2, 1, 1, 1, 1)
+"""So many are played side by side, in the first attempt and in those that follow."""
+LONGEST_GAP_SECONDS = 1.6 * SCRAPE_SECONDS
+LATEST_BEGIN_SECONDS = 3 * SCRAPE_SECONDS
+"""Between the exporter's start and the first scrape."""
 SEVERITY = {"pager": "critical", "tickets": "warning"}
 HELD = "Held by uid 1001|its own starts"
 """In the last moments of a wait, only the waiting user's own server is there."""
@@ -123,6 +146,7 @@ INCIDENTS = (
     Incident("one-client"),
     Incident("limits", (BYPASS,), speed=0.7),
     Incident("memory-limit"),
+    Incident("memory-ordinals"),
     Incident("multi-user"),
     Incident("own-pid-namespace"),
     Incident("terminate-client"),
@@ -193,13 +217,30 @@ INCIDENTS = (
     # Daemons.
     Incident(
         "daemon-killed",
+        (daemon("pager", "MpsControlDaemonDied", r"ago without .*Clients lost: \d"),),
+        laps=2,
+    ),
+    # So slowly that it is down for 3 minutes. The second until its death is certain is 3 of them,
+    # too, and then the one alert silences the other.
+    Incident(
+        "daemon-killed",
         (
-            daemon("pager", "MpsControlDaemonDied", r"ago without .*Clients lost: \d"),
             daemon(
                 "pager", "MpsControlDaemonDown", "and is gone", mps_control_state="absent"
             ),
         ),
         speed=0.15,
+        possible=frozenset({"MpsControlDaemonDied"}),
+    ),
+    # It does not come back.
+    Incident(
+        "served-after-death",
+        (
+            daemon("pager", "MpsControlDaemonDied", r"ago .*Clients lost: 1 \(1 of uid 1001\)"),
+            daemon(
+                "pager", "MpsControlDaemonDown", "and is gone", mps_control_state="absent"
+            ),
+        ),
     ),
     # The server first: that blocks nobody. Then the daemon: that blocks everybody.
     Incident(
@@ -273,7 +314,51 @@ INCIDENTS = (
         ),
         possible=HEALING,
     ),
+    # Five ghosts, and on each hangs a client of the user who is dead in the queue.
+    Incident(
+        "deaf-server",
+        (
+            daemon("tickets", "MpsQueuedClientDead", "Of uid 1002, 1 queued client at", uid="1002"),
+            *(
+                daemon(
+                    "pager", "MpsGhostServer",
+                    f"for uid 1002.* On it hang PID {pid}:.*kill -9 {server}`", server=server,
+                )
+                for server, pid in (
+                    ("6429", 6421), ("6492", 6484), ("6554", 6550), ("6620", 6612), ("6682", 6678)
+                )
+            ),
+        ),
+        possible=HEALING,
+    ),
+    Incident(
+        "wedge-times",
+        (
+            daemon("tickets", "MpsQueuedClientDead", "Of uid 1002, 1 queued client at", uid="1002"),
+            daemon("pager", "MpsGhostServer", "for uid 1002.*kill -9 6811`", server="6811"),
+        ),
+        possible=HEALING,
+    ),
+    Incident(
+        "dead-between-scrapes",
+        (daemon("tickets", "MpsQueuedClientDead", "Of uid 1002, 1 queued client at", uid="1002"),),
+        possible=HEALING | {"MpsGhostServer"},  # the ghost is killed at once
+    ),
     # Clients.
+    # Four are terminated before they end, the fifth is not. So slowly that the alert comes in time
+    # before the recording ends.
+    Incident(
+        "ending-jobs",
+        (
+            daemon(
+                "tickets", "MpsUnfinishedWork",
+                "3 clients of .*another client had left behind. Left by: 1 of uid 0. "
+                "Lost: 3 of uid 0.",
+            ),
+        ),
+        speed=0.7,
+        possible=HANDOVER,
+    ),
     Incident(
         "context-limit",
         (
@@ -308,11 +393,10 @@ INCIDENTS = (
         "doctor",
         (
             daemon("tickets", "MpsQueuedClientDead", "Of uid 1002, 1 queued client at", uid="1002"),
-            daemon("pager", "MpsGhostServer", "for uid 1002.*kill -9 1031`", server="1031"),
             daemon("pager", "MpsServerCrashed", r"Clients lost: 1 \(1 of uid 0\)\. They get"),
         ),
         speed=0.2,
-        possible=HEALING | QUIT,
+        possible=HEALING | QUIT | {"MpsGhostServer"},  # the ghost is killed at once
     ),
 )  # fmt: skip
 
@@ -325,7 +409,6 @@ class Arrived:
     labels: dict[str, str]
     annotations: dict[str, str]
     starts_at: float
-    received_at: float
 
     @property
     def name(self) -> str:
@@ -339,9 +422,23 @@ class Replay:
     incident: Incident
     port: int
     began: float = 0.0
+    """When the exporter said that it starts."""
     scrapes: list[float] = field(default_factory=list)
     """When Prometheus scraped it with success."""
     alerts: list[Arrived] = field(default_factory=list)
+
+    @property
+    def was_followed(self) -> bool:
+        """Prometheus saw all of it, and nothing of what comes when it begins once more."""
+        if not self.scrapes:
+            return False
+        gaps = [later - earlier for earlier, later in pairwise(self.scrapes)]
+        end = self.began + self.incident.seconds
+        return (
+            self.scrapes[0] - self.began <= LATEST_BEGIN_SECONDS
+            and max(gaps, default=0.0) <= LONGEST_GAP_SECONDS
+            and end - LATEST_BEGIN_SECONDS <= self.scrapes[-1] <= end
+        )
 
 
 class Stage:
@@ -385,7 +482,6 @@ class Stage:
                             labels=alert["labels"],
                             annotations=alert["annotations"],
                             starts_at=_timestamp(alert["startsAt"]),
-                            received_at=time.time(),
                         ),
                     )
             return web.Response()
@@ -443,15 +539,30 @@ class Stage:
         )
         await until_ready(f"http://{self.prometheus}/-/ready")
 
+    async def missed_evaluations(self) -> float:
+        """How often a group of rules was not evaluated in its turn."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://{self.prometheus}/metrics") as response,
+        ):
+            page = Page(await response.text())
+        return page.value("prometheus_rule_group_iterations_missed_total") or 0.0
+
     async def check(self) -> None:
         """No rule failed."""
         assert not await self.query("sum(prometheus_rule_evaluation_failures_total) > 0")
+
+    async def sees_the_end_of(self, replays: list[Replay]) -> bool:
+        """Whether the last sample of each says that the exporter is gone."""
+        found = await self.query("up == 1")
+        here = {series["metric"]["instance"] for series in found}
+        return not any(replay.incident.instance in here for replay in replays)
 
     async def samples(self, series: str) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
         """All that was stored of these series: their labels, and (time, value) one by one."""
         return [
             (found["metric"], [(float(at), float(value)) for at, value in found["values"]])
-            for found in await self.query(f"{series}[10m]")
+            for found in await self.query(f"{series}[1h]")
         ]
 
     def faster_rules(self) -> Path:
@@ -474,21 +585,27 @@ class Stage:
         """One exporter; Prometheus finds it under the port that it was told."""
         return Replay(incident, free_port())
 
+    async def start_exporter(self, replay: Replay) -> asyncio.subprocess.Process:
+        """It replays again and again."""
+        return await self.start(
+            program("mps-exporter"), "serve",
+            "--replay", replay.incident.file,
+            "--replay.speed", str(replay.incident.speed),
+            "--web.listen-address", f"127.0.0.1:{replay.port}",
+            "--mps.min-query-interval", "0",
+            log=f"exporter-{replay.incident.instance}",
+        )  # fmt: skip
+
     async def run(self, replay: Replay) -> None:
         """Replays the recording, and ends the exporter before it begins once more."""
-        replay.began = time.time()
+        log = self.folder / f"exporter-{replay.incident.instance}.log"
         async with self._starting:  # side by side, each would start late
-            process = await self.start(
-                program("mps-exporter"), "serve",
-                "--replay", replay.incident.file,
-                "--replay.speed", str(replay.incident.speed),
-                "--web.listen-address", f"127.0.0.1:{replay.port}",
-                "--mps.min-query-interval", "0",
-                log=f"exporter-{replay.incident.instance}",
-            )  # fmt: skip
-            await until_ready(f"http://127.0.0.1:{replay.port}/metrics")
-        await asyncio.sleep(replay.incident.seconds - 0.3)
-        await _end(process)
+            process = await self.start_exporter(replay)
+            began = await until(lambda: BEGAN.search(log.read_text("utf-8")))
+        replay.began = datetime.fromisoformat(began[1]).timestamp()
+        await asyncio.sleep(replay.began + replay.incident.seconds - 0.3 - time.time())
+        process.kill()  # what takes its leave may still be scraped
+        await process.wait()
 
 
 def scrape_config(targets: Mapping[str, str]) -> dict[str, Any]:
@@ -512,7 +629,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), 10)
+            await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
         except TimeoutError:
             process.kill()
             await process.wait()
@@ -520,20 +637,49 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 async def until_ready(url: str) -> None:
     """Wait until somebody answers 200 there."""
-    deadline = time.monotonic() + STARTUP_SECONDS
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
-        while time.monotonic() < deadline:
+    timeout = aiohttp.ClientTimeout(total=PATIENCE_SECONDS)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+
+        async def is_ready() -> bool:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                 async with session.get(url) as response:
-                    if response.status == 200:
-                        return
-            await asyncio.sleep(0.1)
-    raise AssertionError(f"nobody answers at {url}")
+                    return response.status == 200
+            return False
+
+        await until_awaited(is_ready)
+
+
+async def play(
+    make_stage: Callable[[Path], Stage],
+    folder: Path,
+    incidents: Sequence[Incident],
+    judge: Callable[[Stage, list[Replay]], Awaitable[None]],
+) -> None:
+    """Play them all, each as a host of its own, as often as needed; judge those that succeeded."""
+    for attempt, width in enumerate(AT_A_TIME):
+        place = folder / str(attempt)
+        place.mkdir()
+        async with played(make_stage(place), incidents, width) as (stage, replays):
+            followed = [replay for replay in replays if replay.was_followed]
+            await judge(stage, followed)
+        incidents = [one.incident for one in replays if one not in followed]
+        if not incidents:
+            return
+        print(f"attempt {attempt}: too slow for {[one.instance for one in incidents]}")
+    raise AssertionError("the machine was too slow, whatever was tried")
 
 
 @contextlib.asynccontextmanager
-async def played(stage: Stage, incidents: tuple[Incident, ...]) -> AsyncIterator[list[Replay]]:
-    """Plays them all side by side, each as a host of its own, and waits for the last alert."""
+async def played(
+    stage: Stage, incidents: Sequence[Incident], width: int
+) -> AsyncIterator[tuple[Stage, list[Replay]]]:
+    """Plays so many side by side, and waits for the last alert."""
+    places = asyncio.Semaphore(width)
+
+    async def run(replay: Replay) -> None:
+        async with places:
+            await stage.run(replay)
+
     async with stage:
         longest_first = sorted(incidents, key=lambda incident: -incident.seconds)
         replays = [await stage.replay(incident) for incident in longest_first]
@@ -542,13 +688,18 @@ async def played(stage: Stage, incidents: tuple[Incident, ...]) -> AsyncIterator
         await stage.start_evaluation(
             {replay.incident.instance: f"127.0.0.1:{replay.port}" for replay in replays}
         )
-        await asyncio.gather(*(stage.run(replay) for replay in replays))
+        missed = await stage.missed_evaluations()
+        await asyncio.gather(*(run(replay) for replay in replays))
+        await until_awaited(lambda: stage.sees_the_end_of(replays))
         await asyncio.sleep(5 * SCRAPE_SECONDS)
         await stage.check()
+        in_time = await stage.missed_evaluations() == missed
         ups = {labels["instance"]: values for labels, values in await stage.samples("up")}
         for replay in replays:
             name = replay.incident.instance
-            replay.scrapes = [at for at, up in ups[name] if up and at > replay.began]
+            replay.scrapes = [at for at, up in ups[name] if up and at > replay.began and in_time]
+            if not replay.scrapes:
+                continue
             # What begins before or after is about an exporter that this test starts and stops.
             ended = min((at for at, up in ups[name] if not up and at > replay.scrapes[-1]))
             replay.alerts = [
@@ -557,7 +708,7 @@ async def played(stage: Stage, incidents: tuple[Incident, ...]) -> AsyncIterator
                 if alert.labels.get("instance") == name
                 and replay.scrapes[0] <= alert.starts_at < ended
             ]
-        yield replays
+        yield stage, replays
 
 
 def mistakes_of(replay: Replay) -> list[str]:
@@ -586,38 +737,185 @@ def mistakes_of(replay: Replay) -> list[str]:
     return [f"{incident.instance}: {mistake}" for mistake in found]
 
 
-@pytest.mark.timeout(240)
-async def test_each_incident_raises_its_alerts_and_no_others(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
-    async with played(stage, INCIDENTS) as replays:
-        mistakes = [mistake for replay in replays for mistake in mistakes_of(replay)]
-        assert not mistakes, "\n".join(mistakes)
-        for name in ("server-killed", "tour"):
-            replay = next(replay for replay in replays if replay.incident.instance == name)
-            await assert_crash_is_told_in_time(stage, replay)
-        # Advice goes to nobody, so Prometheus is asked: the lab's GPU was open to all programs, and
-        # of a quiet host there is nothing else to say.
-        advice = await stage.samples('ALERTS{severity="info",alertstate="firing"}')
-        quiet = {labels["alertname"] for labels, _ in advice if labels["instance"] == "quiet"}
-        assert quiet == {"MpsNotExclusiveMode"}
+# ------------------------------------------------------------------------ with a clock of its own
 
 
-async def assert_crash_is_told_in_time(stage: Stage, replay: Replay) -> None:
-    """Within three scrapes; this alert has no `for`."""
-    name = replay.incident.instance
-    series = f'mps_server_last_exit_timestamp_seconds{{cause="crashed",instance="{name}"}}'
-    ((_, exits),) = await stage.samples(series)
-    crashed_at = exits[-1][1]
-    crash = next(alert for alert in replay.alerts if alert.name == "MpsServerCrashed")
-    scrapes = [at for at in replay.scrapes if crashed_at < at <= crash.received_at]
-    print(
-        f"{name}: the server crashed; scraped {exits[0][0] - crashed_at:.2f} s "
-        f"later, firing {crash.starts_at - crashed_at:.2f} s later, at the webhook "
-        f"{crash.received_at - crashed_at:.2f} s later, {len(scrapes)} scrapes of "
-        f"{SCRAPE_SECONDS:g} s after the crash"
+ONE_SCRAPE = 30.0
+"""The rules' own seconds between two scrapes, and between two evaluations."""
+LOOKS_AT_LOGS = 5
+"""So often between two scrapes the exporter looks at the logs."""
+_TOLD = re.compile(r"^ +Labels:\{(.*)\}\n +Annotations:\{(.*)\},?$", re.MULTILINE)
+_AT = re.compile(r"^ +alertname: \w+, time: (\S+), $", re.MULTILINE)
+_TEXTS = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*")')
+
+
+async def pages_of(incident: Incident) -> list[dict[str, str]]:
+    """What each scrape shows: series -> value. The first comes one scrape after the beginning."""
+    recording = read(incident.file)
+    header = recording.header
+    seconds = incident.seconds / incident.laps
+    settings = replace(Settings(), mps_min_query_interval=0.0)
+    pages = []
+    player, lap = Player(recording, settings), 0
+    for number in range(1, int(incident.seconds * PACE / ONE_SCRAPE) + 1):
+        elapsed = number * ONE_SCRAPE / PACE
+        if elapsed // seconds > lap:
+            player, lap = Player(recording, settings), int(elapsed // seconds)
+        moment = (elapsed - lap * seconds) * incident.speed
+        for _ in range(LOOKS_AT_LOGS):
+            player.clock += (moment - player.clock) / LOOKS_AT_LOGS
+            await player.collector.poll_logs()
+        player.clock = moment
+        # At the rules' pace, from 0 on: so promtool counts time.
+        families = render(
+            await player.collector.collect(),
+            Build("test", "", ""),
+            wall=lambda at, lap=lap: (  # type: ignore[misc]
+                (lap * seconds + (at - header.started_at) / incident.speed) * PACE
+            ),
+        )
+        lines = encode(families, [], TEXT_0_0_4).decode().splitlines()
+        page = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        pages.append({**page, "process_start_time_seconds": "0"})
+    return pages
+
+
+def series_of(incident: Incident, pages: list[dict[str, str]]) -> Iterator[dict[str, str]]:
+    """As promtool wants them. What is not in a page any more is stale from then on."""
+    target = f'job="mps-exporter",instance="{incident.instance}"'
+    yield {"series": f"up{{{target}}}", "values": f"_ 1x{len(pages) - 1}"}
+    for name in sorted({name for page in pages for name in page}):
+        metric, _, labels = name.partition("{")
+        labels = f"{target},{labels}" if labels else f"{target}}}"
+        values, last = ["_"], "_"
+        for page in pages:
+            last = page.get(name, "_" if last in ("_", "stale") else "stale")
+            values.append(last)
+        yield {"series": f"{metric}{{{labels}", "values": " ".join(values)}
+
+
+def told(folder: Path, incident: Incident, pages: list[dict[str, str]]) -> list[Arrived]:
+    """The alerts that fire, each as it is told at first."""
+    looks = [f"{number * ONE_SCRAPE:g}s" for number in range(1, len(pages) + 1)]
+    groups = [group for file in RULE_FILES for group in yaml.safe_load(file.read_text())["groups"]]
+    names = [rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule]
+    # What a text asks for is recorded before it is told: Alertmanager waits longer than that.
+    groups.sort(key=lambda group: "alert" in group["rules"][0])
+    test = {
+        "rule_files": [str(file) for file in RULE_FILES],
+        "evaluation_interval": f"{ONE_SCRAPE:g}s",
+        "group_eval_order": [group["name"] for group in groups],
+        "tests": [{
+            "interval": f"{ONE_SCRAPE:g}s",
+            "input_series": list(series_of(incident, pages)),
+            "alert_rule_test": [
+                {"eval_time": look, "alertname": name, "exp_alerts": []}
+                for look in looks for name in names
+            ],
+        }],
+    }  # fmt: skip
+    file = folder / "test.yml"
+    file.write_text(json.dumps(test))
+    done = subprocess.run(
+        [program("promtool"), "test", "rules", file], capture_output=True, text=True, check=False
     )
-    assert crash.starts_at - crashed_at <= 3 * SCRAPE_SECONDS
-    assert len(scrapes) <= 3
+    output = done.stdout + done.stderr
+    assert re.match(r"Unit Testing: .*\s+(SUCCESS|FAILED:\s+alertname: )", output), output[:2000]
+    # Nothing was expected, so what fires is what it complains of.
+    alerts: dict[str, Arrived] = {}
+    parts = _AT.split(output)
+    for at, text in zip(parts[1::2], parts[2::2], strict=True):
+        for labels, texts in _TOLD.findall(text):
+            found = {name: ast.literal_eval(value) for name, value in _TEXTS.findall(labels)}
+            alert = Arrived(
+                receiver=receiver_of(found["alertname"], found["severity"]),
+                labels=found,
+                annotations={
+                    name: ast.literal_eval(value) for name, value in _TEXTS.findall(texts)
+                },
+                starts_at=_seconds(at),
+            )
+            earlier = alerts.get(labels)
+            if earlier is None or alert.starts_at < earlier.starts_at:
+                alerts[labels] = alert
+    return list(alerts.values())
+
+
+def _seconds(text: str) -> float:
+    """Read 1h2m30s."""
+    return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([hms])", text))
+
+
+@cache
+def receiver_of(name: str, severity: str) -> str:
+    """To whom our Alertmanager passes an alert."""
+    done = subprocess.run(
+        [program("amtool"), "config", "routes", "test", "--config.file=alertmanager.yml",
+         f"alertname={name}", f"severity={severity}"],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.instance)
+async def test_each_incident_raises_its_alerts_and_no_others(
+    tmp_path: Path, incident: Incident
+) -> None:
+    pages = await pages_of(incident)
+    alerts = told(tmp_path, incident, pages)
+    # Advice goes to nobody.
+    advice = {alert.name for alert in alerts if alert.labels["severity"] == "info"}
+    for_somebody = [alert for alert in alerts if alert.labels["severity"] != "info"]
+    assert mistakes_of(Replay(incident, 0, alerts=for_somebody)) == []
+    if incident.instance in ("server-killed", "tour"):
+        crash = next(alert for alert in alerts if alert.name == "MpsServerCrashed")
+        stamps = [
+            float(value)
+            for name, value in pages[int(crash.starts_at / ONE_SCRAPE) - 1].items()
+            if name.startswith("mps_server_last_exit_timestamp") and 'cause="crashed"' in name
+        ]
+        # This alert has no `for`: it is there with the scrape that shows the crash, or the next.
+        assert crash.starts_at - max(stamps) <= 2 * ONE_SCRAPE
+    if incident.instance == "quiet":
+        # The lab's GPU was open to all programs, and there is nothing else to say.
+        assert advice == {"MpsNotExclusiveMode"}
+
+
+# -------------------------------------------------------------------------------- all for real
+
+
+REAL = ("server-killed", "fault", "wait-served")
+"""One that goes to the pager, and two that become tickets."""
+
+
+async def test_what_fires_arrives_where_it_should(tmp_path: Path) -> None:
+    """Exporter, Prometheus, Alertmanager, webhook. The exporters begin again until it has come."""
+    chosen = [incident for incident in INCIDENTS if incident.recording in REAL]
+    async with Stage(tmp_path) as stage:
+        replays = [await stage.replay(incident) for incident in chosen]
+        await stage.listen()
+        await stage.start_alertmanager()
+        await stage.start_evaluation(
+            {replay.incident.instance: f"127.0.0.1:{replay.port}" for replay in replays}
+        )
+        for replay in replays:
+            await stage.start_exporter(replay)
+
+        def all_came() -> bool:
+            return not [
+                expected
+                for incident in chosen
+                for expected in incident.expected
+                if not any(
+                    alert.labels == incident.labels(expected)
+                    and alert.receiver == expected.receiver
+                    and re.search(expected.text, alert.annotations["description"])
+                    for alert in stage.arrived.values()
+                )
+            ]
+
+        await until(all_came, 5 * PATIENCE_SECONDS)
+        await stage.check()
 
 
 def test_every_recording_is_in_the_table() -> None:

@@ -23,8 +23,8 @@ def run(*command: str | Path) -> str:
 
 @PROMTOOLS
 def test_rules_are_valid(promtool: str) -> None:
-    told = run(program(promtool), "check", "rules", *RULE_FILES)
-    assert told.count("SUCCESS") == len(RULE_FILES)
+    reported = run(program(promtool), "check", "rules", *RULE_FILES)
+    assert reported.count("SUCCESS") == len(RULE_FILES)
 
 
 @PROMTOOLS
@@ -45,8 +45,8 @@ def test_settings_for_many_hosts_are_valid(promtool: str, tmp_path: Path) -> Non
 
 
 def test_alertmanager_configuration_is_valid() -> None:
-    told = run(program("amtool"), "check-config", "alertmanager.yml")
-    assert "1 templates" in told
+    reported = run(program("amtool"), "check-config", "alertmanager.yml")
+    assert "1 templates" in reported
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_alertmanager_configuration_is_valid() -> None:
     ],
 )
 def test_routing(labels: str, receiver: str) -> None:
-    told = run(
+    reported = run(
         program("amtool"), "config", "routes", "test", "--config.file=alertmanager.yml",
         *labels.split(),
     )  # fmt: skip
-    assert told.split() == [receiver]
+    assert reported.split() == [receiver]

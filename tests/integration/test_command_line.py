@@ -11,29 +11,30 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from exporter.observations import ProcfsObservation
-from exporter.sources.recording import read
-from tests.support.program import free_port
+from mps_exporter.observations import ProcfsObservation
+from mps_exporter.sources.recording import RecordingError, read
+from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_SECONDS, wait_for
 from tests.unit.web.webconfigs import TLS, write_certificates
 
 ROOT = Path(__file__).parents[2]
-DEMO = ROOT / "exporter" / "recordings" / "demo.rec.gz"
-PROGRAM = (sys.executable, "-m", "exporter")
+DEMO = ROOT / "exporter" / "mps_exporter" / "recordings" / "demo.rec.gz"
+PROGRAM = (sys.executable, "-m", "mps_exporter")
 ENVIRONMENT = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def run(command: str) -> subprocess.CompletedProcess[str]:
     """Run in a shell; $E is the program."""
     return subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+        ["bash", "-c", command], capture_output=True, text=True, check=False, cwd=ROOT,
+        timeout=PATIENCE_SECONDS,
         env={**ENVIRONMENT, "E": " ".join(PROGRAM), "DEMO": str(DEMO)},
     )  # fmt: skip
 
@@ -51,12 +52,12 @@ def started(*words: str, **how: Any) -> Iterator[subprocess.Popen[str]]:
 
 def until_it_says(process: subprocess.Popen[str], words: str) -> str:
     assert process.stderr is not None
-    said = ""
+    output = ""
     for line in process.stderr:
-        said += line
+        output += line
         if words in line:
-            return said
-    raise AssertionError(f"it ended with {process.wait()}:\n{said}")
+            return output
+    raise AssertionError(f"it ended with {process.wait()}:\n{output}")
 
 
 # -------------------------------------------------------------------------------- doctor
@@ -90,16 +91,20 @@ def test_the_statuses_of_the_doctor_are_about_the_host(
 
 def test_colours_are_for_terminals_that_have_them() -> None:
     def coloured(**environment: str) -> bool:
-        ours, theirs = pty.openpty()
+        ours, expected = pty.openpty()
         try:
             subprocess.run(
-                [*PROGRAM, "doctor", f"--recording={DEMO}", "--at=1s"], stdout=theirs, check=False,
-                cwd=ROOT, timeout=60, env={**ENVIRONMENT, "TERM": "xterm", **environment},
-            )  # fmt: skip
+                [*PROGRAM, "doctor", f"--recording={DEMO}", "--at=1s"],
+                stdout=expected,
+                check=False,
+                cwd=ROOT,
+                timeout=PATIENCE_SECONDS,
+                env={**ENVIRONMENT, "TERM": "xterm", **environment},
+            )
             return b"\x1b[" in os.read(ours, 65536)
         finally:
             os.close(ours)
-            os.close(theirs)
+            os.close(expected)
 
     assert coloured()
     assert coloured(NO_COLOR="")  # as https://no-color.org has it
@@ -113,60 +118,70 @@ def test_colours_are_for_terminals_that_have_them() -> None:
 @contextmanager
 def recording(path: Path, *words: str, **how: Any) -> Iterator[subprocess.Popen[str]]:
     """A recorder that has begun."""
-    with started("record", str(path), "--duration=60s", *words, **how) as process:
-        end = time.monotonic() + 20
-        while not path.exists() or path.stat().st_size < 100:
+    with started("record", str(path), "--duration=3600s", *words, **how) as process:
+
+        def has_begun() -> bool:
             assert process.poll() is None, process.communicate()
-            assert time.monotonic() < end
-            time.sleep(0.05)
+            return path.exists() and has_seen_processes(path)
+
+        wait_for(has_begun)
         yield process
+
+
+def has_seen_processes(path: Path) -> bool:
+    """Whether a recorder has written what /proc said."""
+    with suppress(RecordingError):
+        return any(isinstance(one, ProcfsObservation) for one in read(path).observations)
+    return False
 
 
 @pytest.mark.parametrize("received", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
 def test_a_recording_that_is_ended_is_whole(tmp_path: Path, received: signal.Signals) -> None:
     path = tmp_path / "x.rec.gz"
     with recording(path) as process:
-        time.sleep(1)
         process.send_signal(received)
-        _, said = process.communicate(timeout=20)
+        _, output = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
-    assert "Recorded " in said
+    assert "Recorded " in output
     assert '"kind":"end"' in gzip.decompress(path.read_bytes()).decode()
 
 
 def test_a_recorder_that_is_killed_leaves_what_it_saw(tmp_path: Path) -> None:
     path = tmp_path / "x.rec.gz"
     with recording(path) as process:
-        time.sleep(3)
         process.kill()
         process.wait()
-    assert any(isinstance(one, ProcfsObservation) for one in read(path).observations)
+    assert has_seen_processes(path)
 
 
 def test_nohup_is_meant(tmp_path: Path) -> None:
     path = tmp_path / "x.rec.gz"
     ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
     with recording(path, **ignoring) as process:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        ignored = re.search(r"^SigIgn:\t(\w+)$", status, re.MULTILINE)
+        assert ignored is not None
+        assert int(ignored[1], 16) & 1 << signal.SIGHUP - 1
         process.send_signal(signal.SIGHUP)
-        time.sleep(1)
         assert process.poll() is None
 
 
-def test_a_full_disk_is_said_so(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "x.rec.gz"
     # Without coverage, which would run into the same limit with files of its own.
     plain = {key: value for key, value in ENVIRONMENT.items() if not key.startswith("COV")}
     with recording(path, env=plain) as process:
         size = path.stat().st_size + 1
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, size))
-        _, said = process.communicate(timeout=20)
+        process.send_signal(signal.SIGTERM)  # so that it writes the end
+        _, output = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
-    assert said.splitlines()[-1] == (
+    assert output.splitlines()[-1] == (
         f"mps-exporter: cannot write {path}: File too large; what was written until then can be "
         "read"
     )
-    assert "collector failed" not in said
-    assert "Traceback" not in said
+    assert "collector failed" not in output
+    assert "Traceback" not in output
     assert read(path).header.scenario == "no description given"
 
 
@@ -194,21 +209,23 @@ def test_a_daemon_goes_on_after_sighup(tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     assert not path.exists()
 
 
-def test_who_ran_it_in_a_terminal_that_is_closed_leaves_nobody_behind() -> None:
-    ours, theirs = pty.openpty()
+def test_closing_the_terminal_leaves_no_process_running() -> None:
+    ours, expected = pty.openpty()
     words = ("demo", f"--web.listen-address=127.0.0.1:{free_port()}")
-    with started(*words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as one:
-        os.close(theirs)
-        said = b""
-        while b"Ctrl-C" not in said:
-            said += os.read(ours, 65536)
+    with started(
+        *words, stdin=expected, stdout=expected, stderr=expected, start_new_session=True
+    ) as one:
+        os.close(expected)
+        output = b""
+        while b"Ctrl-C" not in output:
+            output += os.read(ours, 65536)
         os.close(ours)
         one.send_signal(signal.SIGHUP)
-        assert one.wait(20) == 0
+        assert one.wait(PATIENCE_SECONDS) == 0
 
 
 def test_the_announcement_names_what_is_listened_on(tmp_path: Path) -> None:
@@ -216,17 +233,17 @@ def test_the_announcement_names_what_is_listened_on(tmp_path: Path) -> None:
     (tmp_path / "web.yml").write_text(TLS)
     flags = ["--web.listen-address=127.0.0.1:0", f"--web.config.file={tmp_path}/web.yml"]
     with started("demo", *flags) as process:
-        said = until_it_says(process, "Ctrl-C")
-    port = re.search(r"address=127\.0\.0\.1:(\d+)", said)
-    assert port is not None, said
-    assert f"Status page  https://127.0.0.1:{port[1]}/\n" in said
+        output = until_it_says(process, "Ctrl-C")
+    port = re.search(r"address=127\.0\.0\.1:(\d+)", output)
+    assert port is not None, output
+    assert f"Status page  https://127.0.0.1:{port[1]}/\n" in output
 
 
 def test_a_socket_is_no_address_for_a_browser(tmp_path: Path) -> None:
     with started("demo", f"--web.listen-address=unix:{tmp_path}/s") as process:
-        said = until_it_says(process, "Ctrl-C")
-    assert f"  Socket       {tmp_path}/s\n" in said
-    assert "http://" not in said
+        output = until_it_says(process, "Ctrl-C")
+    assert f"  Socket       {tmp_path}/s\n" in output
+    assert "http://" not in output
 
 
 def test_nothing_is_announced_before_the_port_is_had() -> None:
@@ -238,21 +255,21 @@ def test_nothing_is_announced_before_the_port_is_had() -> None:
     assert "another program listens there" in done.stderr
 
 
-def test_nobody_needs_a_standard_error() -> None:
+def test_standard_error_may_be_closed() -> None:
     port = free_port()
     command = f"exec {' '.join(PROGRAM)} demo --web.listen-address=127.0.0.1:{port} 2>&- >&- <&-"
     with subprocess.Popen(["bash", "-c", command], cwd=ROOT, env=ENVIRONMENT) as process:
         try:
-            end = time.monotonic() + 20
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                except OSError:
-                    assert process.poll() is None
-                    assert time.monotonic() < end
-                    time.sleep(0.1)
+
+            def listens() -> bool:
+                assert process.poll() is None
+                with suppress(OSError):
+                    socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS).close()
+                    return True
+                return False
+
+            wait_for(listens)
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait(PATIENCE_SECONDS) == 0
         finally:
             process.kill()

@@ -202,9 +202,9 @@ def test_many_clients(host: Host) -> None:
 def test_a_hook_terminates_the_clients_of_its_own_container(host: Host) -> None:
     """It cannot look their PIDs up, which are the host's: ps says whose namespace they are in."""
     host.look_from(INNER_NAMESPACE)
-    mine, other = server(SERVER, 5001, 5002)["clients"]
-    mine["namespace"] = str(INNER_NAMESPACE)
-    host.daemon(servers=[{"pid": SERVER, "clients": [mine, other]}])
+    own, other = server(SERVER, 5001, 5002)["clients"]
+    own["namespace"] = str(INNER_NAMESPACE)
+    host.daemon(servers=[{"pid": SERVER, "clients": [own, other]}])
     done = host.run("--own-pid-namespace")
     assert (done.returncode, host.terminated()) == (0, [5001])
 
@@ -218,7 +218,7 @@ def test_a_hook_does_not_act_on_a_client_that_changed_since(host: Host) -> None:
     assert (host.run("--own-pid-namespace").returncode, host.terminated()) == (0, [])
 
 
-def test_a_row_made_up_in_a_program_s_name_terminates_nobody(host: Host) -> None:
+def test_a_row_forged_in_a_program_name_terminates_no_client(host: Host) -> None:
     host.look_from(INNER_NAMESPACE)
     name = f"python3\n5002 9 {SERVER} GPU-0 {INNER_NAMESPACE} python3"
     rows = [{"pid": 5001, "namespace": "4026532999", "command": name}, {"pid": 5002}]
@@ -292,7 +292,8 @@ def test_after_a_client_that_hangs_the_daemon_is_left_alone(host: Host) -> None:
         host.process(pid)
     host.daemon(101, 102, each={"termination": "hang"})
     done = host.run("--uid", "0", "--timeout", "1")
-    assert "no other client of this daemon was tried" in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "no other client of this daemon was tried" in line
     assert done.returncode == 1
 
 

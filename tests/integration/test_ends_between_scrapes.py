@@ -23,7 +23,7 @@ def next_of(kind: str, incidents: Iterator[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("container", [False, True], ids=["watched", "looked-at"])
-def test_who_ends_is_told_of_without_a_scrape(host: OwnHost, container: bool) -> None:
+def test_exits_are_reported_without_a_scrape(host: OwnHost, container: bool) -> None:
     """In a PID namespace of its own, with the host's procfs, the exporter can only look."""
     daemon = host.daemon()
     host.serve(inside=["unshare", "--pid", "--fork"] if container else ())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics.catalogue import CATALOGUE
 from tests.support.player import RECORDINGS, Metrics, Player
 
 LOOKS = 8

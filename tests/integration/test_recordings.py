@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from exporter.advice import findings
-from exporter.cli import built_in_recording
-from exporter.sources.recording import read
+from mps_exporter.cli import built_in_recording
+from mps_exporter.diagnostics import findings
+from mps_exporter.sources.recording import read
 from tests.support.player import RECORDINGS, Player
 
 TRUTHS = sorted(RECORDINGS.glob("*.json"))
@@ -77,6 +77,28 @@ async def test_a_client_that_catches_its_fault_and_stays_is_torn_down() -> None:
     assert metrics.value("mps_client_state", state="torn_down") is None
 
 
+async def test_who_is_killed_with_work_in_flight_is_named_and_whom_a_script_ended_is_not() -> None:
+    metrics = await Player(RECORDINGS / "ending-jobs.rec.gz").to_end()
+    assert metrics.value("mps_server_faults_total") == 1
+    assert metrics.value("mps_client_unfinished_exits_total", uid=0) == 1
+    assert metrics.value("mps_client_unfinished_exits_total") == 1
+    losses = {
+        (labels["uid"], labels["cause"]): value
+        for labels, value in metrics.all("mps_client_losses_total")
+        if value
+    }
+    assert losses == {
+        ("0", "terminated"): 3,
+        ("1001", "terminated"): 1,
+        ("0", "unfinished_work"): 3,
+    }
+    (daemon,) = metrics.snapshot.daemons
+    (incident,) = [one for one in daemon.incidents if one.kind == "unfinished_work"]
+    assert incident.left_by_pid == 3965
+    assert incident.blamed_pid == 3944
+    assert set(incident.pids) == {3942, 3943, 3944}
+
+
 def test_there_is_a_recording_of_each_version_of_the_format() -> None:
     versions = Counter(read(path).header.version for path in RECORDINGS.glob("*.rec.gz"))
     assert versions.keys() == {1, 2}
@@ -89,7 +111,7 @@ async def test_every_reading_that_was_recorded_is_shown(path: Path) -> None:
     assert metrics.value("mps_exporter_unknown_readings_total") == 0
 
 
-async def test_a_reading_that_nobody_knows_costs_itself(tmp_path: Path) -> None:
+async def test_an_unknown_reading_is_skipped(tmp_path: Path) -> None:
     lines = gzip.decompress((RECORDINGS / "one-client.rec.gz").read_bytes())
     path = tmp_path / "renamed.rec.gz"
     path.write_bytes(gzip.compress(lines.replace(b"mps_gpu_power_watts", b"mps_gpu_watts")))

@@ -247,7 +247,7 @@ def test_no_other_metric_is_missing(scene: Scene, column: str) -> None:
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_nothing_is_told_of_a_daemon_that_belongs_to_another(scene: Scene, column: str) -> None:
+def test_nothing_is_reported_of_another_users_daemon(scene: Scene, column: str) -> None:
     """Whatever could not be read: no client is at two daemons, and no daemon is made up."""
     for metrics in (scene.seen[column].unnamed, scene.seen[column].named):
         clients = [one.labels["pid"] for one in metrics.get("mps_client_info", ())]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from tests.support.program import free_port, running
+from tests.support.ports import free_port
+from tests.support.program import running
+from tests.support.waiting import until_awaited
 from tests.unit.rules.servers import program
 from tools.scenario_figures import FIGURES, MARK, PAGE, fill
 
@@ -37,7 +40,7 @@ async def test_the_job_of_dcgm_exporter_goes_on(tmp_path: Path, server: str) -> 
     async with running(tmp_path, "demo", str(recording)) as exporter:
         assert snippet.count("localhost:9400") == 1
         config = snippet.replace("localhost:9400", f"127.0.0.1:{exporter.port}")
-        (tmp_path / "prometheus.yml").write_text(config.replace("15s", "500ms"))
+        (tmp_path / "prometheus.yml").write_text(config.replace("15s", "1s"))
         port = free_port()
         process = await asyncio.create_subprocess_exec(
             program(server), f"--config.file={tmp_path / 'prometheus.yml'}",
@@ -61,14 +64,13 @@ async def test_the_job_of_dcgm_exporter_goes_on(tmp_path: Path, server: str) -> 
 async def _until_there(session: aiohttp.ClientSession, port: int, query: str) -> dict[str, str]:
     """The labels of a series, once there is one."""
     url = f"http://127.0.0.1:{port}/api/v1/query"
-    async with asyncio.timeout(30):
-        while True:
-            await asyncio.sleep(0.2)
-            try:
-                async with session.get(url, params={"query": query}) as answer:
-                    found = (await answer.json())["data"]["result"]
-            except aiohttp.ClientError:
-                continue
-            if found:
-                labels: dict[str, str] = found[0]["metric"]
-                return labels
+
+    async def there() -> dict[str, str] | None:
+        with suppress(aiohttp.ClientError):
+            async with session.get(url, params={"query": query}) as answer:
+                found = (await answer.json())["data"]["result"]
+            labels: dict[str, str] | None = found[0]["metric"] if found else None
+            return labels
+        return None
+
+    return await until_awaited(there)

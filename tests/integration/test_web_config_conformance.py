@@ -7,8 +7,9 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from exporter.web.webconfig import WebConfigError
-from exporter.web.webconfig.watch import load
+from mps_exporter.web.webconfig import WebConfigError
+from mps_exporter.web.webconfig.reload import load
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.unit.web.webconfigs import (
     agreed,
     newer,
@@ -37,10 +38,10 @@ def ours(path: Path) -> str | None:
 def theirs(promtool: str, paths: list[Path]) -> dict[str, bool]:
     done = subprocess.run(
         [promtool, "check", "web-config", *map(str, paths)],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS,
     )  # fmt: skip
-    said = done.stdout + done.stderr
-    return {path.stem: f"{path} SUCCESS" in said for path in paths}
+    output = done.stdout + done.stderr
+    return {path.stem: f"{path} SUCCESS" in output for path in paths}
 
 
 def written(folder: Path, files: Mapping[str, str]) -> list[Path]:

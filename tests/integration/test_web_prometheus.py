@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,8 @@ import trustme
 from aiohttp import ClientError, ClientSession
 
 from tests.integration.test_web_config_conformance import tool
+from tests.support.ports import free_port
+from tests.support.waiting import until_awaited
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import served
 
@@ -37,6 +37,13 @@ scrape_configs:
   static_configs: [{{targets: ["{address}"]}}]
 """
 
+EXPECTED = {
+    "right": ("up", ""),
+    "wrong-password": ("down", "401"),
+    "no-certificate": ("down", ""),
+}
+"""The health of each target, and a word of its last error."""
+
 
 async def targets(session: ClientSession, url: str) -> dict[str, dict[str, Any]]:
     try:
@@ -48,16 +55,14 @@ async def targets(session: ClientSession, url: str) -> dict[str, dict[str, Any]]
 
 
 @pytest.mark.parametrize("name", ["prometheus", "prometheus3"])
-async def test_prometheus_scrapes_through_tls_and_basic_auth(
-    tmp_path: Path, name: str, unused_tcp_port_factory: Callable[[], int]
-) -> None:
+async def test_prometheus_scrapes_through_tls_and_basic_auth(tmp_path: Path, name: str) -> None:
     program = tool(name)
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    for who, identity in (("server", "127.0.0.1"), ("client", "prometheus.example")):
+    for name_of, identity in (("server", "127.0.0.1"), ("client", "prometheus.example")):
         cert = authority.issue_cert(identity)
-        (tmp_path / f"{who}.key").write_bytes(cert.private_key_pem.bytes())
-        (tmp_path / f"{who}.crt").write_bytes(cert.cert_chain_pems[0].bytes())
+        (tmp_path / f"{name_of}.key").write_bytes(cert.private_key_pem.bytes())
+        (tmp_path / f"{name_of}.crt").write_bytes(cert.cert_chain_pems[0].bytes())
     password = bcrypt.hashpw(b"secret", bcrypt.gensalt(6)).decode()
     (tmp_path / "web.yml").write_text(
         "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n"
@@ -65,7 +70,7 @@ async def test_prometheus_scrapes_through_tls_and_basic_auth(
         "  client_allowed_sans: [prometheus.example]\n"
         f"basic_auth_users:\n  prometheus: {password}\n"
     )
-    port = unused_tcp_port_factory()
+    port = free_port()
     backend = FakeBackend()
     async with served(backend, config_file=str(tmp_path / "web.yml")) as (shown, _):
         (tmp_path / "prometheus.yml").write_text(CONFIG.format(address=shown[0]))
@@ -76,24 +81,20 @@ async def test_prometheus_scrapes_through_tls_and_basic_auth(
             stderr=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            found: dict[str, dict[str, Any]] = {}
-            end = time.monotonic() + 30
             async with ClientSession() as session:
-                while time.monotonic() < end:
+
+                async def as_expected() -> bool:
                     found = await targets(session, f"http://127.0.0.1:{port}")
-                    if found and all(one["health"] != "unknown" for one in found.values()):
-                        break
-                    await asyncio.sleep(0.2)
+                    return len(found) == len(EXPECTED) and all(
+                        found[job]["health"] == health and words in found[job]["lastError"]
+                        for job, (health, words) in EXPECTED.items()
+                    )
+
+                await until_awaited(as_expected)
         finally:
             process.terminate()
             await process.wait()
 
-    assert {job: one["health"] for job, one in found.items()} == {
-        "right": "up",
-        "wrong-password": "down",
-        "no-certificate": "down",
-    }, {job: one["lastError"] for job, one in found.items()}
-    assert "401" in found["wrong-password"]["lastError"]
     timeout, collectors = backend.collections[0]
     assert timeout == pytest.approx(0.81)
     assert collectors is None

@@ -8,6 +8,7 @@ real daemon writes to control.log for each run of the tool.
       "mode": "answer",             or absent, refuse, refuse_once, hang, garbage, flood, silent
       "pid": 445,                   of the daemon, for its log lines
       "log_directory": "/tmp/log",  null: writes no log
+      "gate": "/tmp/gate",          a file: while it is there, nobody is answered
       "default_percentage": 100.0,
       "default_limits": {"0": "10G"},
       "default_priority": 0,
@@ -220,7 +221,13 @@ def answer(state: dict[str, Any], directory: str, mode: str) -> int:
     if mode == "flood":
         while True:
             sys.stdout.write("0123456789abcde\n" * 4096)
+    return obey(state, directory, mode)
+
+
+def obey(state: dict[str, Any], directory: str, mode: str) -> int:
     commands = [line for line in sys.stdin.read().split("\n") if line]
+    while os.path.exists(state.get("gate", "")):
+        time.sleep(0.01)
     if mode == "silent":
         return 0
     before = json.dumps(state)

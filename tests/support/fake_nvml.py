@@ -19,17 +19,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from exporter.sources.nvml.library import (
+from mps_exporter.sources.nvml.api import (
     Argument,
     Code,
     Device,
-    Event,
     EventSet,
     FieldAnswer,
     GpmSample,
     ListedProcess,
     Memory,
     NvmlError,
+    NvmlEvent,
     ProcessKind,
 )
 
@@ -89,7 +89,7 @@ class FakeNvml:
         self.calls: Counter[str] = Counter()
         self.fields_asked: Counter[int] = Counter()
         self.failing: dict[str, int] = {}
-        self.events: queue.Queue[Event | NvmlError] = queue.Queue()
+        self.events: queue.Queue[NvmlEvent | NvmlError] = queue.Queue()
         self.live_samples = 0
         self.waiting = 0
         """Threads that wait for events."""
@@ -110,7 +110,7 @@ class FakeNvml:
 
     def xid(self, gpu: FakeDevice, code: int) -> None:
         """Something goes wrong on a GPU."""
-        self.events.put(Event(gpu.key, 0x8, code))
+        self.events.put(NvmlEvent(gpu.key, 0x8, code))
 
     def _enter(self, function: str, device: object = None) -> FakeDevice:
         self.calls[function] += 1
@@ -267,7 +267,7 @@ class FakeNvml:
         assert types == 0x8
         assert events is not None
 
-    def wait_event(self, events: EventSet, timeout_milliseconds: int) -> Event | None:
+    def wait_event(self, events: EventSet, timeout_milliseconds: int) -> NvmlEvent | None:
         assert events is not None
         assert self.initialized, "waited after the shutdown: the process ends"
         self._enter("nvmlEventSetWait_v2")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from prometheus_client import Metric
 
-from exporter.metrics.render import states_of
-from exporter.metrics.spec import Family, HistogramValue
+from mps_exporter.metrics.render import states_of
+from mps_exporter.metrics.spec import Family, HistogramValue
 
 
 def to_metric(family: Family) -> Metric:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from exporter.observations import LogChunk, LogsObservation, LogState
-from exporter.sources.mps_logs import LogTails
+from mps_exporter.observations import LogChunk, LogsObservation, LogState
+from mps_exporter.sources.log_reader import LogReader
 from tests.support.mps_logs import EIGHT, script
 
 PIPE = "/tmp/nvidia-mps"
@@ -18,7 +18,7 @@ class LogFolder:
     def __init__(self, folder: Path, now: float = EIGHT + 3600.0, **bounds: int) -> None:
         self.folder = folder
         self.now = now
-        self.tails = LogTails(clock=lambda: self.now, **bounds)
+        self.tails = LogReader(clock=lambda: self.now, **bounds)
 
     def write(self, log: str, data: bytes | str, *, mtime: float | None = None) -> None:
         """Append lines (see mps_logs.script) or bytes to a log."""

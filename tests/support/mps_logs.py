@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from exporter.model import Histogram, LedgerCounters, LedgerView
-from exporter.mps.fold import Fold
-from exporter.mps.log_lines import parse
-from exporter.observations import LogChunk, LogName, LogsObservation, LogState
+from mps_exporter.mps.log_parser import parse_line
+from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.observations import LogChunk, LogName, LogsObservation, LogState
+from mps_exporter.snapshot import Histogram, LedgerCounters, LedgerView
 
 SAMPLES = Path(__file__).parents[1] / "recordings" / "samples"
 PIPE = "/tmp/mps"
@@ -65,7 +65,7 @@ def lines(data: bytes) -> tuple[tuple[float, bytes], ...]:
     result = []
     at = 0.0
     for line in data.splitlines(keepends=True):
-        stamp_ms = parse(line.rstrip(b"\n")).stamp_ms
+        stamp_ms = parse_line(line.rstrip(b"\n")).stamp_ms
         at = at if stamp_ms is None else max(at, stamp_ms / 1000.0)
         result.append((at, line))
     return tuple(result)
@@ -145,20 +145,22 @@ def observation(
     )  # fmt: skip
 
 
-def start(logs: Logs, now: float | None = None, *, readable: Iterable[LogName] = LOGS) -> Fold:
+def start(
+    logs: Logs, now: float | None = None, *, readable: Iterable[LogName] = LOGS
+) -> DaemonTracker:
     """An exporter that has counted all of these logs, from their first line on."""
     moment = (logs.stamps()[-1] if now is None else now) + SETTLED
-    fold = Fold(PIPE)
+    tracker = DaemonTracker(PIPE)
     data: dict[LogName, bytes] = {log: logs[log] for log in LOGS}
-    fold.take(observation(moment, data, readable=readable))
-    return fold
+    tracker.add_logs(observation(moment, data, readable=readable))
+    return tracker
 
 
-def more(fold: Fold, text: str) -> float:
+def more(tracker: DaemonTracker, text: str) -> float:
     """Let an exporter read further scripted lines; gives when the last was written."""
     logs = script(text)
     end = logs.stamps()[-1]
-    fold.take(observation(end + SETTLED, {log: logs[log] for log in LOGS}))
+    tracker.add_logs(observation(end + SETTLED, {log: logs[log] for log in LOGS}))
     return end
 
 

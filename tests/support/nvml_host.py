@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from exporter.observations import GpuObservation, NvmlObservation
-from exporter.sources.nvml import TICK_SECONDS, Clock, Nvml, NvmlOptions
+from mps_exporter.observations import GpuObservation, NvmlObservation
+from mps_exporter.sources.nvml import TICK_SECONDS, Clock, NvmlOptions, NvmlSession
 from tests.support.fake_nvml import FakeDevice, FakeNvml
+from tests.support.waiting import PATIENCE_SECONDS
 
 GPM = dict.fromkeys((1, 2, 3, 4, 5, 10, 11, 12, 13), 100.0) | {20: 10.0, 21: 20.0}
 """GPM metrics while busy: percentages, and MiB/s."""
-OPTIONS = NvmlOptions(driver_directory="/nonexistent", leave_seconds=2.0)
+OPTIONS = NvmlOptions(driver_directory="/nonexistent", leave_seconds=PATIENCE_SECONDS)
 
 
 def gpu(name: str = "GPU-0", share: float = 0.5) -> FakeDevice:
@@ -21,9 +21,9 @@ def gpu(name: str = "GPU-0", share: float = 0.5) -> FakeDevice:
 
 
 @contextmanager
-def opened(library: FakeNvml, options: NvmlOptions = OPTIONS) -> Iterator[Nvml]:
+def opened(library: FakeNvml, options: NvmlOptions = OPTIONS) -> Iterator[NvmlSession]:
     """The source; when it is closed, nothing of it is left in NVML."""
-    nvml = Nvml(library, Clock(library.wall, lambda: library.now), options)
+    nvml = NvmlSession(library, Clock(library.wall, lambda: library.now), options)
     try:
         yield nvml
     finally:
@@ -52,16 +52,8 @@ def of(seen: NvmlObservation, uuid: str) -> dict[str, float]:
     return values(one)
 
 
-def pass_time(library: FakeNvml, nvml: Nvml, seconds: float) -> None:
+def pass_time(library: FakeNvml, nvml: NvmlSession, seconds: float) -> None:
     """As the service does: a tick every second."""
     for _ in range(round(seconds / TICK_SECONDS)):
         library.now += TICK_SECONDS
         nvml.tick()
-
-
-def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    """Wait for another thread."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)

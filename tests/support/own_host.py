@@ -17,16 +17,18 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from mps_exporter.mps.query_schedule import SETTLING_SECONDS
 from tests.support.fake_host import install_tool
+from tests.support.waiting import PATIENCE_SECONDS, wait_for
 
 ROOT = Path(__file__).parents[2]
 SOCKET = "/run/exporter/exporter.sock"
@@ -35,8 +37,6 @@ PROGRAMS = f"{STAND_INS}/programs"
 TOOL = f"{STAND_INS}/nvidia-cuda-mps-control"
 EMPTY = ("/tmp", "/run", "/var/log", "/var/lib")
 GPU = "GPU-00000000-1111-2222-3333-444444444444"
-
-T = TypeVar("T")
 
 
 class Sample(NamedTuple):
@@ -116,17 +116,17 @@ class Daemon:
             "Accepting connection...",
             f"NEW CLIENT {shown} from user {uid}: Server already exists",
         )  # fmt: skip
-        who = f"{{PID: {shown}, Context ID: %d}}"
+        name_of = f"{{PID: {shown}, Context ID: %d}}"
         self._log(
             "server", "Server", server,
-            f"Received new client request for {who % 0}",
-            f"Client {who % 0} connected",
-            f"Creating worker thread for client {who % 0}",
-            f"Received new client request for {who % 0}",
-            f"Client {who % 1} connected",
-            f"Creating worker thread for client {who % 1}",
+            f"Received new client request for {name_of % 0}",
+            f"Client {name_of % 0} connected",
+            f"Creating worker thread for client {name_of % 0}",
+            f"Received new client request for {name_of % 0}",
+            f"Client {name_of % 1} connected",
+            f"Creating worker thread for client {name_of % 1}",
             f"Device NVIDIA H200 (uuid {GPU}) is associated",
-            f"Status of client {who % 1} is ACTIVE",
+            f"Status of client {name_of % 1} is ACTIVE",
         )  # fmt: skip
 
     def queue(self, pid: int, uid: int) -> None:
@@ -157,6 +157,8 @@ class OwnHost:
         self.init = init
         self._processes: list[subprocess.Popen[bytes]] = []
         self.exporters: list[subprocess.Popen[bytes]] = []
+        self._youngest = 0.0
+        """When the last server was started (Unix time)."""
 
     def outside(self, path: str) -> Path:
         """A path of this host, as the test reaches it."""
@@ -211,6 +213,7 @@ class OwnHost:
         )  # fmt: skip
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
+        self._youngest = time.time()
         # Its child has the same name until it is a server.
         pid = min(one for one in self.pids() - before if self._is_control(one))
         return Daemon(
@@ -276,12 +279,16 @@ class OwnHost:
     def serve(
         self, *flags: str, rights: Sequence[str] = (), inside: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
-        """Start the exporter; it listens on SOCKET."""
+        """Start the exporter; it listens on SOCKET.
+
+        All servers are old enough then to be asked at its first scrape.
+        """
+        wait_for(lambda: time.time() - self._youngest > SETTLING_SECONDS)
         directory = self.outside("/run/exporter")
         directory.mkdir(exist_ok=True)
         directory.chmod(0o777)
         process = self.start(
-            sys.executable, "-m", "exporter", "serve",
+            sys.executable, "-m", "mps_exporter", "serve",
             f"--web.listen-address=unix:{SOCKET}", f"--mps.control-binary={TOOL}",
             "--no-collector.nvml", "--mps.min-query-interval=0s",
             # Many tests may run at once; what hangs is another matter.
@@ -337,10 +344,10 @@ class OwnHost:
         """Stop what serve() started."""
         for pid in self.pids():
             with suppress(OSError):
-                if b"\0exporter\0serve\0" in self.outside(f"/proc/{pid}/cmdline").read_bytes():
+                if b"\0mps_exporter\0serve\0" in self.outside(f"/proc/{pid}/cmdline").read_bytes():
                     self.signal(pid, signal.SIGTERM)
         for process in self.exporters:
-            process.wait(60)
+            process.wait(PATIENCE_SECONDS)
         self.exporters.clear()
 
     def close(self) -> None:
@@ -348,7 +355,7 @@ class OwnHost:
         with suppress(ProcessLookupError):
             os.kill(self.init, signal.SIGKILL)
         for process in self._processes:
-            process.wait(60)
+            process.wait(PATIENCE_SECONDS)
             for stream in (process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
@@ -356,23 +363,13 @@ class OwnHost:
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=90)
+        super().__init__("localhost", timeout=PATIENCE_SECONDS)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(90)
+        self.sock.settimeout(PATIENCE_SECONDS)
         self.sock.connect(self._path)
-
-
-def wait_for(question: Callable[[], T | None], seconds: float = 60.0) -> T:
-    """Ask until the answer is something."""
-    end = time.monotonic() + seconds
-    while not (answer := question()):
-        if time.monotonic() > end:
-            pytest.fail(f"not within {seconds:g} s: {question}")
-        time.sleep(0.02)
-    return answer
 
 
 def require_rights() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from exporter.collect import Collector
-from exporter.metrics.render import Build, render
-from exporter.metrics.spec import HistogramValue
-from exporter.model import Snapshot
-from exporter.settings import Settings
-from exporter.sources.recording import Recording, read
-from exporter.sources.replay import ReplayHost
+from mps_exporter.collector import Collector
+from mps_exporter.config import Settings
+from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics.spec import HistogramValue
+from mps_exporter.snapshot import Snapshot
+from mps_exporter.sources.recording import Recording, read
+from mps_exporter.sources.replay_host import ReplayHost
 
 Value = float | HistogramValue
 RECORDINGS = Path(__file__).parents[1] / "recordings"

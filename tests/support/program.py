@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 
+from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_SECONDS, until_awaited
+
 SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-
-def free_port() -> int:
-    """A port of the loopback address that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Page:
@@ -73,12 +68,12 @@ class Program:
         return Page(text)
 
     async def until(
-        self, name: str, wanted: float | None, *, seconds: float = 10, **labels: object
+        self, name: str, wanted: float | None, *, path: str = "/metrics", **labels: object
     ) -> Page:
         """Scrape until a metric has this value."""
-        end = asyncio.get_running_loop().time() + seconds
+        end = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         while True:
-            page = await self.page()
+            page = await self.page(path)
             got = page.value(name, **labels)
             if got == wanted:
                 return page
@@ -98,10 +93,10 @@ async def running(folder: Path, *flags: str, **environment: str) -> AsyncIterato
     log = folder / f"exporter-{port}.log"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "exporter", *flags, f"--web.listen-address=127.0.0.1:{port}",
+            sys.executable, "-m", "mps_exporter", *flags, f"--web.listen-address=127.0.0.1:{port}",
             stderr=output, env={**os.environ, **environment}, cwd=Path(__file__).parents[2],
         )  # fmt: skip
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(30)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_SECONDS)) as session:
         program = Program(process, port, session, log)
         try:
             await _listening(program)
@@ -109,17 +104,16 @@ async def running(folder: Path, *flags: str, **environment: str) -> AsyncIterato
         finally:
             if process.returncode is None:
                 process.terminate()
-            await asyncio.wait_for(process.wait(), 15)
+            await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
 
 
 async def _listening(program: Program) -> None:
-    for _ in range(300):
+    async def listens() -> bool | None:
         if program.process.returncode is not None:
             raise AssertionError("it ended:\n" + "\n".join(program.messages()))
-        try:
+        with suppress(aiohttp.ClientError):
             await program.get("/-/healthy")
-        except aiohttp.ClientError:
-            await asyncio.sleep(0.05)
-        else:
-            return
-    raise AssertionError("it does not listen:\n" + "\n".join(program.messages()))
+            return True
+        return False
+
+    await until_awaited(listens)

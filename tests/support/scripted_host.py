@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from exporter.collect import Collector
-from exporter.model import ControlDaemon
-from exporter.observations import (
+from mps_exporter.collector import Collector
+from mps_exporter.config import Settings
+from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
     LogName,
@@ -19,12 +19,12 @@ from exporter.observations import (
     ProcessFacts,
     ProcfsObservation,
 )
-from exporter.settings import Settings
-from exporter.sources.child import ChildResult
-from exporter.sources.host import SourceError
-from exporter.sources.mps_control import ControlTool
-from exporter.sources.process_watch import at_each_end
-from exporter.sources.signs_of_life import last_service
+from mps_exporter.snapshot import ControlDaemon
+from mps_exporter.sources.control_tool import ControlTool
+from mps_exporter.sources.host import SourceError
+from mps_exporter.sources.log_activity import last_activity
+from mps_exporter.sources.process_watch import at_each_end
+from mps_exporter.sources.run_process import ProcessResult
 from tests.support import fake_mps_control
 from tests.support.fake_host import H200
 from tests.support.mps_logs import EIGHT, LOGS, PIPE, Logs, observation, script
@@ -59,8 +59,8 @@ class ScriptedHost:
         }
         self.readable: tuple[LogName, ...] = LOGS
         self.hangs_on = ""
-        self.delay_seconds = 0.0
-        """Real time that a run of the control tool takes: others go on meanwhile."""
+        self.gate: asyncio.Event | None = None
+        """While it is closed, no run of the control tool ends: others go on meanwhile."""
         self.edit: Callable[[str], str] = lambda answer: answer
         self.gpus: NvmlObservation | None = None
         self.while_identifying: Callable[[], None] = lambda: None
@@ -68,6 +68,7 @@ class ScriptedHost:
         """Processes that have ended and were not told of yet -> when."""
         self.watched: list[int] = []
         self.discoveries = 0
+        self.looks_at_logs = 0
         self.runs: list[list[str]] = []
         """What the control tool was asked, run by run."""
         self._logs: dict[LogName, bytes] = {}
@@ -101,16 +102,17 @@ class ScriptedHost:
         stdin: bytes,
         environment: Mapping[str, str],
         timeout_seconds: float,
-    ) -> ChildResult:
+    ) -> ProcessResult:
         del argv, environment
         commands = stdin.decode().splitlines()
         self.runs.append(commands)
-        await asyncio.sleep(self.delay_seconds)
+        if self.gate is not None:
+            await self.gate.wait()
         if self.hangs_on and any(self.hangs_on in command for command in commands):
             self.passes(timeout_seconds)
-            return ChildResult(None, timed_out=True, duration_seconds=timeout_seconds)
+            return ProcessResult(None, timed_out=True, duration_seconds=timeout_seconds)
         lines = [line for one in commands for line in fake_mps_control.reply(self.answers, one)]
-        return ChildResult(0, self.edit("".join(f"{line}\n" for line in lines)).encode())
+        return ProcessResult(0, self.edit("".join(f"{line}\n" for line in lines)).encode())
 
     # -- what the collector asks
 
@@ -168,11 +170,12 @@ class ScriptedHost:
     ) -> LogsObservation:
         """What was written since."""
         del daemons, deadline_seconds
+        self.looks_at_logs += 1
         written, self._logs = self._logs, {}
         found = observation(self.wall, written, readable=self.readable)
         for chunk in found.chunks:
-            if (at := last_service(replace(chunk, utc_offset_seconds=0.0))) is not None:
-                self._tool.evidence_of_life(PIPE, at)
+            if (at := last_activity(replace(chunk, utc_offset_seconds=0.0))) is not None:
+                self._tool.record_activity(PIPE, at)
         return found
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:

@@ -16,7 +16,7 @@ CALM = Reading(0.0, 50.0, 6, 11, 0)
 
 @pytest.fixture
 def chaos(tmp_path: Path) -> Iterator[Chaos]:
-    with FullHost(tmp_path, 2, gpus=2, strangers=0) as full:
+    with FullHost(tmp_path, 2, gpus=2, other_processes=0) as full:
         yield Chaos(full, 2)
 
 

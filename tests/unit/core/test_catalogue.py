@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exporter.metrics.catalogue import CATALOGUE
-from exporter.metrics.spec import MetricSpec
+from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics.spec import MetricSpec
 
 OPEN = {
     "daemon", "gpu", "uuid", "server", "pid", "uid", "user", "fan", "xid",

@@ -8,10 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from exporter.advice import ADVICE, findings
-from exporter.cli import main
-from exporter.doctor import exit_status, report
-from exporter.model import (
+from mps_exporter.cli import main
+from mps_exporter.commands.doctor import exit_status, report
+from mps_exporter.diagnostics import ADVICE, findings
+from mps_exporter.observations import (
+    DaemonFacts,
+    GpuObservation,
+    LogsObservation,
+    LogState,
+    ProcessFacts,
+    Reading,
+)
+from mps_exporter.snapshot import (
     Client,
     ClientState,
     CollectorResult,
@@ -23,16 +31,8 @@ from exporter.model import (
     Snapshot,
     Wait,
 )
-from exporter.observations import (
-    DaemonFacts,
-    GpuObservation,
-    LogsObservation,
-    LogState,
-    ProcessFacts,
-    Reading,
-)
-from exporter.sources.mps_control import cannot_run
-from exporter.sources.recording import read
+from mps_exporter.sources.control_tool import cannot_run
+from mps_exporter.sources.recording import read
 from tests.support.player import RECORDINGS, Player
 
 PIPE = "/tmp/nvidia-mps"
@@ -169,9 +169,9 @@ def test_the_doctor_finds_it_on_a_real_host(
     status = main(
         ["doctor", "--json", "--recording", str(RECORDINGS / f"{recording}.rec.gz"), "--at", at]
     )
-    said = json.loads(capsys.readouterr().out)
-    assert name in {finding["name"] for finding in said["findings"]}
-    assert said["exit_status"] == status
+    output = json.loads(capsys.readouterr().out)
+    assert name in {finding["name"] for finding in output["findings"]}
+    assert output["exit_status"] == status
 
 
 def test_every_advice_is_tested() -> None:
@@ -221,7 +221,7 @@ def test_a_client_that_cannot_use_the_gpu_and_stays(
         assert "kill 30" in found[0].remedy
 
 
-def test_in_a_fault_only_whom_it_hit_must_end() -> None:
+def test_in_a_fault_only_affected_clients_must_end() -> None:
     clients = (Client(30, 20, state="torn_down", state_since=1.0), Client(31, 20, state="active"))
     server = Server(20, state="FAULT", clients_connected=2, clients=clients)
     (fault, _) = findings(Snapshot(9.0, daemons=(daemon(servers=(server,)),)))
@@ -248,9 +248,9 @@ def test_what_frees_a_daemon_names_the_process_and_spares_the_others() -> None:
 
 
 def test_only_the_daemons_of_this_gpu_are_named() -> None:
-    beside = replace(daemon(), pipe_directory="/tmp/of-another-gpu")
+    neighbour = replace(daemon(), pipe_directory="/tmp/of-another-gpu")
     for lost in (process(1), process(1, CUDA_MPS_PIPE_DIRECTORY="/else")):
-        snapshot = Snapshot(1.0, gpus=(gpu(lost),), daemons=(daemon(), beside))
+        snapshot = Snapshot(1.0, gpus=(gpu(lost),), daemons=(daemon(), neighbour))
         (finding,) = findings(snapshot)
         assert PIPE in finding.remedy
         assert "/tmp/of-another-gpu" not in finding.remedy
@@ -262,10 +262,10 @@ async def test_a_kill_is_not_asked_for_when_the_log_shows_that_the_daemon_serves
     begin = player.recording.header.started_at
     for at, wanted in ((12.0, "kill -9 863"), (13.6, ""), (16.0, ""), (19.0, "")):
         snapshot = (await player.to(begin + at)).snapshot
-        asked = [one.remedy for one in findings(snapshot) if "kill -9" in one.remedy]
-        assert all(wanted and wanted in remedy for remedy in asked)
-        assert bool(asked) is bool(wanted)
-        assert not any("826" in remedy for remedy in asked)
+        requested = [one.remedy for one in findings(snapshot) if "kill -9" in one.remedy]
+        assert all(wanted and wanted in remedy for remedy in requested)
+        assert bool(requested) is bool(wanted)
+        assert not any("826" in remedy for remedy in requested)
 
 
 def test_a_daemon_whose_logs_are_nowhere() -> None:
@@ -276,10 +276,10 @@ def test_a_daemon_whose_logs_are_nowhere() -> None:
     assert "--mps.log-directory" in finding.remedy
 
 
-def test_a_missing_tool_is_told_once() -> None:
+def test_a_missing_tool_is_reported_once() -> None:
     failed = CollectorResult("control", success=False, duration_seconds=0.1, error=NO_TOOL)
-    asked = f"get_server_list and 1 more: {NO_TOOL}"
-    snapshot = Snapshot(1.0, daemons=(daemon(state=None, error=asked),), collectors=(failed,))
+    requested = f"get_server_list and 1 more: {NO_TOOL}"
+    snapshot = Snapshot(1.0, daemons=(daemon(state=None, error=requested),), collectors=(failed,))
     (finding,) = findings(snapshot)
     assert finding.advice.name == "tool_missing"
     assert finding.evidence.startswith("The control tool nvidia-cuda-mps-control is not there:")
@@ -303,8 +303,8 @@ def test_many_processes_of_one_kind_are_one_finding() -> None:
 def test_names_of_others_do_nothing_to_the_terminal() -> None:
     rude = "\x1b[2Jtrain\u202e"
     running = client(command=rude, user=rude, percentage_ignored=rude)
-    beside = gpu(replace(process(9), name=rude, user=rude))
-    text = "\n".join(report(Snapshot(1.0, daemons=(running,), gpus=(beside,))))
+    neighbour = gpu(replace(process(9), name=rude, user=rude))
+    text = "\n".join(report(Snapshot(1.0, daemons=(running,), gpus=(neighbour,))))
     assert "\x1b" not in text
     assert "\u202e" not in text
 

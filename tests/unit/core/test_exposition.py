@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.utils import floatToGoString
 
-from exporter.metrics.catalogue import CATALOGUE
-from exporter.metrics.content_format import (
+from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics.client_library import encode_metrics
+from mps_exporter.metrics.content_format import (
     OPENMETRICS_0_0_1,
     OPENMETRICS_1_0_0,
     TEXT_0_0_4,
@@ -21,9 +22,8 @@ from exporter.metrics.content_format import (
     Escaping,
     Syntax,
 )
-from exporter.metrics.exposition import Encoder, encode, number
-from exporter.metrics.library_form import encode_metrics
-from exporter.metrics.spec import Family, HistogramValue, MetricSpec
+from mps_exporter.metrics.exposition import Encoder, encode, number
+from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
 from tests.support.library_form import to_metric
 
 FORMATS = (TEXT_0_0_4, TEXT_1_0_0, OPENMETRICS_1_0_0, OPENMETRICS_0_0_1)
@@ -167,9 +167,7 @@ def test_clients_that_come_and_go_leave_nothing_behind() -> None:
 @pytest.mark.parametrize("form", EVERY_FORM)
 @given(pages=st.lists(st.lists(families(catalogued), max_size=2), min_size=2, max_size=4))
 @settings(max_examples=20)
-def test_what_was_said_before_changes_nothing(
-    form: ContentFormat, pages: list[list[Family]]
-) -> None:
+def test_earlier_replies_change_nothing(form: ContentFormat, pages: list[list[Family]]) -> None:
     for page in [*pages, *pages]:
         assert encode(page, (), form) == by_the_library(page, form)
 

@@ -15,23 +15,23 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-import exporter
-from exporter import doctor
-from exporter.metrics.catalogue import CATALOGUE
-from exporter.metrics.content_format import OPENMETRICS_1_0_0, TEXT_0_0_4
-from exporter.metrics.exposition import encode
-from exporter.metrics.gpu_catalogue import GPU_METRICS
-from exporter.metrics.gpu_readings import BY_QUANTITY, STATE, series_of
-from exporter.metrics.render import Build, render
-from exporter.model import Gpu, Snapshot
-from exporter.observations import GpuObservation, NvmlObservation, Outcome, Reading
-from exporter.web import page
-from exporter.web.options import WebOptions
-from exporter.web.report import make_status
+import mps_exporter
+from mps_exporter.commands import doctor
+from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics.content_format import OPENMETRICS_1_0_0, TEXT_0_0_4
+from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.gpu_catalogue import GPU_METRICS
+from mps_exporter.metrics.gpu_readings import BY_QUANTITY, STATE, series_of
+from mps_exporter.metrics.render import Build, render
+from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome, Reading
+from mps_exporter.snapshot import Gpu, Snapshot
+from mps_exporter.web import status_page
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_report import make_status
 from tests.support.scripted_host import ScriptedHost
 from tests.unit.web.snapshots import NASTY
 
-PROGRAM = Path(exporter.__file__).parent
+PROGRAM = Path(mps_exporter.__file__).parent
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 
 known_labels = sorted({label for spec in GPU_METRICS for label in (*spec.labels, STATE)})
@@ -91,7 +91,7 @@ def test_no_reading_costs_a_page(several: list[Reading]) -> None:
     assert "mps_exporter_build" in {name.removesuffix("_info") for name in found}
     status = make_status(seen, WebOptions())
     json.dumps(asdict(status), allow_nan=False)
-    page.render(status, WebOptions(), "host").encode()
+    status_page.render(status, WebOptions(), "host").encode()
     "\n".join(doctor.report(seen)).encode()
     doctor.as_json(seen).encode()
 
@@ -150,9 +150,9 @@ def test_a_quantity_has_one_metric() -> None:
 
 def test_the_program_asks_for_quantities_that_there_are() -> None:
     source = "".join(path.read_text("utf-8") for path in PROGRAM.rglob("*.py"))
-    asked = set(re.findall(r'\.reading\(\s*"(\w+)"', source))
-    assert asked >= {"sm_activity", "power"}
-    assert asked <= BY_QUANTITY.keys()
+    requested = set(re.findall(r'\.reading\(\s*"(\w+)"', source))
+    assert requested >= {"sm_activity", "power"}
+    assert requested <= BY_QUANTITY.keys()
 
 
 def test_the_renderer_names_metrics_that_there_are() -> None:
@@ -183,8 +183,8 @@ async def test_an_unknown_reading_is_counted_each_time_and_logged_once(
     families = render(await collector.collect(), Build("", "", ""))
     shown = {family.spec.name: dict(family.samples) for family in families}
     assert shown["mps_exporter_unknown_readings_total"] == {(): 8}
-    said = [vars(one) for one in caplog.records if "no metric shows it" in one.getMessage()]
-    assert [one["fields"] for one in said] == [
+    output = [vars(one) for one in caplog.records if "no metric shows it" in one.getMessage()]
+    assert [one["fields"] for one in output] == [
         {"quantity": "coolant_flow", "labels": ""},
         {"quantity": "power", "labels": "rail=left"},
     ]

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from exporter.metrics.content_format import TEXT_0_0_4
-from exporter.metrics.loops import Count, LoopCounters
-from exporter.metrics.render import Build, render
-from exporter.metrics.spec import Family, HistogramValue
-from exporter.service import Service
-from exporter.settings import Settings
-from exporter.sources.recording import read
+from mps_exporter.commands.serve import Service
+from mps_exporter.config import Settings
+from mps_exporter.metrics.content_format import TEXT_0_0_4
+from mps_exporter.metrics.loops import Count, LoopCounters
+from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics.spec import Family, HistogramValue
+from mps_exporter.sources.recording import read
 from tests.support.player import RECORDINGS, Player
 
 LOOPS = 4

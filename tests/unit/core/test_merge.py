@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from exporter.merge import DaemonInputs, control_state, merge, pids_of_interest
-from exporter.model import ClientSession, LedgerView, ServerSession, Snapshot
-from exporter.mps.control_text import Device, ProbeReply, ServerReply
-from exporter.mps.reconciliation import ServerAnswers
-from exporter.observations import (
+from mps_exporter.merge import DaemonInputs, control_state, merge, pids_of_interest
+from mps_exporter.mps.control_protocol import ListedDevice, ProbeReply, ServerReply
+from mps_exporter.mps.query_schedule import ServerAnswers
+from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
     Exchange,
@@ -21,6 +20,7 @@ from exporter.observations import (
     ProcessList,
     ProcfsObservation,
 )
+from mps_exporter.snapshot import ClientSession, LedgerView, ServerSession, Snapshot
 
 PIPE = "/tmp/nvidia-mps"
 GIB = 1 << 30
@@ -51,7 +51,7 @@ NO_TOOL = Exchange(("get_server_list",), Outcome.ABSENT)
 
 
 @pytest.mark.parametrize(
-    ("facts", "said", "hung", "quitting", "state"),
+    ("facts", "output", "hung", "quitting", "state"),
     [
         (RUNNING, probe(Outcome.OK, RAN), False, False, "answering"),
         (RUNNING, probe(Outcome.REFUSED, RAN), False, False, "refused"),
@@ -72,25 +72,25 @@ NO_TOOL = Exchange(("get_server_list",), Outcome.ABSENT)
 )
 def test_why_a_daemon_is_up_or_not(
     facts: DaemonFacts,
-    said: ControlObservation | None,
+    output: ControlObservation | None,
     hung: bool,
     quitting: bool,
     state: str | None,
 ) -> None:
     view = LedgerView(at=1.0, quit_requested_at=0.5 if quitting else None)
-    assert control_state(DaemonInputs(facts, said, view=view, hung=hung)) == state
+    assert control_state(DaemonInputs(facts, output, view=view, hung=hung)) == state
 
 
 @pytest.mark.parametrize(
-    "said", [probe(Outcome.REFUSED, CANNOT_SEND), probe(Outcome.UNPARSABLE, NOTHING)]
+    "output", [probe(Outcome.REFUSED, CANNOT_SEND), probe(Outcome.UNPARSABLE, NOTHING)]
 )
 def test_a_daemon_that_may_drain_is_refused_only_where_its_log_says_that_it_does_not(
-    said: ControlObservation,
+    output: ControlObservation,
 ) -> None:
-    assert control_state(DaemonInputs(RUNNING, said)) is None
-    assert control_state(DaemonInputs(RUNNING, said, logs=READABLE)) == "refused"
+    assert control_state(DaemonInputs(RUNNING, output)) is None
+    assert control_state(DaemonInputs(RUNNING, output, logs=READABLE)) == "refused"
     quitting = LedgerView(at=1.0, quit_requested_at=0.5)
-    assert control_state(DaemonInputs(RUNNING, said, view=quitting, logs=READABLE)) == "draining"
+    assert control_state(DaemonInputs(RUNNING, output, view=quitting, logs=READABLE)) == "draining"
 
 
 def gpu(
@@ -150,7 +150,7 @@ def snapshot(
 
 
 @pytest.mark.parametrize(
-    ("facts", "said", "served"),
+    ("facts", "output", "served"),
     [
         (RUNNING, probe(Outcome.OK, RAN), (PIPE,)),
         (RUNNING, None, (PIPE,)),
@@ -159,14 +159,14 @@ def snapshot(
     ],
 )
 def test_a_daemon_that_is_gone_serves_no_gpu(
-    facts: DaemonFacts, said: ControlObservation | None, served: tuple[str, ...]
+    facts: DaemonFacts, output: ControlObservation | None, served: tuple[str, ...]
 ) -> None:
     view = LedgerView(at=9.0, devices={0: "GPU-a"}, daemon_ended_at=None if served else 5.0)
     found = merge(
         taken_at=9.0,
         gpus=NvmlObservation(9.0, Outcome.OK, gpus=(gpu(),)),
         processes=None,
-        daemons=[DaemonInputs(facts, said, view=view, logs=READABLE, was_readable=True)],
+        daemons=[DaemonInputs(facts, output, view=view, logs=READABLE, was_readable=True)],
     )
     assert found.gpus[0].served_by == served
 
@@ -174,7 +174,7 @@ def test_a_daemon_that_is_gone_serves_no_gpu(
 ALL = ((20, "compute", GIB), (30, "compute", GIB), (30, "mps", GIB))
 
 
-def test_processes_are_told_apart() -> None:
+def test_processes_are_distinguished() -> None:
     found = snapshot(
         client_facts(30),
         processes=(*ALL, (31, "mps", 0), (40, "compute", 5), (50, "graphics", None)),
@@ -189,7 +189,7 @@ def test_processes_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unread", "told"),
+    ("unread", "reported"),
     [
         # Without the MPS list a client looks like a process beside MPS: neither is told.
         (("mps",), {"mps_server": 1, "graphics": 1}),
@@ -198,8 +198,8 @@ def test_processes_are_told_apart() -> None:
         (("mps", "graphics"), {"mps_server": 1}),
     ],
 )
-def test_a_list_that_could_not_be_read_makes_nobody_something_else(
-    unread: tuple[ProcessList, ...], told: dict[str, int]
+def test_an_unreadable_list_changes_no_process_kind(
+    unread: tuple[ProcessList, ...], reported: dict[str, int]
 ) -> None:
     whole = (*ALL, (40, "compute", 5), (50, "graphics", None))
     found = snapshot(
@@ -207,18 +207,18 @@ def test_a_list_that_could_not_be_read_makes_nobody_something_else(
         processes=tuple(one for one in whole if one[1] not in unread),
         unread=unread,
     ).gpus[0]
-    assert found.processes_by_kind == told
-    assert found.direct_pids == ((40,) if "direct" in told else ())
-    assert found.stranded_clients == (0 if "mps_client" in told else None)
+    assert found.processes_by_kind == reported
+    assert found.direct_pids == ((40,) if "direct" in reported else ())
+    assert found.stranded_clients == (0 if "mps_client" in reported else None)
 
 
 def test_a_client_that_no_server_has_is_stranded() -> None:
-    beside = (*ALL, (32, "compute", 5), (32, "mps", 5))
-    assert snapshot(client_facts(30), processes=beside).gpus[0].stranded_clients == 1
+    neighbour = (*ALL, (32, "compute", 5), (32, "mps", 5))
+    assert snapshot(client_facts(30), processes=neighbour).gpus[0].stranded_clients == 1
     alone = ((32, "compute", 5), (32, "mps", 5))
     assert snapshot(processes=alone).gpus[0].stranded_clients == 1
     # Where a log cannot be read, nobody can say whose clients are whose.
-    assert snapshot(client_facts(30), processes=beside, logs=()).gpus[0].stranded_clients is None
+    assert snapshot(client_facts(30), processes=neighbour, logs=()).gpus[0].stranded_clients is None
 
 
 def test_limits_are_the_lower_of_client_and_server() -> None:
@@ -278,7 +278,10 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
         20, 1001, 2.0, 2.5, "ACTIVE", active_thread_ratio=1.0,
         clients=(ClientSession(30, 20, 1001, 3.0, dict.fromkeys(on, 1)),),
     )  # fmt: skip
-    devices = (Device(0, "GPU-b", "NVIDIA H200", "0"), Device(1, "GPU-a", "NVIDIA H200", "1"))
+    devices = (
+        ListedDevice(0, "GPU-b", "NVIDIA H200", "0"),
+        ListedDevice(1, "GPU-a", "NVIDIA H200", "1"),
+    )
     reply = ServerReply(20, "ACTIVE", 1.0, (30,), {}, devices, {})
     facts = replace(RUNNING, servers=(SERVER,))
     inputs = DaemonInputs(
@@ -297,7 +300,7 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
     assert client.active_thread_ratio == 1.0
 
 
-def test_limits_that_may_not_be_read_are_left_out_and_said_so() -> None:
+def test_unreadable_limits_are_omitted_and_reported() -> None:
     secret = replace(client_facts(30), mps_environment=None)
     found = snapshot(secret, processes=ALL)
     (client,) = found.daemons[0].servers[0].clients
@@ -321,10 +324,10 @@ def test_clients_beyond_the_bound_are_counted_only() -> None:
     assert daemon.dropped_clients == 6
 
 
-def test_without_logs_the_tool_tells() -> None:
+def test_without_logs_the_control_tool_is_used() -> None:
     reply = ServerReply(
         20, "FAULT", 0.5, (30,), {0: {30: 2}},
-        (Device(0, "GPU-a", "NVIDIA H200", "0"),), {0: GIB},
+        (ListedDevice(0, "GPU-a", "NVIDIA H200", "0"),), {0: GIB},
     )  # fmt: skip
     answers = ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0)
     (daemon,) = snapshot(client_facts(30), processes=ALL, logs=(), answers=answers).daemons
@@ -335,7 +338,7 @@ def test_without_logs_the_tool_tells() -> None:
     assert server.pinned_memory_limit_bytes == {"GPU-a": GIB}
 
 
-def test_without_anybody_who_tells_there_are_no_numbers() -> None:
+def test_without_any_source_there_are_no_numbers() -> None:
     (daemon,) = merge(
         taken_at=1.0, gpus=None, processes=None, daemons=[DaemonInputs(UNKNOWN)]
     ).daemons
@@ -413,7 +416,7 @@ def test_a_client_of_another_daemon_is_not_given_to_one_that_cannot_number_its_o
 
 def test_the_gpus_of_a_server_keep_their_order() -> None:
     names = tuple(f"GPU-{letter}" for letter in "hgfedcba")
-    devices = tuple(Device(n, name, "NVIDIA H200", "0") for n, name in enumerate(names))
+    devices = tuple(ListedDevice(n, name, "NVIDIA H200", "0") for n, name in enumerate(names))
     reply = ServerReply(20, "ACTIVE", 1.0, (), {}, devices, {})
     answers = ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0)
     gpus = tuple(GpuObservation(n, name, compute_capability=(9, 0)) for n, name in enumerate(names))

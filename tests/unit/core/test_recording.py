@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.metrics.gpu_readings import BY_QUANTITY
-from exporter.observations import (
+from mps_exporter.metrics.gpu_readings import BY_QUANTITY
+from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
     Exchange,
@@ -27,10 +27,16 @@ from exporter.observations import (
     ProcfsObservation,
     Reading,
 )
-from exporter.sources import recording_v1
-from exporter.sources.recording import Header, RecordingError, RecordingWriter, Tape, read
-from exporter.sources.recording_v1 import QUANTITIES
-from exporter.sources.replay import ReplayHost
+from mps_exporter.sources import recording_v1
+from mps_exporter.sources.recording import (
+    Header,
+    RecordingCursor,
+    RecordingError,
+    RecordingWriter,
+    read,
+)
+from mps_exporter.sources.recording_v1 import QUANTITIES
+from mps_exporter.sources.replay_host import ReplayHost
 
 UUID = "GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893"
 HEADER = Header(
@@ -119,20 +125,20 @@ def test_what_only_repeats_is_not_written_again(tmp_path: Path) -> None:
     assert recording.ended_at == 1003.0
 
 
-def test_a_tape_says_what_was_last_said(tmp_path: Path) -> None:
+def test_a_cursor_returns_the_latest_observation(tmp_path: Path) -> None:
     one = NvmlObservation(1010.0, Outcome.OK, driver_version="1")
     two = NvmlObservation(1020.0, Outcome.OK, driver_version="2")
-    tape = Tape(read(written(tmp_path / "x", one, two)))
-    assert tape.latest("nvml", 1000.0) is None
-    assert tape.latest("nvml", 1006.0) == one  # its first answer took a while
-    assert tape.latest("nvml", 1019.9) == one
-    assert tape.latest("nvml", 1500.0) == two
-    assert tape.latest("procfs", 1500.0) is None
+    cursor = RecordingCursor(read(written(tmp_path / "x", one, two)))
+    assert cursor.latest("nvml", 1000.0) is None
+    assert cursor.latest("nvml", 1006.0) == one  # its first answer took a while
+    assert cursor.latest("nvml", 1019.9) == one
+    assert cursor.latest("nvml", 1500.0) == two
+    assert cursor.latest("procfs", 1500.0) is None
 
 
-def test_logs_wait_until_somebody_follows_them(tmp_path: Path) -> None:
+def test_logs_are_kept_until_they_are_followed(tmp_path: Path) -> None:
     first, second = chunk(1001.0, b"a\n"), chunk(1005.0, b"b\n")
-    tape = Tape(
+    cursor = RecordingCursor(
         read(
             written(
                 tmp_path / "x",
@@ -141,17 +147,17 @@ def test_logs_wait_until_somebody_follows_them(tmp_path: Path) -> None:
             )
         )
     )
-    assert tape.logs(1002.0, ()).chunks == ()
-    assert tape.logs(1002.5, {"/p"}).chunks == (first,)
-    (silence,) = tape.logs(1003.0, {"/p"}).chunks
+    assert cursor.logs(1002.0, ()).chunks == ()
+    assert cursor.logs(1002.5, {"/p"}).chunks == (first,)
+    (silence,) = cursor.logs(1003.0, {"/p"}).chunks
     assert (silence.data, silence.complete_until) == (b"", 1003.0)
     # Soon lines come of which some may have been written before this moment.
-    (silence,) = tape.logs(1004.9, {"/p"}).chunks
+    (silence,) = cursor.logs(1004.9, {"/p"}).chunks
     assert silence.complete_until == 1004.0
-    assert tape.logs(1005.0, {"/p"}).chunks == (second,)
+    assert cursor.logs(1005.0, {"/p"}).chunks == (second,)
 
 
-def test_an_anonymous_recording_names_nobody(tmp_path: Path) -> None:
+def test_an_anonymised_recording_contains_no_user_name(tmp_path: Path) -> None:
     facts = ProcessFacts(7, 1.0, 1001, "alice", "secret-project")
     server = ProcessFacts(8, 1.0, 0, "root", "nvidia-cuda-mps-server")
     line = f"Device NVIDIA H200 (uuid {UUID}) is associated\n".encode()
@@ -217,7 +223,7 @@ def test_what_is_no_recording_is_refused_with_the_reason(
         read(path)
 
 
-async def test_an_end_that_was_told_after_a_later_look_is_replayed_at_its_own_moment(
+async def test_an_exit_reported_after_a_later_observation_is_replayed_at_its_own_time(
     tmp_path: Path,
 ) -> None:
     looks = [
@@ -243,7 +249,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         RecordingWriter(tmp_path / "no" / "x", HEADER)
 
 
-def test_nobody_else_reads_what_runs_on_this_host(tmp_path: Path) -> None:
+def test_other_users_cannot_read_a_recording(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"an older recording, longer than the new one" * 100)
     path.chmod(0o644)
@@ -261,7 +267,7 @@ def test_an_older_recording_stays_until_there_is_something_to_replace_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path / "x", NvmlObservation(1001.0, Outcome.OK))
-    monkeypatch.setattr("exporter.sources.growing_file.os.write", full)
+    monkeypatch.setattr("mps_exporter.sources.gzip_appender.os.write", full)
     with pytest.raises(RecordingError, match=r"cannot write .*: No space left on device"):
         RecordingWriter(path, HEADER)
     assert len(read(path).observations) == 1
@@ -289,7 +295,7 @@ def test_a_full_disk_raises_nothing_where_sources_would_be_blamed(
     writer.add(NvmlObservation(1001.0, Outcome.OK))
     writer.flush()
     with monkeypatch.context() as patch:
-        patch.setattr("exporter.sources.growing_file.os.write", full)
+        patch.setattr("mps_exporter.sources.gzip_appender.os.write", full)
         writer.add(NvmlObservation(1002.0, Outcome.OK, driver_version="1"))
         writer.flush()
         assert writer.failure is not None

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.metrics.catalogue import CATALOGUE
-from exporter.metrics.content_format import TEXT_0_0_4
-from exporter.metrics.exposition import encode
-from exporter.metrics.gpu_catalogue import GPU_METRICS
-from exporter.metrics.mps_catalogue import MPS_METRICS
-from exporter.metrics.render import Build, histogram_value, render
-from exporter.metrics.spec import Family
-from exporter.model import (
+from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics.content_format import TEXT_0_0_4
+from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.gpu_catalogue import GPU_METRICS
+from mps_exporter.metrics.mps_catalogue import MPS_METRICS
+from mps_exporter.metrics.render import Build, histogram_value, render
+from mps_exporter.metrics.spec import Family
+from mps_exporter.snapshot import (
     Client,
     CollectorResult,
     ControlDaemon,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from exporter.advice import findings, news
-from exporter.merge import DaemonInputs, merge
-from exporter.metrics.render import Build, render
-from exporter.model import Snapshot
-from exporter.observations import DaemonFacts, LogState
-from exporter.web.options import WebOptions
-from exporter.web.report import make_status
+from mps_exporter.diagnostics import findings, recent_incidents
+from mps_exporter.merge import DaemonInputs, merge
+from mps_exporter.metrics.render import Build, render
+from mps_exporter.observations import DaemonFacts, LogState
+from mps_exporter.snapshot import Snapshot
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_report import make_status
 from tests.support.mps_logs import EIGHT, PIPE, read, sample
 
 LOGS = tuple(LogState(PIPE, log, f"/l/{log}.log", readable=True) for log in ("control", "server"))
@@ -49,9 +49,9 @@ def test_the_victims_and_the_one_who_did_it() -> None:
     found = host("left-work-kill-idle-neighbours")
     assert values(found, "mps_client_losses_total") == {("0", "unfinished_work"): 9}
     assert values(found, "mps_client_unfinished_exits_total") == {("0",): 3}
-    (finding,) = [one for one in news(found) if one.advice.name == "unfinished_work"]
+    (finding,) = [one for one in recent_incidents(found) if one.advice.name == "unfinished_work"]
     assert finding.evidence.startswith(
         "Process 611 ended with GPU work in flight, and the fatal GPU error that followed in "
         "root's server 533 took 3 clients down (processes 595, 596 and 597); MPS blames process 596"
     )
-    assert "fault" not in {one.advice.name for one in news(found)}
+    assert "fault" not in {one.advice.name for one in recent_incidents(found)}

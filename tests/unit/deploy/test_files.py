@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from exporter.settings import FLAGS, REVISION_VARIABLE, Settings
+from mps_exporter.config import FLAGS, REVISION_VARIABLE, Settings
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -92,7 +92,7 @@ def test_the_demo_needs_no_gpu_no_rights_and_nothing_of_the_host() -> None:
     assert demo["cap_drop"] == ["ALL"]
 
 
-def test_either_exporter_goes_by_the_name_that_prometheus_knows() -> None:
+def test_both_exporters_use_the_job_name_of_prometheus() -> None:
     exporters = [service for service in services().values() if "profiles" in service]
     assert [service["profiles"] for service in exporters] == [["host"], ["demo"]]
     for service in exporters:
@@ -102,7 +102,7 @@ def test_either_exporter_goes_by_the_name_that_prometheus_knows() -> None:
     assert (COMPOSE / ".env").read_text().splitlines()[-1] == "COMPOSE_PROFILES=host"
 
 
-def test_alerts_of_a_demo_say_so_and_reach_nobody() -> None:
+def test_demo_alerts_are_labelled_and_routed_nowhere() -> None:
     """Prometheus takes the label from its environment, and Alertmanager routes by it."""
     labels = document(COMPOSE / "prometheus.yml")["global"]["external_labels"]
     assert labels == {"environment": "${COMPOSE_PROFILES}"}
@@ -274,7 +274,7 @@ def test_the_charts_values_fit_their_schema() -> None:
 
 
 def test_chart_and_program_have_the_same_version() -> None:
-    import exporter
+    import mps_exporter
 
     chart = document(CHART / "Chart.yaml")
-    assert chart["appVersion"] == exporter.__version__
+    assert chart["appVersion"] == mps_exporter.__version__

@@ -37,7 +37,7 @@ def instructions(name: str) -> list[str]:
     return re.findall(rf"(?m)^{name}\s+(.*)$", joined)
 
 
-def test_it_runs_as_nobody_in_particular_and_not_as_root() -> None:
+def test_it_runs_as_an_unprivileged_user() -> None:
     assert instructions("USER") == ["65532:65532"]
 
 
@@ -161,7 +161,7 @@ def test_root_has_what_was_added_already(entry: Entry) -> None:
     assert entry(PTRACE_AND_READ, uid=0).stdout.startswith("bin/mps-exporter ")
 
 
-def test_rights_that_cannot_arrive_are_told_of_and_the_exporter_starts(entry: Entry) -> None:
+def test_missing_capabilities_are_reported_and_the_exporter_starts(entry: Entry) -> None:
     result = entry(PTRACE_AND_READ, no_new_privileges=1)
     assert result.stdout.startswith("bin/mps-exporter ")
     assert "no-new-privileges" in result.stderr

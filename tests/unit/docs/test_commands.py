@@ -26,6 +26,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.program import running
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.unit.docs.markdown import ROOT, Block, blocks, files, pages
 
 NEEDS = {
@@ -36,8 +37,7 @@ NEEDS = {
     "minutes": "some minutes, and a machine that does nothing else",
     "npm": "node, and npm with its registry",
 }
-LANGUAGES = {"sh", "console", "yaml", "json", "ini", "text", "promql", "python", "toml"}
-SECONDS = 30
+LANGUAGES = {"sh", "console", "yaml", "json", "ini", "text", "promql", "python", "toml", "mermaid"}
 
 BLOCKS = [block for page in pages() for block in blocks(page)]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
@@ -118,7 +118,7 @@ async def _ends_well(folder: Path, line: str) -> None:
         "bash", "-euo", "pipefail", "-c", line, cwd=folder, env=environment(),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
-    output, _ = await asyncio.wait_for(process.communicate(), SECONDS)
+    output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
     if line.startswith("mps-exporter doctor "):  # its status says what it found
         assert process.returncode in (0, 1, 2)
         assert b"Findings: " in output or b"Nothing is wrong here." in output, output.decode()
@@ -137,7 +137,7 @@ async def test_it_answers(block: Block, tmp_path: Path) -> None:
         )
         assert process.stdout is not None
         try:
-            first = await asyncio.wait_for(process.stdout.readline(), SECONDS)
+            first = await asyncio.wait_for(process.stdout.readline(), PATIENCE_SECONDS)
         finally:
             process.terminate()
             await process.wait()

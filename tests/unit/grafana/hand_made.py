@@ -1,20 +1,15 @@
 """A host made by hand, for what no recording has: broken hardware, NVLink, a strange log.
 
-It is rendered by the exporter's own renderer, and served as an exporter would.
+It is rendered by the exporter's own renderer.
 """
 
 from __future__ import annotations
 
-import contextlib
-import http.server
-import threading
-import time
-from collections.abc import Iterator
-
-from exporter.metrics.content_format import TEXT_0_0_4
-from exporter.metrics.exposition import encode
-from exporter.metrics.render import Build, render
-from exporter.model import (
+from mps_exporter.metrics.content_format import TEXT_0_0_4
+from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.render import Build, render
+from mps_exporter.observations import GpuObservation, LogState, Reading
+from mps_exporter.snapshot import (
     Client,
     CollectorResult,
     ControlDaemon,
@@ -24,7 +19,6 @@ from exporter.model import (
     Snapshot,
     Wait,
 )
-from exporter.observations import GpuObservation, LogState, Reading
 
 NAME = "made by hand"
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
@@ -56,7 +50,7 @@ def _readings(seconds: float) -> tuple[Reading, ...]:
     )
 
 
-def snapshot(seconds: float, began: float) -> Snapshot:
+def snapshot(seconds: float, now: float) -> Snapshot:
     """Give the host after so many seconds."""
     grown = int(seconds)
     client = Client(
@@ -79,14 +73,13 @@ def snapshot(seconds: float, began: float) -> Snapshot:
         servers=(
             Server(pid=4000, uid=1001, user="ada", state="ACTIVE", ghost=True, clients=(client,)),
         ),
-        waits=(Wait(pid=77, uid=1002, since=time.time() - 3600, behind_uid=1001, dead=True),),
+        waits=(Wait(pid=77, uid=1002, since=now - 3600, behind_uid=1001, dead=True),),
         gpu_uuids=(UUID,),
         logs=(LogState("/run/mps", "control", "control.log", readable=True, size_bytes=2**31),),
         counters=LedgerCounters(
-            server_last_exit_at={"crashed": began + seconds - 100},
+            server_last_exit_at={"crashed": now - 100},
             losses={(1001, "own_fault"): grown, (1002, "unfinished_work"): grown},
             overtakes={1001: grown},
-            unfinished_exits={1001: grown},
             log_lines={"control": 20 * grown, "server": 10 * grown},
             unrecognized_lines={"control": grown},
             query_lines=4 * grown,
@@ -101,7 +94,7 @@ def snapshot(seconds: float, began: float) -> Snapshot:
     lost = Gpu(GpuObservation(1, LOST, readings=(Reading("up", 0.0),), lost=True), "1", LOST)
     failing = CollectorResult("control", success=False, duration_seconds=2.0, timed_out=True)
     return Snapshot(
-        taken_at=time.time(),
+        taken_at=now,
         gpus=(gpu, lost),
         gpu_indexes={UUID: "0", LOST: "1"},
         daemons=(daemon,),
@@ -110,30 +103,7 @@ def snapshot(seconds: float, began: float) -> Snapshot:
     )
 
 
-@contextlib.contextmanager
-def served() -> Iterator[str]:
-    """Serve it on 127.0.0.1; gives the address."""
-    began = time.time()
-
-    class Page(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            families = render(snapshot(time.time() - began, began), Build("made by hand", "", ""))
-            page = encode(families, [], TEXT_0_0_4)
-            self.send_response(200)
-            self.send_header("Content-Type", TEXT_0_0_4.content_type)
-            self.send_header("Content-Length", str(len(page)))
-            self.end_headers()
-            self.wfile.write(page)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def page(seconds: float, began: float) -> str:
+    """Give what it shows so many seconds after it began (Unix time)."""
+    families = render(snapshot(seconds, began + seconds), Build("made by hand", "", ""))
+    return encode(families, [], TEXT_0_0_4).decode()

@@ -1,4 +1,8 @@
-"""A real Prometheus that scrapes exporters, each of which replays a recorded host."""
+"""A real Prometheus that scrapes exporters, each of which replays a recorded host.
+
+Or that has, at once, what it would have scraped: backfilled() plays recordings with a clock of its
+own, so nobody waits, and nothing depends on how busy the machine is.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +15,31 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from exporter.sources.recording import read
-from tests.support.player import RECORDINGS
+from mps_exporter.metrics.content_format import TEXT_0_0_4
+from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.render import Build, render
+from mps_exporter.snapshot import RecordingInfo
+from mps_exporter.sources.recording import read
+from tests.support.player import RECORDINGS, Player
+from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_SECONDS, wait_for
 from tests.unit.grafana.reading import Target, filled
 from tests.unit.rules.rulebook import ROOT
-from tests.unit.rules.servers import free_port, program
+from tests.unit.rules.servers import program
 
 SCRAPE_SECONDS = 0.5
 STARTUP_SECONDS = 60
 JOB = "mps-exporter"
 
-_BEGAN = re.compile(r'time=(\S+) .*msg="starting mps-exporter"')
+BEGAN = re.compile(r'time=(\S+) .*msg="starting mps-exporter"')
 
 Series = tuple[dict[str, str], list[float]]
 
@@ -63,7 +73,7 @@ class Prometheus:
         url = f"http://{self.address}/api/v1/{path}"
         body = urllib.parse.urlencode(parameters).encode()
         try:
-            with urllib.request.urlopen(url, body, timeout=60) as answer:
+            with urllib.request.urlopen(url, body, timeout=PATIENCE_SECONDS) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as failure:
             raise AssertionError(f"{failure.read().decode()}\n{parameters}") from failure
@@ -106,7 +116,7 @@ def programs() -> Iterator[list[subprocess.Popen[bytes]]]:
             process.terminate()
         for process in started:
             try:
-                process.wait(10)
+                process.wait(PATIENCE_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -120,15 +130,14 @@ def start(folder: Path, name: str, *command: str | Path) -> subprocess.Popen[byt
 
 def until_ready(url: str) -> None:
     """Wait until a server says that it is."""
-    deadline = time.monotonic() + STARTUP_SECONDS
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=2):  # noqa: S310, to 127.0.0.1
-                return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+
+    def ready() -> bool:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(url, timeout=PATIENCE_SECONDS).close()  # noqa: S310, to 127.0.0.1
+            return True
+        return False
+
+    wait_for(ready)
 
 
 def start_prometheus(
@@ -163,13 +172,104 @@ def start_prometheus(
     return Prometheus(address)
 
 
+GONE = "up 0\n"
+_SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
+
+OF_THE_SCRAPE = (
+    "up 1\nscrape_duration_seconds 0.01\nscrape_samples_scraped 500\n"
+    "process_cpu_seconds_total {cpu:g}\nprocess_resident_memory_bytes 50e6\n"
+)
+"""What Prometheus adds, and the exporter says of itself."""
+
+
+@dataclass(frozen=True)
+class Scrapes:
+    """What a host showed, and when (Unix time)."""
+
+    instance: str
+    pages: tuple[tuple[float, str], ...]
+
+    @property
+    def seen_until(self) -> float:
+        """When it was there for the last time."""
+        return max(at for at, page in self.pages if page != GONE)
+
+    def lines(self) -> Iterator[str]:
+        """OpenMetrics, with timestamps."""
+        target = f'job="{JOB}",instance="{self.instance}"'
+        for at, page in self.pages:
+            for line in page.splitlines():
+                if found := _SAMPLE.fullmatch(line):
+                    labels = ",".join(filter(None, (target, found[2])))
+                    yield f"{found[1]}{{{labels}}} {found[3]} {at:.3f}\n"
+
+
+async def scrapes_of(name: str, began: float, gone_seconds: float = 10.0) -> Scrapes:
+    """Play a recording as if it began at this moment, and scrape it; after its end it is gone."""
+    player = Player(RECORDINGS / f"{name}.rec.gz")
+    header = player.recording.header
+    info = RecordingInfo(
+        scenario=header.scenario,
+        machine=header.machine,
+        driver_version=header.driver_version,
+        recorded_at=header.recorded_at,
+        speed=1.0,
+        loop=1,
+    )
+    seconds = player.recording.ended_at - header.started_at
+    pages = []
+    for step in range(int((seconds + gone_seconds) / SCRAPE_SECONDS)):
+        moment = step * SCRAPE_SECONDS
+        if moment >= seconds:
+            pages.append((began + moment, GONE))
+            continue
+        metrics = await player.to(header.started_at + moment)
+        families = render(
+            replace(metrics.snapshot, recording=info),
+            Build("test", "", ""),
+            wall=lambda at: began + at - header.started_at,
+        )
+        text = encode(families, [], TEXT_0_0_4).decode()
+        pages.append((began + moment, text + OF_THE_SCRAPE.format(cpu=moment / 100)))
+    return Scrapes(name, tuple(pages))
+
+
+def backfilled(
+    folder: Path, started: list[subprocess.Popen[bytes]], hosts: Iterable[Scrapes]
+) -> Prometheus:
+    """A Prometheus that knows what these hosts showed, and evaluates no rules."""
+    with (folder / "scraped.om").open("w") as file:
+        for host in hosts:
+            file.writelines(host.lines())
+        file.write("# EOF\n")
+    subprocess.run(
+        [program("promtool"), "tsdb", "create-blocks-from", "openmetrics", "--quiet",
+         folder / "scraped.om", folder / "data"],
+        check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    (folder / "prometheus.yml").write_text("global: {}\n")
+    address = f"127.0.0.1:{free_port()}"
+    started.append(
+        start(
+            folder, "prometheus", program("prometheus"),
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            # No scrape failed, and nobody marks the end of a series: what is older has gone.
+            f"--query.lookback-delta={2 * SCRAPE_SECONDS:g}s",
+            f"--web.listen-address={address}",
+        )
+    )  # fmt: skip
+    until_ready(f"http://{address}/-/ready")
+    return Prometheus(address)
+
+
 def start_replay(
     folder: Path, started: list[subprocess.Popen[bytes]], name: str, port: int
 ) -> None:
     """An exporter that replays a recording, again and again."""
     started.append(
         start(
-            folder, name, sys.executable, "-m", "exporter", "serve",
+            folder, name, sys.executable, "-m", "mps_exporter", "serve",
             "--replay", RECORDINGS / f"{name}.rec.gz",
             "--web.listen-address", f"127.0.0.1:{port}",
             "--mps.min-query-interval", "0",
@@ -212,7 +312,7 @@ def replayed(
         for name, process in list(running.items()):
             log = (folder / f"{name}.log").read_text()
             assert process.poll() is None, log
-            began = _BEGAN.search(log)
+            began = BEGAN.search(log)
             if began is None:
                 continue
             start = datetime.fromisoformat(began[1]).timestamp()

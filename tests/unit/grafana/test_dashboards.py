@@ -131,7 +131,7 @@ def test_panels_fill_the_width_without_overlap(dashboard: Json) -> None:
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS)
 @pytest.mark.parametrize("name", ["id", "title"])
-def test_panels_can_be_told_apart(dashboard: Json, name: str) -> None:
+def test_panels_are_distinguishable(dashboard: Json, name: str) -> None:
     named = [panel[name] for panel in dashboard["panels"]]
     assert len(named) == len(set(named))
 

@@ -9,8 +9,8 @@ from typing import Any
 import promql_parser
 import pytest
 
-from exporter.metrics.catalogue import CATALOGUE
 from grafana.promql import FOREIGN, TARGET_LABELS, base_name, labels_of
+from mps_exporter.metrics.catalogue import CATALOGUE
 from tests.unit.grafana.reading import (
     FILES,
     Target,

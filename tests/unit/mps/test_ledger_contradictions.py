@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from exporter.mps.control_text import ProbeReply, ServerReply
-from exporter.mps.fold import Fold
-from exporter.mps.reconciliation import ServerAnswers, due
-from exporter.observations import DaemonFacts, ProcessFacts
+from mps_exporter.mps.control_protocol import ProbeReply, ServerReply
+from mps_exporter.mps.query_schedule import ServerAnswers, servers_due
+from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.observations import DaemonFacts, ProcessFacts
 from tests.support.mps_logs import EIGHT, PIPE, at, more, observation, read, script, start, summary
 from tests.support.mps_script import HOLDER, leaves
 
@@ -17,57 +17,59 @@ FACTS = DaemonFacts(PIPE, "/log", process=DAEMON, servers=(SERVER,))
 CRASH = "30:00.000 C630 Server 110 exited with status 0\n"
 
 
-def clients(fold: Fold) -> list[int]:
-    (server,) = fold.ledger.view(0.0).servers
+def clients(tracker: DaemonTracker) -> list[int]:
+    (server,) = tracker.ledger.view(0.0).servers
     return [client.pid for client in server.clients]
 
 
-def said(fold: Fold, now: float, *pids: int) -> None:
-    fold.reconcile(now, now, (110,), [ServerReply(110, state="ACTIVE", client_pids=pids)])
-    fold.take(observation(now + 1, {}))
+def said(tracker: DaemonTracker, now: float, *pids: int) -> None:
+    tracker.reconcile(now, now, (110,), [ServerReply(110, state="ACTIVE", client_pids=pids)])
+    tracker.add_logs(observation(now + 1, {}))
 
 
 # ---------------------------------------------------------------- clients
 
 
 def test_a_client_whose_process_is_gone_has_left_though_no_line_says_so() -> None:
-    fold = start(script(HOLDER))
-    fold.ledger.observe(at("00:20"), FACTS, {110: SERVER}, {100, 110})
-    fold.take(observation(at("00:25"), {}))
-    assert clients(fold) == [100]  # its line may come
-    fold.take(observation(at("00:32"), {}))
-    assert clients(fold) == []
-    counters = summary(fold.ledger.view(0.0).counters)
+    tracker = start(script(HOLDER))
+    tracker.ledger.observe(at("00:20"), FACTS, {110: SERVER}, {100, 110})
+    tracker.add_logs(observation(at("00:25"), {}))
+    assert clients(tracker) == [100]  # its line may come
+    tracker.add_logs(observation(at("00:32"), {}))
+    assert clients(tracker) == []
+    counters = summary(tracker.ledger.view(0.0).counters)
     assert counters["disconnections"] == {"1001": 1}
     assert "losses" not in counters
     assert "sessions" not in counters  # when it left is not known
 
 
 def test_two_answers_that_contradict_the_log_are_believed() -> None:
-    fold = start(script(HOLDER))
-    said(fold, at("00:10"), 300)
-    assert clients(fold) == [100]
-    said(fold, at("00:15"), 300)
-    assert clients(fold) == [100]  # too soon after the first
-    said(fold, at("00:30"), 300)
-    assert clients(fold) == [300]
+    tracker = start(script(HOLDER))
+    said(tracker, at("00:10"), 300)
+    assert clients(tracker) == [100]
+    said(tracker, at("00:15"), 300)
+    assert clients(tracker) == [100]  # too soon after the first
+    said(tracker, at("00:30"), 300)
+    assert clients(tracker) == [300]
 
 
 def test_a_client_that_left_after_the_question_does_not_come_back() -> None:
-    fold = start(script("00:00.000 C630 UI closed\n00:00.000 O90 Startup\n"))
-    said(fold, at("00:05"), 456, 457)
+    tracker = start(script("00:00.000 C630 UI closed\n00:00.000 O90 Startup\n"))
+    said(tracker, at("00:05"), 456, 457)
     replies = [ServerReply(110, state="ACTIVE", client_pids=(456, 457))]
-    fold.reconcile(at("15:00.01"), at("15:00"), (110,), replies)
-    more(fold, leaves("15:00.100", 456, 110))
-    (_, server) = fold.ledger.view(0.0).servers
+    tracker.reconcile(at("15:00.01"), at("15:00"), (110,), replies)
+    more(tracker, leaves("15:00.100", 456, 110))
+    (_, server) = tracker.ledger.view(0.0).servers
     assert [client.pid for client in server.clients] == [457]
 
 
 def test_a_crash_takes_clients_along_that_only_the_tool_named() -> None:
-    fold = start(script("00:00.000 C630 Starting control daemon using socket /tmp/mps/control\n"))
-    said(fold, at("00:05"), 456, 457)
-    more(fold, CRASH)
-    counters = summary(fold.ledger.view(0.0).counters)
+    tracker = start(
+        script("00:00.000 C630 Starting control daemon using socket /tmp/mps/control\n")
+    )
+    said(tracker, at("00:05"), 456, 457)
+    more(tracker, CRASH)
+    counters = summary(tracker.ledger.view(0.0).counters)
     assert counters["server_exits"] == {"crashed": 1}
     assert sum(counters["losses"].values()) == 2
 
@@ -80,16 +82,16 @@ def test_a_client_keeps_the_limits_that_it_connected_with() -> None:
         "00:01.200 S110 Received",
         1,
     )
-    fold = start(script(limited))
+    tracker = start(script(limited))
     more(
-        fold,
+        tracker,
         "00:10.000 C630 NEW UI\n"
         "00:10.000 C630 Cmd:set_active_thread_percentage 110 20\n"
         "00:10.000 C630 20.0\n"
         "00:10.000 C630 UI closed\n"
         "00:11.000 S110 Device pinned memory limit for device 0 set to 0x10000000 bytes\n",
     )
-    view = fold.ledger.view(0.0)
+    view = tracker.ledger.view(0.0)
     (server,) = view.servers
     (client,) = server.clients
     assert (server.active_thread_ratio, client.active_thread_ratio) == (0.2, 1.0)
@@ -101,38 +103,38 @@ def test_a_client_keeps_the_limits_that_it_connected_with() -> None:
 
 
 def test_a_server_that_seemed_gone_is_counted_when_its_line_comes() -> None:
-    fold = start(script(HOLDER))
-    fold.ledger.observe(at("00:10"), FACTS, {}, {110, 100})
-    fold.take(observation(at("00:12"), {}))
-    assert fold.ledger.view(0.0).servers == ()
-    more(fold, CRASH)
-    counters = summary(fold.ledger.view(0.0).counters)
+    tracker = start(script(HOLDER))
+    tracker.ledger.observe(at("00:10"), FACTS, {}, {110, 100})
+    tracker.add_logs(observation(at("00:12"), {}))
+    assert tracker.ledger.view(0.0).servers == ()
+    more(tracker, CRASH)
+    counters = summary(tracker.ledger.view(0.0).counters)
     assert counters["server_exits"] == {"crashed": 1}
     assert counters["losses"] == {"1001 server_crashed": 1}
 
 
 def test_a_server_that_the_daemon_does_not_name_any_more_is_gone() -> None:
-    fold = start(script(HOLDER))
+    tracker = start(script(HOLDER))
     for second in (10, 15):
-        fold.reconcile(EIGHT + second, EIGHT + second, (), [])
-        fold.take(observation(EIGHT + second + 1, {}))
-        assert len(fold.ledger.view(0.0).servers) == 1
-    fold.reconcile(EIGHT + 30, EIGHT + 30, (), [])
-    fold.take(observation(EIGHT + 31, {}))
-    assert fold.ledger.view(0.0).servers == ()
+        tracker.reconcile(EIGHT + second, EIGHT + second, (), [])
+        tracker.add_logs(observation(EIGHT + second + 1, {}))
+        assert len(tracker.ledger.view(0.0).servers) == 1
+    tracker.reconcile(EIGHT + 30, EIGHT + 30, (), [])
+    tracker.add_logs(observation(EIGHT + 31, {}))
+    assert tracker.ledger.view(0.0).servers == ()
 
 
 def test_a_server_known_from_a_late_line_only_is_asked_and_ready() -> None:
-    fold = start(script(leaves("10:00.000", 455, 110) + "10:00.100 C630 UI closed\n"))
+    tracker = start(script(leaves("10:00.000", 455, 110) + "10:00.100 C630 UI closed\n"))
     now = at("11:00")
     answers = ServerAnswers(probe=ProbeReply((110,), 1.0))
-    asked = due(
+    requested = servers_due(
         now=now, interval_seconds=900, blind_interval_seconds=5, answers=answers, facts=FACTS,
-        view=fold.ledger.view(now), logs_readable=True,
+        view=tracker.ledger.view(now), logs_readable=True,
     )  # fmt: skip
-    assert asked == (110,)
-    said(fold, now, 456, 457)
-    (server,) = fold.ledger.view(now).servers
+    assert requested == (110,)
+    said(tracker, now, 456, 457)
+    (server,) = tracker.ledger.view(now).servers
     assert (server.state, server.clients_count) == ("ACTIVE", 2)
 
 
@@ -142,22 +144,22 @@ def test_a_server_known_from_a_late_line_only_is_asked_and_ready() -> None:
 @pytest.mark.parametrize("ahead", [0.0, 5.0, 3600.0])
 def test_the_daemons_child_lives_however_the_clock_was_set(ahead: float) -> None:
     """Set back after the boot time was read, it makes all start times later than the stamps."""
-    fold = start(script(HOLDER))
+    tracker = start(script(HOLDER))
     late = ProcessFacts(110, EIGHT + 1 + ahead, name="nvidia-cuda-mps-server", state="S")
     client = ProcessFacts(100, EIGHT + 1 + ahead, state="S")
     daemon = ProcessFacts(630, EIGHT + ahead, state="S", namespace_pids=(630,))
     facts = DaemonFacts(PIPE, "/log", process=daemon, servers=(late,))
-    fold.ledger.observe(at("00:10"), facts, {110: late, 100: client}, {100, 110})
-    fold.take(observation(at("00:40"), {}))
-    assert clients(fold) == [100]
+    tracker.ledger.observe(at("00:10"), facts, {110: late, 100: client}, {100, 110})
+    tracker.add_logs(observation(at("00:40"), {}))
+    assert clients(tracker) == [100]
 
 
 def test_a_number_that_was_given_to_another_process_is_no_client() -> None:
-    fold = start(script(HOLDER))
+    tracker = start(script(HOLDER))
     younger = ProcessFacts(100, EIGHT + 500, state="S")
-    fold.ledger.observe(at("10:00"), FACTS, {110: SERVER, 100: younger}, {100, 110})
-    fold.take(observation(at("11:00"), {}))
-    assert clients(fold) == []
+    tracker.ledger.observe(at("10:00"), FACTS, {110: SERVER, 100: younger}, {100, 110})
+    tracker.add_logs(observation(at("11:00"), {}))
+    assert clients(tracker) == []
 
 
 # ---------------------------------------------------------------- daemons
@@ -165,12 +167,12 @@ def test_a_number_that_was_given_to_another_process_is_no_client() -> None:
 
 def test_the_end_of_a_daemon_before_the_exporters_time_is_no_news() -> None:
     logs = script(HOLDER)
-    fold = Fold(PIPE)
-    fold.take(observation(at("50:00"), {"control": logs.control}, history=True))
-    fold.take(observation(at("50:00"), {"server": logs.server}, history=True))
-    fold.ledger.nobody_there(at("50:01"))
-    fold.take(observation(at("50:05"), {}))
-    view = fold.ledger.view(0.0)
+    tracker = DaemonTracker(PIPE)
+    tracker.add_logs(observation(at("50:00"), {"control": logs.control}, history=True))
+    tracker.add_logs(observation(at("50:00"), {"server": logs.server}, history=True))
+    tracker.ledger.mark_absent(at("50:01"))
+    tracker.add_logs(observation(at("50:05"), {}))
+    view = tracker.ledger.view(0.0)
     assert (view.servers, view.daemon_died) == ((), True)
     assert "server_exits" not in summary(view.counters)
     assert "losses" not in summary(view.counters)

@@ -77,7 +77,7 @@ def test_two_clients_blamed_on_two_gpus_are_a_fault_on_each() -> None:
 
 
 @pytest.mark.parametrize("anonymous", ["blamed", "nobody"])
-def test_a_fault_of_which_nobody_can_tell_the_gpu_counts_on_none(anonymous: str) -> None:
+def test_a_fault_on_an_unknown_gpu_counts_on_none(anonymous: str) -> None:
     text = BOTH_RESET
     for pid in ("1903", "1904", "1905"):
         text = text.replace(f"PID: {pid}", "PID: 0")
@@ -89,15 +89,15 @@ def test_a_fault_of_which_nobody_can_tell_the_gpu_counts_on_none(anonymous: str)
 
 
 def test_a_culprit_that_stays_keeps_the_server_in_fault() -> None:
-    fold = start(script(TWO_GPUS + FAULT + leaves("00:06.790", 1904, 1909)))
-    (server,) = fold.ledger.view(0.0).servers
+    tracker = start(script(TWO_GPUS + FAULT + leaves("00:06.790", 1904, 1909)))
+    (server,) = tracker.ledger.view(0.0).servers
     assert (server.state, server.fault_since) == ("FAULT", at("00:06.768"))
     assert [(c.pid, c.state, c.state_since) for c in server.clients] == [
         (1903, "active", at("00:01.3")),
         (1905, "torn_down", at("00:06.768")),
     ]
     more(
-        fold,
+        tracker,
         arrives("00:08.000", 591, 1001)
         + """
         00:08.000 S1909 Server teardown in progress. Refusing to accept new client \
@@ -105,11 +105,11 @@ def test_a_culprit_that_stays_keeps_the_server_in_fault() -> None:
         00:08.000 S1909 Failed to accept client {PID: 591, Context ID: 0} with status 807
         """,
     )
-    view = fold.ledger.view(0.0)
+    view = tracker.ledger.view(0.0)
     assert summary(view.counters)["rejections"] == {"1001 server_not_ready": 1}
     assert [c.pid for c in view.servers[0].clients] == [1903, 1905]
-    more(fold, leaves("00:14.768", 1905, 1909) + RECOVERY.replace("00:06.794", "00:14.788"))
-    view = fold.ledger.view(0.0)
+    more(tracker, leaves("00:14.768", 1905, 1909) + RECOVERY.replace("00:06.794", "00:14.788"))
+    view = tracker.ledger.view(0.0)
     found = summary(view.counters)
     assert found["recoveries"] == [1, 8.02]
     assert found["losses"] == {"1001 own_fault": 1, "1001 neighbour_fault": 1}
@@ -188,12 +188,12 @@ def test_victims_without_a_number_are_counted() -> None:
     assert found["losses"] == {"1001 own_fault": 1, "1001 neighbour_fault": 1}
 
 
-def test_a_fault_of_which_the_log_tells_no_device() -> None:
+def test_a_fault_without_a_device_in_the_log() -> None:
     text = HOLDER + "00:03.000 S110 Server is handling a fatal GPU error.\n"
-    fold = start(script(text))
-    assert fold.ledger.view(0.0).counters.faults == {}
-    fold.ledger.settle(at("00:04"))
-    assert fold.ledger.view(0.0).counters.faults == {"": 1}
+    tracker = start(script(text))
+    assert tracker.ledger.view(0.0).counters.faults == {}
+    tracker.ledger.advance_to(at("00:04"))
+    assert tracker.ledger.view(0.0).counters.faults == {"": 1}
 
 
 def test_a_terminated_client_is_one_loss_and_no_fault() -> None:
@@ -272,7 +272,7 @@ def test_who_is_refused_for_the_context_limit_had_no_session() -> None:
     assert found["rejections"] == {"1001 context_limit": 1}
 
 
-def test_an_error_nobody_knows_is_no_known_refusal() -> None:
+def test_an_unknown_error_is_no_known_refusal() -> None:
     line = "00:03.000 S110 Failed to accept client {PID: 591, Context ID: 0} with status 999\n"
     assert "rejections" not in summary(read(script(HOLDER + line)).counters)
 
@@ -296,27 +296,27 @@ using UUIDs.
 
 
 def test_a_caller_without_credentials_is_refused_when_no_client_follows() -> None:
-    fold = start(script(DAEMON + "00:03.000 C630 User did not send valid credentials\n"))
-    fold.ledger.settle(at("00:12.999"))
-    assert fold.ledger.view(0.0).counters.rejections == {}
-    fold.ledger.settle(at("00:13"))
-    assert fold.ledger.view(0.0).counters.rejections == {(None, "credentials"): 1}
+    tracker = start(script(DAEMON + "00:03.000 C630 User did not send valid credentials\n"))
+    tracker.ledger.advance_to(at("00:12.999"))
+    assert tracker.ledger.view(0.0).counters.rejections == {}
+    tracker.ledger.advance_to(at("00:13"))
+    assert tracker.ledger.view(0.0).counters.rejections == {(None, "credentials"): 1}
 
 
 def test_every_healthy_client_comes_once_without_credentials() -> None:
     text = HOLDER + "00:03.000 C630 User did not send valid credentials\n" * 2
     text += arrives("00:03.000", 101, 1001) + arrives("00:03.100", 101, 1001)
     text += arrives("00:03.200", 102, 1001)
-    fold = start(script(text))
-    fold.ledger.settle(at("00:59"))
-    assert fold.ledger.view(0.0).counters.rejections == {}
+    tracker = start(script(text))
+    tracker.ledger.advance_to(at("00:59"))
+    assert tracker.ledger.view(0.0).counters.rejections == {}
 
 
-def test_a_draining_daemon_refuses_nobody_it_only_does_not_answer() -> None:
+def test_a_draining_daemon_does_not_refuse_but_does_not_answer() -> None:
     text = HOLDER + "00:02.000 C630 Cmd:quit\n00:03.000 C630 User did not send valid credentials\n"
-    fold = start(script(text))
-    fold.ledger.settle(at("00:59"))
-    assert fold.ledger.view(0.0).counters.rejections == {}
+    tracker = start(script(text))
+    tracker.ledger.advance_to(at("00:59"))
+    assert tracker.ledger.view(0.0).counters.rejections == {}
 
 
 # ---------------------------------------------------------------- contexts and GPUs

@@ -10,9 +10,9 @@ from dataclasses import fields, is_dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.mps.fold import Fold
-from exporter.mps.ledger import Ledger
-from exporter.observations import LogChunk, LogsObservation
+from mps_exporter.mps.ledger import Ledger
+from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.observations import LogChunk, LogsObservation
 from tests.support.mps_logs import EIGHT, LOGS, PIPE, Logs, numbers, observation, sample, script
 
 PIDS = st.sampled_from([0, 100, 101, 110, 111, 9999999])
@@ -114,25 +114,25 @@ def test_law_whatever_the_log_says_counters_only_grow(
     steps: list[tuple[int, str]], alive: list[bool]
 ) -> None:
     logs = written(steps)
-    fold = Fold(PIPE)
+    tracker = DaemonTracker(PIPE)
     last: Mapping[str, float] = {}
     end = logs.stamps()[-1] if steps else EIGHT
     for share, living in zip((0.3, 0.6, 1.0, 1.2), alive, strict=True):
         now = EIGHT + (end - EIGHT) * share + 0.5
         before = LogsObservation(at=now)
         until = logs.until(now)
-        seen = numbers(fold.ledger.view(now).counters)
+        seen = numbers(tracker.ledger.view(now).counters)
         assert {name: seen[name] >= value for name, value in last.items()} == dict.fromkeys(
             last, True
         )
         last = seen
-        lines = fold.ledger.view(now).counters.log_lines
+        lines = tracker.ledger.view(now).counters.log_lines
         data = {log: b"".join(until[log].splitlines(keepends=True)[lines[log] :]) for log in LOGS}
-        fold.take(observation(now, data))
-        fold.take(before)
-        fold.ledger.witness(now, lambda _pid, _at: living, daemon=living)  # noqa: B023 - at once
-        fold.ledger.settle(now + 30.0)
-        view = fold.ledger.view(now)
+        tracker.add_logs(observation(now, data))
+        tracker.add_logs(before)
+        tracker.ledger.update_liveness(now, lambda _pid, _at: living, daemon=living)  # noqa: B023 - at once
+        tracker.ledger.advance_to(now + 30.0)
+        view = tracker.ledger.view(now)
         assert all(server.clients_count >= 0 for server in view.servers)
         assert all(number >= 0 for number in numbers(view.counters).values())
 
@@ -148,12 +148,12 @@ def test_law_a_restart_of_the_exporter_changes_no_state(
     end = logs.stamps()[-1]
     moment = logs.stamps()[min(place, len(logs.stamps()) - 1)]
     before = logs.until(moment)
-    full, fold = Fold(PIPE), Fold(PIPE)
-    full.take(observation(end + 1.0, {log: logs[log] for log in LOGS}))
+    full, tracker = DaemonTracker(PIPE), DaemonTracker(PIPE)
+    full.add_logs(observation(end + 1.0, {log: logs[log] for log in LOGS}))
     head = {log: before[log] for log in LOGS}
-    fold.take(observation(moment + 0.0004, head, complete=moment + 0.1004, history=True))
-    fold.take(observation(end + 1.0, {log: logs[log][len(before[log]) :] for log in LOGS}))
-    one, other = full.ledger.view(0.0), fold.ledger.view(0.0)
+    tracker.add_logs(observation(moment + 0.0004, head, complete=moment + 0.1004, history=True))
+    tracker.add_logs(observation(end + 1.0, {log: logs[log][len(before[log]) :] for log in LOGS}))
+    one, other = full.ledger.view(0.0), tracker.ledger.view(0.0)
     assert (one.servers, one.waits, one.devices) == (other.servers, other.waits, other.devices)
     assert one.quit_requested_at == other.quit_requested_at
     assert one.daemon_started_at == other.daemon_started_at
@@ -163,7 +163,7 @@ def test_law_a_restart_of_the_exporter_changes_no_state(
 @given(st.lists(st.tuples(st.booleans(), st.binary(max_size=300)), max_size=20))
 def test_law_garbage_costs_nothing_around_it(garbage: list[tuple[bool, bytes]]) -> None:
     logs = sample("one-client")
-    fold = Fold(PIPE)
+    tracker = DaemonTracker(PIPE)
     now = logs.stamps()[-1] + 0.5
     chunks = []
     for log in LOGS:
@@ -175,8 +175,8 @@ def test_law_garbage_costs_nothing_around_it(garbage: list[tuple[bool, bytes]]) 
         chunks.append(
             LogChunk(at=now, pipe_directory=PIPE, log=log, data=b"".join(lines), complete_until=now)
         )
-    fold.take(LogsObservation(at=now, chunks=tuple(chunks)))
-    found = fold.ledger.view(0.0).counters
+    tracker.add_logs(LogsObservation(at=now, chunks=tuple(chunks)))
+    found = tracker.ledger.view(0.0).counters
     assert found.server_exits["requested"] == 1
     assert found.sessions[0].sum_seconds == 6.124
 
@@ -198,7 +198,7 @@ def weight(thing: object, seen: set[int]) -> int:
     return total
 
 
-def flood(ledger: Fold, begin: int, count: int) -> None:
+def flood(ledger: DaemonTracker, begin: int, count: int) -> None:
     """A log that names ever new users, servers, clients, GPUs and queued processes."""
     text = []
     for number in range(begin, begin + count):
@@ -225,16 +225,16 @@ def flood(ledger: Fold, begin: int, count: int) -> None:
             f"00:01.000 K{number} Invalid CUDA_VISIBLE_DEVICES.",
         ]
     logs = script("\n".join(text))
-    ledger.take(observation(EIGHT + 2.0, {log: logs[log] for log in LOGS}))
+    ledger.add_logs(observation(EIGHT + 2.0, {log: logs[log] for log in LOGS}))
 
 
 def test_a_flood_of_names_is_bounded() -> None:
-    fold = Fold(PIPE)
-    flood(fold, 10_000, 2_500)
-    once = weight(fold.ledger, set())
-    flood(fold, 20_000, 2_500)
-    assert weight(fold.ledger, set()) < 1.2 * once
-    view = fold.ledger.view(0.0)
+    tracker = DaemonTracker(PIPE)
+    flood(tracker, 10_000, 2_500)
+    once = weight(tracker.ledger, set())
+    flood(tracker, 20_000, 2_500)
+    assert weight(tracker.ledger, set()) < 1.2 * once
+    view = tracker.ledger.view(0.0)
     assert len(view.incidents) <= 100
     assert len(view.servers) <= 64
     assert len(view.counters.server_starts) <= 600
@@ -243,16 +243,16 @@ def test_a_flood_of_names_is_bounded() -> None:
 
 def test_a_long_log_needs_no_more_memory_than_a_short_one() -> None:
     logs = sample("uid-wait")
-    fold = Fold(PIPE)
+    tracker = DaemonTracker(PIPE)
     sizes = []
     for turn in range(40):
         now = logs.stamps()[-1] + 0.5 + turn
-        fold.take(observation(now, {log: logs[log] for log in LOGS}))
-        sizes.append(weight(fold, set()))
+        tracker.add_logs(observation(now, {log: logs[log] for log in LOGS}))
+        sizes.append(weight(tracker, set()))
     assert sizes[-1] < 1.06 * sizes[20]
 
 
-def test_a_ledger_knows_nothing_at_first() -> None:
+def test_a_ledger_is_empty_at_first() -> None:
     view = Ledger(PIPE).view(5.0)
     assert (view.at, view.servers, view.waits, view.daemon_started_at) == (5.0, (), (), None)
     assert numbers(view.counters) == {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from exporter.mps.control_text import Device, ServerReply
-from exporter.mps.fold import Fold
-from exporter.observations import DaemonFacts, LogName, ProcessFacts
+from mps_exporter.mps.control_protocol import ListedDevice, ServerReply
+from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.observations import DaemonFacts, LogName, ProcessFacts
 from tests.support.mps_logs import (
     GPU,
     LOGS,
@@ -59,8 +59,8 @@ Number of active client contexts is 0.\n"
 
 
 def test_asking_a_server_to_end_is_no_proof_that_it_did_so_in_order() -> None:
-    asked = "00:04.990 C630 Try shutting down server 110, backoff is enabled\n"
-    assert exits(HOLDER + asked + KILLED) == {"crashed": 1}
+    requested = "00:04.990 C630 Try shutting down server 110, backoff is enabled\n"
+    assert exits(HOLDER + requested + KILLED) == {"crashed": 1}
 
 
 def test_a_server_that_ends_by_force_takes_its_clients_along() -> None:
@@ -99,10 +99,15 @@ def test_a_server_that_initialises() -> None:
     assert (server.state, server.ready_at) == ("INITIALIZING", None)
 
 
-def test_a_server_whose_start_nobody_read_is_taken_as_it_is() -> None:
+def test_a_server_with_an_unread_start_is_accepted() -> None:
     text = client("00:03.000", 100, 110)
     (server,) = read(script(text)).servers
-    assert (server.pid, server.uid, server.adopted, server.clients_count) == (110, None, True, 1)
+    assert (server.pid, server.uid, server.start_unknown, server.clients_count) == (
+        110,
+        None,
+        True,
+        1,
+    )
     assert exits(text + KILLED) == {"crashed": 1}
     assert exits("00:01.000 C630 NEW UI\n" + KILLED) == {"crashed": 1}
 
@@ -129,46 +134,46 @@ def test_a_new_daemon_without_the_old_ones_farewell() -> None:
 
 
 def test_a_daemon_that_proc_no_longer_shows_died_once_the_log_is_read_so_far() -> None:
-    fold = start(script(HOLDER))
-    fold.ledger.witness(at("00:05"), lambda _pid, _at: False, daemon=False)
-    fold.ledger.settle(at("00:05.500"))
-    assert fold.ledger.view(0.0).servers != ()
-    fold.ledger.settle(at("00:06"))
-    view = fold.ledger.view(0.0)
+    tracker = start(script(HOLDER))
+    tracker.ledger.update_liveness(at("00:05"), lambda _pid, _at: False, daemon=False)
+    tracker.ledger.advance_to(at("00:05.500"))
+    assert tracker.ledger.view(0.0).servers != ()
+    tracker.ledger.advance_to(at("00:06"))
+    view = tracker.ledger.view(0.0)
     assert view.daemon_died
     assert view.daemon_ended_at == at("00:05")  # when it went, not when that was certain
     assert view.servers == ()
     assert summary(view.counters)["server_exits"] == {"daemon_died": 1}
     again = DAEMON.replace("00:00.000 C630", "00:09.000 C700")
-    more(fold, again)
-    found = summary(fold.ledger.view(0.0).counters)
+    more(tracker, again)
+    found = summary(tracker.ledger.view(0.0).counters)
     assert found["server_exits"] == {"daemon_died": 1}
     assert found["daemon_starts"] == 2
-    assert not fold.ledger.view(0.0).daemon_died
+    assert not tracker.ledger.view(0.0).daemon_died
 
 
 def test_a_daemon_that_quit_did_not_die() -> None:
-    fold = start(script(HOLDER))
-    fold.ledger.witness(at("00:05"), lambda _pid, _at: False, daemon=False)
+    tracker = start(script(HOLDER))
+    tracker.ledger.update_liveness(at("00:05"), lambda _pid, _at: False, daemon=False)
     more(
-        fold,
+        tracker,
         leaves("00:04.000", 100, 110)
         + "00:04.100 C630 Cmd:quit\n"
         + server_ends("00:04.200", 110)
         + "00:04.300 C630 Exit with status 0\n",
     )
-    fold.ledger.settle(at("00:09"))
-    view = fold.ledger.view(0.0)
+    tracker.ledger.advance_to(at("00:09"))
+    view = tracker.ledger.view(0.0)
     assert (view.daemon_died, view.daemon_started_at) == (False, None)
     assert summary(view.counters)["server_exits"] == {"requested": 1}
 
 
 def test_a_daemon_seen_again_was_only_missed() -> None:
-    fold = start(script(HOLDER))
-    fold.ledger.witness(at("00:05"), lambda _pid, _at: True, daemon=False)
-    fold.ledger.witness(at("00:05.500"), lambda _pid, _at: True, daemon=True)
-    fold.ledger.settle(at("00:20"))
-    assert not fold.ledger.view(0.0).daemon_died
+    tracker = start(script(HOLDER))
+    tracker.ledger.update_liveness(at("00:05"), lambda _pid, _at: True, daemon=False)
+    tracker.ledger.update_liveness(at("00:05.500"), lambda _pid, _at: True, daemon=True)
+    tracker.ledger.advance_to(at("00:20"))
+    assert not tracker.ledger.view(0.0).daemon_died
 
 
 def test_old_daemons_say_start_in_two_lines() -> None:
@@ -197,7 +202,7 @@ def test_a_daemon_that_is_asked_to_quit_drains() -> None:
     assert summary(view.counters)["server_exits"] == {"requested": 1}
 
 
-def test_a_stranger_cannot_make_it_look_as_if_the_daemon_drained() -> None:
+def test_another_user_cannot_fake_a_draining_daemon() -> None:
     text = (
         HOLDER
         + """
@@ -325,7 +330,7 @@ def test_a_client_that_got_no_context_had_no_session() -> None:
     assert "sessions" not in found
 
 
-def test_where_nobody_says_exiting_control_log_is_the_judge() -> None:
+def test_without_an_exiting_line_control_log_decides() -> None:
     assert exits(OLD + "00:09.000 C6 Server 17 exited with status 0\n") == {"crashed": 1}
     assert exits(OLD + "00:09.000 C6 Server 17 exited with status 1\n") == {"crashed": 1}
     text = OLD + "00:08.000 C6 Cmd:quit\n00:09.000 C6 Server 17 exited with status 0\n"
@@ -353,12 +358,12 @@ SERVER_ONLY: tuple[LogName, ...] = ("server",)
 
 def test_without_server_log_the_daemons_word_and_proc_tell_who_is_there() -> None:
     text = HOLDER + arrives("00:03.000", 101, 1001) + arrives("00:03.100", 101, 1001)
-    fold = start(script(text), readable=CONTROL_ONLY)
-    (server,) = fold.ledger.view(0.0).servers
+    tracker = start(script(text), readable=CONTROL_ONLY)
+    (server,) = tracker.ledger.view(0.0).servers
     assert [c.pid for c in server.clients] == [100, 101]
-    fold.ledger.witness(at("00:08"), lambda pid, _at: pid != 100)
-    fold.ledger.settle(at("00:10"))
-    view = fold.ledger.view(0.0)
+    tracker.ledger.update_liveness(at("00:08"), lambda pid, _at: pid != 100)
+    tracker.ledger.advance_to(at("00:10"))
+    view = tracker.ledger.view(0.0)
     assert [c.pid for c in view.servers[0].clients] == [101]
     assert view.counters.disconnections == {1001: 1}
     assert view.counters.sessions == {}
@@ -387,15 +392,15 @@ def test_without_server_log_the_daemons_word_and_proc_tell_who_is_there() -> Non
     ],
 )
 def test_without_server_log_an_end_is_judged_by_what_came_before(end: str, cause: str) -> None:
-    fold = start(script(HOLDER + end), readable=CONTROL_ONLY)
-    view = fold.ledger.view(0.0)
+    tracker = start(script(HOLDER + end), readable=CONTROL_ONLY)
+    view = tracker.ledger.view(0.0)
     assert summary(view.counters)["server_exits"] == {cause: 1}
     if cause == "crashed":
         (incident,) = [i for i in view.incidents if i.kind == "server_crashed"]
         assert "judged by control.log alone" in incident.detail
 
 
-def test_without_control_log_server_log_tells_starts_and_ends() -> None:
+def test_without_control_log_server_log_shows_starts_and_exits() -> None:
     text = """
         00:01.000 O110 Startup
         00:01.100 S110 Created anonymous shared memory region mps.shm.1001.110
@@ -417,17 +422,17 @@ def test_without_control_log_server_log_tells_starts_and_ends() -> None:
 
 def test_a_server_that_proc_misses_while_control_log_is_unreadable() -> None:
     text = "00:01.000 O110 Startup\n" + client("00:01.200", 100, 110)
-    fold = start(Logs(b"", script(text).server), readable=SERVER_ONLY)
-    fold.ledger.witness(at("00:05"), lambda pid, _at: pid != 110, daemon=True)
-    fold.ledger.settle(at("00:07"))
-    counters = fold.ledger.view(0.0).counters
+    tracker = start(Logs(b"", script(text).server), readable=SERVER_ONLY)
+    tracker.ledger.update_liveness(at("00:05"), lambda pid, _at: pid != 110, daemon=True)
+    tracker.ledger.advance_to(at("00:07"))
+    counters = tracker.ledger.view(0.0).counters
     assert summary(counters)["server_exits"] == {"crashed": 1}
     assert counters.server_last_exit_at == {"crashed": at("00:05")}
 
 
 def test_without_any_log_nothing_is_counted_but_the_state_is_shown() -> None:
-    fold = Fold(PIPE)
-    fold.take(observation(at("00:01"), {}, readable=()))
+    tracker = DaemonTracker(PIPE)
+    tracker.add_logs(observation(at("00:01"), {}, readable=()))
     replies = [
         ServerReply(
             server_pid=110,
@@ -435,72 +440,74 @@ def test_without_any_log_nothing_is_counted_but_the_state_is_shown() -> None:
             active_thread_ratio=0.5,
             client_pids=(100, 101),
             contexts={0: {100: 1, 101: 2}},
-            devices=(Device(0, GPU, "NVIDIA H200", ""),),
+            devices=(ListedDevice(0, GPU, "NVIDIA H200", ""),),
         )
     ]
-    fold.ledger.reconcile(at("00:02"), [110], replies)
-    (server,) = fold.ledger.view(0.0).servers
+    tracker.ledger.reconcile(at("00:02"), [110], replies)
+    (server,) = tracker.ledger.view(0.0).servers
     assert [(c.pid, dict(c.contexts)) for c in server.clients] == [(100, {GPU: 1}), (101, {GPU: 2})]
     assert (server.state, server.active_thread_ratio) == ("ACTIVE", 0.5)
-    fold.ledger.reconcile(at("00:09"), [110], [ServerReply(110, state="FAULT", client_pids=(101,))])
-    (server,) = fold.ledger.view(0.0).servers
+    tracker.ledger.reconcile(
+        at("00:09"), [110], [ServerReply(110, state="FAULT", client_pids=(101,))]
+    )
+    (server,) = tracker.ledger.view(0.0).servers
     assert [c.pid for c in server.clients] == [101]
     assert server.state == "FAULT"
-    fold.ledger.reconcile(at("00:12"), [], [])
-    fold.ledger.reconcile(at("00:14"), [], [])
-    fold.ledger.witness(at("00:16"), lambda _pid, _at: None)
-    view = fold.ledger.view(0.0)
+    tracker.ledger.reconcile(at("00:12"), [], [])
+    tracker.ledger.reconcile(at("00:14"), [], [])
+    tracker.ledger.update_liveness(at("00:16"), lambda _pid, _at: None)
+    view = tracker.ledger.view(0.0)
     assert view.servers == ()
     assert "server_exits" not in summary(view.counters)
 
 
 def test_what_the_log_explains_is_not_changed_by_the_control_tool() -> None:
-    fold = start(script(HOLDER))
-    before = fold.ledger.view(0.0).servers
-    fold.ledger.reconcile(at("00:02"), [], [ServerReply(110, state="FAULT", client_pids=(7,))])
-    fold.ledger.settle(at("00:09"))
-    assert fold.ledger.view(0.0).servers == before
+    tracker = start(script(HOLDER))
+    before = tracker.ledger.view(0.0).servers
+    tracker.ledger.reconcile(at("00:02"), [], [ServerReply(110, state="FAULT", client_pids=(7,))])
+    tracker.ledger.advance_to(at("00:09"))
+    assert tracker.ledger.view(0.0).servers == before
 
 
 def test_the_control_tool_may_be_quicker_than_the_log() -> None:
     slow = start(script(HOLDER))
-    fold = Fold(PIPE)
-    fold.take(observation(at("00:00") - 5, {}))
+    tracker = DaemonTracker(PIPE)
+    tracker.add_logs(observation(at("00:00") - 5, {}))
     replies = [ServerReply(110, client_pids=(100,))]
-    fold.reconcile(at("00:09"), at("00:09"), [110], replies)
-    assert fold.ledger.view(0.0).servers == ()
-    more(fold, HOLDER)
-    counters = summary(fold.ledger.view(0.0).counters)
+    tracker.reconcile(at("00:09"), at("00:09"), [110], replies)
+    assert tracker.ledger.view(0.0).servers == ()
+    more(tracker, HOLDER)
+    counters = summary(tracker.ledger.view(0.0).counters)
     assert counters == summary(slow.ledger.view(0.0).counters)
     assert "server_exits" not in counters
-    assert [server.uid for server in fold.ledger.view(0.0).servers] == [1001]
+    assert [server.uid for server in tracker.ledger.view(0.0).servers] == [1001]
 
 
 def test_an_answer_from_the_future_waits_for_its_time() -> None:
-    fold = Fold(PIPE)
-    fold.reconcile(at("00:01"), at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
-    assert fold.ledger.view(0.0).servers == ()
-    fold.advance(at("00:02"))
-    assert [server.pid for server in fold.ledger.view(0.0).servers] == [110]
+    tracker = DaemonTracker(PIPE)
+    tracker.reconcile(at("00:01"), at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
+    assert tracker.ledger.view(0.0).servers == ()
+    tracker.advance(at("00:02"))
+    assert [server.pid for server in tracker.ledger.view(0.0).servers] == [110]
 
 
 def test_an_answer_does_not_wait_for_ever_for_a_log_that_says_nothing() -> None:
-    fold = Fold(PIPE)
-    fold.take(observation(at("00:01"), {}))
-    fold.reconcile(at("00:02"), at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
-    assert fold.ledger.view(0.0).servers == ()
-    fold.advance(at("00:08"))
-    assert [server.pid for server in fold.ledger.view(0.0).servers] == [110]
+    tracker = DaemonTracker(PIPE)
+    tracker.add_logs(observation(at("00:01"), {}))
+    tracker.reconcile(at("00:02"), at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
+    assert tracker.ledger.view(0.0).servers == ()
+    tracker.advance(at("00:08"))
+    assert [server.pid for server in tracker.ledger.view(0.0).servers] == [110]
 
 
 def test_an_adopted_client_is_counted_when_the_log_speaks_of_it() -> None:
-    fold = Fold(PIPE)
-    fold.take(observation(at("00:01"), {}))
-    fold.ledger.reconcile(at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
-    assert fold.ledger.view(0.0).counters.connections == {}
-    more(fold, client("00:02.100", 100, 110))
-    assert fold.ledger.view(0.0).counters.connections == {None: 1}
-    assert fold.ledger.view(0.0).servers[0].clients_count == 1
+    tracker = DaemonTracker(PIPE)
+    tracker.add_logs(observation(at("00:01"), {}))
+    tracker.ledger.reconcile(at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
+    assert tracker.ledger.view(0.0).counters.connections == {}
+    more(tracker, client("00:02.100", 100, 110))
+    assert tracker.ledger.view(0.0).counters.connections == {None: 1}
+    assert tracker.ledger.view(0.0).servers[0].clients_count == 1
 
 
 # ---------------------------------------------------------------- /proc
@@ -512,11 +519,11 @@ def facts(**process: object) -> DaemonFacts:
 
 
 def test_a_number_given_to_a_younger_process_is_a_dead_client() -> None:
-    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
     young = {200: ProcessFacts(200, at("00:30"))}
-    fold.ledger.observe(at("00:40"), facts(), young, fold.ledger.pids())
-    fold.ledger.settle(at("00:42"))
-    assert [w.dead for w in fold.ledger.view(0.0).waits] == [True]
+    tracker.ledger.observe(at("00:40"), facts(), young, tracker.ledger.watched_pids())
+    tracker.ledger.advance_to(at("00:42"))
+    assert [w.dead for w in tracker.ledger.view(0.0).waits] == [True]
 
 
 @pytest.mark.parametrize(
@@ -527,65 +534,65 @@ def test_a_number_given_to_a_younger_process_is_a_dead_client() -> None:
     ],
 )
 def test_a_zombie_waits_for_nothing(process: ProcessFacts, dead: bool) -> None:
-    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
-    fold.ledger.observe(at("00:40"), facts(), {200: process}, [200])
-    fold.ledger.settle(at("00:42"))
-    assert [w.dead for w in fold.ledger.view(0.0).waits] == [dead]
+    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    tracker.ledger.observe(at("00:40"), facts(), {200: process}, [200])
+    tracker.ledger.advance_to(at("00:42"))
+    assert [w.dead for w in tracker.ledger.view(0.0).waits] == [dead]
 
 
 @pytest.mark.parametrize(
-    ("daemon", "asked"),
+    ("daemon", "requested"),
     [(facts(namespace_pids=(630, 1)), [200]), (facts(), []), (DaemonFacts(PIPE, "/logs"), [200])],
 )
-def test_what_proc_cannot_tell_is_not_guessed(daemon: DaemonFacts, asked: list[int]) -> None:
-    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
-    fold.ledger.observe(at("00:40"), daemon, {}, asked)
-    fold.ledger.settle(at("00:42"))
-    view = fold.ledger.view(0.0)
+def test_what_proc_cannot_tell_is_not_guessed(daemon: DaemonFacts, requested: list[int]) -> None:
+    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    tracker.ledger.observe(at("00:40"), daemon, {}, requested)
+    tracker.ledger.advance_to(at("00:42"))
+    view = tracker.ledger.view(0.0)
     assert [w.dead for w in view.waits] == [False]
     assert not view.daemon_died
 
 
 def test_a_daemon_whose_process_was_there_and_is_gone_died() -> None:
-    fold = start(script(HOLDER))
-    fold.ledger.observe(at("00:30"), facts(namespace_pids=(630, 1)), {}, [])
-    fold.ledger.observe(at("00:40"), DaemonFacts(PIPE, "/logs"), {}, [])
-    fold.ledger.settle(at("00:42"))
-    assert fold.ledger.view(0.0).daemon_died
+    tracker = start(script(HOLDER))
+    tracker.ledger.observe(at("00:30"), facts(namespace_pids=(630, 1)), {}, [])
+    tracker.ledger.observe(at("00:40"), DaemonFacts(PIPE, "/logs"), {}, [])
+    tracker.ledger.advance_to(at("00:42"))
+    assert tracker.ledger.view(0.0).daemon_died
 
 
 def test_daemons_without_logs_may_die_one_after_another() -> None:
-    fold = Fold(PIPE)
-    fold.take(observation(at("00:01"), {}, readable=()))
+    tracker = DaemonTracker(PIPE)
+    tracker.add_logs(observation(at("00:01"), {}, readable=()))
     gone = DaemonFacts(PIPE, "/logs")
     for minute in ("01", "02"):
-        fold.ledger.observe(at(f"{minute}:00"), facts(), {}, [])
-        assert not fold.ledger.view(0.0).daemon_died
-        fold.ledger.observe(at(f"{minute}:10"), gone, {}, [])
-        fold.ledger.observe(at(f"{minute}:20"), gone, {}, [])
-        assert fold.ledger.view(0.0).daemon_died
-    assert [i.kind for i in fold.ledger.view(0.0).incidents] == ["daemon_died"] * 2
+        tracker.ledger.observe(at(f"{minute}:00"), facts(), {}, [])
+        assert not tracker.ledger.view(0.0).daemon_died
+        tracker.ledger.observe(at(f"{minute}:10"), gone, {}, [])
+        tracker.ledger.observe(at(f"{minute}:20"), gone, {}, [])
+        assert tracker.ledger.view(0.0).daemon_died
+    assert [i.kind for i in tracker.ledger.view(0.0).incidents] == ["daemon_died"] * 2
 
 
-def test_nobody_holds_the_lock_of_a_dead_daemon() -> None:
-    fold = start(script(HOLDER))
-    fold.ledger.observe(at("00:40"), DaemonFacts(PIPE, "/logs", lock_tested=True), {}, [])
-    fold.ledger.settle(at("00:42"))
-    assert fold.ledger.view(0.0).daemon_died
+def test_the_lock_of_a_dead_daemon_is_free() -> None:
+    tracker = start(script(HOLDER))
+    tracker.ledger.observe(at("00:40"), DaemonFacts(PIPE, "/logs", lock_tested=True), {}, [])
+    tracker.ledger.advance_to(at("00:42"))
+    assert tracker.ledger.view(0.0).daemon_died
 
 
 def test_every_process_of_interest_is_asked_for() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:02.000", 0, 1002)
-    assert start(script(text)).ledger.pids() == {100, 110, 200}
+    assert start(script(text)).ledger.watched_pids() == {100, 110, 200}
 
 
 def test_incidents_can_be_read_one_after_another() -> None:
-    fold = start(script(HOLDER))
-    news, seen = fold.ledger.incidents_since(0)
+    tracker = start(script(HOLDER))
+    news, seen = tracker.ledger.incidents_since(0)
     assert [incident.kind for incident in news] == ["daemon_started"]
-    assert fold.ledger.incidents_since(seen) == ((), seen)
-    more(fold, KILLED)
-    news, seen = fold.ledger.incidents_since(seen)
+    assert tracker.ledger.incidents_since(seen) == ((), seen)
+    more(tracker, KILLED)
+    news, seen = tracker.ledger.incidents_since(seen)
     assert [(i.kind, i.pids) for i in news] == [("server_crashed", (100,))]
 
 
@@ -598,9 +605,9 @@ def test_a_client_of_many_contexts() -> None:
 
 
 def test_logs_of_another_daemon_are_not_ours() -> None:
-    fold = Fold("/elsewhere")
-    fold.take(observation(at("00:09"), {log: script(HOLDER)[log] for log in LOGS}))
-    assert fold.ledger.view(0.0).servers == ()
+    tracker = DaemonTracker("/elsewhere")
+    tracker.add_logs(observation(at("00:09"), {log: script(HOLDER)[log] for log in LOGS}))
+    assert tracker.ledger.view(0.0).servers == ()
 
 
 def test_a_restart_of_a_server_while_its_user_still_waits() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exporter.model import LedgerView
-from exporter.mps.fold import Fold
+from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.snapshot import LedgerView
 from tests.support.mps_logs import Logs, at, more, read, script, start, summary
 from tests.support.mps_script import (
     DAEMON,
@@ -94,7 +94,7 @@ def test_an_overtaker_whose_number_is_used_again_counts_again() -> None:
     assert read(script(text)).counters.overtakes == {1001: 2}
 
 
-def test_a_client_that_nobody_waits_behind_overtakes_nobody() -> None:
+def test_a_client_with_no_waiter_behind_it_overtakes_no_client() -> None:
     text = HOLDER + "00:03.000 C630 NEW CLIENT 101 from user 1001: Server already exists\n"
     assert read(script(text)).counters.overtakes == {}
 
@@ -138,58 +138,60 @@ def test_overtakers_without_a_number_are_known_by_their_first_connection() -> No
 # ---------------------------------------------------------------- /proc knows more
 
 
-def look(fold: Fold, time: str, dead: set[int], *, daemon: bool | None = None) -> LedgerView:
+def look(
+    tracker: DaemonTracker, time: str, dead: set[int], *, daemon: bool | None = None
+) -> LedgerView:
     """Look at /proc, and at the logs again two seconds later."""
     now = at(time)
-    fold.ledger.witness(now, lambda pid, _at: pid not in dead, daemon=daemon)
-    fold.ledger.settle(now + 2.0)
-    return fold.ledger.view(now + 2.0)
+    tracker.ledger.update_liveness(now, lambda pid, _at: pid not in dead, daemon=daemon)
+    tracker.ledger.advance_to(now + 2.0)
+    return tracker.ledger.view(now + 2.0)
 
 
 def test_a_waiters_end_has_the_earliest_time_at_which_it_was_missed() -> None:
-    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
     for time in ("00:10", "00:09.300", "00:11"):  # a descriptor tells it after a look has
-        fold.ledger.witness(at(time), lambda pid, _at: pid != 200)
-    fold.ledger.settle(at("00:12"))
-    (incident,) = [i for i in fold.ledger.view(0.0).incidents if i.kind == "wait_abandoned"]
+        tracker.ledger.update_liveness(at(time), lambda pid, _at: pid != 200)
+    tracker.ledger.advance_to(at("00:12"))
+    (incident,) = [i for i in tracker.ledger.view(0.0).incidents if i.kind == "wait_abandoned"]
     assert (incident.at, incident.seconds) == (at("00:09.300"), 7.3)
 
 
-def test_those_are_watched_of_whose_end_no_log_tells() -> None:
-    fold = start(script(GHOST + pending("00:06.000", 300, 1003) + pending("00:06.000", 0, 1004)))
-    assert {pid for pid in fold.ledger.watched() if pid} == {461, 200, 300}
-    look(fold, "00:10", {200, 300})
-    assert {pid for pid in fold.ledger.watched() if pid} == {461}
+def test_processes_whose_exit_no_log_shows_are_watched() -> None:
+    tracker = start(script(GHOST + pending("00:06.000", 300, 1003) + pending("00:06.000", 0, 1004)))
+    assert {pid for pid in tracker.ledger.watched() if pid} == {461, 200, 300}
+    look(tracker, "00:10", {200, 300})
+    assert {pid for pid in tracker.ledger.watched() if pid} == {461}
     assert set(start(script(HOLDER)).ledger.watched()) == {110}  # connected clients: server.log
 
 
 def test_a_dead_waiter_stays_in_the_queue_and_is_abandoned_once() -> None:
-    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
-    view = look(fold, "00:10", {200})
+    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    view = look(tracker, "00:10", {200})
     assert waiting(view) == [(200, 1002, at("00:02"), 1001, True)]
     assert view.counters.waits_abandoned == {1002: 1}
-    assert look(fold, "00:20", {200}).counters.waits_abandoned == {1002: 1}
+    assert look(tracker, "00:20", {200}).counters.waits_abandoned == {1002: 1}
     (incident,) = [i for i in view.incidents if i.kind == "wait_abandoned"]
     assert (incident.pids, incident.seconds) == ((200,), 8.0)
 
 
 def test_a_waiter_that_was_served_and_left_before_the_log_was_read_is_not_abandoned() -> None:
-    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
-    fold.ledger.witness(at("00:05"), lambda pid, _at: pid != 200)
+    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    tracker.ledger.update_liveness(at("00:05"), lambda pid, _at: pid != 200)
     text = leaves("00:04.000", 100, 110) + server_ends("00:04.100", 110)
     text += server_starts("00:04.100", "00:04.200", 210, 1002) + client("00:04.200", 200, 210)
-    more(fold, text + leaves("00:04.900", 200, 210))
-    fold.ledger.settle(at("00:08"))
-    counters = fold.ledger.view(0.0).counters
+    more(tracker, text + leaves("00:04.900", 200, 210))
+    tracker.ledger.advance_to(at("00:08"))
+    counters = tracker.ledger.view(0.0).counters
     assert (counters.waits_abandoned, sum(counters.waits[1002].counts)) == ({}, 1)
 
 
 def test_while_the_only_waiters_are_dead_nothing_is_idle_for_them() -> None:
-    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)))
-    look(fold, "00:03", {200})
-    more(fold, leaves("00:06.000", 100, 110))
-    fold.ledger.settle(at("00:30"))
-    assert fold.ledger.view(0.0).counters.handover_idle_seconds == 0.0
+    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    look(tracker, "00:03", {200})
+    more(tracker, leaves("00:06.000", 100, 110))
+    tracker.ledger.advance_to(at("00:30"))
+    assert tracker.ledger.view(0.0).counters.handover_idle_seconds == 0.0
 
 
 GHOST = (
@@ -202,33 +204,33 @@ GHOST = (
 """A server for user 1002, whose only queued client has died: nobody comes."""
 
 
-def test_a_ghost_is_a_server_for_somebody_who_is_dead() -> None:
-    fold = start(script(GHOST))
-    (server,) = look(fold, "00:20", {200}).servers
+def test_a_ghost_is_a_server_for_a_dead_client() -> None:
+    tracker = start(script(GHOST))
+    (server,) = look(tracker, "00:20", {200}).servers
     assert server.ghost
-    assert look(fold, "00:21", {200}).counters.waits == {}
-    counters = look(fold, "00:22", {200}).counters
+    assert look(tracker, "00:21", {200}).counters.waits == {}
+    counters = look(tracker, "00:22", {200}).counters
     assert counters.waits_abandoned == {1002: 1}
     assert counters.handovers == 0
-    kinds = [incident.kind for incident in fold.ledger.view(0.0).incidents]
+    kinds = [incident.kind for incident in tracker.ledger.view(0.0).incidents]
     assert kinds.count("ghost") == 1
 
 
 def test_a_ghost_whose_process_is_gone_is_not_to_be_killed() -> None:
-    fold = start(script(GHOST + "00:05.300 S461 User did not send valid credentials\n"))
-    fold.ledger.settle(at("00:30"))
-    fold.ledger.witness(at("00:31"), lambda pid, _at: pid != 461)
-    (server,) = fold.ledger.view(0.0).servers
+    tracker = start(script(GHOST + "00:05.300 S461 User did not send valid credentials\n"))
+    tracker.ledger.advance_to(at("00:30"))
+    tracker.ledger.update_liveness(at("00:31"), lambda pid, _at: pid != 461)
+    (server,) = tracker.ledger.view(0.0).servers
     assert not server.ghost
-    more(fold, "00:31.000 C630 Server 461 exited with status 0\n")
-    assert summary(fold.ledger.view(0.0).counters)["server_exits"]["ghost_ended"] == 1
+    more(tracker, "00:31.000 C630 Server 461 exited with status 0\n")
+    assert summary(tracker.ledger.view(0.0).counters)["server_exits"]["ghost_ended"] == 1
 
 
 def test_a_ghost_says_so_itself_where_proc_cannot_tell() -> None:
     text = GHOST + "00:05.300 S461 User did not send valid credentials\n"
-    fold = start(script(text))
-    fold.ledger.settle(at("00:30"))
-    (server,) = fold.ledger.view(0.0).servers
+    tracker = start(script(text))
+    tracker.ledger.advance_to(at("00:30"))
+    (server,) = tracker.ledger.view(0.0).servers
     assert server.ghost
 
 
@@ -249,8 +251,8 @@ DEAF = (
 
 def test_a_ghost_stays_one_whatever_connects() -> None:
     text = DEAF + "00:09.000 S461 Client {PID: 202, Context ID: 0} connected\n"
-    fold = start(script(text))
-    view = look(fold, "00:20", {200})
+    tracker = start(script(text))
+    view = look(tracker, "00:20", {200})
     (server,) = view.servers
     assert (server.ghost, [client.state for client in server.clients]) == (True, ["connecting"] * 2)
     assert waiting(view) == [(201, 1002, at("00:03"), 1002, False)]
@@ -267,7 +269,7 @@ def test_a_ghost_needs_no_control_log_and_no_names() -> None:
     assert server.ghost
 
 
-def test_a_server_that_gives_somebody_a_context_after_all_is_no_ghost() -> None:
+def test_a_server_that_gives_a_client_a_context_is_no_ghost() -> None:
     active = """
         00:07.000 S461 Client {PID: 201, Context ID: 1} connected
         00:07.000 S461 Status of client {PID: 201, Context ID: 1} is ACTIVE
@@ -332,40 +334,40 @@ def test_what_a_client_is_doing() -> None:
     assert state(made, active, second, closed) == ("active", at("00:05"))
 
 
-def test_without_server_log_nobody_can_say_what_a_client_is_doing() -> None:
+def test_without_server_log_the_state_of_a_client_is_unknown() -> None:
     logs = Logs(script(HOLDER).control, b"")
     (client,) = start(logs, readable=("control",)).ledger.view(0.0).servers[0].clients
     assert (client.state, client.state_since) == (None, None)
 
 
 def test_a_server_whose_client_is_only_slow_is_no_ghost() -> None:
-    fold = start(script(GHOST))
-    (server,) = look(fold, "00:06", set()).servers
+    tracker = start(script(GHOST))
+    (server,) = look(tracker, "00:06", set()).servers
     assert not server.ghost
-    more(fold, client("00:07.000", 200, 461))
-    (server,) = look(fold, "00:09", {200}).servers
+    more(tracker, client("00:07.000", 200, 461))
+    (server,) = look(tracker, "00:09", {200}).servers
     assert not server.ghost
-    assert fold.ledger.view(0.0).counters.waits_abandoned == {}
+    assert tracker.ledger.view(0.0).counters.waits_abandoned == {}
 
 
 def test_the_client_that_hangs_on_a_ghost_waits_and_the_ghosts_kill_heals() -> None:
-    fold = start(script(GHOST))
-    look(fold, "00:20", {200})
+    tracker = start(script(GHOST))
+    look(tracker, "00:20", {200})
     more(
-        fold,
+        tracker,
         pending("00:30.000", 300, 1003)
         + "00:30.000 C630 Try shutting down server 461, backoff is disabled\n",
     )
-    view = look(fold, "00:40", {200})
+    view = look(tracker, "00:40", {200})
     assert waiting(view) == [(300, 1003, at("00:30"), 1002, False)]
     assert view.servers[0].ghost
     text = "00:50.000 C630 Server 461 exited with status 0\n"
     text += server_starts("00:50.001", "00:50.200", 504, 1003) + client("00:50.200", 300, 504)
-    more(fold, text)
-    found = summary(fold.ledger.view(0.0).counters)
+    more(tracker, text)
+    found = summary(tracker.ledger.view(0.0).counters)
     assert found["server_exits"] == {"requested": 1, "ghost_ended": 1}
     assert "losses" not in found
-    kinds = [incident.kind for incident in fold.ledger.view(0.0).incidents]
+    kinds = [incident.kind for incident in tracker.ledger.view(0.0).incidents]
     assert kinds[-2:] == ["ghost_ended", "wait_served"]
     assert "server_crashed" not in kinds
     assert found["waits"] == {"1003": [1, 20.2]}
@@ -402,21 +404,21 @@ def test_when_the_daemon_goes_its_waits_are_abandoned(end: str) -> None:
 
 
 def test_running_totals_grow_up_to_what_is_known_and_never_go_back() -> None:
-    fold = start(script(HOLDER + pending("00:02.000", 200, 1002)), at("00:05"))
-    held = [fold.ledger.view(at(t)).counters.holding_seconds[1001] for t in ("00:05", "00:50")]
+    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)), at("00:05"))
+    held = [tracker.ledger.view(at(t)).counters.holding_seconds[1001] for t in ("00:05", "00:50")]
     assert held == [3.8, 3.8]  # nobody has read the logs since
-    fold.ledger.settle(at("00:08"))
-    assert fold.ledger.view(0.0).counters.holding_seconds == {1001: 6.8}
-    fold.ledger.settle(at("00:07"))
-    assert fold.ledger.view(0.0).counters.holding_seconds == {1001: 6.8}
-    more(fold, leaves("00:09.000", 100, 110))
-    fold.ledger.settle(at("00:12"))
-    counters = fold.ledger.view(0.0).counters
+    tracker.ledger.advance_to(at("00:08"))
+    assert tracker.ledger.view(0.0).counters.holding_seconds == {1001: 6.8}
+    tracker.ledger.advance_to(at("00:07"))
+    assert tracker.ledger.view(0.0).counters.holding_seconds == {1001: 6.8}
+    more(tracker, leaves("00:09.000", 100, 110))
+    tracker.ledger.advance_to(at("00:12"))
+    counters = tracker.ledger.view(0.0).counters
     assert counters.holding_seconds == {1001: 7.8}
     assert counters.handover_idle_seconds == 3.0
 
 
-def test_the_backoff_is_in_force_only_while_somebody_waits() -> None:
+def test_the_backoff_applies_only_while_a_client_waits() -> None:
     retry = "00:02.000 C630 Control will try shutting down server 110 again in at most 51200ms\n"
     assert read(script(HOLDER + retry)).handover_backoff_seconds is None
     text = HOLDER + pending("00:02.000", 200, 1002) + retry

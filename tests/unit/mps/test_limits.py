@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.mps.limits import (
+from mps_exporter.mps.limits import (
     DaemonGpus,
     MemoryLimits,
-    ThreadLimit,
+    ThreadPercentage,
     client_memory_limits,
     context_limit,
     effective_ratio,
@@ -52,17 +52,17 @@ def test_sms_as_measured(text: str, sms: int) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (None, ThreadLimit()),
-        ("100", ThreadLimit()),
-        ("25", ThreadLimit(0.25)),
-        ("0", ThreadLimit(ignored=True)),
-        ("200", ThreadLimit(ignored=True)),
-        ("", ThreadLimit(ignored=True)),
-        ("half", ThreadLimit(ignored=True)),
+        (None, ThreadPercentage()),
+        ("100", ThreadPercentage()),
+        ("25", ThreadPercentage(0.25)),
+        ("0", ThreadPercentage(ignored=True)),
+        ("200", ThreadPercentage(ignored=True)),
+        ("", ThreadPercentage(ignored=True)),
+        ("half", ThreadPercentage(ignored=True)),
     ],
 )
-def test_ignored_percentages_are_told_from_those_that_do_not_limit(
-    text: str | None, expected: ThreadLimit
+def test_ignored_percentages_differ_from_those_that_do_not_limit(
+    text: str | None, expected: ThreadPercentage
 ) -> None:
     assert parse_active_thread_percentage(text) == expected
 

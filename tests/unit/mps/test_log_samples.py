@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exporter.model import Incident, LedgerView
-from exporter.mps.fold import Fold
-from exporter.observations import LogChunk, LogName, LogsObservation
+from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.observations import LogChunk, LogName, LogsObservation
+from mps_exporter.snapshot import Incident, LedgerView
 from tests.support.mps_logs import (
     LOGS,
     PIPE,
@@ -42,7 +42,7 @@ def test_the_truth_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "deaf-server"])
-def test_nobody_is_left_at_the_end(name: str) -> None:
+def test_no_client_is_left_at_the_end(name: str) -> None:
     logs = sample(name)
     view = read(logs)
     assert [client for server in view.servers for client in server.clients] == []
@@ -53,7 +53,7 @@ def test_nobody_is_left_at_the_end(name: str) -> None:
         assert view.daemon_started_at is None
 
 
-def test_who_waits_behind_whom_while_they_wait() -> None:
+def test_which_user_waits_behind_which() -> None:
     logs = sample("uid-wait")
     view = read(logs.until(at("55:46.664")))
     assert [(w.pid, w.uid, w.behind_uid) for w in view.waits] == [
@@ -79,7 +79,7 @@ def test_the_limits_in_force() -> None:
 
 
 @pytest.mark.parametrize(("moment", "abandoned"), [("32:09.030", 0), ("32:27.700", 1)])
-def test_a_deaf_server_is_a_ghost_and_serves_nobody(moment: str, abandoned: int) -> None:
+def test_a_deaf_server_is_a_ghost_and_serves_no_client(moment: str, abandoned: int) -> None:
     hours = 14 * 3600  # the sample begins at 22 h
     now = at(moment) + hours
     view = start(sample("deaf-server").until(now), now).ledger.view(now)
@@ -147,7 +147,7 @@ def test_who_left_work_behind_who_was_lost_and_who_was_blamed(
 def warnings(name: str) -> list[tuple[str, int | None]]:
     """When the sample's servers begin and cease to warn of possible unfinished work: time, PID."""
     logs = sample(name)
-    fold = Fold(PIPE)
+    tracker = DaemonTracker(PIPE)
     done = dict.fromkeys(LOGS, 0)
     found: list[tuple[str, int | None]] = []
     end = logs.stamps()[-1]
@@ -155,8 +155,8 @@ def warnings(name: str) -> list[tuple[str, int | None]]:
         written = logs.until(moment)
         data = {log: written[log][done[log] :] for log in LOGS}
         done = {log: len(written[log]) for log in LOGS}
-        fold.take(observation(moment + SETTLED, data))
-        left = [one.possible_unfinished_work for one in fold.ledger.view(0.0).servers]
+        tracker.add_logs(observation(moment + SETTLED, data))
+        left = [one.possible_unfinished_work for one in tracker.ledger.view(0.0).servers]
         pids = [one.pid for one in left if one is not None]
         pid = pids[0] if pids else None
         if pid != (found[-1][1] if found else None):
@@ -180,10 +180,10 @@ def test_the_warning_of_unfinished_work_lasts_until_the_next_client_has_met_it(n
 # ---------------------------------------------------------------- laws
 
 
-def final(fold: Fold, end: float) -> LedgerView:
+def final(tracker: DaemonTracker, end: float) -> LedgerView:
     """The view once everything is read and settled."""
-    fold.take(observation(end + 60.0, {}))
-    return fold.ledger.view(0.0)
+    tracker.add_logs(observation(end + 60.0, {}))
+    return tracker.ledger.view(0.0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -195,7 +195,7 @@ def test_law_pauses_and_read_sizes_do_not_matter(name: str, data: st.DataObject)
     moments = data.draw(
         st.lists(st.floats(first - 1.0, end + 3.0), max_size=10).map(sorted), label="polls"
     )
-    fold = Fold(PIPE)
+    tracker = DaemonTracker(PIPE)
     done = dict.fromkeys(LOGS, 0)
     for now in [*moments, end + 3.5]:
         chunks = []
@@ -207,8 +207,8 @@ def test_law_pauses_and_read_sizes_do_not_matter(name: str, data: st.DataObject)
             part = written[done[log] : done[log] + size]
             done[log] += size
             chunks += pieces(log, part, now, complete=size == left, data=data)
-        fold.take(LogsObservation(at=now, chunks=tuple(chunks)))
-    assert final(fold, end) == at_once(name)
+        tracker.add_logs(LogsObservation(at=now, chunks=tuple(chunks)))
+    assert final(tracker, end) == at_once(name)
 
 
 @cache
@@ -216,9 +216,9 @@ def at_once(name: str) -> LedgerView:
     """The final view when everything is read in one go."""
     logs = sample(name)
     end = logs.stamps()[-1]
-    fold = Fold(PIPE)
-    fold.take(observation(end + 0.5, {log: logs[log] for log in LOGS}))
-    return final(fold, end)
+    tracker = DaemonTracker(PIPE)
+    tracker.add_logs(observation(end + 0.5, {log: logs[log] for log in LOGS}))
+    return final(tracker, end)
 
 
 def pieces(
@@ -250,14 +250,18 @@ def test_law_the_exporter_may_start_at_any_line(name: str) -> None:
     for moment in logs.stamps():
         before = logs.until(moment)
         data = {log: before[log] for log in LOGS}
-        known, fold = Fold(PIPE), Fold(PIPE)
-        known.take(observation(moment + 0.0004, data, complete=moment + SETTLED))
-        fold.take(observation(moment + 0.0004, data, complete=moment + SETTLED, history=True))
-        seen, counted = known.ledger.view(0.0), fold.ledger.view(0.0)
+        known, tracker = DaemonTracker(PIPE), DaemonTracker(PIPE)
+        known.add_logs(observation(moment + 0.0004, data, complete=moment + SETTLED))
+        tracker.add_logs(
+            observation(moment + 0.0004, data, complete=moment + SETTLED, history=True)
+        )
+        seen, counted = known.ledger.view(0.0), tracker.ledger.view(0.0)
         assert numbers(counted.counters) == {}
         assert (counted.servers, counted.waits) == (seen.servers, seen.waits)
-        fold.take(observation(end + 0.5, {log: logs[log][len(before[log]) :] for log in LOGS}))
-        view = final(fold, end)
+        tracker.add_logs(
+            observation(end + 0.5, {log: logs[log][len(before[log]) :] for log in LOGS})
+        )
+        view = final(tracker, end)
         assert (view.servers, view.waits) == (whole.servers, whole.waits)
         assert told(view) == told(whole)
         earlier = numbers(seen.counters)

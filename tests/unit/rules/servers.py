@@ -1,11 +1,10 @@
-"""Real programs, and our files made fit for them: rules at another pace, a free port."""
+"""Real programs, and our files made fit for them: rules at another pace."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,12 +26,6 @@ def program(name: str) -> Path:
     found = shutil.which(name, path=places)
     assert found, f"{name} is neither on PATH nor in .tools/bin: run `make tools`"
     return Path(found)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 UNITS = {"s": 1, "m": 60, "h": 3600}

@@ -8,8 +8,8 @@ from typing import Any
 import promql_parser as parser
 import pytest
 
-from exporter import model
-from exporter.metrics.catalogue import CATALOGUE
+from mps_exporter import snapshot
+from mps_exporter.metrics.catalogue import CATALOGUE
 from tests.unit.rules import promql, templates
 from tests.unit.rules.promql import PromqlError, Schema
 from tests.unit.rules.rulebook import Rule, alerts, records, rules
@@ -102,7 +102,7 @@ def test_causes_exist(rule: Rule) -> None:
         for selector in promql.selectors(promql.parse(expr)):
             for label, op, value in promql.matchers(selector):
                 if label == "cause" and op == "=" and selector.name in CAUSES:
-                    assert value in getattr(model, CAUSES[selector.name]), expr
+                    assert value in getattr(snapshot, CAUSES[selector.name]), expr
 
 
 @RULES

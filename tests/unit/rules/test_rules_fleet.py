@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics.catalogue import CATALOGUE
 from tests.unit.rules import promql, templates
 from tests.unit.rules.fleet import PAGE, dropped, kept_for_long, settings
 from tests.unit.rules.rulebook import Rule, records, rules
@@ -17,8 +17,8 @@ NOT_KEPT = re.compile(r"daemon_uid_cause:.+|client:.+|instance:mps_exporter_buil
 @pytest.mark.parametrize("rule", rules(), ids=str)
 def test_no_rule_needs_what_is_dropped(rule: Rule) -> None:
     texts = rule.annotations.values()
-    asked = [rule.expr, *(expr for text in texts for expr, _ in templates.queries(text))]
-    names = {found.name for expr in asked for found in promql.selectors(promql.parse(expr))}
+    requested = [rule.expr, *(expr for text in texts for expr, _ in templates.queries(text))]
+    names = {found.name for expr in requested for found in promql.selectors(promql.parse(expr))}
     assert {name for name in names if dropped(name)} == set()
 
 
@@ -45,7 +45,7 @@ def test_what_is_kept_unrecorded_is_there() -> None:
 
 def test_a_full_host_is_below_the_limit_of_samples() -> None:
     (scrape,) = settings()["scrape_configs"]
-    said = re.search(r"\| a host of 8 GPUs .* \| ([\d,]+) \|", PAGE.read_text())
-    assert said
-    assert 2 * int(said[1].replace(",", "")) < scrape["sample_limit"]
+    output = re.search(r"\| a host of 8 GPUs .* \| ([\d,]+) \|", PAGE.read_text())
+    assert output
+    assert 2 * int(output[1].replace(",", "")) < scrape["sample_limit"]
     assert scrape["job_name"] == "mps-exporter"

@@ -49,13 +49,13 @@ def test_the_order_is_looked_at() -> None:
 def test_texts_know_what_they_speak_of(rule: Rule) -> None:
     """A text may ask another group only when the alert has waited for more than an evaluation."""
     here = {other.record for other in records() if other.group == rule.group}
-    asked = {
+    requested = {
         name
         for text in rule.annotations.values()
         for expr, _ in templates.queries(text)
         for name in needs(expr)
     }
-    assert asked <= here or re.fullmatch(r"[1-9]\d*[mh]", rule.fields.get("for", ""))
+    assert requested <= here or re.fullmatch(r"[1-9]\d*[mh]", rule.fields.get("for", ""))
 
 
 def test_groups_have_unique_names_and_short_intervals() -> None:

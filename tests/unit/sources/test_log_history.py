@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.sources.mps_logs import LogTails
+from mps_exporter.sources.log_reader import LogReader
 from tests.support.log_folder import LogFolder, state
 from tests.support.mps_logs import at, script
 
@@ -43,7 +43,7 @@ def failing(name: str, code: int) -> Iterator[None]:
         yield
 
 
-def news_comes(host: LogFolder) -> None:
+def new_lines_appear(host: LogFolder) -> None:
     host.now = at("11:00")
     host.write("control", NEWS, mtime=at("11:00"))
 
@@ -52,7 +52,7 @@ def news_comes(host: LogFolder) -> None:
 def test_after_a_failed_read_it_goes_on_where_it_was(host: LogFolder, code: int) -> None:
     host.write("control", OLD, mtime=at("00:03"))
     assert [chunk.history for chunk in host.read("control")] == [True]
-    news_comes(host)
+    new_lines_appear(host)
     with failing("pread", code):
         assert not state(host.poll(), "control").readable
     (chunk,) = host.read("control")
@@ -68,7 +68,7 @@ def test_a_file_system_that_was_mounted_again_is_no_new_log(host: LogFolder) -> 
     log = host.folder / "control.log"
     shutil.copy(log, log.with_suffix(".copy"))
     log.with_suffix(".copy").replace(log)
-    news_comes(host)
+    new_lines_appear(host)
     (chunk,) = host.read("control")
     assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, False)
 
@@ -81,7 +81,7 @@ def test_a_file_truncated_while_it_could_not_be_read_is_counted_in_full(
     with failing("fstat", errno.EIO):
         host.poll()
     os.truncate(host.folder / "control.log", 0)
-    news_comes(host)
+    new_lines_appear(host)
     (chunk,) = host.read("control")
     assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, True)
 
@@ -97,10 +97,22 @@ def test_old_lines_of_a_log_that_appears_late_are_history(host: LogFolder) -> No
 def test_in_a_log_that_appears_late_what_is_new_is_counted(host: LogFolder) -> None:
     host.read("control")
     host.write("control", OLD)
-    news_comes(host)
+    new_lines_appear(host)
     old, new = host.read("control")
     assert (old.data, old.history) == (script(START.format("00:03.000")).control, True)
     assert (new.data, new.history) == (script(NEWS).control, False)
+
+
+@pytest.mark.parametrize(("stamp", "history"), [("09:59.999", True), ("10:00.000", False)])
+def test_a_line_of_the_millisecond_in_which_the_exporter_started_is_news(
+    tmp_path: Path, stamp: str, history: bool
+) -> None:
+    """Its stamp is cut to milliseconds, so it lies before the start."""
+    host = LogFolder(tmp_path, now=at("10:00") + 0.0007)
+    host.read("control")
+    host.write("control", f"{stamp} C630 NEW UI")
+    assert [chunk.history for chunk in host.read("control")] == [history]
+    host.tails.close()
 
 
 def test_every_start_since_the_exporters_own_is_counted(host: LogFolder) -> None:
@@ -154,7 +166,7 @@ def test_a_replaced_file_is_counted_in_full(host: LogFolder) -> None:
     host.write("control", OLD, mtime=at("00:03"))
     host.read("control")
     (host.folder / "control.log").rename(host.folder / "control.log.1")
-    news_comes(host)
+    new_lines_appear(host)
     (chunk,) = host.read("control")
     assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, True)
 
@@ -163,7 +175,7 @@ def test_one_log_that_fails_at_the_first_look_costs_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = STARTED_AT
-    tails = LogTails(clock=lambda: now)
+    tails = LogReader(clock=lambda: now)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         log = tmp_path / name / "control.log"
@@ -207,7 +219,7 @@ def test_a_size_that_the_file_does_not_have_is_not_waited_for(
         return os.stat_result(found)
 
     monkeypatch.setattr(os, "fstat", longer)
-    news_comes(host)
+    new_lines_appear(host)
     chunks = [chunk for _ in range(4) for chunk in host.chunks("control")]
     assert b"".join(chunk.data for chunk in chunks) == script(NEWS).control
     assert chunks[-1].complete_until == host.now

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import yaml
 
-from exporter.metrics.catalogue import CATALOGUE
-from exporter.metrics.gpu_readings import BY_QUANTITY
-from exporter.sources.nvml.readings import FIELDS, MINUTE, ROWS, SLOW
+from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics.gpu_readings import BY_QUANTITY
+from mps_exporter.sources.nvml.readings import FIELDS, MINUTE, ROWS, SLOW
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()

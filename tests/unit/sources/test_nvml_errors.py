@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from exporter.metrics.gpu_readings import BY_QUANTITY
-from exporter.observations import GpuObservation, NvmlObservation, Outcome
-from exporter.sources.nvml import Clock, Nvml, NvmlOptions
-from exporter.sources.nvml.library import GPU_GONE, SESSION_GONE, Code
+from mps_exporter.metrics.gpu_readings import BY_QUANTITY
+from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome
+from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
+from mps_exporter.sources.nvml.api import GPU_GONE, SESSION_GONE, Code
 from tests.support.fake_nvml import FakeDevice, FakeNvml
 
 CODES = [*Code, 77]
@@ -43,10 +43,10 @@ def fake(gpus: int = 1) -> FakeNvml:
     )
 
 
-def source(library: FakeNvml, *, events: bool = True) -> Nvml:
+def source(library: FakeNvml, *, events: bool = True) -> NvmlSession:
     clock = Clock(lambda: library.now, lambda: library.now)
     options = NvmlOptions(serials=True, xid_events=events, driver_directory="/nonexistent")
-    return Nvml(library, clock, options)
+    return NvmlSession(library, clock, options)
 
 
 def observe_twice(library: FakeNvml, *, events: bool = True) -> NvmlObservation:

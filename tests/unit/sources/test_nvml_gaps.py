@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from exporter.sources.nvml import Nvml
-from exporter.sources.nvml.answers import RARELY_SECONDS, Answers
-from exporter.sources.nvml.library import Code
+from mps_exporter.sources.nvml import NvmlSession
+from mps_exporter.sources.nvml.api import Code
+from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS, QueryCache
 from tests.support.fake_nvml import FakeDevice, FakeNvml, recorded
-from tests.support.nvml_host import GPM, OPTIONS, gpu, of, only, opened, pass_time, until
+from tests.support.nvml_host import GPM, OPTIONS, gpu, of, only, opened, pass_time
+from tests.support.waiting import wait_for
 
 QUIET = replace(OPTIONS, xid_events=False)
 COUNTERS = {"busy_time": "busy", "sm_active_time": "active"}
@@ -34,7 +35,7 @@ def measured(names: Mapping[str, float]) -> set[str]:
     return {name for name in names if any(part in name for part in parts) and "clock" not in name}
 
 
-def warmed(library: FakeNvml, nvml: Nvml) -> None:
+def warmed(library: FakeNvml, nvml: NvmlSession) -> None:
     nvml.observe()
     pass_time(library, nvml, 15)
 
@@ -64,7 +65,7 @@ def test_a_lost_gpu_costs_its_neighbour_nothing(scrape: float) -> None:
         assert openings(library) <= 10, "more and more rarely"
 
 
-def test_nvml_is_opened_anew_between_collections() -> None:
+def test_nvml_is_reopened_between_collections() -> None:
     lost, well = gpu("GPU-lost"), gpu("GPU-well")
     library = FakeNvml(lost, well)
     with opened(library, QUIET) as nvml:
@@ -88,7 +89,7 @@ def test_nvml_is_opened_anew_between_collections() -> None:
             library.calls.clear()
 
 
-def test_nvml_is_opened_anew_where_nobody_ticks() -> None:
+def test_nvml_is_reopened_without_ticks() -> None:
     lost = gpu("GPU-lost")
     library = FakeNvml(lost)
     with opened(library, QUIET) as nvml:
@@ -144,7 +145,7 @@ def test_a_gpu_is_never_both_there_and_lost() -> None:
             library.now += 5
 
 
-def test_a_gpu_that_never_told_its_uuid_is_lost_without_one() -> None:
+def test_a_gpu_without_a_known_uuid_is_lost_without_one() -> None:
     library = FakeNvml(gpu("GPU-a"), gpu("GPU-b"))
     library.gpus[1].gone = Code.RESET_REQUIRED
     with opened(library, QUIET) as nvml:
@@ -158,7 +159,7 @@ def test_a_gpu_that_never_told_its_uuid_is_lost_without_one() -> None:
 
 
 @pytest.mark.parametrize("code", [Code.NOT_SUPPORTED, Code.UNKNOWN, Code.NO_PERMISSION])
-def test_counters_that_nobody_counts_are_absent(code: Code) -> None:
+def test_counters_that_are_not_counted_are_absent(code: Code) -> None:
     device = gpu(share=1.0)
     library = FakeNvml(device)
     with opened(library, QUIET) as nvml:
@@ -171,7 +172,7 @@ def test_counters_that_nobody_counts_are_absent(code: Code) -> None:
         assert not measured(only(nvml.observe()))
         library.fail("nvmlDeviceGetSamples", None)
         library.fail("nvmlGpmSampleGet", None)
-        pass_time(library, nvml, RARELY_SECONDS)
+        pass_time(library, nvml, RETRY_REFUSED_SECONDS)
         after, took = only(nvml.observe()), library.now - began
         if code == Code.NOT_SUPPORTED:
             assert not measured(after)
@@ -271,20 +272,20 @@ def test_a_defect_costs_readings_and_not_the_source(
             patch.setattr(library, method, defective)
             pass_time(library, nvml, 10)
             assert "power" in only(nvml.observe())
-        said = [one.getMessage() for one in caplog.records]
-        assert any("a defect" in text and "unforeseen" in text for text in said)
-        assert len(said) == len(set(said)), "once each"
+        output = [one.getMessage() for one in caplog.records]
+        assert any("a defect" in text and "unforeseen" in text for text in output)
+        assert len(output) == len(set(output)), "once each"
         pass_time(library, nvml, 10)
         assert measured(only(nvml.observe())) >= COUNTERS.keys()
 
 
-def test_a_defect_is_said_also_of_what_failed_before(caplog: pytest.LogCaptureFixture) -> None:
-    answers = Answers("GPU 0")
-    answers.refused("asked", Code.UNKNOWN, 0.0)
+def test_a_defect_is_logged_also_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    answers = QueryCache("GPU 0")
+    answers.record_refusal("asked", Code.UNKNOWN, 0.0)
     for now in (1.0, 2.0):
-        assert answers.ask("asked", lambda: int(math.inf), now) is None
+        assert answers.get("asked", lambda: int(math.inf), now) is None
     assert [one.levelname for one in caplog.records] == ["WARNING"]
-    assert answers.ask("asked", lambda: 7, 3.0) == 7
+    assert answers.get("asked", lambda: 7, 3.0) == 7
 
 
 # Sums over links
@@ -345,13 +346,13 @@ def test_a_new_session_lowers_no_sum_either() -> None:
 # Xids that nobody watches
 
 
-def test_xid_counters_are_there_while_somebody_watches() -> None:
+def test_xid_counters_exist_only_while_watched() -> None:
     device = gpu()
     library = FakeNvml(device)
     with opened(library) as nvml:
         nvml.observe()
         library.xid(device, 31)
-        until(lambda: only(nvml.observe())["xid_errors,31"] == 1)
+        wait_for(lambda: only(nvml.observe())["xid_errors,31"] == 1)
         library.fail("nvmlEventSetCreate", Code.UNKNOWN)
         library.fail("nvmlDeviceGetPowerUsage", Code.UNINITIALIZED)
         nvml.observe()
@@ -361,10 +362,10 @@ def test_xid_counters_are_there_while_somebody_watches() -> None:
         assert not [name for name in seen if "xid_errors" in name]
         assert "last_xid_at,31" in seen, "that it came stays true"
         library.fail("nvmlEventSetCreate", None)
-        pass_time(library, nvml, RARELY_SECONDS)
+        pass_time(library, nvml, RETRY_REFUSED_SECONDS)
         assert only(nvml.observe())["xid_errors,31"] == 1
         library.xid(device, 31)
-        until(lambda: only(nvml.observe())["xid_errors,31"] == 2)
+        wait_for(lambda: only(nvml.observe())["xid_errors,31"] == 2)
 
 
 def test_of_a_lost_gpu_the_last_xid_is_known() -> None:
@@ -373,7 +374,7 @@ def test_of_a_lost_gpu_the_last_xid_is_known() -> None:
     with opened(library) as nvml:
         nvml.observe()
         library.xid(device, 79)
-        until(lambda: only(nvml.observe())["xid_errors,79"] == 1)
+        wait_for(lambda: only(nvml.observe())["xid_errors,79"] == 1)
         device.gone = Code.GPU_IS_LOST
         assert only(nvml.observe())["xid_errors,79"] == 1
         library.now += OPTIONS.lost_retry_seconds + 1
@@ -395,7 +396,7 @@ def test_what_may_change_is_asked_again_rarely(code: Code, again: bool) -> None:
         library.fail("nvmlDeviceGetPowerUsage", code)
         nvml.observe()
         library.fail("nvmlDeviceGetPowerUsage", None)
-        library.now += RARELY_SECONDS - 1
+        library.now += RETRY_REFUSED_SECONDS - 1
         assert "power" not in only(nvml.observe())
         assert library.calls["nvmlDeviceGetPowerUsage"] == 1
         library.now += 1
@@ -424,21 +425,21 @@ def test_a_field_that_is_asked_again_costs_the_others_nothing(
     with opened(library, QUIET) as nvml:
         nvml.observe()
         for _ in range(3):
-            library.now += RARELY_SECONDS
+            library.now += RETRY_REFUSED_SECONDS
             seen = only(nvml.observe())
             assert memory not in seen
             assert f"{other},reliability" in seen
         batches.clear()
         monkeypatch.setattr(library, "fields", healthy)
-        library.now += RARELY_SECONDS
+        library.now += RETRY_REFUSED_SECONDS
         assert memory in only(nvml.observe())
 
 
 def test_a_refusal_holds_until_there_is_an_answer() -> None:
-    answers = Answers("GPU 0")
-    answers.refused("asked", Code.NO_PERMISSION, 0.0)
-    assert not answers.wanted("asked", RARELY_SECONDS - 1)
-    assert answers.wanted("asked", RARELY_SECONDS)
-    assert not answers.has("asked"), "what stands in for it stays until then"
-    assert answers.ask("asked", lambda: 7, RARELY_SECONDS) == 7
-    assert answers.has("asked")
+    answers = QueryCache("GPU 0")
+    answers.record_refusal("asked", Code.NO_PERMISSION, 0.0)
+    assert not answers.is_due("asked", RETRY_REFUSED_SECONDS - 1)
+    assert answers.is_due("asked", RETRY_REFUSED_SECONDS)
+    assert not answers.is_supported("asked"), "what stands in for it stays until then"
+    assert answers.get("asked", lambda: 7, RETRY_REFUSED_SECONDS) == 7
+    assert answers.is_supported("asked")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.sources.nvml.integrals import (
+from mps_exporter.sources.nvml.integrals import (
     COUNTER_32,
     LONGEST_PERIOD_SECONDS,
     RatioIntegral,
@@ -113,7 +113,7 @@ def test_what_was_before_the_start_is_not_counted() -> None:
     assert integral.seconds == 0, "the first sample only says from when on to count"
 
 
-def test_skip_starts_anew() -> None:
+def test_skip_restarts() -> None:
     integral = started()
     integral.skip([(START - 3_600_000_000, 10.0)], now=6)
     assert integral.unobserved_seconds == 6

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from exporter.sources.nvml.answers import RARELY_SECONDS, Answers
-from exporter.sources.nvml.library import Code, Device, ListedProcess
-from exporter.sources.nvml.processes import CALLS, NOT_AVAILABLE, Listed, read_processes
+from mps_exporter.sources.nvml.api import Code, Device, ListedProcess
+from mps_exporter.sources.nvml.processes import CALLS, NOT_AVAILABLE, Listed, read_processes
+from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS, QueryCache
 from tests.support.fake_nvml import FakeDevice, FakeNvml
 
 MIB = 1 << 20
@@ -18,7 +18,7 @@ def read(library: FakeNvml | None = None, **lists: list[ListedProcess]) -> Liste
     library.gpus = [device]
     if not library.initialized:
         library.init()
-    return read_processes(library, library.device(0), Answers("GPU 0"), library.now)
+    return read_processes(library, library.device(0), QueryCache("GPU 0"), library.now)
 
 
 def listed(
@@ -46,7 +46,7 @@ def test_clients_of_another_gpu_are_not_here() -> None:
     ]
 
 
-def test_without_the_compute_list_the_memory_tells() -> None:
+def test_without_the_compute_list_the_memory_decides() -> None:
     library = FakeNvml()
     library.fail("nvmlDeviceGetComputeRunningProcesses", Code.NOT_SUPPORTED)
     rows = [ListedProcess(200, 500 * MIB), ListedProcess(300, 0), ListedProcess(400, None)]
@@ -83,7 +83,7 @@ def test_a_list_that_was_forbidden_is_asked_for_again() -> None:
     """Rarely: rights may be given while the exporter runs."""
     library = FakeNvml(device := FakeDevice("GPU-0"))
     library.init()
-    answers = Answers("GPU 0")
+    answers = QueryCache("GPU 0")
     library.fail("nvmlDeviceGetComputeRunningProcesses", Code.NO_PERMISSION)
 
     def unread() -> tuple[str, ...]:
@@ -91,7 +91,7 @@ def test_a_list_that_was_forbidden_is_asked_for_again() -> None:
 
     assert unread() == ("compute",)
     library.fail("nvmlDeviceGetComputeRunningProcesses", None)
-    library.now += RARELY_SECONDS / 2
+    library.now += RETRY_REFUSED_SECONDS / 2
     assert unread() == ("compute",)
-    library.now += RARELY_SECONDS / 2
+    library.now += RETRY_REFUSED_SECONDS / 2
     assert unread() == ()

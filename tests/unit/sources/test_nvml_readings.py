@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from exporter.metrics.gpu_readings import series_of
-from exporter.metrics.spec import MetricSpec
-from exporter.observations import GpuObservation
-from exporter.sources.nvml import Clock, Nvml, NvmlOptions
-from exporter.sources.nvml.library import Argument, Code, Device, FieldAnswer
-from exporter.sources.nvml.readings import FIELDS, ROWS, nvlink_rows
-from exporter.sources.nvml.xid import XidCounts
+from mps_exporter.metrics.gpu_readings import series_of
+from mps_exporter.metrics.spec import MetricSpec
+from mps_exporter.observations import GpuObservation
+from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
+from mps_exporter.sources.nvml.api import Argument, Code, Device, FieldAnswer
+from mps_exporter.sources.nvml.readings import FIELDS, ROWS, nvlink_rows
+from mps_exporter.sources.nvml.xid import XidCounts
 from tests.support.fake_nvml import FakeDevice, FakeNvml, recorded
 
 METRICS = dict.fromkeys((1, 2, 3, 4, 5, 10, 11, 12, 13), 50.0) | {20: 10.0, 21: 20.0}
@@ -26,7 +26,7 @@ def observed(fields: dict[str, Any] | None = None, **answers: Any) -> GpuObserva
     device = FakeDevice("GPU-0", merged, busy=lambda now: now, metrics=METRICS)
     library = FakeNvml(device)
     options = NvmlOptions(xid_events=False, driver_directory="/nonexistent")
-    nvml = Nvml(library, Clock(library.wall, lambda: library.now), options)
+    nvml = NvmlSession(library, Clock(library.wall, lambda: library.now), options)
     nvml.observe()
     library.now += 1
     (seen,) = nvml.observe().gpus
@@ -115,7 +115,7 @@ def test_fans() -> None:
     merged = {**recorded(), **device, "nvmlDeviceGetNumFans()": 2}
     library = FakeNvml(FakeDevice("GPU-0", merged))
     options = NvmlOptions(xid_events=False)
-    nvml = Nvml(library, Clock(library.wall, lambda: library.now), options)
+    nvml = NvmlSession(library, Clock(library.wall, lambda: library.now), options)
     found = values(nvml.observe().gpus[0])
     nvml.close()
     assert found["fan_speed,0"] == 0.30
@@ -185,7 +185,9 @@ def test_sram_by_its_parts_before_ampere() -> None:
             merged[f"nvmlDeviceGetMemoryErrorCounter({kind}, {scope}, 7)"] = NOT_SUPPORTED
             merged[f"nvmlDeviceGetMemoryErrorCounter({kind}, {scope}, 1)"] = 4
     library = FakeNvml(FakeDevice("GPU-0", merged))
-    nvml = Nvml(library, Clock(library.wall, lambda: library.now), NvmlOptions(xid_events=False))
+    nvml = NvmlSession(
+        library, Clock(library.wall, lambda: library.now), NvmlOptions(xid_events=False)
+    )
     found = values(nvml.observe().gpus[0])
     nvml.close()
     assert "ecc_errors,corrected,volatile,sram" not in found
@@ -195,7 +197,7 @@ def test_sram_by_its_parts_before_ampere() -> None:
 def test_without_gpm_there_is_still_utilization() -> None:
     library = FakeNvml(FakeDevice("GPU-0", busy=lambda now: now / 2))
     options = NvmlOptions(xid_events=False, driver_directory="/nonexistent")
-    nvml = Nvml(library, Clock(library.wall, lambda: library.now), options)
+    nvml = NvmlSession(library, Clock(library.wall, lambda: library.now), options)
     nvml.observe()
     for _ in range(10):
         library.now += 1

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from exporter.observations import ProcessFacts, ProcfsObservation
-from exporter.settings import Settings
-from exporter.sources import live
-from exporter.sources.host import SourceTimeoutError
-from exporter.sources.live import LiveHost
-from exporter.sources.process_watch import ProcessWatch, at_each_end, opener
+from mps_exporter.config import Settings
+from mps_exporter.observations import ProcessFacts, ProcfsObservation
+from mps_exporter.sources import live_host
+from mps_exporter.sources.host import SourceTimeoutError
+from mps_exporter.sources.live_host import LiveHost
+from mps_exporter.sources.process_watch import ProcessWatch, at_each_end, opener
 from tests.support.fake_proc import FakeProc
 
 
@@ -118,7 +118,7 @@ async def test_who_has_no_descriptor_is_left_to_the_caller(pipes: Pipes, error: 
     assert ProcessWatch(None).follow([10]) == (set(), {10})
 
 
-async def test_a_number_that_is_given_to_another_process_is_watched_anew(pipes: Pipes) -> None:
+async def test_a_reused_pid_is_watched_again(pipes: Pipes) -> None:
     watch = ProcessWatch(pipes.open)
     watch.follow([10])
     pipes.end(10)
@@ -136,7 +136,7 @@ def test_only_a_procfs_with_our_numbers_will_do(tmp_path: Path) -> None:
     assert opener(str(tmp_path)) is None
 
 
-def test_each_end_is_told_as_of_its_moment() -> None:
+def test_each_exit_is_reported_with_its_own_time() -> None:
     there = {pid: ProcessFacts(pid, 1.0) for pid in (1, 3)}
     seen = ProcfsObservation(9.0, processes=there, gone=(2, 4, 5))
     first, second, last = at_each_end(seen, {2: 5.0, 4: 7.0, 3: 9.5})
@@ -152,7 +152,7 @@ def test_each_end_is_told_as_of_its_moment() -> None:
 @pytest.fixture
 async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LiveHost]:
     """Where no process can be watched, and looks are not rationed."""
-    monkeypatch.setattr(live, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(live_host, "LOOK_SECONDS", 0.0)
     FakeProc(tmp_path)
     one = LiveHost(Settings(collector_nvml=False, path_procfs=str(tmp_path)))
     yield one

@@ -7,9 +7,9 @@ import random
 import signal
 import sys
 
-from exporter.web.app import create_app
-from exporter.web.options import WebOptions
-from exporter.web.serve import serve
+from mps_exporter.web.app import create_app
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.server import serve
 from tests.unit.web.fakes import FakeBackend
 
 REQUEST_TIMEOUT = 2.0

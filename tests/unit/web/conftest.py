@@ -6,8 +6,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from exporter.web.app import create_app
-from exporter.web.options import WebOptions
+from mps_exporter.web.app import create_app
+from mps_exporter.web.options import WebOptions
 from tests.unit.web.fakes import FakeBackend
 
 Client = TestClient[web.Request, web.Application]

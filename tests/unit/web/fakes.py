@@ -7,9 +7,9 @@ import gzip as gzip_module
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from exporter.metrics.content_format import ContentFormat, Syntax
-from exporter.model import COLLECTORS, Incident, Snapshot
-from exporter.web.backend import DebugReport
+from mps_exporter.metrics.content_format import ContentFormat, Syntax
+from mps_exporter.snapshot import COLLECTORS, Incident, Snapshot
+from mps_exporter.web.backend import DebugReport
 
 
 @dataclass
@@ -19,6 +19,8 @@ class FakeBackend:
     enabled_collectors: tuple[str, ...] = COLLECTORS
     body: bytes = b"mps_control_up 1\n"
     seconds: float = 0.0
+    gate: asyncio.Event | None = None
+    """While it is closed, no collection ends."""
     error: Exception | None = None
     report: DebugReport | None = None
     collections: list[tuple[float | None, frozenset[str] | None]] = field(default_factory=list)
@@ -30,6 +32,8 @@ class FakeBackend:
     ) -> Snapshot:
         self.collections.append((timeout_seconds, collectors))
         await asyncio.sleep(self.seconds)
+        if self.gate is not None:
+            await self.gate.wait()
         if self.error is not None:
             raise self.error
         return self.snapshot

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from exporter.web.app import create_app
-from exporter.web.options import WebOptions
-from exporter.web.serve import serve
+from mps_exporter.web.app import create_app
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.server import serve
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.unit.web.fakes import FakeBackend
 
 
@@ -37,7 +38,7 @@ async def served(
     finally:
         stop.set()
         started.cancel()
-        await asyncio.wait_for(task, 15)
+        await asyncio.wait_for(task, PATIENCE_SECONDS)
 
 
 @asynccontextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exporter.model import (
+from mps_exporter.observations import GpuObservation, LogState, Reading
+from mps_exporter.snapshot import (
     Client,
     CollectorResult,
     ControlDaemon,
@@ -15,7 +16,6 @@ from exporter.model import (
     Snapshot,
     Wait,
 )
-from exporter.observations import GpuObservation, LogState, Reading
 
 NOW = 1_795_000_000.0
 UUID = "GPU-00000001-0000-4000-8000-000000000001"

@@ -6,10 +6,10 @@ from typing import Any, get_args
 
 import pytest
 
-from exporter.model import CONTROL_STATES, IncidentKind
-from exporter.web import view
-from exporter.web.report import ExporterView, Status
-from exporter.web.webconfig.config import HEADERS, TLSConfig
+from mps_exporter.snapshot import CONTROL_STATES, IncidentKind
+from mps_exporter.web import status_api
+from mps_exporter.web.status_report import ExporterView, HostStatus
+from mps_exporter.web.webconfig.config import HEADERS, TLSConfig
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -17,10 +17,17 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 @pytest.mark.parametrize(
     "kind",
     [
-        Status, ExporterView, view.Finding, view.GpuView, view.DaemonView, view.ServerView,
-        view.ClientView, view.WaitView, view.IncidentView,
+        HostStatus,
+        ExporterView,
+        status_api.FindingView,
+        status_api.GpuView,
+        status_api.DaemonView,
+        status_api.ServerView,
+        status_api.ClientView,
+        status_api.WaitView,
+        status_api.IncidentView,
     ],
-)  # fmt: skip
+)
 def test_every_field_of_the_api_is_documented(kind: Any) -> None:
     text = (DOCS / "api.md").read_text("utf-8")
 
@@ -30,7 +37,7 @@ def test_every_field_of_the_api_is_documented(kind: Any) -> None:
 def test_every_word_of_the_api_is_documented() -> None:
     text = (DOCS / "api.md").read_text("utf-8")
 
-    words = (*get_args(IncidentKind), *CONTROL_STATES, *get_args(view.Severity))
+    words = (*get_args(IncidentKind), *CONTROL_STATES, *get_args(status_api.Severity))
     assert [word for word in words if f"`{word}`" not in text] == []
 
 

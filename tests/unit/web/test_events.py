@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from aiohttp import ClientResponse
 
-from exporter.model import Incident
-from exporter.web import events
-from exporter.web.backend import DebugReport, DebugSource
+from mps_exporter.snapshot import Incident
+from mps_exporter.web import events
+from mps_exporter.web.backend import DebugReport, DebugSource
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.unit.web import snapshots as hosts
 from tests.unit.web.fakes import FakeBackend
 
@@ -22,7 +23,8 @@ async def event(answer: ClientResponse) -> dict[str, str]:
     """The next event; comments are passed over."""
     fields: dict[str, str] = {}
     while True:
-        line = (await asyncio.wait_for(answer.content.readline(), 5)).decode().rstrip("\n")
+        read = await asyncio.wait_for(answer.content.readline(), PATIENCE_SECONDS)
+        line = read.decode().rstrip("\n")
         if line and not line.startswith(":"):
             name, _, value = line.partition(": ")
             fields[name] = value
@@ -56,8 +58,8 @@ async def test_nothing_is_missed_after_a_break(
     await backend.incidents.put(("b", CRASH))
     async with client.get("/api/v1/events", headers={"Last-Event-ID": first["id"]}) as answer:
         assert json.loads((await event(answer))["data"])["daemon"] == "b"
-    for stranger in ("other-1", "", "x", first["id"].partition("-")[0] + "-\u00b2"):
-        async with client.get("/api/v1/events", headers={"Last-Event-ID": stranger}) as answer:
+    for other_user in ("other-1", "", "x", first["id"].partition("-")[0] + "-\u00b2"):
+        async with client.get("/api/v1/events", headers={"Last-Event-ID": other_user}) as answer:
             assert json.loads((await event(answer))["data"])["daemon"] == "a"
 
 
@@ -98,7 +100,7 @@ async def test_who_comes_back_gets_all_that_is_kept(
     ]
 
 
-async def test_what_was_missed_takes_no_room_from_what_comes() -> None:
+async def test_missed_events_take_no_space_from_new_ones() -> None:
     kept = [(number, b"old\n") for number in range(events.REPLAYED)]
     stream = events.Stream(kept)
     for number in range(events.QUEUED):
@@ -114,14 +116,14 @@ async def test_what_was_missed_takes_no_room_from_what_comes() -> None:
 
 async def test_one_address_leaves_places_for_others(make_client: MakeClient) -> None:
     client = await make_client(max_event_streams=4)
-    places = client.server.app[events.READERS]
+    places = client.server.app[events.STREAM_LIMITER]
     async with (
         client.get("/api/v1/events"), client.get("/api/v1/events"), client.get("/api/v1/events"),
     ):  # fmt: skip
         fourth = await client.get("/api/v1/events")
         assert fourth.status == 503
         assert "one address" in await fourth.text()
-        with places.place("another"):
+        with places.acquire("another"):
             pass
 
 
@@ -143,7 +145,7 @@ async def test_debug_is_off(make_client: MakeClient) -> None:
     assert "--web.enable-debug" in await answer.text()
 
 
-async def test_debug_tells_everything(backend: FakeBackend, make_client: MakeClient) -> None:
+async def test_debug_shows_everything(backend: FakeBackend, make_client: MakeClient) -> None:
     backend.report = DebugReport(
         taken_at=0.0,
         duration_seconds=0.25,

@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from exporter.web import listen as listening
-from exporter.web.listen import ListenError, from_systemd, listen, shown, split
+from mps_exporter.web import listen as listening
+from mps_exporter.web.listen import (
+    ListenError,
+    display_address,
+    from_systemd,
+    listen,
+    split_address,
+)
+from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -22,20 +30,20 @@ from exporter.web.listen import ListenError, from_systemd, listen, shown, split
     ],
 )
 def test_addresses(address: str, expected: tuple[str, int]) -> None:
-    assert split(address) == expected
+    assert split_address(address) == expected
 
 
 @pytest.mark.parametrize("address", ["9400", "", "host:", "host:http", "host:99999", "::1:9400"])
 def test_wrong_addresses(address: str) -> None:
     with pytest.raises(ListenError, match="cannot listen on"):
-        split(address)
+        split_address(address)
 
 
 def test_every_address_of_both_families() -> None:
     sockets = listen([":0"])
     try:
         port = sockets[0].getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port), timeout=2):
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS):
             pass
     finally:
         listening.close(sockets)
@@ -61,11 +69,8 @@ def test_a_taken_port_names_the_likely_owner(monkeypatch: pytest.MonkeyPatch) ->
         ("127.0.0.1", "", "it overlaps with 127.0.0.1:PORT"),
     ],
 )
-def test_who_gives_an_address_twice_blames_nobody_else(
-    first: str, second: str, reason: str
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+def test_a_duplicate_address_is_the_users_own_error(first: str, second: str, reason: str) -> None:
+    port = free_port()
     with pytest.raises(ListenError, match=reason.replace("PORT", str(port))):
         listen([f"{first}:{port}", f"{second}:{port}"])
     listening.close(listen([f"127.0.0.1:{port}"]))
@@ -85,8 +90,7 @@ def test_an_address_of_another_host() -> None:
 def test_all_or_none() -> None:
     with socket.create_server(("127.0.0.1", 0)) as owner:
         taken = owner.getsockname()[1]
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            free = probe.getsockname()[1]
+        free = free_port()
         with pytest.raises(ListenError):
             listen([f"127.0.0.1:{free}", f"127.0.0.1:{taken}"])
         listening.close(listen([f"127.0.0.1:{free}"]))
@@ -95,7 +99,7 @@ def test_all_or_none() -> None:
 def test_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "exporter.sock"
     first = listen([f"unix:{path}"])
-    assert shown(first[0]) == f"unix:{path}"
+    assert display_address(first[0]) == f"unix:{path}"
     with pytest.raises(ListenError, match="another program listens there"):
         listen([f"unix:{path}"])
     listening.close(first)
@@ -134,10 +138,10 @@ def test_systemd_handed_over_nothing() -> None:
 
 _CHILD = """
 import os
-from exporter.web.listen import ListenError, from_systemd, shown
+from mps_exporter.web.listen import ListenError, from_systemd, display_address
 os.environ["LISTEN_PID"] = str(os.getpid())
 try:
-    print(*(shown(one) for one in from_systemd(os.environ)))
+    print(*(display_address(one) for one in from_systemd(os.environ)))
 except ListenError as error:
     print(error)
 """
@@ -149,11 +153,11 @@ def _child(descriptor: int) -> str:
     done = subprocess.run(
         ["bash", "-c", program],
         pass_fds=[descriptor],
-        env={**os.environ, "LISTEN_FDS": "1", "PYTHONPATH": str(Path.cwd())},
+        env={**os.environ, "LISTEN_FDS": "1", "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
         text=True,
         check=True,
-        timeout=20,
+        timeout=PATIENCE_SECONDS,
     )
     return done.stdout.strip()
 

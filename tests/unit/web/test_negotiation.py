@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.metrics.content_format import Escaping
-from exporter.web.negotiation import OFFERED, accepts_gzip, choose_format
+from mps_exporter.metrics.content_format import Escaping
+from mps_exporter.web.negotiation import OFFERED, accepts_gzip, choose_format
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 TEXT1 = "text/plain; version=1.0.0; charset=utf-8; escaping="

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from exporter import advice
-from exporter.advice import ADVICE
-from exporter.model import CollectorResult, Incident, RecordingInfo, Snapshot, Wait
-from exporter.web.options import WebOptions
-from exporter.web.page import render
-from exporter.web.report import make_status
+from mps_exporter import diagnostics
+from mps_exporter.diagnostics import ADVICE
+from mps_exporter.snapshot import CollectorResult, Incident, RecordingInfo, Snapshot, Wait
+from mps_exporter.web import status_handler as status_module
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_page import render
+from mps_exporter.web.status_report import make_status
+from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.unit.web import snapshots as hosts
 from tests.unit.web.fakes import FakeBackend
 
@@ -196,7 +198,7 @@ def test_a_daemon_that_was_started_again() -> None:
 async def test_names_outlive_the_processes(
     backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exporter.web.status.REUSE_SECONDS", 0)
+    monkeypatch.setattr("mps_exporter.web.status_handler.REUSE_SECONDS", 0)
     client = await make_client()
     backend.snapshot = hosts.healthy()
     await client.get("/")
@@ -234,7 +236,7 @@ def test_the_page_says_what_the_doctor_says() -> None:
         status = make_status(host, WebOptions())
         shown = {(one.name, one.text, one.remedy) for one in (*status.findings,
                                                               *status.blind_spots)}  # fmt: skip
-        found = {(one.advice.name, one.evidence, one.remedy) for one in advice.findings(host)}
+        found = {(one.advice.name, one.evidence, one.remedy) for one in diagnostics.findings(host)}
         assert found
         assert found <= shown
         of_the_page = {name for name, _, _ in shown - found}
@@ -292,7 +294,7 @@ async def test_the_page_shows_who_uses_what(backend: FakeBackend, make_client: M
         assert words in text, words
 
 
-async def test_the_page_tells_who_waits(backend: FakeBackend, make_client: MakeClient) -> None:
+async def test_the_page_shows_who_waits(backend: FakeBackend, make_client: MakeClient) -> None:
     backend.snapshot = hosts.waiting()
 
     text = (await page(make_client)).text
@@ -396,8 +398,9 @@ async def test_json_says_what_the_page_says(backend: FakeBackend, make_client: M
 
 
 async def test_those_who_come_together_share_a_collection(
-    backend: FakeBackend, make_client: MakeClient
+    backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(status_module, "REUSE_SECONDS", PATIENCE_SECONDS)
     client = await make_client()
 
     for _ in range(5):
@@ -407,16 +410,24 @@ async def test_those_who_come_together_share_a_collection(
     assert len(backend.collections) == 1
 
 
-async def test_a_crowd_is_answered_with_503(backend: FakeBackend, make_client: MakeClient) -> None:
-    backend.seconds = 0.3
+async def test_a_crowd_is_answered_with_503(
+    backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_module, "REUSE_SECONDS", 0.0)
     client = await make_client(max_requests=4)
 
+    async def crowd(path: str) -> list[Any]:
+        backend.gate = asyncio.Event()
+        asking = [asyncio.create_task(client.get(path)) for _ in range(6)]
+        await until(lambda: sum(one.done() for one in asking) == 3)
+        backend.gate.set()
+        return await asyncio.gather(*asking)
+
     for path in ("/", "/api/v1/status"):
-        answers = await asyncio.gather(*(client.get(path) for _ in range(6)))
+        answers = await crowd(path)
         assert sorted(answer.status for answer in answers) == [200] * 3 + [503] * 3
         refused = next(answer for answer in answers if answer.status == 503)
         assert "--web.max-requests" in await refused.text()
-        await asyncio.sleep(1.0)  # until the status is made anew
 
 
 async def test_own_files(make_client: MakeClient) -> None:

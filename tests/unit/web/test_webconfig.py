@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from exporter.web.webconfig import WebConfigError, WebConfigWatch
-from exporter.web.webconfig import watch as watching
-from exporter.web.webconfig.watch import load
+from mps_exporter.web.webconfig import WebConfigError, WebConfigWatch
+from mps_exporter.web.webconfig import reload as watching
+from mps_exporter.web.webconfig.reload import load
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.unit.web.webconfigs import TLS, write_certificates
 
 MUTUAL = TLS + "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
@@ -62,14 +63,14 @@ async def test_a_rotation_that_truncates_first_changes_nothing_meanwhile(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(watching, "CHECK_INTERVAL_SECONDS", 0.0)
-    caplog.set_level(logging.INFO, "exporter.web.webconfig")
+    caplog.set_level(logging.INFO, "mps_exporter.web.webconfig")
     (folder / "web.yml").write_text(MUTUAL)
     authority = (folder / "ca.pem").read_bytes()
     watch = WebConfigWatch.start(str(folder / "web.yml"))
     before = await watch.tls_context()
 
     (folder / "ca.pem").write_bytes(b"")
-    during = [await asyncio.wait_for(watch.tls_context(), 5) for _ in range(3)]
+    during = [await asyncio.wait_for(watch.tls_context(), PATIENCE_SECONDS) for _ in range(3)]
     (folder / "ca.pem").write_bytes(authority)
     after = await watch.tls_context()
 

@@ -1,6 +1,0 @@
-"""``python -m exporter``."""
-
-from exporter.cli import main
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,0 +1,359 @@
+"""Every setting once: its flag, its environment twin, its default and its bounds.
+
+``--web.listen-address=:9400`` and ``MPS_EXPORTER_WEB_LISTEN_ADDRESS=:9400`` are the same; the flag
+wins. Repeatable settings are separated by commas in the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mps_exporter.snapshot import COLLECTORS
+
+ENVIRONMENT_PREFIX = "MPS_EXPORTER_"
+
+REVISION_VARIABLE = "MPS_EXPORTER_BUILD_REVISION"
+"""The commit that an image was built from: no setting, but for mps_exporter_build_info."""
+
+_SERVICE_LINK_VARIABLES = re.compile(
+    r"MPS_EXPORTER_(\w+_)?"
+    r"(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=.*"
+    r"|MPS_EXPORTER_(\w+_)?PORT=(tcp|udp|sctp)://.*"
+)
+"""Variables (NAME=value) that Kubernetes makes for all pods beside a Service named mps-exporter or
+mps-exporter-metrics. One that ends in _PORT could be a misspelt setting: its value tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the program was asked to do. Durations are in seconds."""
+
+    web_listen_address: tuple[str, ...] = (":9400",)
+    web_telemetry_path: str = "/metrics"
+    web_config_file: str | None = None
+    web_systemd_socket: bool = False
+    web_max_requests: int = 40
+    web_disable_exporter_metrics: bool = False
+    web_enable_debug: bool = False
+    mps_discovery: bool = True
+    mps_pipe_directory: tuple[str, ...] = ()
+    mps_log_directory: tuple[str, ...] = ()
+    mps_control_binary: str = "nvidia-cuda-mps-control"
+    mps_query_timeout: float = 2.0
+    mps_min_query_interval: float = 5.0
+    # What is asked is written into control.log: with a server of 48 clients, a minute between
+    # reconciliations came to 8 MB a day (bench/control_log.py). The logs tell what happens between.
+    mps_reconcile_interval: float = 900.0
+    path_procfs: str = "/proc"
+    path_passwd: str = "/etc/passwd"
+    collector_nvml: bool = True
+    collector_control: bool = True
+    collector_logs: bool = True
+    collector_process: bool = True
+    collector_clients_max: int = 1000
+    collector_timeout: float = 10.0
+    collector_nvml_serials: bool = False
+    log_level: str = "info"
+    log_format: str = "logfmt"
+    replay: str | None = None
+    replay_speed: float = 1.0
+
+    def enabled_collectors(self) -> tuple[str, ...]:
+        """Names of the sources that are switched on."""
+        return tuple(name for name in COLLECTORS if getattr(self, f"collector_{name}"))
+
+    def configured_directories(self) -> tuple[tuple[str, str | None], ...]:
+        """(pipe directory, log directory or None) pairs given by flag, matched by position."""
+        logs: list[str | None] = [*self.mps_log_directory]
+        logs += [None] * (len(self.mps_pipe_directory) - len(logs))
+        return tuple(zip(self.mps_pipe_directory, logs, strict=False))
+
+
+class InvalidSettingError(ValueError):
+    """A flag or variable has a value that cannot be used; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """How one field of Settings is given on the command line."""
+
+    name: str
+    parse: Callable[[str], Any]
+    help: str
+    metavar: str = ""
+    repeatable: bool = False
+    commands: tuple[str, ...] = ("serve", "demo", "record", "doctor")
+
+    @property
+    def field(self) -> str:
+        """The field of Settings."""
+        return self.name.replace(".", "_").replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """The environment twin."""
+        return ENVIRONMENT_PREFIX + self.field.upper()
+
+    @property
+    def is_switch(self) -> bool:
+        """Given as --flag or --no-flag."""
+        return self.parse is _switch
+
+
+def _text(value: str) -> str:
+    if not value:
+        raise ValueError("must not be empty")
+    return value
+
+
+def _switch(value: str) -> bool:
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    try:
+        return words[value.lower()]
+    except KeyError:
+        raise ValueError("must be true or false") from None
+
+
+def _directory(value: str) -> str:
+    if not value.startswith("/"):
+        raise ValueError("must be an absolute path")
+    return value.rstrip("/") or "/"
+
+
+OWN_PATHS = ("/-/", "/api/v1/", "/debug/collect", "/static/")
+"""Where pages beside the metrics are."""
+
+
+def _url_path(value: str) -> str:
+    if not re.fullmatch(r"/[A-Za-z0-9._~/-]+", value):
+        raise ValueError('must be a path such as "/metrics", not "/" itself')
+    if value.startswith(OWN_PATHS):
+        raise ValueError("is taken: other pages of the exporter are there")
+    return value
+
+
+def _address(value: str) -> str:
+    if value.startswith("unix:"):
+        return _text(value)
+    host, colon, port = value.rpartition(":")
+    if not colon or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise ValueError('must be "host:port", ":port", "[IPv6]:port" or "unix:/path"')
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError("an IPv6 address stands in brackets: [::1]:9400")
+    return value
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+
+
+def duration(value: str) -> float:
+    """Read "500ms", "5s", "1m", "1h" or plain seconds, as seconds."""
+    match = _DURATION.fullmatch(value)
+    if match is None:
+        raise ValueError('must be a duration such as "500ms", "5s" or "1m"')
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _within(parse: Callable[[str], float], low: float, high: float) -> Callable[[str], float]:
+    def parsed(value: str) -> float:
+        number = parse(value)
+        if not low <= number <= high:
+            raise ValueError(f"must be from {low:g} to {high:g}")
+        return number
+
+    return parsed
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def parsed(value: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,9}", value):
+            raise ValueError("must be a whole number")
+        return int(_within(float, low, high)(value))
+
+    return parsed
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parsed(value: str) -> str:
+        if value not in words:
+            raise ValueError(f"must be one of {', '.join(words)}")
+        return value
+
+    return parsed
+
+
+def _float(value: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", value):
+        raise ValueError("must be a number")
+    return float(value)
+
+
+_COLLECTOR_HELP = {
+    "nvml": "GPUs and their processes, from NVML",
+    "control": "questions to the MPS control daemons",
+    "logs": "the daemons' control.log and server.log: waits, crashes, faults",
+    "process": "processes in /proc: daemons, users, limits, containers",
+}
+
+FLAGS: tuple[Flag, ...] = (
+    Flag("web.listen-address", _address,
+         "Address to listen on: host:port, :port, [IPv6]:port or unix:/path.",
+         "ADDRESS", repeatable=True, commands=("serve", "demo")),
+    Flag("web.telemetry-path", _url_path, "Path of the metrics.", "PATH",
+         commands=("serve", "demo")),
+    Flag("web.config.file", _text,
+         "TLS, passwords and headers, in the format of the Prometheus exporter-toolkit.", "FILE",
+         commands=("serve", "demo")),
+    Flag("web.systemd-socket", _switch, "Listen on the sockets that systemd hands over.",
+         commands=("serve", "demo")),
+    Flag("web.max-requests", _integer(0, 10_000),
+         "Scrapes answered at the same time; further ones get 503. 0 = no limit.", "N",
+         commands=("serve", "demo")),
+    Flag("web.disable-exporter-metrics", _switch,
+         "Leave out process_* metrics about the exporter itself.", commands=("serve", "demo")),
+    Flag("web.enable-debug", _switch,
+         "Serve /debug/collect, which shows raw inputs and names of processes.",
+         commands=("serve", "demo")),
+    Flag("mps.discovery", _switch, "Find running control daemons in /proc."),
+    Flag("mps.pipe-directory", _directory,
+         "Pipe directory of a control daemon, watched even while it does not run.", "DIR",
+         repeatable=True),
+    Flag("mps.log-directory", _directory,
+         "Log directory of the daemon whose pipe directory stands at the same position; default: "
+         "the daemon's environment, then /var/log/nvidia-mps.", "DIR", repeatable=True),
+    Flag("mps.control-binary", _text, "The control tool, by name on PATH or by path.", "FILE"),
+    Flag("mps.query-timeout", _within(duration, 0.1, 60),
+         "Deadline for one run of the control tool.", "DURATION"),
+    Flag("mps.min-query-interval", _within(duration, 0, 3600),
+         "A daemon is asked at most this often, and while its logs can be read and show no change, "
+         "at a fifth of that pace; collections in between reuse the answer. "
+         "0 = at every collection.", "DURATION"),
+    Flag("mps.reconcile-interval", _within(duration, 1, 86400),
+         "How often the servers themselves are asked, to confirm what the logs told.", "DURATION"),
+    Flag("path.procfs", _directory, "Where procfs is mounted.", "DIR"),
+    Flag("path.passwd", _text, "File with the names of users.", "FILE"),
+    *(
+        Flag(f"collector.{name}", _switch, f"Collect {_COLLECTOR_HELP[name]}.")
+        for name in COLLECTORS
+    ),
+    Flag("collector.clients.max", _integer(0, 100_000),
+         "Clients with metrics of their own, for each daemon; those beyond are only counted.",
+         "N"),
+    Flag("collector.timeout", _within(duration, 0.1, 300),
+         "Deadline of a collection when the scraper names none.", "DURATION"),
+    Flag("collector.nvml.serials", _switch, "Export the serial numbers of boards."),
+    Flag("log.level", _one_of("debug", "info", "warn", "error"),
+         "Least severity logged: debug, info, warn or error.", "LEVEL"),
+    Flag("log.format", _one_of("logfmt", "json"), "Form of log lines: logfmt or json.", "FORMAT"),
+    Flag("replay", _text, "Serve a recording instead of this host.", "FILE", commands=("serve",)),
+    Flag("replay.speed", _within(_float, 0.1, 1000), "How fast a recording is replayed.", "FACTOR",
+         commands=("serve",)),
+)  # fmt: skip
+
+
+def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
+    """Declare the flags of a sub-command; what is not given stays out of the namespace."""
+    defaults = Settings()
+    for flag in FLAGS:
+        if command not in flag.commands:
+            continue
+        default = getattr(defaults, flag.field)
+        if isinstance(default, tuple):
+            shown = ", ".join(default) or "none"
+        else:
+            shown = "none" if default is None else f"{default}"
+        words = f"{flag.help} [${flag.variable}; default: {shown.lower()}]".replace("%", "%%")
+        if flag.is_switch:
+            parser.add_argument(
+                f"--{flag.name}",
+                dest=flag.field,
+                action=argparse.BooleanOptionalAction,
+                default=argparse.SUPPRESS,
+                help=words,
+            )
+        elif flag.repeatable:
+            parser.add_argument(
+                f"--{flag.name}",
+                dest=flag.field,
+                action="append",
+                default=argparse.SUPPRESS,
+                metavar=flag.metavar,
+                help=words,
+            )
+        else:
+            parser.add_argument(
+                f"--{flag.name}",
+                dest=flag.field,
+                default=argparse.SUPPRESS,
+                metavar=flag.metavar,
+                help=words,
+            )
+
+
+def load(given: Mapping[str, Any], environment: Mapping[str, str], command: str) -> Settings:
+    """Flags over environment over defaults, each value checked.
+
+    Raises:
+        InvalidSettingError: A value cannot be used, or a variable with our prefix is unknown.
+    """
+    known = {flag.variable: flag for flag in FLAGS}
+    unknown_variables = sorted(
+        name
+        for name in environment
+        if name.startswith(ENVIRONMENT_PREFIX)
+        and name not in known
+        and name != REVISION_VARIABLE
+        and not _SERVICE_LINK_VARIABLES.fullmatch(f"{name}={environment[name]}")
+    )
+    if unknown_variables:
+        raise InvalidSettingError(
+            f"unknown variable {unknown_variables[0]}: see mps-exporter {command} --help for those "
+            f"that are"
+        )
+    values: dict[str, Any] = {}
+    for flag in FLAGS:
+        if command not in flag.commands:
+            continue
+        if flag.field in given:
+            raw, origin = given[flag.field], f"--{flag.name}"
+        elif flag.variable in environment:
+            text = environment[flag.variable]
+            raw = [part.strip() for part in text.split(",")] if flag.repeatable else text
+            origin = flag.variable
+        else:
+            continue
+        values[flag.field] = _checked(flag, raw, origin)
+    settings = Settings(**values)
+    _check_together(settings)
+    return settings
+
+
+def _checked(flag: Flag, raw: bool | str | Sequence[str], origin: str) -> Any:
+    if isinstance(raw, bool):
+        return raw
+    try:
+        if isinstance(raw, str):
+            return flag.parse(raw)
+        return tuple(flag.parse(part) for part in raw)
+    except ValueError as error:
+        raise InvalidSettingError(f"{origin}: {raw!r} {error}") from None
+
+
+def _check_together(settings: Settings) -> None:
+    extra = len(settings.mps_log_directory) - len(settings.mps_pipe_directory)
+    if extra > 0:
+        raise InvalidSettingError(
+            f"--mps.log-directory: given {extra} more time(s) than --mps.pipe-directory; each log "
+            "directory belongs to the pipe directory at the same position"
+        )
+    if not settings.enabled_collectors():
+        raise InvalidSettingError("every collector is switched off: nothing to export")
+    if not settings.mps_discovery and not settings.mps_pipe_directory and not settings.replay:
+        raise InvalidSettingError(
+            "--no-mps.discovery without --mps.pipe-directory: no control daemon could be found"
+        )

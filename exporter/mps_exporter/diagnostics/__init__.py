@@ -1,0 +1,79 @@
+"""What an expert would say about this host: findings, each with evidence, reason and remedy.
+
+One table feeds ``mps-exporter doctor``, the metric mps_advice and the notes of the status page.
+Pure: a snapshot in, findings out. The remedies are for a person to run: the exporter changes
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mps_exporter.diagnostics.catalogue import ADVICE, Advice, Finding, Severity
+from mps_exporter.diagnostics.daemons import of_daemon
+from mps_exporter.diagnostics.gpus import of_gpu
+from mps_exporter.diagnostics.incidents import of_incidents
+from mps_exporter.diagnostics.visibility import of_host, unseen
+from mps_exporter.humanize import UserNameLookup
+from mps_exporter.snapshot import Snapshot
+from mps_exporter.user_names import UserNames
+
+__all__ = [
+    "ADVICE",
+    "Advice",
+    "Finding",
+    "Severity",
+    "findings",
+    "in_order",
+    "most_severe",
+    "recent_incidents",
+    "unseen",
+]  # fmt: skip
+
+
+def findings(snapshot: Snapshot, name_of: UserNameLookup | None = None) -> tuple[Finding, ...]:
+    """All that applies now, the most urgent first.
+
+    Args:
+        snapshot: The host.
+        name_of: How users are called; by default as the host itself names them.
+    """
+    name_of = name_of or UserNames(snapshot)
+    found = [
+        *(
+            one
+            for daemon in snapshot.daemons
+            for one in of_daemon(daemon, snapshot.taken_at, name_of)
+        ),
+        *(one for gpu in snapshot.gpus for one in of_gpu(gpu, snapshot, name_of)),
+        *of_host(snapshot),
+    ]
+    return in_order(found)
+
+
+def recent_incidents(
+    snapshot: Snapshot, name_of: UserNameLookup | None = None
+) -> tuple[Finding, ...]:
+    """What went wrong a moment ago: told to people, while metrics have counters for it."""
+    name_of = name_of or UserNames(snapshot)
+    found = [
+        one
+        for daemon in snapshot.daemons
+        for one in of_incidents(daemon, snapshot.taken_at, name_of)
+    ]
+    return in_order(found)
+
+
+def most_severe(found: tuple[Finding, ...]) -> Severity | None:
+    """The most severe of them; None where there are none."""
+    severities: tuple[Severity, ...] = ("critical", "warning", "info")
+    there = {finding.advice.severity for finding in found}
+    return next((severity for severity in severities if severity in there), None)
+
+
+_ORDER = list(ADVICE)
+
+
+def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The most urgent first."""
+    return tuple(sorted(found, key=lambda finding: _ORDER.index(finding.advice.name)))

@@ -1,0 +1,314 @@
+"""What is wrong with a control daemon, its servers, its clients, its queue and its logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from mps_exporter import humanize
+from mps_exporter.diagnostics import visibility
+from mps_exporter.diagnostics.catalogue import ADVICE, Finding
+from mps_exporter.humanize import UserNameLookup
+from mps_exporter.snapshot import Client, ControlDaemon, Server, Wait
+
+LOG_LARGE_BYTES = 1 << 30
+"""Nothing rotates the logs by itself; a GiB is weeks of a busy host."""
+
+STARTING_LONG_SECONDS = 10.0
+
+CREATING_LONG_SECONDS = 30.0
+"""Each of the 257 contexts in our recordings was ACTIVE within 2 ms."""
+
+AddFinding = Callable[..., Finding]
+"""(advice, evidence, remedy, since=...) of one daemon."""
+
+
+def of_daemon(daemon: ControlDaemon, now: float, name_of: UserNameLookup) -> Iterator[Finding]:
+    """All findings of one daemon."""
+
+    def found(name: str, evidence: str, remedy: str, since: float | None = None) -> Finding:
+        return Finding(
+            ADVICE[name], evidence, remedy, daemon=daemon.pipe_directory, since=since
+        )  # fmt: skip
+
+    name = humanize.printable(daemon.pipe_directory, 400)
+    for server in daemon.servers:
+        yield from _server(server, found, name_of, now)
+    yield from _state(daemon, name, found, now)
+    yield from _queue(daemon, name, found, name_of, now)
+    clients = [client for server in daemon.servers for client in server.clients]
+    yield from _limits(clients, found, name_of)
+    for log in daemon.logs:
+        if log.size_bytes is not None and log.size_bytes > LOG_LARGE_BYTES:
+            path = humanize.printable(log.path, 400)
+            yield found(
+                "log_large", f"{path} has {humanize.memory(log.size_bytes)}.",
+                f"Empty it in place: truncate -s 0 {path}; and let logrotate do so with "
+                "copytruncate from now on.",
+            )  # fmt: skip
+    yield from visibility.of_daemon(daemon, name, found)
+
+
+def _end_ghost(pid: int) -> str:
+    return (
+        f"If ps -o args= -p {pid} says nvidia-cuda-mps-server, end it (kill -9 {pid}) to free the "
+        "queue; the daemon need not be restarted."
+    )
+
+
+def _state(daemon: ControlDaemon, name: str, found: AddFinding, now: float) -> Iterator[Finding]:
+    ghost = next((server.pid for server in daemon.servers if server.ghost), None)
+    if daemon.state == "unresponsive":
+        hangs = (
+            "programs that start now hang"
+            if ghost is None
+            else (f"it hangs on its ghost server {ghost}")
+        )
+        yield found(
+            "daemon_unresponsive",
+            f"The MPS daemon {name} does not answer: {hangs}.",
+            _free(daemon),
+        )
+    elif daemon.state == "absent" and (quit_at := _quit_time(daemon)) is not None:
+        yield found(
+            "daemon_quit",
+            f"The MPS daemon {name} quit, as it was asked to, {humanize.ago(now - quit_at)}: "
+            f"programs "
+            "started for it use the GPU without MPS.",
+            "Start it with nvidia-cuda-mps-control -d when it is wanted again.",
+            since=quit_at,
+        )
+    elif daemon.state == "absent":
+        yield found(
+            "daemon_absent",
+            f"No MPS daemon runs at {name}: programs started for it use the GPU without MPS, "
+            "and without its limits.",
+            "Start it with nvidia-cuda-mps-control -d.",
+        )
+    elif daemon.state == "refused":
+        yield found(
+            "daemon_refuses",
+            f"The MPS daemon {name} refuses to answer.",
+            "Run the exporter as root or as the daemon's user.",
+        )
+    elif daemon.state == "draining":
+        yield found(
+            "daemon_draining",
+            f"The MPS daemon {name} was asked to quit and waits for its clients to leave; "
+            "it takes no new ones.",
+            "It ends when the last client does.",
+        )
+
+
+def _free(daemon: ControlDaemon) -> str:
+    """What frees a daemon that does not answer: of what is seen, that which costs least."""
+    control = daemon.facts.process if daemon.facts is not None else None
+    servers = daemon.facts.servers if daemon.facts is not None else ()
+    if control is not None and control.state in _STOPPED:
+        return f"The daemon itself is stopped: let it go on (kill -CONT {control.pid})."
+    if (ghost := next((one.pid for one in daemon.servers if one.ghost), None)) is not None:
+        return _end_ghost(ghost)
+    if stopped := _pids(server.pid for server in servers if server.state in _STOPPED):
+        return f"Its server {stopped} is stopped: let it go on (kill -CONT {stopped})."
+    everything = _pids(one.pid for one in (control, *servers) if one is not None)
+    return (
+        "No server of its own is stopped, and none is a ghost, as far as can be seen. If it stays "
+        f"so, end it and its server ({f'kill -9 {everything}' if everything else 'kill -9'}), and "
+        f"start it again; their clients are lost.{_doubt(daemon)}"
+    )
+
+
+def _doubt(daemon: ControlDaemon) -> str:
+    if daemon.follows("control"):
+        return ""
+    return (
+        " It may also be draining, which looks the same: its control.log, which cannot be read "
+        "from here, then has Cmd:quit, and it ends when its last client does."
+    )
+
+
+def _pids(pids: Iterable[int]) -> str:
+    return " ".join(str(pid) for pid in pids)
+
+
+_STOPPED = frozenset("Tt")
+"""States of a process: stopped, traced."""
+
+
+def _quit_time(daemon: ControlDaemon) -> float | None:
+    """When it quit, if that is the last that is known of it."""
+    last = daemon.incidents[-1] if daemon.incidents else None
+    return last.at if last is not None and last.kind == "daemon_quit" else None
+
+
+def _server(
+    server: Server, found: AddFinding, name_of: UserNameLookup, now: float
+) -> Iterator[Finding]:
+    owner = humanize.capitalize(f"{name_of(server.uid)}'s server {server.pid}")
+    if server.ghost:
+        without = ("connecting", "creating_context")
+        hung = [client.pid for client in server.clients if client.state in without]
+        text = f"{owner} was started for clients that had died in the queue: "
+        remedy = _end_ghost(server.pid)
+        if hung:
+            those = humanize.processes(hung) or humanize.count(len(hung), "client")
+            text += f"it serves nobody, {those} cannot go on, nor can anybody who comes later."
+            remedy += f" {humanize.capitalize(those)} will get an error and must be started again."
+        else:
+            text += "as soon as another user's client comes, the daemon answers nobody."
+        yield found("ghost_server", text, remedy)
+    elif server.state == "FAULT":
+        left = server.clients_connected
+        clients = "its client has" if left == 1 else "its clients have"
+        if left is not None and left > 1:
+            clients = f"its {left} clients have"
+        torn = [client for client in server.clients if client.state == "torn_down"]
+        pids = " ".join(str(client.pid) for client in torn or server.clients if client.pid)
+        yield found(
+            "server_in_fault",
+            f"{owner} is in FAULT after a fatal GPU error: it takes no new clients until {clients} "
+            "exited.",
+            f"End the clients that are left{f' (kill {pids})' if pids else ''}; they cannot use "
+            "the GPU any more.",
+        )
+    elif (work := server.possible_unfinished_work) is not None:
+        author = humanize.capitalize(humanize.processes([work.pid]) or "a client")
+        yield found(
+            "possible_unfinished_work",
+            f"{author} of {name_of(work.uid)} ended on {name_of(server.uid)}'s server {server.pid} "
+            f"and may "
+            f"have left GPU work behind: its end took {humanize.duration(work.seconds)}. The next "
+            "CUDA process on this server may fail with error 46 (cudaErrorDevicesUnavailable).",
+            "If the next process fails like that, start it again: the one after it runs. Terminate "
+            "a client through its daemon before it is killed: "
+            f"echo terminate_client {server.pid} PID | nvidia-cuda-mps-control.",
+            since=work.ended_at,
+        )
+    elif server.state == "INITIALIZING" and server.start_time_seconds is not None:
+        age = now - server.start_time_seconds
+        if age > STARTING_LONG_SECONDS:
+            yield found(
+                "server_starting_long",
+                f"{owner} has been starting for {humanize.age(age)}.",
+                "Its server.log says where it is stuck; in state D (ps -o stat= -p "
+                f"{server.pid}) it hangs in the driver.",
+                since=server.start_time_seconds,
+            )
+    if not server.ghost:
+        yield from _stuck(server, owner, found, name_of, now)
+
+
+def _stuck(
+    server: Server, owner: str, found: AddFinding, name_of: UserNameLookup, now: float
+) -> Iterator[Finding]:
+    """Clients that cannot use the GPU, and stay."""
+    for state, seconds, what, remedy in (
+        (
+            "creating_context", CREATING_LONG_SECONDS,
+            f"whose context {owner} has not finished",
+            "In state D (ps -o stat= -p PID) it hangs in the driver; server.log says what its "
+            "server did last. If it does not go on, end it",
+        ),
+        (
+            "torn_down", 0.0, f"that a fatal GPU error on {owner} hit",
+            "It cannot use the GPU any more, and new clients may be refused until it has ended. "
+            "End it",
+        ),
+    ):  # fmt: skip
+        stuck = [
+            client for client in server.clients
+            if client.state == state and now - (client.state_since or now) >= seconds
+        ]  # fmt: skip
+        since = min((client.state_since or now for client in stuck), default=now)
+        pids = " ".join(str(client.pid) for client in stuck if client.pid)
+        if stuck:
+            yield found(
+                "client_stuck",
+                f"{humanize.count(len(stuck), 'client')} {what}, for {humanize.age(now - since)}: "
+                f"{humanize.join_some([_client(client, name_of) for client in stuck])}.",
+                f"{remedy}{f' (kill {pids})' if pids else ''}, and start it again.",
+                since=since,
+            )
+
+
+def _queue(
+    daemon: ControlDaemon, name: str, found: AddFinding, name_of: UserNameLookup, now: float
+) -> Iterator[Finding]:
+    dead = [wait for wait in daemon.waits if wait.dead]
+    if dead:
+        pids = humanize.capitalize(humanize.processes([wait.pid for wait in dead]) or "a process")
+        yield found(
+            "queued_client_dead",
+            f"{pids} died while waiting in the queue of {name}, and still "
+            f"{'stand' if len(dead) > 1 else 'stands'} in it: when the turn comes, the daemon "
+            "hangs.",
+            "Nothing is lost yet, and the daemon need not be restarted. When the running server "
+            f"ends, a server for {name_of(dead[0].uid)} comes that serves nobody, and is named "
+            f"here: "
+            "end that server (kill -9), and the queue goes on. Until then a new process of this "
+            "user would hang, too.",
+        )
+    alive = sorted((wait for wait in daemon.waits if not wait.dead), key=lambda wait: wait.since)
+    if alive:
+        yield _wait(daemon, alive, found, name_of, now)
+
+
+def _wait(
+    daemon: ControlDaemon, alive: list[Wait], found: AddFinding, name_of: UserNameLookup, now: float
+) -> Finding:  # fmt: skip
+    first = alive[0]
+    holder = next((one for one in daemon.servers if one.uid == first.behind_uid), None)
+    if first.behind_uid is None:
+        behind = "behind another user's server"
+    elif holder is not None:
+        of = "the ghost" if holder.ghost else f"{name_of(first.behind_uid)}'s"
+        behind = f"behind {of} server {holder.pid}"
+    else:
+        behind = f"behind {name_of(first.behind_uid)}"
+    text = f"{name_of(first.uid)} has waited {humanize.age(now - first.since)} {behind}"
+    if len(alive) == 2:
+        text += ", and one more client waits"
+    elif len(alive) > 2:
+        text += f", and {len(alive) - 1} more clients wait"
+    idle = holder is None or (holder.clients_connected == 0 and not holder.ghost)
+    if idle and daemon.state == "answering":
+        text += ". The GPU is idle meanwhile: the daemon has not noticed yet that it is free"
+    remedy = (
+        _end_ghost(holder.pid)
+        if holder is not None and holder.ghost
+        else "MPS serves one user at a time: the wait ends when all clients of the other user have "
+        "left. Run both as one user, give each a daemon of their own (own "
+        "CUDA_MPS_PIPE_DIRECTORY), or run one daemon of root with -multiuser-server."
+    )
+    return found("several_users_one_daemon", humanize.sentence(text), remedy, since=first.since)
+
+
+def _limits(
+    clients: Iterable[Client], found: AddFinding, name_of: UserNameLookup
+) -> Iterator[Finding]:
+    clients = list(clients)
+    if percentages := [
+        f"{_client(client, name_of)} with {humanize.printable(repr(client.percentage_ignored))}"
+        for client in clients
+        if client.percentage_ignored is not None
+    ]:
+        yield found(
+            "percentage_ignored",
+            f"CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of "
+            f"{humanize.join_some(percentages)}.",
+            "Set a number above 0 and up to 100, and start the process again.",
+        )
+    if memory := [
+        f"{_client(client, name_of)} with {humanize.printable(repr(client.memory_limit_ignored))}"
+        for client in clients
+        if client.memory_limit_ignored is not None
+    ]:
+        yield found(
+            "memory_limit_ignored",
+            f"CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of {humanize.join_some(memory)}.",
+            "Name GPUs by UUID (nvidia-smi -L), and only those that the process sees: its "
+            "CUDA_VISIBLE_DEVICES. Then start the process again.",
+        )
+
+
+def _client(client: Client, name_of: UserNameLookup) -> str:
+    return humanize.process(client.pid, client.command, name_of(client.uid))

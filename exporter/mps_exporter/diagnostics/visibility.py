@@ -1,0 +1,256 @@
+"""What this exporter cannot see, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from mps_exporter import humanize
+from mps_exporter.diagnostics.catalogue import ADVICE, Finding
+from mps_exporter.observations import LogName, LogState
+from mps_exporter.snapshot import CollectorResult, ControlDaemon, Snapshot
+
+_RIGHTS = "Give the exporter CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or run it as root."
+
+_HIDDEN_BY_SOURCE = "Waits, crashes and faults of this daemon are not seen."
+
+_SOURCES = {
+    "nvml": "the GPUs",
+    "control": "the control daemons",
+    "logs": "the logs",
+    "process": "the processes",
+}
+_SOURCE_REMEDIES = {
+    "nvml": "GPUs are read through the driver's library libnvidia-ml.so.1. In a container, start "
+    "it with the NVIDIA runtime and the utility capability.",
+    "control": "Daemons are asked with nvidia-cuda-mps-control; name it with --mps.control-binary "
+    "if it is not on PATH.",
+    "process": "In a container, share the host's PID namespace (hostPID), and mount its /proc.",
+}
+
+
+def of_host(snapshot: Snapshot) -> Iterator[Finding]:
+    """The sources that failed, and the rights that are missing, of the host as a whole."""
+    for result in snapshot.collectors:
+        if not result.success and not (result.name == "control" and _is_explained(snapshot)):
+            yield _source(result)
+    of_clients = any(
+        client.environment_readable is False
+        for daemon in snapshot.daemons
+        for server in daemon.servers
+        for client in server.clients
+    )
+    if snapshot.unreadable_environments and not of_clients:
+        unread = humanize.count(snapshot.unreadable_environments, "process", "processes")
+        yield Finding(
+            ADVICE["environment_unreadable"],
+            f"The environment of {unread} cannot be read: limits that they set for themselves are "
+            "not known, so theirs are left out.",
+            _RIGHTS,
+        )
+
+
+def of_web_configuration(error: str) -> Finding:
+    """The file of --web.config.file was changed, and is wrong."""
+    return Finding(
+        ADVICE["web_configuration_unusable"],
+        "The web configuration cannot be used, the one before stays in force: "
+        f"{humanize.printable(error, 400)}.",
+        "Mend the file; it is read anew by itself.",
+    )
+
+
+def _source(result: CollectorResult) -> Finding:
+    return Finding(
+        ADVICE["source_unreadable"],
+        f"{humanize.capitalize(_SOURCES[result.name])} could not be read: "
+        f"{humanize.printable(result.error or 'no answer before the deadline', 400)}.",
+        _SOURCE_REMEDIES.get(result.name, "The findings of each daemon say more."),
+    )
+
+
+def unseen(snapshot: Snapshot) -> tuple[str, ...]:
+    """What must not be said of this host, since it cannot be seen; empty: everything is seen."""
+    found = [
+        f"{_SUBJECTS[result.name]}: {_SOURCES[result.name]} could not be read"
+        for result in snapshot.collectors
+        if not result.success and result.name in _SUBJECTS
+    ]
+    several = len(snapshot.daemons) > 1
+    for daemon in snapshot.daemons:
+        if daemon.state == "absent":
+            continue
+        at = f" at {humanize.printable(daemon.pipe_directory, 400)}" if several else ""
+        if daemon.state is None:
+            found.append(f"whether the daemon{at} answers is not known")
+        if not daemon.follows("control"):
+            found.append(f"whether anybody waits{at} cannot be seen: {_why_not(daemon, 'control')}")
+        if not daemon.follows("server"):
+            found.append(f"faults{at} cannot be seen: {_why_not(daemon, 'server')}")
+        if daemon.servers_count is None:
+            found.append(f"whether a server runs{at} is not known")
+        elif any(server.clients_connected is None for server in daemon.servers):
+            found.append(f"how many clients are connected{at} is not known")
+    return tuple(dict.fromkeys(found))
+
+
+_SUBJECTS = {
+    "nvml": "what the GPUs do cannot be seen",
+    "process": "whether other daemons run cannot be seen",
+}
+
+
+def _why_not(daemon: ControlDaemon, log: LogName) -> str:
+    if daemon.facts is not None and daemon.facts.foreground:
+        return "the daemon runs in the foreground and writes no logs"
+    return f"{log}.log is not readable"
+
+
+_EXPLAINING = ("unresponsive", "draining", "refused")
+
+
+def _is_explained(snapshot: Snapshot) -> bool:
+    """Whether a finding of a daemon tells already why it could not be asked."""
+    return any(
+        daemon.state in _EXPLAINING or _tool_missing(daemon) or _takes_no_questions(daemon)
+        for daemon in snapshot.daemons
+    )
+
+
+def _tool_missing(daemon: ControlDaemon) -> bool:
+    return daemon.state is None and "the control tool" in (daemon.error or "")
+
+
+def _takes_no_questions(daemon: ControlDaemon) -> bool:
+    return (
+        daemon.state is None
+        and daemon.pid is not None
+        and daemon.error is not None
+        and not _tool_missing(daemon)
+        and not daemon.follows("control")
+    )
+
+
+def _tool_error(error: str) -> str:
+    """What is the matter with it, without the commands that it was wanted for."""
+    _, tool, reply = error.partition("the control tool")
+    return humanize.sentence(humanize.printable(tool + reply, 400))
+
+
+def of_daemon(
+    daemon: ControlDaemon, name: str, found: Callable[[str, str, str], Finding]
+) -> Iterator[Finding]:
+    """What cannot be seen of one daemon."""
+    if _tool_missing(daemon):
+        yield found(
+            "tool_missing", _tool_error(daemon.error or ""),
+            "Install the driver's nvidia-cuda-mps-control, or name it with --mps.control-binary.",
+        )  # fmt: skip
+    if _takes_no_questions(daemon):
+        yield found(
+            "daemon_state_unknown",
+            f"The MPS daemon {name} takes no questions, and its control.log cannot be read: it may "
+            "be draining, or busy with other callers.",
+            "Let the exporter read control.log (see the finding about it). Do not kill the daemon "
+            "before you have looked there for Cmd:quit.",
+        )
+    if daemon.pid is not None:
+        yield from _logs(daemon, name, found)
+    yield from _rights(daemon, name, found)
+    yield from _namespace(daemon, name, found)
+    if daemon.dropped_clients:
+        yield found(
+            "clients_not_shown",
+            f"{humanize.count(daemon.dropped_clients, 'client')} of {name} more than "
+            "--collector.clients.max are not shown.",
+            "Raise --collector.clients.max.",
+        )
+
+
+def _logs(
+    daemon: ControlDaemon, name: str, found: Callable[[str, str, str], Finding]
+) -> Iterator[Finding]:
+    shut = [log for log in daemon.logs if not log.readable]
+    if not shut:
+        return
+    facts = daemon.facts
+    if facts is not None and facts.foreground:
+        yield found(
+            "logs_unreadable",
+            f"The daemon {name} runs in the foreground (-f) and writes no log files: waits, "
+            "crashes and faults are not seen.",
+            "Start it with -d, so that it writes its logs.",
+        )
+    elif facts is not None and facts.log_directory_assumed and not facts.log_directory:
+        yield found(
+            "logs_unreadable",
+            f"Nothing tells where the daemon {name} has its logs, since its environment cannot be "
+            f"read. {_HIDDEN_BY_SOURCE}",
+            f"Name the place with --mps.log-directory. Or: {_RIGHTS}",
+        )
+    else:
+        yield found(
+            "logs_unreadable",
+            f"{'; '.join(_unreadable(log) for log in shut)}. "
+            + (
+                _HIDDEN_BY_SOURCE
+                if any(log.log == "control" for log in shut)
+                else "Faults and clients of this daemon are not seen as they come."
+            ),
+            "Let the exporter's user read the log directory, or name the right one with "
+            "--mps.log-directory.",
+        )
+
+
+def _unreadable(log: LogState) -> str:
+    reason = f": {humanize.printable(log.error, 200)}" if log.error else ""
+    return f"{humanize.printable(log.path, 400)} cannot be read{reason}"
+
+
+def _rights(
+    daemon: ControlDaemon, name: str, found: Callable[[str, str, str], Finding]
+) -> Iterator[Finding]:
+    facts = daemon.facts
+    if daemon.pid is not None and facts is not None and facts.directories_assumed:
+        yield found(
+            "directories_assumed",
+            f"That process {daemon.pid} is the daemon of {name} is a guess: its environment cannot "
+            "be read, and nothing in the directory names it.",
+            f"{_RIGHTS} Or name the directory with --mps.pipe-directory.",
+        )
+    unreadable = [
+        client.pid for server in daemon.servers for client in server.clients
+        if client.environment_readable is False
+    ]  # fmt: skip
+    if unreadable:
+        those = humanize.processes(unreadable) or "some clients"
+        yield found(
+            "environment_unreadable",
+            f"The environment of {those} cannot be read: limits that they set for themselves are "
+            "not known, so theirs are left out.",
+            _RIGHTS,
+        )
+
+
+def _namespace(
+    daemon: ControlDaemon, name: str, found: Callable[[str, str, str], Finding]
+) -> Iterator[Finding]:
+    nameless = sum(1 for server in daemon.servers for client in server.clients if not client.pid)
+    process = daemon.facts.process if daemon.facts is not None else None
+    remedy = (
+        "Start the daemon with the host's PID namespace (hostPID: true, or docker run --pid host)."
+    )
+    if nameless:
+        yield found(
+            "daemon_outside_host_pid_namespace",
+            f"{humanize.count(nameless, 'client')} of {name} cannot be told apart: the daemon "
+            f"lives "
+            "in a PID namespace of its own.",
+            remedy,
+        )
+    elif process is not None and len(process.namespace_pids) > 1:
+        yield found(
+            "daemon_outside_host_pid_namespace",
+            f"The daemon {name} lives in a PID namespace of its own: process {process.pid} is "
+            f"{process.namespace_pids[-1]} there.",
+            remedy,
+        )

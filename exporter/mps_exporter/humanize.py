@@ -1,0 +1,263 @@
+"""What the exporter says to people: quantities, incidents, findings and remedies in plain words.
+
+Everything a person reads about the state of a host is worded here, so that the page, the JSON and
+the command line say the same.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from mps_exporter.snapshot import Incident
+
+MAX_NAME_CHARACTERS = 120
+MAX_NAMED_PIDS = 6
+
+UserNameLookup = Callable[[int | None], str]
+"""A user's number -> how a person would call them."""
+
+
+def printable(text: str, limit: int = MAX_NAME_CHARACTERS) -> str:
+    """A name that somebody else chose, made fit to be shown: one line, nothing hidden.
+
+    Control characters and those that turn the direction of writing show as escapes; bytes that
+    were no UTF-8 show as the replacement character.
+    """
+    shown = []
+    for character in text[: limit + 1]:
+        category = unicodedata.category(character)
+        if category == "Cs":
+            shown.append("\N{REPLACEMENT CHARACTER}")
+        elif category in ("Cc", "Cf", "Zl", "Zp"):
+            shown.append(character.encode("unicode_escape").decode("ascii"))
+        else:
+            shown.append(character)
+    if len(shown) > limit:
+        shown[limit:] = "…"
+    return "".join(shown)
+
+
+def user_name(uid: int | None, user: str | None) -> str:
+    """Who a user is, as far as it is known."""
+    if user:
+        return printable(user)
+    if uid is None:
+        return "an unknown user"
+    return f"user {uid}" if uid else "root"
+
+
+def duration(seconds: float) -> str:
+    """25 ms, 4.2 s, 13 s, 4 min, 2 h 5 min, 3 d 4 h."""
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def age(seconds: float) -> str:
+    """How long something has been so: whole seconds at the least."""
+    return duration(seconds) if seconds >= 90 else f"{max(0.0, seconds):.0f} s"
+
+
+def ago(seconds: float) -> str:
+    """When something was."""
+    return "just now" if seconds < 1.5 else f"{age(seconds)} ago"
+
+
+def memory(size: float) -> str:
+    """Bytes in the units that GPU memory is sold in."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            number = size / scale
+            return f"{number:.0f} {unit}" if number >= 99.95 else f"{number:.1f} {unit}"
+    return f"{size:.0f} B"
+
+
+def percent(ratio: float) -> str:
+    """A ratio, for people."""
+    return f"{ratio * 100:.0f} %"
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """1 client, 3 clients."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def iso_timestamp(at: float) -> str:
+    """A moment, for machines: ISO 8601 in UTC."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+
+
+def processes(pids: Sequence[int]) -> str:
+    """Process 12, processes 12 and 13, processes 1, 2, 3, 4, 5, 6 and 9 more."""
+    known = [str(pid) for pid in sorted(pids) if pid]
+    if not known:
+        return ""
+    if len(known) == 1:
+        return f"process {known[0]}"
+    if len(known) > MAX_NAMED_PIDS:
+        rest = len(known) - MAX_NAMED_PIDS
+        return f"processes {', '.join(known[:MAX_NAMED_PIDS])} and {rest} more"
+    return f"processes {', '.join(known[:-1])} and {known[-1]}"
+
+
+def process(pid: int, program: str | None, user: str) -> str:
+    """A process with what runs in it and whose it is."""
+    return f"process {pid} ({printable(program or 'an unknown program')} of {user})"
+
+
+def join_some(texts: Sequence[str], most: int = 5) -> str:
+    """Name the first few of many."""
+    shown = "; ".join(texts[:most])
+    return shown if len(texts) <= most else f"{shown}; and {len(texts) - most} more"
+
+
+def _lost_clients(incident: Incident) -> str:
+    if not incident.pids:
+        return "; no client was connected"
+    named = processes(incident.pids)
+    lost = count(len(incident.pids), "client")
+    return f" and took {lost} along" + (f" ({named})" if named else "")
+
+
+def _client(incident: Incident, name_of: UserNameLookup) -> str:
+    named = processes(incident.pids)
+    return f"{name_of(incident.uid)}'s {named}" if named else f"a client of {name_of(incident.uid)}"
+
+
+def _server(incident: Incident, name_of: UserNameLookup) -> str:
+    number = "" if incident.server_pid is None else f" {incident.server_pid}"
+    if incident.uid is None:
+        return f"the server{number}" if number else "a server"
+    return f"{name_of(incident.uid)}'s server{number}"
+
+
+_REJECTIONS = {
+    "context_limit": "the server has as many clients as it can take",
+    "server_not_ready": "the server recovers from a fatal error until all its clients have left",
+    "invalid_device": "the client asked for a device that the server does not serve",
+    "credentials": "the daemon could not tell who the client was",
+}
+
+
+def _rejected(incident: Incident, name_of: UserNameLookup) -> str:
+    reason = _REJECTIONS.get(incident.detail, printable(incident.detail))
+    return f"{_client(incident, name_of)} was refused: {reason}"
+
+
+def _fault(incident: Incident, name_of: UserNameLookup) -> str:
+    # Blamed, not guilty: MPS has been seen to name a neighbour of the one who did it.
+    cause = f": MPS blames process {incident.blamed_pid}" if incident.blamed_pid else ""
+    named = processes(incident.pids)
+    if not incident.pids:
+        lost = ""
+    else:
+        lost = f"; {count(len(incident.pids), 'other client')} died with it"
+        lost += f" ({named})" if named else ""
+    ended = ""
+    if incident.ended_pids:
+        those = processes(incident.ended_pids) or count(len(incident.ended_pids), "client")
+        verb = "was" if len(incident.ended_pids) == 1 else "were"
+        ended = (
+            f"; {those} {verb} ending at that moment and may have caused it with unfinished work"
+        )
+    return f"a fatal GPU error in {_server(incident, name_of)}{cause}{lost}{ended}"
+
+
+def _unfinished_work(incident: Incident, name_of: UserNameLookup) -> str:
+    author = f"process {incident.left_by_pid}" if incident.left_by_pid else "a client"
+    lost = count(len(incident.pids), "client")
+    named = processes(incident.pids)
+    blamed = f"; MPS blames process {incident.blamed_pid}" if incident.blamed_pid else ""
+    return (
+        f"{author} ended with GPU work in flight, and the fatal GPU error that followed in "
+        f"{_server(incident, name_of)} took {lost} down" + (f" ({named})" if named else "") + blamed
+    )
+
+
+def _after(incident: Incident) -> str:
+    return "" if incident.seconds is None else f" after {duration(incident.seconds)}"
+
+
+def _start_failed(incident: Incident, name_of: UserNameLookup) -> str:
+    reason = f": {printable(incident.detail)}" if incident.detail else ""
+    return f"a server for {name_of(incident.uid)} could not start{reason}"
+
+
+_SENTENCES: dict[str, Callable[[Incident, UserNameLookup], str]] = {
+    "daemon_started": lambda _incident, _name_of: "the daemon started",
+    "daemon_died": lambda incident, _name_of: f"the daemon died{_lost_clients(incident)}",
+    "daemon_quit": lambda _incident, _name_of: "the daemon quit, as it was asked to",
+    "server_crashed": lambda incident, name_of: (
+        f"{_server(incident, name_of)} crashed{_lost_clients(incident)}"
+    ),
+    "server_start_failed": _start_failed,
+    "fault": _fault,
+    "unfinished_work": _unfinished_work,
+    "fault_recovered": lambda incident, name_of: (
+        f"{_server(incident, name_of)} recovered from the fatal error{_after(incident)}"
+    ),
+    "client_terminated": lambda incident, name_of: (
+        f"{_client(incident, name_of)} was terminated by an operator"
+    ),
+    "client_rejected": _rejected,
+    "wait_started": lambda incident, name_of: (
+        f"{_client(incident, name_of)} began to wait behind another user's server"
+    ),
+    "wait_served": lambda incident, name_of: (
+        f"{_client(incident, name_of)} was served{_after(incident)}"
+    ),
+    "wait_abandoned": lambda incident, name_of: (
+        f"{_client(incident, name_of)} "
+        + ("ended without a context" if incident.detail else "gave up waiting")
+        + _after(incident)
+    ),
+    "ghost": lambda incident, name_of: (
+        f"{_server(incident, name_of)} was started for clients that had died in the queue: "
+        "the daemon hangs as soon as another user's client comes"
+    ),
+    "ghost_ended": lambda incident, name_of: (
+        f"{_server(incident, name_of)}, which was a ghost, has ended: it blocks the daemon no "
+        f"longer"
+    ),
+}
+
+
+def capitalize(text: str) -> str:
+    """Begun with a capital, as a sentence is."""
+    return text[:1].upper() + text[1:]
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    return capitalize(text) + ("" if text.endswith(".") else ".")
+
+
+def describe_incident(one: Incident, name_of: UserNameLookup) -> str:
+    """What happened, in a sentence."""
+    describe = _SENTENCES.get(one.kind)
+    text = describe(one, name_of) if describe is not None else printable(one.kind.replace("_", " "))
+    if one.count > 1:
+        text += f" ({one.count} times)"
+    return sentence(text)
+
+
+SEVERE_INCIDENTS = frozenset(
+    {"daemon_died", "server_crashed", "server_start_failed", "fault", "unfinished_work", "ghost"}
+)
+NOTABLE_INCIDENTS = frozenset(
+    {"client_rejected", "client_terminated", "wait_abandoned", "wait_started"}
+)

@@ -1,0 +1,97 @@
+"""Log lines as Prometheus programs write them: logfmt or JSON, quiet when healthy.
+
+    time=2026-11-21T08:55:42.578Z level=warn source=collect msg="..." daemon=/tmp/nvidia-mps
+
+Fields beyond the message come in ``extra={"fields": {...}}``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import TextIO
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING,
+           "error": logging.ERROR}  # fmt: skip
+_NAMES = {logging.WARNING: "warn", logging.CRITICAL: "error"}
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    stamp = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    fields: dict[str, object] = {
+        "time": stamp.replace("+00:00", "Z"),
+        "level": _NAMES.get(record.levelno, record.levelname.lower()),
+        "source": record.name.removeprefix("mps_exporter."),
+        "msg": record.getMessage(),
+    }
+    extra = getattr(record, "fields", None)
+    if isinstance(extra, dict):
+        fields |= {str(key): value for key, value in extra.items() if value is not None}
+    if record.exc_info and record.exc_info[1] is not None:
+        fields["err"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+    return fields
+
+
+def _quoted(value: object) -> str:
+    # Go's programs write tls=false, and whoever searches their logs searches ours.
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if text and text.isascii() and text.isprintable() and not set(text) & set(' "=\\'):
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+class LogfmtFormatter(logging.Formatter):
+    """key=value pairs, values quoted where they need it: one record is always one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Give the line without its end."""
+        line = " ".join(f"{key}={_quoted(value)}" for key, value in _fields(record).items())
+        return _with_traceback(self, record, line)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Give the line without its end."""
+        return json.dumps(_fields(record), default=str)
+
+
+def _with_traceback(formatter: logging.Formatter, record: logging.LogRecord, line: str) -> str:
+    # A traceback is for whoever debugs; a healthy installation never prints one.
+    if record.exc_info and logging.getLogger("mps_exporter").isEnabledFor(logging.DEBUG):
+        return f"{line}\n{formatter.formatException(record.exc_info)}"
+    return line
+
+
+def configure(level: str, form: str, stream: TextIO | None = None) -> None:
+    """Send the log of this program, and warnings of libraries, to standard error."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else LogfmtFormatter())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("mps_exporter").setLevel(_LEVELS[level])
+
+
+class TransitionLogger:
+    """One line when something starts failing, one when it works again."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._failing: dict[tuple[str, ...], str] = {}
+
+    def failed(self, *key: str, message: str, **fields: object) -> None:
+        """Say that something fails, unless that was said."""
+        if key not in self._failing:
+            self._failing[key] = message
+            self._log.warning("%s", message, extra={"fields": fields})
+
+    def recovered(self, *key: str, message: str, **fields: object) -> None:
+        """Say that it works again, if it had failed."""
+        if self._failing.pop(key, None) is not None:
+            self._log.info("%s", message, extra={"fields": fields})
+
+    def forget(self, *key: str) -> None:
+        """The thing itself is gone: nothing more to say of it."""
+        self._failing.pop(key, None)

@@ -1,0 +1,669 @@
+"""Every metric about control daemons, servers, clients, waits and the exporter, once.
+
+The GPUs' own metrics are in gpu_catalogue.py; catalogue.py joins both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+from mps_exporter.diagnostics import ADVICE, Severity
+from mps_exporter.metrics.spec import Kind, MetricSpec
+from mps_exporter.observations import LogName
+from mps_exporter.snapshot import (
+    CLIENT_STATES,
+    COLLECTORS,
+    CONTROL_STATES,
+    EXIT_CAUSES,
+    LIMIT_SOURCES,
+    LOSS_CAUSES,
+    PROCESS_KINDS,
+    QUERY_FAILURE_REASONS,
+    REJECTION_CAUSES,
+    SERVER_STATES,
+)
+
+_LOG = "control.log"
+_SERVER_LOG = "server.log"
+_BOTH_LOGS = "control.log, server.log"
+_TOOL = "nvidia-cuda-mps-control"
+_PROC = "/proc"
+
+
+_STATES = {"mps_control_state": CONTROL_STATES, "mps_server_state": SERVER_STATES}
+
+_OF_LOG = {"log": get_args(LogName)}
+_OF_COLLECTOR = {"collector": COLLECTORS}
+
+_VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "mps_control_info": {"multiuser": ("true", "false")},
+    "mps_control_query_failures_total": {"reason": QUERY_FAILURE_REASONS},
+    "mps_control_log_size_bytes": _OF_LOG,
+    "mps_control_log_lines_total": _OF_LOG,
+    "mps_control_log_unrecognized_lines_total": _OF_LOG,
+    "mps_control_log_readable": _OF_LOG,
+    "mps_server_exits_total": {"cause": EXIT_CAUSES},
+    "mps_server_last_exit_timestamp_seconds": {"cause": EXIT_CAUSES},
+    "mps_client_info": {"limit_source": LIMIT_SOURCES},
+    "mps_client_state": {"state": CLIENT_STATES},
+    "mps_client_state_since_timestamp_seconds": {
+        "state": tuple(state for state in CLIENT_STATES if state != "active")
+    },
+    "mps_client_losses_total": {"cause": LOSS_CAUSES},
+    "mps_client_rejections_total": {"cause": REJECTION_CAUSES},
+    "mps_gpu_processes": {"kind": PROCESS_KINDS},
+    "mps_advice": {
+        "advice": tuple(one.name for one in ADVICE.values() if one.kind != "news"),
+        "severity": get_args(Severity),
+    },
+    "mps_scrape_collector_duration_seconds": _OF_COLLECTOR,
+    "mps_scrape_collector_success": _OF_COLLECTOR,
+    "mps_scrape_collector_timeout": _OF_COLLECTOR,
+}
+"""Metric -> label -> all its values."""
+
+_NOTES = {
+    "mps_client_state": "Waiting: in the queue behind another user's server (`server` is empty). "
+    "Connecting: connected, and no context yet; a program may well stay so for long. "
+    "Creating_context: a context is being created, and cannot be used yet. Torn_down: a fatal GPU "
+    "error hit it, and it cannot use the GPU any more. Absent where server.log cannot be read or "
+    "does not name clients (drivers before 580), and for several waiting clients that their daemon "
+    "calls by the PID 0.",
+    "mps_uid_wait_seconds": "A wait ends when the user's server is ready, and counts once the "
+    "client has a context; where server.log cannot be read or does not name clients, once the "
+    "daemon sends the client to its server.",
+    "mps_gpu_processes": "A kind is absent while a process list cannot be read that tells it: "
+    "mps_client and direct need the MPS list, which old drivers lack.",
+}
+
+
+def _section(
+    title: str, *rows: tuple[str, Kind, tuple[str, ...], str, str]
+) -> tuple[MetricSpec, ...]:
+    """Rows of (name, kind, labels, source, help) become specs of one section."""
+    return tuple(
+        MetricSpec(
+            name=name,
+            kind=kind,
+            labels=labels,
+            source=source,
+            help=words,
+            states=_STATES.get(name, ()),
+            values=_VALUES.get(name, {}),
+            note=_NOTES.get(name, ""),
+            section=title,
+        )
+        for name, kind, labels, source, words in rows
+    )
+
+
+_D = ("daemon",)
+_DS = ("daemon", "server")
+_DSP = ("daemon", "server", "pid")
+_G = ("gpu", "uuid")
+
+CONTROL_DAEMON = _section(
+    "Control daemon",
+    (
+        "mps_control_up",
+        "gauge",
+        _D,
+        _TOOL,
+        "1 when the control daemon answered its last probe within the deadline (after one retry).",
+    ),
+    (
+        "mps_control_state",
+        "stateset",
+        _D,
+        f"{_TOOL}, {_PROC}, {_LOG}",
+        "Why a control daemon is up or not: draining was asked to quit and waits for its clients, "
+        "unresponsive hangs, absent was configured or seen before and is gone.",
+    ),
+    (
+        "mps_control_info",
+        "info",
+        (
+            *_D,
+            "pid",
+            "uid",
+            "user",
+            "log_directory",
+            "binary_version",
+            "protocol",
+            "multiuser",
+            "visible_devices",
+        ),
+        f"{_PROC}, {_LOG}",
+        "The control daemon's process and settings.",
+    ),
+    (
+        "mps_control_start_time_seconds",
+        "gauge",
+        _D,
+        _PROC,
+        "When the control daemon's process started, as a Unix timestamp.",
+    ),
+    (
+        "mps_control_starts_total",
+        "counter",
+        _D,
+        _LOG,
+        "Starts of a control daemon in this pipe directory.",
+    ),
+    (
+        "mps_control_query_duration_seconds",
+        "gauge",
+        _D,
+        _TOOL,
+        "How long the last queries to this daemon took, together.",
+    ),
+    (
+        "mps_control_queries_total",
+        "counter",
+        _D,
+        _TOOL,
+        "Runs of the control tool by this exporter.",
+    ),
+    (
+        "mps_control_query_failures_total",
+        "counter",
+        (*_D, "reason"),
+        _TOOL,
+        "Runs of the control tool that failed, after one retry, by reason.",
+    ),
+    (
+        "mps_control_default_active_thread_ratio",
+        "gauge",
+        _D,
+        _TOOL,
+        "Share of the SMs that servers started from now on give each client, 0 to 1.",
+    ),
+    (
+        "mps_control_default_pinned_memory_limit_bytes",
+        "gauge",
+        (*_D, *_G),
+        _TOOL,
+        "Device memory that servers started from now on allow each client.",
+    ),
+    (
+        "mps_control_default_client_priority",
+        "gauge",
+        _D,
+        _TOOL,
+        "Priority of clients of servers started from now on: 0 normal, 1 below normal.",
+    ),
+    ("mps_control_servers", "gauge", _D, f"{_TOOL}, {_LOG}", "Servers that this daemon runs now."),
+    (
+        "mps_control_log_size_bytes",
+        "gauge",
+        (*_D, "log"),
+        "stat",
+        "Size of the daemon's log file; nothing rotates it by itself.",
+    ),
+    ("mps_control_log_lines_total", "counter", (*_D, "log"), _BOTH_LOGS, "Log lines read."),
+    (
+        "mps_control_log_unrecognized_lines_total",
+        "counter",
+        (*_D, "log"),
+        _BOTH_LOGS,
+        "Log lines of an unknown kind: when it grows, a driver has changed its wording.",
+    ),
+    (
+        "mps_control_log_query_lines_total",
+        "counter",
+        _D,
+        _LOG,
+        "Lines that users of the control tool, this exporter among them, caused in control.log.",
+    ),
+    (
+        "mps_control_log_readable",
+        "gauge",
+        (*_D, "log"),
+        "open",
+        "1 when the log can be followed; at 0 incidents cannot be seen.",
+    ),
+)
+
+SERVERS = _section(
+    "Servers",
+    (
+        "mps_server_info",
+        "info",
+        (*_DS, "uid", "user"),
+        f"{_PROC}, {_LOG}",
+        "The server's process; uid and user are those it serves (0 for a multi-user server).",
+    ),
+    (
+        "mps_server_state",
+        "stateset",
+        _DS,
+        f"{_BOTH_LOGS}, {_TOOL}",
+        "The server's state; a word that this exporter does not know is passed through.",
+    ),
+    (
+        "mps_server_start_time_seconds",
+        "gauge",
+        _DS,
+        f"{_PROC}, {_LOG}",
+        "When the server started, as a Unix timestamp.",
+    ),
+    (
+        "mps_server_clients",
+        "gauge",
+        _DS,
+        f"{_SERVER_LOG}, {_TOOL}",
+        "Client processes connected to the server.",
+    ),
+    (
+        "mps_server_client_contexts",
+        "gauge",
+        (*_DS, *_G),
+        f"{_SERVER_LOG}, {_TOOL}",
+        "CUDA contexts of clients on the GPU: what the server's limit counts.",
+    ),
+    (
+        "mps_server_client_contexts_limit",
+        "gauge",
+        (*_DS, *_G),
+        "GPU architecture, driver, server.log",
+        "How many client contexts the server admits on the GPU.",
+    ),
+    (
+        "mps_server_active_thread_ratio",
+        "gauge",
+        _DS,
+        f"{_TOOL}, {_SERVER_LOG}",
+        "Share of the SMs for clients that connect from now on, 0 to 1.",
+    ),
+    (
+        "mps_server_pinned_memory_limit_bytes",
+        "gauge",
+        (*_DS, *_G),
+        f"{_TOOL}, {_SERVER_LOG}",
+        "Device memory allowed to each client that connects from now on.",
+    ),
+    (
+        "mps_server_memory_used_bytes",
+        "gauge",
+        (*_DS, *_G),
+        "NVML",
+        "Device memory of the server process itself.",
+    ),
+    (
+        "mps_server_ghost",
+        "gauge",
+        _DS,
+        f"{_BOTH_LOGS}, {_PROC}",
+        "1 when the server was started for a client that had died in the queue: it serves nobody, "
+        "and the daemon hangs on it until it is killed.",
+    ),
+    (
+        "mps_server_starts_total",
+        "counter",
+        (*_D, "uid"),
+        _LOG,
+        "Servers started, by the user they were started for.",
+    ),
+    ("mps_server_startup_seconds", "histogram", _D, _LOG, "From a server's start to Ready."),
+    (
+        "mps_server_exits_total",
+        "counter",
+        (*_D, "cause"),
+        _BOTH_LOGS,
+        "Ends of servers by cause. The status that the log prints is no evidence: requested means "
+        "that the log shows the orderly end. ghost_ended is a ghost server that ended without it, "
+        "most often because an operator killed it: no crash, it served no client.",
+    ),
+    (
+        "mps_server_last_exit_timestamp_seconds",
+        "gauge",
+        (*_D, "cause"),
+        _BOTH_LOGS,
+        "When a server last ended from this cause, as a Unix timestamp.",
+    ),
+    (
+        "mps_server_faults_total",
+        "counter",
+        (*_D, *_G),
+        _SERVER_LOG,
+        "Fatal GPU errors that servers handled, by the GPU that was hit: that of the client that "
+        "MPS blames, or the only one that was reset (empty labels when the log does not tell).",
+    ),
+    (
+        "mps_server_last_fault_timestamp_seconds",
+        "gauge",
+        _D,
+        _SERVER_LOG,
+        "When a server last handled a fatal GPU error, as a Unix timestamp.",
+    ),
+    (
+        "mps_server_fault_recovery_seconds",
+        "histogram",
+        _D,
+        _SERVER_LOG,
+        "From a fatal GPU error to the destruction of the server's context.",
+    ),
+)
+
+CLIENTS = _section(
+    "Clients",
+    (
+        "mps_client_info",
+        "info",
+        (
+            *_DSP,
+            "uid",
+            "user",
+            "command",
+            "container_id",
+            "pod_uid",
+            "slurm_job_id",
+            "systemd_unit",
+            "pid_namespace",
+            "limit_source",
+        ),
+        f"{_PROC}, {_LOG}",
+        "The client's process and what it belongs to; command is the program's name only. "
+        "limit_source is whose SM share is lower; unknown where a limit cannot be told.",
+    ),
+    (
+        "mps_client_start_time_seconds",
+        "gauge",
+        _DSP,
+        _SERVER_LOG,
+        "When the client connected, as a Unix timestamp.",
+    ),
+    (
+        "mps_client_state",
+        "gauge",
+        (*_DSP, "uid", "state"),
+        _BOTH_LOGS,
+        "1 for the state that the client is in.",
+    ),
+    (
+        "mps_client_state_since_timestamp_seconds",
+        "gauge",
+        (*_DSP, "uid", "state"),
+        _BOTH_LOGS,
+        "Since when a client that is not active is in its state, as a Unix timestamp.",
+    ),
+    (
+        "mps_client_contexts",
+        "gauge",
+        (*_DSP, *_G),
+        f"{_SERVER_LOG}, {_TOOL}",
+        "CUDA contexts of the client on the GPU.",
+    ),
+    (
+        "mps_client_memory_used_bytes",
+        "gauge",
+        (*_DSP, *_G),
+        "NVML",
+        "Device memory of the client on the GPU.",
+    ),
+    (
+        "mps_client_memory_limit_bytes",
+        "gauge",
+        (*_DSP, *_G),
+        f"{_PROC}/PID/environ, {_TOOL}",
+        "Device memory that MPS allows the client at most: the lower of its own limit and the "
+        "server's. Absent where it has none, or where it cannot be told which GPU it is for.",
+    ),
+    (
+        "mps_client_active_thread_ratio",
+        "gauge",
+        _DSP,
+        f"{_PROC}/PID/environ, {_TOOL}",
+        "Share of the SMs that MPS allows the client at most, 0 to 1: the lower of its own limit "
+        "and the server's when it connected. Its own is that of its environment at exec.",
+    ),
+    (
+        "mps_client_sm_limit",
+        "gauge",
+        (*_DSP, *_G),
+        "calculated as the hardware rounds",
+        "SMs that the client's share gives on this GPU at most. A cap, not a reservation.",
+    ),
+    (
+        "mps_client_priority",
+        "gauge",
+        _DSP,
+        f"{_PROC}/PID/environ",
+        "Priority that the client asked for: 0 normal, 1 below normal.",
+    ),
+    (
+        "mps_client_connections_total",
+        "counter",
+        (*_D, "uid"),
+        _SERVER_LOG,
+        "Client processes that connected to a server.",
+    ),
+    (
+        "mps_client_disconnections_total",
+        "counter",
+        (*_D, "uid"),
+        _SERVER_LOG,
+        "Client processes that left a server, in whatever way.",
+    ),
+    (
+        "mps_client_session_seconds",
+        "histogram",
+        (*_D, "uid"),
+        _SERVER_LOG,
+        "From connecting to leaving, of clients that had at least one context; who is refused for "
+        "the context limit has none.",
+    ),
+    (
+        "mps_client_losses_total",
+        "counter",
+        (*_D, "uid", "cause"),
+        _BOTH_LOGS,
+        "Clients that MPS took down, by cause: the blast radius of crashes, faults and kills. "
+        "Of a fatal GPU error, own_fault is the client that MPS blames and neighbour_fault are the "
+        "others; unfinished_work are all victims of a client that ended with GPU work in flight, "
+        "unattributed_fault those of an error while several were ending: MPS blames one of the "
+        "victims then.",
+    ),
+    (
+        "mps_client_unfinished_exits_total",
+        "counter",
+        (*_D, "uid"),
+        _SERVER_LOG,
+        "Clients that ended with GPU work in flight, which then took other clients down. Only "
+        "those that the log singles out.",
+    ),
+    (
+        "mps_client_rejections_total",
+        "counter",
+        (*_D, "uid", "cause"),
+        _BOTH_LOGS,
+        "Clients that were refused, by cause.",
+    ),
+    (
+        "mps_client_dropped_series",
+        "gauge",
+        _D,
+        "this exporter",
+        "Clients without metrics of their own: those beyond --collector.clients.max, and several "
+        "that their daemon calls by the PID 0.",
+    ),
+)
+
+WAITS = _section(
+    "Waits caused by UID serialisation",
+    (
+        "mps_uid_waiting_clients",
+        "gauge",
+        (*_D, "uid"),
+        _LOG,
+        "Clients queued behind another user's server now, and those that a ghost does not serve.",
+    ),
+    (
+        "mps_uid_waiting_since_timestamp_seconds",
+        "gauge",
+        (*_D, "uid"),
+        _LOG,
+        "Since when the user's oldest queued client waits, as a Unix timestamp.",
+    ),
+    (
+        "mps_uid_waiting_dead_clients",
+        "gauge",
+        (*_D, "uid"),
+        f"{_LOG}, {_PROC}",
+        "Queued clients whose process is gone: the daemon hangs when their turn comes.",
+    ),
+    (
+        "mps_uid_wait_seconds",
+        "histogram",
+        (*_D, "uid"),
+        _LOG,
+        "Waits behind another user's server that were served: the client got a context.",
+    ),
+    (
+        "mps_uid_waits_abandoned_total",
+        "counter",
+        (*_D, "uid"),
+        f"{_LOG}, {_PROC}",
+        "Waits that ended without service: the process died or gave up, or never got a context.",
+    ),
+    (
+        "mps_uid_overtakes_total",
+        "counter",
+        (*_D, "uid"),
+        _LOG,
+        "Clients of this user admitted while clients of other users waited.",
+    ),
+    (
+        "mps_uid_handovers_total",
+        "counter",
+        _D,
+        _LOG,
+        "Times a waiting user's server became ready after another user's.",
+    ),
+    (
+        "mps_uid_handover_idle_seconds_total",
+        "counter",
+        _D,
+        _BOTH_LOGS,
+        "Time in which somebody waited and no client was connected: the daemon's back-off.",
+    ),
+    (
+        "mps_uid_handover_backoff_seconds",
+        "gauge",
+        _D,
+        _LOG,
+        "The daemon's present interval between attempts to stop the running user's server.",
+    ),
+    (
+        "mps_uid_holding_seconds_total",
+        "counter",
+        (*_D, "uid"),
+        _BOTH_LOGS,
+        "Time in which the user's server had at least one client.",
+    ),
+)
+
+SHARING = _section(
+    "GPU sharing",
+    (
+        "mps_gpu_processes",
+        "gauge",
+        (*_G, "kind"),
+        "NVML",
+        "Processes on the GPU: mps_client, mps_server, direct (beside MPS), graphics.",
+    ),
+    (
+        "mps_gpu_served",
+        "gauge",
+        (*_G, "daemon"),
+        f"{_TOOL}, {_BOTH_LOGS}, NVML",
+        "1 for each daemon that serves the GPU; it ends with the daemon.",
+    ),
+    (
+        "mps_gpu_stranded_clients",
+        "gauge",
+        _G,
+        f"NVML, {_PROC}",
+        "MPS client processes on the GPU that outlived their server: they keep its memory.",
+    ),
+    (
+        "mps_gpu_sm_committed_ratio",
+        "gauge",
+        _G,
+        "calculated",
+        "Sum of all clients' SM limits over the GPU's SMs; above 1 the limits overlap.",
+    ),
+    (
+        "mps_gpu_client_memory_committed_bytes",
+        "gauge",
+        _G,
+        "calculated",
+        "Sum of all clients' memory limits on the GPU, of those that have one.",
+    ),
+)
+
+ADVICE_METRICS = _section(
+    "Host advice",
+    ("mps_advice", "gauge", ("advice", "severity", "daemon", *_G), "this exporter",
+     "1 for each finding that mps-exporter doctor would print; it also says why and what to do."),
+)  # fmt: skip
+
+EXPORTER = _section(
+    "The exporter itself",
+    (
+        "mps_exporter_build_info",
+        "info",
+        ("version", "revision", "pythonversion"),
+        "this exporter",
+        "The exporter's version.",
+    ),
+    (
+        "mps_scrape_collector_duration_seconds",
+        "gauge",
+        ("collector",),
+        "this exporter",
+        "How long the source took in this collection.",
+    ),
+    (
+        "mps_scrape_collector_success",
+        "gauge",
+        ("collector",),
+        "this exporter",
+        "1 when the source could be read in this collection.",
+    ),
+    (
+        "mps_scrape_collector_timeout",
+        "gauge",
+        ("collector",),
+        "this exporter",
+        "1 when the source did not answer before the deadline.",
+    ),
+    (
+        "mps_exporter_unreadable_environments",
+        "gauge",
+        (),
+        _PROC,
+        "Processes whose own limits could not be read for want of rights: CAP_SYS_PTRACE and "
+        "CAP_DAC_READ_SEARCH together give them.",
+    ),
+    (
+        "mps_exporter_unknown_readings_total",
+        "counter",
+        (),
+        "this exporter",
+        "GPU readings that were left out because no metric shows such a quantity: when it grows, a "
+        "recording of another version is replayed.",
+    ),
+    (
+        "mps_exporter_recording_info",
+        "info",
+        ("scenario", "machine", "driver_version", "recorded", "speed"),
+        "this exporter",
+        "Present only when a recording is replayed: these are not the values of a live host.",
+    ),
+)
+
+MPS_METRICS: tuple[MetricSpec, ...] = (
+    *CONTROL_DAEMON, *SERVERS, *CLIENTS, *WAITS, *SHARING, *ADVICE_METRICS, *EXPORTER,
+)  # fmt: skip

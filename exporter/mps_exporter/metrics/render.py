@@ -1,0 +1,447 @@
+"""Snapshot -> families of samples. Pure: the same snapshot always gives the same metrics.
+
+A metric that has no sample is left out. What is ``None`` in the snapshot is no sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from mps_exporter.diagnostics import findings
+from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics.gpu_readings import series_of
+from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
+from mps_exporter.snapshot import (
+    EXIT_CAUSES,
+    LOSS_CAUSES,
+    QUERY_FAILURE_REASONS,
+    REJECTION_CAUSES,
+    SERVER_STATES,
+    Client,
+    ClientState,
+    ControlDaemon,
+    Gpu,
+    Histogram,
+    Server,
+    Snapshot,
+)
+
+LABEL_VALUE_MAX = 200
+"""Longer label values are cut: a program's name is whatever its author likes it to be."""
+
+DAEMON = "daemon"
+"""The label that is never cut: it is what tells daemons apart."""
+
+LABEL_SETS_KEPT = 4096
+"""Label sets whose text is remembered: those of a full host, twice."""
+
+MOMENTS = ("_timestamp_seconds", "_start_time_seconds")
+"""Ends of names whose values are moments, not durations."""
+
+SampleValue = float | HistogramValue | dict[str, bool]
+
+RawLabels = tuple[str | int | None, ...]
+"""Label values before they are text. No booleans: 1 and True are the same key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What mps_exporter_build_info says."""
+
+    version: str
+    revision: str
+    python_version: str
+
+
+def _identity(moment: float) -> float:
+    return moment
+
+
+class Samples:
+    """Collects samples by metric, in the catalogue's order."""
+
+    def __init__(self, wall: Callable[[float], float]) -> None:
+        self._wall = wall
+        self._by_name: dict[str, dict[tuple[str, ...], SampleValue]] = {}
+        self._moments: set[str] = set()
+        self._daemons: dict[str, int] = {}
+        """Metric -> which of its labels is the daemon."""
+
+    def add(self, name: str, labels: RawLabels, value: SampleValue | int | None) -> None:
+        """Add one sample; None adds nothing. A label set that is there already keeps its value."""
+        if value is None:
+            return
+        found = self._by_name.get(name)
+        if found is None:
+            found = self._by_name[name] = {}
+            if name.endswith(MOMENTS):
+                self._moments.add(name)
+            if name in CATALOGUE and DAEMON in CATALOGUE[name].labels:
+                self._daemons[name] = CATALOGUE[name].labels.index(DAEMON)
+        if isinstance(value, dict):
+            value = {_label(state, LABEL_VALUE_MAX): active for state, active in value.items()}
+        elif name in self._moments and isinstance(value, float | int):
+            value = self._wall(value)
+        found.setdefault(_texts(labels, self._daemons.get(name, -1)), value)
+
+    def families(self) -> list[Family]:
+        """All families that have a sample."""
+        unknown = self._by_name.keys() - CATALOGUE.keys()
+        if unknown:
+            raise KeyError(f"not in the catalogue: {', '.join(sorted(unknown))}")
+        return [
+            Family(spec, tuple(found.items()))
+            for name, spec in CATALOGUE.items()
+            if (found := self._by_name.get(name))
+        ]
+
+
+@lru_cache(maxsize=LABEL_SETS_KEPT)
+def _texts(labels: RawLabels, whole: int) -> tuple[str, ...]:
+    """Label values as text, all but one cut where they are too long.
+
+    Most of what a page says of labels is what the last one said.
+    """
+    return tuple(
+        _label(value, None if position == whole else LABEL_VALUE_MAX)
+        for position, value in enumerate(labels)
+    )
+
+
+def _label(value: str | int | None, longest: int | None) -> str:
+    if value is None:
+        return ""
+    text = str(value)[:longest]
+    if text.isprintable():
+        return text
+    # Control characters and lone surrogates of undecodable names become visible escapes.
+    visible = "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
+    return visible[:longest]
+
+
+def histogram_value(histogram: Histogram) -> HistogramValue:
+    """Counts per bucket -> the cumulative buckets of the exposition formats."""
+    total = 0
+    buckets = []
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
+        total += count
+        buckets.append((repr(float(bound)), total))
+    total += sum(histogram.counts[len(histogram.bounds) :])
+    buckets.append(("+Inf", total))
+    return HistogramValue(tuple(buckets), histogram.sum_seconds)
+
+
+def render(
+    snapshot: Snapshot,
+    build: Build,
+    *,
+    wall: Callable[[float], float] = _identity,
+) -> list[Family]:
+    """All metrics of a snapshot.
+
+    Args:
+        snapshot: What one collection found.
+        build: The exporter's own version.
+        wall: Maps a time of the snapshot to the reader's clock; a recording that is replayed
+            faster than it was made has a clock of its own.
+    """
+    samples = Samples(wall)
+    indexes = snapshot.gpu_indexes
+    samples.add(
+        "mps_exporter_build_info", (build.version, build.revision, build.python_version), 1.0
+    )
+    samples.add("mps_exporter_unreadable_environments", (), snapshot.unreadable_environments)
+    samples.add("mps_exporter_unknown_readings_total", (), snapshot.unknown_readings)
+    if snapshot.recording is not None:
+        recording = snapshot.recording
+        labels = (
+            recording.scenario,
+            recording.machine,
+            recording.driver_version,
+            recording.recorded_at,
+            f"{recording.speed:g}",
+        )
+        samples.add("mps_exporter_recording_info", labels, 1.0)
+    for result in snapshot.collectors:
+        name = (result.name,)
+        samples.add("mps_scrape_collector_duration_seconds", name, result.duration_seconds)
+        samples.add("mps_scrape_collector_success", name, float(result.success))
+        samples.add("mps_scrape_collector_timeout", name, float(result.timed_out))
+    for daemon in snapshot.daemons:
+        _daemon(samples, daemon, indexes)
+    for gpu in snapshot.gpus:
+        _gpu(samples, gpu, snapshot)
+    for finding in findings(snapshot):
+        advice = finding.advice
+        labels = (advice.name, advice.severity, finding.daemon, finding.gpu, finding.uuid)
+        samples.add("mps_advice", labels, 1.0)
+    return samples.families()
+
+
+def _daemon(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str]) -> None:
+    d = (daemon.pipe_directory,)
+    add = samples.add
+    if daemon.state is not None:
+        add("mps_control_up", d, float(daemon.state == "answering"))
+        add("mps_control_state", d, {daemon.state: True})
+    if daemon.pid is not None:
+        add(
+            "mps_control_info",
+            (
+                *d,
+                daemon.pid,
+                daemon.uid,
+                daemon.user,
+                daemon.log_directory,
+                daemon.binary_version,
+                daemon.protocol,
+                None if daemon.multiuser is None else str(daemon.multiuser).lower(),
+                daemon.visible_devices,
+            ),
+            1.0,
+        )
+    add("mps_control_start_time_seconds", d, daemon.start_time_seconds)
+    add("mps_control_query_duration_seconds", d, daemon.query_duration_seconds)
+    add("mps_control_queries_total", d, daemon.queries)
+    for reason in QUERY_FAILURE_REASONS:
+        failures = daemon.query_failures.get(reason, 0)
+        add("mps_control_query_failures_total", (*d, reason), failures)
+    add("mps_control_default_active_thread_ratio", d, daemon.default_active_thread_ratio)
+    add("mps_control_default_client_priority", d, daemon.default_client_priority)
+    per_gpu = daemon.default_pinned_memory_limit_bytes
+    _by_gpu(samples, "mps_control_default_pinned_memory_limit_bytes", d, per_gpu, indexes)
+    add("mps_control_servers", d, daemon.servers_count)
+    for log in daemon.logs:
+        add("mps_control_log_size_bytes", (*d, log.log), log.size_bytes)
+        add("mps_control_log_readable", (*d, log.log), float(log.readable))
+    omitted = daemon.dropped_clients
+    for server in daemon.servers:
+        omitted += _server(samples, daemon, server, indexes)
+    _waits(samples, daemon)
+    if daemon.counters is not None:
+        _counters(samples, daemon, indexes)
+    add("mps_client_dropped_series", d, omitted)
+
+
+def _by_gpu(
+    samples: Samples,
+    name: str,
+    labels: RawLabels,
+    values: Mapping[str, float],
+    indexes: Mapping[str, str],
+) -> None:
+    for uuid, value in values.items():
+        samples.add(name, (*labels, indexes.get(uuid, ""), uuid), value)
+
+
+def _server(
+    samples: Samples, daemon: ControlDaemon, server: Server, indexes: Mapping[str, str]
+) -> int:
+    """Give how many clients had to be left out."""
+    ds = (daemon.pipe_directory, server.pid)
+    add = samples.add
+    add("mps_server_info", (*ds, server.uid, server.user), 1.0)
+    if server.state is not None:
+        add("mps_server_state", ds, {server.state: True})
+    add("mps_server_start_time_seconds", ds, server.start_time_seconds)
+    add("mps_server_clients", ds, server.clients_connected)
+    _by_gpu(samples, "mps_server_client_contexts", ds, server.contexts, indexes)
+    _by_gpu(samples, "mps_server_client_contexts_limit", ds, server.contexts_limit, indexes)
+    add("mps_server_active_thread_ratio", ds, server.active_thread_ratio)
+    limit = server.pinned_memory_limit_bytes
+    _by_gpu(samples, "mps_server_pinned_memory_limit_bytes", ds, limit, indexes)
+    _by_gpu(samples, "mps_server_memory_used_bytes", ds, server.memory_used_bytes, indexes)
+    if server.ghost is not None:
+        add("mps_server_ghost", ds, float(server.ghost))
+    # A daemon in a PID namespace of its own calls all clients outside 0: several of them would be
+    # one, with the numbers of the first.
+    nameless = sum(client.pid == 0 for client in server.clients)
+    omitted = nameless if nameless > 1 else 0
+    for client in server.clients:
+        if client.pid or not omitted:
+            _client(samples, daemon, client, indexes)
+    return omitted
+
+
+def _client(
+    samples: Samples, daemon: ControlDaemon, client: Client, indexes: Mapping[str, str]
+) -> None:
+    dsp = (daemon.pipe_directory, client.server_pid, client.pid)
+    add = samples.add
+    add(
+        "mps_client_info",
+        (
+            *dsp,
+            client.uid,
+            client.user,
+            client.command,
+            client.container_id,
+            client.pod_uid,
+            client.slurm_job_id,
+            client.systemd_unit,
+            client.pid_namespace,
+            client.limit_source,
+        ),
+        1.0,
+    )
+    add("mps_client_start_time_seconds", dsp, client.connected_at)
+    _client_state(samples, (*dsp, client.uid), client.state, client.state_since)
+    _by_gpu(samples, "mps_client_contexts", dsp, client.contexts, indexes)
+    _by_gpu(samples, "mps_client_memory_used_bytes", dsp, client.memory_used_bytes, indexes)
+    _by_gpu(samples, "mps_client_memory_limit_bytes", dsp, client.memory_limit_bytes, indexes)
+    add("mps_client_active_thread_ratio", dsp, client.active_thread_ratio)
+    _by_gpu(samples, "mps_client_sm_limit", dsp, client.sm_limit, indexes)
+    add("mps_client_priority", dsp, client.priority)
+
+
+def _client_state(
+    samples: Samples, labels: RawLabels, state: ClientState | None, since: float | None
+) -> None:
+    if state is not None:
+        samples.add("mps_client_state", (*labels, state), 1.0)
+    if state != "active":  # since about when it connected
+        samples.add("mps_client_state_since_timestamp_seconds", (*labels, state), since)
+
+
+def _waits(samples: Samples, daemon: ControlDaemon) -> None:
+    d = daemon.pipe_directory
+    connected = {client.pid for server in daemon.servers for client in server.clients}
+    for wait in daemon.waits:
+        if wait.pid and not wait.dead and wait.pid not in connected:
+            _client_state(samples, (d, None, wait.pid, wait.uid), "waiting", wait.since)
+    uids: set[int | None] = {wait.uid for wait in daemon.waits}
+    if daemon.counters is not None:
+        # A user who has waited keeps a 0, so that a graph falls to it instead of ending.
+        uids |= daemon.counters.waits.keys() | daemon.counters.waits_abandoned.keys()
+    for uid in sorted(uids, key=lambda uid: -1 if uid is None else uid):
+        queued = [wait for wait in daemon.waits if wait.uid == uid]
+        samples.add("mps_uid_waiting_clients", (d, uid), len(queued))
+        dead = sum(wait.dead for wait in queued)
+        samples.add("mps_uid_waiting_dead_clients", (d, uid), dead)
+        if queued:
+            since = min(wait.since for wait in queued)
+            samples.add("mps_uid_waiting_since_timestamp_seconds", (d, uid), since)
+    samples.add("mps_uid_handover_backoff_seconds", (d,), daemon.handover_backoff_seconds)
+
+
+def _counters(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str]) -> None:
+    counters = daemon.counters
+    if counters is None:
+        return
+    d = (daemon.pipe_directory,)
+    add = samples.add
+    add("mps_control_starts_total", d, counters.daemon_starts)
+    add("mps_control_log_query_lines_total", d, counters.query_lines)
+    for log in ("control", "server"):
+        add("mps_control_log_lines_total", (*d, log), counters.log_lines.get(log, 0))
+        unknown = counters.unrecognized_lines.get(log, 0)
+        add("mps_control_log_unrecognized_lines_total", (*d, log), unknown)
+    _by_uid(samples, "mps_server_starts_total", d, counters.server_starts)
+    for cause in EXIT_CAUSES:
+        add("mps_server_exits_total", (*d, cause), counters.server_exits.get(cause, 0))
+        last = counters.server_last_exit_at.get(cause)
+        add("mps_server_last_exit_timestamp_seconds", (*d, cause), last)
+    for uuid in sorted({*counters.faults, *daemon.gpu_uuids}):
+        faults = counters.faults.get(uuid, 0)
+        add("mps_server_faults_total", (*d, indexes.get(uuid, ""), uuid), faults)
+    add("mps_server_last_fault_timestamp_seconds", d, counters.last_fault_at)
+    if counters.server_startup is not None:
+        add("mps_server_startup_seconds", d, histogram_value(counters.server_startup))
+    if counters.fault_recovery is not None:
+        add("mps_server_fault_recovery_seconds", d, histogram_value(counters.fault_recovery))
+    _by_uid(samples, "mps_client_connections_total", d, counters.connections)
+    _by_uid(samples, "mps_client_disconnections_total", d, counters.disconnections)
+    for uid, sessions in counters.sessions.items():
+        add("mps_client_session_seconds", (*d, uid), histogram_value(sessions))
+    _by_uid_and_cause(samples, "mps_client_losses_total", d, counters.losses, LOSS_CAUSES)
+    _by_uid(samples, "mps_client_unfinished_exits_total", d, counters.unfinished_exits)
+    _by_uid_and_cause(
+        samples, "mps_client_rejections_total", d, counters.rejections, REJECTION_CAUSES
+    )
+    for uid, waits in counters.waits.items():
+        add("mps_uid_wait_seconds", (*d, uid), histogram_value(waits))
+    _by_uid(samples, "mps_uid_waits_abandoned_total", d, counters.waits_abandoned)
+    _by_uid(samples, "mps_uid_overtakes_total", d, counters.overtakes)
+    add("mps_uid_handovers_total", d, counters.handovers)
+    add("mps_uid_handover_idle_seconds_total", d, counters.handover_idle_seconds)
+    _by_uid(samples, "mps_uid_holding_seconds_total", d, counters.holding_seconds)
+
+
+def _by_uid(
+    samples: Samples,
+    name: str,
+    labels: RawLabels,
+    values: Mapping[int, float] | Mapping[int | None, float],
+) -> None:
+    for uid, value in values.items():
+        samples.add(name, (*labels, uid), value)
+
+
+def _by_uid_and_cause(
+    samples: Samples,
+    name: str,
+    labels: RawLabels,
+    values: Mapping[tuple[int | None, str], int],
+    causes: tuple[str, ...],
+) -> None:
+    """Every known user has every cause from 0 on: a counter that appears at 1 has no increase."""
+    for uid in {uid for uid, _ in values}:
+        for cause in causes:
+            samples.add(name, (*labels, uid, cause), values.get((uid, cause), 0))
+
+
+def _gpu(samples: Samples, gpu: Gpu, snapshot: Snapshot) -> None:
+    g = (gpu.index, gpu.uuid)
+    seen = gpu.observation
+    capability = seen.compute_capability
+    samples.add(
+        "mps_gpu_info",
+        (
+            *g,
+            seen.parent_uuid,
+            seen.mig_instance,
+            seen.name,
+            seen.pci_bus_id,
+            seen.architecture,
+            None if capability is None else f"{capability[0]}.{capability[1]}",
+            snapshot.driver_version,
+            snapshot.cuda_version,
+            seen.vbios_version,
+            seen.serial,
+        ),
+        1.0,
+    )
+    samples.add("mps_gpu_sms", g, seen.sm_count)
+    if seen.compute_mode is not None:
+        samples.add("mps_gpu_compute_mode", g, {seen.compute_mode: True})
+    for kind, count in (gpu.processes_by_kind or {}).items():
+        samples.add("mps_gpu_processes", (*g, kind), count)
+    for daemon in gpu.served_by:
+        samples.add("mps_gpu_served", (*g, daemon), 1.0)
+    samples.add("mps_gpu_stranded_clients", g, gpu.stranded_clients)
+    samples.add("mps_gpu_sm_committed_ratio", g, gpu.sm_committed_ratio)
+    committed = gpu.client_memory_committed_bytes
+    samples.add("mps_gpu_client_memory_committed_bytes", g, committed)
+    statesets: dict[tuple[str, tuple[str, ...]], dict[str, bool]] = {}
+    for reading in seen.readings:
+        series = series_of(reading)
+        if series is None:
+            continue  # counted by the collector: the page must not be lost for it
+        name = series.metric.name
+        if series.state is None:
+            samples.add(name, (*g, *series.labels), reading.value)
+        else:
+            statesets.setdefault((name, series.labels), {})[series.state] = bool(reading.value)
+    for (name, rest), states in statesets.items():
+        samples.add(name, (*g, *rest), states)
+
+
+def states_of(spec: MetricSpec, value: Mapping[str, bool]) -> dict[str, bool]:
+    """All states of a stateset: the known ones first, then unknown words that were met."""
+    known = {state: bool(value.get(state, False)) for state in spec.states or SERVER_STATES}
+    return known | {state: active for state, active in value.items() if state not in known}

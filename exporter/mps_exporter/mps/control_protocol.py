@@ -1,0 +1,437 @@
+"""What the control tool is asked, and what its answers mean.
+
+Several commands share one run of the tool. Their replies come back in order and without anything
+between them, and an empty reply leaves no trace:
+
+    get_default_client_priority              0
+    get_server_status 457                    ACTIVE
+    get_active_thread_percentage 457         100.0
+    get_device_pinned_mem_limit 457 0                        (nothing: no limit is set)
+    get_default_active_thread_percentage     80.0
+    get_default_device_pinned_mem_limit 0    10G
+    get_client_list 457                      455
+    get_device_client_list 457               [0] 00:00.0, NVIDIA H200
+                                             455.1           (process.context)
+
+So only replies that can be told apart stand side by side, and between two that cannot stands
+``get_default_active_thread_percentage``, which always answers with one line. Every run of the tool
+asks something that has an answer: no output at all, with status 0, is what a collision with another
+caller looks like. The texts are those of driver 580; the tool exits with 0 whatever it prints.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from mps_exporter.mps.limits import parse_memory
+from mps_exporter.observations import ControlObservation, Exchange, Outcome
+
+_SERVER = r"[1-9][0-9]{0,9}"
+_DEVICE = r"[0-9]{1,4}"
+READ_ONLY = (
+    re.compile(r"get_server_list"),
+    re.compile(r"get_default_active_thread_percentage"),
+    re.compile(r"get_default_client_priority"),
+    re.compile(rf"get_default_device_pinned_mem_limit {_DEVICE}"),
+    re.compile(rf"get_server_status {_SERVER}"),
+    re.compile(rf"get_active_thread_percentage {_SERVER}"),
+    re.compile(rf"get_device_pinned_mem_limit {_SERVER} {_DEVICE}"),
+    re.compile(rf"get_client_list {_SERVER}"),
+    re.compile(rf"get_device_client_list {_SERVER}"),
+    re.compile(rf"device_query {_SERVER} --csv"),
+)
+"""Every command that is ever sent. None of them changes anything."""
+
+FENCE = "get_default_active_thread_percentage"
+PROBE: tuple[str, ...] = ("get_server_list", FENCE)
+"""Answered by the daemon alone, without a server's help. Without the fence an empty list of servers
+and a collision would look the same."""
+
+_QUOTED_CHARACTERS = 200
+
+
+class ForbiddenCommandError(ValueError):
+    """A command that is not on the list of those that only read."""
+
+
+def stdin_text(commands: Iterable[str]) -> bytes:
+    """Give the text for the tool's standard input: the only place where it is made.
+
+    Raises:
+        ForbiddenCommandError: A command is not one of READ_ONLY.
+    """
+    lines = list(commands)
+    for command in lines:
+        if not any(allowed.fullmatch(command) for allowed in READ_ONLY):
+            raise ForbiddenCommandError(f"not a command that only reads: {command!r}")
+    return "".join(f"{command}\n" for command in lines).encode("ascii")
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDevice:
+    """A GPU as a daemon numbers it."""
+
+    ordinal: int
+    uuid: str
+    name: str
+    pci: str
+    """As printed: not the real address in every case, so join by UUID."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReply:
+    """What the daemon said by itself."""
+
+    server_pids: tuple[int, ...]
+    """In the daemon's PID namespace."""
+    default_active_thread_ratio: float
+    """0-1, for servers that start from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReply:
+    """What the daemon said of one server. None, or a missing device: it did not say."""
+
+    server_pid: int
+    """In the daemon's PID namespace."""
+    state: str | None = None
+    """INITIALIZING, ACTIVE or FAULT; whatever word a newer driver uses is passed through."""
+    active_thread_ratio: float | None = None
+    """0-1, for clients that connect from now on."""
+    client_pids: tuple[int, ...] | None = None
+    """One for each client; 0 for those in a PID namespace that the daemon does not see."""
+    contexts: Mapping[int, Mapping[int, int]] | None = None
+    """Device ordinal -> client PID -> contexts."""
+    devices: tuple[ListedDevice, ...] | None = None
+    pinned_memory_limit_bytes: Mapping[int, int] = field(default_factory=dict)
+    """Device ordinal -> the limit set under that ordinal, rounded down to whole GiB from 1 GiB on
+    (measured: 1536M is printed as "1G"). The server's log has the exact one."""
+    default_pinned_memory_limit_bytes: Mapping[int, int] = field(default_factory=dict)
+    """For servers that start from now on, rounded likewise."""
+    default_active_thread_ratio: float | None = None
+    default_client_priority: int | None = None
+    """0 normal, 1 below normal; for clients that connect from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """No answer in the text."""
+
+    kind: Literal["server_not_found", "absent", "refused", "unparsable"]
+    text: str
+    """What the tool said, shortened."""
+    protocol: str | None = None
+    """"3" when the text is that of the newer, incompatible control interface."""
+    server_pid: int | None = None
+
+
+def server_commands(
+    server_pid: int, devices: Sequence[int] = (), *, map_devices: bool
+) -> tuple[str, ...]:
+    """Give the questions about one server.
+
+    Args:
+        server_pid: The server, as the daemon numbers processes.
+        devices: Ordinals of the devices whose memory limits are wanted.
+        map_devices: Also ask which device is which: the answer never changes in a server's life.
+    """
+    return (
+        "get_default_client_priority",
+        f"get_server_status {server_pid}",
+        f"get_active_thread_percentage {server_pid}",
+        *limit_commands(server_pid, devices),
+        f"get_client_list {server_pid}",
+        f"get_device_client_list {server_pid}",
+        *((f"device_query {server_pid} --csv",) if map_devices else ()),
+    )
+
+
+def limit_commands(server_pid: int, devices: Sequence[int]) -> tuple[str, ...]:
+    """Give the questions about memory limits, a fence after every one but the last."""
+    questions = [
+        question
+        for device in devices
+        for question in (
+            f"get_device_pinned_mem_limit {server_pid} {device}",
+            f"get_default_device_pinned_mem_limit {device}",
+        )
+    ]
+    fenced = [command for question in questions for command in (question, FENCE)]
+    return tuple(fenced[:-1])
+
+
+def parse_failure(exchange: Exchange) -> Failure | None:
+    """Recognise the tool's own complaints; None: it brought the daemon's answer."""
+    text = f"{exchange.stderr}\n{exchange.stdout}"
+    for kind, phrases in _ERROR_PATTERNS:
+        if any(phrase in text for phrase in phrases):
+            return Failure(kind, shorten(text))
+    if exchange.return_code not in (0, None):
+        reply = shorten(text) or "nothing"
+        return Failure("refused", f"exit status {exchange.return_code}, said {reply}")
+    return None
+
+
+CANNOT_SEND = "Cannot send command to MPS control daemon"
+"""What a caller is told that collides with another, and everybody while the daemon drains."""
+
+_ERROR_PATTERNS: tuple[tuple[Literal["absent", "refused"], tuple[str, ...]], ...] = (
+    ("absent", ("Cannot find MPS control daemon process",)),
+    (
+        "refused",
+        (
+            "Cannot authenticate or connect to MPS control daemon",
+            CANNOT_SEND,
+            "Cannot access CUDA_MPS_PIPE_DIRECTORY",
+            "CUDA_MPS_PIPE_DIRECTORY must be set",
+            "Insufficient privileges",
+        ),
+    ),
+)
+
+
+def shorten(text: str, limit: int = _QUOTED_CHARACTERS) -> str:
+    """Make one line of it, at most so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def parse_probe(exchange: Exchange) -> ProbeReply | Failure:
+    """Read the answer to PROBE; never raises, whatever the text."""
+    if (failure := parse_failure(exchange)) is not None:
+        return failure
+    reader = _LineReader(exchange.stdout)
+    servers = reader.take_all(_PID)
+    default = reader.take_match(_PERCENTAGE)
+    if default is None or not reader.at_end:
+        return _unparsable(exchange)
+    return ProbeReply(tuple(int(pid[0]) for pid in servers), float(default[0]) / 100.0)
+
+
+def parse_server(*exchanges: Exchange) -> ServerReply | Failure:
+    """Read the answers to server_commands() and limit_commands() about one server.
+
+    Never raises, whatever the text. The first failure stands for the whole.
+    """
+    server_pid = _server_of(exchanges[0].commands) if exchanges else None
+    if server_pid is None:
+        return Failure("unparsable", "nothing was asked about a server")
+    builder = _ReplyBuilder(server_pid)
+    for exchange in exchanges:
+        failure = parse_failure(exchange) or _read_into(builder, exchange)
+        if failure is not None:
+            return replace(failure, server_pid=server_pid)
+    return builder.reply()
+
+
+def parse_reconciliation(observation: ControlObservation) -> tuple[ServerReply | Failure, ...]:
+    """Read what each server said; servers that were not asked, or did not answer, are left out."""
+    by_server: dict[int | None, list[Exchange]] = {}
+    for exchange in observation.exchanges:
+        if exchange.outcome not in (Outcome.TIMEOUT, Outcome.SKIPPED):
+            by_server.setdefault(_server_of(exchange.commands), []).append(exchange)
+    return tuple(parse_server(*exchanges) for exchanges in by_server.values())
+
+
+def _server_of(commands: Sequence[str]) -> int | None:
+    """Give the server that the commands ask about."""
+    for command in commands:
+        words = command.split(" ")
+        if len(words) > 1 and words[0] in _SERVER_VERBS and _is_number(words[1]):
+            return int(words[1])
+    return None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _read_into(builder: _ReplyBuilder, exchange: Exchange) -> Failure | None:
+    reader = _LineReader(exchange.stdout)
+    for command in exchange.commands:
+        if (gone := reader.take_match(_NOT_FOUND)) is not None:
+            return Failure("server_not_found", gone[0])
+        if reader.take_match(_UNKNOWN_COMMAND) is None and not _read_reply(
+            command, reader, builder
+        ):
+            return _unparsable(exchange)
+    # The daemon complains once for each command.
+    if reader.take_match(_NOT_FOUND) is not None:
+        return Failure("server_not_found", f"Server {builder.server_pid} not found")
+    return None if reader.at_end else _unparsable(exchange)
+
+
+def _unparsable(exchange: Exchange) -> Failure:
+    text = f"{exchange.stdout}\n{exchange.stderr}"
+    protocol = "3" if _NEWER_INTERFACE.search(text) else None
+    return Failure("unparsable", shorten(text), protocol)
+
+
+_PID = re.compile(r"[0-9]{1,10}")
+_PRIORITY = re.compile(r"[01]")
+_PERCENTAGE = re.compile(r"[0-9]{1,3}\.[0-9]{1,6}")
+_STATE = re.compile(r"[A-Z][A-Z_]{2,40}")
+_LIMIT = re.compile(r"[0-9]{1,15} ?[KMGT]i?B?", re.IGNORECASE)
+_NO_LIMIT = re.compile(r"No .*limit set.*")
+_LISTED_DEVICE = re.compile(r"\[([0-9]{1,4})\] .*")
+_CONTEXT = re.compile(r"([0-9]{1,10})\.([0-9]{1,10})")
+_DEVICE_ROW = re.compile(r"([0-9]{1,4}),([^,]*),([^,]*),(.*),([^,]*)")
+_DEVICE_SECTION = re.compile(r"Default|Server ([0-9]{1,10})|Device Ordinal,.*")
+_NOT_FOUND = re.compile(r"Server ([0-9]{1,10}) not found\.?")
+_UNKNOWN_COMMAND = re.compile(r"Unknown command.*|Invalid command.*")
+# Words of the newer interface: columns of its lists, and how it explains itself.
+_NEWER_INTERFACE = re.compile(r"name, ?uid, ?pid, ?status|<module>|[Uu]nknown module")
+
+
+class _LineReader:
+    """The lines of a reply, taken from the front. Empty lines say nothing and are dropped."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = [line for raw in text.split("\n") if (line := raw.strip())]
+        self._next = 0
+
+    @property
+    def at_end(self) -> bool:
+        return self._next >= len(self._lines)
+
+    def take_match(self, shape: re.Pattern[str]) -> re.Match[str] | None:
+        """Take the next line if it has this shape."""
+        found = None if self.at_end else shape.fullmatch(self._lines[self._next])
+        self._next += found is not None
+        return found
+
+    def take_all(self, shape: re.Pattern[str]) -> list[re.Match[str]]:
+        """Take the lines that have this shape, up to the first that has not."""
+        taken = []
+        while (found := self.take_match(shape)) is not None:
+            taken.append(found)
+        return taken
+
+
+@dataclass(slots=True)
+class _ReplyBuilder:
+    """A ServerReply in the making."""
+
+    server_pid: int
+    state: str | None = None
+    ratio: float | None = None
+    default_ratio: float | None = None
+    default_priority: int | None = None
+    clients: tuple[int, ...] | None = None
+    contexts: dict[int, Counter[int]] | None = None
+    devices: tuple[ListedDevice, ...] | None = None
+    limits: dict[int, int] = field(default_factory=dict)
+    default_limits: dict[int, int] = field(default_factory=dict)
+
+    def reply(self) -> ServerReply:
+        contexts = None
+        if self.contexts is not None:
+            contexts = {device: dict(count) for device, count in self.contexts.items()}
+        return ServerReply(
+            server_pid=self.server_pid,
+            state=self.state,
+            active_thread_ratio=self.ratio,
+            client_pids=self.clients,
+            contexts=contexts,
+            devices=self.devices,
+            pinned_memory_limit_bytes=self.limits,
+            default_pinned_memory_limit_bytes=self.default_limits,
+            default_active_thread_ratio=self.default_ratio,
+            default_client_priority=self.default_priority,
+        )
+
+
+def _read_reply(command: str, reader: _LineReader, builder: _ReplyBuilder) -> bool:
+    """Take one command's reply. False: the next line is nothing that it could answer."""
+    verb, _, rest = command.partition(" ")
+    read = _READERS.get(verb)
+    return read is not None and read(reader, rest, builder)
+
+
+def _read_state(reader: _LineReader, _rest: str, builder: _ReplyBuilder) -> bool:
+    if (state := reader.take_match(_STATE)) is not None:
+        builder.state = state[0]
+    return state is not None
+
+
+def _read_ratio(reader: _LineReader, _rest: str, builder: _ReplyBuilder) -> bool:
+    if (percentage := reader.take_match(_PERCENTAGE)) is not None:
+        builder.ratio = float(percentage[0]) / 100.0
+    return percentage is not None
+
+
+def _read_default_ratio(reader: _LineReader, _rest: str, builder: _ReplyBuilder) -> bool:
+    if (percentage := reader.take_match(_PERCENTAGE)) is not None:
+        builder.default_ratio = float(percentage[0]) / 100.0
+    return percentage is not None
+
+
+def _read_default_priority(reader: _LineReader, _rest: str, builder: _ReplyBuilder) -> bool:
+    if (priority := reader.take_match(_PRIORITY)) is not None:
+        builder.default_priority = int(priority[0])
+    return priority is not None
+
+
+def _read_limit(reader: _LineReader, rest: str, builder: _ReplyBuilder) -> bool:
+    _take_limit(reader, int(rest.rpartition(" ")[2]), builder.limits)
+    return True
+
+
+def _read_default_limit(reader: _LineReader, rest: str, builder: _ReplyBuilder) -> bool:
+    _take_limit(reader, int(rest), builder.default_limits)
+    return True
+
+
+def _take_limit(reader: _LineReader, device: int, limits: dict[int, int]) -> None:
+    if reader.take_match(_NO_LIMIT) is not None:
+        return
+    text = reader.take_match(_LIMIT)
+    limit = parse_memory(text[0]) if text else None
+    if limit is not None:
+        limits[device] = limit
+
+
+def _read_clients(reader: _LineReader, _rest: str, builder: _ReplyBuilder) -> bool:
+    builder.clients = tuple(int(pid[0]) for pid in reader.take_all(_PID))
+    return True
+
+
+def _read_contexts(reader: _LineReader, _rest: str, builder: _ReplyBuilder) -> bool:
+    builder.contexts = {}
+    while (device := reader.take_match(_LISTED_DEVICE)) is not None:
+        pids = [int(context[1]) for context in reader.take_all(_CONTEXT)]
+        builder.contexts.setdefault(int(device[1]), Counter()).update(pids)
+    return True
+
+
+def _read_devices(reader: _LineReader, _rest: str, builder: _ReplyBuilder) -> bool:
+    """Keep the rows below "Server N"; those below "Default" are the daemon's, for later servers."""
+    sections: dict[str, list[ListedDevice]] = {}
+    rows: list[ListedDevice] = []
+    while (heading := reader.take_match(_DEVICE_SECTION)) is not None:
+        if not heading[0].startswith("Device Ordinal,"):
+            rows = sections.setdefault(heading[0], [])
+        for row in reader.take_all(_DEVICE_ROW):
+            rows.append(ListedDevice(int(row[1]), uuid=row[3], name=row[4], pci=row[2]))
+    found = sections.get(f"Server {builder.server_pid}") or sections.get("Default")
+    builder.devices = tuple(found) if found else None
+    return bool(sections)
+
+
+_READERS: Mapping[str, Callable[[_LineReader, str, _ReplyBuilder], bool]] = {
+    "get_server_status": _read_state,
+    "get_active_thread_percentage": _read_ratio,
+    "get_default_active_thread_percentage": _read_default_ratio,
+    "get_default_client_priority": _read_default_priority,
+    "get_device_pinned_mem_limit": _read_limit,
+    "get_default_device_pinned_mem_limit": _read_default_limit,
+    "get_client_list": _read_clients,
+    "get_device_client_list": _read_contexts,
+    "device_query": _read_devices,
+}
+_SERVER_VERBS = frozenset(verb for verb in _READERS if "_default_" not in verb)
+"""Those whose first argument is a server."""

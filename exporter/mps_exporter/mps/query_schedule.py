@@ -1,0 +1,193 @@
+"""When the servers are asked, and what their answers add up to.
+
+The control daemon has one thread: a question that a stuck server does not answer blocks the daemon
+for every user. So servers are asked seldom, and only those whose process looks able to answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from mps_exporter.mps.control_protocol import (
+    ListedDevice,
+    ProbeReply,
+    ServerReply,
+    parse_probe,
+    parse_reconciliation,
+)
+from mps_exporter.observations import ControlObservation, DaemonFacts, Outcome, ProcessFacts
+from mps_exporter.snapshot import LedgerView
+
+UNRESPONSIVE_PROCESS_STATES = frozenset("DTtZX")
+"""States of a process that answers nobody: in the kernel and deaf (mostly for a moment), stopped,
+traced, zombie, dead."""
+
+BACKOFF_SECONDS = 60.0
+"""After an answer that explained nothing, the same is asked again no sooner; then twice as late."""
+
+SETTLING_SECONDS = 1.0
+"""A server this young is left alone: its log lines may not have been read yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAnswers:
+    """The last answers of a daemon and of its servers that are still alive."""
+
+    probe: ProbeReply | None = None
+    servers: Mapping[int, ServerReply] = field(default_factory=dict)
+    """Server PID, as the daemon numbers processes -> its answers."""
+    asked_at: float | None = None
+    answered_at: Mapping[int, float] = field(default_factory=dict)
+    """Server PID -> when it gave its answers."""
+    failed_attempts: Mapping[int, int] = field(default_factory=dict)
+    """Server PID -> how often it was asked and gave no answer that is understood."""
+    disputed: frozenset[int] = frozenset()
+    """Servers that the daemon named and the log did not, or the other way round, when asked."""
+    disputes: int = 0
+    """How often the same ones were disputed."""
+
+    def younger_than(self, seconds: float, now: float) -> ServerAnswers:
+        """Leave out the servers whose answers are older than this."""
+        young = {
+            pid: reply
+            for pid, reply in self.servers.items()
+            if now - self.answered_at.get(pid, now) <= seconds
+        }
+        return self if len(young) == len(self.servers) else replace(self, servers=young)
+
+    def device_uuids(self) -> dict[int, str]:
+        """Device ordinal of the daemon -> GPU UUID."""
+        devices: list[ListedDevice] = []
+        for reply in self.servers.values():
+            devices += reply.devices or ()
+        return {device.ordinal: device.uuid for device in devices}
+
+
+def with_probe(answers: ServerAnswers, observation: ControlObservation | None) -> ServerAnswers:
+    """Take in a probe: servers that are gone lose their answers."""
+    reply = probe_reply(observation)
+    if reply is None:
+        return replace(answers, probe=None)
+    listed = set(reply.server_pids)
+    alive = {pid: last_reply for pid, last_reply in answers.servers.items() if pid in listed}
+    tried = {pid: count for pid, count in answers.failed_attempts.items() if pid in listed}
+    return replace(answers, probe=reply, servers=alive, failed_attempts=tried)
+
+
+def with_servers(
+    answers: ServerAnswers,
+    observation: ControlObservation,
+    requested: Collection[int] = (),
+    view: LedgerView | None = None,
+) -> ServerAnswers:
+    """Take in a reconciliation; what was asked once in a server's life is kept."""
+    if observation.outcome is Outcome.SKIPPED:
+        return answers  # nobody was asked
+    servers = dict(answers.servers)
+    answered_at = {pid: at for pid, at in answers.answered_at.items() if pid in servers}
+    for reply in server_replies(observation):
+        known = servers.get(reply.server_pid)
+        if reply.devices is None and known is not None:
+            reply = replace(reply, devices=known.devices)  # noqa: PLW2901 - the same, completed
+        servers[reply.server_pid] = reply
+        answered_at[reply.server_pid] = observation.at
+    tried = {
+        pid: answers.failed_attempts.get(pid, 0) + 1 for pid in requested if pid not in servers
+    }
+    disputed = _disputed(answers, view)
+    return replace(
+        answers,
+        servers=servers,
+        asked_at=observation.at,
+        answered_at=answered_at,
+        failed_attempts={**answers.failed_attempts, **tried},
+        disputed=disputed,
+        disputes=answers.disputes + 1 if disputed == answers.disputed else 1,
+    )
+
+
+def _disputed(answers: ServerAnswers, view: LedgerView | None) -> frozenset[int]:
+    """The servers of which only the daemon's list or only the log knows."""
+    if answers.probe is None or view is None:
+        return frozenset()
+    return frozenset(set(answers.probe.server_pids) ^ {server.pid for server in view.servers})
+
+
+def server_replies(observation: ControlObservation) -> list[ServerReply]:
+    """What the servers said in a reconciliation, failures left out."""
+    replies = parse_reconciliation(observation)
+    return [reply for reply in replies if isinstance(reply, ServerReply)]
+
+
+def probe_reply(observation: ControlObservation | None) -> ProbeReply | None:
+    """What a probe brought; None when it failed."""
+    if observation is None or observation.outcome is not Outcome.OK:
+        return None
+    for exchange in observation.exchanges:
+        reply = parse_probe(exchange)
+        if isinstance(reply, ProbeReply):
+            return reply
+    return None
+
+
+def servers_due(
+    *,
+    now: float,
+    interval_seconds: float,
+    blind_interval_seconds: float,
+    answers: ServerAnswers,
+    facts: DaemonFacts,
+    view: LedgerView,
+    logs_readable: bool,
+) -> tuple[int, ...]:
+    """Which servers to ask now, as the daemon numbers them.
+
+    All that are able, when the interval is over, or when the daemon has a server that the log does
+    not explain or the other way round; where the logs cannot be read, when the shorter blind
+    interval is over. None while the daemon is asked to quit or holds a ghost: both make it deaf.
+    """
+    if answers.probe is None or view.quit_requested_at is not None:
+        return ()
+    if any(server.ghost for server in view.servers):
+        return ()
+    listed = set(answers.probe.server_pids)
+    logged = {server.pid: server for server in view.servers}
+    askable = tuple(
+        pid
+        for pid in sorted(listed)
+        if can_answer(pid, facts.servers)
+        and not (pid in logged and logged[pid].ready_at is None and not logged[pid].start_unknown)
+        and not (pid in logged and 0 <= now - logged[pid].started_at < SETTLING_SECONDS)
+    )
+    asked_at = answers.asked_at
+    if asked_at is None or asked_at > now:  # in the future: the clock was set back
+        return askable
+    age = now - asked_at
+    disputed = _disputed(answers, view) if logs_readable else frozenset()
+    disputes = answers.disputes if disputed == answers.disputed else 0
+    wanted = (
+        age >= interval_seconds
+        or (not logs_readable and age >= blind_interval_seconds)
+        or (view.configured_at is not None and view.configured_at >= asked_at)
+        or any(
+            age >= _backoff(answers.failed_attempts.get(pid, 0))
+            for pid in askable
+            if pid not in answers.servers
+        )
+        or (bool(disputed) and age >= max(SETTLING_SECONDS, _backoff(disputes)))
+    )
+    return askable if wanted else ()
+
+
+def _backoff(failed_attempts: int) -> float:
+    """How long to wait before the same question, after so many that explained nothing."""
+    return 0.0 if failed_attempts == 0 else BACKOFF_SECONDS * 2.0 ** min(failed_attempts - 1, 10)
+
+
+def can_answer(server_pid: int, processes: tuple[ProcessFacts, ...]) -> bool:
+    """Whether a server's process looks able to answer; one that cannot be seen may be."""
+    for process in processes:
+        if server_pid in (process.pid, *process.namespace_pids[-1:]):
+            return process.state not in UNRESPONSIVE_PROCESS_STATES
+    return True

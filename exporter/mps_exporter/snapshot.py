@@ -1,0 +1,424 @@
+"""The nouns: what is known of a host at one moment, with units in the names.
+
+A :class:`Snapshot` is what one collection makes of the observations and the ledger; the renderer
+and the pages know nothing else. ``None`` means "not available": such a value is left out of every
+output, never guessed. Times are Unix timestamps in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from mps_exporter.observations import DaemonFacts, GpuObservation, LogName, LogState, ProcessFacts
+
+ControlState = Literal["answering", "absent", "unresponsive", "draining", "refused"]
+CONTROL_STATES: tuple[ControlState, ...] = (
+    "answering",
+    "absent",
+    "unresponsive",
+    "draining",
+    "refused",
+)
+
+SERVER_STATES = ("INITIALIZING", "ACTIVE", "FAULT")
+"""Words of the control tool; a newer driver's unknown word is passed through beside them."""
+
+ClientState = Literal["waiting", "connecting", "creating_context", "active", "torn_down"]
+CLIENT_STATES: tuple[ClientState, ...] = get_args(ClientState)
+"""What a client is doing, in the order of a life."""
+
+EXIT_CAUSES = ("requested", "crashed", "start_failed", "daemon_died", "ghost_ended")
+LOSS_CAUSES = (
+    "server_crashed",
+    "daemon_died",
+    "own_fault",
+    "neighbour_fault",
+    "unfinished_work",
+    "unattributed_fault",
+    "terminated",
+)
+REJECTION_CAUSES = ("context_limit", "server_not_ready", "invalid_device", "credentials")
+
+
+LimitSource = Literal["client", "server", "unknown"]
+LIMIT_SOURCES: tuple[LimitSource, ...] = get_args(LimitSource)
+
+ProcessKind = Literal["mps_client", "mps_server", "direct", "graphics"]
+PROCESS_KINDS: tuple[ProcessKind, ...] = get_args(ProcessKind)
+"""What a process on a GPU is to MPS; direct computes beside it."""
+
+QUERY_FAILURE_REASONS = ("timeout", "absent", "refused", "unparsable")
+"""Outcomes of a run of the control tool that are failures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Observations in buckets, not cumulative: counts[i] fell at or below bounds[i] (seconds).
+
+    The last count, one more than there are bounds, is of those above all bounds.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSession:
+    """A client process that the log says is connected."""
+
+    pid: int
+    """As the log prints it; 0 where the daemon lives in another PID namespace."""
+    server_pid: int
+    uid: int | None
+    connected_at: float | None
+    """None: it was there before anybody looked, and no log tells since when."""
+    contexts: Mapping[str, int] = field(default_factory=dict)
+    """GPU UUID -> contexts."""
+    active_thread_ratio: float | None = None
+    """The server's when this client connected: a running client keeps what it had."""
+    pinned_memory_limit_bytes: Mapping[int, int] | None = None
+    """Device ordinal -> the server's limit when this client connected; None: not known."""
+    state: ClientState | None = None
+    """None: the log does not tell."""
+    state_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PossibleUnfinishedWork:
+    """A client that ended alone, as one does that leaves GPU work behind, and nobody came since."""
+
+    pid: int
+    uid: int | None
+    ended_at: float
+    seconds: float
+    """How long its end took."""
+    gpu_uuids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSession:
+    """A server that the log says is alive."""
+
+    pid: int
+    uid: int | None
+    started_at: float
+    ready_at: float | None
+    state: str
+    """INITIALIZING until Ready, FAULT from a fatal error to its recovery, else ACTIVE."""
+    fault_since: float | None = None
+    active_thread_ratio: float | None = None
+    pinned_memory_limit_bytes: Mapping[int, int] = field(default_factory=dict)
+    """Device ordinal -> bytes."""
+    devices: Mapping[int, str] = field(default_factory=dict)
+    """Device ordinal -> name, as the log printed them when contexts were made."""
+    client_limit: int | None = None
+    """The limit that the log named when it refused a client."""
+    ghost: bool = False
+    """Ready for a user whose queued clients are all dead, and nobody ever connected; or its log
+    says that a queued client sent no credentials, and nobody got a context since."""
+    clients: tuple[ClientSession, ...] = ()
+    clients_count: int = 0
+    """Fewer than there are in clients, where the log (before driver 580) says that one left, but
+    not which."""
+    start_unknown: bool = False
+    """Its start is in no log that was read; started_at is when it was noticed."""
+    possible_unfinished_work: PossibleUnfinishedWork | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A client that waits behind another user's server: in the queue, or by now on a ghost."""
+
+    pid: int
+    uid: int
+    since: float
+    behind_uid: int | None
+    """Whose server holds the GPU."""
+    dead: bool = False
+    """The process is gone; its entry is not: the daemon hangs when its turn comes."""
+
+
+IncidentKind = Literal[
+    "daemon_started",
+    "daemon_died",
+    "daemon_quit",
+    "server_crashed",
+    "server_start_failed",
+    "fault",
+    "unfinished_work",
+    "fault_recovered",
+    "client_terminated",
+    "client_rejected",
+    "wait_started",
+    "wait_served",
+    "wait_abandoned",
+    "ghost",
+    "ghost_ended",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Something an operator would want to know happened, with its numbers."""
+
+    at: float
+    kind: IncidentKind
+    server_pid: int | None = None
+    uid: int | None = None
+    pids: tuple[int, ...] = ()
+    """Whom it hit: clients lost, refused, or waiting."""
+    blamed_pid: int | None = None
+    """Of a fault: the client that MPS names, which need not be the one that caused it."""
+    left_by_pid: int | None = None
+    """Of unfinished work: the client that ended and left it behind."""
+    ended_pids: tuple[int, ...] = ()
+    """Of a fault: clients that were ending at that moment, of which one may have caused it."""
+    gpu_uuids: tuple[str, ...] = ()
+    seconds: float | None = None
+    """Of a wait or a recovery: how long it took."""
+    detail: str = ""
+    """How a cause is known, or its name."""
+    count: int = 1
+    """How often it was repeated: a server that cannot start fails twenty times a second."""
+    counted: bool = True
+    """False: it happened before the exporter began, so no counter shows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCounters:
+    """All that only ever grows, since the exporter started. Unknown users are None.
+
+    Moments (server_last_exit_at, last_fault_at) are kept from before that, too.
+    """
+
+    daemon_starts: int = 0
+    server_starts: Mapping[int | None, int] = field(default_factory=dict)
+    server_exits: Mapping[str, int] = field(default_factory=dict)
+    server_last_exit_at: Mapping[str, float] = field(default_factory=dict)
+    server_startup: Histogram | None = None
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """GPU UUID ("" when the log does not tell) -> fatal GPU errors."""
+    last_fault_at: float | None = None
+    fault_recovery: Histogram | None = None
+    connections: Mapping[int | None, int] = field(default_factory=dict)
+    disconnections: Mapping[int | None, int] = field(default_factory=dict)
+    sessions: Mapping[int | None, Histogram] = field(default_factory=dict)
+    losses: Mapping[tuple[int | None, str], int] = field(default_factory=dict)
+    unfinished_exits: Mapping[int | None, int] = field(default_factory=dict)
+    """Clients whose unfinished GPU work took others down, by their user."""
+    rejections: Mapping[tuple[int | None, str], int] = field(default_factory=dict)
+    waits: Mapping[int | None, Histogram] = field(default_factory=dict)
+    waits_abandoned: Mapping[int | None, int] = field(default_factory=dict)
+    overtakes: Mapping[int | None, int] = field(default_factory=dict)
+    handovers: int = 0
+    handover_idle_seconds: float = 0.0
+    holding_seconds: Mapping[int | None, float] = field(default_factory=dict)
+    log_lines: Mapping[str, int] = field(default_factory=dict)
+    """Log ("control", "server") -> lines read."""
+    unrecognized_lines: Mapping[str, int] = field(default_factory=dict)
+    query_lines: int = 0
+    """Lines that the control tool's users, the exporter among them, caused in control.log."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerView:
+    """What the log of one daemon says, as of one moment."""
+
+    at: float
+    daemon_started_at: float | None = None
+    binary_version: str | None = None
+    quit_requested_at: float | None = None
+    """Asked to quit and not gone yet: draining."""
+    daemon_served_at: float | None = None
+    """It last did something for a client or a server: it was not stuck then."""
+    configured_at: float | None = None
+    """Somebody last gave the daemon a set_... command: what it answered before is old."""
+    servers: tuple[ServerSession, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    handover_backoff_seconds: float | None = None
+    """The daemon's present retry interval, while somebody waits or it was asked to quit."""
+    daemon_ended_at: float | None = None
+    """It quit (daemon_started_at is None then) or died (daemon_died)."""
+    daemon_died: bool = False
+    devices: Mapping[int, str] = field(default_factory=dict)
+    """Device ordinal of the daemon -> GPU UUID, as far as the logs told."""
+    counters: LedgerCounters = LedgerCounters()
+    incidents: tuple[Incident, ...] = ()
+    """The last ones, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A client process of a server."""
+
+    pid: int
+    server_pid: int
+    uid: int | None = None
+    user: str | None = None
+    command: str | None = None
+    container_id: str | None = None
+    pod_uid: str | None = None
+    slurm_job_id: str | None = None
+    systemd_unit: str | None = None
+    pid_namespace: int | None = None
+    limit_source: LimitSource = "unknown"
+    """Whose active thread percentage is the lower one. "unknown": its environment cannot be read,
+    or it cannot be told which GPU its memory limit is for. All limits of a client are upper bounds:
+    a program may lower its own as it starts (os.environ), which is not seen from outside."""
+    environment_readable: bool | None = None
+    connected_at: float | None = None
+    contexts: Mapping[str, int] = field(default_factory=dict)
+    memory_used_bytes: Mapping[str, int] = field(default_factory=dict)
+    memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
+    active_thread_ratio: float | None = None
+    sm_limit: Mapping[str, int] = field(default_factory=dict)
+    priority: int | None = None
+    percentage_ignored: str | None = None
+    """Its CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, where CUDA makes nothing of it."""
+    memory_limit_ignored: str | None = None
+    """Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, where CUDA makes nothing of it: one of its entries is
+    for a GPU that the process does not see."""
+    state: ClientState | None = None
+    state_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An MPS server."""
+
+    pid: int
+    uid: int | None = None
+    user: str | None = None
+    start_time_seconds: float | None = None
+    state: str | None = None
+    ghost: bool | None = None
+    clients_connected: int | None = None
+    contexts: Mapping[str, int] = field(default_factory=dict)
+    contexts_limit: Mapping[str, int] = field(default_factory=dict)
+    active_thread_ratio: float | None = None
+    pinned_memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
+    memory_used_bytes: Mapping[str, int] = field(default_factory=dict)
+    possible_unfinished_work: PossibleUnfinishedWork | None = None
+    clients: tuple[Client, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ControlDaemon:
+    """An MPS control daemon, named by its pipe directory."""
+
+    pipe_directory: str
+    log_directory: str
+    state: ControlState | None
+    """None: nobody asked, and /proc does not tell."""
+    pid: int | None = None
+    uid: int | None = None
+    user: str | None = None
+    start_time_seconds: float | None = None
+    binary_version: str | None = None
+    protocol: str | None = None
+    multiuser: bool | None = None
+    visible_devices: str | None = None
+    query_duration_seconds: float | None = None
+    query_failures: Mapping[str, int] = field(default_factory=dict)
+    queries: int = 0
+    default_active_thread_ratio: float | None = None
+    default_pinned_memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
+    default_client_priority: int | None = None
+    servers_count: int | None = None
+    servers: tuple[Server, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    handover_backoff_seconds: float | None = None
+    gpu_uuids: tuple[str, ...] = ()
+    """The GPUs it serves; of one that is gone, those it served."""
+    logs: tuple[LogState, ...] = ()
+    counters: LedgerCounters | None = None
+    """None: no log of this daemon was ever readable, so nothing was counted."""
+    incidents: tuple[Incident, ...] = ()
+    dropped_clients: int = 0
+    error: str | None = None
+    facts: DaemonFacts | None = None
+
+    def follows(self, log: LogName) -> bool:
+        """Whether this log of its can be read now."""
+        return any(state.log == log and state.readable for state in self.logs)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU with what its processes are to MPS."""
+
+    observation: GpuObservation
+    index: str
+    uuid: str
+    processes_by_kind: Mapping[str, int] | None = None
+    """By ProcessKind: those that the lists tell which could be read; None when no list could."""
+    direct_pids: tuple[int, ...] = ()
+    """Compute processes beside MPS."""
+    direct_processes: tuple[ProcessFacts, ...] = ()
+    """Those of them that /proc shows."""
+    served_by: tuple[str, ...] = ()
+    """Pipe directories of the daemons that serve it and are not gone."""
+    stranded_pids: tuple[int, ...] | None = None
+    """MPS processes that have no server now; one that is just ending may be among them."""
+    stranded_clients: int | None = None
+    """Those of them that have had none for a while."""
+    sm_committed_ratio: float | None = None
+    client_memory_committed_bytes: int | None = None
+
+    def reading(self, quantity: str, **labels: str) -> float | None:
+        """Return what NVML measured; None where it has no such reading, or no finite number."""
+        wanted = labels.items()
+        for one in self.observation.readings:
+            if one.quantity == quantity and dict(one.labels).items() == wanted:
+                return one.value if math.isfinite(one.value) else None
+        return None
+
+
+CollectorName = Literal["nvml", "control", "logs", "process"]
+COLLECTORS: tuple[CollectorName, ...] = ("nvml", "control", "logs", "process")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorResult:
+    """How one source fared in this collection."""
+
+    name: CollectorName
+    success: bool
+    duration_seconds: float
+    timed_out: bool = False
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingInfo:
+    """Present only when a recording is replayed instead of a live host."""
+
+    scenario: str
+    machine: str
+    driver_version: str
+    recorded_at: str
+    speed: float = 1.0
+    loop: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that is known of the host at one moment."""
+
+    taken_at: float
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    gpu_indexes: Mapping[str, str] = field(default_factory=dict)
+    """GPU UUID -> index, also of GPUs that only a daemon's device map names; "" when not known."""
+    daemons: tuple[ControlDaemon, ...] = ()
+    collectors: tuple[CollectorResult, ...] = ()
+    unreadable_environments: int | None = None
+    """Processes whose MPS variables this exporter has no right to read."""
+    unknown_readings: int | None = None
+    """Readings that were left out since the exporter started: the catalogue does not know them."""
+    recording: RecordingInfo | None = None

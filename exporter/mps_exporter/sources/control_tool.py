@@ -1,0 +1,412 @@
+"""Asks control daemons through nvidia-cuda-mps-control, carefully.
+
+The daemon has one thread and serves everybody: a question may wait behind another user's, collide
+with it, or block the daemon for everyone when it concerns a server that is stuck. A collision makes
+the tool fail although all is well: measured beside three busy callers, of 1000 runs 285 were
+refused and 32 ended with status 0 and no output at all; a reply was never cut. So: one run of the
+tool at a time for each daemon, few runs, a hard deadline, one more try after a refusal, and after a
+hang a pause that doubles. Only commands that read are ever sent: see
+mps_exporter.mps.control_protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from mps_exporter.logging import TransitionLogger
+from mps_exporter.mps.control_protocol import (
+    PROBE,
+    Failure,
+    ServerReply,
+    limit_commands,
+    parse_probe,
+    parse_server,
+    server_commands,
+    stdin_text,
+)
+from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome
+from mps_exporter.sources.circuit_breaker import CircuitBreaker
+from mps_exporter.sources.run_process import MAX_OUTPUT_BYTES, ProcessResult, run_process
+
+DEFAULT_BINARY = "nvidia-cuda-mps-control"
+
+SOCKET_PATH_BYTES = 107
+"""What the address of a Unix socket can hold."""
+
+_RETRY_DELAY_SECONDS = 0.04
+_ATTEMPTS = 2
+_MIN_RUN_SECONDS = 0.5
+"""With less time left (or less than half of the deadline for one run) nobody is asked: on a busy
+host starting the tool takes a part of it."""
+_MIN_RETRY_SECONDS = 0.1
+_HANG_FRACTION = 0.9
+"""Silence for this part of the deadline for one run, all together, is a hang."""
+
+_MAX_KEPT_OUTPUT = 4096
+_BUSY = "another question to it is still under way"
+
+QueryKind = Literal["probe", "reconciliation"]
+
+
+class Runner(Protocol):
+    """Runs a program; see mps_exporter.sources.run_process.run_process."""
+
+    def __call__(
+        self,
+        argv: Sequence[str],
+        stdin: bytes,
+        environment: Mapping[str, str],
+        timeout_seconds: float,
+    ) -> Awaitable[ProcessResult]:
+        """Give how it ended; raise OSError when it could not be started."""
+
+
+@dataclass(slots=True)
+class _QueryState:
+    """What is remembered of one daemon between questions."""
+
+    identity: tuple[object, ...]
+    breaker: CircuitBreaker
+    """For all questions."""
+    server_breaker: CircuitBreaker
+    """For questions that a server must answer: one that hangs again and again is asked less."""
+    silent_seconds: float = 0.0
+    """So long it was waited for its answer since the last one: a run that was given less time than
+    it should have had is no evidence, but several are."""
+    hung_at: float = float("-inf")
+    """When it was given up last (Unix time)."""
+    probe: ControlObservation | None = None
+    probed_at: float = float("-inf")
+    devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Server -> ordinals of its devices, once it told which device is which."""
+
+
+class ControlTool:
+    """The control tool, for any number of daemons.
+
+    Args:
+        binary: The tool, by name on PATH or by path.
+        timeout_seconds: Deadline for one run.
+        min_interval_seconds: Within it a probe gives the last observation again (the same object).
+        run: Runs a program.
+        now: Unix time.
+        clock: Monotonic time.
+    """
+
+    def __init__(
+        self,
+        binary: str = DEFAULT_BINARY,
+        timeout_seconds: float = 2.0,
+        min_interval_seconds: float = 5.0,
+        *,
+        run: Runner = run_process,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._binary = binary
+        self._timeout_seconds = timeout_seconds
+        self._min_interval_seconds = min_interval_seconds
+        self._run = run
+        self._now = now
+        self._clock = clock
+        self._daemons: dict[str, _QueryState] = {}
+        self._runs: Counter[str] = Counter()
+        self._failures: dict[str, Counter[str]] = {}
+        self._transitions = TransitionLogger(logging.getLogger(__name__))
+
+    async def probe(
+        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+    ) -> ControlObservation:
+        """Ask what the daemon answers alone. Never raises; the outcome says how it went.
+
+        An observation from before `since` (Unix time) is not given again, however young it is.
+        """
+        deadline = self._clock() + deadline_seconds
+        async with _exclusive(daemon, deadline_seconds) as acquired:
+            if not acquired:
+                return self._skipped(daemon, "probe", _BUSY)
+            known = self._state_of(daemon)
+            young = self._clock() - known.probed_at < self._min_interval_seconds
+            if known.probe and young and known.probe.at >= since:
+                return known.probe
+            if (why := _skip_reason(daemon, known.breaker)) is not None:
+                return self._skipped(daemon, "probe", why)
+            at, clock = self._now(), self._clock()
+            exchange = await self._query(daemon, known, PROBE, deadline)
+            observation = self._make_observation(daemon, known, "probe", at, (exchange,))
+            if exchange.outcome not in (Outcome.SKIPPED, Outcome.TIMEOUT):
+                known.probe, known.probed_at = observation, clock
+            return observation
+
+    async def reconcile(
+        self, daemon: DaemonFacts, server_pids: Sequence[int], deadline_seconds: float
+    ) -> ControlObservation:
+        """Ask what the daemon must ask its servers; stops at the first question that hangs.
+
+        The caller must not name servers whose process is stopped or gone: the daemon would wait for
+        them, and everybody for the daemon. server_pids are as the daemon numbers processes.
+        """
+        deadline = self._clock() + deadline_seconds
+        async with _exclusive(daemon, deadline_seconds) as acquired:
+            if not acquired:
+                return self._skipped(daemon, "reconciliation", _BUSY)
+            known = self._state_of(daemon)
+            if (why := _skip_reason(daemon, known.breaker, known.server_breaker)) is not None:
+                return self._skipped(daemon, "reconciliation", why)
+            known.devices = {pid: known.devices[pid] for pid in server_pids if pid in known.devices}
+            at, requested = self._now(), list[Exchange]()
+            for server_pid in server_pids:
+                requested += await self._query_server(daemon, known, server_pid, deadline)
+                if requested[-1].outcome in (Outcome.TIMEOUT, Outcome.SKIPPED):
+                    break
+            observation = self._make_observation(daemon, known, "reconciliation", at, requested)
+            if observation.outcome is Outcome.TIMEOUT:
+                known.server_breaker.record_hang()
+            elif observation.outcome is not Outcome.SKIPPED:
+                known.server_breaker.record_success()
+            return observation
+
+    def record_activity(self, pipe_directory: str, at: float) -> None:
+        """Say that a daemon was seen to serve somebody at a moment (Unix time).
+
+        If it hung before that, it is asked again soon.
+        """
+        known = self._daemons.get(pipe_directory)
+        if known is not None and at > known.hung_at:
+            known.breaker.record_activity()
+
+    def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
+        """Give the runs of the tool for a daemon, and its failures by outcome, after the retry."""
+        return self._runs[pipe_directory], dict(self._failures.get(pipe_directory, ()))
+
+    def forget(self, present: Iterable[str]) -> None:
+        """Drop what is remembered of all daemons but these (pipe directories)."""
+        kept = set(present)
+        for gone in self._daemons.keys() - kept:
+            del self._daemons[gone]
+            self._transitions.forget("daemon", gone)
+        for gone in self._runs.keys() - kept:
+            del self._runs[gone]
+            self._failures.pop(gone, None)
+
+    def _state_of(self, daemon: DaemonFacts) -> _QueryState:
+        """Give what is remembered; nothing, when another process answers in this directory now."""
+        process = daemon.process
+        identity: tuple[object, ...] = (daemon.pipe_path, daemon.lock_holder_pid)
+        if process is not None:
+            identity = (daemon.pipe_path, process.pid, process.start_time_seconds)
+        known = self._daemons.get(daemon.pipe_directory)
+        if known is None or known.identity != identity:
+            known = _QueryState(identity, CircuitBreaker(self._clock), CircuitBreaker(self._clock))
+            self._daemons[daemon.pipe_directory] = known
+        return known
+
+    async def _query_server(
+        self, daemon: DaemonFacts, known: _QueryState, server_pid: int, deadline: float
+    ) -> list[Exchange]:
+        """Ask about one server; at the first time also which devices it has, and then for these."""
+        devices = known.devices.get(server_pid)
+        commands = server_commands(server_pid, devices or (), map_devices=devices is None)
+        exchanges = [await self._query(daemon, known, commands, deadline)]
+        if devices is None and exchanges[0].outcome is Outcome.OK:
+            reply = parse_server(exchanges[0])
+            if isinstance(reply, ServerReply) and reply.devices:
+                found = tuple(device.ordinal for device in reply.devices)
+                known.devices[server_pid] = found
+                exchanges.append(
+                    await self._query(daemon, known, limit_commands(server_pid, found), deadline)
+                )
+        return exchanges
+
+    async def _query(
+        self, daemon: DaemonFacts, known: _QueryState, commands: tuple[str, ...], deadline: float
+    ) -> Exchange:
+        """Run the tool, a second time after a refusal."""
+        exchange = Exchange(commands, Outcome.SKIPPED, attempts=0, error="no time was left to ask")
+        least = min(_MIN_RUN_SECONDS, self._timeout_seconds / 2)
+        while exchange.attempts < _ATTEMPTS and deadline - self._clock() >= least:
+            if exchange.attempts:
+                await asyncio.sleep(_RETRY_DELAY_SECONDS)
+            attempt = await self._run_once(daemon, known, commands, deadline - self._clock())
+            least = _MIN_RETRY_SECONDS
+            exchange = replace(attempt, attempts=exchange.attempts + 1)
+            self._runs[daemon.pipe_directory] += 1
+            if not _should_retry(exchange, daemon):
+                break
+        if exchange.outcome not in (Outcome.OK, Outcome.SKIPPED):
+            failures = self._failures.setdefault(daemon.pipe_directory, Counter())
+            failures[exchange.outcome.value] += 1
+        return exchange
+
+    async def _run_once(
+        self,
+        daemon: DaemonFacts,
+        known: _QueryState,
+        commands: tuple[str, ...],
+        left_seconds: float,
+    ) -> Exchange:
+        limit = max(min(left_seconds, self._timeout_seconds), 0.0)
+        environment = {
+            "CUDA_MPS_PIPE_DIRECTORY": daemon.pipe_path,
+            "PATH": os.environ.get("PATH", os.defpath),
+        }
+        try:
+            child = await self._run((self._binary,), stdin_text(commands), environment, limit)
+        except OSError as error:
+            return Exchange(commands, Outcome.ABSENT, error=cannot_run(self._binary, error))
+        exchange = _exchange(commands, child, limit)
+        known.silent_seconds = known.silent_seconds + limit if child.timed_out else 0.0
+        if child.timed_out and known.silent_seconds < _HANG_FRACTION * self._timeout_seconds:
+            why = f"{exchange.error}, and no more time was left"
+            return replace(exchange, outcome=Outcome.SKIPPED, error=why)
+        return exchange
+
+    def _make_observation(
+        self,
+        daemon: DaemonFacts,
+        known: _QueryState,
+        kind: QueryKind,
+        at: float,
+        requested: Sequence[Exchange],
+    ) -> ControlObservation:
+        """Draw the conclusions: how it went, whether to keep away, what to say in the log."""
+        worst = next(
+            (exchange for exchange in requested if exchange.outcome is not Outcome.OK), None
+        )
+        outcome = worst.outcome if worst else Outcome.OK
+        error = _error_text(worst) if worst else None
+        if outcome is Outcome.TIMEOUT:
+            known.probe, pause = None, known.breaker.record_hang()
+            known.hung_at = self._now()
+            error = f"{error}; it is left alone for {pause:.0f} s"
+        elif any(exchange.outcome is not Outcome.SKIPPED for exchange in requested):
+            known.breaker.record_success()
+        self._log_outcome(daemon, outcome, error)
+        return ControlObservation(at, daemon.pipe_directory, kind, outcome, tuple(requested), error)
+
+    def _skipped(self, daemon: DaemonFacts, kind: QueryKind, why: str) -> ControlObservation:
+        return ControlObservation(
+            self._now(), daemon.pipe_directory, kind, Outcome.SKIPPED, error=f"not asked: {why}"
+        )
+
+    def _log_outcome(self, daemon: DaemonFacts, outcome: Outcome, error: str | None) -> None:
+        """One line when a daemon's answers stop, one when they are back."""
+        name = daemon.pipe_directory
+        if outcome is Outcome.OK:
+            self._transitions.recovered(
+                "daemon", name, message="control daemon answers", daemon=name
+            )
+        elif outcome is not Outcome.SKIPPED:
+            self._transitions.failed(
+                "daemon", name, message=_MESSAGES[outcome], daemon=name, err=error
+            )
+
+
+_MESSAGES = {
+    Outcome.TIMEOUT: "control daemon does not answer",
+    Outcome.ABSENT: "no control daemon to ask",
+    Outcome.REFUSED: "control daemon refuses to answer",
+    Outcome.UNPARSABLE: "control daemon's answer is not understood",
+}
+
+
+@asynccontextmanager
+async def _exclusive(daemon: DaemonFacts, timeout_seconds: float) -> AsyncIterator[bool]:
+    """Wait for one's turn with a daemon; gives whether it came in time.
+
+    There is one line for each pipe directory, whoever asks: also two ControlTools keep to it.
+    """
+    locks = _LOCKS.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
+    lock = locks.get(daemon.pipe_path)
+    if lock is None:
+        lock = locks[daemon.pipe_path] = asyncio.Lock()
+    try:
+        async with asyncio.timeout(max(timeout_seconds, 0.0)):
+            await lock.acquire()
+    except TimeoutError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+_LOCKS: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[str, asyncio.Lock]] = (
+    WeakKeyDictionary()
+)
+"""A line is there as long as somebody stands in it."""
+
+
+def _skip_reason(daemon: DaemonFacts, *breakers: CircuitBreaker) -> str | None:
+    socket = f"{daemon.pipe_path}/control"
+    length = len(os.fsencode(socket))
+    if length > SOCKET_PATH_BYTES:
+        return (
+            f"the path of its socket has {length} bytes, and only {SOCKET_PATH_BYTES} are possible:"
+            f" {socket}; mount the directory at a shorter path and name that with"
+            " --mps.pipe-directory"
+        )
+    left = max(breaker.remaining_seconds() for breaker in breakers)
+    return f"it hung, and is left alone for another {left:.0f} s" if left > 0 else None
+
+
+def _exchange(commands: tuple[str, ...], child: ProcessResult, limit_seconds: float) -> Exchange:
+    exchange = Exchange(
+        commands=commands,
+        outcome=Outcome.OK,
+        stdout=child.stdout.decode("utf-8", "backslashreplace"),
+        stderr=child.stderr.decode("utf-8", "backslashreplace"),
+        return_code=child.return_code,
+        duration_seconds=child.duration_seconds,
+    )
+    if child.timed_out:
+        error = f"no answer within {limit_seconds:.3g} s"
+        return replace(exchange, outcome=Outcome.TIMEOUT, error=error)
+    if child.output_exceeded:
+        return replace(
+            exchange,
+            outcome=Outcome.UNPARSABLE,
+            stdout=exchange.stdout[:_MAX_KEPT_OUTPUT],
+            stderr=exchange.stderr[:_MAX_KEPT_OUTPUT],
+            error=f"it wrote more than {MAX_OUTPUT_BYTES} bytes",
+        )
+    reply = parse_probe(exchange) if commands == PROBE else parse_server(exchange)
+    if isinstance(reply, Failure) and reply.kind != "server_not_found":
+        quoted_reply = reply.text or "it said nothing"
+        return replace(exchange, outcome=Outcome(reply.kind), error=quoted_reply)
+    return exchange
+
+
+def _should_retry(exchange: Exchange, daemon: DaemonFacts) -> bool:
+    """After a refusal: callers collide. Also when nobody seems to be there whose process is."""
+    if exchange.outcome is Outcome.ABSENT:
+        alive = daemon.process is not None or daemon.lock_holder_pid is not None
+        return alive and exchange.return_code is not None
+    return exchange.outcome in (Outcome.REFUSED, Outcome.UNPARSABLE)
+
+
+def _error_text(exchange: Exchange) -> str:
+    more = len(exchange.commands) - 1
+    requested = exchange.commands[0] + (f" and {more} more" if more else "")
+    return f"{requested}: {exchange.error}"
+
+
+def cannot_run(binary: str, error: OSError) -> str:
+    """Why the tool cannot be run, for a person."""
+    if isinstance(error, FileNotFoundError):
+        return (
+            f"the control tool {binary} is not there: it comes with the NVIDIA driver (Debian:"
+            " nvidia-cuda-mps, Ubuntu: nvidia-compute-utils); install it, or name it with"
+            " --mps.control-binary"
+        )
+    return f"the control tool {binary} cannot be run: {error.strerror or error}"

@@ -1,0 +1,205 @@
+"""The host this program runs on.
+
+Each blocking source has a worker of its own (the logs have a few): one that hangs costs its own
+answers, and the next question to it is refused at once instead of queueing up behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from mps_exporter.config import Settings
+from mps_exporter.observations import (
+    ControlObservation,
+    DaemonFacts,
+    LogsObservation,
+    NvmlObservation,
+    ProcfsObservation,
+)
+from mps_exporter.sources.control_tool import ControlTool
+from mps_exporter.sources.daemon_discovery import DaemonDiscovery
+from mps_exporter.sources.host import SourceTimeoutError
+from mps_exporter.sources.log_activity import last_activity
+from mps_exporter.sources.log_reader import LogTarget, unread_states
+from mps_exporter.sources.log_reader_pool import LogReaderPool
+from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
+from mps_exporter.sources.process_watch import ProcessWatch, at_each_end, opener
+from mps_exporter.sources.worker_thread import WorkerBusyError, WorkerThread, WorkerTimeoutError
+
+T = TypeVar("T")
+
+LOOK_SECONDS = 1.0
+"""How often processes are looked at that cannot be watched."""
+
+FOREGROUND = (
+    "the daemon runs in the foreground (-f) and writes no log files: what lies there is not its own"
+)
+
+
+class LiveHost:
+    """Host over NVML, /proc, the control tool and the log files."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._procfs = DaemonDiscovery(settings.path_procfs, passwd=settings.path_passwd)
+        self._control = ControlTool(
+            settings.mps_control_binary,
+            settings.mps_query_timeout,
+            settings.mps_min_query_interval,
+        )
+        self._logs = LogReaderPool()
+        self._watch = ProcessWatch(opener(settings.path_procfs))
+        self._new: set[int] = set()
+        self._ended: dict[int, float] = {}
+        """What has not been told yet."""
+        self._daemons: frozenset[int] = frozenset()
+        """Control daemons that were found last."""
+        self._looked_at = float("-inf")
+        self._seen: dict[int, float | None] = {}
+        """Processes that cannot be watched: start time; None: gone."""
+        self._nvml = NvmlSession(options=NvmlOptions(serials=settings.collector_nvml_serials))
+        self._workers = {name: WorkerThread(name) for name in ("procfs", "nvml")}
+        # Our own questions wait for each other; behind one that hangs nobody waits.
+        self._locks = {name: asyncio.Lock() for name in (*self._workers, "logs")}
+
+    def now(self) -> float:
+        """Unix time."""
+        return time.time()
+
+    async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
+        """Control daemons in /proc, and those named by flag."""
+        found = await self._call(
+            "procfs",
+            deadline_seconds,
+            partial(
+                self._procfs.discover,
+                self._settings.configured_directories(),
+                search=self._settings.mps_discovery and self._settings.collector_process,
+            ),
+        )
+        self._daemons = frozenset(one.process.pid for one in found if one.process is not None)
+        return found
+
+    def forget(self, present: Collection[str]) -> None:
+        """Drop what is remembered of all daemons but these."""
+        self._control.forget(present)
+
+    async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
+        """Facts of these processes."""
+        return await self._call("procfs", deadline_seconds, self._procfs.observe, pids)
+
+    async def ended(
+        self, watched: Collection[int], others: Collection[int], deadline_seconds: float
+    ) -> Sequence[ProcfsObservation]:
+        """Of the watched processes, what became known since the last call."""
+        new, without = self._watch.follow(watched)
+        self._new |= new
+        self._ended |= self._watch.ended()
+        if without and time.monotonic() - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = time.monotonic()
+            observation = await self._call(
+                "procfs", deadline_seconds, self._procfs.observe, without
+            )
+            before, self._seen = self._seen, _alive(observation, without)
+            self._new |= self._seen.keys() - before.keys()
+            self._ended |= {
+                pid: observation.at
+                for pid, start in self._seen.items()
+                if before.get(pid) is not None and start != before[pid]
+            }
+        if not self._new and not self._ended:
+            return ()
+        if not self._daemons.isdisjoint(self._ended):
+            await self.discover(deadline_seconds)
+        found = at_each_end(await self.identify({*watched, *others}, deadline_seconds), self._ended)
+        self._new, self._ended = set(), {}
+        return found
+
+    async def probe(
+        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+    ) -> ControlObservation:
+        """What the daemon answers by itself; what it said before a moment counts no longer."""
+        return await self._control.probe(daemon, deadline_seconds, since)
+
+    async def reconcile(
+        self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
+    ) -> ControlObservation:
+        """What the daemon's servers answer."""
+        return await self._control.reconcile(daemon, servers, deadline_seconds)
+
+    async def poll_logs(
+        self, daemons: Sequence[DaemonFacts], deadline_seconds: float
+    ) -> LogsObservation:
+        """What the logs gained since the last call."""
+        targets = [_target(one) for one in daemons if not one.foreground]
+        others = [_target(one) for one in daemons if one.foreground]
+        async with self._exclusive("logs", deadline_seconds) as left:
+            # One that is started with -d again goes on in its logs, and they are not counted anew.
+            found = await self._logs.poll(targets, left, kept=[pipe for pipe, _, _ in others])
+        for chunk in found.chunks:
+            if (at := last_activity(chunk)) is not None:
+                self._control.record_activity(chunk.pipe_directory, at)
+        states = [state for other in others for state in unread_states(other, FOREGROUND)]
+        return replace(found, states=(*found.states, *states))
+
+    async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
+        """All GPUs."""
+        return await self._call("nvml", deadline_seconds, self._nvml.observe)
+
+    async def tick_gpus(self) -> None:
+        """Keep the GPUs' running integrals from losing what happens between two scrapes."""
+        await self._call("nvml", 5.0, self._nvml.tick)
+
+    def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
+        """Runs of the control tool for this daemon, and failures by reason."""
+        return self._control.counts(pipe_directory)
+
+    async def close(self) -> None:
+        """Let go of NVML and the logs; where a worker hangs, the process's end does it."""
+        with suppress(SourceTimeoutError):
+            await self._call("nvml", 1.0, self._nvml.close)
+        self._watch.close()
+        await self._logs.close()
+        for worker in self._workers.values():
+            worker.close()
+
+    async def _call(
+        self, worker: str, deadline_seconds: float, function: Callable[..., T], *arguments: object
+    ) -> T:
+        async with self._exclusive(worker, deadline_seconds) as left:
+            try:
+                return await self._workers[worker].call(function, *arguments, deadline_seconds=left)
+            except (WorkerTimeoutError, WorkerBusyError) as error:
+                raise SourceTimeoutError(str(error)) from error
+
+    @asynccontextmanager
+    async def _exclusive(self, source: str, deadline_seconds: float) -> AsyncIterator[float]:
+        """Wait for one's turn with a source; gives how many seconds are left."""
+        end = time.monotonic() + deadline_seconds
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                await self._locks[source].acquire()
+        except TimeoutError:
+            raise SourceTimeoutError(f"{source} is busy with another question") from None
+        try:
+            yield end - time.monotonic()
+        finally:
+            self._locks[source].release()
+
+
+def _alive(observation: ProcfsObservation, pids: Collection[int]) -> dict[int, float | None]:
+    """Give the start times of these processes; None: gone. Left out: it cannot be told."""
+    found: dict[int, float | None] = dict.fromkeys(set(observation.gone).intersection(pids))
+    for pid, facts in observation.processes.items():
+        found[pid] = None if facts.state in ("Z", "X") else facts.start_time_seconds
+    return found
+
+
+def _target(daemon: DaemonFacts) -> LogTarget:
+    return daemon.pipe_directory, daemon.log_directory, daemon.root

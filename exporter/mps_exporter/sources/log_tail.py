@@ -1,0 +1,286 @@
+"""One log file, followed through everything that happens to log files."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mps_exporter.observations import LogName
+from mps_exporter.sources import log_time
+from mps_exporter.sources.log_search import (
+    find_first_line_since,
+    find_last_start,
+    find_next_line,
+    last_stamp_in,
+    parse_stamp,
+    read_last_stamp,
+    read_line_at,
+)
+from mps_exporter.sources.log_time import HOST_ZONE, LastLine, LogZone, same_zone_prefix
+
+FINGERPRINT_BYTES = 64
+"""A file whose last bytes before our position have changed was truncated and written anew."""
+
+PARTIAL_BYTES = 128
+"""What is kept of a line that is half written: more than its stamp."""
+
+MISSING = "no such file"
+IRREGULAR = "not a regular file"
+UNKNOWN = (
+    "nothing tells where it has its logs: its environment cannot be read, or the log in the default"
+    " place is not its own; name the place with --mps.log-directory, or give the exporter"
+    " CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+)
+
+
+@dataclass(slots=True)
+class ReadLimits:
+    """What all tails have in common."""
+
+    started_at: float
+    """What was written before this is history (Unix time, by the clock of now)."""
+    backlog_bytes: int
+    """How far back a first look goes."""
+    poll_bytes: int
+    """How much one reading brings, at most."""
+
+
+@dataclass(slots=True)
+class LogTail:
+    """One log file, as far as it has been read.
+
+    Methods raise OSError when the file cannot be read now; what was read stays read, and the next
+    look() goes on from there.
+    """
+
+    log: LogName
+    limits: ReadLimits
+    path: str = ""
+    error: str | None = None
+    logged_error: str | None = field(default="")
+    descriptor: int | None = None
+    device: int | None = None
+    """Of the file that was read last: the file system it lies on."""
+    start_offset: int = 0
+    """Where the first look began."""
+    zone: LogZone | None = None
+    """As the file's modification time told; None: it never did."""
+    last_line: LastLine | None = None
+    """The last line that was read."""
+    restarted: bool = False
+    lost_bytes: int = 0
+    _inode: int = 0
+    _offset: int = 0
+    _history_until: int = 0
+    """Bytes before this were there before the exporter was."""
+    _fingerprint: bytes = b""
+    """The last bytes before the offset."""
+    _partial_line: bytes = b""
+    """The beginning of the line that has no end yet."""
+    _opened: bool = False
+    _was_missing: bool = False
+
+    def close(self) -> None:
+        """Let go of the file, but not of what is known of it."""
+        descriptor, self.descriptor = self.descriptor, None
+        if descriptor is not None:
+            with suppress(OSError):
+                os.close(descriptor)
+
+    def fail(self, error: OSError) -> None:
+        """Let go of a file that cannot be read, and note why."""
+        self.close()
+        self.error = error_text(error)
+
+    # ------------------------------------------------------------------ which file
+
+    def check_file(self, control: LogTail) -> None:
+        """Make sure that the file which is being followed is the one that is written to.
+
+        Args:
+            control: The same daemon's control.log, which says where its last start was.
+        """
+        if not self.path:
+            self.error = None if self.descriptor is not None else UNKNOWN
+            return
+        try:
+            found = Path(self.path).lstat()
+        except OSError as error:
+            # Renamed or removed: the daemon goes on writing to the file that we hold, if we do.
+            self._was_missing |= error.errno in (errno.ENOENT, errno.ENOTDIR)
+            self.error = None if self.descriptor is not None else error_text(error)
+            return
+        if not stat.S_ISREG(found.st_mode):
+            self.close()
+            self.error = IRREGULAR
+            return
+        self.error = None
+        if self.descriptor is None:
+            self._open(control)
+        elif (found.st_dev, found.st_ino) != (self.device, self._inode) and found.st_size > 0:
+            self._replace(control)
+
+    def _replace(self, control: LogTail) -> None:
+        """Go over to a new file, once the old one is read to its end."""
+        if self.descriptor is not None and os.fstat(self.descriptor).st_size > self._offset:
+            return
+        self.close()
+        self._open(control)
+
+    def _open(self, control: LogTail) -> None:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+        descriptor = os.open(self.path, flags)
+        try:
+            found = os.fstat(descriptor)
+            if stat.S_ISREG(found.st_mode):
+                if not self._is_same_file(descriptor, found):
+                    self._choose_start(control, descriptor, found)
+                self.device, self._inode = found.st_dev, found.st_ino
+                self.descriptor, self._opened = descriptor, True
+            else:
+                self.error = IRREGULAR
+        finally:
+            if self.descriptor is None:
+                os.close(descriptor)
+
+    def _is_same_file(self, descriptor: int, found: os.stat_result) -> bool:
+        """Whether this is the file of before, or a copy of it, so that reading goes on.
+
+        What a network's file system lost and has again may have another device number.
+        """
+        if not self._opened:
+            return False
+        if (found.st_dev, found.st_ino) == (self.device, self._inode):
+            return True  # if it was truncated meanwhile, reading it will show that
+        at = self._offset - len(self._fingerprint)
+        return (
+            bool(self._fingerprint)
+            and found.st_size >= self._offset
+            and os.pread(descriptor, len(self._fingerprint), at) == self._fingerprint
+        )
+
+    # ------------------------------------------------------------------ the first look
+
+    def _choose_start(self, control: LogTail, descriptor: int, found: os.stat_result) -> None:
+        """Decide where to begin in a file, and what of it was there before the exporter.
+
+        It begins at the daemon's last start; where it has come, or come back, while the exporter
+        looked, also before that: with the first line that was written after the exporter's start.
+        """
+        size = found.st_size
+        stamp = read_last_stamp(descriptor, size)
+        zone = log_time.infer_zone(stamp, found.st_mtime)
+        bound = max(0, size - self.limits.backlog_bytes)
+        history_end = self._first_new_offset(descriptor, found, stamp, zone or control.zone)
+        begin: int | None
+        if self.log == "control":
+            begin = find_last_start(descriptor, size, bound)
+        else:
+            first = b""
+            if control.descriptor is not None:
+                first = read_line_at(control.descriptor, control.start_offset)
+            begin = find_first_line_since(descriptor, size, bound, parse_stamp(first))
+        lost = 0
+        if begin is None:
+            begin = lost = find_next_line(descriptor, bound, size) if bound else 0
+        if self._opened or self._was_missing:
+            begin = min(begin, history_end)
+        self.start_offset = self._offset = begin
+        self._history_until = history_end
+        self.zone, self.last_line = zone, None
+        self._fingerprint = self._partial_line = b""
+        self.restarted, self.lost_bytes = self._opened, lost
+
+    def _first_new_offset(
+        self, descriptor: int, found: os.stat_result, stamp: float | None, zone: LogZone | None
+    ) -> int:
+        """Where the lines begin that were written after the exporter had started."""
+        size = found.st_size
+        # Stamps are cut to milliseconds: what was written in the millisecond of the start is news.
+        started_at = math.floor(self.limits.started_at * 1000) / 1000
+        if found.st_mtime < started_at - log_time.TOLERANCE_SECONDS:
+            return size
+        if stamp is None:
+            return 0 if self._was_missing else size
+        if zone is not None:
+            since = started_at + zone.at(started_at)
+        elif self._was_missing:
+            # It appeared under our eyes, with stamps of another clock: its last line is from now.
+            since = started_at + stamp - found.st_mtime
+        else:
+            since = started_at + HOST_ZONE.at(started_at)
+        if stamp < since:
+            return size
+        bound = max(0, size - self.limits.backlog_bytes)
+        place = find_first_line_since(descriptor, size, bound, since)
+        return size if place is None else place
+
+    # ------------------------------------------------------------------ reading
+
+    def read(self, fallback: LogZone | None) -> tuple[bytes, bool, bool]:
+        """Give what is new, whether it is history, and whether it goes to the file's end.
+
+        All of it has one offset to Unix time (that of `mark`), and is either history or not.
+
+        Args:
+            fallback: The zone of the daemon's other log.
+        """
+        descriptor = self.descriptor
+        if descriptor is None:
+            return b"", False, False
+        found = os.fstat(descriptor)
+        size = found.st_size
+        if self._was_truncated(descriptor, size):
+            self._offset = self._history_until = 0
+            self._fingerprint = self._partial_line = b""
+            self.restarted = True
+        wanted = min(size - self._offset, self.limits.poll_bytes)
+        if self._history_until > self._offset:
+            wanted = min(wanted, self._history_until - self._offset)
+        data = os.pread(descriptor, wanted, self._offset) if wanted > 0 else b""
+        # A size that the file does not have (it may be an old one, of a network's file system) is
+        # no reason to wait for more.
+        complete = self._offset + len(data) >= size or not data
+        mtime = found.st_mtime if complete else None
+        if data:
+            data = self._cut_at_zone_change(data, mtime, fallback)
+            complete = complete and self._offset + len(data) >= size
+            self._offset += len(data)
+            self._fingerprint = (self._fingerprint + data[-FINGERPRINT_BYTES:])[-FINGERPRINT_BYTES:]
+        history = bool(data) and self._offset <= self._history_until
+        return data, history, complete
+
+    def _was_truncated(self, descriptor: int, size: int) -> bool:
+        fingerprint = self._fingerprint
+        return size < self._offset or (
+            size > self._offset
+            and bool(fingerprint)
+            and os.pread(descriptor, len(fingerprint), self._offset - len(fingerprint))
+            != fingerprint
+        )
+
+    def _cut_at_zone_change(
+        self, data: bytes, mtime: float | None, fallback: LogZone | None
+    ) -> bytes:
+        """Learn the zone, and cut the data where the clocks were changed."""
+        lines = self._partial_line + data
+        if mtime is not None:
+            self.zone = log_time.infer_zone(last_stamp_in(lines), mtime) or self.zone
+        zone = self.zone or fallback or HOST_ZONE
+        length, self.last_line = same_zone_prefix(lines, zone, self.last_line, mtime)
+        self._partial_line = lines[lines.rfind(b"\n", 0, length) + 1 : length][:PARTIAL_BYTES]
+        return lines[len(lines) - len(data) : length]
+
+
+def error_text(error: OSError) -> str:
+    """Why a log cannot be read, for a person."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return MISSING
+    if error.errno == errno.ELOOP:
+        return "a symbolic link, which is not followed"
+    return (error.strerror or str(error)).lower()

@@ -1,0 +1,406 @@
+"""Recordings: what the sources of a host read, in a file, to be replayed anywhere.
+
+A recording is a gzip file of JSON lines. The first says what it is:
+
+    {"format": "mps-exporter-recording", "version": 2, "scenario": "...", "machine": "...", ...}
+
+each further one is an observation with its kind, the last says when the recording ended:
+
+    {"kind": "procfs", "observation": {"at": 1795162000.1, "daemons": [...], ...}}
+    {"kind": "end", "at": 1795162060.0}
+
+Fields at their defaults are left out. Bytes of logs are text, undecodable ones as lone surrogates.
+An observation that only repeats its predecessor is not written again. docs/recordings.md describes
+the format for people. Version 1 is read as well: see recording_v1.py.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import time
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from mps_exporter.observations import (
+    ControlObservation,
+    LogChunk,
+    LogsObservation,
+    LogState,
+    NvmlObservation,
+    Observation,
+    ProcessFacts,
+    ProcfsObservation,
+)
+from mps_exporter.sources.gzip_appender import GzipAppender
+from mps_exporter.sources.recording_v1 import upgrade_gpus
+
+if TYPE_CHECKING:
+    from cattrs.preconf.json import JsonConverter
+
+POLL_SECONDS = 1.0
+"""The recorder looked at the logs at least this often."""
+
+FIRST_ANSWER_SECONDS = 5.0
+"""How long a source may have taken for its first answer."""
+
+FORMAT = "mps-exporter-recording"
+VERSION = 2
+READABLE_VERSIONS = (1, 2)
+
+_KINDS: dict[str, type[Observation]] = {
+    "procfs": ProcfsObservation,
+    "control": ControlObservation,
+    "logs": LogsObservation,
+    "nvml": NvmlObservation,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+class RecordingError(Exception):
+    """A recording cannot be read or written; the message says which, where and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a recording says about itself."""
+
+    scenario: str
+    machine: str
+    driver_version: str
+    recorded_at: str
+    """ISO 8601, UTC."""
+    started_at: float
+    exporter_version: str
+    anonymised: bool
+    format: str = FORMAT
+    version: int = VERSION
+
+
+@cache
+def _converter() -> JsonConverter:
+    # Imported here: only recording and replaying need it, a live exporter starts without.
+    from cattrs.preconf.json import make_converter
+
+    converter = make_converter(omit_if_default=True)
+    converter.register_unstructure_hook(bytes, lambda data: data.decode("utf-8", "surrogateescape"))
+    converter.register_structure_hook(
+        bytes, lambda text, _: text.encode("utf-8", "surrogateescape")
+    )
+    return converter
+
+
+def as_json(observation: Observation) -> tuple[str, str]:
+    """An observation as a recording holds it, for a person: (source, JSON)."""
+    text = json.dumps(_converter().unstructure(observation), indent=1)
+    return _NAMES[type(observation)], text
+
+
+class Anonymiser:
+    """Replaces what could name a person or a machine, the same thing always by the same."""
+
+    _UUID = re.compile(r"\b(GPU|MIG)-([0-9a-f]{8}(?:-[0-9a-f]{4}){0,3}(?:-[0-9a-f]{12})?)\b")
+
+    def __init__(self) -> None:
+        self._uuids: dict[str, str] = {}
+        self._programs: dict[str, str] = {}
+
+    def observation(self, observation: Observation) -> Observation:
+        """The same observation without names of users, programs, and serial numbers."""
+        if isinstance(observation, ProcfsObservation):
+            return replace(
+                observation,
+                daemons=tuple(
+                    replace(
+                        daemon,
+                        process=daemon.process and self._process(daemon.process),
+                        servers=tuple(map(self._process, daemon.servers)),
+                    )
+                    for daemon in observation.daemons
+                ),
+                processes={
+                    pid: self._process(facts) for pid, facts in observation.processes.items()
+                },
+            )
+        if isinstance(observation, NvmlObservation):
+            return replace(
+                observation, gpus=tuple(replace(gpu, serial=None) for gpu in observation.gpus)
+            )
+        return observation
+
+    def _process(self, facts: ProcessFacts) -> ProcessFacts:
+        name = facts.name
+        if not name.startswith("nvidia-cuda-mps"):
+            name = self._programs.setdefault(name, f"program-{len(self._programs) + 1}")
+        user = facts.user if facts.user in (None, "root") else f"user-{facts.uid}"
+        return replace(facts, name=name, user=user)
+
+    def text(self, line: str) -> str:
+        """A line of the file with every UUID replaced, whole or cut short as the tool prints it."""
+        return self._UUID.sub(self._uuid, line)
+
+    def _uuid(self, match: re.Match[str]) -> str:
+        kind, digits = match.groups()
+        head = digits[:8]
+        number = self._uuids.setdefault(head, f"{len(self._uuids) + 1:08x}")
+        whole = f"{number}-0000-4000-8000-{number:0>12}"
+        return f"{kind}-{whole[: len(digits)]}"
+
+
+class RecordingWriter:
+    """Writes observations as they come.
+
+    A file that can no longer be written raises nothing here, where sources would be blamed for it:
+    see ``failure``.
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._anonymiser = Anonymiser() if header.anonymised else None
+        self._previous: dict[str, Observation] = {}
+        self._last_at = header.started_at
+        first = _converter().unstructure(header) | {"format": FORMAT, "version": VERSION}
+        try:
+            self._file = GzipAppender(path, self._line(first))
+        except OSError as error:
+            raise RecordingError(f"cannot write {path}: {error.strerror}") from error
+
+    @property
+    def failure(self) -> OSError | None:
+        """Why nothing more can be written, as on a full disk; what was written can be read."""
+        return self._file.failure
+
+    def flush(self) -> None:
+        """Make what was written readable, lest a recorder that is killed takes it along."""
+        self._file.flush()
+
+    def _line(self, record: Mapping[str, Any]) -> str:
+        line = json.dumps(record, separators=(",", ":"))
+        return (line if self._anonymiser is None else self._anonymiser.text(line)) + "\n"
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        self._file.write(self._line(record))
+
+    def add(self, observation: Observation) -> None:
+        """Write an observation, unless it only repeats the one before."""
+        self._last_at = max(self._last_at, observation.at)
+        kind = _NAMES[type(observation)]
+        key = stream_of(observation)
+        if isinstance(observation, LogsObservation):
+            # The sizes in the states change with every line; without lines nothing has changed.
+            chunks = tuple(self._zoned(c) for c in observation.chunks if c.data or c.restarted)
+            if not chunks and observation.states == getattr(
+                self._previous.get(key), "states", None
+            ):
+                return
+            self._previous[key] = observation
+            observation = replace(observation, chunks=chunks)
+        else:
+            previous = self._previous.get(key)
+            if previous is not None and replace(observation, at=previous.at) == previous:
+                return
+            self._previous[key] = observation
+        if self._anonymiser is not None:
+            observation = self._anonymiser.observation(observation)
+        self._write({"kind": kind, "observation": _converter().unstructure(observation)})
+
+    @staticmethod
+    def _zoned(chunk: LogChunk) -> LogChunk:
+        """Stamps are local time: the zone of this host travels with them."""
+        if chunk.utc_offset_seconds is not None:
+            return chunk
+        return replace(chunk, utc_offset_seconds=float(time.localtime(chunk.at).tm_gmtoff))
+
+    def close(self) -> None:
+        """Write the end."""
+        self._write({"kind": "end", "at": self._last_at})
+        self._file.close()
+
+
+def stream_of(observation: Observation) -> str:
+    """What an observation repeats or replaces: the source, and of the tool whom it asked what."""
+    kind = _NAMES[type(observation)]
+    if isinstance(observation, ControlObservation):
+        return control_stream(observation.pipe_directory, observation.kind)
+    return kind
+
+
+def control_stream(pipe_directory: str, question: Literal["probe", "reconciliation"]) -> str:
+    """The track of one kind of question to one daemon."""
+    return f"control {question} {pipe_directory}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A whole recording in memory, in the order in which it was made."""
+
+    header: Header
+    observations: tuple[Observation, ...]
+    ended_at: float
+
+    @property
+    def duration_seconds(self) -> float:
+        """From its start to its end."""
+        return self.ended_at - self.header.started_at
+
+
+def read(path: Path) -> Recording:
+    """Read a recording.
+
+    Raises:
+        RecordingError: The file is missing, no recording, of a newer version, or damaged. A
+            recording that ends early (a full disk, a killed recorder) is read as far as it goes.
+    """
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            lines = _lines(path, file)
+            header = _header(path, next(lines, None))
+            observations: list[Observation] = []
+            ended_at = header.started_at
+            for number, record in enumerate(lines, start=2):
+                if record.get("kind") == "end":
+                    ended_at = max(ended_at, float(record["at"]))
+                    break
+                try:
+                    observation = _observation(record, header.version)
+                except Exception as error:
+                    raise RecordingError(
+                        f"{path}: line {number} is no observation: {_first_line(error)}"
+                    ) from error
+                observations.append(observation)
+                ended_at = max(ended_at, observation.at)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RecordingError(f"cannot read recording {path}: {reason}") from error
+    return Recording(header, tuple(observations), ended_at)
+
+
+def _observation(record: dict[str, Any], version: int) -> Observation:
+    kind, fields = record["kind"], record["observation"]
+    if version == 1 and kind == "nvml":
+        fields = upgrade_gpus(fields)
+    return _converter().structure(fields, _KINDS[kind])
+
+
+def _lines(path: Path, file: IO[str]) -> Iterator[dict[str, Any]]:
+    number = 0
+    while True:
+        try:
+            line = file.readline()
+        except EOFError:
+            return  # cut short: what was complete has been delivered
+        except (UnicodeDecodeError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
+            raise RecordingError(f"{path}: damaged after line {number}: {error}") from error
+        if not line:
+            return
+        number += 1
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            if not line.endswith("\n"):
+                return
+            raise RecordingError(f"{path}: line {number} is not JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise RecordingError(f"{path}: line {number} is not an object")
+        yield record
+
+
+def _header(path: Path, record: dict[str, Any] | None) -> Header:
+    if record is None or record.get("format") != FORMAT:
+        raise RecordingError(f"{path} is no recording made by mps-exporter record")
+    if record.get("version") not in READABLE_VERSIONS:
+        raise RecordingError(
+            f"{path} has version {record.get('version')} of the format, this program reads "
+            f"versions 1 to {VERSION}: use the mps-exporter that made it, or a newer one"
+        )
+    try:
+        return _converter().structure(record, Header)
+    except Exception as error:
+        raise RecordingError(f"{path}: incomplete first line: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+class RecordingCursor:
+    """Plays a recording: what each source would have said at a moment of the recording's time."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self._logs = [o for o in recording.observations if isinstance(o, LogsObservation)]
+        self._next_log = 0
+        self._log_states: tuple[LogState, ...] = ()
+        self._waiting: list[LogChunk] = []
+        self._streams: dict[str, tuple[list[float], list[Observation]]] = {}
+        # An end of a process may be written after a later look: it is told at its own moment.
+        for observation in sorted(recording.observations, key=lambda one: one.at):
+            times, stream = self._streams.setdefault(stream_of(observation), ([], []))
+            times.append(observation.at)
+            stream.append(observation)
+
+    def latest(self, stream: str, now: float) -> Observation | None:
+        """The last observation of this track (see stream_of) up to now.
+
+        Sources are slow at their first question: before the first answer, that one stands.
+        """
+        times, observations = self._streams.get(stream, ([], []))
+        position = bisect_right(times, now)
+        if not position and times and times[0] <= now + FIRST_ANSWER_SECONDS:
+            position = 1
+        return observations[position - 1] if position else None
+
+    def between(self, stream: str, since: float, until: float) -> Sequence[Observation]:
+        """Give the observations of this track after a moment, up to another."""
+        times, observations = self._streams.get(stream, ([], []))
+        return observations[bisect_right(times, since) : bisect_right(times, until)]
+
+    def logs(self, now: float, followed: Collection[str]) -> LogsObservation:
+        """What the tails of these daemons (pipe directories) read since the last call.
+
+        What a daemon's logs gained before somebody followed it, waits until somebody does.
+        """
+        while self._next_log < len(self._logs) and self._logs[self._next_log].at <= now:
+            observation = self._logs[self._next_log]
+            self._waiting += observation.chunks
+            self._log_states = observation.states or self._log_states
+            self._next_log += 1
+        chunks = [chunk for chunk in self._waiting if chunk.pipe_directory in followed]
+        self._waiting = [c for c in self._waiting if c.pipe_directory not in followed]
+        states = tuple(state for state in self._log_states if state.pipe_directory in followed)
+        busy = {(chunk.pipe_directory, chunk.log) for chunk in chunks}
+        chunks += [
+            self._idle_chunk(state, now)
+            for state in states
+            if state.readable and (state.pipe_directory, state.log) not in busy
+        ]
+        return LogsObservation(at=now, chunks=tuple(chunks), states=states)
+
+    def _idle_chunk(self, state: LogState, now: float) -> LogChunk:
+        """Say up to when a log that brought nothing is known to be complete.
+
+        Looks that brought nothing are not recorded. So a log is complete until now, unless its
+        next lines were read soon after: then some of them may have been written before.
+        """
+        later = (
+            chunk.at
+            for observation in self._logs[self._next_log :]
+            for chunk in observation.chunks
+            if (chunk.pipe_directory, chunk.log) == (state.pipe_directory, state.log)
+        )
+        upcoming = next(later, math.inf)
+        # At the end nothing comes after the last line, which must not be held back for it.
+        reach = now + POLL_SECONDS if now >= self.recording.ended_at else now
+        return LogChunk(
+            at=now,
+            pipe_directory=state.pipe_directory,
+            log=state.log,
+            complete_until=min(reach, upcoming - POLL_SECONDS),
+        )

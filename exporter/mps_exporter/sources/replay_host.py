@@ -1,0 +1,131 @@
+"""A recorded host, answering as the real one did at the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
+
+from mps_exporter.observations import (
+    ControlObservation,
+    DaemonFacts,
+    LogsObservation,
+    NvmlObservation,
+    ProcfsObservation,
+)
+from mps_exporter.sources.host import SourceError
+from mps_exporter.sources.recording import Recording, RecordingCursor, control_stream
+
+
+class ReplayHost:
+    """Host over a recording. Its time is the recording's, at the chosen speed."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        *,
+        speed: float = 1.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cursor = RecordingCursor(recording)
+        self._speed = speed
+        self._clock = clock
+        self._started_at = clock()
+        self._looked_at = recording.header.started_at
+
+    def now(self) -> float:
+        """The recording's time; it stands still at the end."""
+        recording = self._cursor.recording
+        elapsed = (self._clock() - self._started_at) * self._speed
+        return min(recording.header.started_at + elapsed, recording.ended_at)
+
+    async def until_finished(self) -> None:
+        """Wait for the end of the recording."""
+        left = self._cursor.recording.ended_at - self.now()
+        await asyncio.sleep(left / self._speed)
+
+    def wall(self, moment: float) -> float:
+        """The viewer's time of a moment of the recording."""
+        return self._started_at + (moment - self._cursor.recording.header.started_at) / self._speed
+
+    async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
+        """Control daemons that were there."""
+        del deadline_seconds
+        return self._processes().daemons
+
+    def forget(self, present: Collection[str]) -> None:
+        """A recording remembers everything."""
+
+    async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
+        """Processes that were there, of those that were asked for then."""
+        del pids, deadline_seconds
+        return self._processes()
+
+    async def ended(
+        self, watched: Collection[int], others: Collection[int], deadline_seconds: float
+    ) -> Sequence[ProcfsObservation]:
+        """What was seen of processes since the last call."""
+        del others, deadline_seconds
+        if not watched:
+            return ()
+        found = self._cursor.between("procfs", self._looked_at, self.now())
+        self._looked_at = max(self._looked_at, self.now())
+        return [one for one in found if isinstance(one, ProcfsObservation)]
+
+    def _processes(self) -> ProcfsObservation:
+        found = self._cursor.latest("procfs", self.now())
+        if isinstance(found, ProcfsObservation):
+            self._looked_at = max(self._looked_at, found.at)  # what is older is no news
+            return found
+        # A recorder's first look at /proc comes a moment after its start.
+        return ProcfsObservation(at=self.now())
+
+    async def probe(
+        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+    ) -> ControlObservation:
+        """The daemon's last answer."""
+        del deadline_seconds, since
+        return self._control(daemon, "probe")
+
+    async def reconcile(
+        self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
+    ) -> ControlObservation:
+        """The servers' last answers."""
+        del servers, deadline_seconds
+        return self._control(daemon, "reconciliation")
+
+    def _control(
+        self, daemon: DaemonFacts, question: Literal["probe", "reconciliation"]
+    ) -> ControlObservation:
+        name = daemon.pipe_directory
+        found = self._cursor.latest(control_stream(name, question), self.now())
+        if isinstance(found, ControlObservation):
+            return found
+        raise SourceError(f"the recording holds no answer of {name} yet")
+
+    async def poll_logs(
+        self, daemons: Sequence[DaemonFacts], deadline_seconds: float
+    ) -> LogsObservation:
+        """What the logs gained since the last call."""
+        del deadline_seconds
+        return self._cursor.logs(self.now(), {daemon.pipe_directory for daemon in daemons})
+
+    async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
+        """The GPUs as they were."""
+        del deadline_seconds
+        found = self._cursor.latest("nvml", self.now())
+        if not isinstance(found, NvmlObservation):
+            raise SourceError("the recording holds nothing of NVML yet")
+        return found
+
+    async def tick_gpus(self) -> None:
+        """A recording loses nothing."""
+
+    def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
+        """Nobody is asked in a replay."""
+        del pipe_directory
+        return 0, {}
+
+    async def close(self) -> None:
+        """Nothing to let go of."""

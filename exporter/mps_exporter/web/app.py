@@ -1,0 +1,63 @@
+"""The application: which path is answered by whom."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from mps_exporter.web import debug_handler, events, health, metrics_handler, status_handler
+from mps_exporter.web.backend import Backend
+from mps_exporter.web.limiter import ConcurrencyLimiter
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.responses import Handler, add_headers, plain_errors
+from mps_exporter.web.slow_clients import track_request
+from mps_exporter.web.state import BACKEND, OPTIONS, TLS_CONTEXT, WEB_CONFIG
+from mps_exporter.web.webconfig import WebConfigWatch, install
+
+
+async def _close(app: web.Application) -> None:
+    app[status_handler.RENDERED].close()
+
+
+async def _expect_nothing(_request: web.Request) -> None:
+    """Pass over ``Expect``: no body is read here, and aiohttp would answer before the lock does."""
+
+
+def create_app(backend: Backend, options: WebOptions) -> web.Application:
+    """The application, ready to be served.
+
+    Raises:
+        WebConfigError: The web configuration file cannot be used.
+    """
+    app = web.Application(middlewares=[track_request, plain_errors])
+    app[BACKEND] = backend
+    app[OPTIONS] = options
+    app[metrics_handler.SCRAPE_LIMITER] = ConcurrencyLimiter(options.max_requests)
+    app[metrics_handler.RENDERINGS] = metrics_handler.SharedRenderings()
+    app[status_handler.RENDERED] = status_handler.StatusRenderer()
+    app[status_handler.PAGE_LIMITER] = ConcurrencyLimiter(options.max_requests)
+    app[events.EVENTS] = events.Events()
+    app[events.STREAM_LIMITER] = ConcurrencyLimiter(options.max_event_streams)
+    app[debug_handler.DEBUG_LIMITER] = ConcurrencyLimiter(1)
+    app.cleanup_ctx.append(events.follow)
+    app.on_shutdown.append(events.close)
+    app.on_cleanup.append(_close)
+    app.on_response_prepare.append(add_headers)
+    if options.config_file is not None:
+        watch_file = WebConfigWatch.start(options.config_file)
+        install(app, watch_file)
+        app[WEB_CONFIG] = watch_file
+        if watch_file.uses_tls:
+            app[TLS_CONTEXT] = watch_file.tls_context
+    pages: dict[str, Handler] = {
+        "/": status_handler.status_html,
+        "/static/{name}": status_handler.asset,
+        "/api/v1/status": status_handler.status_json,
+        options.telemetry_path: metrics_handler.metrics,
+        "/api/v1/events": events.events,
+        "/debug/collect": debug_handler.collect,
+        "/-/healthy": health.healthy,
+        "/-/ready": health.ready,
+    }
+    for path, page in pages.items():
+        app.router.add_get(path, page, expect_handler=_expect_nothing)
+    return app

@@ -1,0 +1,115 @@
+"""/metrics: what Prometheus comes for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from mps_exporter.metrics.content_format import ContentFormat
+from mps_exporter.snapshot import Snapshot
+from mps_exporter.web.backend import Backend
+from mps_exporter.web.events import EVENTS
+from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
+from mps_exporter.web.negotiation import accepts_gzip, choose_format
+from mps_exporter.web.responses import text
+from mps_exporter.web.state import BACKEND, OPTIONS
+
+TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
+MAX_TIMEOUT_SECONDS = 300.0
+
+
+def collection_deadline(header: str | None, offset: float) -> float | None:
+    """Seconds for a collection: the scraper's timeout less a margin to send the answer in.
+
+    The margin is a tenth of the timeout, at most ``offset``. None when the header tells nothing.
+    """
+    try:
+        seconds = float(header or "")
+    except ValueError:
+        return None
+    if not math.isfinite(seconds) or seconds <= 0:
+        return None
+    seconds = min(seconds, MAX_TIMEOUT_SECONDS)
+    return seconds - min(offset, seconds / 10)
+
+
+def selected_collectors(request: web.Request, enabled: tuple[str, ...]) -> frozenset[str] | None:
+    """The collectors that ``collect[]`` or ``exclude[]`` ask for; None for all.
+
+    Raises:
+        ValueError: They name what is not there, or contradict each other.
+    """
+    wanted = frozenset(request.query.getall("collect[]", ()))
+    unwanted = frozenset(request.query.getall("exclude[]", ()))
+    if wanted and unwanted:
+        raise ValueError("collect[] and exclude[] cannot be used together")
+    strangers = sorted((wanted | unwanted) - set(enabled))
+    if strangers:
+        name = strangers[0][:64].encode("ascii", "backslashreplace").decode()
+        raise ValueError(f"no collector {name!r} here; enabled are {', '.join(enabled) or 'none'}")
+    if unwanted:
+        return frozenset(enabled) - unwanted
+    return wanted or None
+
+
+@dataclass(slots=True)
+class SharedRenderings:
+    """Answers being rendered; those who want the same bytes at the same moment share them."""
+
+    _under_way: dict[tuple[int, ContentFormat, bool], asyncio.Task[bytes]] = field(
+        default_factory=dict
+    )
+
+    async def render(
+        self, backend: Backend, snapshot: Snapshot, form: ContentFormat, gzip: bool
+    ) -> bytes:
+        """Render, or join who renders the same."""
+        key = id(snapshot), form, gzip
+        task = self._under_way.get(key)
+        if task is None:
+            task = asyncio.create_task(_expose(backend, snapshot, form, gzip))
+            self._under_way[key] = task
+            task.add_done_callback(lambda _: self._under_way.pop(key, None))
+        return await asyncio.shield(task)
+
+
+async def _expose(backend: Backend, snapshot: Snapshot, form: ContentFormat, gzip: bool) -> bytes:
+    return await backend.expose(snapshot, form, gzip)
+
+
+SCRAPE_LIMITER = web.AppKey[ConcurrencyLimiter]("SCRAPES")
+RENDERINGS = web.AppKey[SharedRenderings]("RENDERINGS")
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Collect and render; HEAD only tells in which form an answer would come."""
+    backend = request.app[BACKEND]
+    try:
+        collectors = selected_collectors(request, backend.enabled_collectors)
+    except ValueError as error:
+        return text(f"400 Bad Request: {error}", status=400)
+    form = choose_format(",".join(request.headers.getall("Accept", ())))
+    gzip = accepts_gzip(",".join(request.headers.getall("Accept-Encoding", ())))
+    headers = {"Content-Type": form.content_type, "Vary": "Accept, Accept-Encoding"}
+    if gzip:
+        headers["Content-Encoding"] = "gzip"
+    if request.method == "HEAD":
+        return web.Response(headers=headers)
+    options = request.app[OPTIONS]
+    seconds = collection_deadline(request.headers.get(TIMEOUT_HEADER), options.timeout_offset)
+    try:
+        with request.app[SCRAPE_LIMITER].acquire(request.remote or ""):
+            snapshot = await backend.collect(seconds, collectors)
+            request.app[EVENTS].user_names.update(snapshot)
+            body = await request.app[RENDERINGS].render(backend, snapshot, form, gzip)
+    except LimitExceededError:
+        return text(
+            f"503 Service Unavailable: more than {options.max_requests} scrapes at once, or most "
+            "of them from one address (--web.max-requests)",
+            status=503,
+            headers={"Retry-After": "1"},
+        )
+    return web.Response(body=body, headers=headers)

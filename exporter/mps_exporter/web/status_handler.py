@@ -1,0 +1,118 @@
+"""The status of the host, as data (/api/v1/status) and as a page (/)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+
+from aiohttp import web
+
+from mps_exporter.snapshot import Snapshot
+from mps_exporter.web import status_page as status_page_module
+from mps_exporter.web.assets import PAGE_ASSETS
+from mps_exporter.web.backend import Backend
+from mps_exporter.web.events import EVENTS
+from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
+from mps_exporter.web.responses import text
+from mps_exporter.web.state import BACKEND, OPTIONS, WEB_CONFIG
+from mps_exporter.web.status_report import make_status
+
+REUSE_SECONDS = 1.0
+"""A status that is not older is good enough for the next one who asks."""
+COLLECT_TIMEOUT_SECONDS = 5.0
+
+
+class StatusRenderer:
+    """The status as bytes, made on a thread, and shared by those who ask at the same moment."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="status")
+        self._latest: tuple[float, Snapshot] | None = None
+        self._collecting: asyncio.Task[Snapshot] | None = None
+
+    async def snapshot(self, backend: Backend) -> Snapshot:
+        """The last snapshot when it is fresh, else a new one."""
+        loop = asyncio.get_running_loop()
+        if self._latest is not None and loop.time() - self._latest[0] < REUSE_SECONDS:
+            return self._latest[1]
+        if self._collecting is None:
+            self._collecting = loop.create_task(self._collect(backend))
+        return await asyncio.shield(self._collecting)
+
+    async def _collect(self, backend: Backend) -> Snapshot:
+        try:
+            snapshot = await backend.collect(COLLECT_TIMEOUT_SECONDS, None)
+            self._latest = asyncio.get_running_loop().time(), snapshot
+            return snapshot
+        finally:
+            self._collecting = None
+
+    async def answer(self, request: web.Request, *, as_json: bool) -> bytes:
+        """The status, in one of its forms."""
+        snapshot = await self.snapshot(request.app[BACKEND])
+        request.app[EVENTS].user_names.update(snapshot)
+        options = request.app[OPTIONS]
+        watch = request.app.get(WEB_CONFIG)
+        error = str(watch.error) if watch is not None and watch.error is not None else None
+        user_names = request.app[EVENTS].user_names
+        # Not request.host: without the header, aiohttp before 3.14 asks the resolver, for seconds.
+        host = request.headers.get("Host") or socket.gethostname()
+
+        def encode() -> bytes:
+            status = make_status(snapshot, options, error, user_names)
+            if as_json:
+                return json.dumps(asdict(status), allow_nan=False).encode() + b"\n"
+            return status_page_module.render(status, options, host).encode()
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
+
+    def close(self) -> None:
+        """Let go of the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+RENDERED = web.AppKey[StatusRenderer]("RENDERED")
+PAGE_LIMITER = web.AppKey[ConcurrencyLimiter]("VISITS")
+"""Not those of the scrapes: no crowd in front of the page keeps Prometheus out."""
+
+
+async def status_json(request: web.Request) -> web.Response:
+    """/api/v1/status."""
+    return await _answer(request, "application/json", as_json=True)
+
+
+async def status_html(request: web.Request) -> web.Response:
+    """/."""
+    return await _answer(request, "text/html", as_json=False)
+
+
+async def _answer(request: web.Request, content_type: str, *, as_json: bool) -> web.Response:
+    try:
+        with request.app[PAGE_LIMITER].acquire(request.remote or ""):
+            body = await request.app[RENDERED].answer(request, as_json=as_json)
+    except LimitExceededError:
+        limit = request.app[OPTIONS].max_requests
+        return text(
+            f"503 Service Unavailable: more than {limit} visitors at once, or most of them from "
+            "one address (--web.max-requests)",
+            status=503,
+            headers={"Retry-After": "1"},
+        )
+    charset = None if as_json else "utf-8"
+    return web.Response(body=body, content_type=content_type, charset=charset)
+
+
+async def asset(request: web.Request) -> web.Response:
+    """/static/NAME."""
+    found = PAGE_ASSETS.get(request.match_info["name"])
+    if found is None:
+        raise web.HTTPNotFound
+    return web.Response(
+        body=found.content,
+        content_type=found.content_type,
+        charset="utf-8",
+        headers={"Cache-Control": "public, max-age=86400"},
+    )

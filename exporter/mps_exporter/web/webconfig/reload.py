@@ -1,0 +1,158 @@
+"""The configuration that is in force, read anew when its files change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import WebConfig, parse
+from .errors import WebConfigError
+from .tls import make_context
+
+_log = logging.getLogger(__name__)
+
+CHECK_INTERVAL_SECONDS = 1.0
+
+Stamp = tuple[tuple[int, int, int, int] | None, ...]
+"""Device, inode, size and modification time of each file; None: it is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration with what was made of it."""
+
+    config: WebConfig
+    context: ssl.SSLContext | None
+    files: tuple[str, ...]
+    stamp: Stamp
+
+
+def _stamp(files: tuple[str, ...]) -> Stamp:
+    stamps: list[tuple[int, int, int, int] | None] = []
+    for file in files:
+        try:
+            stat = Path(file).stat()
+        except (OSError, ValueError):  # a ValueError of a name that no file can have
+            stamps.append(None)
+        else:
+            stamps.append((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(stamps)
+
+
+def load(path: str) -> Loaded:
+    """Read the file and everything it names.
+
+    Raises:
+        WebConfigError: Something is wrong with it.
+    """
+    files: tuple[str, ...] = (path,)
+    try:
+        stamp = _stamp(files)
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise WebConfigError(f"cannot be read: {error.strerror}") from error
+        config = parse(content, Path(path).parent)
+        context = None
+        if config.tls.enabled:
+            files = (path, *config.tls.files)
+            stamp = _stamp(files)  # before they are read: a change meanwhile is seen later
+            context = make_context(config.tls)
+    except WebConfigError as error:
+        error.path = path
+        raise
+    except Exception as error:  # whatever else: a file that nobody foresaw ends no program
+        unforeseen = WebConfigError(f"cannot be used: {type(error).__name__}: {error}")
+        unforeseen.path = path
+        raise unforeseen from error
+    return Loaded(config, context, files, stamp)
+
+
+class WebConfigWatch:
+    """Gives the configuration in force; looks at the files at most once a second."""
+
+    def __init__(self, path: str, loaded: Loaded) -> None:
+        self.path = path
+        self.error: WebConfigError | None = None
+        """Why the file as it is now could not be used; None while it could."""
+        self._loaded = loaded
+        self._checked_at = time.monotonic()
+        self._checking = asyncio.Lock()
+        self._closed = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="web-config")
+
+    @classmethod
+    def start(cls, path: str) -> WebConfigWatch:
+        """Load for the first time.
+
+        Raises:
+            WebConfigError: The file cannot be used: do not start.
+        """
+        return cls(path, load(path))
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether connections are encrypted; fixed at the start."""
+        return self._loaded.context is not None
+
+    @property
+    def current(self) -> WebConfig:
+        """The configuration in force, without a look at the file."""
+        return self._loaded.config
+
+    async def config(self) -> WebConfig:
+        """The configuration for the next request."""
+        await self._refresh()
+        return self._loaded.config
+
+    async def tls_context(self) -> ssl.SSLContext | None:
+        """The context for the next connection; None: plain HTTP."""
+        await self._refresh()
+        return self._loaded.context
+
+    async def _refresh(self) -> None:
+        if time.monotonic() - self._checked_at >= CHECK_INTERVAL_SECONDS:
+            await self.check_files()
+
+    async def check_files(self) -> None:
+        """Look at the files now; never fails."""
+        if self._checking.locked() or self._closed:
+            return  # what is in force serves those who come while somebody looks
+        async with self._checking:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._thread, self._check_files)
+            self._checked_at = time.monotonic()
+
+    def _check_files(self) -> None:
+        if self.error is None and _stamp(self._loaded.files) == self._loaded.stamp:
+            return  # while it is broken, each look tries again: the mend may be in another file
+        try:
+            new = load(self.path)
+            if (new.context is None) != (self._loaded.context is None):
+                error = WebConfigError(
+                    "TLS cannot be switched on or off while the program runs: restart it",
+                    key="tls_server_config",
+                )
+                error.path = self.path
+                raise error
+        except WebConfigError as error:
+            if str(error) != str(self.error):
+                _log.error(
+                    "the web configuration cannot be used; the one before stays in force",
+                    extra={"fields": {"err": error}},
+                )
+            self.error = error
+        else:
+            self.error = None
+            self._loaded = new
+            _log.info("the web configuration was read anew", extra={"fields": {"file": self.path}})
+
+    def close(self) -> None:
+        """Let go of the thread."""
+        self._closed = True
+        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,186 @@
+"""Scenarios of ending jobs with the scripts of deploy/jobs, and of memory limits by ordinal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from tests.hardware.lab import HERE, Client, Daemon, Lab
+from tests.hardware.scenarios import scenario
+
+SCRIPTS = HERE.parents[1] / "deploy" / "jobs"
+TERMINATE = SCRIPTS / "mps-terminate-clients.sh"
+IN_FLIGHT = ("device", "200", "100", "pause", "60")
+"""Kernels of 0.2 s that write device memory: 100 of them are queued."""
+
+End = Callable[[Lab, Daemon, Client], Awaitable[None]]
+
+
+async def _busy_neighbours_lost(
+    lab: Lab, daemon: Daemon, leave: Path, end: End, *, uid: int = 0, before: tuple[str, ...] = ()
+) -> int:
+    """End one client with work in flight beside three busy ones; count those that died of it."""
+    neighbours = [lab.client("spin", 12, daemon=daemon, uid=uid) for _ in range(3)]
+    await lab.ready(*neighbours)
+    leaver = lab.client("", 0, daemon=daemon, uid=uid, command=[*before, str(leave), *IN_FLIGHT])
+    for _ in range(400):
+        if "queued" in leaver.output.read_text(errors="replace"):
+            break
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.4)
+    await end(lab, daemon, leaver)
+    await lab.run(1.5)
+    lost = sum(one.event("error") is not None or one.process.poll() is not None
+               for one in neighbours)  # fmt: skip
+    await lab.left(*neighbours, leaver)
+    return lost
+
+
+async def _script(lab: Lab, daemon: Daemon, *arguments: str, uid: int = 0) -> None:
+    """Run the script as a user, and note what it said."""
+    as_user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+    command = [*(("setpriv", *as_user) if uid else ()), "sh", str(TERMINATE), *arguments,
+               "--pipe-directory", str(daemon.pipe)]  # fmt: skip
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=60, check=False,
+        env={"PATH": os.environ["PATH"]},
+    )  # fmt: skip
+    output = f"{done.returncode}: {done.stderr.strip()}"
+    lab.facts[f"script {' '.join(arguments[::2])} as {uid}"] = output
+    if not uid:
+        lab.note("the script", ok=done.returncode == 0, wanted=0, got=output)
+
+
+async def _by_the_script(lab: Lab, daemon: Daemon, leaver: Client) -> None:
+    await _script(lab, daemon, "--descendant-of", str(leaver.pid))
+    leaver.kill()
+
+
+async def _as_its_user(lab: Lab, daemon: Daemon, leaver: Client) -> None:
+    await _script(lab, daemon, "--uid", str(leaver.uid), "--pid", str(leaver.pid), uid=leaver.uid)
+    leaver.kill()
+
+
+async def _in_its_container(lab: Lab, daemon: Daemon, leaver: Client) -> None:
+    """As a preStop hook: with the PIDs of the container, where the daemon has the host's."""
+    children = Path(f"/proc/{leaver.pid}/task/{leaver.pid}/children").read_text().split()
+    inside = ["nsenter", f"--target={children[0]}", "--pid", "--mount", "sh", str(TERMINATE)]
+    done = await asyncio.to_thread(
+        subprocess.run, [*inside, "--own-pid-namespace", "--pipe-directory", str(daemon.pipe)],
+        capture_output=True, text=True, timeout=60, check=False, env={"PATH": os.environ["PATH"]},
+    )  # fmt: skip
+    output = f"{done.returncode}: {done.stderr.strip()}"
+    ok = done.returncode == 0 and "terminated client" in output
+    lab.note("the hook", ok=ok, wanted="0: terminated client", got=output)
+    os.kill(int(children[0]), signal.SIGKILL)
+
+
+async def _by_a_signal_to_the_job(lab: Lab, daemon: Daemon, leaver: Client) -> None:
+    """As scancel does: SIGTERM to every process at once."""
+    del lab, daemon
+    os.killpg(leaver.pid, signal.SIGTERM)
+
+
+async def _by_sigkill(lab: Lab, daemon: Daemon, leaver: Client) -> None:
+    del lab, daemon
+    leaver.kill()
+
+
+@scenario("jobs with work in flight are ended through the shipped scripts: no neighbour is lost")
+async def ending_jobs(lab: Lab) -> None:
+    leave = lab.folder / "leave"
+    build = ["nvcc", "-arch=sm_90", "-o", str(leave), str(HERE / "leave.cu")]
+    await asyncio.to_thread(subprocess.run, build, check=True)
+    daemon = lab.daemon()
+    d = daemon.label
+    await lab.until("mps_control_up", 1, daemon=d)
+    ways: dict[str, tuple[End, tuple[str, ...]]] = {
+        "the script, then SIGKILL": (_by_the_script, ()),
+        "mps-run.sh and SIGTERM to all": (_by_a_signal_to_the_job, (str(SCRIPTS / "mps-run.sh"),)),
+        "a preStop hook in a PID namespace": (
+            _in_its_container, ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"),
+        ),
+    }  # fmt: skip
+    for words, (end, before) in ways.items():
+        lost = await _busy_neighbours_lost(lab, daemon, leave, end, before=before)
+        lab.note(f"busy neighbours lost: {words}", ok=lost == 0, wanted=0, got=lost)
+    metrics = await lab.look()
+    lab.check(metrics, "mps_client_losses_total", len(ways), daemon=d, cause="terminated")
+    lab.check(metrics, "mps_server_faults_total", 0, daemon=d)
+    # Not known before: may a user terminate clients of their own on root's daemon?
+    lost = await _busy_neighbours_lost(lab, daemon, leave, _as_its_user, uid=1001)
+    lab.facts["busy neighbours lost: the script as an ordinary user"] = lost
+    # That the scripts are what saves them: the same without.
+    lost = await _busy_neighbours_lost(lab, daemon, leave, _by_sigkill)
+    lab.note("busy neighbours lost: SIGKILL alone", ok=lost > 0, wanted="> 0", got=lost)
+    daemon.quit()
+    await lab.run(1)
+
+
+LIMIT = 1 << 30
+
+
+async def _as_cuda_says(
+    lab: Lab, daemon: Daemon, cases: list[tuple[str | None, str]], *, sees: str
+) -> None:
+    """Whether a client has a limit must be told as CUDA tells the client itself."""
+    clients = []
+    for visible, text in cases:
+        environment = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": text}
+        if visible is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = visible
+        clients.append(lab.client("idle", 25, daemon=daemon, mebibytes=8, more=environment))
+    await lab.ready(*clients)
+    metrics = await lab.until("mps_server_clients", len(cases), daemon=daemon.label)
+    metrics = await lab.run(2.5)  # the daemon's map of devices is there by now
+    for client, (visible, text) in zip(clients, cases, strict=True):
+        ready = client.event("ready") or {}
+        limited = int(str(ready.get("free_bytes", 0))) < 2 * LIMIT
+        got = metrics.value("mps_client_memory_limit_bytes", daemon=daemon.label, pid=client.pid)
+        words = f"daemon {sees}, CUDA_VISIBLE_DEVICES={visible}, {text}"
+        lab.note(f"limit: {words}", ok=got == (LIMIT if limited else None),
+                 wanted=LIMIT if limited else None, got=got)  # fmt: skip
+    for client in clients:
+        client.kill()
+    await lab.left(*clients)
+
+
+@scenario("memory limits by ordinal on one GPU")
+async def memory_ordinals(lab: Lab) -> None:
+    daemon = lab.daemon()
+    uuid = (await lab.look()).snapshot.gpus[0].uuid
+    texts = ("0=1G", "1=1G", "0=1G,1=1G", f"{uuid}=1G", f"{uuid[:12]}=1G")
+    cases = [(visible, text) for visible in (None, "0", uuid) for text in texts]
+    await _as_cuda_says(lab, daemon, cases, sees="all")
+    daemon.quit()
+    await lab.run(1)
+
+
+@scenario("memory limits by ordinal on two GPUs, with CUDA_VISIBLE_DEVICES of daemon and client")
+async def memory_ordinals_two_gpus(lab: Lab) -> None:
+    gpus = (await lab.look()).snapshot.gpus
+    first, second = gpus[0].uuid, gpus[1].uuid
+    texts = ("0=1G", "1=1G", f"{first}=1G", f"{second}=1G")
+    views = (None, "0", "1", "0,1", "1,0", second, f"{second},{first}")
+    # By UUID, a GPU that the client does not see was not measured: the exporter tells no limit.
+    reported = [
+        (view, text) for view in views for text in texts
+        if not (text.startswith(first) and view in ("1", second))
+        and not (text.startswith(second) and view == "0")
+    ]  # fmt: skip
+    await _with_daemon(lab, lab.daemon("all"), reported, "all")
+    await _with_daemon(lab, lab.daemon("reversed", CUDA_VISIBLE_DEVICES="1,0"), reported, "1,0")
+    own = [(view, text) for view, text in reported if view in (None, "0")]
+    await _with_daemon(lab, lab.daemon("second", CUDA_VISIBLE_DEVICES="1"), own, "1")
+    await lab.run(1)
+
+
+async def _with_daemon(
+    lab: Lab, daemon: Daemon, cases: list[tuple[str | None, str]], sees: str
+) -> None:
+    await _as_cuda_says(lab, daemon, cases, sees=sees)
+    daemon.quit()

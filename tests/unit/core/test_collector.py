@@ -1,0 +1,467 @@
+"""What one collection leaves for the next, and for those that run beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
+
+from mps_exporter import collector as collector_module
+from mps_exporter.observations import (
+    GpuObservation,
+    GpuProcess,
+    NvmlObservation,
+    Observation,
+    Outcome,
+    ProcessFacts,
+    ProcfsObservation,
+)
+from tests.support.mps_logs import EIGHT, script
+from tests.support.mps_script import HOLDER, arrives, client, pending, server_starts
+from tests.support.scripted_host import ScriptedHost, look
+from tests.support.waiting import PATIENCE_SECONDS, until
+
+UUID = "GPU-00000000-1111-2222-3333-444444444444"
+
+
+@pytest.fixture
+def host() -> ScriptedHost:
+    return ScriptedHost()
+
+
+# ---------------------------------------------------------------- whose answers stand
+
+
+async def test_an_answer_from_the_future_does_not_stand(host: ScriptedHost) -> None:
+    collector = host.collector()
+    assert (await look(collector)).state == "answering"
+    host.wall -= 7200  # the clock is set back
+    host.hangs_on = "get_server_list"
+    host.passes(30)
+    assert (await look(collector)).state == "unresponsive"
+
+
+@pytest.mark.parametrize("interval", [5, 15, 30])
+async def test_a_daemon_that_hangs_on_our_question_hangs_until_it_answers(
+    host: ScriptedHost, interval: int
+) -> None:
+    collector = host.collector(mps_reconcile_interval=60.0)
+    await look(collector)
+    host.hangs_on = "get_server_status"
+    states = []
+    for _ in range(300 // interval):
+        host.passes(interval)
+        states.append((await look(collector)).state)
+        if "unresponsive" in states:
+            host.hangs_on = "get_"  # a blocked daemon answers nothing
+    first = states.index("unresponsive")
+    assert set(states[first:]) == {"unresponsive"}
+
+
+STUCK = {
+    "a shutdown attempt without an outcome": pending("02:15.000", 300, 1003)
+    + "02:15.000 C630 Try shutting down server 110, backoff is disabled\n",
+    "a queued client and nothing more": pending("02:15.000", 300, 1003),
+    "a client sent to a server that says nothing": arrives("02:15.000", 300, 1001),
+}
+
+
+@pytest.mark.parametrize("lines", STUCK.values(), ids=STUCK.keys())
+async def test_a_wedge_shows_within_three_seconds_and_so_does_its_end(
+    host: ScriptedHost, lines: str
+) -> None:
+    collector = host.collector()
+    host.wall = EIGHT + 134.0
+    assert (await look(collector)).state == "answering"  # good for 25 s, were it not for the logs
+    host.passes(1.0)
+    wedged_at = host.wall
+    host.write(script(lines))
+    host.hangs_on = "get_"
+    host.passes(0.4)
+    assert (await look(collector)).state == "unresponsive"
+    assert host.wall - wedged_at <= 3.0
+    for _ in range(6):
+        host.passes(0.5)
+        assert (await look(collector)).state == "unresponsive"
+    host.hangs_on = ""
+    host.answers["servers"] = []
+    host.write(script("02:20.400 C630 Server 110 exited with status 0\n"))
+    host.passes(0.3)
+    assert host.wall < EIGHT + 140.4 + 1.0
+    assert (await look(collector)).state == "answering"
+
+
+ALIVE = {
+    "a shutdown attempt that is declined": STUCK["a shutdown attempt without an outcome"]
+    + "02:15.001 C630 Server 110 has 2 active worker threads. Server will not shutdown.\n"
+    "02:15.001 C630 Control will try shutting down server 110 again in at most 51200ms\n",
+    "a client that connects": arrives("02:15.000", 300, 1001)
+    + "02:15.001 S110 Client {PID: 300, Context ID: 0} connected\n",
+    "a client that connects in the same millisecond": arrives("02:15.000", 300, 1001)
+    + "02:15.000 S110 Client {PID: 300, Context ID: 0} connected\n",
+    "a daemon that drains": "02:14.900 C630 Cmd:quit\n"
+    "02:15.000 C630 Try shutting down server 110, backoff is disabled\n",
+}
+
+
+@pytest.mark.parametrize("lines", ALIVE.values(), ids=ALIVE.keys())
+async def test_what_a_daemon_normally_writes_does_not_make_it_look_stuck(
+    host: ScriptedHost, lines: str
+) -> None:
+    collector = host.collector()
+    await look(collector)
+    host.passes(15.0)
+    host.write(script(lines))
+    host.passes(3.0)
+    await collector.poll_logs()
+    (record,) = collector._daemons.values()
+    assert record.tracker.silent_since is None
+
+
+async def test_a_stuck_daemon_that_answers_is_asked_once(host: ScriptedHost) -> None:
+    collector = host.collector()
+    host.write(script(STUCK["a queued client and nothing more"]))
+    host.passes(15.4)
+    for _ in range(5):
+        assert (await look(collector)).state == "answering"
+        host.passes(1.0)
+    assert [run[0] for run in host.runs].count("get_server_list") == 1
+
+
+async def test_two_scrapes_of_different_collectors_both_know_the_state(host: ScriptedHost) -> None:
+    collector = host.collector()
+    identify = host.identify
+    reads, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
+        reads.set()
+        await may_go_on.wait()
+        return await identify(pids, deadline_seconds)
+
+    host.identify = slow  # type: ignore[method-assign]
+    first = asyncio.create_task(look(collector))
+    await reads.wait()  # it has its answer, and reads /proc
+    host.passes(30)
+    host.gate, before = asyncio.Event(), len(host.runs)
+    second = asyncio.create_task(look(collector, collectors=("control",)))
+    await until(lambda: len(host.runs) > before)  # it asks
+    may_go_on.set()
+    whole = await first
+    host.gate.set()
+    assert (whole.state, (await second).state) == ("answering", "answering")
+
+
+async def test_changed_settings_are_queried_again(host: ScriptedHost) -> None:
+    collector = host.collector()
+    await look(collector)
+    before = host.server_questions
+    host.passes(15)
+    await look(collector)
+    assert host.server_questions == before
+    host.write(script("02:20.000 C630 Cmd:set_default_device_pinned_mem_limit 0 20G\n"))
+    host.answers["default_memory_limits"] = {"0": "20G"}
+    host.passes(15)
+    await look(collector)
+    assert host.server_questions == before + 1
+
+
+async def test_answers_do_not_survive_their_daemon(host: ScriptedHost) -> None:
+    collector = host.collector()
+    assert (await look(collector)).gpu_uuids == (UUID,)
+    other = UUID.replace("4444", "9999")
+    host.daemon = replace(host.daemon, pid=640, start_time_seconds=host.wall)
+    host.facts = replace(host.facts, process=host.daemon)
+    host.answers["devices"] = [{**host.answers["devices"][0], "uuid": other}]
+    host.write(script(HOLDER.replace("00:0", "02:1")))
+    host.passes(15)
+    assert (await look(collector)).gpu_uuids == (other,)
+
+
+async def test_old_answers_are_not_shown_as_of_now(host: ScriptedHost) -> None:
+    host.readable = ()
+    collector = host.collector()
+    (server,) = (await look(collector)).servers
+    assert (server.state, [one.pid for one in server.clients]) == ("ACTIVE", [100])
+    host.server = replace(host.server, state="T")  # stopped: it is not asked
+    host.facts = replace(host.facts, servers=(host.server,))
+    for _ in range(4):
+        host.passes(15)
+        (server,) = (await look(collector)).servers
+    assert (server.state, server.clients_connected) == (None, None)
+
+
+async def test_what_is_not_understood_is_asked_ever_more_seldom(host: ScriptedHost) -> None:
+    collector = host.collector()
+    host.edit = lambda answer: answer.replace("[0] 00:00.0", "GPU 0: 00:00.0")
+    for _ in range(40):
+        await look(collector)
+        host.passes(15)
+    assert host.server_questions <= 10
+
+
+async def test_what_stays_contradictory_is_asked_ever_more_seldom(host: ScriptedHost) -> None:
+    collector = host.collector()
+    await look(collector)
+    host.write(script("02:10.000 C630 Server 110 exited with status 0\n"))  # and yet it is listed
+    before = host.server_questions
+    for _ in range(40):
+        host.passes(15)
+        await look(collector)
+    assert 1 <= host.server_questions - before <= 5
+
+
+# ---------------------------------------------------------------- between collections
+
+
+async def test_a_waiter_that_ends_between_two_scrapes_is_dead_within_two_seconds(
+    host: ScriptedHost,
+) -> None:
+    host.wall = EIGHT + 120.0
+    collector = host.collector()
+    await look(collector)
+    host.write(script(pending("02:01.000", 300, 1003)))
+    host.passes(2.0)
+    await collector.poll_logs()
+    await collector.watch_processes()
+    assert sorted(host.watched) == [110, 300, 630]
+    died_at = host.wall
+    host.ended_at[300] = died_at
+    while host.wall < died_at + 1.8:  # as follow() does it
+        host.passes(0.2)
+        await collector.poll_logs()
+        await collector.watch_processes()
+    (record,) = collector._daemons.values()
+    view = record.ledger.view(host.wall)
+    assert [(wait.pid, wait.dead) for wait in view.waits] == [(300, True)]
+    (incident,) = [one for one in view.incidents if one.kind == "wait_abandoned"]
+    assert (incident.at, incident.seconds) == (died_at, 1.0)
+    assert record.published_incidents >= 1
+    assert 300 not in host.watched
+
+
+async def test_a_daemon_that_ends_between_two_scrapes_is_gone(host: ScriptedHost) -> None:
+    seen: list[Observation] = []
+    collector = host.collector()
+    await look(collector)
+    collector.add_listener(seen.append)
+    host.passes(5.0)
+    died_at = host.wall
+    host.facts = replace(host.facts, process=None, servers=(), lock_holder_pid=None)
+    host.ended_at[630] = died_at
+    for _ in range(8):
+        host.passes(0.2)
+        await collector.poll_logs()
+        await collector.watch_processes()
+    (record,) = collector._daemons.values()
+    assert record.ledger.view(host.wall).daemon_ended_at == died_at
+    looks = [one for one in seen if isinstance(one, ProcfsObservation)]
+    assert looks[0].at == died_at  # a recording has it
+
+
+async def test_processes_of_another_pid_namespace_are_not_watched(host: ScriptedHost) -> None:
+    host.daemon = replace(host.daemon, pid=5630, namespace_pids=(5630, 630))
+    host.facts = replace(host.facts, process=host.daemon)
+    collector = host.collector()
+    await look(collector)
+    await collector.watch_processes()
+    assert host.watched == [5630]  # 110 may be anybody here
+
+
+async def test_without_the_process_collector_no_process_is_watched(host: ScriptedHost) -> None:
+    collector = host.collector(collector_process=False)
+    await look(collector)
+    host.watched = [1]
+    await collector.watch_processes()
+    assert host.watched == [1]
+
+
+# ---------------------------------------------------------------- beside others
+
+
+async def test_a_hurried_scraper_does_not_hurry_the_others(
+    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.gpus = NvmlObservation(host.wall, Outcome.OK)
+    read_gpus = host.read_gpus
+
+    gone = asyncio.Event()
+
+    async def slow(deadline_seconds: float) -> NvmlObservation:
+        async with asyncio.timeout(deadline_seconds):
+            await gone.wait()
+        return await read_gpus(deadline_seconds)
+
+    monkeypatch.setattr(collector_module, "MIN_DEADLINE_SECONDS", PATIENCE_SECONDS)
+    host.read_gpus = slow  # type: ignore[method-assign]
+    collector = host.collector()
+    hurried = asyncio.create_task(collector.collect(0.05))
+    await asyncio.sleep(0)
+    patient = asyncio.create_task(collector.collect(PATIENCE_SECONDS))
+    assert [one.name for one in (await hurried).collectors if one.timed_out]
+    gone.set()
+    assert [one.name for one in (await patient).collectors if one.timed_out] == []
+
+
+async def test_a_scrape_without_nvml_leaves_the_stranded_clients(host: ScriptedHost) -> None:
+    processes = (GpuProcess(777, "compute", 1), GpuProcess(777, "mps", 1))
+    gpu = GpuObservation(index=0, uuid=UUID, processes=processes)
+    host.gpus = NvmlObservation(host.wall, Outcome.OK, gpus=(gpu,))
+    collector = host.collector()
+    seen = []
+    for _ in range(3):
+        seen.append((await collector.collect()).gpus[0].stranded_clients)
+        await collector.collect(collectors=("control", "logs"))
+        host.passes(15)
+    assert seen == [0, 1, 1]
+
+
+async def test_slow_proc_does_not_hide_a_crash(host: ScriptedHost) -> None:
+    collector = host.collector()
+    await look(collector)
+    host.passes(15)
+
+    def crash() -> None:
+        host.passes(4)
+        host.alive = set()
+        host.answers["servers"] = []
+
+    host.while_identifying = crash
+    await look(collector)
+    host.while_identifying = lambda: None
+    await collector.poll_logs()
+    second = host.wall - EIGHT - 60 * 2
+    host.write(script(f"02:{second:06.3f} C630 Server 110 exited with status 0\n"))
+    for _ in range(8):
+        host.passes(0.5)
+        await collector.poll_logs()
+    counters = (await look(collector)).counters
+    assert counters is not None
+    assert counters.server_exits["crashed"] == 1
+    assert counters.losses == {(1001, "server_crashed"): 1}
+
+
+# ---------------------------------------------------------------- daemons that are gone
+
+
+async def test_what_ran_before_a_reboot_does_not_run(host: ScriptedHost) -> None:
+    host.facts = replace(
+        host.facts, process=None, servers=(), configured=True, lock_tested=False,
+        lock_holder_pid=None,
+    )  # fmt: skip
+    host.more_facts = (host.facts,)
+    host.answers["absent"] = True
+    host.edit = lambda _answer: ""
+    collector = host.collector()
+    run = host._tool._run
+
+    async def nobody(*arguments: object) -> object:
+        result = await run(*arguments)  # type: ignore[arg-type]
+        return replace(result, return_code=1, stderr=b"Cannot find MPS control daemon process\n")
+
+    host._tool._run = nobody  # type: ignore[assignment]
+    for _ in range(5):
+        await look(collector)
+        host.passes(15)
+        await collector.poll_logs()
+    daemon = await look(collector)
+    assert daemon.state == "absent"
+    assert daemon.servers == ()
+    assert daemon.counters is not None
+
+
+async def test_a_daemon_of_a_job_ends_with_it(host: ScriptedHost) -> None:
+    job = "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n"
+    host.daemon = replace(host.daemon, cgroup=job)
+    host.facts = replace(host.facts, process=host.daemon)
+    collector = host.collector()
+    await look(collector)
+    host.facts = replace(host.facts, process=None)
+    host.passes(15)
+    assert (await look(collector)).state == "absent"
+    host.passes(180)
+    assert (await collector.collect()).daemons == ()
+
+
+async def test_daemons_that_died_are_not_kept_without_end(host: ScriptedHost) -> None:
+    collector = host.collector()
+    facts = host.facts
+    for number in range(100):
+        host.facts = replace(facts, pipe_directory=f"/var/lib/claims/{number}/pipe")
+        await collector.collect()
+        host.passes(60)
+    assert len((await collector.collect()).daemons) <= 40
+
+
+async def test_a_host_without_daemons_is_searched_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector_module, "TAIL_INTERVAL_SECONDS", 0.001)
+    monkeypatch.setattr(collector_module, "NO_DAEMON_SECONDS", 2 * PATIENCE_SECONDS)
+    host = ScriptedHost(script(""))
+    host.facts = replace(host.facts, process=None)
+    following = asyncio.create_task(host.collector().follow())
+    await until(lambda: host.looks_at_logs > 5)
+    following.cancel()
+    assert host.discoveries == 1
+
+
+# ---------------------------------------------------------------- one log directory for two
+
+
+async def test_two_daemons_that_share_a_log_directory_are_distinguished(host: ScriptedHost) -> None:
+    collector = host.collector()
+    await look(collector)
+    second = ProcessFacts(900, host.wall + 10, name="nvidia-cuda-mps-control", state="S")
+    host.more_facts = (replace(host.facts, pipe_directory="/tmp/mps1", process=second, servers=()),)
+    host.write(
+        script(
+            "02:10.000 C900 Starting control daemon using socket /tmp/mps1/control\n"
+            "02:11.000 C900 NEW CLIENT 300 from user 1002: "
+            "Server is not ready, push client to pending list\n"
+            "02:11.001 C900 Starting new server 310 for user 1002\n"
+            "02:11.001 O310 Startup\n"
+            "02:11.200 C900 NEW SERVER 310: Ready\n" + client("02:11.300", 300, 310)
+        )
+    )
+    host.passes(15)
+    await collector.poll_logs()  # the tail is there before the next scrape
+    snapshot = await collector.collect()
+    first = next(one for one in snapshot.daemons if one.pid == 630)
+    assert [server.pid for server in first.servers] == [110]
+    assert first.waits == ()
+    assert first.counters is not None
+    assert first.counters.server_exits["daemon_died"] == 0
+
+
+# ---------------------------------------------------------------- a line that was lost
+
+
+async def test_a_server_whose_exit_line_was_lost_is_replaced_by_the_next(
+    host: ScriptedHost,
+) -> None:
+    """In a container /proc cannot tell: the daemon numbers processes as it likes."""
+
+    def inside(process: ProcessFacts, pid: int, inner: int) -> ProcessFacts:
+        return replace(process, pid=pid, namespace_pids=(pid, inner))
+
+    daemon = inside(host.daemon, 5630, 630)
+    host.facts = replace(host.facts, process=daemon, servers=(inside(host.server, 5110, 110),))
+    collector = host.collector()
+    await look(collector)
+    host.passes(30)
+    host.facts = replace(host.facts, servers=(inside(host.server, 5120, 120),))
+    host.answers["servers"] = [{"pid": 120, "clients": [{"pid": 200, "contexts": {"0": [1]}}]}]
+    host.write(
+        script(
+            pending("02:20.000", 200, 1001)
+            + server_starts("02:20.001", "02:20.200", 120, 1001)
+            + client("02:20.300", 200, 120)
+        )
+    )
+    before = host.server_questions
+    for _ in range(60):
+        host.passes(15)
+        await collector.poll_logs()
+        await look(collector)
+    assert [server.pid for server in (await look(collector)).servers] == [5120]
+    assert host.server_questions - before <= 4

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mps_exporter.config import (
+    FLAGS,
+    OWN_PATHS,
+    Flag,
+    InvalidSettingError,
+    Settings,
+    add_flags,
+    duration,
+    load,
+)
+from mps_exporter.web.app import create_app
+from mps_exporter.web.options import WebOptions
+from tests.unit.web.fakes import FakeBackend
+
+
+def parsed(*words: str, command: str = "serve", **environment: str) -> Settings:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser, command)
+    return load(vars(parser.parse_args(words)), environment, command)
+
+
+def test_without_a_word_it_serves_port_9400() -> None:
+    assert parsed() == Settings()
+    assert parsed().web_listen_address == (":9400",)
+    assert parsed().enabled_collectors() == ("nvml", "control", "logs", "process")
+
+
+def test_every_field_but_those_of_sub_commands_has_a_flag() -> None:
+    assert {flag.field for flag in FLAGS} == set(Settings.__dataclass_fields__)
+
+
+def test_a_flag_beats_its_environment_twin() -> None:
+    twin = {"MPS_EXPORTER_MPS_QUERY_TIMEOUT": "500ms"}
+    assert parsed(**twin).mps_query_timeout == 0.5
+    assert parsed("--mps.query-timeout=3s", **twin).mps_query_timeout == 3.0
+
+
+def test_repeatable_settings_add_up() -> None:
+    words = ["--mps.pipe-directory=/a", "--mps.pipe-directory=/b/", "--mps.log-directory=/la"]
+    assert parsed(*words).configured_directories() == (("/a", "/la"), ("/b", None))
+    twin = {"MPS_EXPORTER_WEB_LISTEN_ADDRESS": ":1,[::1]:2"}
+    assert parsed(**twin).web_listen_address == (":1", "[::1]:2")
+    twin = {"MPS_EXPORTER_WEB_LISTEN_ADDRESS": "a:1, b:2 "}
+    assert parsed(**twin).web_listen_address == ("a:1", "b:2")
+
+
+def test_switches_have_a_no() -> None:
+    assert parsed("--no-collector.nvml").enabled_collectors() == ("control", "logs", "process")
+    assert not parsed(MPS_EXPORTER_MPS_DISCOVERY="false",
+                      MPS_EXPORTER_MPS_PIPE_DIRECTORY="/a").mps_discovery  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--web.listen-address=9400"], 'must be "host:port"'),
+        (["--web.listen-address=:70000"], 'must be "host:port"'),
+        (["--web.listen-address=::1:9400"], "stands in brackets"),
+        (["--web.telemetry-path=/"], 'not "/" itself'),
+        (["--web.telemetry-path=metrics"], "must be a path"),
+        (["--web.telemetry-path=/-/healthy"], "is taken"),
+        (["--web.telemetry-path=/static/metrics"], "is taken"),
+        (["--mps.pipe-directory=relative"], "must be an absolute path"),
+        (["--mps.query-timeout=soon"], "must be a duration"),
+        (["--mps.query-timeout=1ms"], "must be from 0.1 to 60"),
+        (["--collector.clients.max=-1"], "must be a whole number"),
+        (["--collector.clients.max=1000000"], "must be from 0 to 100000"),
+        (["--log.level=loud"], "must be one of debug, info, warn, error"),
+        (["--mps.log-directory=/l"], "belongs to the pipe directory"),
+        (["--no-collector.nvml", "--no-collector.control", "--no-collector.logs",
+          "--no-collector.process"], "every collector is switched off"),
+        (["--no-mps.discovery"], "no control daemon could be found"),
+        (["--mps.control-binary="], "must not be empty"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused_with_the_reason(words: list[str], reason: str) -> None:
+    with pytest.raises(InvalidSettingError, match=reason.replace("(", r"\(")):
+        parsed(*words)
+
+
+def test_the_metrics_take_no_path_of_another_page() -> None:
+    pages = {
+        resource.canonical
+        for resource in create_app(FakeBackend(), WebOptions()).router.resources()
+    }
+    for path in pages - {"/", "/metrics"}:
+        with pytest.raises(InvalidSettingError, match="is taken"):
+            parsed(f"--web.telemetry-path={path.replace('{name}', 'x')}")
+    assert all(any(page.startswith(path) for page in pages) for path in OWN_PATHS)
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.name.startswith("log.")])
+def test_the_words_that_may_be_given_are_named(flag: Flag) -> None:
+    known = {"log.level": ("debug", "info", "warn", "error"), "log.format": ("logfmt", "json")}
+    for word in known[flag.name]:
+        assert word in flag.help
+        assert flag.parse(word) == word
+
+
+def test_a_misspelt_variable_is_refused() -> None:
+    with pytest.raises(InvalidSettingError, match="unknown variable MPS_EXPORTER_LISTEN"):
+        parsed(MPS_EXPORTER_LISTEN=":1")
+    with pytest.raises(InvalidSettingError, match="unknown variable MPS_EXPORTER_WEB_PORT"):
+        parsed(MPS_EXPORTER_WEB_PORT="9401")
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "MPS_EXPORTER_BUILD_REVISION",
+        "MPS_EXPORTER_SERVICE_HOST",
+        "MPS_EXPORTER_SERVICE_PORT_METRICS",
+        "MPS_EXPORTER_PORT",
+        "MPS_EXPORTER_PORT_9400_TCP",
+        "MPS_EXPORTER_PORT_9400_TCP_ADDR",
+        "MPS_EXPORTER_METRICS_SERVICE_HOST",
+        "MPS_EXPORTER_METRICS_SERVICE_PORT",
+        "MPS_EXPORTER_METRICS_SERVICE_PORT_HTTP",
+        "MPS_EXPORTER_METRICS_PORT",
+        "MPS_EXPORTER_METRICS_PORT_9400_TCP",
+        "MPS_EXPORTER_METRICS_PORT_9400_TCP_PROTO",
+    ],
+)
+def test_what_images_and_kubernetes_set_is_no_misspelt_setting(variable: str) -> None:
+    assert parsed(**{variable: "tcp://10.0.0.1:9400"}) == Settings()
+
+
+def test_a_bad_variable_is_named() -> None:
+    with pytest.raises(InvalidSettingError, match="MPS_EXPORTER_COLLECTOR_NVML: 'maybe'"):
+        parsed(MPS_EXPORTER_COLLECTOR_NVML="maybe")
+
+
+@given(st.integers(0, 10**6), st.sampled_from([("ms", 0.001), ("s", 1), ("m", 60), ("h", 3600)]))
+def test_durations_have_units(number: int, unit: tuple[str, float]) -> None:
+    assert duration(f"{number}{unit[0]}") == pytest.approx(number * unit[1])
+
+
+@given(st.text())
+def test_no_text_breaks_the_reading_of_durations(text: str) -> None:
+    try:
+        assert duration(text) >= 0
+    except ValueError:
+        return

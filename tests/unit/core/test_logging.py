@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mps_exporter.logging import JsonFormatter, LogfmtFormatter, TransitionLogger, configure
+
+
+@pytest.fixture
+def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
+    stream = io.StringIO()
+    before = logging.getLogger().handlers[:]
+    configure("info", "logfmt", stream)
+    yield logging.getLogger("mps_exporter.test"), stream
+    logging.getLogger().handlers[:] = before
+    logging.getLogger("mps_exporter").setLevel(logging.NOTSET)
+
+
+def test_a_line_is_logfmt(log: tuple[logging.Logger, io.StringIO]) -> None:
+    logger, stream = log
+    logger.warning("it's late", extra={"fields": {"daemon": "/tmp/a b", "tries": 2, "no": None}})
+    line = stream.getvalue()
+    assert line.startswith("time=20")
+    assert line.endswith(' level=warn source=test msg="it\'s late" daemon="/tmp/a b" tries=2\n')
+
+
+def test_truth_is_written_as_other_programs_write_it(
+    log: tuple[logging.Logger, io.StringIO],
+) -> None:
+    logger, stream = log
+    logger.warning("listening", extra={"fields": {"tls": False, "port": 9400}})
+    assert stream.getvalue().rstrip().endswith("msg=listening tls=false port=9400")
+
+
+def test_quiet_below_the_level(log: tuple[logging.Logger, io.StringIO]) -> None:
+    logger, stream = log
+    logger.debug("nobody reads this")
+    assert not stream.getvalue()
+
+
+@given(st.text(), st.text())
+def test_a_record_is_always_one_line(message: str, value: str) -> None:
+    record = logging.LogRecord("mps_exporter.x", logging.INFO, "", 0, "%s", (message,), None)
+    record.fields = {"key": value}
+    assert len(LogfmtFormatter().format(record).splitlines()) == 1
+    assert json.loads(JsonFormatter().format(record))["key"] == value
+
+
+def test_one_line_when_it_starts_failing_one_when_it_recovers(
+    log: tuple[logging.Logger, io.StringIO],
+) -> None:
+    logger, stream = log
+    transitions = TransitionLogger(logger)
+    for _ in range(3):
+        transitions.failed("a", message="a fails", err="why")
+    transitions.failed("b", message="b fails")
+    for _ in range(3):
+        transitions.recovered("a", message="a works again")
+    messages = [line.split("msg=")[1] for line in stream.getvalue().splitlines()]
+    assert messages == ['"a fails" err=why', '"b fails"', '"a works again"']
+
+
+def test_what_is_gone_is_no_longer_complained_of(
+    log: tuple[logging.Logger, io.StringIO],
+) -> None:
+    logger, stream = log
+    transitions = TransitionLogger(logger)
+    transitions.failed("a", message="a fails")
+    transitions.forget("a")
+    transitions.recovered("a", message="a works again")
+    assert len(stream.getvalue().splitlines()) == 1

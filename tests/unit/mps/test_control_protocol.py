@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mps_exporter.mps.control_protocol import (
+    PROBE,
+    Failure,
+    ForbiddenCommandError,
+    ListedDevice,
+    ProbeReply,
+    ServerReply,
+    limit_commands,
+    parse_probe,
+    parse_reconciliation,
+    parse_server,
+    server_commands,
+    shorten,
+    stdin_text,
+)
+from mps_exporter.observations import ControlObservation, Exchange, Outcome
+from tests.support import fake_mps_control
+
+GIB = 1 << 30
+H200 = ListedDevice(0, "GPU-cd18ce24-f68b-0d05-0661-2061f87bf9c3", "NVIDIA H200", "0000:00.06.00")
+
+# As driver 580 printed it: four clients, one of them with two contexts.
+FIRST = """0
+ACTIVE
+100.0
+1135
+1132
+1133
+1134
+[0] 00:00.0, NVIDIA H200
+1135.1
+1132.2
+1134.1
+1132.1
+1133.1
+Default
+Device Ordinal,PCI IDs,UUID,Name,Attributes
+0,0000:00.06.00,GPU-cd18ce24-f68b-0d05-0661-2061f87bf9c3,NVIDIA H200,N/A
+
+Server 468
+Device Ordinal,PCI IDs,UUID,Name,Attributes
+0,0000:00.06.00,GPU-cd18ce24-f68b-0d05-0661-2061f87bf9c3,NVIDIA H200,N/A
+"""
+
+
+def exchange(commands: tuple[str, ...], stdout: str, **more: Any) -> Exchange:
+    return Exchange(commands, Outcome.OK, stdout, **{"return_code": 0, **more})
+
+
+def asked(stdout: str, devices: tuple[int, ...] = (), *, map_devices: bool = False) -> Exchange:
+    return exchange(server_commands(468, devices, map_devices=map_devices), stdout)
+
+
+# ------------------------------------------------------------------------------ what is sent
+
+
+def test_commands_end_with_lines() -> None:
+    assert stdin_text(PROBE) == b"get_server_list\nget_default_active_thread_percentage\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "quit",
+        "quit -t 5",
+        "start_server -uid 0",
+        "shutdown_server 468",
+        "shutdown_server 468 -f",
+        "terminate_client 468 1132",
+        "set_default_active_thread_percentage 10",
+        "set_active_thread_percentage 468 10",
+        "set_default_device_pinned_mem_limit 0 1G",
+        "set_device_pinned_mem_limit 468 0 1G",
+        "set_default_client_priority 1",
+        "sm_partition add GPU-0 2",
+        "get_server_status 468\nquit",
+        "get_server_status 468 ",
+        "get_server_list\n",
+        "get_server_status -1",
+        "get_server_status ٣",
+        "get_client_list",
+        "",
+        "ps",
+    ],
+)
+def test_nothing_but_the_commands_that_read_is_ever_sent(command: str) -> None:
+    with pytest.raises(ForbiddenCommandError):
+        stdin_text(("get_server_list", command))
+
+
+@given(st.text())
+def test_no_other_text_is_sent(text: str) -> None:
+    try:
+        sent = stdin_text((text,))
+    except ForbiddenCommandError:
+        return
+    assert sent.startswith((b"get_", b"device_query "))
+    assert sent.count(b"\n") == 1
+
+
+def test_limits_are_kept_apart_by_a_reply_that_is_always_there() -> None:
+    assert limit_commands(7, (0, 1)) == (
+        "get_device_pinned_mem_limit 7 0",
+        "get_default_active_thread_percentage",
+        "get_default_device_pinned_mem_limit 0",
+        "get_default_active_thread_percentage",
+        "get_device_pinned_mem_limit 7 1",
+        "get_default_active_thread_percentage",
+        "get_default_device_pinned_mem_limit 1",
+    )
+    assert limit_commands(7, ()) == ()
+
+
+# ------------------------------------------------------------------------------ the probe
+
+
+@pytest.mark.parametrize(
+    ("stdout", "expected"),
+    [
+        ("100.0\n", ProbeReply((), 1.0)),
+        ("468\n33.3\n", ProbeReply((468,), 0.333)),
+        ("468\n469\n0.5\n", ProbeReply((468, 469), 0.005)),
+        ("468\r\n100.0\r\n", ProbeReply((468,), 1.0)),
+    ],
+)
+def test_probe_replies(stdout: str, expected: ProbeReply) -> None:
+    reply = parse_probe(exchange(PROBE, stdout))
+    assert isinstance(reply, ProbeReply)
+    assert reply.server_pids == expected.server_pids
+    assert reply.default_active_thread_ratio == pytest.approx(expected.default_active_thread_ratio)
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ({"stderr": "Cannot find MPS control daemon process\n", "return_code": 1}, "absent"),
+        ({"stdout": "Cannot find MPS control daemon process\n", "return_code": 1}, "absent"),
+        (
+            {"stderr": "Cannot send command to MPS control daemon process\n", "return_code": 1},
+            "refused",
+        ),
+        (
+            {"stderr": "Cannot authenticate or connect to MPS control daemon process\n"},
+            "refused",
+        ),
+        ({"stdout": "Insufficient privileges for UID 1001. Control deamon …\n"}, "refused"),
+        ({"return_code": 139}, "refused"),
+        ({"stdout": ""}, "unparsable"),
+        ({"stdout": "468\n"}, "unparsable"),
+        ({"stdout": "100.0\n468\n"}, "unparsable"),
+        ({"stdout": "hello\n100.0\n"}, "unparsable"),
+    ],
+)
+def test_probes_that_bring_nothing(more: dict[str, Any], kind: str) -> None:
+    reply = parse_probe(exchange(PROBE, more.pop("stdout", ""), **more))
+    assert isinstance(reply, Failure)
+    assert reply.kind == kind
+    assert reply.protocol is None
+
+
+@pytest.mark.parametrize(
+    "stdout",
+    [
+        "name,uid,pid,status,pipe-directory,allowed-devices,context-ids\n",
+        'Unknown module "get_server_list"\n',
+        "Usage: nvidia-cuda-mps-control <module> <verb>\n",
+    ],
+)
+def test_the_newer_interface_is_recognised(stdout: str) -> None:
+    reply = parse_probe(exchange(PROBE, stdout))
+    assert isinstance(reply, Failure)
+    assert (reply.kind, reply.protocol) == ("unparsable", "3")
+
+
+# ------------------------------------------------------------------------------ servers
+
+
+def test_a_server_for_the_first_time() -> None:
+    assert parse_server(asked(FIRST, map_devices=True)) == ServerReply(
+        server_pid=468,
+        state="ACTIVE",
+        active_thread_ratio=1.0,
+        client_pids=(1135, 1132, 1133, 1134),
+        contexts={0: {1135: 1, 1132: 2, 1134: 1, 1133: 1}},
+        devices=(H200,),
+        default_client_priority=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "default"), [("", ""), ("3G\n", ""), ("", "1G\n"), ("3G\n", "1G\n")]
+)
+def test_limits_that_are_not_set_leave_no_trace(own: str, default: str) -> None:
+    stdout = f"0\nACTIVE\n50.0\n{own}80.0\n{default}[0] 00:00.0, NVIDIA H200\n"
+    reply = parse_server(asked(stdout, (0,)))
+    assert isinstance(reply, ServerReply)
+    assert reply.pinned_memory_limit_bytes == ({0: 3 * GIB} if own else {})
+    assert reply.default_pinned_memory_limit_bytes == ({0: GIB} if default else {})
+    assert reply.default_active_thread_ratio == pytest.approx(0.8)
+    assert reply.client_pids == ()
+    assert reply.contexts == {0: {}}
+
+
+def test_clients_of_another_pid_namespace_are_all_zero() -> None:
+    reply = parse_server(asked("0\nACTIVE\n50.0\n0\n0\n[0] 00:00.0, X\n0.1\n0.1\n"))
+    assert isinstance(reply, ServerReply)
+    assert reply.client_pids == (0, 0)
+    assert reply.contexts == {0: {0: 2}}
+
+
+def test_an_unknown_state_is_passed_through() -> None:
+    reply = parse_server(asked("0\nREADY\n50.0\n"))
+    assert isinstance(reply, ServerReply)
+    assert reply.state == "READY"
+
+
+def test_what_an_older_daemon_does_not_know_is_not_known() -> None:
+    reply = parse_server(
+        asked('Unknown command "get_default_client_priority"\nUnknown command "x"\n50.0\n12\n')
+    )
+    assert reply == ServerReply(
+        server_pid=468, active_thread_ratio=0.5, client_pids=(12,), contexts={}
+    )
+
+
+@pytest.mark.parametrize(
+    "stdout",
+    [
+        "0\n" + "Server 468 not found\n" * 4,
+        "0\nACTIVE\n" + "Server 468 not found\n" * 3,
+        "0\nACTIVE\n50.0\n12\nServer 468 not found\n",
+        "0\nACTIVE\n50.0\n12\n[0] x, y\n12.1\nServer 468 not found\n",
+    ],
+)
+def test_a_server_that_went_away_meanwhile(stdout: str) -> None:
+    reply = parse_server(asked(stdout))
+    assert reply == Failure("server_not_found", "Server 468 not found", server_pid=468)
+
+
+@pytest.mark.parametrize(
+    "stdout", ["", "0\nACTIVE\n", "0\nACTIVE\n50.0\nhello\n", "ACTIVE\n50.0\n", "0\nactive\n50.0\n"]
+)
+def test_other_text_about_a_server_is_unparsable(stdout: str) -> None:
+    reply = parse_server(asked(stdout))
+    assert isinstance(reply, Failure)
+    assert (reply.kind, reply.server_pid) == ("unparsable", 468)
+
+
+def test_names_of_devices_may_hold_commas() -> None:
+    stdout = FIRST.replace("NVIDIA H200,N/A", "A, B, C,N/A")
+    reply = parse_server(asked(stdout, map_devices=True))
+    assert isinstance(reply, ServerReply)
+    assert reply.devices == (ListedDevice(0, H200.uuid, "A, B, C", H200.pci),)
+
+
+def test_a_reconciliation_puts_the_exchanges_of_a_server_together() -> None:
+    limits = exchange(limit_commands(468, (0,)), "3G\n100.0\n1G\n")
+    other = exchange(server_commands(9, map_devices=False), "0\n" + "Server 9 not found\n" * 4)
+    hung = Exchange(server_commands(10, map_devices=False), Outcome.TIMEOUT)
+    observation = ControlObservation(
+        at=1.0,
+        pipe_directory="/tmp/mps",
+        kind="reconciliation",
+        outcome=Outcome.TIMEOUT,
+        exchanges=(asked(FIRST, map_devices=True), limits, other, hung),
+    )
+    first, second = parse_reconciliation(observation)
+    assert isinstance(first, ServerReply)
+    assert first.devices == (H200,)
+    assert first.pinned_memory_limit_bytes == {0: 3 * GIB}
+    assert second == Failure("server_not_found", "Server 9 not found", server_pid=9)
+
+
+def test_without_exchanges_there_is_no_answer() -> None:
+    assert isinstance(parse_server(), Failure)
+
+
+# ------------------------------------------------------------------------------ laws
+
+PIDS = st.integers(1, 4_194_304)
+AMOUNTS = st.integers(1, 4096).flatmap(lambda n: st.sampled_from([f"{n}G", f"{n}M"]))
+PERCENTAGES = st.integers(1, 1000).map(lambda tenths: tenths / 10)
+
+
+@st.composite
+def daemons(draw: st.DrawFn) -> dict[str, Any]:
+    ordinals = [str(number) for number in range(draw(st.integers(1, 4)))]
+    limits = st.dictionaries(st.sampled_from(ordinals), AMOUNTS)
+    client = st.fixed_dictionaries(
+        {
+            "pid": PIDS,
+            "contexts": st.dictionaries(
+                st.sampled_from(ordinals), st.lists(st.integers(1, 99), unique=True)
+            ),
+        }
+    )
+    server = st.fixed_dictionaries(
+        {
+            "pid": st.just(468),
+            "state": st.sampled_from(["INITIALIZING", "ACTIVE", "FAULT"]),
+            "percentage": PERCENTAGES,
+            "limits": limits,
+            "clients": st.lists(client, max_size=5, unique_by=lambda entry: str(entry["pid"])),
+        }
+    )
+    return {
+        "default_percentage": draw(PERCENTAGES),
+        "default_priority": draw(st.sampled_from([0, 1])),
+        "default_limits": draw(limits),
+        "devices": [
+            {"ordinal": int(o), "pci": f"0000:0{o}.00.00", "uuid": f"GPU-{o}", "name": "NVIDIA, X"}
+            for o in ordinals
+        ],
+        "servers": [draw(server)],
+    }
+
+
+def said(daemon: dict[str, Any], commands: tuple[str, ...]) -> Exchange:
+    records = [line for command in commands for line in fake_mps_control.reply(daemon, command)]
+    return exchange(commands, "".join(f"{record}\n" for record in records))
+
+
+def as_bytes(limits: dict[str, str]) -> dict[int, int]:
+    shifts = {"G": 30, "M": 20}
+    return {int(o): int(text[:-1]) << shifts[text[-1]] for o, text in limits.items()}
+
+
+@given(daemons(), st.booleans())
+def test_what_a_daemon_says_is_what_it_is(daemon: dict[str, Any], one_exchange: bool) -> None:
+    server = daemon["servers"][0]
+    ordinals = tuple(device["ordinal"] for device in daemon["devices"])
+    if one_exchange:
+        commands = [server_commands(468, ordinals, map_devices=True)]
+    else:
+        commands = [server_commands(468, map_devices=True), limit_commands(468, ordinals)]
+    reply = parse_server(*(said(daemon, part) for part in commands))
+    assert reply == ServerReply(
+        server_pid=468,
+        state=server["state"],
+        active_thread_ratio=server["percentage"] / 100,
+        client_pids=tuple(client["pid"] for client in server["clients"]),
+        contexts={
+            ordinal: {
+                client["pid"]: len(client["contexts"][str(ordinal)])
+                for client in server["clients"]
+                if client["contexts"].get(str(ordinal))
+            }
+            for ordinal in ordinals
+        },
+        devices=tuple(
+            ListedDevice(device["ordinal"], device["uuid"], device["name"], device["pci"])
+            for device in daemon["devices"]
+        ),
+        pinned_memory_limit_bytes=as_bytes(server["limits"]),
+        default_pinned_memory_limit_bytes=as_bytes(daemon["default_limits"]),
+        default_active_thread_ratio=daemon["default_percentage"] / 100,
+        default_client_priority=daemon["default_priority"],
+    )
+
+
+@given(st.lists(PIDS), PERCENTAGES)
+def test_what_a_probe_brings_is_what_is(pids: list[int], percentage: float) -> None:
+    daemon = {"servers": [{"pid": pid} for pid in pids], "default_percentage": percentage}
+    reply = parse_probe(said(daemon, PROBE))
+    assert reply == ProbeReply(tuple(pids), percentage / 100)
+
+
+LINES = st.lists(st.sampled_from(FIRST.split("\n")) | st.text(max_size=20), max_size=12).map(
+    "\n".join
+)
+
+
+@given(LINES, LINES, st.sampled_from([None, 0, 1, -9]))
+def test_no_text_is_too_strange(stdout: str, stderr: str, return_code: int | None) -> None:
+    for commands in (PROBE, server_commands(468, (0, 1), map_devices=True), ("quit",), ()):
+        strange = exchange(commands, stdout, stderr=stderr, return_code=return_code)
+        assert isinstance(parse_probe(strange), ProbeReply | Failure)
+        assert isinstance(parse_server(strange), ServerReply | Failure)
+
+
+@given(st.text(), st.integers(1, 50))
+def test_quotations_are_one_short_line(text: str, limit: int) -> None:
+    short = shorten(text, limit)
+    assert len(short) <= limit
+    assert len(short.splitlines()) <= 1

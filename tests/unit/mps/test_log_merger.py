@@ -1,0 +1,234 @@
+"""Bytes in pieces, two logs, stamps that jump: lines come out whole, once, and in order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mps_exporter.mps import log_events as e
+from mps_exporter.mps.log_merger import (
+    LINE_TOO_LONG,
+    MAX_HOLD_SECONDS,
+    MAX_LINE_BYTES,
+    LogEntry,
+    LogMerger,
+)
+from mps_exporter.observations import LogChunk, LogName
+from tests.support.mps_logs import PIPE, at, script
+
+NOW = at("10:00")
+
+
+def chunk(log: LogName, data: bytes | str = b"", now: float = NOW, **more: object) -> LogChunk:
+    text = data if isinstance(data, bytes) else script(data)[log]
+    return LogChunk(at=now, pipe_directory=PIPE, log=log, data=text, **more)  # type: ignore[arg-type]
+
+
+def events(entries: list[LogEntry]) -> list[tuple[str, e.LogEvent]]:
+    return [(entry.log, entry.event) for entry in entries]
+
+
+def out(sequencer: LogMerger, now: float = NOW) -> list[LogEntry]:
+    return list(sequencer.pop_ready(now))
+
+
+def test_two_logs_become_one_story() -> None:
+    both = """
+        00:01.000 C630 NEW SERVER 110: Ready
+        00:01.000 S110 Exiting
+        00:02.000 C630 Server 110 exited with status 0
+        00:03.000 S110 Startup
+    """
+    sequencer = LogMerger(PIPE)
+    sequencer.add_chunk(chunk("control", both, complete_until=NOW))
+    sequencer.add_chunk(chunk("server", both, complete_until=NOW))
+    found = out(sequencer)
+    assert events(found) == [
+        ("server", e.ServerExiting()),  # where stamps are equal, the server goes first
+        ("control", e.ServerReady(110)),
+        ("control", e.ServerExited(110, 0)),
+        ("server", e.ServerProcess(modern=True)),
+    ]
+    assert [entry.at for entry in found] == [at("00:01"), at("00:01"), at("00:02"), at("00:03")]
+
+
+def test_a_line_is_held_until_the_other_log_is_read_so_far() -> None:
+    sequencer = LogMerger(PIPE)
+    sequencer.set_readable("server", readable=True)
+    line = "00:02.000 C630 Server 110 exited with status 0"
+    sequencer.add_chunk(chunk("control", line, at("00:02.100"), complete_until=at("00:02.100")))
+    assert out(sequencer, at("00:02.100")) == []
+    assert sequencer.complete_until is None
+    sequencer.add_chunk(chunk("server", b"", at("00:02.050"), complete_until=at("00:02.050")))
+    assert out(sequencer, at("00:02.100")) == []
+    late = "00:02.000 S110 Exiting"
+    sequencer.add_chunk(chunk("server", late, at("00:02.200"), complete_until=at("00:02.200")))
+    assert events(out(sequencer, at("00:02.200"))) == [
+        ("server", e.ServerExiting()),
+        ("control", e.ServerExited(110, 0)),
+    ]
+    assert sequencer.complete_until == pytest.approx(at("00:02.000"))
+
+
+def test_a_log_that_cannot_be_read_holds_nothing_back() -> None:
+    sequencer = LogMerger(PIPE)
+    sequencer.set_readable("server", readable=True)
+    line = "00:02.000 C630 Server 110 exited with status 0"
+    sequencer.add_chunk(chunk("control", line, at("00:02.100"), complete_until=at("00:02.100")))
+    sequencer.set_readable("server", readable=False)
+    assert len(out(sequencer, at("00:02.100"))) == 1
+
+
+def test_silence_of_a_log_lets_the_other_speak() -> None:
+    sequencer = LogMerger(PIPE)
+    sequencer.set_readable("server", readable=True)
+    sequencer.add_chunk(chunk("control", "00:02.000 C630 NEW UI", at("00:02.100")))
+    sequencer.mark_idle("server", at("00:02.050"))
+    assert out(sequencer, at("00:02.050")) == []
+    sequencer.mark_idle("server", at("00:02.150"))
+    assert len(out(sequencer, at("00:02.150"))) == 1
+
+
+def test_no_line_is_held_for_ever() -> None:
+    sequencer = LogMerger(PIPE)
+    sequencer.set_readable("server", readable=True)
+    sequencer.add_chunk(chunk("control", "00:02.000 C630 NEW UI", at("00:02.100")))
+    assert out(sequencer, at("00:02.100") + MAX_HOLD_SECONDS - 0.1) == []
+    assert len(out(sequencer, at("00:02.100") + MAX_HOLD_SECONDS)) == 1
+
+
+def test_a_log_that_is_still_being_read_is_waited_for() -> None:
+    sequencer = LogMerger(PIPE)
+    sequencer.add_chunk(chunk("control", "00:02.000 C630 NEW UI", at("00:02.100")))
+    sequencer.add_chunk(chunk("server", "00:01.000 S110 Startup", at("00:20.000")))
+    assert len(out(sequencer, at("00:20.000"))) == 1
+    sequencer.add_chunk(chunk("server", b"", at("00:21.000"), complete_until=at("00:21.000")))
+    assert len(out(sequencer, at("00:21.000"))) == 1
+
+
+def test_a_log_read_in_parts_is_settled_up_to_its_last_line() -> None:
+    sequencer = LogMerger(PIPE)
+    sequencer.add_chunk(chunk("server", "00:01.000 S110 Startup"))
+    assert len(out(sequencer)) == 1
+    assert sequencer.complete_until == at("00:01")
+
+
+def test_halves_of_lines_are_put_together() -> None:
+    data = script("00:01.000 C630 NEW UI\n00:01.000 C630 UI closed").control
+    for cut in range(len(data)):
+        sequencer = LogMerger(PIPE)
+        sequencer.add_chunk(chunk("control", data[:cut]))
+        found = out(sequencer)
+        sequencer.add_chunk(chunk("control", data[cut:]))
+        found += out(sequencer)
+        assert [entry.event for entry in found] == [e.UiOpened(), e.UiClosed()]
+
+
+def test_half_a_line_before_a_truncation_is_void() -> None:
+    sequencer = LogMerger(PIPE)
+    sequencer.add_chunk(chunk("control", script("00:01.000 C630 NEW UI").control[:-3]))
+    sequencer.add_chunk(chunk("control", "00:02.000 C630 UI closed", restarted=True))
+    assert [entry.event for entry in out(sequencer)] == [e.UiClosed()]
+
+
+def test_bytes_that_were_skipped_void_half_a_line_too() -> None:
+    sequencer = LogMerger(PIPE)
+    sequencer.add_chunk(chunk("control", b"[2026-11-21 08:00:01.000 Control 630] NEW "))
+    sequencer.add_chunk(chunk("control", "00:02.000 C630 UI closed", lost_bytes=99))
+    assert [entry.event for entry in out(sequencer)] == [e.UiClosed()]
+
+
+@pytest.mark.parametrize("size", [MAX_LINE_BYTES + 1, 1_000_000])
+@pytest.mark.parametrize("step", [10_000, 10_000_000])
+def test_a_line_without_an_end_is_read_over(size: int, step: int) -> None:
+    before = script("00:01.000 C630 NEW UI").control
+    data = before + b"x" * size + b"\n" + script("00:02.000 C630 UI closed").control
+    sequencer = LogMerger(PIPE)
+    for begin in range(0, len(data), step):
+        sequencer.add_chunk(chunk("control", data[begin : begin + step]))
+    found = [entry.event for entry in out(sequencer)]
+    assert found == [e.UiOpened(), LINE_TOO_LONG, e.UiClosed()]
+
+
+def test_the_zone_of_the_stamps() -> None:
+    sequencer = LogMerger(PIPE)
+    sequencer.add_chunk(chunk("control", "00:01.000 C630 NEW UI", utc_offset_seconds=3600.0))
+    assert out(sequencer)[0].at == at("00:01") - 3600.0
+
+
+def test_what_is_history_is_marked_as_such() -> None:
+    sequencer = LogMerger(PIPE)
+    data = script("00:01.000 C630 NEW UI\n00:02.000 C630 UI closed").control
+    sequencer.add_chunk(chunk("control", data[:50], history=True))
+    sequencer.add_chunk(chunk("control", data[50:]))
+    assert [entry.counted for entry in out(sequencer)] == [False, True] or data[49:50] != b"\n"
+
+
+def test_a_stamp_of_the_future_happened_when_it_was_read() -> None:
+    sequencer = LogMerger(PIPE)
+    sequencer.set_readable("server", readable=True)
+    sequencer.add_chunk(
+        chunk("control", "59:00.000 C630 NEW UI", at("00:10"), complete_until=at("00:10"))
+    )
+    sequencer.add_chunk(chunk("server", b"", at("00:11"), complete_until=at("00:11")))
+    (entry,) = out(sequencer, at("00:11"))
+    assert entry.at == at("00:10")
+
+
+def test_a_clock_set_back_stops_nothing() -> None:
+    sequencer = LogMerger(PIPE)
+    found: list[LogEntry] = []
+    for now, lines in [
+        (at("30:00"), "30:00.000 C630 NEW UI\n30:00.000 S110 Startup"),
+        (at("20:01"), "20:00.500 C630 UI closed\n20:00.400 S110 Exiting"),
+        (at("20:02"), "20:01.500 C630 NEW UI"),
+        (at("20:03"), ""),
+    ]:
+        for log in ("control", "server"):
+            sequencer.add_chunk(chunk(log, lines, now, complete_until=now))
+        found += out(sequencer, now)
+        if now == at("20:03"):
+            assert sequencer.complete_until == pytest.approx(at("20:02.900"))
+    assert [entry.event for entry in found] == [
+        e.ServerProcess(modern=True),
+        e.UiOpened(),
+        e.ServerExiting(),
+        e.UiClosed(),
+        e.UiOpened(),
+    ]
+
+
+def test_lines_of_one_log_keep_their_order_though_threads_stamp_them() -> None:
+    sequencer = LogMerger(PIPE)
+    sequencer.add_chunk(chunk("server", "00:01.005 S110 Startup\n00:01.001 S110 Exiting"))
+    assert [entry.event for entry in out(sequencer)] == [
+        e.ServerProcess(modern=True),
+        e.ServerExiting(),
+    ]
+
+
+def test_a_line_without_stamp_belongs_to_the_one_before() -> None:
+    sequencer = LogMerger(PIPE)
+    data = b"Server 634\n" + script("00:01.000 C630 NEW UI").control + b"Server 634\n"
+    sequencer.add_chunk(chunk("control", data))
+    assert [entry.at for entry in out(sequencer)] == [NOW, at("00:01"), at("00:01")]
+
+
+@given(
+    st.lists(st.binary(max_size=60), max_size=12),
+    st.lists(st.booleans(), min_size=12, max_size=12),
+)
+def test_law_no_bytes_are_lost_or_raise(parts: list[bytes], sides: list[bool]) -> None:
+    sequencer = LogMerger(PIPE)
+    ends = {True: b"", False: b""}
+    for part, side in zip(parts, sides, strict=False):
+        ends[side] += part
+        sequencer.add_chunk(chunk("control" if side else "server", part))
+        out(sequencer)
+    # Every line comes out exactly once, whatever it is.
+    sequencer = LogMerger(PIPE)
+    for part, side in zip(parts, sides, strict=False):
+        sequencer.add_chunk(chunk("control" if side else "server", part))
+    found = out(sequencer, NOW + MAX_HOLD_SECONDS)
+    assert len(found) == sum(data.count(b"\n") for data in ends.values())

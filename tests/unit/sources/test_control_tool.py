@@ -1,0 +1,474 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from mps_exporter.observations import DaemonFacts, Outcome, ProcessFacts
+from mps_exporter.sources import control_tool
+from mps_exporter.sources.circuit_breaker import CircuitBreaker
+from mps_exporter.sources.control_tool import ControlTool
+from mps_exporter.sources.run_process import ProcessResult
+from tests.support import fake_mps_control
+from tests.support.fake_host import H200, server
+
+DAEMON = DaemonFacts("/tmp/mps", "/tmp/log")
+OK = ProcessResult(0, b"468\n100.0\n")
+REFUSED = ProcessResult(1, stderr=b"Cannot send command to MPS control daemon process\n")
+ABSENT = ProcessResult(1, stderr=b"Cannot find MPS control daemon process\n")
+GARBAGE = ProcessResult(0, b"\xff\n")
+HUNG = ProcessResult(None, timed_out=True)
+
+Answer = ProcessResult | OSError | Callable[[list[str]], ProcessResult]
+
+
+@dataclass
+class Desk:
+    """A clock, and a program that gives prepared answers."""
+
+    answers: list[Answer] = field(default_factory=list)
+    time: float = 1000.0
+    asked: list[list[str]] = field(default_factory=list)
+    environments: list[Mapping[str, str]] = field(default_factory=list)
+    limits: list[float] = field(default_factory=list)
+
+    def tool(self, min_interval_seconds: float = 0.0) -> ControlTool:
+        return ControlTool(
+            "tool", 2.0, min_interval_seconds, run=self.run, now=lambda: self.time,
+            clock=lambda: self.time,
+        )  # fmt: skip
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        stdin: bytes,
+        environment: Mapping[str, str],
+        timeout_seconds: float,
+    ) -> ProcessResult:
+        assert list(argv) == ["tool"]
+        self.asked.append(stdin.decode().split("\n")[:-1])
+        self.environments.append(environment)
+        self.limits.append(timeout_seconds)
+        answer = self.answers.pop(0)
+        await asyncio.sleep(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer if isinstance(answer, ProcessResult) else answer(self.asked[-1])
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.setattr("mps_exporter.sources.control_tool._RETRY_DELAY_SECONDS", 0.0)
+    return Desk()
+
+
+async def test_a_probe(desk: Desk) -> None:
+    desk.answers = [OK]
+    seen = await desk.tool().probe(DAEMON, 1.5)
+    assert (seen.at, seen.pipe_directory, seen.kind, seen.outcome) == (
+        1000.0, "/tmp/mps", "probe", Outcome.OK,
+    )  # fmt: skip
+    assert seen.error is None
+    (exchange,) = seen.exchanges
+    assert exchange.commands == ("get_server_list", "get_default_active_thread_percentage")
+    assert (exchange.stdout, exchange.return_code, exchange.attempts) == ("468\n100.0\n", 0, 1)
+    assert desk.limits == [1.5]
+
+
+async def test_the_tool_gets_a_minimal_environment(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/opt/bin")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/elsewhere")
+    monkeypatch.setenv("SECRET", "x")
+    desk.answers = [OK]
+    await desk.tool().probe(replace(DAEMON, root="/proc/9/root"), 5)
+    assert desk.environments == [
+        {"CUDA_MPS_PIPE_DIRECTORY": "/proc/9/root/tmp/mps", "PATH": "/opt/bin"}
+    ]
+    assert desk.limits == [2.0]
+
+
+@pytest.mark.parametrize("first", [REFUSED, GARBAGE, ProcessResult(0, b""), ProcessResult(139)])
+async def test_a_single_failure_is_tried_again(desk: Desk, first: ProcessResult) -> None:
+    desk.answers = [first, OK]
+    tool = desk.tool()
+    seen = await tool.probe(DAEMON, 5)
+    assert seen.outcome is Outcome.OK
+    assert seen.exchanges[0].attempts == 2
+    assert tool.counts("/tmp/mps") == (2, {})
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "why"),
+    [
+        (REFUSED, Outcome.REFUSED, "Cannot send command to MPS control daemon process"),
+        (GARBAGE, Outcome.UNPARSABLE, r"\\xff"),
+        (ProcessResult(0, b""), Outcome.UNPARSABLE, "it said nothing"),
+        (
+            ProcessResult(None, b"x" * 9000, output_exceeded=True),
+            Outcome.UNPARSABLE,
+            "more than 1048576",
+        ),
+    ],
+)
+async def test_two_failures_are_a_failure(
+    desk: Desk, answer: ProcessResult, outcome: Outcome, why: str
+) -> None:
+    desk.answers = [answer, answer]
+    tool = desk.tool()
+    seen = await tool.probe(DAEMON, 5)
+    assert seen.outcome is outcome
+    assert seen.error is not None
+    assert why.replace("\\\\", "\\") in seen.error
+    assert len(seen.exchanges[0].stdout) < 5000
+    assert tool.counts("/tmp/mps") == (2, {outcome.value: 1})
+
+
+async def test_an_absent_daemon_is_asked_once(desk: Desk) -> None:
+    desk.answers = [ABSENT]
+    tool = desk.tool()
+    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.ABSENT
+    assert tool.counts("/tmp/mps") == (1, {"absent": 1})
+
+
+@pytest.mark.parametrize(
+    "alive",
+    [
+        replace(DAEMON, lock_holder_pid=7, lock_tested=True),
+        replace(DAEMON, process=ProcessFacts(7, 1.0)),
+    ],
+)
+async def test_one_whose_process_is_there_is_asked_twice(desk: Desk, alive: DaemonFacts) -> None:
+    desk.answers = [ABSENT, OK]
+    assert (await desk.tool().probe(alive, 5)).outcome is Outcome.OK
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (FileNotFoundError(2, "No such file"), "--mps.control-binary"),
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+        (OSError(8, "Exec format error"), "Exec format error"),
+    ],
+)
+async def test_a_tool_that_cannot_be_run(desk: Desk, error: OSError, why: str) -> None:
+    desk.answers = [error]
+    alive = replace(DAEMON, lock_holder_pid=7, lock_tested=True)
+    seen = await desk.tool().probe(alive, 5)
+    assert seen.outcome is Outcome.ABSENT
+    assert seen.error is not None
+    assert why in seen.error
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.49])
+async def test_without_time_nothing_is_asked(desk: Desk, seconds: float) -> None:
+    tool = desk.tool()
+    seen = await tool.probe(DAEMON, seconds)
+    assert seen.outcome is Outcome.SKIPPED
+    assert tool.counts("/tmp/mps") == (0, {})
+
+
+async def test_silence_in_less_time_than_it_should_have_is_no_hang(desk: Desk) -> None:
+    desk.answers = [HUNG, OK]
+    tool = desk.tool()
+    seen = await tool.probe(DAEMON, 0.6)
+    assert seen.outcome is Outcome.SKIPPED
+    assert seen.error is not None
+    assert seen.error.endswith("no answer within 0.6 s, and no more time was left")
+    assert tool.counts("/tmp/mps") == (1, {})
+    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
+
+
+async def test_silence_adds_up_to_a_hang(desk: Desk) -> None:
+    """Else a scraper in a hurry would never notice, and block the daemon each time."""
+    desk.answers = [HUNG, HUNG, OK, HUNG, HUNG, HUNG]
+    tool = desk.tool()
+    outcomes = [(await tool.probe(DAEMON, 0.8)).outcome.value for _ in range(6)]
+    assert outcomes == ["skipped", "skipped", "ok", "skipped", "skipped", "timeout"]
+
+
+async def test_a_second_try_needs_less_time(desk: Desk) -> None:
+    desk.answers = [REFUSED, OK]
+    tool = desk.tool()
+
+    async def slow(*arguments: Any, **_: Any) -> ProcessResult:
+        desk.time += 0.3
+        return await desk.run(*arguments)
+
+    tool._run = slow
+    assert (await tool.probe(DAEMON, 0.55)).outcome is Outcome.OK
+
+
+async def test_within_the_interval_the_last_answer_is_given_again(desk: Desk) -> None:
+    desk.answers = [OK, OK]
+    tool = desk.tool(5.0)
+    first = await tool.probe(DAEMON, 5)
+    desk.time += 4.9
+    assert await tool.probe(DAEMON, 5) is first
+    desk.time += 0.2
+    assert await tool.probe(DAEMON, 5) is not first
+    assert len(desk.asked) == 2
+
+
+async def test_another_process_in_the_same_directory_is_queried_again(desk: Desk) -> None:
+    desk.answers = [OK, OK, OK]
+    tool = desk.tool(5.0)
+    for daemon in (
+        replace(DAEMON, process=ProcessFacts(7, 1.0)),
+        replace(DAEMON, process=ProcessFacts(7, 2.0)),
+        replace(DAEMON, lock_holder_pid=9, lock_tested=True),
+    ):
+        await tool.probe(daemon, 5)
+    assert len(desk.asked) == 3
+
+
+async def test_after_a_hang_it_is_left_alone_longer_and_longer(desk: Desk) -> None:
+    tool = desk.tool()
+    for pause in (10, 20, 40, 80, 160, 300, 300):
+        desk.answers = [HUNG]
+        seen = await tool.probe(DAEMON, 5)
+        assert seen.outcome is Outcome.TIMEOUT
+        assert seen.error is not None
+        assert seen.error.endswith(f"it is left alone for {pause} s")
+        desk.time += pause - 0.1
+        assert (await tool.probe(DAEMON, 5)).outcome is Outcome.SKIPPED
+        assert (await tool.reconcile(DAEMON, [468], 5)).outcome is Outcome.SKIPPED
+        desk.time += 0.2
+    desk.answers = [OK, HUNG]
+    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
+    seen = await tool.probe(DAEMON, 5)
+    assert (seen.error or "").endswith("for 10 s")
+    assert tool.counts("/tmp/mps") == (9, {"timeout": 8})
+
+
+async def test_one_that_was_seen_to_serve_since_is_asked_again_soon(desk: Desk) -> None:
+    tool = desk.tool()
+    for pause in (10, 20, 40):
+        desk.answers = [HUNG]
+        await tool.probe(DAEMON, 5)
+        desk.time += pause + 0.1
+    desk.answers = [HUNG]
+    hung_at = desk.time
+    await tool.probe(DAEMON, 5)
+    tool.record_activity("/tmp/mps", hung_at - 0.1)  # before it hung
+    tool.record_activity("/tmp/unknown", hung_at + 1.0)
+    desk.time = hung_at + 30.0
+    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.SKIPPED
+    tool.record_activity("/tmp/mps", hung_at + 25.0)
+    desk.answers = [HUNG]
+    again = await tool.probe(DAEMON, 5)
+    assert (again.error or "").endswith("it is left alone for 160 s")
+    tool.record_activity("/tmp/mps", desk.time + 1.0)
+    desk.time += 9.0
+    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.SKIPPED  # not sooner than this
+    desk.time += 1.1
+    desk.answers = [OK]
+    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
+
+
+async def test_the_first_sign_of_life_ends_the_pause_at_once(desk: Desk) -> None:
+    tool = desk.tool()
+    for _ in range(2):
+        desk.answers = [HUNG]
+        await tool.probe(DAEMON, 5)
+        desk.time += 0.1
+        assert (await tool.probe(DAEMON, 5)).outcome is Outcome.SKIPPED
+        tool.record_activity("/tmp/mps", desk.time)
+        desk.answers = [OK]
+        assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
+        desk.time += 60.0
+
+
+async def test_a_reply_older_than_the_caller_allows_is_not_reused(desk: Desk) -> None:
+    tool = desk.tool(60.0)
+    desk.answers = [OK, OK]
+    first = await tool.probe(DAEMON, 5)
+    assert await tool.probe(DAEMON, 5, first.at) is first
+    desk.time += 1.0
+    assert await tool.probe(DAEMON, 5, desk.time) is not first
+
+
+async def test_an_answer_before_the_hang_is_not_given_after_it(desk: Desk) -> None:
+    desk.answers = [OK, HUNG]
+    tool = desk.tool(60.0)
+    await tool.probe(DAEMON, 5)
+    assert (await tool.reconcile(DAEMON, [468], 5)).outcome is Outcome.TIMEOUT
+    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.SKIPPED
+
+
+async def test_a_new_daemon_starts_with_a_clean_slate(desk: Desk) -> None:
+    desk.answers = [HUNG, OK]
+    tool = desk.tool()
+    await tool.probe(replace(DAEMON, process=ProcessFacts(7, 1.0)), 5)
+    seen = await tool.probe(replace(DAEMON, process=ProcessFacts(8, 2.0)), 5)
+    assert seen.outcome is Outcome.OK
+
+
+async def test_daemons_do_not_share_their_troubles(desk: Desk) -> None:
+    desk.answers = [HUNG, OK]
+    tool = desk.tool()
+    await tool.probe(DAEMON, 5)
+    other = replace(DAEMON, pipe_directory="/tmp/other")
+    assert (await tool.probe(other, 5)).outcome is Outcome.OK
+    assert tool.counts("/tmp/other") == (1, {})
+
+
+async def test_a_path_too_long_for_a_socket_is_explained(desk: Desk) -> None:
+    # /proc/4711/root + directory + /control = 107 and 108 bytes
+    fits = replace(DAEMON, root="/proc/4711/root", pipe_directory="/" + "d" * 83)
+    desk.answers = [OK]
+    assert (await desk.tool().probe(fits, 5)).outcome is Outcome.OK
+    seen = await desk.tool().probe(replace(fits, pipe_directory="/" + "d" * 84), 5)
+    assert seen.outcome is Outcome.SKIPPED
+    assert seen.error is not None
+    assert "108 bytes, and only 107 are possible: /proc/4711/root/ddd" in seen.error
+
+
+def message_of(state: dict[str, object]) -> Callable[[list[str]], ProcessResult]:
+    def answer(commands: list[str]) -> ProcessResult:
+        lines = [line for command in commands for line in fake_mps_control.reply(state, command)]
+        return ProcessResult(0, "".join(f"{line}\n" for line in lines).encode())
+
+    return answer
+
+
+LIVE = message_of({"devices": [H200], "servers": [server(468, 1, 2), server(469)]})
+
+
+async def test_a_reconciliation_asks_for_the_devices_once_a_server(desk: Desk) -> None:
+    desk.answers = [LIVE] * 7
+    tool = desk.tool()
+    first = await tool.reconcile(DAEMON, [468, 469], 5)
+    assert first.outcome is Outcome.OK
+    assert first.kind == "reconciliation"
+    assert [exchange.commands[-1] for exchange in first.exchanges] == [
+        "device_query 468 --csv",
+        "get_default_device_pinned_mem_limit 0",
+        "device_query 469 --csv",
+        "get_default_device_pinned_mem_limit 0",
+    ]
+    again = await tool.reconcile(DAEMON, [468], 5)
+    (exchange,) = again.exchanges
+    assert "get_device_pinned_mem_limit 468 0" in exchange.commands
+    assert not any("device_query" in command for command in exchange.commands)
+    # 469 is gone; should a server of that number come, it is another one.
+    third = await tool.reconcile(DAEMON, [469], 5)
+    assert third.exchanges[0].commands[-1] == "device_query 469 --csv"
+
+
+async def test_it_stops_at_the_first_server_that_hangs(desk: Desk) -> None:
+    desk.answers = [LIVE, LIVE, HUNG]
+    tool = desk.tool()
+    seen = await tool.reconcile(DAEMON, [468, 469, 470], 5)
+    assert seen.outcome is Outcome.TIMEOUT
+    assert [exchange.outcome for exchange in seen.exchanges] == ["ok", "ok", "timeout"]
+    assert seen.error == (
+        "get_default_client_priority and 5 more: no answer within 2 s; it is left alone for 10 s"
+    )
+
+
+async def test_a_server_that_hangs_again_is_asked_less_though_the_daemon_answers(
+    desk: Desk,
+) -> None:
+    desk.answers = [HUNG, OK, HUNG, OK, LIVE, LIVE]
+    tool = desk.tool()
+    outcomes = []
+    for _ in range(4):
+        outcomes.append((await tool.reconcile(DAEMON, [468], 5)).outcome.value)
+        desk.time += 10.1
+        if outcomes[-1] == "timeout":
+            assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
+    assert outcomes == ["timeout", "timeout", "skipped", "ok"]
+
+
+async def test_a_server_that_is_gone_is_an_answer(desk: Desk) -> None:
+    desk.answers = [message_of({})]
+    seen = await desk.tool().reconcile(DAEMON, [468], 5)
+    assert seen.outcome is Outcome.OK
+
+
+async def test_questions_to_one_daemon_wait_for_each_other(desk: Desk) -> None:
+    inside, most = 0, 0
+
+    async def run(*_: object, **__: object) -> ProcessResult:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0.01)
+        inside -= 1
+        return OK
+
+    tools = [ControlTool("tool", 2.0, 0.0, run=run) for _ in range(2)]
+    seen = await asyncio.gather(*(tools[n % 2].probe(DAEMON, 5) for n in range(6)))
+    assert {observation.outcome for observation in seen} == {Outcome.OK}
+    assert most == 1
+
+
+async def test_nothing_is_kept_of_those_who_waited(desk: Desk) -> None:
+    desk.answers = [OK, OK]
+    tool = desk.tool()
+    for number in range(2):
+        await tool.probe(replace(DAEMON, root=f"/proc/{number}/root"), 5)
+    assert not control_tool._LOCKS.get(asyncio.get_running_loop())
+
+
+async def test_who_waits_too_long_for_its_turn_gives_up(desk: Desk) -> None:
+    gate = asyncio.Event()
+
+    async def run(*_: object, **__: object) -> ProcessResult:
+        await gate.wait()
+        return OK
+
+    tool = ControlTool("tool", 2.0, 0.0, run=run)
+    first = asyncio.ensure_future(tool.probe(DAEMON, 5))
+    await asyncio.sleep(0)
+    second = await tool.probe(DAEMON, 0.02)
+    assert second.outcome is Outcome.SKIPPED
+    assert second.error == "not asked: another question to it is still under way"
+    gate.set()
+    assert (await first).outcome is Outcome.OK
+
+
+async def test_one_line_when_it_fails_and_one_when_it_is_back(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    desk.answers = [OK, HUNG, HUNG, REFUSED, REFUSED, OK, OK]
+    tool = desk.tool()
+    for _ in range(6):
+        await tool.probe(DAEMON, 5)
+        desk.time += 100
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("WARNING", "control daemon does not answer"),
+        ("INFO", "control daemon answers"),
+    ]
+    assert vars(caplog.records[0])["fields"]["daemon"] == "/tmp/mps"
+
+
+async def test_what_is_gone_is_forgotten(desk: Desk) -> None:
+    desk.answers = [HUNG, OK]
+    tool = desk.tool()
+    await tool.probe(DAEMON, 5)
+    tool.forget(["/tmp/mps"])
+    assert tool.counts("/tmp/mps") == (1, {"timeout": 1})
+    tool.forget([])
+    assert tool.counts("/tmp/mps") == (0, {})
+    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
+
+
+def test_a_breaker_closes_with_an_answer() -> None:
+    now = 0.0
+    breaker = CircuitBreaker(lambda: now)
+    assert breaker.remaining_seconds() == 0
+    assert (breaker.record_hang(), breaker.remaining_seconds()) == (10, 10)
+    now = 12.0
+    assert breaker.remaining_seconds() == 0
+    assert breaker.record_hang() == 20
+    breaker.record_success()
+    assert breaker.remaining_seconds() == 0
+    assert breaker.record_hang() == 10

@@ -1,0 +1,361 @@
+"""Log files through everything that happens to log files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.observations import LogsObservation
+from mps_exporter.sources.log_reader import LogReader
+from tests.support.log_folder import PIPE, LogFolder, state
+from tests.support.mps_logs import LOGS, Logs, at, read, sample, script, summary
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[LogFolder]:
+    made = LogFolder(tmp_path)
+    yield made
+    made.tails.close()
+
+
+START = "{} C630 Starting control daemon using socket /tmp/mps/control"
+
+
+def test_a_first_look_begins_at_the_last_start_of_the_daemon(host: LogFolder) -> None:
+    host.write("control", f"{START.format('00:01.000')}\n00:02.000 C630 Exit with status 0")
+    host.write("server", "00:01.500 O100 Startup")
+    host.write("control", f"{START.format('00:09.000')}\n00:10.000 C630 NEW UI")
+    host.write("server", "00:09.500 O110 Startup", mtime=at("00:10"))
+    observation = host.poll()
+    by_log = {chunk.log: chunk for chunk in observation.chunks}
+    assert by_log["control"].data.startswith(b"[2026-11-21 08:00:09.000 Control   630] Starting")
+    assert by_log["server"].data.startswith(b"[2026-11-21 08:00:09.500 Other   110] Startup")
+    assert all(chunk.history for chunk in by_log.values())
+    assert all(chunk.complete_until == host.now for chunk in by_log.values())
+    assert all(chunk.lost_bytes == 0 for chunk in by_log.values())
+    assert state(observation, "control").readable
+    assert state(observation, "control").path == f"{host.folder}/control.log"
+
+
+def test_what_is_written_after_the_first_look_is_no_history(host: LogFolder) -> None:
+    host.write("control", START.format("00:01.000"))
+    host.poll()
+    host.write("control", "59:00.000 C630 NEW UI")
+    (chunk,) = host.chunks("control")
+    assert (chunk.data, chunk.history) == (script("59:00.000 C630 NEW UI").control, False)
+
+
+def test_a_daemon_found_late_is_counted_from_the_exporters_start_on(tmp_path: Path) -> None:
+    host = LogFolder(tmp_path, now=at("00:05"))
+    host.write("control", f"{START.format('00:01.000')}\n00:04.000 C630 NEW UI")
+    host.write("control", "00:06.000 C630 NEW UI\n00:07.000 C630 UI closed")
+    host.now = at("00:10")
+    host.write("control", b"", mtime=at("00:07"))
+    first, second = host.chunks("control"), host.chunks("control")
+    assert [(chunk.history, chunk.data.count(b"\n")) for chunk in first] == [(True, 2)]
+    assert [(chunk.history, chunk.data.count(b"\n")) for chunk in second] == [(False, 2)]
+    assert first[0].complete_until is None  # more is waiting
+    assert second[0].complete_until == host.now
+
+
+def test_a_log_that_appears_later_is_news(host: LogFolder) -> None:
+    observation = host.poll()
+    assert [one.readable for one in observation.states] == [False, False]
+    assert state(observation, "control").error == "no such file"
+    host.write("control", START.format("00:01.000"))
+    (chunk,) = host.chunks("control")
+    assert not chunk.history
+
+
+def test_a_backlog_is_bounded(tmp_path: Path) -> None:
+    host = LogFolder(tmp_path, backlog_bytes=100_000, poll_bytes=40_000)
+    host.write("control", START.format("00:01.000"))
+    line = script("00:02.000 C630 Accepting connection...").control
+    host.write("control", line * 5_000, mtime=at("00:02"))
+    size = len(line) * 5_000 + len(script(START.format("00:01.000")).control)
+    found = [chunk for _ in range(4) for chunk in host.chunks("control")]
+    assert found[0].lost_bytes == size - sum(len(chunk.data) for chunk in found)
+    assert 99_000 < sum(len(chunk.data) for chunk in found) <= 100_000
+    assert found[0].data.startswith(b"[")
+    assert [chunk.complete_until is not None for chunk in found] == [False, False, True, True]
+    assert max(len(chunk.data) for chunk in found) <= 40_000
+
+
+@pytest.mark.parametrize("before", [0, 1, 900, 65_536, 130_000])
+@pytest.mark.parametrize("after", [0, 1, 65_400, 65_536, 200_000])
+def test_the_start_is_found_wherever_it_stands(tmp_path: Path, before: int, after: int) -> None:
+    host = LogFolder(tmp_path)
+    line = script("00:01.000 C630 Accepting connection...").control
+    later = line.replace(b"00:01", b"00:09")
+    start = script(START.format("00:05.000")).control
+    host.write("control", line * (before // len(line)) + start + later * (after // len(line)))
+    host.write("server", script("00:01.000 S10 Exiting").server * (before // 50))
+    server = script("00:05.000 O10 Startup").server + script("00:06.000 S10 Exiting").server * (
+        after // 50
+    )
+    host.write("server", server)
+    chunks = {chunk.log: chunk for chunk in host.poll().chunks}
+    assert chunks["control"].data.startswith(start)
+    assert chunks["server"].data == server
+
+
+def test_halves_of_lines_are_delivered_as_they_come(host: LogFolder) -> None:
+    host.poll()
+    data = script("00:02.000 C630 NEW UI").control
+    host.write("control", data[:20])
+    assert host.data("control") == data[:20]
+    host.write("control", data[20:])
+    assert host.data("control") == data[20:]
+
+
+def test_copytruncate_is_noticed(host: LogFolder) -> None:
+    host.write("control", START.format("00:01.000"))
+    host.poll()
+    os.truncate(host.folder / "control.log", 0)
+    host.write("control", "59:00.000 C630 NEW UI")
+    (chunk,) = host.chunks("control")
+    assert (chunk.restarted, chunk.history) == (True, False)
+    assert chunk.data == script("59:00.000 C630 NEW UI").control
+    assert not host.chunks("control")[0].restarted
+
+
+def test_a_log_that_was_truncated_and_has_grown_again_is_noticed(host: LogFolder) -> None:
+    host.write("control", START.format("00:01.000"))
+    host.poll()
+    os.truncate(host.folder / "control.log", 0)
+    data = script("59:00.000 C630 NEW UI").control * 9
+    host.write("control", data)
+    (chunk,) = host.chunks("control")
+    assert (chunk.restarted, chunk.data) == (True, data)
+
+
+def test_an_emptied_log_is_noticed_at_once(host: LogFolder) -> None:
+    host.write("control", START.format("00:01.000"))
+    host.poll()
+    os.truncate(host.folder / "control.log", 0)
+    assert [chunk.restarted for chunk in host.chunks("control")] == [True]
+
+
+def test_a_new_file_is_followed_once_the_old_one_is_read(host: LogFolder) -> None:
+    host.write("control", START.format("00:01.000"))
+    host.poll()
+    host.write("control", "58:00.000 C630 NEW UI")
+    (host.folder / "control.log").rename(host.folder / "control.log.1")
+    host.write("control", "59:00.000 C630 UI closed")
+    found = [chunk for _ in range(3) for chunk in host.chunks("control") if chunk.data]
+    assert [chunk.data for chunk in found] == [
+        script("58:00.000 C630 NEW UI").control,
+        script("59:00.000 C630 UI closed").control,
+    ]
+    assert [chunk.restarted for chunk in found] == [False, True]
+    assert [chunk.history for chunk in found] == [False, False]
+
+
+def test_a_renamed_log_is_followed_as_long_as_the_daemon_writes_to_it(host: LogFolder) -> None:
+    host.write("control", START.format("00:01.000"))
+    host.poll()
+    (host.folder / "control.log").rename(host.folder / "control.log.1")
+    (host.folder / "control.log").touch()  # as logrotate's "create" does: nobody writes there
+    with (host.folder / "control.log.1").open("ab") as file:
+        file.write(b"[more\n")
+    assert host.data("control") == b"[more\n"
+    assert state(host.poll(), "control").readable
+
+
+def test_a_directory_that_vanishes_and_comes_back(host: LogFolder) -> None:
+    host.write("control", START.format("00:01.000"))
+    host.poll()
+    shutil.rmtree(host.folder)
+    assert state(host.poll(), "control").readable  # the file is still held
+    host.folder.mkdir()
+    host.write("control", "59:00.000 C630 UI closed")
+    assert host.data("control") == script("59:00.000 C630 UI closed").control
+
+
+def test_no_permission(host: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.write("control", START.format("00:01.000"))
+
+    def forbidden(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", forbidden)  # root may read everything
+        assert state(host.poll(), "control").error == "permission denied"
+    assert state(host.poll(), "control").readable
+    assert host.tails.poll([(PIPE, str(host.folder), "")]).states[0].error is None
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "link", "socket", "dangling"])
+def test_what_is_no_regular_file_is_left_alone(host: LogFolder, kind: str) -> None:
+    path = host.folder / "control.log"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "link":
+        (host.folder / "real").write_bytes(b"secret\n")
+        path.symlink_to(host.folder / "real")
+    elif kind == "dangling":
+        path.symlink_to(host.folder / "nowhere")
+    else:
+        with socket.socket(socket.AF_UNIX) as unix:
+            unix.bind(str(path))
+    observation = host.poll()  # and returns
+    assert observation.chunks == ()
+    found = state(observation, "control")
+    assert (found.readable, found.error) == (False, "not a regular file")
+    if path.is_dir():
+        path.rmdir()
+    else:
+        path.unlink()
+    host.write("control", START.format("00:01.000"))
+    assert state(host.poll(), "control").readable
+
+
+def test_a_file_that_turns_into_something_else_is_let_go_of(host: LogFolder) -> None:
+    host.write("control", START.format("00:01.000"))
+    host.poll()
+    (host.folder / "control.log").unlink()
+    os.mkfifo(host.folder / "control.log")
+    assert not state(host.poll(), "control").readable
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_files_of_daemons_that_are_gone_are_closed(host: LogFolder) -> None:
+    before = descriptors()
+    host.write("control", START.format("00:01.000"))
+    host.write("server", "00:01.500 O100 Startup")
+    host.poll()
+    assert descriptors() == before + 2
+    assert host.tails.poll([]) == LogsObservation(at=host.now)
+    assert descriptors() == before
+
+
+def test_an_unknown_directory_is_not_searched_for() -> None:
+    """Also not in the root directory, nor in a container's."""
+    tails = LogReader()
+    observation = tails.poll([(PIPE, "", ""), ("/mps", "", "/proc/5/root")])
+    assert observation.chunks == ()
+    assert {(one.path, one.readable) for one in observation.states} == {("", False)}
+    assert "--mps.log-directory" in (state(tails.poll([(PIPE, "", "")]), "control").error or "")
+    tails.close()
+
+
+def test_an_unknown_directory_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tails = LogReader()
+    for _ in range(3):
+        tails.poll([(PIPE, "", "")])
+    tails.close()
+
+    (line,) = caplog.records
+    assert line.message == "cannot tell where a daemon has its logs"
+    fields = line.__dict__["fields"]
+    assert fields["daemon"] == PIPE
+    assert "--mps.log-directory" in fields["err"]
+    assert all(fields.values())
+
+
+def test_many_daemons_are_followed_apart(tmp_path: Path) -> None:
+    tails = LogReader()
+    targets = []
+    for index in range(3):
+        folder = tmp_path / str(index) / "logs"
+        folder.mkdir(parents=True)
+        (folder / "control.log").write_bytes(script(START.format(f"00:0{index}.000")).control)
+        targets.append((f"/pipe/{index}", "/logs", str(tmp_path / str(index))))
+    observation = tails.poll(targets)
+    assert [(c.pipe_directory, c.data[20:21]) for c in observation.chunks] == [
+        ("/pipe/0", b"0"),
+        ("/pipe/1", b"1"),
+        ("/pipe/2", b"2"),
+    ] or [c.pipe_directory for c in observation.chunks] == ["/pipe/0", "/pipe/1", "/pipe/2"]
+    assert len(observation.states) == 6
+    tails.close()
+
+
+def test_no_change_is_reported_only_for_a_second(host: LogFolder) -> None:
+    host.write("control", START.format("00:01.000"))
+    counts = [len(host.poll().chunks) for _ in range(9)]
+    assert counts[:5] == [1] * 5
+    assert counts[6:] == [0] * 3
+
+
+@pytest.mark.parametrize("hours", [-8.0, 0.0, 1.0, 5.75])
+def test_the_zone_is_learnt_from_the_files_own_time(host: LogFolder, hours: float) -> None:
+    host.write("control", START.format("00:01.000"), mtime=at("00:01") - hours * 3600.0 + 0.02)
+    (chunk,) = host.chunks("control")
+    assert chunk.utc_offset_seconds == hours * 3600.0
+
+
+def test_a_copied_file_reveals_no_zone(host: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
+    time.tzset()
+    try:
+        host.write("control", START.format("00:01.000"), mtime=at("00:01") + 4321.0)
+        (chunk,) = host.chunks("control")
+        assert chunk.utc_offset_seconds == 5.75 * 3600.0  # the host's own
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_daylight_saving_time_is_learnt_while_following(host: LogFolder) -> None:
+    host.write("control", START.format("00:01.000"), mtime=at("00:01") - 7200.0)
+    assert host.chunks("control")[0].utc_offset_seconds == 7200.0
+    host.write("control", "00:02.000 C630 NEW UI", mtime=at("00:02") - 3600.0)
+    assert host.chunks("control")[0].utc_offset_seconds == 3600.0
+
+
+def test_a_log_whose_reading_fails_is_let_go_of(
+    host: LogFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.write("control", START.format("00:01.000"))
+    host.poll()
+    host.write("control", "00:02.000 C630 NEW UI")
+
+    def broken(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", broken)
+        assert state(host.poll(), "control").error == "input/output error"
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_law_a_sample_written_bit_by_bit_gives_its_truth(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    logs = sample("server-killed")
+    host = LogFolder(tmp_path_factory.mktemp("logs"), now=logs.stamps()[0] - 1.0, poll_bytes=9_000)
+    tracker = DaemonTracker(PIPE)
+    tracker.add_logs(host.poll())
+    moments = data.draw(
+        st.lists(st.floats(logs.stamps()[0], logs.stamps()[-1] + 0.1), max_size=8).map(sorted)
+    )
+    written = Logs(b"", b"")
+    for moment in [*moments, logs.stamps()[-1]]:
+        host.now = max(host.now, moment)
+        until = logs.until(host.now + 0.2)  # when poll() looks
+        for log in LOGS:
+            host.write(log, until[log][len(written[log]) :])
+        written = until
+        tracker.add_logs(host.poll())
+    for _ in range(12):
+        tracker.add_logs(host.poll())
+    host.tails.close()
+    assert summary(tracker.ledger.view(0.0).counters) == summary(read(logs).counters)

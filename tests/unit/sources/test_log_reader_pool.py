@@ -1,0 +1,346 @@
+"""Logs of many daemons, some of which are read slowly or never."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mps_exporter.config import Settings
+from mps_exporter.observations import DaemonFacts, LogChunk, LogsObservation
+from mps_exporter.sources import log_reader_pool
+from mps_exporter.sources.host import SourceTimeoutError
+from mps_exporter.sources.live_host import LiveHost
+from mps_exporter.sources.log_reader import LogReader, LogTarget
+from mps_exporter.sources.log_reader_pool import MAX_READERS, LogReaderPool
+from tests.support.waiting import PATIENCE_SECONDS, until, until_awaited
+
+ROUND_SECONDS = 0.4
+"""How long a look waits for what hangs."""
+
+
+class Disks(LogReader):
+    """Tails whose reading of some daemons' logs takes until a gate opens."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        super().__init__(clock=lambda: self.now)
+        self.gates: dict[str, threading.Event] = {}
+        self.inside: list[str] = []
+        self.device_of: dict[str, int] = {}
+        self.never_opened: list[str] = []
+
+    def read_daemon(self, target: LogTarget, at: float) -> LogsObservation:
+        found = super().read_daemon(target, at)  # the offsets move on
+        if gate := self.gates.get(target[0]):
+            self.inside.append(target[0])
+            gate.wait()
+            self.inside.remove(target[0])
+        return found
+
+    def devices(self, pipe_directory: str) -> set[int]:
+        known = super().devices(pipe_directory) if pipe_directory not in self.never_opened else ()
+        return {self.device_of.get(pipe_directory, one) for one in known}
+
+
+class Site:
+    """Daemons with logs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.disks = Disks()
+        self.lanes = LogReaderPool(self.disks)
+        self.targets: list[LogTarget] = []
+
+    def add(self, *names: str) -> None:
+        for name in names:
+            (self.folder / name).mkdir()
+            self.targets.append((f"/{name}", str(self.folder / name), ""))
+            self.write(name, "first")
+
+    def write(self, name: str, text: str) -> None:
+        with (self.folder / name / "control.log").open("a") as log:
+            log.write(f"{text}\n")
+
+    def hang(self, *names: str) -> threading.Event:
+        gate = threading.Event()
+        self.disks.gates |= {f"/{name}": gate for name in names}
+        return gate
+
+    async def poll(self, deadline_seconds: float = PATIENCE_SECONDS) -> dict[str, str]:
+        """Give what came, by daemon; nothing hangs."""
+        found: dict[str, str] = {}
+        for chunk in (await self.lanes.poll(self.targets, deadline_seconds)).chunks:
+            name = chunk.pipe_directory[1:]
+            found[name] = found.get(name, "") + chunk.data.decode()
+        return {name: text for name, text in found.items() if text}
+
+    async def look(self) -> LogsObservation | None:
+        """Poll while something hangs."""
+        with suppress(SourceTimeoutError):
+            return await self.lanes.poll(self.targets, ROUND_SECONDS)
+        return None
+
+    async def until_there_is(self, expected: dict[str, str]) -> None:
+        """Poll while something hangs, until this has come, and nothing else."""
+        came: dict[str, str] = {}
+
+        async def comes() -> bool:
+            seen = await self.look()
+            for chunk in seen.chunks if seen is not None else ():
+                if chunk.data:
+                    name = chunk.pipe_directory[1:]
+                    came[name] = came.get(name, "") + chunk.data.decode()
+            assert came.keys() <= expected.keys()
+            return came == expected
+
+        await until_awaited(comes)
+
+
+@pytest.fixture
+async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    monkeypatch.setattr(log_reader_pool, "HUNG_SECONDS", 0.15)
+    monkeypatch.setattr(
+        log_reader_pool, "PASS_SECONDS", PATIENCE_SECONDS
+    )  # or the deadline of a poll
+    made = Site(tmp_path)
+    yield made
+    for gate in made.disks.gates.values():
+        gate.set()
+    await made.lanes.close()
+
+
+async def left_inside(site: Site, *names: str) -> None:
+    """Wait until exactly these have been read, and hang."""
+    expected = sorted(f"/{name}" for name in names)
+    await until(lambda: sorted(site.disks.inside) == sorted(site.lanes._reading_since) == expected)
+
+
+async def test_what_a_late_poll_read_comes_with_the_next(site: Site) -> None:
+    site.add("a")
+    gate = site.hang("a")
+    with pytest.raises(SourceTimeoutError, match=r"not read within 0\.01 s"):
+        await site.poll(0.01)
+    site.write("a", "second")
+    await left_inside(site, "a")
+    gate.set()
+    assert await site.poll() == {"a": "first\nsecond\n"}
+    assert await site.poll() == {}
+
+
+async def test_what_comes_late_is_complete_only_until_it_was_read(site: Site) -> None:
+    """The silence of the other log, too: a line may have come since."""
+    site.add("a")
+    (site.folder / "a" / "server.log").write_text("")
+    await site.poll()
+    began = site.disks.now
+    gate = site.hang("a")
+    with pytest.raises(SourceTimeoutError):
+        await site.poll(0.05)
+    await left_inside(site, "a")
+    site.disks.now += 0.2
+    gate.set()
+    await left_inside(site)
+    site.hang("a")
+    found = await site.lanes.poll(site.targets, 0.01)
+    assert found.at == site.disks.now
+    assert {chunk.log: chunk.complete_until for chunk in found.chunks} == {
+        "control": began, "server": began,
+    }  # fmt: skip
+
+
+async def test_one_that_hangs_does_not_block_the_others(site: Site) -> None:
+    site.add("a", "b", "c")
+    await site.poll()
+    site.disks.device_of = {"/a": 1}
+    gate = site.hang("a")
+    for name in "abc":
+        site.write(name, "news")
+    await site.until_there_is({"b": "news\n", "c": "news\n"})
+    gate.set()
+    await left_inside(site)
+    assert await site.poll() == {"a": "news\n"}
+
+
+async def test_logs_on_a_file_system_that_hangs_are_not_tried(site: Site) -> None:
+    names = [f"nfs{number}" for number in range(2 * MAX_READERS)]
+    site.add("a", *names)
+    await site.poll()
+    site.disks.device_of = {f"/{name}": 7 for name in names}
+    site.hang(*names)
+    site.write("a", "news")
+    await site.until_there_is({"a": "news\n"})
+    for _ in range(MAX_READERS + 2):
+        site.write("a", "more")
+        await site.until_there_is({"a": "more\n"})
+    assert len(site.disks.inside) == 1
+
+
+async def test_the_last_thread_is_for_logs_that_could_be_read_before(site: Site) -> None:
+    site.add("a")
+    await site.poll()
+    names = [f"new{number}" for number in range(2 * MAX_READERS)]
+    site.add(*names)
+    site.disks.never_opened = [f"/{name}" for name in names]
+    site.hang(*names)
+    for _ in range(2 * MAX_READERS):
+        site.write("a", "news")
+        await site.until_there_is({"a": "news\n"})
+        assert len(site.disks.inside) < MAX_READERS
+
+    async def all_others_hang() -> bool:
+        await site.look()
+        return len(site.disks.inside) == MAX_READERS - 1
+
+    await until_awaited(all_others_hang)
+    site.write("a", "more")
+    await site.until_there_is({"a": "more\n"})
+    assert len(site.disks.inside) == MAX_READERS - 1
+
+
+async def test_logs_that_hang_are_unreadable_after_a_while(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(log_reader_pool, "UNREADABLE_AFTER_SECONDS", 0.3)
+    caplog.set_level(logging.INFO)
+    site.add("a", "b")
+    site.disks.device_of = {"/a": 1}
+    await site.poll()
+    gate = site.hang("a")
+
+    async def output() -> list[tuple[bool, str | None]]:
+        seen = await site.look()
+        return [
+            (one.readable, one.error)
+            for one in (seen.states if seen is not None else ())
+            if one.path.endswith("a/control.log")
+        ]
+
+    assert await until_awaited(output) == [
+        (False, "reading it does not return: the file system does not answer")
+    ]
+    gate.set()
+    await left_inside(site)
+    found = await site.lanes.poll(site.targets, PATIENCE_SECONDS)
+    assert {one.log: one.readable for one in found.states if one.pipe_directory == "/a"} == {
+        "control": True, "server": False,
+    }  # fmt: skip
+    assert [
+        record.message
+        for record in caplog.records
+        if "reading" in record.message or "again" in record.message
+    ] == [
+        "reading a daemon's logs does not return",
+        "a daemon's logs are read again",
+    ]
+
+
+async def test_a_gone_daemon_is_released_when_no_thread_reads_it(site: Site) -> None:
+    site.add("a", "b")
+    await site.poll()
+    gate = site.hang("a")
+    with pytest.raises(SourceTimeoutError):
+        await site.poll(0.02)
+    targets, site.targets = site.targets, []
+    await site.poll()
+    assert site.disks.daemons() == {"/a"}
+    gate.set()
+    await left_inside(site)
+    await site.poll()
+    assert site.disks.daemons() == set()
+    site.targets = targets
+    assert (await site.poll()).keys() == {"a", "b"}
+
+
+async def test_an_error_of_ours_is_raised(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*_: object) -> LogsObservation:
+        raise KeyError("x")
+
+    site.add("a")
+    monkeypatch.setattr(site.disks, "read_daemon", bug)
+    with pytest.raises(KeyError):
+        await site.poll()
+
+
+# ------------------------------------------------------------------------------ this host
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at logs that hang takes as long as it is given."""
+    monkeypatch.setattr(log_reader_pool, "PASS_SECONDS", PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder whose files hang when they are looked at; created after they were opened once."""
+    real, gate = os.fstat, threading.Event()
+    flag = tmp_path / "hang"
+
+    def fstat(descriptor: int) -> os.stat_result:
+        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        if path.startswith(f"{tmp_path}/a/") and flag.exists():
+            gate.wait()
+        return real(descriptor)
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    yield flag
+    gate.set()
+
+
+async def test_this_host_follows_the_logs_that_can_be_read(
+    tmp_path: Path, hanging: Path, patient: None
+) -> None:
+    daemons = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "control.log").write_text("first\n")
+        daemons.append(DaemonFacts(f"/{name}", str(tmp_path / name)))
+    host = LiveHost(Settings(collector_nvml=False))
+    await host.poll_logs(daemons, PATIENCE_SECONDS)
+    hanging.touch()
+    with (tmp_path / "b" / "control.log").open("a") as log:
+        log.write("news\n")
+
+    async def news_of_b() -> bool:
+        with suppress(SourceTimeoutError):
+            chunks = (await host.poll_logs(daemons, 0.3)).chunks
+            return any((one.pipe_directory, one.data) == ("/b", b"news\n") for one in chunks)
+        return False
+
+    await until_awaited(news_of_b)
+    await host.close()
+
+
+async def test_logs_next_to_a_foreground_daemon_are_not_read(tmp_path: Path, patient: None) -> None:
+    (tmp_path / "control.log").write_text("of an earlier daemon\n")
+    host = LiveHost(Settings(collector_nvml=False))
+    daemon = DaemonFacts("/a", str(tmp_path), foreground=True)
+    found = await host.poll_logs([daemon], PATIENCE_SECONDS)
+    await host.close()
+    assert found.chunks == ()
+    assert {(one.log, one.readable) for one in found.states} == {
+        ("control", False), ("server", False),
+    }  # fmt: skip
+    assert all("foreground" in (one.error or "") for one in found.states)
+    assert found.states[0].path == f"{tmp_path}/control.log"
+
+
+async def test_logs_are_not_counted_again_after_a_foreground_run(
+    tmp_path: Path, patient: None
+) -> None:
+    host = LiveHost(Settings(collector_nvml=False))
+    daemon = DaemonFacts("/a", str(tmp_path))
+    found: list[LogChunk] = []
+    for one, line in ((daemon, "1\n"), (replace(daemon, foreground=True), ""), (daemon, "2\n")):
+        with (tmp_path / "control.log").open("a") as log:
+            log.write(line)
+        found += (await host.poll_logs([one], PATIENCE_SECONDS)).chunks
+    await host.close()
+    assert [chunk.data for chunk in found] == [b"1\n", b"2\n"]

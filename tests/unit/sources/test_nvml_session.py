@@ -1,0 +1,392 @@
+"""The source over time: reloads, GPUs that come and go, MIG, clocks that are set, many scrapers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mps_exporter.observations import Outcome
+from mps_exporter.sources.nvml import Clock, NvmlSession
+from mps_exporter.sources.nvml.api import Code, ListedProcess, NvmlError, NvmlEvent
+from mps_exporter.sources.nvml.readings import EACH, FIELDS, ROWS
+from tests.support.fake_nvml import FakeDevice, FakeNvml, recorded
+from tests.support.nvml_host import GPM, OPTIONS, gpu, only, opened, pass_time, values
+from tests.support.waiting import wait_for
+
+# What a collection costs
+
+
+@pytest.mark.parametrize("tick", [1.0, 5.0])
+def test_a_collection_waits_for_nothing_slow(tick: float) -> None:
+    slow_calls = {row.call.split("(")[0] for row in ROWS if row.every > EACH}
+    slow_calls |= {"nvmlDeviceGetMigMode", "nvmlGpmQueryDeviceSupport"}
+    slow_calls -= {"nvmlDeviceGetFieldValues"}
+    slow_fields = {row.field for row in FIELDS if row.every > EACH}
+    library = FakeNvml(gpu())
+    with opened(library) as nvml:
+        nvml.observe()
+        for step in range(int(130 / tick)):
+            library.now += tick / 2
+            nvml.tick()
+            library.now += tick / 2
+            library.calls.clear()
+            library.fields_asked.clear()
+            seen = only(nvml.observe())
+            assert not slow_calls & set(library.calls), f"step {step}"
+            assert not slow_fields & set(library.fields_asked), f"step {step}"
+            assert seen.keys() >= {"energy", "pcie_errors,lane"}
+
+
+def test_without_ticks_a_collection_asks_itself() -> None:
+    library = FakeNvml(gpu())
+    with opened(library) as nvml:
+        nvml.observe()
+        library.now += 30
+        library.calls.clear()
+        nvml.observe()
+        assert library.calls["nvmlDeviceGetTotalEnergyConsumption"] == 1
+
+
+# Counters
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0.05, 9.0), min_size=1, max_size=12), st.integers(0, 2**32))
+def test_counters_do_not_depend_on_who_looks_when(gaps: list[float], seed: int) -> None:
+    """Many Prometheus servers at any times leave what one would have seen."""
+    library = FakeNvml(gpu(share=0.37))
+    share = seed % 7
+    with opened(library) as nvml:
+        begin = only(nvml.observe())
+        started = library.now
+        for number, gap in enumerate(gaps):
+            library.now += gap
+            if number % 7 == share:
+                nvml.tick()
+            else:
+                nvml.observe()
+        library.now += 1.0
+        end = only(nvml.observe())
+        took = library.now - started
+    busy = end["busy_time"] - begin["busy_time"]
+    assert busy == pytest.approx(0.37 * took, abs=0.2)
+    assert end["sm_active_time"] == pytest.approx(0.37 * took, rel=1e-6)
+    assert end["unobserved_time,busy"] == 0
+    assert end["unobserved_time,active"] == 0
+
+
+@pytest.mark.parametrize("step", [3600.0, -3600.0, 20.0, -3.0])
+def test_the_hosts_clock_is_set(step: float) -> None:
+    """The driver stamps its samples with it. No second is counted twice, none is made up."""
+    library = FakeNvml(gpu(share=1.0))
+    with opened(library) as nvml:
+        nvml.observe()
+        started = library.now
+        pass_time(library, nvml, 20)
+        library.clock_steps.append((library.now, step))
+        pass_time(library, nvml, 60)
+        seen = only(nvml.observe())
+        took = library.now - started
+        counted = seen["busy_time"]
+        hole = seen["unobserved_time,busy"]
+        unnoticed = 3.0 if step == -3.0 else 0.0  # stamps that were there before, and no silence
+        assert took - 0.5 - unnoticed <= counted + hole <= took + 0.5
+        assert hole <= 22, "the driver's buffer, and what it takes to notice"
+        pass_time(library, nvml, 30)
+        after = only(nvml.observe())
+        assert after["busy_time"] - counted == pytest.approx(30, abs=0.5)
+        assert after["unobserved_time,busy"] == hole
+
+
+def test_unobserved_time_is_a_gap() -> None:
+    library = FakeNvml(gpu(share=1.0))
+    with opened(library) as nvml:
+        nvml.observe()
+        library.now += 60
+        seen = only(nvml.observe())
+        assert seen["busy_time"] == pytest.approx(14.2, abs=0.5)
+        assert seen["unobserved_time,busy"] == pytest.approx(45.8, abs=0.5)
+        assert seen["sm_active_time"] == pytest.approx(60)
+
+
+def test_pcie_counters_are_unwrapped() -> None:
+    """They are 32 bits wide; GPM tells how often they turned over."""
+    device = gpu(share=1.0)
+    device.metrics = device.metrics | {21: 50_000.0}
+    answers = dict(device.answers)
+    library = FakeNvml(device)
+    with opened(library) as nvml:
+        seen: dict[str, float] = {}
+        for second in range(5):
+            moved = second * 52_500_000_000  # 0.14 % more than GPM says
+            fields = {**answers["fields"], "198:0": {"code": 0, "value": moved % 2**32}}
+            device.answers = {**answers, "fields": fields}
+            seen = only(nvml.observe())
+            library.now += 1.0
+        assert seen["pcie_receive_bytes"] == 4 * 52_500_000_000
+
+
+# Reload, loss, hot-plug
+
+
+@pytest.mark.parametrize("code", [Code.DRIVER_NOT_LOADED, Code.LIB_RM_VERSION_MISMATCH])
+def test_a_reload_keeps_what_was_counted(code: Code, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mps_exporter")
+    library = FakeNvml(gpu(share=1.0))
+    with opened(library) as nvml:
+        nvml.observe()
+        pass_time(library, nvml, 30)
+        before, began = only(nvml.observe()), library.now
+        library.fail("", code)
+        for _ in range(20):
+            library.now += 5
+            nvml.tick()
+            gone = nvml.observe()
+            assert gone.outcome is Outcome.ABSENT
+            assert not gone.gpus
+            (output,) = [record.getMessage() for record in caplog.records]
+            assert gone.error
+            assert gone.error in output, "one line when it goes"
+        library.fail("", None)
+        library.now += 5
+        nvml.observe()
+        library.now += 11
+        nvml.observe()
+        pass_time(library, nvml, 30)
+        after, took = only(nvml.observe()), library.now - began
+        texts = [record.getMessage() for record in caplog.records]
+        assert texts[1:] == ["the GPUs can be read again"]
+    for kind, counter in {"busy": "busy", "sm_active": "active"}.items():
+        name, hole = f"{kind}_time", f"unobserved_time,{counter}"
+        missed = after[hole] - before[hole]
+        assert 80 <= missed <= 106, "while NVML could not be read, less what the driver had kept"
+        assert after[name] - before[name] + missed == pytest.approx(took, abs=0.5)
+
+
+def test_a_driver_that_comes_later(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    library = FakeNvml(gpu())
+    library.fail("nvmlInit", Code.LIBRARY_NOT_FOUND)
+    bound = tmp_path / "gpus"
+    with opened(library, replace(OPTIONS, driver_directory=str(bound))) as nvml:
+        absent = nvml.observe()
+        assert absent.outcome is Outcome.ABSENT
+        assert "libnvidia-ml.so.1" in (absent.error or "")
+        library.now += 1
+        nvml.observe()
+        assert library.calls["nvmlInit"] == 1, "tried again only now and then"
+        library.fail("nvmlInit", None)
+        bound.mkdir()
+        (bound / "0000:18:00.0").touch()
+        library.now += 1
+        assert nvml.observe().outcome is Outcome.OK, "at once, when the kernel lists a GPU"
+    warnings = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+
+
+def test_gpus_come_and_go(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mps_exporter")
+    (tmp_path / "0").touch()
+    library = FakeNvml(gpu("GPU-0"))
+    options = replace(OPTIONS, driver_directory=str(tmp_path))
+    with opened(library, options) as nvml:
+        nvml.observe()
+        pass_time(library, nvml, 10)
+        library.gpus.append(gpu("GPU-1"))
+        (tmp_path / "1").touch()
+        both = nvml.observe()
+        assert [one.uuid for one in both.gpus] == ["GPU-0", "GPU-1"]
+        pass_time(library, nvml, 10)
+        first = values(nvml.observe().gpus[0])
+        del library.gpus[0]
+        (tmp_path / "0").unlink()
+        left, lost = nvml.observe().gpus
+        assert (left.uuid, left.lost) == ("GPU-1", False)
+        assert (lost.uuid, lost.lost) == ("GPU-0", True)
+        assert values(lost)["up"] == 0
+        library.gpus.insert(0, gpu("GPU-0"))
+        (tmp_path / "0").touch()
+        library.now += 5
+        back, _ = nvml.observe().gpus
+        assert not back.lost
+        assert values(back)["busy_time"] >= first["busy_time"]
+    output = [record.getMessage() for record in caplog.records]
+    assert [text.split(":")[0] for text in output] == ["GPU GPU-0 is lost", "GPU GPU-0 is back"]
+
+
+def test_a_gpu_that_cannot_be_opened_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    library = FakeNvml(gpu("GPU-0"), gpu("GPU-1"))
+    library.gpus[1].gone = Code.GPU_IS_LOST
+    with opened(library) as nvml:
+        for _ in range(5):
+            seen = nvml.observe()
+            assert [one.lost for one in seen.gpus] == [False, True]
+            library.now += 61
+    assert sum("cannot be opened" in one.getMessage() for one in caplog.records) == 1
+
+
+# MIG
+
+
+def instance(uuid: str, gpu_instance: int) -> FakeDevice:
+    answers = {
+        "nvmlDeviceGetUUID()": uuid,
+        "nvmlDeviceGetGpuInstanceId()": gpu_instance,
+        "nvmlDeviceGetComputeInstanceId()": 0,
+        "nvmlDeviceGetName()": "NVIDIA H200 MIG 1g.18gb",
+        "memory()": {"total": 2**34, "used": 2**30, "free": 2**34 - 2**30, "reserved": 0},
+        "sm_count()": 16,
+    }
+    return FakeDevice(uuid, answers, busy=lambda now: now * 0.25, metrics=GPM)
+
+
+def divided() -> FakeDevice:
+    answers = {
+        **recorded(),
+        "nvmlDeviceGetMigMode()": [1, 1],
+        "nvmlDeviceGetMaxMigDeviceCount()": 7,
+        "nvmlDeviceGetUtilizationRates()": {"code": Code.NOT_SUPPORTED},
+    }
+    device = FakeDevice("GPU-0", answers, metrics=GPM)
+    device.instances = {0: instance("MIG-a", 7), 3: instance("MIG-b", 9)}
+    return device
+
+
+def test_mig_instances_are_devices_of_their_own() -> None:
+    device = divided()
+    device.instances[0].processes = {"Compute": [ListedProcess(17, 2**20)]}
+    device.processes = {"Compute": [ListedProcess(17, 2**20)]}
+    library = FakeNvml(device)
+    with opened(library) as nvml:
+        nvml.observe()
+        pass_time(library, nvml, 12)
+        parent, first, second = nvml.observe().gpus
+        assert parent.processes == (), "listed with the instance, and only there"
+        assert [one.pid for one in first.processes or ()] == [17]
+        assert (first.uuid, first.parent_uuid, first.mig_instance) == ("MIG-a", "GPU-0", "7/0")
+        assert (second.uuid, second.sm_count, second.index) == ("MIG-b", 16, 0)
+        assert "gpu_utilization" not in values(parent)
+        assert "power" in values(parent)
+        readings = values(first)
+        assert readings["memory_total"] == 2**34
+        assert readings["sm_active_time"] == pytest.approx(3.0, abs=0.3)
+        own = {"energy", "power", "busy_time"}
+        assert not own & readings.keys(), "the GPU's; in both, a sum would count it twice"
+
+
+def test_mig_instances_come_and_go() -> None:
+    device = divided()
+    library = FakeNvml(device)
+    with opened(library) as nvml:
+        nvml.observe()
+        pass_time(library, nvml, 12)
+        before = values(nvml.observe().gpus[1])
+        del device.instances[3]
+        device.instances[5] = instance("MIG-c", 11)
+        pass_time(library, nvml, 12)
+        seen = nvml.observe().gpus
+        assert [one.uuid for one in seen] == ["GPU-0", "MIG-a", "MIG-c"]
+        after = values(seen[1])["sm_active_time"]
+        assert after > before["sm_active_time"]
+        device.answers = {
+            **device.answers,
+            "nvmlDeviceGetMigMode()": [0, 0],
+            "nvmlDeviceGetUtilizationRates()": [40, 10],
+        }
+        device.instances = {}
+        pass_time(library, nvml, 12)
+        (whole,) = nvml.observe().gpus
+        readings = values(whole)
+        assert readings["mig_mode"] == 0
+        assert readings["gpu_utilization"] == 0.4, "asked again after the change"
+
+
+# Xid errors, and the thread that waits for them
+
+
+def test_xids_are_counted_by_code_from_the_start() -> None:
+    device = gpu()
+    library = FakeNvml(device)
+    with opened(library) as nvml:
+        assert only(nvml.observe())["xid_errors,31"] == 0
+        library.xid(device, 31)
+        library.xid(device, 31)
+        library.xid(device, 143)
+        library.events.put(NvmlEvent(0xDEAD, 0x8, 13))  # of a device that nobody knows
+        library.events.put(NvmlEvent(device.key, 0x1, 13))  # no Xid
+        wait_for(library.events.empty)
+        wait_for(lambda: only(nvml.observe()).get("xid_errors,143") == 1)
+        seen = only(nvml.observe())
+        assert seen["xid_errors,31"] == 2
+        assert seen["xid_errors,13"] == 0
+        assert seen["last_xid_at,31"] == library.wall()
+        assert "last_xid_at,13" not in seen
+
+
+def test_xids_outlive_a_reload() -> None:
+    device = gpu()
+    library = FakeNvml(device)
+    with opened(library) as nvml:
+        nvml.observe()
+        library.xid(device, 79)
+        wait_for(lambda: only(nvml.observe())["xid_errors,79"] == 1)
+        library.fail("nvmlDeviceGetPowerUsage", Code.UNINITIALIZED)
+        library.now += 5
+        nvml.observe()
+        library.fail("nvmlDeviceGetPowerUsage", None)
+        library.now += 5
+        assert only(nvml.observe())["xid_errors,79"] == 1
+        library.xid(device, 79)
+        wait_for(lambda: only(nvml.observe())["xid_errors,79"] == 2)
+
+
+def test_a_wait_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mps_exporter.sources.nvml.xid.PAUSE_SECONDS", 0.001)
+    device = gpu()
+    library = FakeNvml(device)
+    with opened(library) as nvml:
+        nvml.observe()
+        library.events.put(NvmlError(Code.GPU_IS_LOST, "nvmlEventSetWait_v2"))
+        library.xid(device, 45)
+        wait_for(lambda: only(nvml.observe())["xid_errors,45"] == 1)
+
+
+def test_nvml_is_never_shut_down_under_the_waiting_thread() -> None:
+    """The stand-in fails where the real one would end the process."""
+    library = FakeNvml(gpu())
+    for _ in range(50):
+        with opened(library) as nvml:
+            nvml.observe()
+            wait_for(lambda: library.waiting)
+
+
+def test_a_thread_that_does_not_come_out_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    library = FakeNvml(gpu())
+    library.stuck = threading.Event()
+    clock = Clock(lambda: library.now, lambda: library.now)
+    nvml = NvmlSession(library, clock, replace(OPTIONS, leave_seconds=0.01))
+    nvml.observe()
+    wait_for(lambda: library.waiting)
+    nvml.close()
+    assert library.initialized == 1, "the end of the process lets go of it"
+    nvml.tick()
+    seen = nvml.observe()
+    assert seen.outcome is Outcome.REFUSED
+    assert "has not come out" in (seen.error or "")
+    assert len(caplog.records) == 1
+    library.now += 1
+    assert nvml.observe() == replace(seen, at=library.now)
+    library.stuck.set()
+
+    def opened_again() -> bool:
+        library.now += 60
+        return nvml.observe().outcome is Outcome.OK
+
+    wait_for(opened_again)
+    nvml.close()
+    assert library.initialized == 0

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import fcntl
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mps_exporter.sources.procfs_parse import (
+    DaemonFlags,
+    ProcessStat,
+    ProcessStatus,
+    pack_lock_query,
+    parse_arguments,
+    parse_boot_time,
+    parse_control_sockets,
+    parse_daemon_flags,
+    parse_lock_reply,
+    parse_mps_environment,
+    parse_namespace,
+    parse_passwd,
+    parse_stat,
+    parse_status,
+)
+
+TAIL = b" S 1 413 413 0 -1 4194368 94 0 0 0 0 0 0 0 20 0 2 0 2140 8738541568 516"
+
+
+@pytest.mark.parametrize(
+    ("comm", "name"),
+    [
+        (b"nvidia-cuda-mps", "nvidia-cuda-mps"),
+        (b"a b", "a b"),
+        (b")) R 1 (x", ")) R 1 (x"),
+        (b"a\nb", "a\nb"),
+        (b"\xff", "\\xff"),
+        (b"", ""),
+        ("größe".encode(), "größe"),
+    ],
+)
+def test_stat_whatever_the_name(comm: bytes, name: str) -> None:
+    assert parse_stat(b"413 (" + comm + b")" + TAIL + b"\n") == ProcessStat(name, "S", 1, 413, 2140)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"413", b"413 (x", b")(", b"413 (x) S 1 2", b"413 (x) S a" + b" 1" * 30]
+)
+def test_what_is_no_stat(raw: bytes) -> None:
+    assert parse_stat(raw) is None
+
+
+def test_status_has_the_effective_user() -> None:
+    raw = b"Name:\tx\nUid:\t1000\t1001\t1000\t1000\nGid:\t0\t0\t0\t0\nNSpid:\t443\t3\n"
+    assert parse_status(raw) == ProcessStatus(1001, (443, 3))
+
+
+@pytest.mark.parametrize("raw", [b"", b"Uid:", b"Uid:\tx\ty\n", b"Uid: 1\nNSpid:\n", b"\0:\0"])
+def test_what_is_no_status(raw: bytes) -> None:
+    assert parse_status(raw) == ProcessStatus()
+
+
+def test_arguments() -> None:
+    assert parse_arguments(b"nvidia-cuda-mps-control\0-d\0") == ("nvidia-cuda-mps-control", "-d")
+    assert parse_arguments(b"a\0\0b\0") == ("a", "", "b")
+    assert parse_arguments(b"\xff\0") == ("\\xff",)
+    assert parse_arguments(b"") == ()
+
+
+def test_of_the_environment_only_what_concerns_mps() -> None:
+    raw = (
+        b"HOME=/root\0AWS_SECRET=x\0CUDA_MPS_PIPE_DIRECTORY=/tmp/mps\0CUDA_VISIBLE_DEVICES=0\0"
+        b"CUDA_HOME=/usr\0CUDA_DEVICE_MAX_CONNECTIONS=8\0CUDA_MPS_X=a=b\0CUDA_MPS_X=later\0"
+        b"CUDA_MPS_BROKEN\0CUDA_MPS_BYTES=\xff\0CUDA_MPS_EMPTY=\0"
+    )
+    assert parse_mps_environment(raw) == {
+        "CUDA_MPS_PIPE_DIRECTORY": "/tmp/mps",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "8",
+        "CUDA_MPS_X": "a=b",
+        "CUDA_MPS_BYTES": "\\xff",
+        "CUDA_MPS_EMPTY": "",
+    }
+
+
+def test_boot_time() -> None:
+    assert parse_boot_time(b"cpu  1 2\nbtime 1795260276\nprocesses 3\n") == 1795260276.0
+    assert parse_boot_time(b"xbtime 1\n") is None
+
+
+def test_namespaces() -> None:
+    assert parse_namespace("pid:[4026531836]") == 4026531836
+    assert parse_namespace("pid_for_children:[7]") == 7
+    assert parse_namespace("/somewhere") is None
+
+
+def test_control_sockets() -> None:
+    raw = b"""Num       RefCount Protocol Flags    Type St Inode Path
+00000000015d0055: 00000002 00000000 00010000 0005 01 15372 /tmp/labmps/control_privileged
+000000007c3edf94: 00000002 00000000 00010000 0005 01 15373 /tmp/labmps/control
+000000007c3edf95: 00000003 00000000 00000000 0005 03 15374 /tmp/labmps/control
+000000007c3edf96: 00000002 00000000 00010000 0005 01 15375 /run/with blank/control
+000000007c3edf97: 00000002 00000000 00010000 0001 01 15376 /run/stream/control
+000000007c3edf98: 00000002 00000000 00010000 0005 01 15377 @abstract/control
+000000007c3edf99: 00000002 00000000 00010000 0005 01 15378
+"""
+    assert parse_control_sockets(raw) == ["/tmp/labmps", "/run/with blank"]
+
+
+def test_users() -> None:
+    raw = b"root:x:0:0:root:/root:/bin/sh\n\n#\nbad:x:y:1\nann:x:1001:1\nbea:x:1001:1\n:x:5:1\n"
+    assert parse_passwd(raw) == {0: "root", 1001: "ann"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [
+        ([], DaemonFlags()),
+        (["-d"], DaemonFlags(daemon=True)),
+        (["--daemon"], DaemonFlags(daemon=True)),
+        (["-f"], DaemonFlags(daemon=True, foreground=True)),
+        (["--forground"], DaemonFlags(daemon=True, foreground=True)),
+        (["-d", "-multiuser-server"], DaemonFlags(daemon=True, multiuser=True)),
+        (["-M", "-d"], DaemonFlags(daemon=True, multiuser=True)),
+        (["-dM"], DaemonFlags(daemon=True, multiuser=True)),
+        (["-f", "-S"], DaemonFlags(daemon=True, foreground=True, static_partitioning=True)),
+        (["-d", "--static-partitioning"], DaemonFlags(daemon=True, static_partitioning=True)),
+        (["-multiuser-server"], DaemonFlags(multiuser=True)),
+        (["get_default_active_thread_percentage"], DaemonFlags()),
+        (["set_default_device_pinned_mem_limit", "0", "3G"], DaemonFlags()),
+    ],
+)
+def test_flags_of_the_daemon(arguments: list[str], flags: DaemonFlags) -> None:
+    assert parse_daemon_flags(("nvidia-cuda-mps-control", *arguments)) == flags
+
+
+def test_lock_answers() -> None:
+    requested = pack_lock_query(fcntl.F_WRLCK)
+    assert len(requested) == 32
+    assert parse_lock_reply(requested, fcntl.F_UNLCK) == 0
+    assert parse_lock_reply(pack_lock_query(fcntl.F_UNLCK), fcntl.F_UNLCK) is None
+
+
+@given(st.binary())
+def test_no_bytes_are_too_strange(raw: bytes) -> None:
+    parse_stat(raw)
+    parse_status(raw)
+    parse_arguments(raw)
+    parse_mps_environment(raw)
+    parse_boot_time(raw)
+    parse_control_sockets(raw)
+    parse_passwd(raw)
+
+
+@given(
+    st.binary(max_size=15).filter(lambda comm: b")" not in comm),
+    st.integers(0, 4_194_304),
+    st.integers(0, 1 << 62),
+)
+def test_stat_is_read_as_written(comm: bytes, parent: int, ticks: int) -> None:
+    fields = b" ".join(b"%d" % number for number in [parent, 1, 2, *[0] * 15, ticks])
+    found = parse_stat(b"7 (%s) Z %s 0 0\n" % (comm, fields))
+    assert found is not None
+    assert (found.state, found.parent_pid, found.start_ticks) == ("Z", parent, ticks)
+
+
+@given(st.dictionaries(st.from_regex(r"CUDA_MPS_[A-Z]{1,9}", fullmatch=True), st.text("abc=/,")))
+def test_the_environment_is_read_as_written(variables: dict[str, str]) -> None:
+    raw = b"".join(f"{name}={value}\0".encode() for name, value in variables.items())
+    assert parse_mps_environment(raw + b"OTHER=1\0") == variables

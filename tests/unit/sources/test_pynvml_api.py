@@ -1,0 +1,347 @@
+"""The binding against a pynvml whose functions are replaced: structures, versions, errors."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from mps_exporter.sources.nvml import pynvml_api as binding_module
+from mps_exporter.sources.nvml.api import Code, Device, EventSet, GpmSample, NvmlError
+from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
+from tests.support.waiting import PATIENCE_SECONDS
+
+DEVICE = Device(ctypes.c_void_p(0x1000))
+
+
+@pytest.fixture
+def binding() -> PynvmlApi:
+    return PynvmlApi()
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Replaces functions of pynvml: nvml(nvmlInit=...)."""
+
+    def replaces(**functions: Any) -> None:
+        for name, function in functions.items():
+            monkeypatch.setattr(pynvml, name, function, raising=False)
+
+    return replaces
+
+
+def fails(code: int) -> Any:
+    def function(*_: Any) -> None:
+        raise pynvml.NVMLError(code)
+
+    return function
+
+
+@pytest.mark.parametrize("code", [*Code, 77])
+def test_errors_keep_their_code(binding: PynvmlApi, nvml: Any, code: int) -> None:
+    nvml(nvmlDeviceGetPowerUsage=fails(code))
+    with pytest.raises(NvmlError) as caught:
+        binding.number("nvmlDeviceGetPowerUsage", DEVICE)
+    assert caught.value.code == code
+    assert caught.value.function == "nvmlDeviceGetPowerUsage"
+
+
+def test_codes_are_those_of_pynvml() -> None:
+    known = [code for code in Code if hasattr(pynvml, f"NVML_ERROR_{code.name}")]
+    assert len(known) >= 28, "old releases lack a few"
+    for code in known:
+        assert getattr(pynvml, f"NVML_ERROR_{code.name}") == code
+
+
+def test_a_function_that_pynvml_lacks_is_one_that_the_driver_lacks(binding: PynvmlApi) -> None:
+    with pytest.raises(NvmlError) as caught:
+        binding.number("nvmlDeviceGetSomethingOfTheFuture", DEVICE)
+    assert caught.value.code == Code.FUNCTION_NOT_FOUND
+
+
+def test_arguments_that_do_not_fit_are_an_error_of_nvml(binding: PynvmlApi, nvml: Any) -> None:
+    def odd(*_: Any) -> None:
+        raise ctypes.ArgumentError("argument 1: wrong type")
+
+    nvml(nvmlDeviceGetName=odd)
+    with pytest.raises(NvmlError) as caught:
+        binding.text("nvmlDeviceGetName", DEVICE)
+    assert caught.value.code == Code.UNKNOWN
+
+
+def test_words_of_old_and_new_releases(binding: PynvmlApi, nvml: Any) -> None:
+    """Before 12, pynvml gave bytes."""
+    nvml(nvmlDeviceGetName=lambda _: b"NVIDIA H200", nvmlSystemGetDriverVersion=lambda: "580.1")
+    assert binding.text("nvmlDeviceGetName", DEVICE) == "NVIDIA H200"
+    assert binding.system_text("nvmlSystemGetDriverVersion") == "580.1"
+
+
+def test_numbers_out_of_lists_and_structures(binding: PynvmlApi, nvml: Any) -> None:
+    class Bar1(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
+
+    nvml(
+        nvmlDeviceGetBAR1MemoryInfo=lambda _: Bar1(3, 2, 1),
+        nvmlDeviceGetMigMode=lambda _: [1, 0],
+    )
+    assert binding.numbers("nvmlDeviceGetBAR1MemoryInfo", DEVICE) == (3, 2, 1)
+    assert binding.numbers("nvmlDeviceGetMigMode", DEVICE) == (1, 0)
+
+
+def test_structures_of_their_own(binding: PynvmlApi, nvml: Any) -> None:
+    class FabricInfo(ctypes.Structure):
+        _fields_ = [("state", ctypes.c_ubyte)]
+
+    def fabric(_device: object, info: Any) -> None:
+        info._obj.state = 3
+
+    features = SimpleNamespace(
+        isGridLicenseSupported=1,
+        licensableFeaturesCount=1,
+        gridLicensableFeatures=[SimpleNamespace(featureState=0), SimpleNamespace(featureState=1)],
+    )
+    nvml(
+        nvmlDeviceGetPciInfo=lambda _: SimpleNamespace(busId=b"00000000:18:00.0"),
+        nvmlDeviceGetAttributes_v2=lambda _: SimpleNamespace(multiprocessorCount=16),
+        nvmlDeviceGetGpuFabricInfoV=fabric,
+        c_nvmlGpuFabricInfo_v2_t=FabricInfo,
+        nvmlDeviceGetGridLicensableFeatures_v4=lambda _: features,
+        nvmlGpmQueryDeviceSupport=lambda _: SimpleNamespace(isSupportedDevice=1),
+    )
+    assert binding.pci_bus_id(DEVICE) == "00000000:18:00.0"
+    assert binding.sm_count(DEVICE) == 16
+    assert binding.fabric_state(DEVICE) == 3
+    assert binding.vgpu_licensed(DEVICE) is False, "the second is not one of theirs"
+    features.isGridLicenseSupported = 0
+    assert binding.vgpu_licensed(DEVICE) is None
+    assert binding.gpm_supported(DEVICE)
+
+
+def test_an_old_pynvml_without_the_fabric(
+    binding: PynvmlApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(pynvml, "c_nvmlGpuFabricInfo_v2_t", raising=False)
+    with pytest.raises(NvmlError) as caught:
+        binding.fabric_state(DEVICE)
+    assert caught.value.code == Code.FUNCTION_NOT_FOUND
+
+
+def test_handles_are_passed_on(binding: PynvmlApi, nvml: Any) -> None:
+    requested: list[tuple[Any, ...]] = []
+
+    def noted(*arguments: Any) -> str:
+        requested.append(arguments)
+        return "handle"
+
+    nvml(
+        nvmlDeviceGetHandleByIndex=noted, nvmlDeviceGetMigDeviceHandleByIndex=noted,
+        nvmlEventSetCreate=noted, nvmlDeviceRegisterEvents=noted, nvmlEventSetFree=noted,
+        nvmlGpmSampleAlloc=noted, nvmlGpmSampleFree=noted,
+    )  # fmt: skip
+    device = binding.device(1)
+    binding.mig_device(device, 3)
+    events = binding.event_set()
+    binding.register_events(device, 8, events)
+    binding.free_event_set(events)
+    binding.gpm_free(binding.gpm_allocate())
+    assert requested == [
+        (1,), ("handle", 3), (), ("handle", 8, "handle"), ("handle",), (), ("handle",),
+    ]  # fmt: skip
+
+
+def test_memory_in_both_versions(binding: PynvmlApi, nvml: Any) -> None:
+    new = SimpleNamespace(total=9, used=2, free=6, reserved=1)
+    nvml(nvmlDeviceGetMemoryInfo=lambda *_: new)
+    assert binding.memory(DEVICE).reserved == 1
+
+    def old(_device: object, version: int | None = None) -> object:
+        if version is not None:
+            raise pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
+        return SimpleNamespace(total=9, used=3, free=6)
+
+    nvml(nvmlDeviceGetMemoryInfo=old)
+    assert (binding.memory(DEVICE).used, binding.memory(DEVICE).reserved) == (3, None)
+    nvml(nvmlDeviceGetMemoryInfo=fails(Code.NOT_SUPPORTED))
+    with pytest.raises(NvmlError):
+        binding.memory(DEVICE)
+
+
+def field(kind: int, member: str, value: float, code: int = 0) -> Any:
+    answer = pynvml.c_nvmlFieldValue_t()
+    answer.nvmlReturn, answer.valueType = code, kind
+    setattr(answer.value, member, value)
+    return answer
+
+
+def test_fields_by_their_type(binding: PynvmlApi, nvml: Any) -> None:
+    answers = [
+        field(pynvml.NVML_VALUE_TYPE_DOUBLE, "dVal", 0.5),
+        field(pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, "uiVal", 2**32 - 1),
+        field(pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, "ullVal", 2**63),
+        field(pynvml.NVML_VALUE_TYPE_SIGNED_INT, "siVal", -8),
+        field(0, "dVal", 0.0, Code.NOT_SUPPORTED),
+        field(99, "dVal", 0.0),
+    ]
+    nvml(nvmlDeviceGetFieldValues=lambda _device, requested: answers[: len(requested)])
+    found = binding.fields(DEVICE, [(n, 0) for n in range(6)])
+    assert [one.value for one in found[:4]] == [0.5, 2**32 - 1, 2**63, -8]
+    assert [one.code for one in found] == [0, 0, 0, 0, Code.NOT_SUPPORTED, Code.UNKNOWN]
+
+
+# Processes: three versions of the call, and structures that did not fit them
+
+
+def process(pid: int, memory: int | None) -> Any:
+    return SimpleNamespace(pid=pid, usedGpuMemory=memory)
+
+
+@pytest.mark.parametrize(
+    ("driver", "size", "version"),
+    [
+        ("580.159.04", 24, "_v3"),
+        ("535.54.03", 24, "_v2"),
+        ("535.86.10", 24, "_v2"),
+        ("535.104.05", 24, "_v3"),
+        ("525.85.12", 24, "_v3"),
+        ("580.159.04", 32, "_v2"),
+        ("535", 24, "_v3"),
+        ("[Unknown]", 24, "_v3"),
+    ],
+)
+def test_processes_in_the_version_that_driver_and_pynvml_agree_on(
+    binding: PynvmlApi, nvml: Any, driver: str, size: int, version: str
+) -> None:
+    structure = type("Row", (ctypes.Structure,), {"_fields_": [("raw", ctypes.c_char * size)]})
+    nvml(
+        c_nvmlProcessInfo_v3_t=structure,
+        nvmlSystemGetDriverVersion=lambda: driver,
+        nvmlDeviceGetComputeRunningProcesses_v2=lambda _: [process(2, 20)],
+        nvmlDeviceGetComputeRunningProcesses_v3=lambda _: [process(3, None)],
+    )
+    (row,) = binding.processes(DEVICE, "Compute")
+    assert f"_v{row.pid}" == version
+
+
+def test_a_driver_without_the_third_version(binding: PynvmlApi, nvml: Any) -> None:
+    nvml(
+        nvmlSystemGetDriverVersion=lambda: "470.57.02",
+        nvmlDeviceGetMPSComputeRunningProcesses_v2=lambda _: [process(2, 20)],
+        nvmlDeviceGetMPSComputeRunningProcesses_v3=fails(Code.FUNCTION_NOT_FOUND),
+    )
+    (row,) = binding.processes(DEVICE, "MPSCompute")
+    assert (row.pid, row.used_memory) == (2, 20)
+
+
+# Samples, GPM, events
+
+
+def test_samples(binding: PynvmlApi, nvml: Any) -> None:
+    def sample(at: int, percent: int) -> Any:
+        one = pynvml.c_nvmlSample_t()
+        one.timeStamp, one.sampleValue.uiVal = at, percent
+        return one
+
+    kind = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+    nvml(nvmlDeviceGetSamples=lambda *_: (kind, [sample(1, 40), sample(2, 100)]))
+    assert binding.samples(DEVICE, 1, 0) == [(1, 40.0), (2, 100.0)]
+    nvml(nvmlDeviceGetSamples=fails(Code.NOT_FOUND))
+    assert binding.samples(DEVICE, 1, 0) == [], "nothing new"
+    nvml(nvmlDeviceGetSamples=lambda *_: (99, [sample(1, 40)]))
+    with pytest.raises(NvmlError):
+        binding.samples(DEVICE, 1, 0)
+
+
+def test_gpm_leaves_out_what_has_no_value(binding: PynvmlApi, nvml: Any) -> None:
+    def answer(request: Any) -> None:
+        assert request.numMetrics == 2
+        request.metrics[0].value, request.metrics[0].nvmlReturn = 15.15, 0
+        request.metrics[1].value, request.metrics[1].nvmlReturn = 0.0, Code.NOT_SUPPORTED
+
+    nvml(nvmlGpmMetricsGet=answer)
+    first, second = (GpmSample(pynvml.c_nvmlGpmSample_t()) for _ in range(2))
+    assert binding.gpm_metrics(first, second, (2, 5)) == {2: 15.15}
+
+
+def test_gpm_samples_of_a_mig_instance(binding: PynvmlApi, nvml: Any) -> None:
+    taken: list[tuple[Any, ...]] = []
+    nvml(
+        nvmlGpmSampleGet=lambda *arguments: taken.append(arguments),
+        nvmlGpmMigSampleGet=lambda *arguments: taken.append(arguments),
+    )
+    sample = GpmSample(object())
+    binding.gpm_take(DEVICE, sample, None)
+    binding.gpm_take(DEVICE, sample, 7)
+    assert taken == [(DEVICE, sample), (DEVICE, 7, sample)]
+
+
+def test_events(binding: PynvmlApi, nvml: Any) -> None:
+    device = ctypes.cast(ctypes.c_void_p(0x1000), pynvml.c_nvmlDevice_t)
+    event = SimpleNamespace(device=device, eventType=8, eventData=31)
+    nvml(nvmlEventSetWait_v2=lambda *_: event)
+    found = binding.wait_event(EventSet(object()), 10)
+    assert found is not None
+    assert (found.device_key, found.type, found.data) == (0x1000, 8, 31)
+    assert found.device_key == binding.device_key(Device(device))
+    nvml(nvmlEventSetWait_v2=fails(Code.TIMEOUT))
+    assert binding.wait_event(EventSet(object()), 10) is None
+
+
+# One at a time
+
+
+def test_one_call_at_a_time_in_the_whole_process(nvml: Any) -> None:
+    inside = most = 0
+
+    def slow(*_: Any) -> int:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.002)
+        inside -= 1
+        return 0
+
+    nvml(nvmlDeviceGetPowerUsage=slow, nvmlGpmSampleGet=slow, nvmlInit=slow, nvmlShutdown=slow)
+
+    def work(binding: PynvmlApi) -> None:
+        for _ in range(5):
+            binding.init()
+            binding.number("nvmlDeviceGetPowerUsage", DEVICE)
+            binding.gpm_take(DEVICE, GpmSample(object()), None)
+            binding.shutdown()
+
+    threads = [threading.Thread(target=work, args=(PynvmlApi(),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+def test_waiting_for_events_blocks_no_caller(binding: PynvmlApi, nvml: Any) -> None:
+    waits, may_end = threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> None:
+        waits.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+        raise pynvml.NVMLError(Code.TIMEOUT)
+
+    nvml(nvmlEventSetWait_v2=wait, nvmlDeviceGetPowerUsage=lambda _: 1)
+    thread = threading.Thread(target=binding.wait_event, args=(EventSet(object()), 10))
+    thread.start()
+    assert waits.wait(PATIENCE_SECONDS)
+    assert binding.number("nvmlDeviceGetPowerUsage", DEVICE) == 1
+    may_end.set()
+    thread.join()
+
+
+def test_a_failure_gives_the_lock_back(binding: PynvmlApi, nvml: Any) -> None:
+    nvml(nvmlInit=fails(Code.DRIVER_NOT_LOADED))
+    for _ in range(2):
+        with pytest.raises(NvmlError):
+            binding.init()
+    assert not binding_module.LOCK.locked()

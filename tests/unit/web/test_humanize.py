@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mps_exporter import humanize
+from mps_exporter.snapshot import Incident, IncidentKind
+
+
+def who(uid: int | None) -> str:
+    return humanize.user_name(uid, "alice" if uid == 1001 else None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (-1, "0 ms"), (0.025, "25 ms"), (1, "1 s"), (4.21, "4.2 s"), (13.4, "13 s"), (89, "89 s"),
+        (90, "2 min"), (240, "4 min"), (3600, "1 h"), (7500, "2 h 5 min"), (86400, "1 d"),
+        (273_600, "3 d 4 h"),
+    ],
+)  # fmt: skip
+def test_duration(seconds: float, expected: str) -> None:
+    assert humanize.duration(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(0, "0 B"), (2048, "2.0 KiB"), (608_174_080, "580 MiB"), (1.5 * 2**30, "1.5 GiB"),
+     (140 * 2**30, "140 GiB")],
+)  # fmt: skip
+def test_memory(size: float, expected: str) -> None:
+    assert humanize.memory(size) == expected
+
+
+@pytest.mark.parametrize(
+    ("incident", "expected"),
+    [
+        (Incident(0, "daemon_started"), "The daemon started."),
+        (Incident(0, "daemon_quit"), "The daemon quit, as it was asked to."),
+        (Incident(0, "daemon_died"), "The daemon died; no client was connected."),
+        (
+            Incident(0, "server_crashed", 634, 1001, tuple(range(1, 10))),
+            "Alice's server 634 crashed and took 9 clients along (processes 1, 2, 3, 4, 5, 6 and "
+            "3 more).",
+        ),
+        (
+            Incident(0, "server_crashed", 634, None, (0, 0)),
+            "The server 634 crashed and took 2 clients along.",
+        ),
+        (
+            Incident(0, "server_start_failed", uid=1002, detail="no memory", count=40),
+            "A server for user 1002 could not start: no memory (40 times).",
+        ),
+        (
+            Incident(0, "fault", 634, 1001, (642,), blamed_pid=641),
+            "A fatal GPU error in alice's server 634: MPS blames process 641; 1 other client died "
+            "with it (process 642).",
+        ),
+        (Incident(0, "fault"), "A fatal GPU error in a server."),
+        (
+            Incident(0, "fault", 634, 1001, (642,), blamed_pid=641, ended_pids=(640,)),
+            "A fatal GPU error in alice's server 634: MPS blames process 641; 1 other client died "
+            "with it (process 642); process 640 was ending at that moment and may have caused it "
+            "with unfinished work.",
+        ),
+        (
+            Incident(0, "fault", 634, 1001, blamed_pid=641, ended_pids=(640, 639)),
+            "A fatal GPU error in alice's server 634: MPS blames process 641; processes 639 and "
+            "640 were ending at that moment and may have caused it with unfinished work.",
+        ),
+        (
+            Incident(0, "unfinished_work", 634, 1001, (641, 642), blamed_pid=641, left_by_pid=640),
+            "Process 640 ended with GPU work in flight, and the fatal GPU error that followed in "
+            "alice's server 634 took 2 clients down (processes 641 and 642); MPS blames process "
+            "641.",
+        ),
+        (
+            Incident(0, "unfinished_work", 634, None, (0,), blamed_pid=0, left_by_pid=0),
+            "A client ended with GPU work in flight, and the fatal GPU error that followed in the "
+            "server 634 took 1 client down.",
+        ),
+        (
+            Incident(0, "fault_recovered", 634, 1001, seconds=0.025),
+            "Alice's server 634 recovered from the fatal error after 25 ms.",
+        ),
+        (
+            Incident(0, "client_terminated", uid=1001, pids=(641,)),
+            "Alice's process 641 was terminated by an operator.",
+        ),
+        (
+            Incident(0, "client_rejected", uid=1001, pids=(641,), detail="context_limit"),
+            "Alice's process 641 was refused: the server has as many clients as it can take.",
+        ),
+        (
+            Incident(0, "client_rejected", detail="novelty"),
+            "A client of an unknown user was refused: novelty.",
+        ),
+        (
+            Incident(0, "wait_started", uid=1002, pids=(643,)),
+            "User 1002's process 643 began to wait behind another user's server.",
+        ),
+        (
+            Incident(0, "wait_served", uid=1002, pids=(643,), seconds=12.95),
+            "User 1002's process 643 was served after 13 s.",
+        ),
+        (
+            Incident(0, "wait_abandoned", uid=1002, pids=(643,), seconds=5),
+            "User 1002's process 643 gave up waiting after 5 s.",
+        ),
+        (
+            Incident(0, "wait_abandoned", uid=1002, pids=(503,), seconds=24.6, detail="no_context"),
+            "User 1002's process 503 ended without a context after 25 s.",
+        ),
+        (
+            Incident(0, "ghost", 634, 1001),
+            "Alice's server 634 was started for clients that had died in the queue: the daemon "
+            "hangs as soon as another user's client comes.",
+        ),
+        (
+            Incident(0, "ghost_ended", 634, 1001),
+            "Alice's server 634, which was a ghost, has ended: it blocks the daemon no longer.",
+        ),
+    ],
+)
+def test_incident(incident: Incident, expected: str) -> None:
+    assert humanize.describe_incident(incident, who) == expected
+
+
+def test_every_kind_has_a_sentence() -> None:
+    assert set(humanize._SENTENCES) == set(get_args(IncidentKind))
+
+
+@given(st.text(st.characters(codec=None)))
+def test_names_become_one_visible_line(name: str) -> None:
+    shown = humanize.printable(name)
+
+    shown.encode("utf-8")
+    assert "\n" not in shown
+    assert len(shown) <= humanize.MAX_NAME_CHARACTERS + 1
+    assert not any(ord(character) < 32 or ord(character) == 127 for character in shown)
+
+
+def test_plain_names_stay_as_they_are() -> None:
+    assert humanize.printable("python3: trän.py") == "python3: trän.py"
+    assert humanize.printable("a" * 200) == "a" * 120 + "…"

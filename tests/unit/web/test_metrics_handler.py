@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from mps_exporter.web.metrics_handler import collection_deadline
+from tests.support.waiting import until
+from tests.unit.web.fakes import FakeBackend
+
+MakeClient = Callable[..., Awaitable[Any]]
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        (None, None),
+        ("", None),
+        ("soon", None),
+        ("nan", None),
+        ("inf", None),
+        ("-1", None),
+        ("0", None),
+        ("1", 0.9),
+        ("1.5", 1.35),
+        ("10", 9.5),
+        ("1e9", 299.5),
+    ],
+)
+def test_deadline_leaves_a_margin(header: str | None, expected: float | None) -> None:
+    assert collection_deadline(header, 0.5) == (
+        None if expected is None else pytest.approx(expected)
+    )
+
+
+async def test_metrics_in_the_form_that_was_asked_for(
+    backend: FakeBackend, make_client: MakeClient
+) -> None:
+    client = await make_client()
+
+    answer = await client.get(
+        "/metrics",
+        headers={
+            "Accept": "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8",
+            "Accept-Encoding": "gzip",
+            "X-Prometheus-Scrape-Timeout-Seconds": "10",
+        },
+    )
+
+    assert answer.status == 200
+    assert gzip.decompress(await answer.read()) == backend.body + b"# EOF\n"
+    assert answer.headers["Content-Type"] == (
+        "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=allow-utf-8"
+    )
+    assert answer.headers["Content-Encoding"] == "gzip"
+    assert answer.headers["Vary"] == "Accept, Accept-Encoding"
+    assert backend.collections == [(9.5, None)]
+
+
+async def test_head_does_not_collect(backend: FakeBackend, make_client: MakeClient) -> None:
+    client = await make_client()
+
+    answer = await client.head("/metrics")
+
+    assert answer.status == 200
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert backend.collections == []
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("?collect[]=nvml", {"nvml"}),
+        ("?collect[]=nvml&collect[]=logs", {"nvml", "logs"}),
+        ("?exclude[]=nvml", {"control", "logs", "process"}),
+        ("?other=1", None),
+    ],
+)
+async def test_collectors_can_be_chosen(
+    backend: FakeBackend, make_client: MakeClient, query: str, expected: set[str] | None
+) -> None:
+    client = await make_client()
+
+    answer = await client.get("/metrics" + query)
+
+    assert answer.status == 200
+    assert backend.collections == [(None, expected)]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("?collect[]=gpu", "no collector 'gpu' here; enabled are nvml, control, logs, process"),
+        ("?collect[]=", "no collector '' here"),
+        ("?exclude[]=gpu", "no collector 'gpu' here"),
+        ("?collect[]=%FF%0A<b>", "no collector '"),
+        ("?collect[]=nvml&exclude[]=logs", "cannot be used together"),
+    ],
+)
+async def test_a_wrong_choice_is_refused(
+    backend: FakeBackend, make_client: MakeClient, query: str, words: str
+) -> None:
+    client = await make_client()
+
+    answer = await client.get("/metrics" + query)
+
+    assert answer.status == 400
+    assert answer.content_type == "text/plain"
+    assert words in await answer.text()
+    assert backend.collections == []
+
+
+async def test_too_many_scrapes_get_503(backend: FakeBackend, make_client: MakeClient) -> None:
+    backend.gate = asyncio.Event()
+    client = await make_client(max_requests=4)
+
+    asking = [asyncio.create_task(client.get("/metrics")) for _ in range(10)]
+    await until(lambda: sum(one.done() for one in asking) == 7)
+    backend.gate.set()
+    answers = await asyncio.gather(*asking)
+
+    statuses = sorted(answer.status for answer in answers)
+    assert statuses == [200] * 3 + [503] * 7  # one address gets three quarters
+    refused = next(answer for answer in answers if answer.status == 503)
+    assert "--web.max-requests" in await refused.text()
+    assert refused.headers["Retry-After"] == "1"
+    assert (await client.get("/metrics")).status == 200
+
+
+async def test_no_cap_when_it_is_zero(backend: FakeBackend, make_client: MakeClient) -> None:
+    backend.gate = asyncio.Event()
+    client = await make_client(max_requests=0)
+
+    asking = [asyncio.create_task(client.get("/metrics")) for _ in range(60)]
+    await until(lambda: len(backend.collections) == 60)
+    backend.gate.set()
+    answers = await asyncio.gather(*asking)
+
+    assert {answer.status for answer in answers} == {200}
+
+
+async def test_same_bytes_are_rendered_once(backend: FakeBackend, make_client: MakeClient) -> None:
+    backend.gate = asyncio.Event()
+    client = await make_client()
+
+    asking = [asyncio.create_task(client.get("/metrics")) for _ in range(20)]
+    await until(lambda: len(backend.collections) == 20)
+    backend.gate.set()
+    await asyncio.gather(*asking)
+
+    assert len(backend.renderings) == 1
+
+
+async def test_a_failing_collection_is_a_line_of_text(
+    backend: FakeBackend, make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.error = RuntimeError("secret detail")
+    client = await make_client()
+
+    answer = await client.get("/metrics")
+
+    assert answer.status == 500
+    assert await answer.text() == "500 Internal Server Error: the exporter's log says why\n"
+    assert "secret detail" in caplog.text
+
+
+async def test_the_path_can_be_moved(make_client: MakeClient) -> None:
+    client = await make_client(telemetry_path="/gpu/metrics")
+
+    assert (await client.get("/gpu/metrics")).status == 200
+    missing = await client.get("/metrics")
+    assert missing.status == 404
+    assert await missing.text() == "404 Not Found: try / or /gpu/metrics\n"
+
+
+async def test_health(backend: FakeBackend, make_client: MakeClient) -> None:
+    backend.ready = False
+    client = await make_client()
+
+    assert (await client.get("/-/healthy")).status == 200
+    answer = await client.get("/-/ready")
+    assert answer.status == 503
+    assert "first collection" in await answer.text()
+
+    backend.ready = True
+    assert (await client.get("/-/ready")).status == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/metrics/"]
+)
+async def test_unknown_paths_lead_back(make_client: MakeClient, path: str) -> None:
+    client = await make_client()
+
+    answer = await client.get(path, headers={"Accept": "text/html"})
+
+    assert answer.status == 404
+    assert '<a href="/metrics">' in await answer.text()
+
+
+async def test_other_methods_are_not_allowed(make_client: MakeClient) -> None:
+    client = await make_client()
+
+    answer = await client.post("/metrics", data="x")
+
+    assert answer.status == 405
+    assert answer.headers["Allow"] == "GET,HEAD"
+
+
+async def test_every_answer_has_the_safe_headers(make_client: MakeClient) -> None:
+    client = await make_client()
+
+    for path in ("/", "/metrics", "/nothing", "/metrics?collect[]=x"):
+        answer = await client.get(path)
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        assert answer.headers["Server"] == "mps-exporter"
