@@ -192,7 +192,8 @@ HISTORY = status_history(
     "Healthy: green throughout. A row for each host, a cell for each step; the 60 hosts that were "
     "worst in this time range. Grey is unreachable. A gap is a time before the exporter was known.",
     Query(
-        f"({STATE}) and on ({HOSTS}) topk(60, max_over_time(({STATE})[$__range:$__interval] @ end()))",
+        f"({STATE}) and on ({HOSTS})"
+        f" topk(60, max_over_time(({STATE})[$__range:$__interval] @ end()))",
         "{{instance}}",
     ),
     states=HOST_STATES,
