@@ -107,17 +107,16 @@ test-all: test test-e2e package ## Everything that CI runs
 bench: install ## Measure how long things take (ARGS="--help")
 	@if [ -d bench ]; then python -m bench $(ARGS); else echo 'no bench yet'; fi
 
+# Nothing here builds Grafana: GRAFANA=/usr/share/grafana names one that is installed or unpacked.
 .PHONY: pictures
-pictures: install tools-servers ## Draw the dashboards from recordings; wants npm's registry (ARGS="FOLDER --help")
+pictures: install tools-servers ## Look at the dashboards in a real Grafana (GRAFANA=/its/folder ARGS="FOLDER --help")
 	@tools/install-system.sh chromium
 	python -m grafana.pictures $(or $(ARGS),build/pictures)
 
 .PHONY: images
-images: install tools-servers ## Make the pictures of docs/images that are drawn from dashboards and benchmarks
-	python -m grafana.pictures build/pictures --recording tour@60 --dashboard mps-sharing --width 1400 --theme dark --height 815
-	cp build/pictures/mps-sharing-tour-60-1400-dark.png docs/images/dashboard-sharing.png
-	python -m grafana.pictures build/pictures --recording tour --dashboard mps-incidents --width 1400 --theme dark --height 1050
-	cp build/pictures/mps-incidents-tour-1400-dark.png docs/images/dashboard-incidents.png
+images: install tools-servers ## Make the pictures of docs/images: of dashboards (GRAFANA=/its/folder) and benchmarks
+	@tools/install-system.sh chromium
+	python -m grafana.pictures build/pictures --images docs/images
 	python -m bench --quick --plot docs/images/collection-cost.svg
 
 ##@ Programs that tests run, into .tools

@@ -127,7 +127,7 @@ def questions(
             yield annotation["name"], "query_range", requested
     for panel in panels(board):
         least = {"": 0, "1m": 60}[panel.get("interval", "")]
-        pace = max(step, least)
+        pace = max(step, least, seconds // panel.get("maxDataPoints", PIXELS))
         values = {
             "__interval": f"{pace}s", "__rate_interval": f"{max(4 * SCRAPE_SECONDS, pace)}s",
             "__range": f"{seconds}s", "__range_s": str(seconds),

@@ -1,4 +1,7 @@
-"""Write the dashboards: python -m grafana; or only say whether they are current: --check."""
+"""Write the dashboards: python -m grafana.
+
+--check only says whether they are current. --export FOLDER writes them as grafana.com wants them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 
 from grafana.board import Board
 from grafana.boards import BOARDS
+from grafana.export import exported
 
 DASHBOARDS = Path(__file__).parent / "dashboards"
 
@@ -27,13 +31,29 @@ def stale() -> list[Path]:
     )
 
 
+def export(folder: Path) -> None:
+    """Write every dashboard with __inputs and __requires."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for board in BOARDS:
+        text = json.dumps(exported(board), indent=2, ensure_ascii=False) + "\n"
+        (folder / f"{board.uid}.json").write_text(text, "utf-8")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Write or check; 1 where a check found something stale."""
     parser = argparse.ArgumentParser(prog="python -m grafana", description=__doc__)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; fail where a file is not current"
     )
-    check = parser.parse_args(arguments).check
+    parser.add_argument(
+        "--export", type=Path, metavar="FOLDER",
+        help="write them there for grafana.com and for imports by hand, and nothing else",
+    )  # fmt: skip
+    chosen = parser.parse_args(arguments)
+    if chosen.export is not None:
+        export(chosen.export)
+        return 0
+    check = chosen.check
     for path in stale():
         if check:
             print(f"{path.name} is not current; run: python -m grafana", file=sys.stderr)

@@ -6,9 +6,9 @@ import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from grafana.panels import DATASOURCE, Panel, names_tile
+from grafana.panels import DATASOURCE, Panel
 from grafana.promql import metrics_in, scoped
-from grafana.style import DEMO, QUIET, Json
+from grafana.style import Json
 from mps_exporter.metrics.catalogue import CATALOGUE
 
 REPOSITORY = "https://github.com/mps-exporter/mps-exporter/blob/main"
@@ -31,6 +31,8 @@ class Variable:
     """What All stands for; of some labels the empty value counts as well."""
     filters: bool = True
     """False: only where an expression names it."""
+    hidden: bool = False
+    several: bool = True
 
     def json(self, earlier: Sequence[str]) -> Json:
         """Give Grafana's form; what is offered obeys the variables before it."""
@@ -43,7 +45,7 @@ class Variable:
             "datasource": DATASOURCE,
             "query": query,
             "definition": query,
-            "multi": True,
+            "multi": self.several,
             "includeAll": self.everything,
             "allValue": self.any_value,
             **(chosen if self.everything else {"current": {}}),
@@ -51,20 +53,25 @@ class Variable:
             "refresh": 2,
             "regex": "",
             "sort": 3 if self.name in {"gpu", "uid"} else 1,
-            "hide": 0,
+            "hide": 2 if self.hidden else 0,
             "skipUrlSync": False,
         }
 
 
 def job() -> Variable:
-    """Which scrape job."""
-    return Variable("job", "Job", "mps_exporter_build_info", any_value=".+")
+    """Which scrape job: all, unless a link or an alert says which. Most have only one."""
+    return Variable("job", "Job", "mps_exporter_build_info", any_value=".+", hidden=True)
 
 
-def instance(*, everything: bool = True) -> Variable:
+def instance(*, everything: bool = True, hidden: bool = False) -> Variable:
     """Which hosts."""
     return Variable(
-        "instance", "Instance", "mps_exporter_build_info", everything=everything, any_value=".+"
+        "instance",
+        "Host",
+        "mps_exporter_build_info",
+        everything=everything,
+        any_value=".+",
+        hidden=hidden,
     )
 
 
@@ -88,7 +95,12 @@ class Board:
     description: str
     variables: tuple[Variable, ...]
     rows: tuple[Row, ...]
-    period: str = "now-6h"
+    period: str = "now-1h"
+
+    @property
+    def of_one_host(self) -> bool:
+        """It offers no All for the host."""
+        return any(each.name == "instance" and not each.everything for each in self.variables)
 
     def json(self) -> Json:
         """Give the dashboard in Classic JSON."""
@@ -107,8 +119,8 @@ class Board:
             "fiscalYearStartMonth": 0,
             "liveNow": False,
             "weekStart": "",
-            "links": _links(),
-            "annotations": {"list": _annotations()},
+            "links": _links(carry=self.of_one_host),
+            "annotations": {"list": _annotations(shown=self.of_one_host)},
             "templating": {"list": list(self._templates())},
             "panels": list(self._laid_out()),
         }
@@ -119,7 +131,8 @@ class Board:
             "label": "Data source",
             "type": "datasource",
             "query": "prometheus",
-            "current": {},
+            # Grafana's default one, where it has one; else it takes the first by name.
+            "current": {"text": "default", "value": "default"},
             "options": [],
             "refresh": 1,
             "regex": "",
@@ -185,6 +198,8 @@ class Board:
             body["transformations"] = list(panel.transformations)
         if panel.min_step:
             body["interval"] = panel.min_step
+        if panel.points:
+            body["maxDataPoints"] = panel.points
         return body
 
 
@@ -203,14 +218,15 @@ _EXPLAINED = {
 }
 
 
-def _links() -> list[Json]:
+def _links(*, carry: bool) -> list[Json]:
+    # All hosts must not travel: a dashboard of one host would obey, and show all at once.
     boards = {
-        "type": "dashboards", "title": "NVIDIA MPS", "tags": [TAGS[0]], "asDropdown": False,
-        "includeVars": True, "keepTime": True, "targetBlank": False, "icon": "external link",
+        "type": "dashboards", "title": "MPS dashboards", "tags": [TAGS[0]], "asDropdown": True,
+        "includeVars": carry, "keepTime": True, "targetBlank": False, "icon": "external link",
         "tooltip": "", "url": "",
     }  # fmt: skip
     words = {
-        "type": "link", "title": "What the panels say", "tags": [], "asDropdown": False,
+        "type": "link", "title": "Documentation", "tags": [], "asDropdown": False,
         "includeVars": False, "keepTime": False, "targetBlank": True, "icon": "doc",
         "tooltip": "Documentation of these dashboards", "url": f"{REPOSITORY}/docs/dashboards.md",
     }  # fmt: skip
@@ -229,42 +245,21 @@ def _annotation(name: str, color: str, expr: str, title: str, text: str, tags: s
         "titleFormat": title,
         "textFormat": text,
         "tagKeys": tags,
-        "useValueForTime": False,
+        "useValueForTime": True,
     }
 
 
-def _annotations() -> list[Json]:
+def _annotations(*, shown: bool) -> list[Json]:
     builtin = {
         "builtIn": 1, "datasource": {"type": "grafana", "uid": "-- Grafana --"}, "enable": True,
         "hide": True, "iconColor": "rgba(0, 211, 255, 1)", "name": "Annotations & Alerts",
         "type": "dashboard",
     }  # fmt: skip
+    # Moments, not regions: an alert that fires for an hour would cover an hour of each graph.
     alerts = _annotation(
-        "Alerts", "red", 'ALERTS{alertname=~"Mps.*", alertstate="firing"}',
+        "Alerts", "red",
+        'ALERTS_FOR_STATE{alertname=~"Mps.*", severity=~"critical|warning"} * 1000'
+        ' and ignoring (alertstate) ALERTS{alertname=~"Mps.*", alertstate="firing"}',
         "{{alertname}}", "{{instance}} {{daemon}}", "severity",
     )  # fmt: skip
-    restarts = _annotation(
-        "Daemon starts", "blue", "mps_control_start_time_seconds * 1000",
-        "Control daemon started", "{{instance}} {{daemon}}", "",
-    )  # fmt: skip
-    recordings = _annotation(
-        "Recordings", DEMO, "mps_exporter_recording_info",
-        "Not a live host: a recording is replayed", "{{instance}}: {{scenario}}", "",
-    )  # fmt: skip
-    return [builtin, alerts, {**restarts, "useValueForTime": True}, recordings]
-
-
-def source_tile() -> Panel:
-    """Live hosts, or a recording: nobody shall mistake a demo for a host."""
-    return names_tile(
-        "Source",
-        "Good: live. A recording says that exporters replay one: then nothing of it is happening "
-        "now. Which one is in the annotations of the graphs.",
-        ("count(mps_exporter_recording_info)", "recording", DEMO),
-        (
-            "count(mps_exporter_build_info unless on (job, instance) mps_exporter_recording_info)",
-            "live",
-            QUIET,
-        ),
-        none="no exporter",
-    )
+    return [builtin, {**alerts, "enable": shown}]

@@ -67,6 +67,8 @@ class Panel:
     transformations: tuple[Json, ...] = ()
     min_step: str = ""
     """The least distance between points of a graph."""
+    points: int | None = None
+    """The most points of a graph; by its width without."""
 
 
 def override(matcher: str, what: str, **properties: object) -> Json:
@@ -95,6 +97,23 @@ def users_alike() -> tuple[Json, ...]:
     )
 
 
+def gpus_alike() -> tuple[Json, ...]:
+    """Give series whose names begin with a GPU the GPU's colour."""
+    return tuple(
+        color_of("byRegexp", rf"/^GPU \d*{digit}\b/", color)
+        for digit, color in enumerate(BY_LAST_DIGIT)
+    )
+
+
+def dashed(query: str, color: str = QUIET) -> Json:
+    """Draw a query as a dashed line that does not stack: a limit, or all there is."""
+    return color_of(
+        "byFrameRefID", query, color, custom__fillOpacity=0,
+        custom__stacking={"mode": "none", "group": "A"},
+        custom__lineStyle={"fill": "dash", "dash": [10, 10]},
+    )  # fmt: skip
+
+
 def causes_alike() -> tuple[Json, ...]:
     """Give series whose names are causes, or end with one, the cause's colour."""
     return tuple(color_of("byRegexp", f"/{cause}$/", color) for cause, color in OF_CAUSES.items())
@@ -117,11 +136,12 @@ def tile(
     *,
     states: tuple[State, ...] = (),
     links: Sequence[Json] = (),
-    none: str = "none",
+    none: str = "no data",
     decimals: int | None = None,
-    width: int = 3,
+    width: int = 4,
+    height: int = 4,
 ) -> Panel:
-    """One number that is read from across the room."""
+    """One large number, or the word for it."""
     defaults: Json = {
         "unit": unit,
         "thresholds": (Steps(((None, QUIET),)) if states else steps).json(),
@@ -134,7 +154,7 @@ def tile(
     if states:
         defaults["mappings"] = mappings(*states)
     return Panel(
-        "stat", title, description, (Query(expr, moment=True),), width, 4, defaults,
+        "stat", title, description, (Query(expr, moment=True),), width, height, defaults,
         options={
             "reduceOptions": _LAST,
             "colorMode": "background" if steps not in (PLAIN, CALM) or states else "value",
@@ -148,7 +168,7 @@ def tile(
 
 
 def names_tile(
-    title: str, description: str, *queries: tuple[str, str, str], none: str, width: int = 3
+    title: str, description: str, *queries: tuple[str, str, str], none: str, width: int = 4
 ) -> Panel:
     """Names instead of numbers: (expression, legend that is the name, colour) each."""
     letters = "ABCDEFGH"
@@ -180,11 +200,15 @@ def graph(
     overrides: Sequence[Json] = (),
     links: Sequence[Json] = (),
     decimals: int | None = None,
-    none: str = "Nothing to show in this time range.",
+    none: str = "No data in this time range.",
     min_step: str = "",
     legend: bool = True,
+    numbers: bool = False,
 ) -> Panel:
-    """Give a graph over time: lines, stacked areas, or bars of events. A limit is a dashed line."""
+    """Give a graph over time: lines, stacked areas, or bars of events. A limit is a dashed line.
+
+    With numbers, the legend is a table of the last value and the maximum.
+    """
     custom: Json = {
         "drawStyle": "bars" if bars else "line",
         "lineInterpolation": "linear",
@@ -196,13 +220,14 @@ def graph(
         "stacking": {"mode": "normal" if stacked or bars else "none", "group": "A"},
         "thresholdsStyle": {"mode": "off" if limit is None else "dashed"},
     }
-    if top is not None:
-        custom["axisSoftMax"] = top
+    # Where all values are 0, Grafana draws an axis up to 100.
+    if top is not None or unit == COUNT:
+        custom["axisSoftMax"] = 1 if top is None else top
     defaults: Json = {
         "unit": unit,
         "min": 0,
-        # Events are nothing good, whatever they are.
-        "color": {"mode": "shades", "fixedColor": WARN} if bars else {"mode": "palette-classic"},
+        # Grafana's palettes have red and green in them, which mean something here.
+        "color": {"mode": "shades", "fixedColor": WARN if bars else USED},
         "custom": custom,
         "noValue": none,
         "links": list(links),
@@ -215,8 +240,8 @@ def graph(
     return Panel(
         "timeseries", title, description, queries, width, height, defaults, tuple(overrides),
         {
-            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": legend,
-                       "calcs": []},
+            "legend": {"displayMode": "table" if numbers else "list", "placement": "bottom",
+                       "showLegend": legend, "calcs": ["lastNotNull", "max"] if numbers else []},
             "tooltip": {"mode": "multi", "sort": "desc", "hideZeros": bars},
         },
         min_step=min_step,
@@ -247,10 +272,12 @@ def ranking(
     none: str = "none",
     decimals: int | None = None,
 ) -> Panel:
-    """Lay out bars beside each other, longest first: who, and how much; steps go before color."""
+    """Give a bar for each of few, longest first: who, and how much; steps go before color."""
     defaults: Json = {
         "unit": unit,
         "min": 0,
+        # Grafana names a single bar only where it is told to.
+        "displayName": "${__series.name}",
         # The word for nothing is as quiet as nothing is.
         "thresholds": (steps or Steps(((None, QUIET),))).json(),
         "color": {"mode": "thresholds"},
@@ -270,82 +297,87 @@ def ranking(
             "reduceOptions": _LAST,
             "displayMode": "basic",
             "orientation": "horizontal",
-            "namePlacement": "left",
+            # At the left, Grafana cuts names of hosts however wide the panel is.
+            "namePlacement": "top",
             "valueMode": "color",
             "showUnfilled": True,
-            # Else few bars have huge letters, and long names are cut.
+            # Else few bars have huge letters and fill the panel.
             "text": {"titleSize": 13, "valueSize": 16},
-            "sizing": "auto",
-            "minVizHeight": 16,
+            "sizing": "manual",
+            "minVizHeight": 36,
             "minVizWidth": 8,
-            "maxVizHeight": 40,
+            "maxVizHeight": 36,
             "legend": {"showLegend": False},
         },
     )  # fmt: skip
 
 
+def _states(states: tuple[State, ...]) -> Json:
+    """Field defaults of a panel that shows states over time.
+
+    With `thresholds` as the colour's mode, Grafana replaces values by their thresholds before it
+    looks at the mappings, and neither words nor colours are seen.
+    """
+    return {
+        "unit": COUNT,
+        "color": {"mode": "fixed", "fixedColor": "text"},
+        "thresholds": PLAIN.json(),
+        "mappings": mappings(*states),
+        "custom": {"fillOpacity": 85, "lineWidth": 0, "spanNulls": False, "insertNulls": False},
+    }
+
+
+_STATES_LEGEND: Json = {"displayMode": "list", "placement": "bottom", "showLegend": True}
+
+
 def timeline(
     title: str,
     description: str,
-    query: Query,
+    *queries: Query,
     states: tuple[State, ...],
-    *,
     width: int = 24,
     height: int = 8,
-    none: str = "Nothing to show in this time range.",
 ) -> Panel:
-    """Say who was in which state when: a row for each series."""
+    """Say who was in which state when: a row for each series.
+
+    Grafana calls it an error where there is no series at all, so one query has to answer always.
+    """
     return Panel(
-        "state-timeline", title, description, (query,), width, height,
-        {
-            "unit": COUNT,
-            "color": {"mode": "thresholds"},
-            "thresholds": PLAIN.json(),
-            "mappings": mappings(*states),
-            "noValue": none,
-            "custom": {"fillOpacity": 85, "lineWidth": 0, "spanNulls": False,
-                       "insertNulls": False},
-        },
+        "state-timeline", title, description, queries, width, height, _states(states),
         options={
             "mergeValues": True,
             "showValue": "auto",
             "alignValue": "left",
             "rowHeight": 0.85,
-            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "perPage": 0,
+            "legend": _STATES_LEGEND,
             "tooltip": {"mode": "single", "sort": "none"},
         },
     )  # fmt: skip
 
 
-def heatmap(
+def status_history(
     title: str,
     description: str,
-    query: Query,
-    *,
-    width: int = 12,
-    height: int = 8,
-    none: str = "Nothing to show in this time range.",
+    *queries: Query,
+    states: tuple[State, ...],
+    width: int = 24,
+    height: int = 12,
 ) -> Panel:
-    """Show how many took how long, when: cells stand out more. Rows are a histogram's buckets."""
+    """Say how many fared over time: a row for each, a cell for each step."""
+    defaults = _states(states)
+    defaults["custom"] = {"fillOpacity": 85, "lineWidth": 0}
     return Panel(
-        "heatmap", title, description, (Query(query.expr, "{{le}}", form="heatmap"),),
-        width, height,
-        {"unit": COUNT, "decimals": 0, "noValue": none,
-         "custom": {"scaleDistribution": {"type": "linear"}}},
+        "status-history", title, description, queries, width, height, defaults,
         options={
-            "calculate": False,
-            "cellGap": 1,
-            "color": {"mode": "scheme", "scheme": "Oranges", "fill": "dark-orange", "scale":
-                      "exponential", "exponent": 0.5, "steps": 32, "reverse": False, "min": 0},
-            "exemplars": {"color": "rgba(255,0,255,0.7)"},
-            "filterValues": {"le": 1e-9},
-            "legend": {"show": True},
-            "rowsFrame": {"layout": "auto"},
             "showValue": "never",
-            "tooltip": {"mode": "single", "showColorScale": False, "yHistogram": False},
-            "yAxis": {"axisPlacement": "left", "reverse": False, "unit": "s"},
+            "rowHeight": 0.9,
+            "colWidth": 0.95,
+            "perPage": 20,
+            "legend": _STATES_LEGEND,
+            "tooltip": {"mode": "single", "sort": "none"},
         },
-        min_step="1m",
+        points=80,
     )  # fmt: skip
 
 
@@ -363,40 +395,63 @@ class Column:
     links: tuple[Json, ...] = ()
     gauge: bool = False
     decimals: int | None = None
+    texts: tuple[tuple[str, str], ...] = ()
+    """What to show for a label's values; long ones are wrapped."""
+    hidden: bool = False
+    """Only there for links to name."""
 
     def override(self) -> Json:
         """Give what differs from the table's defaults."""
-        # The table's own words for "nothing" are for the whole of it.
+        if self.hidden:
+            # The first is the name in Grafana 10 to 12.1, the second that of later ones.
+            return override(
+                "byName", self.name, custom__hidden=True, custom__hideFrom={"viz": True}
+            )
         wanted: Json = {"noValue": "-"}
         if self.unit:
             wanted["unit"] = self.unit
-        elif len(self.source) > 1:
+        elif self.is_label:
             # A user is 1001, not 1.00 K.
             wanted["unit"] = WORDS
-        if len(self.source) > 1:
+        if self.is_label:
             # Only names: the button takes the room of two letters of the header.
             wanted["custom__filterable"] = True
         if self.decimals is not None:
             wanted["decimals"] = self.decimals
-        if self.steps is not None:
-            wanted["thresholds"] = self.steps.json()
-            wanted["color"] = {"mode": "thresholds"}
-            wanted["custom__cellOptions"] = {"type": "color-text"}
-        if self.gauge:
-            wanted["min"] = 0
-            wanted["max"] = 1
-            wanted["custom__cellOptions"] = {
-                "type": "gauge", "mode": "basic", "valueDisplayMode": "text",
-            }  # fmt: skip
-        if self.states:
-            wanted["mappings"] = mappings(*self.states)
-            wanted["custom__cellOptions"] = {"type": "color-background", "mode": "basic"}
-            wanted["custom__align"] = "left"
         if self.width is not None:
             wanted["custom__width"] = self.width
         if self.links:
             wanted["links"] = list(self.links)
-        return override("byName", self.name, **wanted)
+        return override("byName", self.name, **wanted, **self._cells())
+
+    @property
+    def is_label(self) -> bool:
+        """Its cells are a label's values, not a query's."""
+        return len(self.source) > 1
+
+    def _cells(self) -> Json:
+        if self.gauge:
+            shown = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
+            return {"min": 0, "max": 1, "custom__cellOptions": shown}
+        if self.texts:
+            texts = {
+                value: {"text": text, "index": index}
+                for index, (value, text) in enumerate(self.texts)
+            }
+            return {
+                "mappings": [{"type": "value", "options": texts}],
+                "custom__cellOptions": {"type": "auto", "wrapText": True},
+            }
+        cells: Json = {}
+        if self.steps is not None:
+            cells["thresholds"] = self.steps.only_bad().json()
+            cells["color"] = {"mode": "thresholds"}
+        if self.states:
+            cells["mappings"] = mappings(*self.states)
+            cells["custom__align"] = "left"
+        if cells:
+            cells["custom__cellOptions"] = {"type": "color-background", "mode": "basic"}
+        return cells
 
 
 def table(
@@ -408,14 +463,29 @@ def table(
     sort: str,
     descending: bool = True,
     none: str,
+    found: str = "",
+    two_lines: bool = False,
     width: int = 24,
     height: int = 8,
 ) -> Panel:
-    """Rows of labels and numbers, as of now. Queries that share their labels share their rows."""
+    """Rows of labels and numbers, as of now. Queries that share their labels share their rows.
+
+    Where the first finds nothing, a row says so in a column that is wide enough: Grafana shows its
+    own text for "no value" only in tables of one query. Whether there is something may be a
+    cheaper question than the first query: that is found.
+    """
+    labels = [column for column in columns if column.is_label and not column.hidden]
+    words = min(labels, key=lambda column: column.width is not None).source
+    queries = [
+        f"({queries[0]}) or label_replace(vector(NaN) unless on () count({found or queries[0]}),"
+        f' "{words}", "{none}", "", "")',
+        *queries[1:],
+    ]
     names = {}
     for column in columns:
-        is_query = len(column.source) == 1
-        source = ("Value" if len(queries) == 1 else f"Value #{column.source}") if is_query else ""
+        source = ""
+        if not column.is_label:
+            source = "Value" if len(queries) == 1 else f"Value #{column.source}"
         names[source or column.source] = column.name
     # What only says that a row is there.
     letters = string.ascii_uppercase[: len(queries)]
@@ -429,13 +499,16 @@ def table(
             "noValue": none,
             "color": {"mode": "thresholds"},
             "thresholds": PLAIN.json(),
+            "mappings": [
+                {"type": "special", "options": {"match": "nan", "result": {"text": "-"}}}
+            ],
             "custom": {"align": "auto", "cellOptions": {"type": "auto"}, "filterable": False,
                        "inspect": False},
         },
         tuple(column.override() for column in columns),
         {
             "showHeader": True,
-            "cellHeight": "sm",
+            "cellHeight": "lg" if two_lines else "sm",
             # Pages would take a third of a table's height, and hide the rest behind a click.
             "enablePagination": False,
             "footer": {"show": False, "enablePagination": False, "countRows": False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ Json = dict[str, Any]
 RULES = Path(__file__).parent.parent / "prometheus" / "rules"
 
 GOOD, NOTICE, WARN, BAD = "green", "yellow", "orange", "red"
-USED, REAL, QUIET, DEMO = "blue", "green", "#8e8e8e", "purple"
+USED, REAL, QUIET = "blue", "green", "#8e8e8e"
 
 # A user's colour goes by the last digit of the uid: the same in every panel, in whatever order
 # users come. No red and no green: those say something. All are seen on white and on black.
@@ -38,10 +39,10 @@ OF_CAUSES = {
     "credentials": "yellow",
 }
 
-# Units as Grafana names them.
-COUNT, SHARE, SECONDS, BYTES = "short", "percentunit", "s", "bytes"
+# Units as Grafana names them. Counts are whole numbers: 1050, not 1.05 K.
+COUNT, SHARE, SECONDS, BYTES = "none", "percentunit", "s", "bytes"
 BYTES_PER_SECOND, WATTS, CELSIUS, HERTZ = "Bps", "watt", "celsius", "hertz"
-PER_SECOND, AGO, WORDS = "cps", "dateTimeFromNow", "string"
+AGO, WORDS = "dateTimeFromNow", "string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +58,33 @@ class Steps:
             "steps": [{"value": value, "color": color} for value, color in self.steps],
         }
 
+    def only_bad(self) -> Steps:
+        """Give the same without green and grey: for cells, most of which are well."""
+        return Steps(
+            tuple(
+                (at, "transparent" if color in {GOOD, QUIET} else color) for at, color in self.steps
+            )
+        )
+
 
 PLAIN = Steps(((None, "text"),))
 CALM = Steps(((None, USED),))
 
 
 def at_most(warn: float, bad: float | None = None) -> Steps:
-    """Good below warn; bad from there on where no second step is given."""
+    """Good from 0 to warn; bad from there on where no second step is given.
+
+    Below 0 is where Grafana puts a missing value: it is grey, because nothing is known.
+    """
+    known: tuple[tuple[float | None, str], ...] = ((None, QUIET), (0, GOOD))
     if bad is None:
-        return Steps(((None, GOOD), (warn, BAD)))
-    return Steps(((None, GOOD), (warn, WARN), (bad, BAD)))
+        return Steps((*known, (warn, BAD)))
+    return Steps((*known, (warn, WARN), (bad, BAD)))
 
 
 def noticed_from(warn: float) -> Steps:
-    """Good below, worth a look from there on."""
-    return Steps(((None, GOOD), (warn, WARN)))
+    """Good below, worth a look from there on; grey where nothing is known."""
+    return Steps(((None, QUIET), (0, GOOD), (warn, WARN)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +105,17 @@ def mappings(*states: State) -> list[Json]:
     return [{"type": "value", "options": options}]
 
 
-NO_YES = mappings(State(0, "no", GOOD), State(1, "yes", BAD))
-
-# The daemon's states, from well to worst: the greatest code wins where several are shown as one.
+# Codes of all state sets differ, because timelines show several of them. Within a set the greatest
+# is the worst: it wins where several are shown as one.
 DAEMON_STATES = (
+    State(-1, "unreachable", QUIET),
+    State(0, "no MPS", QUIET),
     State(1, "answering", GOOD),
     State(2, "draining", NOTICE),
     State(3, "refused", WARN),
     State(4, "absent", BAD),
     State(5, "unresponsive", "dark-red"),
 )
-# Their codes differ from those of daemons: a timeline shows both.
 SERVER_STATES = (
     State(10, "other", QUIET),
     State(11, "ACTIVE", GOOD),
@@ -111,10 +124,34 @@ SERVER_STATES = (
     State(14, "ghost", "dark-red"),
 )
 HOLDER_STATES = (
-    State(1, "server idle", QUIET),
-    State(2, "waits", WARN),
-    State(3, "holds the GPU", USED),
-    State(4, "idle, others wait", BAD),
+    State(21, "server idle", QUIET),
+    State(22, "waiting", WARN),
+    State(23, "connected", USED),
+    State(24, "idle, others wait", BAD),
+    State(25, "dead in queue", "dark-red"),
+)
+HOST_STATES = (
+    State(0, "no MPS", QUIET),
+    State(1, "healthy", GOOD),
+    State(2, "monitoring incomplete", NOTICE),
+    State(3, "daemon draining", NOTICE),
+    State(4, "clients waiting", WARN),
+    State(5, "daemon refuses", WARN),
+    State(6, "dead in queue", BAD),
+    State(7, "server in FAULT", BAD),
+    State(8, "GPU unhealthy", BAD),
+    State(9, "daemon absent", BAD),
+    State(10, "ghost server", "dark-red"),
+    State(11, "daemon hangs", "dark-red"),
+    State(12, "unreachable", QUIET),
+)
+USER_STATES = (
+    State(0, "not connected", QUIET),
+    State(21, "server idle", QUIET),
+    State(22, "waiting", WARN),
+    State(23, "connected", USED),
+    State(25, "dead in queue", "dark-red"),
+    State(26, "torn down", BAD),
 )
 
 
@@ -123,19 +160,37 @@ def codes(states: tuple[State, ...], *names: str) -> dict[str, int]:
     return {state.text: state.code for state in states if not names or state.text in names}
 
 
+def _alerts() -> Iterator[Json]:
+    for path in sorted(RULES.glob("*.yml")):
+        document = yaml.safe_load(path.read_text("utf-8"))
+        for group in document["groups"]:
+            yield from (rule for rule in group["rules"] if "alert" in rule)
+
+
+@functools.cache
+def first_steps() -> dict[str, str]:
+    """Alert -> what its description says to do first, a sentence; labels are named in capitals."""
+    found: dict[str, str] = {}
+    for rule in _alerts():
+        _, _, step = rule["annotations"]["description"].partition("First: ")
+        step = re.sub(r"\{\{-?\s*\$labels\.(\w+)\s*-?\}\}", lambda name: name[1].upper(), step)
+        # What depends on more than labels is in the runbook only; a cell has room for a sentence.
+        sentence = "See the runbook." if "{{" in step else step.split(". ")[0].rstrip(".") + "."
+        sentence = " ".join(sentence.split())
+        found.setdefault(rule["alert"], sentence[0].upper() + sentence[1:])
+    return found
+
+
 @functools.cache
 def alert_threshold(alert: str, metric: str) -> float:
     """Give the number that an alert compares an expression with this metric to.
 
-    Panels turn red where somebody is called, not a little before or after.
+    Panels turn red where the alert fires, not a little before or after.
     """
-    for path in sorted(RULES.glob("*.yml")):
-        document = yaml.safe_load(path.read_text("utf-8"))
-        for group in document["groups"]:
-            for rule in group["rules"]:
-                if rule.get("alert") == alert:
-                    for limit in _limits(promql_parser.parse(rule["expr"]), metric):
-                        return limit
+    for rule in _alerts():
+        if rule["alert"] == alert:
+            for limit in _limits(promql_parser.parse(rule["expr"]), metric):
+                return limit
     raise LookupError(f"no alert {alert} compares {metric} with a number")
 
 

@@ -1,4 +1,4 @@
-"""The six dashboards, each in a file that bears its uid."""
+"""The dashboards, each in a file named after its uid."""
 
 from __future__ import annotations
 
@@ -9,5 +9,6 @@ from grafana.boards.mps_gpu import BOARD as GPU
 from grafana.boards.mps_host import BOARD as HOST
 from grafana.boards.mps_incidents import BOARD as INCIDENTS
 from grafana.boards.mps_sharing import BOARD as SHARING
+from grafana.boards.mps_user import BOARD as USER
 
-BOARDS: tuple[Board, ...] = (FLEET, HOST, SHARING, INCIDENTS, GPU, EXPORTER)
+BOARDS: tuple[Board, ...] = (FLEET, HOST, SHARING, USER, INCIDENTS, GPU, EXPORTER)

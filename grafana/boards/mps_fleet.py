@@ -1,24 +1,28 @@
-"""All hosts: which are in trouble, where is GPU time thrown away, who waits."""
+"""All hosts: which are in trouble, who waits, what is there, where is GPU time wasted."""
 
 from __future__ import annotations
 
-from grafana.board import Board, Row, instance, job, source_tile
+from grafana.board import Board, Row, instance, job
 from grafana.boards.shared import (
-    CONTEXTS_SHARE,
-    CONTEXTS_WARN,
+    GPU_TROUBLE,
+    HOSTS,
     IDLE_WARN,
-    LONGEST_WAIT,
     NOT_SCRAPED,
+    SERVER_TROUBLE,
     SM_ACTIVITY,
     TARGETS,
+    USERS,
     UTILIZATION,
+    WAIT,
     WAIT_BAD,
     WAIT_WARN,
     WAITING,
+    host_state,
     to_board,
     to_host,
+    to_host_of_series,
     to_runbook,
-    utilization_with_activity,
+    utilization_and_activity,
 )
 from grafana.panels import (
     Column,
@@ -28,6 +32,7 @@ from grafana.panels import (
     events,
     graph,
     ranking,
+    status_history,
     table,
     tile,
 )
@@ -35,247 +40,237 @@ from grafana.promql import new_in_range, new_in_step
 from grafana.style import (
     AGO,
     BAD,
-    NOTICE,
+    HOST_STATES,
     SECONDS,
     SHARE,
     USED,
     WARN,
     State,
     at_most,
+    first_steps,
     noticed_from,
 )
 
-HOSTS = "job, instance"
 CRASHES = 'mps_server_exits_total{cause=~"crashed|start_failed"}'
-
-GPU_TROUBLE = (
-    "max by (job, instance, uuid) ("
-    "mps_gpu_up == 0"
-    ' or mps_gpu_recovery_action{mps_gpu_recovery_action!="none"} == 1'
-    " or mps_gpu_row_remap_failure == 1)"
-)
-SERVER_TROUBLE = (
-    "max by (job, instance, daemon, server) (mps_server_ghost == 1"
-    ' or mps_server_state{mps_server_state="FAULT"} == 1)'
-)
-
-_SIGNS = {
-    "exporter": f"({TARGETS} == 0) + 1",
-    "daemon": "count by (job, instance) (mps_control_up == 0) > bool 0",
-    "server": f"count by (job, instance) ({SERVER_TROUBLE}) > bool 0",
-    "wait": f"sum by (job, instance) {WAITING} > 0",
-    "gpu": f"count by (job, instance) ({GPU_TROUBLE}) > bool 0",
-}
-# One for each sign, and 0 for a host that shows none.
-SIGNS = "sum by (job, instance) ({})".format(
-    " or ".join(
-        f'label_replace(({expr}) > bool 0, "sign", "{sign}", "", "")'
-        for sign, expr in _SIGNS.items()
-    )
-    + " or mps_exporter_build_info * 0"
-)
+NOTHING = "0 * count(mps_exporter_build_info)"
+STATE = host_state(TARGETS)
 
 TILES = (
     tile(
-        "Silent hosts",
-        "Good: 0. Exporters that Prometheus cannot reach: of their hosts nothing is known.",
+        "Unreachable",
+        "Healthy: 0. Exporters that Prometheus cannot scrape. Nothing is known about their hosts.",
         NOT_SCRAPED,
         steps=at_most(1),
-        links=[to_board("mps-exporter", "The exporters' health")],
+        links=[to_board("mps-exporter", "Exporters")],
     ),
     tile(
-        "Sick daemons",
-        "Good: 0. Control daemons that are gone, hang, refuse, or were asked to quit and wait for "
-        "their clients. While one hangs, CUDA programs that start hang too.",
+        "Daemons",
+        "Healthy: 0. Unhealthy control daemons: they are absent, hang, refuse, or are draining "
+        "after `quit`. While a daemon hangs, CUDA programs that start hang too.",
         "sum(1 - mps_control_up)",
         steps=at_most(1),
-        none="no daemon",
-        links=[to_board("mps-host", "The host")],
     ),
     tile(
-        "Sick servers",
-        "Good: 0. Servers that refuse newcomers after a fault, and ghosts: servers for clients "
-        "that died in the queue, on which the daemon hangs until they are killed.",
-        f"count({SERVER_TROUBLE}) or 0 * count(mps_exporter_build_info)",
+        "Servers",
+        "Healthy: 0. Unhealthy servers: they refuse new clients after a fault, or are ghosts: "
+        "started for a client that died in the queue, and the daemon hangs until they are killed.",
+        f"count({SERVER_TROUBLE}) or {NOTHING}",
         steps=at_most(1),
         links=[to_board("mps-incidents", "Incidents")],
     ),
     tile(
-        "Sick GPUs",
-        "Good: 0. GPUs that answer no more, that the driver wants reset, or whose memory could "
-        "not be repaired.",
-        f"count({GPU_TROUBLE}) or 0 * count(mps_exporter_build_info)",
+        "GPUs",
+        "Healthy: 0. Unhealthy GPUs: they do not respond, the driver wants them reset, or their "
+        "memory could not be repaired.",
+        f"count({GPU_TROUBLE}) or {NOTHING}",
         steps=at_most(1),
-        links=[to_board("mps-gpu", "The GPUs' health")],
     ),
     tile(
         "Waiting",
-        "Good: 0. Programs that hang in cuInit, because another user's server holds their GPU.",
-        f"sum{WAITING} or 0 * count(mps_exporter_build_info)",
+        "Healthy: 0. Programs that hang in cuInit because another user's server holds their GPU.",
+        f"sum{WAITING} or {NOTHING}",
         steps=noticed_from(1),
-        links=[to_board("mps-sharing", "Who waits for whom")],
-    ),
-    tile(
-        "Longest wait",
-        "Good: seconds, the price of a hand-over. Orange and red are where the alerts "
-        "MpsUidWaitLong and MpsUidStarved call.",
-        f"max({LONGEST_WAIT})",
-        SECONDS,
-        at_most(WAIT_WARN, WAIT_BAD),
-        none="no wait seen",
-        links=[to_board("mps-sharing", "Who waits for whom")],
     ),
     tile(
         "Clients lost",
-        "Good: 0. Programs that MPS took down in this time range: their server crashed, their "
-        "daemon died, or they or a neighbour caused a fatal GPU error.",
-        f"{new_in_range('mps_client_losses_total', '')} or 0 * count(mps_exporter_build_info)",
+        "Healthy: 0. Programs that MPS took down in this time range: their server crashed, their "
+        "daemon died, or they or another client caused a fatal GPU error.",
+        f"{new_in_range('mps_client_losses_total', '')} or {NOTHING}",
         steps=at_most(1),
         decimals=0,
-        links=[to_board("mps-incidents", "Who was hit")],
+        links=[to_board("mps-incidents", "Who lost clients?")],
     ),
-    source_tile(),
 )
 
-_SEVERITIES = (State(3, "critical", BAD), State(2, "warning", WARN), State(1, "info", NOTICE))
+HOST_TABLE = table(
+    "Hosts, worst first",
+    "Healthy: all green. The worst that is known about each host, and its numbers; at most 100 "
+    "hosts, worst first. Idle share: of the time, in which a user waited and nobody was connected, "
+    "because of a hand-over. Grey is unreachable: nothing is known.",
+    (
+        f"topk(100, {STATE})",
+        f"sum by ({HOSTS}) {WAITING} > 0",
+        f"max by ({HOSTS}) ({WAIT})",
+        f"{new_in_range('mps_client_losses_total', HOSTS)} > 0",
+        f"{new_in_range(CRASHES, HOSTS)} > 0",
+        f"max by ({HOSTS}) (increase(mps_uid_handover_idle_seconds_total[$__range])) / $__range_s",
+        f"sum by ({HOSTS}) (mps_server_clients)",
+        f"avg by ({HOSTS}) {UTILIZATION}",
+        f"avg by ({HOSTS}) {SM_ACTIVITY}",
+    ),
+    (
+        Column("State", "A", states=HOST_STATES, width=155),
+        Column("Host", "instance", links=(
+            to_host("mps-host", "This host"),
+            to_host("mps-sharing", "Who holds the GPU and who waits"),
+            to_host("mps-incidents", "Its incidents"),
+            to_host("mps-gpu", "Its GPUs"),
+        )),
+        Column("Waiting", "B", steps=noticed_from(1), width=75),
+        Column("Longest wait", "C", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=105),
+        Column("Lost", "D", steps=at_most(1), width=60, decimals=0),
+        Column("Crashes", "E", steps=at_most(1), width=75, decimals=0),
+        Column("Idle share", "F", unit=SHARE, steps=noticed_from(IDLE_WARN), width=85,
+               decimals=1),
+        Column("Clients", "G", width=70),
+        Column("Utilization", "H", unit=SHARE, gauge=True, decimals=0, width=100),
+        Column("SM activity", "I", unit=SHARE, gauge=True, decimals=0, width=100),
+        Column("Job", "job", hidden=True),
+    ),
+    sort="State",
+    none="No exporter is scraped.",
+    found=TARGETS,
+    height=10,
+)  # fmt: skip
+
+_SEVERITIES = (State(2, "critical", BAD), State(1, "warning", WARN))
 _WHERE = "alertname, job, instance, daemon, server, gpu, uid"
-_FIRING = 'ALERTS{alertname=~"Mps.*", alertstate="firing"}'
+_FIRING = 'ALERTS{alertname=~"Mps.*", alertstate="firing", severity=~"critical|warning"}'
 _RANK = " or ".join(
     f'ALERTS{{alertname=~"Mps.*", alertstate="firing", severity="{severity.text}"}}'
     f" * {severity.code}"
     for severity in _SEVERITIES
 )
 
+
+def _with_action(expr: str) -> str:
+    return f'label_replace({expr}, "action", "$1", "alertname", "(.*)")'
+
+
+_SINCE = (
+    f"max by ({_WHERE}) (ALERTS_FOR_STATE"
+    f'{{alertname=~"Mps.*"}} and ignoring (alertstate) {_FIRING}) * 1000'
+)
+
 ALERTS = table(
-    "Alerts that fire",
-    "Good: empty. What is wrong, where, and since when; at most 50. Needs this project's rules in "
-    "Prometheus; without them the tiles above still tell.",
+    "Firing alerts",
+    "Healthy: none. Critical alerts and warnings: where, since when, and what to do first; at most "
+    "50. The alert's name links to its runbook. Needs this project's rules in Prometheus; without "
+    "them the tiles above still work.",
+    (_with_action(f"topk(50, max by ({_WHERE}) ({_RANK}))"), _with_action(_SINCE)),
     (
-        f"topk(50, max by ({_WHERE}) ({_RANK}))",
-        f"max by ({_WHERE}) (ALERTS_FOR_STATE{{alertname=~"
-        f'"Mps.*"}} and ignoring (alertstate) {_FIRING}) * 1000',
-    ),
-    (
-        Column("Severity", "A", states=_SEVERITIES, width=110),
-        Column("Alert", "alertname", width=260, links=(to_runbook(),)),
-        Column("Host", "instance", links=(to_host("mps-host", "The host"),)),
-        Column("Since", "B", unit=AGO, width=150),
-        Column("Daemon", "daemon"),
-        Column("User", "uid", width=90),
-        Column("GPU", "gpu", width=80),
-        Column("Server", "server", width=100),
-        Column("Job", "job", width=140),
+        Column("Severity", "A", states=_SEVERITIES, width=85),
+        Column("Alert", "alertname", width=225, links=(to_runbook(),)),
+        Column("Host", "instance", width=165, links=(to_host("mps-host", "This host"),)),
+        Column("Since", "B", unit=AGO, width=120),
+        Column("What to do first", "action", texts=tuple(first_steps().items())),
+        Column("User", "uid", hidden=True),
+        Column("GPU", "gpu", hidden=True),
+        Column("Daemon", "daemon", hidden=True),
+        Column("Server", "server", hidden=True),
+        Column("Job", "job", hidden=True),
     ),
     sort="Severity",
-    none="No alert fires.",
-    height=8,
-)  # fmt: skip
-
-HOST_TABLE = table(
-    "Hosts, those in trouble first",
-    "Good: nothing but clients and green shares. Signs counts the kinds of trouble that a host "
-    "has now: not scraped, a daemon, a server or a GPU in trouble, somebody waiting. At most 100 "
-    "hosts, those with the most signs.",
-    (
-        f"topk(100, {SIGNS})",
-        "sum by (job, instance) (1 - mps_control_up) > 0",
-        f"sum by (job, instance) {WAITING} > 0",
-        f"max by (job, instance) ({LONGEST_WAIT})",
-        f"{new_in_range('mps_client_losses_total', HOSTS)} > 0",
-        f"{new_in_range(CRASHES, HOSTS)} > 0",
-        "max by (job, instance) (increase(mps_uid_handover_idle_seconds_total[$__range]))"
-        " / $__range_s",
-        "sum by (job, instance) (mps_server_clients)",
-        f"max by (job, instance) ({CONTEXTS_SHARE})",
-        f"avg by (job, instance) {UTILIZATION}",
-        f"avg by (job, instance) {SM_ACTIVITY}",
-    ),
-    (
-        Column("Host", "instance", links=(
-            to_host("mps-host", "The host"),
-            to_host("mps-sharing", "Who holds it, who waits"),
-            to_host("mps-incidents", "Its incidents"),
-        )),
-        Column("Signs", "A", steps=at_most(1), width=85),
-        Column("Sick daemons", "B", steps=at_most(1), width=115),
-        Column("Waiting", "C", steps=noticed_from(1), width=85),
-        Column("Longest wait", "D", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=110),
-        Column("Lost", "E", steps=at_most(1), width=70, decimals=0),
-        Column("Crashes", "F", steps=at_most(1), width=90, decimals=0),
-        Column("Hand-over idle", "G", unit=SHARE, steps=noticed_from(IDLE_WARN), width=130,
-               decimals=1),
-        Column("Clients", "H", width=80),
-        Column("Contexts", "I", unit=SHARE, steps=noticed_from(CONTEXTS_WARN), width=90,
-               decimals=0),
-        Column("Utilization", "J", unit=SHARE, gauge=True, decimals=0, width=115),
-        Column("SM activity", "K", unit=SHARE, gauge=True, decimals=0, width=115),
-        Column("Job", "job", width=110),
-    ),
-    sort="Signs",
-    none="No exporter is scraped.",
+    none="No alert is firing.",
+    found=_FIRING,
     height=10,
-)  # fmt: skip
+    two_lines=True,
+)
 
-WASTE = (
-    utilization_with_activity("job", "", width=8),
-    ranking(
-        "Idle in hand-overs, by host",
-        "Good: short. GPU time of this time range in which somebody waited and nobody was "
-        "connected, because the daemon was backing off before it replaced an idle server. The ten "
-        "worst hosts.",
-        Query(
-            "topk(10, sum by (instance) (increase(mps_uid_handover_idle_seconds_total[$__range]))"
-            " > 0)",
-            "{{instance}}",
-        ),
-        unit=SECONDS,
-        links=[to_board("mps-sharing", "Hand-overs")],
-        none="no time lost",
+HISTORY = status_history(
+    "Worst state of each host",
+    "Healthy: green throughout. A row for each host, a cell for each step; the 60 hosts that were "
+    "worst in this time range. Grey is unreachable. A gap is a time before the exporter was known.",
+    Query(
+        f"({STATE}) and on ({HOSTS})"
+        f" topk(60, max_over_time(({STATE})[$__range:$__interval] @ end()))",
+        "{{instance}}",
     ),
-    ranking(
-        "GPUs that look busy and are not, by host",
-        "Good: short. Utilization less SM activity, the mean of the host's GPUs: how much of the "
-        "time some kernel ran while the rest of the GPU had nothing to do. The ten widest gaps.",
-        Query(
-            f"topk(10, avg by (instance) {UTILIZATION} - avg by (instance) {SM_ACTIVITY} > 0)",
-            "{{instance}}",
-        ),
-        unit=SHARE,
-        top=1,
+    states=HOST_STATES,
+    height=14,
+)
+
+INVENTORY = (
+    tile(
+        "All hosts",
+        "For information: hosts whose exporter responds.",
+        "count(mps_exporter_build_info)",
+        none="none",
+    ),
+    tile(
+        "All GPUs",
+        "For information: GPUs that respond; MIG instances count as their GPU.",
+        'sum(mps_gpu_up{uuid!~"MIG-.*"})',
+        none="none",
+    ),
+    tile(
+        "GPUs in use",
+        "For information: the share of GPUs on which a compute process runs now, with or without "
+        "MPS.",
+        'count(sum by (job, instance, uuid) (mps_gpu_processes{kind!~"mps_server|graphics"}) > 0)'
+        ' / sum(mps_gpu_up{uuid!~"MIG-.*"}) or 0 * sum(mps_gpu_up)',
+        SHARE,
         decimals=0,
-        links=[to_board("mps-sharing", "Is MPS worth it there?")],
-        none="no gap",
+        none="unknown",
+    ),
+    table(
+        "Driver versions",
+        "Healthy: one. How many hosts and GPUs have which driver; the 20 most common.",
+        (
+            "topk(20, count by (driver_version) (count by (job, instance, driver_version)"
+            " (mps_gpu_info)))",
+            "count by (driver_version) (count by (job, instance, uuid, driver_version)"
+            ' (mps_gpu_info{uuid!~"MIG-.*"}))',
+        ),
+        (
+            Column("Driver", "driver_version"),
+            Column("Hosts", "A", width=90),
+            Column("GPUs", "B", width=90),
+        ),
+        sort="Hosts",
+        none="No GPU is known.",
+        width=12,
+        height=4,
     ),
 )
 
 WAITS = (
     table(
-        "Users that wait now",
-        "Good: empty. Whose programs hang in cuInit, where, and for how long; the twenty longest. "
-        "Dead: the process is gone, and the daemon will hang when its turn comes.",
+        "Users waiting now",
+        "Healthy: none. Whose programs hang in cuInit, where and for how long; the 20 longest "
+        "waits. Dead: the process is gone, and the daemon will hang when its turn comes.",
         (
-            "topk(20, max by (job, instance, daemon, uid)"
-            " (time() - mps_uid_waiting_since_timestamp_seconds))",
-            "max by (job, instance, daemon, uid) (mps_uid_waiting_clients > 0)",
-            "max by (job, instance, daemon, uid) (mps_uid_waiting_dead_clients > 0)",
+            f"topk(20, max by ({USERS}) (time() - mps_uid_waiting_since_timestamp_seconds))",
+            f"max by ({USERS}) (mps_uid_waiting_clients > 0)",
+            f"max by ({USERS}) (mps_uid_waiting_dead_clients > 0)",
         ),
         (
-            Column("User", "uid", width=80),
-            Column("Host", "instance", links=(to_host("mps-sharing", "Who holds it"),)),
-            Column("Waits for", "A", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=110),
+            Column("User", "uid", width=130),
+            Column("Host", "instance", links=(to_host("mps-sharing", "Who holds the GPU"),)),
+            Column("Waiting for", "A", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=110),
             Column("Clients", "B", width=75),
-            Column("Dead", "C", steps=at_most(1), width=60),
-            Column("Daemon", "daemon"),
-            Column("Job", "job", width=110),
+            Column("Dead", "C", steps=at_most(1), width=65),
+            Column("Daemon", "daemon", hidden=True),
+            Column("Job", "job", hidden=True),
         ),
-        sort="Waits for",
-        none="Nobody waits.",
+        sort="Waiting for",
+        none="No wait is known.",
         width=14,
     ),
     graph(
-        "Clients connected and clients that wait",
-        "Good: no orange. Connected clients share their GPU; waiting ones hang until another "
-        "user's last client has left.",
+        "Connected and waiting clients",
+        "Healthy: no orange. Connected clients share their GPU; waiting ones hang until the other "
+        "user's last client exits.",
         Query("sum(mps_server_clients)", "connected"),
         Query("sum(mps_uid_waiting_clients)", "waiting"),
         overrides=(
@@ -284,27 +279,97 @@ WAITS = (
         ),
         width=10,
         decimals=0,
+        none="No daemon.",
     ),
-)  # fmt: skip
+)
+
+WASTE = (
+    utilization_and_activity("job", width=8),
+    ranking(
+        "Idle in hand-overs",
+        "Healthy: none. GPU time in this range in which a user waited and nobody was connected, "
+        "because the daemon was backing off before it replaced an idle server. The five worst "
+        "hosts.",
+        Query(
+            "topk(5, sum by (instance) (increase(mps_uid_handover_idle_seconds_total[$__range]))"
+            " > 0)",
+            "{{instance}}",
+        ),
+        unit=SECONDS,
+        links=[to_host_of_series("mps-sharing", "Its hand-overs")],
+        none="no time lost",
+    ),
+    ranking(
+        "Busy but underused GPUs",
+        "Healthy: short bars. Utilization minus SM activity, the mean of a host's GPUs: a kernel "
+        "ran while the rest of the GPU was idle. The five widest gaps.",
+        Query(
+            f"topk(5, avg by (instance) {UTILIZATION} - avg by (instance) {SM_ACTIVITY} > 0)",
+            "{{instance}}",
+        ),
+        unit=SHARE,
+        top=1,
+        decimals=0,
+        links=[to_host_of_series("mps-host", "This host")],
+        none="no gap",
+    ),
+)
+
+BLIND = table(
+    "Incomplete monitoring",
+    "Healthy: empty. Hosts where the exporter cannot see everything, and what is missing; at most "
+    "50. `mps-exporter doctor` on that host prints the reason and the fix.",
+    (
+        f"topk(50, count by ({HOSTS}) (mps_scrape_collector_success == 0)"
+        f" or count by ({HOSTS}) (mps_control_log_readable == 0) * 0"
+        f" or count by ({HOSTS}) (mps_exporter_unreadable_environments > 0) * 0"
+        f" or count by ({HOSTS}) (mps_client_dropped_series > 0) * 0)",
+        f"sum by ({HOSTS}) (1 - mps_control_log_readable) > 0",
+        f"sum by ({HOSTS}) (mps_exporter_unreadable_environments) > 0",
+        f"sum by ({HOSTS}) (mps_client_dropped_series) > 0",
+        f"max by ({HOSTS}) (mps_scrape_collector_duration_seconds)"
+        f" and on ({HOSTS}) (count by ({HOSTS}) (mps_scrape_collector_success == 0)"
+        f" or count by ({HOSTS}) (mps_control_log_readable == 0)"
+        f" or count by ({HOSTS}) (mps_exporter_unreadable_environments > 0)"
+        f" or count by ({HOSTS}) (mps_client_dropped_series > 0))",
+    ),
+    (
+        Column("Host", "instance", links=(to_host("mps-exporter", "Its exporter"),)),
+        Column("Failing collectors", "A", steps=at_most(1), width=160),
+        Column("Unreadable logs", "B", steps=at_most(1), width=150),
+        Column("Limits not readable", "C", steps=noticed_from(1), width=165),
+        Column("Clients not exported", "D", steps=noticed_from(1), width=175),
+        Column("Slowest read", "E", unit=SECONDS, steps=at_most(5, 10), width=130),
+        Column("Job", "job", hidden=True),
+    ),
+    sort="Failing collectors",
+    none="Nothing is known to be missing.",
+    height=6,
+)
 
 BOARD = Board(
     uid="mps-fleet",
     name="Fleet",
-    description="Which hosts are in trouble, where GPU time is thrown away, and who waits.",
+    description="Which hosts are in trouble, who waits, and where GPU time is wasted.",
     variables=(job(), instance()),
+    period="now-3h",
     rows=(
-        Row("Is anything wrong?", TILES),
-        Row("What is wrong, and since when?", (ALERTS,)),
+        Row("How many are unhealthy?", TILES),
         Row("Which hosts are in trouble?", (HOST_TABLE,)),
-        Row("Who waits?", WAITS),
-        Row("Who was hit?", (
+        Row("What is wrong, and what to do?", (ALERTS,)),
+        Row("Since when?", (HISTORY,)),
+        Row("Who is waiting?", WAITS),
+        Row("What is in the fleet?", INVENTORY),
+        Row("Is monitoring complete?", (BLIND,), collapsed=True),
+        Row("Who lost clients?", (
             events(
                 "Clients lost, by cause",
-                "Good: empty. Each bar is the programs that MPS took down since the bar before.",
+                "Healthy: empty. Each bar is the programs that MPS took down since the bar before.",
                 Query(new_in_step("mps_client_losses_total", "cause"), "{{cause}}"),
                 overrides=causes_alike(),
+                none="No client was lost in this time range.",
             ),
-        )),
-        Row("Where is GPU time thrown away?", WASTE),
+        ), collapsed=True),
+        Row("Where is GPU time wasted?", WASTE, collapsed=True),
     ),
 )  # fmt: skip

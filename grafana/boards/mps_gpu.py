@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from grafana.board import Board, Row, Variable, instance, job, source_tile
-from grafana.boards.shared import utilization_with_activity
-from grafana.panels import Column, Query, color_of, events, graph, share_graph, table, tile
+from grafana.board import Board, Row, Variable, instance, job
+from grafana.boards.shared import SM_ACTIVITY, UTILIZATION
+from grafana.panels import (
+    Column,
+    Query,
+    color_of,
+    dashed,
+    events,
+    gpus_alike,
+    graph,
+    share_graph,
+    table,
+    tile,
+)
 from grafana.promql import new_in_range, new_in_step
 from grafana.style import (
     BAD,
@@ -13,11 +24,12 @@ from grafana.style import (
     CELSIUS,
     GOOD,
     HERTZ,
-    PER_SECOND,
     QUIET,
     SHARE,
+    WARN,
     WATTS,
     State,
+    Steps,
     at_most,
     noticed_from,
 )
@@ -27,71 +39,60 @@ KEYS = "job, instance, gpu, uuid"
 LEGEND = "GPU {{gpu}}"
 NOTHING = "0 * count(mps_gpu_up)"
 
-SLOWED = "hw_thermal_slowdown|sw_thermal_slowdown|hw_power_brake_slowdown|hw_slowdown|sw_power_cap"
 UNCORRECTED = 'mps_gpu_ecc_errors_total{kind="uncorrected", scope="volatile"}'
+HEADROOM = Steps(((None, QUIET), (-50, BAD), (0, WARN), (10, GOOD)))
 
 TILES = (
     tile(
-        "Silent GPUs",
-        "Good: 0. Fallen off the bus, or to be reset.",
+        "Lost GPUs",
+        "Healthy: 0. Fallen off the bus, or waiting for a reset.",
         "sum(1 - mps_gpu_up)",
         steps=at_most(1),
-        none="no GPU",
     ),
     tile(
-        "To be reset",
-        "Good: 0. The driver says that something must be done before they can be trusted.",
+        "Needs reset",
+        "Healthy: 0. GPUs for which the driver asks for a recovery action.",
         'count(max by (instance, uuid) (mps_gpu_recovery_action{mps_gpu_recovery_action!="none"})'
         f" == 1) or {NOTHING}",
         steps=at_most(1),
-        none="no GPU",
     ),
     tile(
-        "ECC failures",
-        "Good: 0. In this time range. Each has cost a program its result.",
+        "ECC errors",
+        "Healthy: 0. Uncorrected memory errors in this time range; each cost a program its result.",
         f"{new_in_range(UNCORRECTED, '')} or {NOTHING}",
         steps=at_most(1),
         decimals=0,
-        none="no GPU",
     ),
     tile(
-        "Rows failed",
-        "Good: 0. GPUs whose memory has no spare rows left where one is needed: due for exchange.",
+        "Row failures",
+        "Healthy: 0. GPUs whose memory has no spare row left where one is needed: replace them.",
         f"sum(mps_gpu_row_remap_failure) or {NOTHING}",
         steps=at_most(1),
-        none="no GPU",
     ),
     tile(
         "Xid errors",
-        "Good: 0. Errors that the driver reported in this time range.",
+        "Healthy: 0. Errors that the driver reported in this time range. A fatal error of a "
+        "client comes with one.",
         f"{new_in_range('mps_gpu_xid_errors_total', '')} or {NOTHING}",
         steps=noticed_from(1),
         decimals=0,
-        none="no GPU",
     ),
     tile(
-        "Heat margin",
-        "Good: 10 degrees and more. How far the hottest GPU is from its slowdown temperature; at 0 "
-        "the hardware halves the clocks.",
+        "Headroom",
+        "Healthy: 10 degrees and more. How far the hottest GPU is from its slowdown temperature; "
+        "at 0 the hardware halves the clocks.",
         'min(min by (instance, uuid) (mps_gpu_temperature_limit_celsius{limit="slowdown"})'
         ' - max by (instance, uuid) (mps_gpu_temperature_celsius{sensor="gpu"}))',
         CELSIUS,
+        HEADROOM,
         none="unknown",
     ),
-    tile(
-        "Power of all",
-        "No good or bad: what they draw, together.",
-        "sum(mps_gpu_power_watts)",
-        WATTS,
-        none="unknown",
-    ),
-    source_tile(),
 )
 
 HEALTH = table(
     "GPUs",
-    "Good: action none, zeros, and PCIe shares of 100 % while the GPU is busy (an idle link may "
-    "slow down). At most 100 GPUs.",
+    "Healthy: action none, zeros, and a PCIe width of 100 % while the GPU is busy (an idle link "
+    "may slow down). At most 100 GPUs.",
     (
         f"topk(100, max by ({KEYS}, name, driver_version) (mps_gpu_info))",
         f"max by ({KEYS}) (mps_gpu_up)",
@@ -103,110 +104,56 @@ HEALTH = table(
         f'max by ({KEYS}) (mps_gpu_pcie_link_width{{of="current"}}'
         ' / ignoring (of) mps_gpu_pcie_link_width{of="max"})',
         f"max by ({KEYS}) (mps_gpu_memory_used_bytes / mps_gpu_memory_total_bytes)",
+        f"max by ({KEYS}) (mps_gpu_power_watts)",
+        f'max by ({KEYS}) (mps_gpu_temperature_celsius{{sensor="gpu"}})',
     ),
     (
-        Column("GPU", "gpu", width=75),
-        Column("Name", "name", width=170),
-        Column("Answers", "B", states=(State(1, "yes", GOOD), State(0, "no", BAD)), width=80),
-        Column("To be done", "mps_gpu_recovery_action", width=120),
-        Column("ECC failures", "D", steps=at_most(1), width=130),
-        Column("Rows pending", "E", steps=noticed_from(1), width=110),
+        Column("GPU", "gpu", width=65),
+        Column("Model", "name"),
+        Column("Responding", "B", states=(State(1, "yes", GOOD), State(0, "no", BAD)), width=105),
+        Column("Action", "mps_gpu_recovery_action", width=110),
+        Column("ECC errors", "D", steps=at_most(1), width=100),
+        Column("Rows pending", "E", steps=noticed_from(1), width=115),
         Column("Rows failed", "F", steps=at_most(1), width=100),
-        Column("Rows replaced", "G", width=115),
+        Column("Rows remapped", "G", width=120),
         Column("PCIe width", "H", unit=SHARE, decimals=0, width=95),
         Column("Memory", "I", unit=SHARE, gauge=True, decimals=0, width=110),
-        Column("Driver", "driver_version", width=115),
-        Column("Host", "instance"),
-        Column("Job", "job", width=110),
-        Column("UUID", "uuid", width=340),
+        Column("Power", "J", unit=WATTS, decimals=0, width=80),
+        Column("Temperature", "K", unit=CELSIUS, decimals=0, width=105),
+        Column("Driver", "driver_version", width=105),
+        Column("UUID", "uuid", hidden=True),
+        Column("Host", "instance", hidden=True),
+        Column("Job", "job", hidden=True),
+        Column("Known", "A", hidden=True),
     ),
-    sort="ECC failures",
-    none="No GPU.",
-    height=7,
-)  # fmt: skip
-
-SPEED = (
-    graph(
-        "SM clock",
-        "Good: at its maximum (dashed) under load; an idle GPU lowers it. Below it under load: see "
-        "the reasons at the right.",
-        Query(f'max by ({GPU}) (mps_gpu_clock_hertz{{clock="sm"}})', LEGEND),
-        Query('max(mps_gpu_clock_max_hertz{clock="sm"})', "maximum"),
-        unit=HERTZ,
-        overrides=(
-            color_of(
-                "byFrameRefID", "B", QUIET, custom__fillOpacity=0,
-                custom__lineStyle={"fill": "dash", "dash": [10, 10]},
-            ),
-        ),
-        none="No GPU reports its clocks.",
-    ),
-    share_graph(
-        "Why clocks were held down",
-        "Good: gpu_idle and applications_clocks_setting, or nothing. Share of the time; reasons "
-        "overlap. sw_power_cap is the power limit at work; a thermal or brake reason is a matter "
-        "for whoever cools or feeds the machine.",
-        Query(
-            "clamp_max(max by (instance, gpu, reason)"
-            " (rate(mps_gpu_clock_event_seconds_total[$__rate_interval])), 1) > 0"
-            " or max by (instance, gpu, reason) (mps_gpu_clock_event_active) > 0",
-            "GPU {{gpu}} {{reason}}",
-        ),
-        none="Nothing held the clocks down.",
-    ),
-)  # fmt: skip
-
-HEAT = (
-    graph(
-        "Power",
-        "Good: below the limit in force (dashed); at the limit the clocks are lowered.",
-        Query(f"max by ({GPU}) (mps_gpu_power_watts)", LEGEND),
-        Query('max(mps_gpu_power_limit_watts{limit="enforced"})', "limit"),
-        unit=WATTS,
-        width=8,
-        overrides=(
-            color_of(
-                "byFrameRefID", "B", BAD, custom__fillOpacity=0,
-                custom__lineStyle={"fill": "dash", "dash": [10, 10]},
-            ),
-        ),
-        none="No GPU reports its power.",
-    ),
-    graph(
-        "Temperature",
-        "Good: well below the temperature at which the chip slows itself down (dashed).",
-        Query(
-            "max by (instance, gpu, sensor) (mps_gpu_temperature_celsius)",
-            "GPU {{gpu}} {{sensor}}",
-        ),
-        Query('min(mps_gpu_temperature_limit_celsius{limit="slowdown"})', "slowdown"),
-        unit=CELSIUS,
-        width=8,
-        overrides=(
-            color_of(
-                "byFrameRefID", "B", BAD, custom__fillOpacity=0,
-                custom__lineStyle={"fill": "dash", "dash": [10, 10]},
-            ),
-        ),
-        none="No GPU reports its temperature.",
-    ),
-    graph(
-        "Mean power",
-        "Good: as the power at the left, and smoother. From the energy counter, which misses no "
-        "peak between two scrapes.",
-        Query(f"max by ({GPU}) (rate(mps_gpu_energy_joules_total[$__rate_interval]))", LEGEND),
-        unit=WATTS,
-        width=8,
-        none="No GPU counts its energy.",
-    ),
-)  # fmt: skip
+    sort="ECC errors",
+    none="No GPU is known.",
+    found="mps_gpu_info",
+    height=8,
+)
 
 WORK = (
-    utilization_with_activity("instance, gpu", "GPU {{gpu}} ", width=8),
     share_graph(
-        "What kind of work",
-        "No good or bad: which units are busy, the mean of the GPUs chosen. Much tensor is deep "
-        "learning as it should be; dram near 100 % says that memory is the bottleneck. Hopper and "
+        "Utilization",
+        "For information: the share of time in which any kernel ran, on however few SMs.",
+        Query(f"avg by ({GPU}) {UTILIZATION}", LEGEND),
+        overrides=gpus_alike(),
+        numbers=True,
+        none="No GPU reports its utilization.",
+    ),
+    share_graph(
+        "SM activity",
+        "Healthy: near the utilization beside it. The share of SMs that were working. Hopper or "
+        "later.",
+        Query(f"avg by ({GPU}) {SM_ACTIVITY}", LEGEND),
+        overrides=gpus_alike(),
+        numbers=True,
+        none="No GPU reports its SM activity.",
+    ),
+    share_graph(
+        "Activity by unit",
+        "For information: which units are busy, the mean of the GPUs chosen. Much tensor is "
+        "typical of deep learning; dram near 100 % means that memory is the bottleneck. Hopper or "
         "later.",
         Query("avg(mps_gpu_tensor_active_ratio)", "tensor"),
         Query("avg(mps_gpu_fp64_active_ratio)", "fp64"),
@@ -215,44 +162,97 @@ WORK = (
         Query("avg(mps_gpu_integer_active_ratio)", "integer"),
         Query("avg(mps_gpu_dram_active_ratio)", "dram"),
         Query("avg(mps_gpu_sm_occupancy_ratio)", "occupancy"),
-        width=8,
+        overrides=tuple(
+            color_of("byFrameRefID", letter, color)
+            for letter, color in zip(
+                "ABCDEFG",
+                ("#5794f2", "#b877d9", "#c2841a", "#2f9fb8", "#7890ab", "#d65db1", "#9c9328"),
+                strict=True,
+            )
+        ),
+        numbers=True,
         none="These GPUs do not report it.",
     ),
     graph(
-        "Memory in use",
-        "Good: below the dashed line, all the memory of one GPU.",
+        "Memory used",
+        "Healthy: below the dashed line, the memory of one GPU.",
         Query(f"max by ({GPU}) (mps_gpu_memory_used_bytes)", LEGEND),
-        Query("max(mps_gpu_memory_total_bytes)", "all there is"),
+        Query("max(mps_gpu_memory_total_bytes)", "total"),
         unit=BYTES,
-        width=8,
-        overrides=(
-            color_of(
-                "byFrameRefID", "B", BAD, custom__fillOpacity=0,
-                custom__lineStyle={"fill": "dash", "dash": [10, 10]},
-            ),
-        ),
+        overrides=(*gpus_alike(), dashed("B", BAD)),
+        numbers=True,
         none="No GPU reports its memory.",
     ),
-)  # fmt: skip
+)
+
+SPEED = (
+    graph(
+        "SM clock",
+        "Healthy: at its maximum (dashed) under load; an idle GPU lowers it. Below it under load: "
+        "see the reasons in the next panel.",
+        Query(f'max by ({GPU}) (mps_gpu_clock_hertz{{clock="sm"}})', LEGEND),
+        Query('max(mps_gpu_clock_max_hertz{clock="sm"})', "maximum"),
+        unit=HERTZ,
+        overrides=(*gpus_alike(), dashed("B")),
+        numbers=True,
+        none="No GPU reports its clocks.",
+    ),
+    share_graph(
+        "Why clocks were lowered",
+        "Healthy: gpu_idle and applications_clocks_setting, or nothing. Share of the time; reasons "
+        "overlap. sw_power_cap is the power limit; a thermal or brake reason concerns cooling or "
+        "power supply.",
+        Query(
+            "clamp_max(max by (instance, gpu, reason)"
+            " (rate(mps_gpu_clock_event_seconds_total[$__rate_interval])), 1) > 0"
+            " or max by (instance, gpu, reason) (mps_gpu_clock_event_active) > 0",
+            "GPU {{gpu}} {{reason}}",
+        ),
+        overrides=(
+            color_of("byRegexp", "/gpu_idle$/", QUIET),
+            color_of("byRegexp", "/sw_power_cap$/", WARN),
+            color_of("byRegexp", "/(thermal|brake|hw)_.*slowdown$/", BAD),
+        ),
+        numbers=True,
+        none="Nothing lowered the clocks.",
+    ),
+)
+
+HEAT = (
+    graph(
+        "Power",
+        "Healthy: below the enforced limit (dashed); at the limit the clocks are lowered.",
+        Query(f"max by ({GPU}) (mps_gpu_power_watts)", LEGEND),
+        Query('max(mps_gpu_power_limit_watts{limit="enforced"})', "limit"),
+        unit=WATTS,
+        overrides=(*gpus_alike(), dashed("B", BAD)),
+        numbers=True,
+        none="No GPU reports its power.",
+    ),
+    graph(
+        "Temperature",
+        "Healthy: well below the temperature at which the GPU slows down (dashed).",
+        Query(
+            "max by (instance, gpu, sensor) (mps_gpu_temperature_celsius)",
+            "GPU {{gpu}} {{sensor}}",
+        ),
+        Query('min(mps_gpu_temperature_limit_celsius{limit="slowdown"})', "slowdown"),
+        unit=CELSIUS,
+        overrides=(*gpus_alike(), dashed("B", BAD)),
+        numbers=True,
+        none="No GPU reports its temperature.",
+    ),
+)
 
 ERRORS = (
     events(
-        "Xid errors, by code",
-        "Good: empty. 13, 31 and 43 are mostly a program's own mistake; 48, 63, 64, 79, 94, 95 "
-        "and 119 are the hardware's or the driver's.",
-        Query(new_in_step("mps_gpu_xid_errors_total", "gpu, xid"), "Xid {{xid}}, GPU {{gpu}}"),
-        width=12,
-        none="None in this time range.",
-    ),
-    events(
         "Memory errors (ECC)",
-        "Good: empty. Corrected ones cost nothing, and many of them say that a row will be "
-        "replaced; an uncorrected one ends the programs on the GPU.",
+        "Healthy: empty. Corrected errors cost nothing, but many of them announce a row remap; an "
+        "uncorrected one ends the programs on the GPU.",
         Query(
             new_in_step('mps_gpu_ecc_errors_total{scope="volatile"}', "gpu, kind"),
             "GPU {{gpu}} {{kind}}",
         ),
-        width=12,
         none="None in this time range, or no ECC.",
     ),
 )
@@ -260,23 +260,24 @@ ERRORS = (
 LINKS = (
     graph(
         "PCIe traffic",
-        "No good or bad. Programs that are slow while this is near the link's speed are starved "
-        "of data.",
+        "For information. Programs that are slow while this is near the link's speed wait for "
+        "data.",
         Query(
             f"max by ({GPU}) (rate(mps_gpu_pcie_receive_bytes_total[$__rate_interval]))",
-            "GPU {{gpu}} to the GPU",
+            "GPU {{gpu}} received",
         ),
         Query(
             f"max by ({GPU}) (rate(mps_gpu_pcie_transmit_bytes_total[$__rate_interval]))",
-            "GPU {{gpu}} from the GPU",
+            "GPU {{gpu}} sent",
         ),
         unit=BYTES_PER_SECOND,
         width=8,
+        numbers=True,
         none="These GPUs do not count it.",
     ),
     graph(
         "NVLink traffic",
-        "No good or bad: what GPUs send each other directly.",
+        "For information: what GPUs send each other directly.",
         Query(
             f"max by ({GPU}) (rate(mps_gpu_nvlink_receive_bytes_total[$__rate_interval]))",
             "GPU {{gpu}} received",
@@ -287,27 +288,21 @@ LINKS = (
         ),
         unit=BYTES_PER_SECOND,
         width=8,
+        numbers=True,
         none="No NVLink, or it is not counted.",
     ),
-    graph(
-        "Errors of the links",
-        "Good: 0. Steady replays or errors point at a riser, a cable or a slot.",
+    events(
+        "Link errors",
+        "Healthy: empty. Steady replays or errors point at a riser, a cable or a slot. Each bar is "
+        "those since the bar before.",
+        Query(new_in_step("mps_gpu_pcie_replays_total", "gpu"), "GPU {{gpu}} PCIe replays"),
+        Query(new_in_step("mps_gpu_pcie_errors_total", "gpu, kind"), "GPU {{gpu}} PCIe {{kind}}"),
         Query(
-            f"max by ({GPU}) (rate(mps_gpu_pcie_replays_total[$__rate_interval]))",
-            "GPU {{gpu}} PCIe replays",
+            new_in_step("mps_gpu_nvlink_errors_total", "gpu, kind"), "GPU {{gpu}} NVLink {{kind}}"
         ),
-        Query(
-            "max by (instance, gpu, kind) (rate(mps_gpu_pcie_errors_total[$__rate_interval])) > 0",
-            "GPU {{gpu}} PCIe {{kind}}",
-        ),
-        Query(
-            "max by (instance, gpu, kind)"
-            " (rate(mps_gpu_nvlink_errors_total[$__rate_interval])) > 0",
-            "GPU {{gpu}} NVLink {{kind}}",
-        ),
-        unit=PER_SECOND,
         width=8,
-        none="These GPUs do not count them.",
+        height=8,
+        none="None in this time range, or not counted.",
     ),
 )
 
@@ -317,12 +312,12 @@ BOARD = Board(
     description="The health of the hardware: power, heat, clocks, memory, errors and links.",
     variables=(job(), instance(everything=False), Variable("gpu", "GPU", "mps_gpu_info")),
     rows=(
-        Row("Can these GPUs be trusted?", TILES),
-        Row("Which one, and what must be done?", (HEALTH,)),
-        Row("Do they run at full speed, and if not, why?", SPEED),
-        Row("Are they fed and cooled?", HEAT),
-        Row("What do they do?", WORK),
-        Row("Which errors did they have?", ERRORS),
-        Row("Are the links all right?", LINKS),
+        Row("Are the GPUs healthy?", TILES),
+        Row("Which GPU needs action?", (HEALTH,)),
+        Row("What are they doing?", WORK),
+        Row("Do they run at full speed, and if not, why?", SPEED, collapsed=True),
+        Row("Power and cooling", HEAT, collapsed=True),
+        Row("Which memory errors did they have?", ERRORS, collapsed=True),
+        Row("Are the links healthy?", LINKS, collapsed=True),
     ),
 )

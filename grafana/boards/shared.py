@@ -5,26 +5,44 @@ from __future__ import annotations
 from grafana.board import REPOSITORY
 from grafana.panels import Panel, Query, color_of, link, share_graph
 from grafana.promql import state_code
-from grafana.style import DAEMON_STATES, QUIET, REAL, SERVER_STATES, Json, alert_threshold, codes
+from grafana.style import (
+    DAEMON_STATES,
+    HOLDER_STATES,
+    HOST_STATES,
+    QUIET,
+    REAL,
+    SERVER_STATES,
+    Json,
+    State,
+    alert_threshold,
+    codes,
+)
 
-# Exporters by the jobs that have, or had, at least one: other jobs are none of our business.
-TARGETS = "(up and on (job) last_over_time(mps_exporter_build_info[$__range]))"
+HOSTS = "job, instance"
+DAEMONS = "job, instance, daemon"
+USERS = "job, instance, daemon, uid"
+
+# Exporters by the jobs that have, or had, at least one: other jobs are not ours.
+_SEEN = "last_over_time(mps_exporter_build_info[$__range] @ end())"
+TARGETS = f"(up and on (job) {_SEEN})"
 NOT_SCRAPED = f"count({TARGETS} == 0) or 0 * count({TARGETS})"
+# Where one host is chosen, it may have been silent for longer than the time range.
+TARGET = f"({TARGETS} or up unless on () count({_SEEN}))"
 
 WAIT_WARN = alert_threshold("MpsUidWaitLong", "mps_uid_waiting_since_timestamp_seconds")
 WAIT_BAD = alert_threshold("MpsUidStarved", "mps_uid_waiting_since_timestamp_seconds")
 IDLE_WARN = alert_threshold("MpsHandoverIdle", "mps_uid_handover_idle_seconds_total")
 CONTEXTS_WARN = alert_threshold("MpsContextsNearLimit", "mps_server_client_contexts")
 MEMORY_WARN = alert_threshold("MpsClientMemoryNearLimit", "mps_client_memory_used_bytes")
-COMMITTED_NOTICE = alert_threshold("MpsSmOvercommitted", "mps_gpu_sm_committed_ratio")
 
 # Processes that are gone do not wait, though their places in the queue stay.
 WAITING = "(mps_uid_waiting_clients - mps_uid_waiting_dead_clients)"
-LONGEST_WAIT = (
+WAIT = (
     "time() - mps_uid_waiting_since_timestamp_seconds"
     " unless on (job, instance, daemon, uid)"
     " mps_uid_waiting_dead_clients >= mps_uid_waiting_clients"
 )
+LONGEST_WAIT = f"max({WAIT}) or 0 * sum(mps_control_up)"
 
 # The counters miss nothing between two scrapes; without them, the last sample has to do.
 UTILIZATION = (
@@ -36,7 +54,11 @@ SM_ACTIVITY = (
     " or mps_gpu_sm_active_ratio)"
 )
 
-DAEMON_STATE = state_code("mps_control_state", codes(DAEMON_STATES), "job, instance, daemon")
+DAEMON_STATE = state_code(
+    "mps_control_state",
+    codes(DAEMON_STATES, "answering", "draining", "refused", "absent", "unresponsive"),
+    DAEMONS,
+)
 
 _SERVER = "job, instance, daemon, server"
 _STATED = state_code(
@@ -45,36 +67,114 @@ _STATED = state_code(
 # A ghost says that it is ACTIVE, and a newer driver may have words of its own. By user, not by
 # server: where users take turns, servers come and go by the hundred.
 SERVER_STATE = (
-    f"max by (job, instance, daemon, uid) ((max by ({_SERVER}) (mps_server_ghost == 1) * 14"
+    f"max by ({USERS}) ((max by ({_SERVER}) (mps_server_ghost == 1) * 14"
     f" or {_STATED} or max by ({_SERVER}) (mps_server_info) * 10)"
     f" * on ({_SERVER}) group_left (uid) mps_server_info)"
 )
 
+GPU_TROUBLE = (
+    "max by (job, instance, uuid) ("
+    "mps_gpu_up == 0"
+    ' or mps_gpu_recovery_action{mps_gpu_recovery_action!="none"} == 1'
+    " or mps_gpu_row_remap_failure == 1)"
+)
+SERVER_TROUBLE = (
+    f"max by ({_SERVER}) (mps_server_ghost == 1"
+    ' or mps_server_state{mps_server_state="FAULT"} == 1)'
+)
+
 CONTEXTS_SHARE = "mps_server_client_contexts / mps_server_client_contexts_limit"
+
+
+def _first_of(states: tuple[State, ...], by: str, *cases: tuple[str, str]) -> str:
+    """Give the code of the first state of which there is a series: (state, expression) each.
+
+    `or` takes the first because all sides have the same labels, so it must stand in no aggregate.
+    """
+    code = {state.text: state.code for state in states}
+    return " or ".join(f"count by ({by}) ({expr}) * 0 + {code[name]}" for name, expr in cases)
+
+
+def _daemon(state: str) -> str:
+    return f'mps_control_state{{mps_control_state="{state}"}} == 1'
+
+
+def host_state(targets: str) -> str:
+    """Give the worst that is known of each host, as HOST_STATES number it."""
+    return _first_of(
+        HOST_STATES,
+        HOSTS,
+        ("unreachable", f"{targets} == 0"),
+        ("daemon hangs", _daemon("unresponsive")),
+        ("ghost server", "mps_server_ghost == 1"),
+        ("daemon absent", _daemon("absent")),
+        ("GPU unhealthy", GPU_TROUBLE),
+        ("server in FAULT", 'mps_server_state{mps_server_state="FAULT"} == 1'),
+        ("dead in queue", "mps_uid_waiting_dead_clients > 0"),
+        ("daemon refuses", _daemon("refused")),
+        ("clients waiting", "mps_uid_waiting_clients > 0"),
+        ("daemon draining", _daemon("draining")),
+        ("monitoring incomplete", "mps_scrape_collector_success == 0"),
+        ("healthy", "mps_control_up"),
+        ("no MPS", "mps_exporter_build_info"),
+    )
+
+
+# What each user does. Who is not known is "unknown" and no blank.
+HOLDERS = 'label_replace({}, "uid", "unknown", "uid", "")'.format(
+    _first_of(
+        HOLDER_STATES,
+        USERS,
+        ("connected", "mps_client_info"),
+        (
+            "dead in queue",
+            "mps_uid_waiting_dead_clients > 0"
+            " and mps_uid_waiting_dead_clients >= mps_uid_waiting_clients",
+        ),
+        ("waiting", "mps_uid_waiting_clients > 0"),
+        (
+            "idle, others wait",
+            f"mps_server_info and on ({DAEMONS}) mps_uid_waiting_clients > 0",
+        ),
+        ("server idle", "mps_server_info"),
+    )
+)
+
+# Where there is no daemon: is the exporter there at all?
+NO_DAEMON = (
+    f"(max by ({HOSTS}) (mps_exporter_build_info) * 0 or max by ({HOSTS}) ({TARGET} == 0) - 1)"
+)
 
 PLACE = "${datasource:queryparam}&${__url_time_range}"
 
 
-def to_host(board: str, title: str, *, job: str = "Job", instance: str = "Host") -> Json:
-    """From a row of a table to a dashboard about its host, at the same time."""
+def to_host(board: str, title: str) -> Json:
+    """From a row of a table with the columns Job and Host to a dashboard about its host."""
     return link(
         title,
-        f"/d/{board}?{PLACE}"
-        f"&var-job=${{__data.fields.{job}}}&var-instance=${{__data.fields.{instance}}}",
+        f"/d/{board}?{PLACE}&var-job=${{__data.fields.Job}}&var-instance=${{__data.fields.Host}}",
+    )
+
+
+def to_host_of_series(board: str, title: str) -> Json:
+    """From a bar or a line to a dashboard about its host."""
+    return link(
+        title,
+        f"/d/{board}?{PLACE}&${{job:queryparam}}&var-instance=${{__field.labels.instance}}",
     )
 
 
 def to_board(board: str, title: str) -> Json:
-    """To another dashboard with the same choices, at the same time."""
+    """To another dashboard with the same choices, at the same time.
+
+    Not from one of all hosts to one of a single host: that has no All, and obeys all the same.
+    """
     return link(title, f"/d/{board}?{PLACE}&${{job:queryparam}}&${{instance:queryparam}}")
 
 
 def to_user(label: str) -> Json:
-    """From a client or a user to the user's history."""
-    return link(
-        "This user's history",
-        f"/d/mps-sharing?{PLACE}&${{job:queryparam}}&${{instance:queryparam}}&var-uid={label}",
-    )
+    """From a client or a user to the user's dashboard."""
+    return link("This user", f"/d/mps-user?{PLACE}&${{job:queryparam}}&var-uid={label}")
 
 
 def to_runbook() -> Json:
@@ -84,21 +184,22 @@ def to_runbook() -> Json:
     )
 
 
-def utilization_with_activity(by: str, legend: str, *, width: int = 12, height: int = 8) -> Panel:
+def utilization_and_activity(by: str, *, width: int = 12, height: int = 8) -> Panel:
     """Show the two numbers that only tell the truth together."""
     return share_graph(
-        "Utilization beside SM activity",
-        "Grey says how much of the time any kernel ran; green, how much of the GPU worked. Good: "
-        "green is near grey. A wide gap with several processes is what MPS is for; a wide gap "
-        "with one says that the program leaves most of the GPU unused. SM activity needs Hopper "
-        "or later.",
-        Query(f"avg by ({by}) {UTILIZATION}", f"{legend}utilization"),
-        Query(f"avg by ({by}) {SM_ACTIVITY}", f"{legend}SM activity"),
+        "Utilization and SM activity",
+        "Healthy: green is near grey. Grey is the share of time in which any kernel ran; green is "
+        "how much of the GPU was working. A wide gap with several processes is what MPS is for; "
+        "with one process, the program leaves most of the GPU unused. SM activity needs Hopper or "
+        "later.",
+        Query(f"avg by ({by}) {UTILIZATION}", "utilization"),
+        Query(f"avg by ({by}) {SM_ACTIVITY}", "SM activity"),
         width=width,
         height=height,
         overrides=(
             color_of("byFrameRefID", "A", QUIET, custom__fillOpacity=0),
             color_of("byFrameRefID", "B", REAL, custom__fillOpacity=30),
         ),
+        numbers=True,
         none="No GPU reports its utilization.",
     )

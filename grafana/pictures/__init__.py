@@ -1,1 +1,1 @@
-"""Pictures of the dashboards, drawn with the components that Grafana publishes on npm."""
+"""Pictures of the dashboards in a real Grafana, and a report of what each panel shows there."""

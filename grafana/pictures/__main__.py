@@ -1,176 +1,216 @@
-"""Draw the dashboards from recordings: python -m grafana.pictures FOLDER.
+"""See what users see: python -m grafana.pictures FOLDER, with GRAFANA=/path/to/grafana.
 
-This is not Grafana: it is what Grafana publishes of itself on npm (its panels' frames, graphs,
-numbers, bars and tables, its units and colours), fed with our panels and the answers of a real
-Prometheus that scraped replayed recordings. State timelines, heatmaps and all around the panels are
-drawn here, as near as they can be. It is good for seeing what reads badly, and for the pictures in
-docs/images. Needs node, npm with its registry (the first time), Chromium, and Prometheus.
+Runs the Grafana server of any installation, provisioned as docs/dashboards.md says, over a real
+Prometheus with our rules that scrapes replayed recordings; opens every dashboard in Chromium; takes
+pictures; and says of each panel whether it is drawn, what it says, and what is wrong: error badges,
+cut titles, panels without anything, complaints in the console. 1 where something is.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
-import http.server
-import json
+import itertools
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
-from grafana.pictures.answers import Asking
-from grafana.style import Json
+import yaml
+
+from grafana.boards import BOARDS
+from grafana.pictures import hosts, server
+from grafana.pictures.look import Shot, Sight, look, report
 from tests.browser.devtools import browser
-from tests.unit.grafana.reading import FILES, load
-from tests.unit.grafana.stage import Prometheus, Window, programs, replayed
+from tests.support.ports import free_port
+from tests.unit.grafana.stage import JOB, programs, start, until_ready
+from tests.unit.rules.rulebook import ROOT
+from tests.unit.rules.servers import program
 
-HERE = Path(__file__).parent
-MODULES = HERE.parents[1] / ".tools" / "pictures"
-"""Where npm's packages lie: 640 MB that no other tool shall walk through."""
-HTML = """<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="page.css">
-<style>body { margin: 0 } [role=grid] { content-visibility: visible !important }</style>
-<body><div id="page"></div>
-<script>window.__grafana_public_path__ = "/public/"</script>
-<script src="draw.js"></script><script type="module" src="page.js"></script>"""
-DRAWN_AFTER_SECONDS = 2.5
-CUT_TITLES = """[...document.querySelectorAll("section h2")]
-  .filter((title) => title.scrollWidth > title.clientWidth).map((title) => title.textContent)"""
-
-
-class Shot(NamedTuple):
-    """What one picture shows: NAME, or NAME@SECONDS for what was seen so far into it."""
-
-    recording: str
-    seconds: float
-
-    @classmethod
-    def parsed(cls, text: str) -> Shot:
-        """Read the command line's form."""
-        name, _, seconds = text.partition("@")
-        return cls(name, float(seconds or "inf"))
-
-    def window(self, windows: dict[str, Window]) -> Window:
-        """The recording's time in Prometheus, or as much of it as is wanted."""
-        whole = windows[self.recording]
-        return Window(whole.start, min(whole.end, whole.start + 1 + self.seconds))
+SCRAPE_SECONDS = 5
+DEAD = "gpu99-dead:9400"
+SLOW = "slow-tour:9400"
+FLEET = (
+    "tour", "three-users", "wait-served", "starved", "stopped", "fault-held", "fault", "limits",
+    "context-limit", "server-killed", "daemon-killed", "crash-loop", "draining", "percentages",
+    "wait-abandoned-sigkill", "training-10-mps", "training-10-direct", "two-gpus-one-daemon",
+    "three-daemons", "multi-user", "own-pid-namespace", "terminate-client", "containers",
+    "streams", "data-parallel", "memory-limit", "stranded", "foreground",
+)  # fmt: skip
 
 
-def bundle(folder: Path) -> None:
-    """Put the page's program into a folder; fetches npm's packages where they are missing."""
-    if shutil.which("npm") is None:
-        raise SystemExit("node and npm are missing: apt-get install nodejs npm")
-    MODULES.mkdir(parents=True, exist_ok=True)
-    lock = (HERE / "package-lock.json").read_bytes()
-    installed = MODULES / "installed-lock.json"
-    if not installed.exists() or installed.read_bytes() != lock:
-        print("fetching Grafana's components from npm's registry ...", file=sys.stderr)
-        for file in ("package.json", "package-lock.json"):
-            shutil.copy(HERE / file, MODULES)
-        fetched = subprocess.run(
-            ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"],  # noqa: S607
-            cwd=MODULES, check=False,
-        )  # fmt: skip
-        if fetched.returncode:
-            raise SystemExit("npm could not fetch them; without a registry nothing can be drawn")
-        installed.write_bytes(lock)
-    modules = MODULES / "node_modules"
-    subprocess.run(
-        [modules / ".bin" / "esbuild", HERE / "page.jsx", f"--outfile={folder / 'page.js'}",
-         "--bundle", "--minify", "--format=esm", "--jsx=automatic", "--log-level=error",
-         "--loader:.woff2=dataurl", "--loader:.woff=empty", "--loader:.svg=dataurl",
-         "--loader:.ttf=empty", '--define:process.env.NODE_ENV="production"'],
-        env={**os.environ, "NODE_PATH": str(modules)}, check=True,
-    )  # fmt: skip
-    (folder / "page.html").write_text(HTML)
-    (folder / "public").mkdir()
-    (folder / "public" / "build").symlink_to(modules / "@grafana" / "ui" / "dist" / "public")
+def replays() -> dict[str, str]:
+    """Label instance -> recording, and how fast it is replayed."""
+    fleet = {f"gpu{number:02}-{name}:9400": name for number, name in enumerate(FLEET, start=1)}
+    return {SLOW: "tour@0.1", "quiet:9400": "quiet@0.5", **fleet}
+
+
+IMAGES = {
+    "dashboard-fleet.png": "mps-fleet",
+    "dashboard-sharing.png": "mps-sharing-tour",
+    "dashboard-incidents.png": "mps-incidents-tour",
+    "dashboard-user.png": "mps-user",
+    "dashboard-dcgm.png": "also",
+}
+"""Pictures of the documents, and what they show."""
+
+
+def shots(also: Path | None = None) -> list[Shot]:
+    """Every dashboard, of the hosts that one looks at, and a foreign one."""
+    one_host = ("mps-host", "mps-sharing", "mps-gpu")
+    period = "now-20m"
+    names = {"tour": SLOW, "quiet": "quiet:9400", "no-mps": "gpu17-training-10-direct:9400",
+             "dead": DEAD, "eight-gpus": hosts.MADE_UP}  # fmt: skip
+    found = [Shot(server.FOREIGN, "also", "", period)] if also else []
+    for board in BOARDS:
+        if board.uid in one_host:
+            found += [
+                Shot(board.uid, f"{board.uid}-{name}", f"var-job={JOB}&var-instance={host}", period)
+                for name, host in names.items()
+            ]
+        elif board.uid == "mps-user":
+            found.append(Shot(board.uid, board.uid, "var-uid=1002", period))
+        else:
+            found.append(Shot(board.uid, board.uid, "", period))
+            if board.uid == "mps-incidents":
+                found.append(Shot(board.uid, f"{board.uid}-tour", f"var-instance={SLOW}", period))
+                found.append(
+                    Shot(board.uid, f"{board.uid}-quiet", "var-instance=quiet:9400", period)
+                )
+    return found
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve a folder on 127.0.0.1; gives the address."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Say nothing."""
-
-    handler = functools.partial(Quiet, directory=str(folder))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-async def draw(folder: Path, page: Json, name: str, chosen: argparse.Namespace) -> None:
-    """Write a dashboard's pictures."""
-    (folder / "draw.js").write_text(f"window.DRAW = {json.dumps(page)}", "utf-8")
-    with served(folder) as address:
-        for width in chosen.width:
-            for theme in chosen.theme:
-                async with browser() as tab:
-                    await tab.look(width, min(900, chosen.height or 900), dark=theme == "dark")
-                    await tab.open(f"{address}/page.html?theme={theme}")
-                    await asyncio.sleep(DRAWN_AFTER_SECONDS)
-                    if chosen.height:
-                        height = f"height: {chosen.height}px; overflow: hidden"
-                        await tab.evaluate(f"page.style.cssText = '{height}'")
-                    path = chosen.folder / f"{name}-{width}-{theme}.png"
-                    await tab.screenshot(path)
-                    print(path, *await tab.evaluate(CUT_TITLES), sep="\n  cut: ")
-                    wrong = [each for each in tab.complaints if each.startswith("exception")]
-                    if wrong:
-                        raise SystemExit("\n".join(wrong))
-
-
-def draw_all(
-    prometheus: Prometheus, windows: dict[str, Window], chosen: argparse.Namespace
-) -> None:
-    """Draw what was chosen, from what Prometheus remembers."""
-    chosen.folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        bundle(Path(folder))
-        for text in chosen.recording:
-            shot = Shot.parsed(text)
-            for file in FILES:
-                if file.stem in chosen.dashboard:
-                    asking = Asking(prometheus, load(file), shot.recording, shot.window(windows))
-                    name = f"{file.stem}-{text.replace('@', '-')}"
-                    asyncio.run(draw(Path(folder), asking.page(), name, chosen))
+def scraped(folder: Path) -> Iterator[str]:
+    """Run the replayed hosts, and a Prometheus that scrapes them; gives its address."""
+    replayed = replays()
+    port, dead, prometheus = free_port(), free_port(), free_port()
+    addresses = dict.fromkeys((*replayed, hosts.MADE_UP), f"127.0.0.1:{port}")
+    targets = [
+        {
+            "targets": [address],
+            "labels": {
+                "instance": instance,
+                "__metrics_path__": f"/{instance.partition(':')[0]}/metrics",
+            },
+        }
+        for instance, address in {**addresses, DEAD: f"127.0.0.1:{dead}"}.items()
+    ]
+    config = {
+        "global": {
+            "scrape_interval": f"{SCRAPE_SECONDS}s", "scrape_timeout": f"{SCRAPE_SECONDS}s",
+            "evaluation_interval": "10s",
+        },
+        "rule_files": [str(ROOT / "rules" / "*.yml"), str(ROOT / "dcgm-compat.rules.yml")],
+        "scrape_configs": [{"job_name": JOB, "static_configs": targets}],
+    }  # fmt: skip
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    with programs() as started:
+        named = [f"{name.partition(':')[0]}={recording}" for name, recording in replayed.items()]
+        started.append(
+            start(
+                folder, "hosts", sys.executable, "-m", "grafana.pictures.hosts", str(port), *named
+            )
+        )
+        started.append(
+            start(
+                folder, "prometheus", program("prometheus"),
+                f"--config.file={folder / 'prometheus.yml'}",
+                f"--storage.tsdb.path={folder / 'tsdb'}",
+                f"--web.listen-address=127.0.0.1:{prometheus}",
+            )
+        )  # fmt: skip
+        until_ready(f"http://127.0.0.1:{prometheus}/-/ready")
+        yield f"http://127.0.0.1:{prometheus}"
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Replay, ask, draw."""
+async def take_images(folder: Path, address: str, also: Path | None) -> list[str]:
+    """Take the pictures of the documents; gives what is wrong."""
+    found = {shot.name: shot for shot in shots(also)}
+    lines: list[str] = []
+    for name, shot in IMAGES.items():
+        if shot not in found:
+            continue
+        async with browser() as tab:
+            with tempfile.TemporaryDirectory() as drawn:
+                sights = await look(
+                    tab, found[shot], address, Path(drawn), width=1400, dark=True, docked=False
+                )
+                shutil.copy(next(Path(drawn).glob(f"{shot}-*-closed.png")), folder / name)
+            lines += [line for line in report(sights, tab.complaints) if "FAULT" in line]
+    return lines
+
+
+async def take(chosen: argparse.Namespace, address: str) -> list[str]:
+    """Take all pictures; gives what is wrong."""
+    lines: list[str] = []
+    themes = [theme == "dark" for theme in chosen.theme]
+    docked = [menu == "docked" for menu in chosen.menu]
+    for width, dark, dock in itertools.product(chosen.width, themes, docked):
+        for shot in shots(chosen.also):
+            if not any(shot.name.startswith(wanted) for wanted in (*chosen.dashboard, "also")):
+                continue
+            async with browser() as tab:
+                sights: list[Sight] = await look(
+                    tab, shot, address, chosen.folder, width=width, dark=dark, docked=dock
+                )
+                said = list(report(sights, tab.complaints))
+                print(*said, sep="\n", flush=True)
+                lines += [f"{shot.name} at {width}: {s}" for s in said if "FAULT" in s]
+    return lines
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run everything and look."""
     parser = argparse.ArgumentParser(
         prog="python -m grafana.pictures", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("folder", type=Path, help="where the pictures go")
-    for flag, default, kind, words in (
-        ("--dashboard", [file.stem for file in FILES], str, "mps-sharing and so on"),
-        ("--recording", ["tour@42", "fault-held", "server-killed"], str, Shot.__doc__),
-        ("--width", [1400, 2560], int, "pixels"),
-        ("--theme", ["dark", "light"], str, "dark or light"),
+    parser.add_argument(
+        "--minutes", type=float, default=20, help="to let the recordings play first"
+    )
+    for flag, default, kind in (
+        ("--dashboard", [board.uid for board in BOARDS], str),
+        ("--width", [1366, 1920, 2560], int),
+        ("--theme", ["dark", "light"], str),
+        ("--menu", ["docked", "closed"], str),
     ):
-        parser.add_argument(flag, nargs="+", type=kind, default=default, help=words)
-    parser.add_argument("--height", type=int, help="pixels from the top; all of it without")
+        parser.add_argument(flag, nargs="+", type=kind, default=default)
+    parser.add_argument(
+        "--also", type=Path, help="a dashboard's file to look at, too: dcgm-exporter's"
+    )
+    parser.add_argument("--images", type=Path, help="write the documents' pictures there instead")
+    parser.add_argument("--keep", action="store_true", help="go on running, to look around")
     chosen = parser.parse_args(arguments)
-    names = sorted({Shot.parsed(text).recording for text in chosen.recording})
-    with tempfile.TemporaryDirectory() as folder, programs() as started:
-        prometheus, windows = replayed(
-            Path(folder), started, names, {}, at_a_time=len(names), stay=True
-        )
-        draw_all(prometheus, windows, chosen)
+    try:
+        server.program(os.environ.get("GRAFANA"))
+    except server.NoGrafanaError as error:
+        print(error, file=sys.stderr)
+        return 2
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with scraped(folder) as prometheus:
+            print(f"Prometheus: {prometheus}; playing for {chosen.minutes:g} minutes", flush=True)
+            time.sleep(chosen.minutes * 60)
+            home = os.environ.get("GRAFANA")
+            with server.running(home, folder, free_port(), prometheus, chosen.also) as address:
+                print(f"Grafana: {address}", flush=True)
+                wrong = asyncio.run(
+                    take_images(chosen.images, address, chosen.also)
+                    if chosen.images
+                    else take(chosen, address)
+                )
+                print(*(wrong or ["Nothing is wrong."]), sep="\n")
+                while chosen.keep:
+                    time.sleep(1)
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

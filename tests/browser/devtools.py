@@ -76,7 +76,8 @@ class Page:
         elif method == "Runtime.consoleAPICalled" and about["type"] in ("error", "warning"):
             self.complaints.append(f"console: {[a.get('value') for a in about['args']]}")
         elif method == "Log.entryAdded" and about["entry"]["level"] in ("error", "warning"):
-            self.complaints.append(f"log: {about['entry']['text']}")
+            entry = about["entry"]
+            self.complaints.append(f"log: {entry['text']} {entry.get('url', '')}".rstrip())
         elif method == "Audits.issueAdded":
             self.complaints.append(f"issue: {about['issue']}")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.player import RECORDINGS, Player
+from tests.support.player import RECORDINGS, Metrics, Player
 from tests.unit.grafana import hand_made
 from tests.unit.grafana.reading import (
     FILES,
@@ -46,6 +46,8 @@ ENDED = "an exporter that ended"
 """A recording's exporter, some seconds after it was there for the last time."""
 SUBJECTS = subjects()
 NAMES = sorted({name for _, _, name in SUBJECTS} - {EVERY, ENDED, hand_made.NAME})
+
+USERS = ("1001", "1002", "1003")
 
 Stage = tuple[Prometheus, dict[str, Window]]
 
@@ -95,9 +97,14 @@ def test_panels_show_what_was_recorded(stage: Stage) -> None:
     empty = []
     for dashboard, panel, name in SUBJECTS:
         window = windows[name if name != EVERY else "one-client"]
-        requested = [t for t in targets() if (t.dashboard, t.panel) == (dashboard, panel)]
-        assert requested
-        if not any(shows(prometheus.target(t, window, instance=where(name))) for t in requested):
+        asked = [t for t in targets() if (t.dashboard, t.panel) == (dashboard, panel)]
+        assert asked
+        users = USERS if dashboard == "mps-user" else ("",)
+        if not any(
+            shows(prometheus.target(t, window, instance=where(name), uid=uid))
+            for t in asked
+            for uid in users
+        ):
             empty.append(f"{dashboard} / {panel} shows nothing of {name}")
     assert empty == []
 
@@ -127,69 +134,176 @@ def test_every_variable_offers_something(stage: Stage) -> None:
 
 def test_a_recording_is_called_one(stage: Stage) -> None:
     prometheus, windows = stage
-    for target in targets():
-        if target.panel == "Source":
-            for name, says in (("fault", "recording"), (hand_made.NAME, "live")):
-                found = prometheus.at_end(target, windows[name], instance=name)
-                assert found == ([({}, [1.0])] if target.legend == says else [])
+    (target,) = (
+        t for t in targets() if t.panel == "Exporters" and "mps_exporter_recording_info" in t.expr
+    )
+    for name, is_recording in (("fault", True), (hand_made.NAME, False)):
+        found = prometheus.at_end(target, windows[name], instance=name)
+        assert [bool(labels["scenario"]) for labels, _ in found] == [True] * is_recording
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What a panel must say at the end of a recording: by these labels, this much."""
+    """What a panel must say at a moment of a recording: by these labels, this much."""
 
     dashboard: str
     panel: str
     recording: str
     value: float | str
-    """A number that is known from the incident itself, or a metric of the recording's own end."""
+    """A number that is known from the incident itself, or a metric of the recording at the time."""
     ref: str = "A"
     labels: dict[str, str] = field(default_factory=dict)
     off_by: float = 0.0
     """How much of a running total may fall between two scrapes."""
+    at: float | None = None
+    """Seconds into the recording, in the midst of a time in which nothing changes; else its end."""
+    direct: str = ""
+    """The same asked of Prometheus by hand, with HERE for the host."""
+    uid: str = "1002"
 
 
+_WAITED = "time() - min(mps_uid_waiting_since_timestamp_seconds{HERE})"
+_LOST = "sum(mps_client_losses_total{HERE})"
+
+# Every tile of every dashboard, and what else counts.
 TRUTHS = (
-    Truth("mps-incidents", "Clients lost", "server-killed", 2),
-    Truth("mps-incidents", "Crashes", "server-killed", 1),
-    Truth("mps-incidents", "Failed starts", "crash-loop", 6),
-    Truth("mps-incidents", "Fatal errors", "fault", 1),
-    Truth("mps-incidents", "Refused", "context-limit", 4),
-    Truth("mps-incidents", "Lost by cause", "fault", 1, labels={"cause": "own_fault"}),
-    Truth("mps-incidents", "Lost by cause", "fault", 1, labels={"cause": "neighbour_fault"}),
-    Truth("mps-incidents", "Lost by cause", "daemon-killed", 1, labels={"cause": "daemon_died"}),
-    Truth("mps-incidents", "Lost by cause", "terminate-client", 1, labels={"cause": "terminated"}),
-    Truth("mps-fleet", "Clients lost", "fault-held", 2),
-    Truth("mps-sharing", "Hand-overs", "three-users", 2),
-    Truth("mps-sharing", "Waits of each user", "three-users", 1, labels={"uid": "1002"}),
-    Truth("mps-sharing", "Waits of each user", "wait-served",
+    Truth("mps-fleet", "Unreachable", ENDED, 1, direct="count(up{HERE} == 0)"),
+    Truth("mps-fleet", "Daemons", "stopped", 1, at=12,
+          direct='count(mps_control_state{HERE, mps_control_state="unresponsive"} == 1)'),
+    Truth("mps-fleet", "Servers", "fault-held", 1, at=8,
+          direct='count(mps_server_state{HERE, mps_server_state="FAULT"} == 1)'),
+    Truth("mps-fleet", "GPUs", hand_made.NAME, 2,
+          direct='count(mps_gpu_up{HERE} == 0) + count(mps_gpu_recovery_action{HERE,'
+          ' mps_gpu_recovery_action="gpu_reset"} == 1)'),
+    Truth("mps-fleet", "Waiting", "three-users", "mps_uid_waiting_clients", at=5.5,
+          direct="sum(mps_uid_waiting_clients{HERE})"),
+    Truth("mps-fleet", "Clients lost", "fault-held", 2, direct=_LOST),
+    Truth("mps-fleet", "All hosts", "limits", 1, at=12, direct="count(up{HERE} == 1)"),
+    Truth("mps-fleet", "All GPUs", "limits", "mps_gpu_up", at=12,
+          direct="count(mps_gpu_info{HERE})"),
+    Truth("mps-fleet", "GPUs in use", "limits", 1, at=12,
+          direct='min(max by (uuid) (mps_gpu_processes{HERE, kind="mps_client"}) > bool 0)'),
+    Truth("mps-host", "State", "stopped", 11, at=12,
+          direct='11 * max(mps_control_state{HERE, mps_control_state="unresponsive"})'),
+    Truth("mps-host", "State", "limits", 1, at=12, direct="min(mps_control_up{HERE})"),
+    Truth("mps-host", "State", ENDED, 12, direct="12 * count(up{HERE} == 0)"),
+    Truth("mps-host", "Daemon", "draining", 2, at=8,
+          direct='2 * max(mps_control_state{HERE, mps_control_state="draining"})'),
+    Truth("mps-host", "Server", "fault-held", 13, at=8,
+          direct='13 * max(mps_server_state{HERE, mps_server_state="FAULT"})'),
+    Truth("mps-host", "Clients", "context-limit", "mps_server_clients", at=15,
+          direct="count(mps_client_info{HERE})"),
+    Truth("mps-host", "Waiting", "wait-served", 1, at=4,
+          direct="sum(mps_uid_waiting_clients{HERE})"),
+    Truth("mps-host", "Contexts", "context-limit", 1, at=15,
+          direct="max(mps_server_client_contexts{HERE}) / 48"),
+    Truth("mps-sharing", "Holder", "three-users", 1, labels={"uid": "1002"}, at=5.5,
+          direct='count(mps_client_info{HERE, uid="1002"})'),
+    Truth("mps-sharing", "Waiting", "three-users", 1, at=5.5,
+          direct="sum(mps_uid_waiting_clients{HERE})"),
+    Truth("mps-sharing", "Longest wait", "wait-served", 3.2, off_by=1.0, at=4, direct=_WAITED),
+    Truth("mps-sharing", "Waits, p95", "wait-served", 9.5, off_by=0.5,
+          direct="histogram_quantile(0.95, sum by (le) (mps_uid_wait_seconds_bucket{HERE}))"),
+    Truth("mps-sharing", "Hand-overs", "three-users", 2,
+          direct="sum(mps_uid_handovers_total{HERE})"),
+    Truth("mps-sharing", "Time lost", "wait-served",
+          "mps_uid_handover_idle_seconds_total", off_by=0.6,
+          direct="sum(mps_uid_handover_idle_seconds_total{HERE})"),
+    Truth("mps-sharing", "Time lost", "three-users",
+          "mps_uid_handover_idle_seconds_total", off_by=0.6),
+    Truth("mps-user", "My state", "wait-served", 22, at=4,
+          direct="22 * max(mps_uid_waiting_clients{HERE})"),
+    Truth("mps-user", "My state", "wait-served", 23, at=4, uid="1001",
+          direct='23 * count(mps_client_info{HERE, uid="1001"})'),
+    Truth("mps-user", "Behind", "wait-served", 1, labels={"uid": "1001"}, at=4,
+          direct='count(mps_client_info{HERE, uid="1001"})'),
+    Truth("mps-user", "Waiting for", "wait-served", 3.2, off_by=1.0, at=4, direct=_WAITED),
+    Truth("mps-user", "Queue place", "three-users", 1, at=5.5, uid="1003",
+          direct='sum(mps_uid_waiting_clients{HERE, uid="1003"})'),
+    Truth("mps-user", "Connected", "three-users", 1, at=5.5,
+          direct='count(mps_client_info{HERE, uid="1002"})'),
+    Truth("mps-user", "Lost", "fault", 2, uid="1001", direct=_LOST),
+    Truth("mps-incidents", "Clients lost", "server-killed", 2, direct=_LOST),
+    Truth("mps-incidents", "Crashes", "server-killed", 1,
+          direct='sum(mps_server_exits_total{HERE, cause="crashed"})'),
+    Truth("mps-incidents", "Start errors", "crash-loop", 6,
+          direct='sum(mps_server_exits_total{HERE, cause="start_failed"})'),
+    Truth("mps-incidents", "Fatal errors", "fault", 1,
+          direct="sum(mps_server_faults_total{HERE})"),
+    Truth("mps-incidents", "Refused", "context-limit", 4,
+          direct="sum(mps_client_rejections_total{HERE})"),
+    Truth("mps-incidents", "Most recent", hand_made.NAME, 100, off_by=5,
+          direct="time() - max(mps_server_last_exit_timestamp_seconds{HERE})"),
+    Truth("mps-incidents", "Lost clients by user", "fault", 2, labels={"uid": "1001"},
+          direct='sum(mps_client_losses_total{HERE, uid="1001"})'),
+    Truth("mps-gpu", "Lost GPUs", hand_made.NAME, 1, direct="count(mps_gpu_up{HERE} == 0)"),
+    Truth("mps-gpu", "Needs reset", hand_made.NAME, 1,
+          direct='count(mps_gpu_recovery_action{HERE, mps_gpu_recovery_action="gpu_reset"} == 1)'),
+    Truth("mps-gpu", "ECC errors", hand_made.NAME, "", off_by=2,
+          direct="sum(mps_gpu_ecc_errors_total{HERE})"),
+    Truth("mps-gpu", "Row failures", hand_made.NAME, 1,
+          direct="sum(mps_gpu_row_remap_failure{HERE})"),
+    Truth("mps-gpu", "Xid errors", "fault", "mps_gpu_xid_errors_total",
+          direct="sum(mps_gpu_xid_errors_total{HERE})"),
+    Truth("mps-gpu", "Headroom", "limits", "", at=12,
+          direct='max(mps_gpu_temperature_limit_celsius{HERE, limit="slowdown"})'
+          ' - max(mps_gpu_temperature_celsius{HERE, sensor="gpu"})'),
+    Truth("mps-sharing", "Waits by user", "three-users", 1, labels={"uid": "1002"}),
+    Truth("mps-sharing", "Waits by user", "wait-served",
           "mps_uid_wait_seconds_sum", "B", {"uid": "1002"}, 0.01),
-    Truth("mps-sharing", "Waits of each user", "wait-abandoned-sigkill", 1, "D", {"uid": "1002"}),
-    Truth("mps-sharing", "Waits of each user", "starved", "mps_uid_overtakes_total", "E",
+    Truth("mps-sharing", "Waits by user", "wait-abandoned-sigkill", 1, "D", {"uid": "1002"}),
+    Truth("mps-sharing", "Waits by user", "starved", "mps_uid_overtakes_total", "E",
           {"uid": "1001"}),
-    Truth("mps-sharing", "GPU time lost", "wait-served",
-          "mps_uid_handover_idle_seconds_total", off_by=0.6),
-    Truth("mps-sharing", "GPU time lost", "three-users",
-          "mps_uid_handover_idle_seconds_total", off_by=0.6),
-    Truth("mps-sharing", "Who overtook most", "starved", "mps_uid_overtakes_total",
-          labels={"uid": "1001"}),
 )  # fmt: skip
+
+
+def test_every_tile_has_a_truth() -> None:
+    tiles = {(t.dashboard, t.panel) for t in targets() if t.kind == "stat"}
+    assert tiles <= {(truth.dashboard, truth.panel) for truth in TRUTHS}
+
+
+async def _recorded(truth: Truth) -> Metrics | None:
+    """What the recording itself says at that time; nothing of a host that is made by hand."""
+    if truth.recording in {hand_made.NAME, ENDED}:
+        return None
+    player = Player(_file(truth.recording))
+    if truth.at is None:
+        return await player.to_end()
+    return await player.to(player.recording.header.started_at + truth.at)
+
+
+def _window(truth: Truth, whole: Window) -> Window:
+    return whole if truth.at is None else Window(whole.start, whole.start + 1 + truth.at)
+
+
+def _wanted(truth: Truth, recorded: Metrics | None) -> float | None:
+    if not isinstance(truth.value, str):
+        return truth.value
+    if not truth.value:
+        return None
+    assert recorded is not None
+    value = recorded.value(truth.value, **truth.labels)
+    assert value, f"{truth.value} of {truth.recording}"
+    return value
 
 
 async def test_numbers_are_those_of_the_incident(stage: Stage) -> None:
     prometheus, windows = stage
     wrong = []
     for truth in TRUTHS:
-        wanted = truth.value
-        if isinstance(wanted, str):
-            metrics = await Player(_file(truth.recording)).to_end()
-            value = metrics.value(wanted, **truth.labels)
-            assert value
-            wanted = value
-        got = sum(_asked(prometheus, windows[truth.recording], truth))
-        if abs(got - wanted) > truth.off_by:
+        recorded = await _recorded(truth)
+        window = _window(truth, windows[truth.recording])
+        got = sum(_asked(prometheus, window, truth))
+        wanted = _wanted(truth, recorded)
+        if wanted is not None and abs(got - wanted) > truth.off_by:
             wrong.append(f"{truth.panel} {truth.ref} of {truth.recording}: {got}, not {wanted}")
-    assert wrong == []
+        if truth.direct:
+            here = f'instance="{where(truth.recording)}"'
+            found = prometheus.moment(truth.direct.replace("HERE", here), window.end)
+            direct = sum(value for _, (value,) in found)
+            if abs(got - direct) > max(truth.off_by, 0.01):
+                wrong.append(f"{truth.panel} of {truth.recording}: {got}, but {direct} by hand")
+    assert not wrong, "\n".join(wrong)
 
 
 def _file(name: str) -> Path:
@@ -198,7 +312,8 @@ def _file(name: str) -> Path:
 
 def _asked(prometheus: Prometheus, window: Window, truth: Truth) -> Iterator[float]:
     target = _target(truth)
-    for labels, values in prometheus.at_end(target, window, instance=truth.recording, job=JOB):
+    choices = {"instance": where(truth.recording), "job": JOB, "uid": truth.uid}
+    for labels, values in prometheus.at_end(target, window, **choices):
         if truth.labels.items() <= labels.items():
             yield values[0]
 
@@ -213,12 +328,12 @@ def test_bars_of_events_add_up_to_the_events(stage: Stage) -> None:
     for dashboard, panel, recording, wanted in (
         ("mps-incidents", "Clients lost, by cause", "server-killed", 2),
         ("mps-incidents", "Clients refused, by cause", "fault-held", 1),
-        ("mps-sharing", "Waits that ended, by how long they took", "three-users", 2),
+        ("mps-sharing", "Waits that ended, by length", "three-users", 2),
     ):
-        target = next(t for t in targets() if (t.dashboard, t.panel) == (dashboard, panel))
-        found = prometheus.span(
-            filled(target.expr, **windows[recording].variables, instance=recording),
-            windows[recording],
+        total = sum(
+            sum(values)
+            for target in targets()
+            if (target.dashboard, target.panel) == (dashboard, panel)
+            for _, values in prometheus.target(target, windows[recording], instance=recording)
         )
-        total = sum(sum(values) for labels, values in found if labels.get("le", "+Inf") == "+Inf")
         assert total == wanted, panel

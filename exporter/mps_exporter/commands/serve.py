@@ -27,6 +27,7 @@ from mps_exporter.config import Settings
 from mps_exporter.memory import collect_garbage_periodically, freeze_startup_objects
 from mps_exporter.metrics.content_format import TEXT_0_0_4, ContentFormat
 from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.loops import LoopCounters
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import NvmlObservation, Observation
 from mps_exporter.snapshot import Incident, RecordingInfo, Snapshot
@@ -74,40 +75,47 @@ class Service:
     def __init__(self, settings: Settings, recording: Recording | None = None) -> None:
         self._settings = settings
         self._recording = recording
-        self._loop_number = 0
+        self._loop_number = 1
         self._renderers = ThreadPoolExecutor(2, thread_name_prefix="render")
         self._process = CollectorRegistry()
         if not settings.web_disable_exporter_metrics:
             ProcessCollector(registry=self._process)
         self._subscribers: set[asyncio.Queue[tuple[str, Incident]]] = set()
         self._ready = False
-        self._restart()
+        self._loops = LoopCounters()
+        self._host: Host = LiveHost(settings) if recording is None else self._replay(recording)
+        self._collector = self._collector_of(self._host)
 
-    def _restart(self) -> None:
-        """A fresh host and collector; a recording that is played again begins like a restart."""
-        self._loop_number += 1
-        self._host: Host = (
-            LiveHost(self._settings)
-            if self._recording is None
-            else ReplayHost(self._recording, speed=self._settings.replay_speed)
-        )
-        self._collector = Collector(self._host, self._settings, on_incident=self._publish)
+    def _replay(self, recording: Recording) -> ReplayHost:
+        return ReplayHost(recording, speed=self._settings.replay_speed)
+
+    def _collector_of(self, host: Host) -> Collector:
+        return Collector(host, self._settings, on_incident=self._publish)
 
     # -- the collector's life
 
     async def run(self) -> None:
         """Follow the logs until cancelled; a recording begins again when it ends."""
-        while True:
-            host = self._host
-            if isinstance(host, ReplayHost):
-                follower = asyncio.create_task(self._collector.follow())
-                await host.until_finished()
-                follower.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await follower
-                self._restart()
-            else:
-                await self._collector.follow()
+        if self._recording is None:
+            await self._collector.follow()
+        else:
+            await self._run_loops(self._recording)
+
+    async def _run_loops(self, recording: Recording) -> None:
+        for loop in count(1):
+            host = self._replay(recording)
+            collector = self._collector_of(host)
+            began = await collector.collect()
+            # Nobody may see a loop's counters before they go on from where the last one ended.
+            self._loops.begin(loop, render(began, build(), wall=host.wall))
+            self._host, self._collector, self._loop_number = host, collector, loop
+            follower = asyncio.create_task(collector.follow())
+            await host.until_finished()
+            follower.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await follower
+            ended = await collector.collect()
+            self._loops.applied(loop, render(ended, build(), wall=host.wall))
 
     async def close(self) -> None:
         """Let go of everything."""
@@ -130,6 +138,7 @@ class Service:
         self, timeout_seconds: float | None, collectors: frozenset[str] | None
     ) -> Snapshot:
         """Collect, or join the collection in flight."""
+        loop = self._loop_number
         snapshot = await self._collector.collect(timeout_seconds, collectors)
         self._ready = True
         if self._recording is None:
@@ -141,7 +150,7 @@ class Service:
             driver_version=header.driver_version,
             recorded_at=header.recorded_at,
             speed=self._settings.replay_speed,
-            loop=self._loop_number,
+            loop=loop,
         )
         return replace(snapshot, recording=info)
 
@@ -164,6 +173,8 @@ class Service:
         wall: Callable[[float], float],
     ) -> bytes:
         families = render(snapshot, build(), wall=wall)
+        if snapshot.recording is not None:
+            families = self._loops.applied(snapshot.recording.loop, families)
         own: list[Metric] = list(self._process.collect())
         page = encode(families, own, content_format)
         return gzip_format.compress(page, GZIP_LEVEL, mtime=0) if gzip else page

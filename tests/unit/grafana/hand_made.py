@@ -77,6 +77,8 @@ def snapshot(seconds: float, now: float) -> Snapshot:
         gpu_uuids=(UUID,),
         logs=(LogState("/run/mps", "control", "control.log", readable=True, size_bytes=2**31),),
         counters=LedgerCounters(
+            server_last_exit_at={"crashed": now - 100},
+            losses={(1001, "own_fault"): grown, (1002, "unfinished_work"): grown},
             overtakes={1001: grown},
             log_lines={"control": 20 * grown, "server": 10 * grown},
             unrecognized_lines={"control": grown},

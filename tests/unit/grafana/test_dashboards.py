@@ -12,6 +12,7 @@ from grafana import style
 from grafana.boards import BOARDS
 from grafana.style import Json
 from tests.unit.grafana.reading import FILES, load, panels, variables
+from tests.unit.rules.rulebook import alerts
 
 DASHBOARDS = [pytest.param(load(path), id=path.stem) for path in FILES]
 PANELS = [
@@ -38,9 +39,26 @@ def test_check_names_stale_files_and_writing_mends_them(
     assert generator.main(["--check"]) == 0
 
 
-def test_there_are_the_six() -> None:
+def test_exports_ask_for_the_data_source_and_name_what_they_need(tmp_path: Path) -> None:
+    assert generator.main(["--export", str(tmp_path)]) == 0
+    assert sorted(path.stem for path in tmp_path.iterdir()) == sorted(b.uid for b in BOARDS)
+    for path in FILES:
+        exported = load(tmp_path / path.name)
+        (asked,) = exported["__inputs"]
+        source = next(t for t in exported["templating"]["list"] if t["type"] == "datasource")
+        assert source["current"]["value"] == f"${{{asked['name']}}}"
+        assert asked["pluginId"] == "prometheus"
+        kinds = {each["id"] for each in exported["__requires"] if each["type"] == "panel"}
+        assert kinds == {panel["type"] for panel in panels(exported)}
+        assert {"grafana", "prometheus"} <= {each["id"] for each in exported["__requires"]}
+        assert exported["editable"]
+        assert exported["panels"] == load(path)["panels"]
+
+
+def test_there_are_the_seven() -> None:
     assert [path.stem for path in FILES] == [
         "mps-exporter", "mps-fleet", "mps-gpu", "mps-host", "mps-incidents", "mps-sharing",
+        "mps-user",
     ]  # fmt: skip
 
 
@@ -49,15 +67,18 @@ def test_dashboard_has_what_all_have(dashboard: Json) -> None:
     assert 39 <= dashboard["schemaVersion"] <= 42
     assert dashboard["title"].startswith("NVIDIA MPS / ")
     assert not dashboard["editable"]
-    assert dashboard["description"].endswith(".")
+    assert dashboard["description"].endswith((".", "?"))
     names = [variable["name"] for variable in dashboard["templating"]["list"]]
     assert names[:3] == ["datasource", "job", "instance"]
     assert "pid" not in names
-    shown = {annotation["name"] for annotation in dashboard["annotations"]["list"]}
-    assert {"Alerts", "Daemon starts", "Recordings"} <= shown
+    assert "Alerts" in {annotation["name"] for annotation in dashboard["annotations"]["list"]}
     first_link = dashboard["links"][0]
     assert first_link["keepTime"]
-    assert first_link["includeVars"]
+
+
+def test_the_user_dashboard_asks_only_for_the_user() -> None:
+    (board,) = (load(path) for path in FILES if path.stem == "mps-user")
+    assert [each["name"] for each in variables(board) if each["hide"] == 0] == ["uid"]
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS)
@@ -66,8 +87,7 @@ def test_variables_are_as_grafanas_linter_wants_them(dashboard: Json) -> None:
     assert named["datasource"]["type"] == "datasource"
     assert named["datasource"]["query"] == "prometheus"
     assert named["datasource"]["label"] == "Data source"
-    for name, label in (("job", "Job"), ("instance", "Instance")):
-        assert named[name]["label"] == label
+    for name in ("job", "instance"):
         assert named[name]["multi"]
         assert named[name]["allValue"] == ".+"
 
@@ -75,7 +95,7 @@ def test_variables_are_as_grafanas_linter_wants_them(dashboard: Json) -> None:
 def test_units_are_grafanas() -> None:
     known = {
         style.COUNT, style.SHARE, style.SECONDS, style.BYTES, style.BYTES_PER_SECOND, style.WATTS,
-        style.CELSIUS, style.HERTZ, style.PER_SECOND, style.AGO, style.WORDS, "none",
+        style.CELSIUS, style.HERTZ, style.AGO, style.WORDS,
     }  # fmt: skip
     for path in FILES:
         for panel in panels(load(path)):
@@ -89,12 +109,9 @@ def test_units_are_grafanas() -> None:
 @pytest.mark.parametrize("dashboard", DASHBOARDS)
 def test_rows_ask_and_the_first_says_whether_all_is_well(dashboard: Json) -> None:
     rows = [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"]
-    assert all("?" in row for row in rows)
-    tiles = [panel for panel in panels(dashboard) if panel["gridPos"]["y"] == 1]
-    assert {panel["type"] for panel in tiles} == {"stat"}
-    assert tiles[-1]["title"] == "Source"
-    # Longer titles are cut at 1400 pixels: eight tiles, and the button beside each title.
-    assert all(len(tile["title"]) <= 13 for tile in tiles)
+    assert all("?" in row or row in {"Power and cooling", "When? Daemon $daemon"} for row in rows)
+    first = [panel["type"] for panel in panels(dashboard) if panel["gridPos"]["y"] == 1]
+    assert first == (["table"] if dashboard["uid"] == "mps-exporter" else ["stat"] * 6)
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS)
@@ -135,7 +152,6 @@ def test_panel_is_described_and_has_a_unit(panel: Json) -> None:
     assert len(panel["description"]) > 30
     assert panel["description"].split("\n")[0].endswith(".")
     assert panel["fieldConfig"]["defaults"]["unit"]
-    assert panel["fieldConfig"]["defaults"]["noValue"], "an empty panel says what that means"
     assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
     assert panel["targets"]
 
@@ -143,7 +159,7 @@ def test_panel_is_described_and_has_a_unit(panel: Json) -> None:
 @pytest.mark.parametrize("panel", PANELS)
 def test_words_say_what_good_looks_like(panel: Json) -> None:
     own_words = panel["description"].split("\n\n")[0]
-    assert "Good: " in own_words or own_words.startswith("No good or bad")
+    assert own_words.startswith(("Healthy: ", "For information"))
 
 
 def panel_links(dashboard: Json) -> list[str]:
@@ -158,14 +174,32 @@ def test_links_lead_to_dashboards_that_exist_and_keep_the_time(dashboard: Json) 
         assert "${__url_time_range}" in parameters
         assert "${datasource:queryparam}" in parameters
         assert "job" in parameters
-        assert "instance" in parameters
+        assert ("uid" if uid == "mps-user" else "instance") in parameters
 
 
 def test_fleet_leads_to_host_and_client_to_its_user() -> None:
     urls = {path.stem: panel_links(load(path)) for path in FILES}
     assert any(url.startswith("/d/mps-host?") for url in urls["mps-fleet"])
     assert any(url.startswith("/d/mps-sharing?") for url in urls["mps-host"])
-    assert any("var-uid=${__data.fields.User}" in url for url in urls["mps-host"])
+    to_user = [url for url in urls["mps-host"] if "var-uid=${__data.fields.User}" in url]
+    assert to_user
+    assert all(url.startswith("/d/mps-user?") for url in to_user)
+
+
+def test_firing_alerts_say_what_to_do_first() -> None:
+    """Each alert of the rules has its sentence in the table of the fleet."""
+    (fleet,) = (load(path) for path in FILES if path.stem == "mps-fleet")
+    table = next(panel for panel in panels(fleet) if panel["title"] == "Firing alerts")
+    texts = next(
+        each["value"][0]["options"]
+        for override in table["fieldConfig"]["overrides"]
+        if override["matcher"]["options"] == "What to do first"
+        for each in override["properties"]
+        if each["id"] == "mappings"
+    )
+    assert texts.keys() == {rule.alert for rule in alerts()}
+    assert all(each["text"].endswith(".") for each in texts.values())
+    assert not [each for each in texts.values() if "{{" in each["text"]]
 
 
 @pytest.mark.parametrize("panel", PANELS)

@@ -15,7 +15,9 @@ def test_every_panel_is_in_the_document_in_its_place() -> None:
 
 def test_every_question_is_in_the_document() -> None:
     wanted = [
-        (board.uid, row.question.replace("$gpu", "0")) for board in BOARDS for row in board.rows
+        (board.uid, row.question.replace("$gpu", "0").replace("$daemon", "/tmp/mps"))
+        for board in BOARDS
+        for row in board.rows
     ]
     assert questions() == wanted
 

@@ -1,0 +1,269 @@
+"""One user: why is my job waiting, what did I lose, and what did I get?"""
+
+from __future__ import annotations
+
+from grafana.board import Board, Row, Variable, instance, job
+from grafana.boards.shared import (
+    DAEMONS,
+    HOLDERS,
+    USERS,
+    WAIT_BAD,
+    WAIT_WARN,
+    to_host,
+)
+from grafana.panels import (
+    Column,
+    Query,
+    causes_alike,
+    color_of,
+    events,
+    graph,
+    names_tile,
+    table,
+    tile,
+    timeline,
+)
+from grafana.promql import new_in_range, new_in_step
+from grafana.style import (
+    AGO,
+    BYTES,
+    HOLDER_STATES,
+    QUIET,
+    SECONDS,
+    USED,
+    USER_STATES,
+    WARN,
+    at_most,
+)
+
+_MINE = '{uid=~"$uid"}'
+_OTHERS = '{uid!~"$uid"}'
+_NONE_CONNECTED = "0 * count(mps_exporter_build_info)"
+WAITING = f"mps_uid_waiting_clients{_MINE} - mps_uid_waiting_dead_clients{_MINE}"
+_I_WAIT = f"mps_uid_waiting_clients{_MINE} > 0"
+_WHERE_I_WAIT = f"on ({DAEMONS}) {_I_WAIT}"
+# Whoever has clients on the daemon now; without any, whose server is still there.
+_HOLDS = (
+    f"(count by ({USERS}) (mps_client_info{_OTHERS})"
+    f" or count by ({USERS}) (mps_server_info{_OTHERS}))"
+)
+_SINCE = f"mps_uid_waiting_since_timestamp_seconds{_MINE}"
+# Users of the same daemon whose wait began before mine.
+_AHEAD = (
+    f"count by ({DAEMONS}) (mps_uid_waiting_since_timestamp_seconds{_OTHERS}"
+    f" < on ({DAEMONS}) group_left () max by ({DAEMONS}) ({_SINCE}))"
+)
+POSITION = f"({_AHEAD} or 0 * count by ({DAEMONS}) ({_SINCE})) + 1"
+
+TILES = (
+    tile(
+        "My state",
+        "Healthy: connected. Whether any of this user's programs has a place on a GPU now. "
+        "Waiting: it hangs in cuInit until the holder's last client exits; do not kill it, "
+        "because a process that dies in the queue makes the daemon hang. Torn down: a fatal GPU "
+        "error hit it, and it cannot use the GPU any more.",
+        f"count(mps_uid_waiting_dead_clients{_MINE} > 0) * 0 + 25"
+        f" or count(mps_uid_waiting_clients{_MINE} > 0) * 0 + 22"
+        f' or count(mps_client_state{{uid=~"$uid", state="torn_down"}} == 1) * 0 + 26'
+        f" or count(mps_client_info{_MINE}) * 0 + 23"
+        f" or count(mps_server_info{_MINE}) * 0 + 21"
+        f" or {_NONE_CONNECTED}",
+        states=USER_STATES,
+    ),
+    names_tile(
+        "Behind",
+        "For information: who holds the GPU that this user waits for. Ask them how long they need.",
+        (f"count by (uid) ({_HOLDS} and {_WHERE_I_WAIT})", "uid {{uid}}", WARN),
+        (f"{_NONE_CONNECTED} unless on () count({_I_WAIT})", "nobody", QUIET),
+        none="no data",
+    ),
+    tile(
+        "Waiting for",
+        "Healthy: seconds, the price of a hand-over. Orange and red are where the alerts "
+        "MpsUidWaitLong and MpsUidStarved fire.",
+        f"max(time() - {_SINCE}) or {_NONE_CONNECTED}",
+        SECONDS,
+        at_most(WAIT_WARN, WAIT_BAD),
+    ),
+    tile(
+        "Queue place",
+        "For information: 1 is next. Users are served in the order in which they began to wait; "
+        "the turn comes when the holder's last client exits and the daemon's back-off is over.",
+        f"max({POSITION})",
+        none="not waiting",
+    ),
+    tile(
+        "Connected",
+        "For information: this user's programs that are connected to MPS now.",
+        f"count(mps_client_info{_MINE}) or {_NONE_CONNECTED}",
+    ),
+    tile(
+        "Lost",
+        "Healthy: 0. This user's programs that MPS took down in this time range.",
+        f"{new_in_range(f'mps_client_losses_total{_MINE}', '')} or {_NONE_CONNECTED}",
+        steps=at_most(1),
+        decimals=0,
+    ),
+)  # fmt: skip
+
+WHERE = table(
+    "Where do I wait, and what comes next?",
+    "Healthy: empty. Each daemon on which this user waits: since when, behind whom, how many users "
+    "come first, and how long the daemon backs off between attempts to replace the server.",
+    (
+        f"topk(50, max by ({DAEMONS}) ({_SINCE})) * 1000",
+        f"max by ({DAEMONS}) ({WAITING}) > 0",
+        f"max by ({DAEMONS}) ({POSITION})",
+        f"max by ({DAEMONS}) (mps_uid_handover_backoff_seconds and {_WHERE_I_WAIT})",
+        f"max by ({DAEMONS}, holder) (label_replace({_HOLDS} and {_WHERE_I_WAIT},"
+        ' "holder", "uid $1", "uid", "(.*)"))',
+    ),
+    (
+        Column("Host", "instance", links=(to_host("mps-sharing", "Who holds the GPU"),)),
+        Column("Waiting since", "A", unit=AGO, width=150),
+        Column("Behind", "holder", width=140),
+        Column("Place in queue", "C", width=125),
+        Column("My programs", "B", width=115),
+        Column("Back-off", "D", unit=SECONDS, width=100),
+        Column("Daemon", "daemon"),
+        Column("Server", "E", hidden=True),
+        Column("Job", "job", hidden=True),
+    ),
+    sort="Waiting since",
+    descending=False,
+    none="No wait of this user is known.",
+    found=_SINCE,
+    height=5,
+)
+
+_LOSSES = "mps_client_losses_total"
+_I_LOST = f"{new_in_range(_LOSSES + _MINE, DAEMONS)} > 0"
+_BLAMED = 'mps_client_losses_total{uid!~"$uid", cause="own_fault"}'
+_LEFT_WORK = 'mps_client_unfinished_exits_total{uid!~"$uid"}'
+TO_WHOM = table(
+    "Lost to whom?",
+    "Healthy: empty. Other users on the daemons where this user lost programs in this time range: "
+    "whose clients ended with GPU work in flight, which took others down, and whose own programs "
+    "had a fatal error, by MPS's account. MPS names whose work failed, which is no proof.",
+    (
+        f"topk(20, {new_in_range(_LEFT_WORK, USERS)} > 0 and on ({DAEMONS}) {_I_LOST}"
+        f" or {new_in_range(_BLAMED, USERS)} * 0 and on ({DAEMONS}) {_I_LOST})",
+        f"{new_in_range(_BLAMED, USERS)} > 0 and on ({DAEMONS}) {_I_LOST}",
+    ),
+    (
+        Column("User", "uid"),
+        Column("Unfinished", "A", width=110, decimals=0),
+        Column("Blamed by MPS", "B", width=125, decimals=0),
+        Column("Host", "instance", links=(to_host("mps-incidents", "Its incidents"),)),
+        Column("Daemon", "daemon", hidden=True),
+        Column("Job", "job", hidden=True),
+    ),
+    sort="Unfinished",
+    none="Nobody else is known.",
+    width=10,
+    height=8,
+)
+
+GOT = table(
+    "What do my programs get?",
+    "For information: this user's connected programs, their SMs and memory, and the limits; at "
+    "most 100.",
+    (
+        "topk(100, max by (job, instance, daemon, pid, gpu, command)"
+        " (mps_client_memory_used_bytes * on (job, instance, daemon, server, pid)"
+        f" group_left (command) mps_client_info{_MINE}))",
+        "max by (job, instance, daemon, pid, gpu) (mps_client_memory_limit_bytes"
+        f" and on (job, instance, daemon, server, pid) mps_client_info{_MINE})",
+        "max by (job, instance, daemon, pid, gpu) (mps_client_sm_limit"
+        f" and on (job, instance, daemon, server, pid) mps_client_info{_MINE})",
+        "max by (job, instance, daemon, pid, gpu) (mps_client_memory_used_bytes * 0"
+        " + on (job, instance, daemon, server, pid) group_left ()"
+        f" (mps_client_start_time_seconds and on (job, instance, daemon, server, pid)"
+        f" mps_client_info{_MINE})) * 1000",
+    ),
+    (
+        Column("Program", "command"),
+        Column("Host", "instance", links=(to_host("mps-host", "This host"),)),
+        Column("GPU", "gpu", width=70),
+        Column("PID", "pid", width=90),
+        Column("Connected", "D", unit=AGO, width=140),
+        Column("SMs", "C", width=75),
+        Column("Memory", "A", unit=BYTES, width=100),
+        Column("Memory limit", "B", unit=BYTES, width=120),
+        Column("Daemon", "daemon", hidden=True),
+        Column("Job", "job", hidden=True),
+    ),
+    sort="Memory",
+    none="No program of this user is known.",
+    found=f"mps_client_info{_MINE}",
+    height=7,
+)
+
+BOARD = Board(
+    uid="mps-user",
+    name="User",
+    description="Why is my job waiting, what did I lose, and what did I get?",
+    variables=(
+        job(),
+        instance(hidden=True),
+        Variable(
+            "uid", "User", "mps_client_connections_total", everything=False, filters=False,
+            several=False,
+        ),
+    ),
+    rows=(
+        Row("Why is my job waiting?", TILES),
+        Row("Behind whom, since when, and what comes next?", (
+            WHERE,
+            timeline(
+                "Who holds the GPUs that I use",
+                "Healthy: no long orange, no red. A row for each user on each daemon that this "
+                "user's programs use or wait for. Blue: clients are connected. Orange: they "
+                "hang in cuInit behind the user whose row is blue.",
+                Query(
+                    f"({HOLDERS}) and on ({DAEMONS}) (mps_server_info{_MINE}"
+                    f" or mps_uid_waiting_clients{_MINE} > 0)",
+                    "uid {{uid}} · {{instance}}",
+                ),
+                Query(
+                    f"{_NONE_CONNECTED} unless on () count(mps_server_info{_MINE}"
+                    f" or mps_uid_waiting_clients{_MINE} > 0)",
+                    "uid $uid",
+                ),
+                states=(*USER_STATES[:1], *HOLDER_STATES),
+                height=10,
+            ),
+        )),
+        Row("What do I get?", (GOT,)),
+        Row("What did I lose, and when?", (
+            events(
+                "Lost or refused, by cause",
+                "Healthy: empty. Programs that MPS took down or refused. neighbour_fault and "
+                "server_crashed were not this user's fault.",
+                Query(new_in_step(f"mps_client_losses_total{_MINE}", "cause"), "lost: {{cause}}"),
+                Query(
+                    new_in_step(f"mps_client_rejections_total{_MINE}", "cause"),
+                    "refused: {{cause}}",
+                ),
+                overrides=causes_alike(),
+                width=7,
+                height=8,
+                none="No program was lost or refused in this time range.",
+            ),
+            TO_WHOM,
+            graph(
+                "My programs",
+                "Healthy: no orange.",
+                Query(f"count(mps_client_info{_MINE})", "connected"),
+                Query(f"sum(mps_uid_waiting_clients{_MINE})", "waiting"),
+                overrides=(
+                    color_of("byFrameRefID", "A", USED),
+                    color_of("byFrameRefID", "B", WARN),
+                ),
+                decimals=0,
+                width=7,
+                none="No program of this user in this time range.",
+            ),
+        )),
+    ),
+)  # fmt: skip

@@ -1,0 +1,171 @@
+"""Opens dashboards in Chromium, takes pictures, and reads off what each panel shows."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from grafana.style import Json
+from tests.browser.devtools import Page
+
+DRAWN_SECONDS = 60.0
+"""How long panels may load on a busy machine."""
+SETTLED_SECONDS = 1.5
+HIGHEST = 6000
+"""Pixels: no dashboard is higher with all rows opened."""
+
+OPEN_ALL_ROWS = """(() => {
+  const closed = [...document.querySelectorAll(
+    '[data-testid^="data-testid dashboard-row-title"], [data-testid^="dashboard-row-title"]')]
+    .map((title) => title.closest('button') ?? title)
+    .filter((button) => button.getAttribute('aria-label') === 'Expand row'
+      || button.getAttribute('aria-expanded') === 'false');
+  closed.forEach((button) => button.click());
+  return closed.length;
+})()"""
+
+LOADING = """document.querySelectorAll('[aria-label="Panel loading bar"]').length"""
+
+PANELS = """[...document.querySelectorAll('section[data-testid^="data-testid Panel header"]')]
+  .map((panel) => {
+    const title = panel.querySelector('h2, h3, h6');
+    const content = panel.querySelector('[data-testid="data-testid panel content"]');
+    const badge = panel.querySelector('[data-testid="data-testid Panel status error"]');
+    const words = document.createRange();
+    if (title) words.selectNodeContents(title);
+    const at = panel.getBoundingClientRect();
+    return {
+      title: (title?.title || title?.textContent
+        || panel.dataset.testid.replace('data-testid Panel header ', '')).trim(),
+      cut: !!title && (title.scrollWidth > title.clientWidth
+        || words.getBoundingClientRect().width > title.getBoundingClientRect().width),
+      error: badge ? badge.getAttribute('aria-label') || 'error' : '',
+      canvas: [...panel.querySelectorAll('canvas')].some((c) => c.width > 0 && c.height > 0),
+      text: (content ?? panel).innerText.replace(/\\s+/g, ' ').trim().slice(0, 300),
+      y: Math.round(at.top + scrollY), height: Math.round(at.height),
+    };
+  })"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What one panel showed."""
+
+    dashboard: str
+    panel: str
+    error: str
+    cut: bool
+    canvas: bool
+    text: str
+
+    @classmethod
+    def read(cls, dashboard: str, found: Json) -> Sight:
+        """Read what PANELS gives."""
+        return cls(
+            dashboard=dashboard,
+            panel=str(found["title"]),
+            error=str(found["error"]),
+            cut=bool(found["cut"]),
+            canvas=bool(found["canvas"]),
+            text=str(found["text"]),
+        )
+
+    @property
+    def faults(self) -> Iterator[str]:
+        """What is wrong with it."""
+        if self.error:
+            yield f"error badge: {self.error}"
+        if self.cut:
+            yield "title cut"
+        if not self.canvas and not self.text:
+            yield "nothing drawn, no text"
+        if self.text.startswith(("Data does not have", "Data is missing", "An unexpected error")):
+            yield f"reads as an error: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """A dashboard with its choices, as it is to be looked at."""
+
+    dashboard: str
+    name: str
+    choices: str = ""
+    """More of the URL: var-instance=... and so on."""
+    period: str = "now-1h"
+
+    def url(self, address: str, *, dark: bool) -> str:
+        """Give the address that a user would open."""
+        more = f"&{self.choices}" if self.choices else ""
+        theme = "dark" if dark else "light"
+        return (
+            f"{address}/d/{self.dashboard}?orgId=1&from={self.period}&to=now&refresh=&theme={theme}"
+            f"{more}"
+        )
+
+
+async def dock(tab: Page, address: str, *, docked: bool) -> None:
+    """Keep Grafana's menu open at the left, or closed."""
+    await tab.open(f"{address}/robots.txt")
+    value = "true" if docked else "false"
+    for key in ("docked", "open"):
+        await tab.evaluate(f"localStorage.setItem('grafana.navigation.{key}', '{value}')")
+
+
+async def _until_drawn(tab: Page) -> None:
+    deadline = time.monotonic() + DRAWN_SECONDS
+    still, before = 0, -1
+    while still < 4 and time.monotonic() < deadline:
+        await asyncio.sleep(SETTLED_SECONDS / 3)
+        panels = await tab.evaluate(f"{PANELS}.length")
+        loading = await tab.evaluate(LOADING)
+        still = still + 1 if panels and panels == before and not loading else 0
+        before = panels
+
+
+async def look(
+    tab: Page, shot: Shot, address: str, folder: Path, *, width: int, dark: bool, docked: bool
+) -> list[Sight]:
+    """Take a picture of what is seen first, then one of all rows opened; read the panels off."""
+    name = f"{shot.name}-{width}-{'dark' if dark else 'light'}{'' if docked else '-closed'}"
+    # Grafana draws only what is in the window, and draws anew when the window changes: one that is
+    # as high as any dashboard.
+    await tab.look(width, HIGHEST, dark=dark)
+    await dock(tab, address, docked=docked)
+    began = time.monotonic()
+    await tab.open(shot.url(address, dark=dark))
+    await _until_drawn(tab)
+    print(f"{name}: drawn after {time.monotonic() - began:.1f} s", flush=True)
+    await _picture(tab, folder / f"{name}.png", width)
+    if await tab.evaluate(OPEN_ALL_ROWS):
+        await _until_drawn(tab)
+        await _picture(tab, folder / f"{name}-open.png", width)
+    return [Sight.read(shot.dashboard, found) for found in await tab.evaluate(PANELS)]
+
+
+async def _picture(tab: Page, path: Path, width: int) -> None:
+    await asyncio.sleep(SETTLED_SECONDS)
+    bottom = max((each["y"] + each["height"] for each in await tab.evaluate(PANELS)), default=900)
+    clip = {"x": 0, "y": 0, "width": width, "height": min(HIGHEST, bottom + 16), "scale": 1}
+    answer = await tab.call("Page.captureScreenshot", format="png", clip=clip)
+    path.write_bytes(base64.b64decode(answer["data"]))
+
+
+def _matters(complaint: str) -> bool:
+    """Not what Grafana itself brings about: cookies, labels of forms, software graphics."""
+    return not re.search(r"^issue:|WebGL|favicon\.ico", complaint)
+
+
+def report(sights: Iterable[Sight], complaints: Iterable[str]) -> Iterator[str]:
+    """Give a line for each panel, then what is wrong."""
+    faults = []
+    for sight in sights:
+        drawn = "drawn" if sight.canvas else "text" if sight.text else "empty"
+        yield f"  {drawn:6} {sight.panel}: {sight.text[:100]}"
+        faults += [f"{sight.dashboard} / {sight.panel}: {fault}" for fault in sight.faults]
+    faults += [f"console: {each}" for each in complaints if _matters(each)]
+    yield from (f"  FAULT {fault}" for fault in faults)

@@ -1,0 +1,75 @@
+// The alerts, recording rules and dashboards as a monitoring mixin: the same files as in
+// prometheus/rules and grafana/dashboards, with what differs between sites set in _config.
+//
+//   local mps = import 'mps-exporter/mixin.libsonnet';
+//   mps { _config+:: { selector: 'job="gpu-hosts"', thresholds+: { MpsUidWaitLong: '15 * 60' } } }
+local shipped = {
+  // Which targets are exporters.
+  selector: 'job="mps-exporter"',
+  // In front of /ALERT.md, and of /UID of a dashboard.
+  runbookUrl: 'https://github.com/mps-exporter/mps-exporter/blob/main/prometheus/runbooks',
+  dashboardUrl: 'http://localhost:3000/d',
+  // Alert -> the number in its expression, as it is written there.
+  thresholds: {
+    MpsClientMemoryNearLimit: '0.95',
+    MpsContextsNearLimit: '0.9',
+    MpsControlLogLarge: '2 ^ 30',
+    MpsHandoverIdle: '0.10',
+    MpsLogWordingUnknown: '10',
+    MpsSmOvercommitted: '2',
+    MpsUidStarved: '30 * 60',
+    MpsUidWaitLong: '5 * 60',
+  },
+};
+
+{
+  _config+:: shipped,
+
+  local config = $._config,
+
+  local threshold(rule) =
+    local name = std.get(rule, 'alert', '');
+    if !std.objectHas(shipped.thresholds, name) then rule.expr else std.strReplace(
+      rule.expr, ' ' + shipped.thresholds[name], ' ' + config.thresholds[name]
+    ),
+
+  local configured(rule) = rule {
+    expr: std.strReplace(threshold(rule), shipped.selector, config.selector),
+    [if std.objectHas(rule, 'annotations') then 'annotations']+: {
+      runbook_url: std.strReplace(super.runbook_url, shipped.runbookUrl, config.runbookUrl),
+      dashboard_url: std.strReplace(super.dashboard_url, shipped.dashboardUrl, config.dashboardUrl),
+    },
+  },
+
+  local groupsOf(text) = [
+    group { rules: [configured(rule) for rule in group.rules] }
+    for group in std.parseYaml(text).groups
+  ],
+
+  prometheusAlerts+:: {
+    groups+: std.flatMap(groupsOf, [
+      importstr 'prometheus/rules/mps-advice.yml',
+      importstr 'prometheus/rules/mps-clients.yml',
+      importstr 'prometheus/rules/mps-daemons.yml',
+      importstr 'prometheus/rules/mps-exporter.yml',
+      importstr 'prometheus/rules/mps-gpus.yml',
+      importstr 'prometheus/rules/mps-kubernetes.yml',
+      importstr 'prometheus/rules/mps-servers.yml',
+      importstr 'prometheus/rules/mps-waits.yml',
+    ]),
+  },
+
+  prometheusRules+:: {
+    groups+: groupsOf(importstr 'prometheus/rules/mps-recording.yml'),
+  },
+
+  grafanaDashboards+:: {
+    'mps-exporter.json': import 'grafana/dashboards/mps-exporter.json',
+    'mps-fleet.json': import 'grafana/dashboards/mps-fleet.json',
+    'mps-gpu.json': import 'grafana/dashboards/mps-gpu.json',
+    'mps-host.json': import 'grafana/dashboards/mps-host.json',
+    'mps-incidents.json': import 'grafana/dashboards/mps-incidents.json',
+    'mps-sharing.json': import 'grafana/dashboards/mps-sharing.json',
+    'mps-user.json': import 'grafana/dashboards/mps-user.json',
+  },
+}

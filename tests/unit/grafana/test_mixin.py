@@ -1,0 +1,74 @@
+"""The jsonnet mixin is the same rules and dashboards, with what its _config says."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+from _jsonnet import evaluate_snippet
+
+from grafana.__main__ import DASHBOARDS
+from grafana.style import Json
+from tests.unit.grafana.reading import load
+from tests.unit.rules.rulebook import DASHBOARD_BASE, ROOT, RULE_FILES, RUNBOOK_BASE, rules
+
+TREE = ROOT.parent
+
+
+@functools.cache
+def evaluated(config: str = "{}") -> Any:
+    snippet = f"""
+      local mixin = (import '{TREE}/mixin.libsonnet') {{ _config+:: {config} }};
+      {{
+        config: mixin._config,
+        groups: mixin.prometheusAlerts.groups + mixin.prometheusRules.groups,
+        dashboards: mixin.grafanaDashboards,
+      }}
+    """
+    return json.loads(evaluate_snippet("test", snippet))
+
+
+def rules_of(mixin: Any) -> list[Json]:
+    return [rule for group in mixin["groups"] for rule in group["rules"]]
+
+
+def key(fields: Json) -> str:
+    return json.dumps(fields, sort_keys=True)
+
+
+def test_as_shipped_it_is_the_files_themselves() -> None:
+    mixin = evaluated()
+    assert sorted(map(key, rules_of(mixin))) == sorted(key(dict(rule.fields)) for rule in rules())
+    committed = {path.name: load(path) for path in DASHBOARDS.glob("*.json")}
+    assert mixin["dashboards"] == committed
+
+
+def test_it_forgets_no_file() -> None:
+    text = (TREE / "mixin.libsonnet").read_text("utf-8")
+    for path in (*RULE_FILES, *DASHBOARDS.glob("*.json")):
+        assert f"'{path.relative_to(TREE)}'" in text
+
+
+def test_a_threshold_is_one_number_of_its_alert() -> None:
+    thresholds = evaluated()["config"]["thresholds"]
+    changed = evaluated(f"{{ thresholds: {json.dumps(dict.fromkeys(thresholds, '123'))} }}")
+    found = {rule["alert"]: rule["expr"] for rule in rules_of(changed) if "alert" in rule}
+    for alert, number in thresholds.items():
+        shipped = next(rule for rule in rules() if rule.alert == alert).expr
+        assert shipped.count(f" {number}") == 1, alert
+        assert found[alert] == shipped.replace(f" {number}", " 123")
+
+
+def test_selector_and_addresses_can_be_set() -> None:
+    changed = evaluated(
+        "{ selector: 'job=\"gpus\"', dashboardUrl: 'https://g/d', runbookUrl: 'https://r' }"
+    )
+    for rule in rules_of(changed):
+        assert 'job="mps-exporter"' not in rule["expr"]
+        if "alert" in rule:
+            assert rule["annotations"]["dashboard_url"].startswith("https://g/d/mps-")
+            assert rule["annotations"]["runbook_url"].startswith("https://r/Mps")
+            assert DASHBOARD_BASE not in str(rule)
+            assert RUNBOOK_BASE not in str(rule)
+    assert 'up{job="gpus"} == 0' in {rule["expr"] for rule in rules_of(changed)}
