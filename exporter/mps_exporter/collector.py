@@ -11,22 +11,19 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from mps_exporter.collection_run import CollectionRun
 from mps_exporter.config import Settings
+from mps_exporter.daemon_queries import DaemonQueries
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
 from mps_exporter.metrics.gpu_readings import series_of
 from mps_exporter.mps.query_schedule import (
     ServerAnswers,
-    server_replies,
-    servers_due,
-    with_probe,
-    with_servers,
 )
 from mps_exporter.observations import (
-    ControlObservation,
     DaemonFacts,
     LogChunk,
     NvmlObservation,
@@ -35,9 +32,7 @@ from mps_exporter.observations import (
     ProcfsObservation,
 )
 from mps_exporter.snapshot import (
-    COLLECTORS,
     CollectorName,
-    CollectorResult,
     Incident,
     LedgerView,
     Snapshot,
@@ -51,16 +46,8 @@ GPU_TICK_SECONDS = 1.0
 """How often the GPUs' activity is sampled between collections: an integral in steps of this size is
 right within 2 %."""
 
-PROBE_CACHE_FACTOR = 5.0
-"""So many times --mps.min-query-interval a daemon's answer is good while its logs show no change.
-
-The tool writes 0.4 kB into control.log each time: 2.3 MB a day at a scrape every 15 s."""
-
 MIN_DEADLINE_SECONDS = 2.0
 """A collection has so long, whatever the scraper says that starts it: others may join."""
-
-MIN_POLL_SECONDS = 1.0
-"""With less time left, the logs are not read: a read that is late helps nobody."""
 
 STALE_ANSWER_FACTOR = 3.0
 STALE_ANSWER_SECONDS = 15.0
@@ -82,60 +69,6 @@ SELF_LOGGING_COLLECTORS = ("nvml", "control")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class CollectionRun:
-    """A collection under way: what has come in so far."""
-
-    started: float
-    deadline_seconds: float
-    collectors: frozenset[str]
-    results: dict[CollectorName, CollectorResult] = field(default_factory=dict)
-    gpus: NvmlObservation | None = None
-    processes: ProcfsObservation | None = None
-    queried: set[str] = field(default_factory=set)
-    probes: dict[str, ControlObservation] = field(default_factory=dict)
-    """Pipe directory -> what its daemon answered in this collection."""
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
-
-    def remaining_seconds(self) -> float:
-        """Seconds until the deadline."""
-        return max(0.01, self.started + self.deadline_seconds - time.monotonic())
-
-    def add_result(
-        self, name: CollectorName, duration_seconds: float, error: str | None, *, timed_out: bool
-    ) -> None:
-        """Note how a source fared; one that ran before is judged by both runs."""
-        earlier = self.results.get(name)
-        if earlier is not None:
-            duration_seconds += earlier.duration_seconds
-            error = earlier.error or error
-            timed_out = timed_out or earlier.timed_out
-        self.results[name] = CollectorResult(
-            name=name,
-            success=error is None,
-            duration_seconds=duration_seconds,
-            timed_out=timed_out,
-            error=error,
-        )
-
-    def collector_results(self) -> tuple[CollectorResult, ...]:
-        """How each source fared; one that is not done is marked as late."""
-        elapsed = time.monotonic() - self.started
-        return tuple(
-            self.results.get(name)
-            or CollectorResult(
-                name,
-                success=False,
-                duration_seconds=elapsed,
-                timed_out=True,
-                error="no answer before the deadline",
-            )
-            for name in COLLECTORS
-            if name in self.collectors
-        )
-
-
 class Collector:
     """Turns a host into snapshots."""
 
@@ -152,6 +85,9 @@ class Collector:
         self._listeners = [on_observation] if on_observation is not None else []
         self._on_incident = on_incident
         self._daemons = DaemonRegistry()
+        self._queries = DaemonQueries(
+            host, settings, on_observation=self._on_observation, poll_logs=self.poll_logs
+        )
         self._collections: dict[frozenset[str], CollectionRun] = {}
         self._transitions = TransitionLogger(_log)
         self._tail_lock = asyncio.Lock()
@@ -253,7 +189,7 @@ class Collector:
         if "process" not in run.collectors:
             await self._discover_configured(run)
         await self._run_source(run, "logs", self._read_logs(run))
-        await self._run_source(run, "control", self._query_daemons(run))
+        await self._run_source(run, "control", self._ask_daemons(run))
 
     async def _discover_configured(self, run: CollectionRun) -> None:
         with contextlib.suppress(SourceTimeoutError, SourceError):
@@ -261,6 +197,9 @@ class Collector:
 
     async def _discover(self, run: CollectionRun) -> None:
         self._update_daemons(await self._host.discover(run.remaining_seconds()))
+
+    async def _ask_daemons(self, run: CollectionRun) -> None:
+        await self._queries.ask(run, list(self._daemons.values()))
 
     async def _identify(self, run: CollectionRun) -> None:
         await self._run_source(run, "process", self._read_processes(run))
@@ -333,83 +272,6 @@ class Collector:
         while await self.poll_logs(run.remaining_seconds()) and time.monotonic() < stop_at:
             pass
 
-    async def _query_daemons(self, run: CollectionRun) -> None:
-        """Ask every daemon; one that fails or hangs does not keep the others from answering."""
-        records = list(self._daemons.values())
-        outcomes = await asyncio.gather(
-            *(self._query_daemon(run, record) for record in records), return_exceptions=True
-        )
-        errors = [outcome for outcome in outcomes if outcome is not None]
-        for error in errors:
-            if not isinstance(error, SourceError | SourceTimeoutError):
-                raise error
-        if errors:
-            text = "; ".join(sorted({str(error) for error in errors}))
-            late = any(isinstance(error, SourceTimeoutError) for error in errors)
-            raise SourceTimeoutError(text) if late else SourceError(text)
-
-    async def _query_daemon(self, run: CollectionRun, record: DaemonRecord) -> None:
-        """Probe one daemon and, when it is due, its servers."""
-        run.queried.add(record.facts.pipe_directory)
-        if record.known_absent:
-            record.clear_answers()
-            return
-        probe = self._cached_probe(record)
-        if probe is None:
-            # Now: there may be another process when it has answered.
-            record.answered_by = record.process_identity
-            since = record.tracker.silent_since or 0.0
-            probe = await self._host.probe(record.facts, run.remaining_seconds(), since)
-            self._on_observation(probe)
-        run.probes[record.facts.pipe_directory] = record.last_probe = probe
-        record.answers = with_probe(record.answers, probe)
-        record.note(probe)
-        if _confirmed_absent(probe, record.facts):
-            record.ledger.mark_absent(probe.at)
-        # Nobody there, where nobody is expected, is a state and no failure of ours.
-        if probe.outcome is not Outcome.ABSENT or record.facts.process is not None:
-            _raise_for_outcome(probe)
-        if probe.outcome is Outcome.OK:
-            await self._reconcile(run, record)
-
-    def _cached_probe(self, record: DaemonRecord) -> ControlObservation | None:
-        """The last answer, where the logs say that nothing has happened since."""
-        probe, reply = record.last_probe, record.answers.probe
-        max_age_seconds = PROBE_CACHE_FACTOR * self._settings.mps_min_query_interval
-        # Younger than nothing: the clock was set back.
-        if probe is None or reply is None or not 0 <= self._host.now() - probe.at < max_age_seconds:
-            return None
-        return probe if record.unchanged_since(probe, reply.server_pids) else None
-
-    async def _reconcile(self, run: CollectionRun, record: DaemonRecord) -> None:
-        now = self._host.now()
-        view = record.ledger.view(now, clients=False)
-        servers = servers_due(
-            now=now,
-            interval_seconds=self._settings.mps_reconcile_interval,
-            blind_interval_seconds=self._settings.mps_min_query_interval,
-            answers=record.answers,
-            facts=record.facts,
-            view=view,
-            logs_readable=record.logs_readable,
-        )
-        if not servers:
-            return
-        reply = await self._host.reconcile(record.facts, servers, run.remaining_seconds())
-        self._on_observation(reply)
-        record.answers = with_servers(record.answers, reply, servers, view)
-        listed = record.answers.probe.server_pids if record.answers.probe is not None else None
-        record.tracker.reconcile(self._host.now(), reply.at, listed, server_replies(reply))
-        if run.remaining_seconds() >= MIN_POLL_SECONDS:
-            with contextlib.suppress(SourceError, SourceTimeoutError):  # "logs" says so
-                await self.poll_logs(run.remaining_seconds())
-        record.note(reply)
-        if reply.outcome is Outcome.TIMEOUT:
-            # What it answered a moment ago stands no longer.
-            run.probes[record.facts.pipe_directory] = reply
-            record.last_probe = None
-        _raise_for_outcome(reply)
-
     # ------------------------------------------------------------------ results
 
     def _snapshot(self, run: CollectionRun) -> Snapshot:
@@ -444,7 +306,6 @@ class Collector:
             interval = self._settings.mps_min_query_interval
             max_age_seconds = max(STALE_ANSWER_SECONDS, STALE_ANSWER_FACTOR * interval)
             answers = answers.younger_than(max_age_seconds, view.at)
-        hung_at, served_at = record.hung_at, view.daemon_served_at
         return DaemonInputs(
             facts=record.facts,
             probe=run.probes.get(name),
@@ -452,8 +313,7 @@ class Collector:
             view=view,
             logs=tuple(record.logs[name] for name in sorted(record.logs)),
             was_readable=record.was_readable,
-            # What the log shows of it since is newer than the question that it did not answer.
-            hung=hung_at is not None and not (served_at and hung_at < served_at <= view.at),
+            hung=record.hangs(view),
             queries=queries,
             query_failures=failures,
         )
@@ -508,20 +368,5 @@ class Collector:
             listener(observation)
 
 
-def _raise_for_outcome(observation: ControlObservation) -> None:
-    """Raise what kept the control tool from answering."""
-    if observation.outcome is Outcome.OK:
-        return
-    text = observation.error or f"{observation.pipe_directory}: {observation.outcome}"
-    late = observation.outcome is Outcome.TIMEOUT
-    raise SourceTimeoutError(text) if late else SourceError(text)
-
-
 def _daemon_starts(chunk: LogChunk) -> bool:
     return not chunk.history and b"] Starting control daemon" in chunk.data
-
-
-def _confirmed_absent(probe: ControlObservation, facts: DaemonFacts) -> bool:
-    """No process is seen, and the tool, which ran, found nobody."""
-    ran = any(exchange.return_code is not None for exchange in probe.exchanges)
-    return facts.process is None and probe.outcome is Outcome.ABSENT and ran

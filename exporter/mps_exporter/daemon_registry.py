@@ -16,6 +16,7 @@ from mps_exporter.observations import (
     Outcome,
     ProcessFacts,
 )
+from mps_exporter.snapshot import LedgerView
 
 GONE_AFTER_QUIT_SECONDS = 120.0
 """A daemon that was found, not configured, and quit in order, is shown as absent this long."""
@@ -94,6 +95,14 @@ class DaemonRecord:
         if reply.outcome is not Outcome.SKIPPED:
             took = sum(exchange.duration_seconds for exchange in reply.exchanges)
             self.hung_at = reply.at + took if reply.outcome is Outcome.TIMEOUT else None
+
+    def hangs(self, view: LedgerView) -> bool:
+        """Whether its last question was not answered in time."""
+        if self.hung_at is None:
+            return False
+        # What the log shows of it since is newer than the question that it did not answer.
+        served_at = view.daemon_served_at
+        return not (served_at and self.hung_at < served_at <= view.at)
 
     def note_log(self, state: LogState) -> None:
         """Note whether one of its logs can be read."""
