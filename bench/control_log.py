@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mps_exporter.collector import PROBE_CACHE_FACTOR
 from mps_exporter.config import Settings
+from mps_exporter.daemon_queries import PROBE_CACHE_FACTOR
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,

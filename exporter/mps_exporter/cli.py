@@ -9,9 +9,7 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Sequence
-from dataclasses import replace
-from importlib import resources
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,8 +32,6 @@ EPILOGUES = {
     "doctor": "Exit status: 0 nothing is wrong, 1 warnings, 2 something critical, 3 could not look "
     "(a wrong flag, a recording that cannot be read, nowhere to print to).",
 }
-
-BUILT_IN_RECORDING = "demo.rec.gz"
 
 
 WRONG_USAGE = 2
@@ -145,39 +141,10 @@ def _run(command: str, settings: Settings, given: dict[str, object]) -> int:
     tune_allocator()
     # Late imports: --help and --version answer at once, and the parts that a command does not
     # need cost it neither time nor memory.
-    from mps_exporter.commands.serve import StartError, diagnose, record, serve
+    from mps_exporter.commands.common import StartError
 
     try:
-        if command == "record":
-            return asyncio.run(
-                record(
-                    settings,
-                    path=Path(str(given["recording"])),
-                    duration_seconds=_duration("--duration", str(given["duration"])),
-                    interval_seconds=_duration("--interval", str(given["interval"])),
-                    anonymise=bool(given["anonymise"]),
-                    scenario=str(given["scenario"]),
-                )
-            )
-        if command == "doctor":
-            file = given["recording"]
-            if file is None and given["at"] is not None:
-                raise InvalidSettingError("--at: is a moment of a recording: give --recording too")
-            return asyncio.run(
-                diagnose(
-                    settings,
-                    as_json=bool(given["json"]),
-                    recording=None if file is None else Path(str(file)),
-                    at_seconds=None if given["at"] is None else _duration("--at", str(given["at"])),
-                )
-            )
-        if command == "demo":
-            settings = replace(
-                settings,
-                replay=str(given["recording"] or built_in_recording()),
-                replay_speed=_speed(str(given["speed"])),
-            )
-        return asyncio.run(serve(settings, demo=command == "demo"))
+        return asyncio.run(_coroutine(command, settings, given))
     except StartError as error:
         print_status(f"mps-exporter: {error}\n")
         return DIAGNOSIS_FAILED if command == "doctor" else 1
@@ -185,9 +152,44 @@ def _run(command: str, settings: Settings, given: dict[str, object]) -> int:
         return 130
 
 
-def built_in_recording() -> Path:
-    """The recording that comes with the program."""
-    return Path(str(resources.files("mps_exporter") / "recordings" / BUILT_IN_RECORDING))
+def _coroutine(
+    command: str, settings: Settings, given: Mapping[str, object]
+) -> Coroutine[None, None, int]:
+    """The command, ready to run."""
+    if command == "record":
+        from mps_exporter.commands.record import record
+
+        return record(
+            settings,
+            path=Path(str(given["recording"])),
+            duration_seconds=_duration("--duration", str(given["duration"])),
+            interval_seconds=_duration("--interval", str(given["interval"])),
+            anonymise=bool(given["anonymise"]),
+            scenario=str(given["scenario"]),
+        )
+    if command == "doctor":
+        from mps_exporter.commands.doctor import diagnose
+
+        recording, moment = given["recording"], given["at"]
+        if recording is None and moment is not None:
+            raise InvalidSettingError("--at: is a moment of a recording: give --recording too")
+        return diagnose(
+            settings,
+            as_json=bool(given["json"]),
+            recording=None if recording is None else Path(str(recording)),
+            at_seconds=None if moment is None else _duration("--at", str(moment)),
+        )
+    if command == "demo":
+        from mps_exporter.commands.demo import demo
+
+        return demo(
+            settings,
+            recording=str(given["recording"] or "") or None,
+            speed=_speed(str(given["speed"])),
+        )
+    from mps_exporter.commands.serve import serve
+
+    return serve(settings)
 
 
 def _duration(flag: str, text: str) -> float:

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
-from mps_exporter.collector import DaemonRecord
+from mps_exporter.daemon_registry import DaemonRecord
 from mps_exporter.diagnostics import findings
 from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab
 from tests.support.player import Metrics

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.cli import built_in_recording
+from mps_exporter.commands.demo import built_in_recording
 from mps_exporter.diagnostics import findings
 from mps_exporter.sources.recording import read
 from tests.support.player import RECORDINGS, Player

@@ -1,183 +1,81 @@
-"""What ``mps-exporter doctor`` prints: the host at a glance, then what is wrong with it.
-
-Pure text from a snapshot; exit status 0 when nothing is wrong, 1 with warnings, 2 when critical
-(and 3, of the command line, when it could not look).
-"""
+"""``mps-exporter doctor``: looks at the host, or at a recording, and prints a report."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from datetime import UTC, datetime
+import asyncio
+import os
+import sys
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
-from mps_exporter import humanize
-from mps_exporter.diagnostics import Finding, Severity, findings, most_severe, unseen
-from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
+from mps_exporter.collector import Collector
+from mps_exporter.commands import doctor_report
+from mps_exporter.commands.common import StartError, load_recording
+from mps_exporter.config import Settings
+from mps_exporter.snapshot import Snapshot
+from mps_exporter.sources.live_host import LiveHost
+from mps_exporter.sources.replay_host import ReplayHost
+from mps_exporter.terminal import print_output, supports_colour
 
-Painter = Callable[[str, str], str]
-EXIT_STATUS: dict[Severity | None, int] = {None: 0, "info": 0, "warning": 1, "critical": 2}
-_COLOURS = {"critical": "1;31", "warning": "1;33", "info": "1;34", "good": "1;32", "dim": "2"}
-_GIB = 1 << 30
+PAUSE_SECONDS = 1.5
+"""Between the two looks: one server must be this old before it is asked."""
 
-
-def plain(text: str, style: str) -> str:
-    """Paint nothing."""
-    del style
-    return text
-
-
-def coloured(text: str, style: str) -> str:
-    """Paint for a terminal."""
-    return f"\033[{_COLOURS[style]}m{text}\033[0m"
+REPLAY_STEP_SECONDS = 0.5
+"""How closely a recording is gone through when only one moment of it is wanted."""
 
 
-def exit_status(snapshot: Snapshot) -> int:
-    """0, 1 (warnings) or 2 (critical); what is only information is no fault."""
-    return EXIT_STATUS[most_severe(findings(snapshot))]
-
-
-def report(snapshot: Snapshot, paint: Painter = plain) -> Iterator[str]:
-    """The lines for a person."""
-    yield from _gpus(snapshot, paint)
-    yield ""
-    yield from _daemons(snapshot, paint)
-    yield ""
-    found = findings(snapshot)
-    if not found:
-        unknown = unseen(snapshot)
-        if unknown:
-            yield humanize.sentence(f"nothing wrong was seen, but {'; '.join(unknown)}")
-        else:
-            yield paint("Nothing is wrong here.", "good")
-        return
-    counts = {
-        severity: sum(finding.advice.severity == severity for finding in found)
-        for severity in ("critical", "warning", "info")
-    }
-    yield "Findings: " + ", ".join(
-        paint(f"{count} {severity}", severity) for severity, count in counts.items() if count
-    )
-    for finding in found:
-        yield ""
-        yield from _finding(finding, paint)
-
-
-def _finding(finding: Finding, paint: Painter) -> Iterator[str]:
-    advice = finding.advice
-    place = humanize.printable(finding.daemon, 400) or (f"GPU {finding.gpu}" if finding.gpu else "")
-    yield f"{paint(advice.severity, advice.severity)}  {advice.title}" + (
-        f"  {paint(place, 'dim')}" if place else ""
-    )
-    yield f"    seen:  {finding.evidence}"
-    yield f"    why:   {advice.why}"
-    yield f"    do:    {finding.remedy}"
-
-
-def _gpus(snapshot: Snapshot, paint: Painter) -> Iterator[str]:
-    if not snapshot.gpus:
-        yield "GPUs: none seen"
-        return
-    versions = f"driver {snapshot.driver_version}" if snapshot.driver_version else ""
-    yield f"GPUs  {paint(versions, 'dim')}"
-    for gpu in snapshot.gpus:
-        yield f"  {gpu.index}  {humanize.printable(gpu.observation.name or '?')}  {_use(gpu)}"
-
-
-_KINDS = {
-    "mps_client": ("MPS client", "MPS clients"),
-    "mps_server": ("MPS server", "MPS servers"),
-    "direct": ("process without MPS", "processes without MPS"),
-    "graphics": ("graphics process", "graphics processes"),
-}
-
-
-def _use(gpu: Gpu) -> str:
-    parts = []
-    for quantity, title in (("gpu_utilization", "utilization"), ("sm_activity", "SM activity")):
-        ratio = gpu.reading(quantity)
-        if ratio is not None:
-            parts.append(f"{title} {ratio:.0%}")
-    used, total = gpu.reading("memory_used"), gpu.reading("memory_total")
-    if used is not None and total is not None:
-        parts.append(f"memory {used / _GIB:.1f} of {total / _GIB:.0f} GiB")
-    kinds = gpu.processes_by_kind or {}
-    parts += [f"{count} {_KINDS[kind][count > 1]}" for kind, count in kinds.items() if count]
-    return ", ".join(parts)
-
-
-def _daemons(snapshot: Snapshot, paint: Painter) -> Iterator[str]:
-    if not snapshot.daemons:
-        yield "Control daemons: none found"
-        return
-    yield "Control daemons"
-    for daemon in snapshot.daemons:
-        yield from _daemon(daemon, snapshot, paint)
-
-
-def _daemon(daemon: ControlDaemon, snapshot: Snapshot, paint: Painter) -> Iterator[str]:
-    state = daemon.state or "state not known"
-    style = "good" if daemon.state == "answering" else "warning"
-    owner = _name(daemon.uid, daemon.user)
-    name_of = f"process {daemon.pid} of {owner}" if daemon.pid else "no process"
-    directory = humanize.printable(daemon.pipe_directory, 400)
-    yield f"  {directory}  {paint(state, style)}  {paint(name_of, 'dim')}"
-    for server in daemon.servers:
-        whose = _name(server.uid, server.user)
-        what = "ghost" if server.ghost else server.state or "?"
-        yield f"    server {server.pid}  {what}  for {whose}"
-        for client in server.clients:
-            yield f"      client {client.pid}  {_client(client)}"
-    for wait in daemon.waits:
-        gone = ", and is dead" if wait.dead else ""
-        age = snapshot.taken_at - wait.since
-        yield (
-            f"    waiting: process {wait.pid} of user {wait.uid}, for {age:.0f} s, behind user "
-            f"{wait.behind_uid}{gone}"
-        )
-
-
-def _client(client: Client) -> str:
-    parts = [f"{_name(client.uid, client.user)}  {humanize.printable(client.command or '?')}"]
-    if client.active_thread_ratio is not None:
-        sms = "/".join(str(count) for count in client.sm_limit.values())
-        parts.append(f"up to {client.active_thread_ratio:.0%}" + (f" ({sms} SMs)" if sms else ""))
+async def diagnose(
+    settings: Settings, *, as_json: bool, recording: Path | None, at_seconds: float | None
+) -> int:
+    """Look at the host once and print what is found; gives the exit status."""
+    if recording is None:
+        snapshot = await _collect_twice(settings)
     else:
-        parts.append("limits not known")
-    for uuid, used in client.memory_used_bytes.items():
-        limit = client.memory_limit_bytes.get(uuid)
-        of = f" of at most {limit / _GIB:.1f}" if limit is not None else ""
-        parts.append(f"{used / _GIB:.1f}{of} GiB")
-    if client.state not in (None, "active"):
-        parts.append(str(client.state).replace("_", " "))
-    return ", ".join(parts)
-
-
-def _name(uid: int | None, user: str | None) -> str:
-    return humanize.user_name(uid, user)
-
-
-def as_json(snapshot: Snapshot) -> str:
-    """The findings for a program."""
-    return json.dumps(
-        {
-            "version": 1,
-            "taken_at": datetime.fromtimestamp(snapshot.taken_at, UTC).isoformat(),
-            "exit_status": exit_status(snapshot),
-            "findings": [
-                {
-                    **asdict(finding.advice),
-                    "evidence": finding.evidence,
-                    "remedy": finding.remedy,
-                    "daemon": finding.daemon or None,
-                    "gpu": finding.gpu or None,
-                    "uuid": finding.uuid or None,
-                }
-                for finding in findings(snapshot)
-            ],
-            "not_seen": {
-                result.name: result.error for result in snapshot.collectors if not result.success
-            },
-        },
-        indent=2,
+        snapshot = await _collect_from_recording(settings, recording, at_seconds)
+    paint = (
+        doctor_report.coloured if supports_colour(sys.stdout, os.environ) else doctor_report.plain
     )
+    lines = doctor_report.report(snapshot, paint)
+    try:
+        print_output(doctor_report.as_json(snapshot) if as_json else "\n".join(lines))
+    except OSError as error:
+        raise StartError(f"cannot print what was found: {error.strerror}") from error
+    return doctor_report.exit_status(snapshot)
+
+
+async def _collect_twice(settings: Settings) -> Snapshot:
+    """Look twice: the second look is one at a host that is known.
+
+    By then a server is old enough to be asked, and the GPUs' activity has an interval to be of.
+    """
+    host = LiveHost(replace(settings, mps_min_query_interval=0.0))
+    collector = Collector(host, settings)
+    try:
+        await collector.collect()
+        await asyncio.sleep(PAUSE_SECONDS)
+        return await collector.collect()
+    finally:
+        await host.close()
+
+
+async def _collect_from_recording(
+    settings: Settings, path: Path, at_seconds: float | None
+) -> Snapshot:
+    recording = load_recording(path)
+    length = recording.duration_seconds
+    if at_seconds is not None and at_seconds > length:
+        raise StartError(f"--at: {path} ends {length:.1f} s after its start")
+    moments = count(0.0, REPLAY_STEP_SECONDS)
+    end = length if at_seconds is None else at_seconds
+    elapsed = 0.0
+    host = ReplayHost(recording, clock=lambda: elapsed)
+    collector = Collector(host, settings)
+    for moment in moments:
+        elapsed = min(moment, end)
+        await collector.poll_logs()
+        await collector.watch_processes()
+        snapshot = await collector.collect()
+        if moment >= end:
+            return snapshot
+    raise AssertionError("unreachable: count() does not end")

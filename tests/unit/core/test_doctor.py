@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from mps_exporter.cli import main
-from mps_exporter.commands.doctor import exit_status, report
+from mps_exporter.commands.doctor_report import exit_status, report
 from mps_exporter.diagnostics import ADVICE, findings
 from mps_exporter.observations import (
     DaemonFacts,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 import mps_exporter
-from mps_exporter.commands import doctor
+from mps_exporter.commands import doctor_report
 from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.metrics.content_format import OPENMETRICS_1_0_0, TEXT_0_0_4
 from mps_exporter.metrics.exposition import encode
@@ -92,8 +92,8 @@ def test_no_reading_costs_a_page(several: list[Reading]) -> None:
     status = make_status(seen, WebOptions())
     json.dumps(asdict(status), allow_nan=False)
     status_page.render(status, WebOptions(), "host").encode()
-    "\n".join(doctor.report(seen)).encode()
-    doctor.as_json(seen).encode()
+    "\n".join(doctor_report.report(seen)).encode()
+    doctor_report.as_json(seen).encode()
 
 
 @settings(deadline=None)

@@ -1,0 +1,64 @@
+"""A collection under way: what has come in so far, and how each source fared."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from mps_exporter.observations import ControlObservation, NvmlObservation, ProcfsObservation
+from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult
+
+
+@dataclass(slots=True)
+class CollectionRun:
+    """A collection under way: what has come in so far."""
+
+    started: float
+    deadline_seconds: float
+    collectors: frozenset[str]
+    results: dict[CollectorName, CollectorResult] = field(default_factory=dict)
+    gpus: NvmlObservation | None = None
+    processes: ProcfsObservation | None = None
+    queried: set[str] = field(default_factory=set)
+    probes: dict[str, ControlObservation] = field(default_factory=dict)
+    """Pipe directory -> what its daemon answered in this collection."""
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    def remaining_seconds(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.01, self.started + self.deadline_seconds - time.monotonic())
+
+    def add_result(
+        self, name: CollectorName, duration_seconds: float, error: str | None, *, timed_out: bool
+    ) -> None:
+        """Note how a source fared; one that ran before is judged by both runs."""
+        earlier = self.results.get(name)
+        if earlier is not None:
+            duration_seconds += earlier.duration_seconds
+            error = earlier.error or error
+            timed_out = timed_out or earlier.timed_out
+        self.results[name] = CollectorResult(
+            name=name,
+            success=error is None,
+            duration_seconds=duration_seconds,
+            timed_out=timed_out,
+            error=error,
+        )
+
+    def collector_results(self) -> tuple[CollectorResult, ...]:
+        """How each source fared; one that is not done is marked as late."""
+        elapsed = time.monotonic() - self.started
+        return tuple(
+            self.results.get(name)
+            or CollectorResult(
+                name,
+                success=False,
+                duration_seconds=elapsed,
+                timed_out=True,
+                error="no answer before the deadline",
+            )
+            for name in COLLECTORS
+            if name in self.collectors
+        )

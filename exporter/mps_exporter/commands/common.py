@@ -1,0 +1,36 @@
+"""What several commands need."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from mps_exporter.sources.recording import Recording, RecordingError, read
+
+
+class StartError(Exception):
+    """The program cannot do what it was asked to; the message says why and what to do."""
+
+
+def load_recording(path: Path) -> Recording:
+    """Read a recording.
+
+    Raises:
+        StartError: It cannot be read.
+    """
+    try:
+        return read(path)
+    except RecordingError as error:
+        raise StartError(str(error)) from error
+
+
+def on_signals(action: Callable[[], object], *signals: signal.Signals) -> None:
+    """Call this in the running event loop when one of the signals is received."""
+    for received in signals:
+        # nohup(1) has SIGHUP ignored, and means it. A shell that has SIGINT ignored, for what it
+        # runs in the background, only keeps Ctrl-C for itself.
+        if received is signal.SIGHUP and signal.getsignal(received) is signal.SIG_IGN:
+            continue
+        asyncio.get_running_loop().add_signal_handler(received, action)

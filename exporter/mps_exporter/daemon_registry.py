@@ -1,0 +1,220 @@
+"""Which daemons there are and were, and what is kept of each between collections. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from mps_exporter.mps.cgroups import parse_cgroup
+from mps_exporter.mps.ledger import Ledger
+from mps_exporter.mps.query_schedule import ServerAnswers, can_answer
+from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.observations import (
+    ControlObservation,
+    DaemonFacts,
+    LogState,
+    Outcome,
+    ProcessFacts,
+)
+from mps_exporter.snapshot import LedgerView
+
+GONE_AFTER_QUIT_SECONDS = 120.0
+"""A daemon that was found, not configured, and quit in order, is shown as absent this long."""
+
+GONE_AFTER_DEATH_SECONDS = 24 * 3600.0
+"""The same for one that died."""
+
+MAX_GONE_DAEMONS = 32
+"""So many daemons that are gone are remembered."""
+
+
+@dataclass(slots=True)
+class DaemonRecord:
+    """All that the collector keeps of one daemon between collections."""
+
+    facts: DaemonFacts
+    tracker: DaemonTracker
+    in_job: bool = False
+    """Its process was part of a Slurm job, or of a pod."""
+    gone_since: float | None = None
+    last_probe: ControlObservation | None = None
+    answered_by: tuple[int, float] | None = None
+    """The process that gave the last answer."""
+    answers: ServerAnswers = field(default_factory=ServerAnswers)
+    was_readable: bool = False
+    hung_at: float | None = None
+    """When its last question was given up; None: that was answered."""
+    logs: dict[str, LogState] = field(default_factory=dict)
+    published_incidents: int = 0
+
+    @property
+    def ledger(self) -> Ledger:
+        """What its logs say."""
+        return self.tracker.ledger
+
+    @property
+    def ephemeral(self) -> bool:
+        """It belongs to a job or a pod, and ends with it: nobody starts it again by this name."""
+        if self.facts.configured:
+            return False
+        return self.in_job or self.facts.pipe_directory.startswith("/proc/")
+
+    @property
+    def process_identity(self) -> tuple[int, float] | None:
+        """(PID, start time) of its process."""
+        return _process_identity(self.facts)
+
+    @property
+    def known_absent(self) -> bool:
+        """No process and nobody holds the lock: the tool need not be run to know."""
+        facts = self.facts
+        return facts.process is None and facts.lock_tested and facts.lock_holder_pid is None
+
+    @property
+    def logs_readable(self) -> bool:
+        """Both of its logs can be read now."""
+        return all(log in self.logs and self.logs[log].readable for log in ("control", "server"))
+
+    def watched(self) -> list[int]:
+        """PIDs, as the host numbers them, whose end must be seen when it happens."""
+        process = self.facts.process
+        if process is None:
+            return []
+        # A daemon in a PID namespace of its own numbers its servers and clients otherwise.
+        own_numbers = len(process.namespace_pids) > 1
+        return [process.pid] if own_numbers else [process.pid, *self.ledger.watched()]
+
+    def clear_answers(self) -> None:
+        """There is another process now, or none: what the last one said means nothing."""
+        self.answers = ServerAnswers()
+        self.last_probe = None
+        self.hung_at = None
+
+    def note(self, reply: ControlObservation) -> None:
+        """Note whether a question was answered, if it was put."""
+        if reply.outcome is not Outcome.SKIPPED:
+            took = sum(exchange.duration_seconds for exchange in reply.exchanges)
+            self.hung_at = reply.at + took if reply.outcome is Outcome.TIMEOUT else None
+
+    def hangs(self, view: LedgerView) -> bool:
+        """Whether its last question was not answered in time."""
+        if self.hung_at is None:
+            return False
+        # What the log shows of it since is newer than the question that it did not answer.
+        served_at = view.daemon_served_at
+        return not (served_at and self.hung_at < served_at <= view.at)
+
+    def note_log(self, state: LogState) -> None:
+        """Note whether one of its logs can be read."""
+        self.logs[state.log] = state
+        self.was_readable |= state.log == "control" and state.readable
+
+    def note_found(self, facts: DaemonFacts, now: float) -> None:
+        """Note what was found in /proc."""
+        if _process_identity(facts) != self.process_identity:
+            self.clear_answers()
+        self.facts = facts
+        if facts.process is None:
+            self.gone_since = self.gone_since or now
+            return
+        place = parse_cgroup(facts.process.cgroup)
+        self.in_job = bool(place.slurm_job_id or place.pod_uid)
+        self.gone_since = None
+
+    def note_not_found(self, now: float) -> None:
+        """Note that nothing of it was found in /proc."""
+        self.facts = replace(self.facts, process=None, servers=(), lock_holder_pid=None)
+        self.gone_since = self.gone_since or now
+
+    def outdated(self, now: float) -> bool:
+        """Whether it has been gone for longer than it is shown."""
+        if self.gone_since is None:
+            return False
+        view = self.ledger.view(now, clients=False)
+        quit_in_order = view.daemon_ended_at is not None and not view.daemon_died
+        short_retention = quit_in_order or self.ephemeral
+        max_age_seconds = GONE_AFTER_QUIT_SECONDS if short_retention else GONE_AFTER_DEATH_SECONDS
+        return now - self.gone_since > max_age_seconds
+
+    def unchanged_since(self, probe: ControlObservation, server_pids: Iterable[int]) -> bool:
+        """Whether logs and processes show that this answer, with these servers, still holds."""
+        silent_since = self.tracker.silent_since
+        if silent_since is not None and probe.at < silent_since:
+            return False
+        view = self.ledger.view(probe.at, clients=False)
+        return (
+            probe.outcome is Outcome.OK
+            and self.logs_readable
+            and self.answered_by == self.process_identity
+            and all(can_answer(process.pid, (process,)) for process in _processes(self.facts))
+            and view.quit_requested_at is None
+            and (view.configured_at or 0.0) < probe.at
+            and {server.pid for server in view.servers} == set(server_pids)
+        )
+
+
+class DaemonRegistry(Mapping[str, DaemonRecord]):
+    """The daemons that run, are configured, or ended not long ago, by pipe directory."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, DaemonRecord] = {}
+
+    def __getitem__(self, pipe_directory: str) -> DaemonRecord:
+        return self._records[pipe_directory]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def update(self, found: Iterable[DaemonFacts], now: float) -> None:
+        """Keep the records up with the daemons that were found in /proc."""
+        names = set()
+        for facts in found:
+            names.add(facts.pipe_directory)
+            record = self._records.get(facts.pipe_directory)
+            if record is None:
+                record = DaemonRecord(facts, DaemonTracker(facts.pipe_directory))
+                self._records[facts.pipe_directory] = record
+            record.note_found(facts, now)
+        for name in self._records.keys() - names:
+            record = self._records[name]
+            record.note_not_found(now)
+            if record.outdated(now):
+                del self._records[name]
+        self._forget_oldest()
+        self._set_foreign_writers()
+
+    def _forget_oldest(self) -> None:
+        """Of the daemons that are gone, keep the last ones."""
+        gone = {
+            name: record.gone_since
+            for name, record in self._records.items()
+            if record.gone_since is not None and not record.facts.configured
+        }
+        for name in sorted(gone, key=gone.__getitem__)[: max(0, len(gone) - MAX_GONE_DAEMONS)]:
+            del self._records[name]
+
+    def _set_foreign_writers(self) -> None:
+        """Tell the daemons that write to the same logs which lines are not theirs.
+
+        Often only CUDA_MPS_PIPE_DIRECTORY is set for each GPU, and all log into one directory.
+        """
+        running = [record for record in self._records.values() if record.facts.process is not None]
+        for record in running:
+            record.tracker.foreign_pids = frozenset(
+                process.namespace_pids[-1] if process.namespace_pids else process.pid
+                for other in running
+                if other is not record and other.facts.log_path == record.facts.log_path
+                for process in _processes(other.facts)
+            )
+
+
+def _process_identity(facts: DaemonFacts) -> tuple[int, float] | None:
+    process = facts.process
+    return None if process is None else (process.pid, process.start_time_seconds)
+
+
+def _processes(facts: DaemonFacts) -> tuple[ProcessFacts, ...]:
+    return facts.servers if facts.process is None else (facts.process, *facts.servers)

@@ -1,0 +1,76 @@
+"""Observations and ledgers -> a Snapshot. Pure.
+
+Here the different views of one thing meet: the server that the log names, the process of that PID
+in /proc, the entry in NVML's list, the answer of the control tool. Where one is missing the others
+stand; where all are, the value is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from mps_exporter.merge.daemons import control_state, merge_daemon
+from mps_exporter.merge.gpus import merge_gpu
+from mps_exporter.merge.inputs import DaemonInputs, MergeContext
+from mps_exporter.observations import NvmlObservation, ProcfsObservation
+from mps_exporter.snapshot import CollectorResult, Snapshot
+
+__all__ = ["DaemonInputs", "control_state", "merge", "pids_of_interest"]
+
+
+def pids_of_interest(gpus: NvmlObservation | None, daemons: Iterable[DaemonInputs]) -> set[int]:
+    """The processes that somebody named: to be identified in /proc."""
+    pids: set[int] = set()
+    for gpu in gpus.gpus if gpus is not None else ():
+        pids.update(process.pid for process in gpu.processes or ())
+    for daemon in daemons:
+        pids.update(process.pid for process in daemon.facts.servers)
+        pids.update(wait.pid for wait in daemon.view.waits)
+        for server in daemon.view.servers:
+            pids.add(server.pid)
+            pids.update(client.pid for client in server.clients)
+        for reply in daemon.answers.servers.values():
+            pids.update((reply.server_pid, *(reply.client_pids or ())))
+    return pids - {0}
+
+
+def merge(
+    *,
+    taken_at: float,
+    gpus: NvmlObservation | None,
+    processes: ProcfsObservation | None,
+    daemons: Sequence[DaemonInputs],
+    collectors: tuple[CollectorResult, ...] = (),
+    clients_max: int = 1000,
+    stranded_since: Mapping[int, float] | None = None,
+) -> Snapshot:
+    """Make the snapshot of one collection. A source that brought nothing is None.
+
+    A client that ends looks stranded for a moment: stranded_since says which looked so in earlier
+    readings of the GPUs, and since when (None: every one counts at once). It is the readings' time
+    that counts: one reading beside newer and newer logs is no evidence.
+    """
+    context = MergeContext.of(gpus, processes, daemons, stranded_since)
+    merged = tuple(
+        merge_daemon(context, inputs, clients_max)
+        for inputs in sorted(daemons, key=lambda inputs: inputs.facts.pipe_directory)
+    )
+    return Snapshot(
+        taken_at=taken_at,
+        driver_version=context.driver_version,
+        cuda_version=gpus.cuda_version if gpus is not None else None,
+        gpus=tuple(
+            merge_gpu(context, gpu, merged, daemons)
+            for gpu in (gpus.gpus if gpus is not None else ())
+        ),
+        gpu_indexes=context.gpu_indexes,
+        daemons=merged,
+        collectors=collectors,
+        unreadable_environments=_unreadable_environments(processes),
+    )
+
+
+def _unreadable_environments(processes: ProcfsObservation | None) -> int | None:
+    if processes is None:
+        return None
+    return sum(facts.mps_environment is None for facts in processes.processes.values())

@@ -1,0 +1,272 @@
+"""The clients of a server: who they are, and what they may use."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from mps_exporter.merge.inputs import DaemonInputs, MergeContext, ServerInputs
+from mps_exporter.mps import limits
+from mps_exporter.mps.cgroups import parse_cgroup
+from mps_exporter.snapshot import Client, ClientSession, LimitSource
+
+LIMIT_VARIABLES = (
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+    "CUDA_MPS_CLIENT_PRIORITY",
+    "CUDA_VISIBLE_DEVICES",
+)
+
+# Hundreds of clients stay where they are from one collection to the next.
+_attribution_of = lru_cache(maxsize=1024)(parse_cgroup)
+
+
+@dataclass(frozen=True, slots=True)
+class _ClientLimits:
+    """What a client may use, as far as its environment and its server tell."""
+
+    source: LimitSource = "unknown"
+    ratio: float | None = None
+    sms: Mapping[str, int] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)
+    priority: int | None = None
+    percentage_ignored: str | None = None
+    memory_ignored: str | None = None
+
+
+_NOT_KNOWN = _ClientLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class _ServerLimits:
+    """What a server gives to its clients."""
+
+    gpus: limits.DaemonGpus
+    ordinals: Mapping[str, int]
+    """GPU UUID -> device ordinal of the daemon."""
+    ratio: float | None
+    memory: Mapping[int, int]
+    """Device ordinal -> bytes."""
+    found: dict[Hashable, _ClientLimits] = field(default_factory=dict)
+    """Clients' limits by what they follow from: a server's clients are mostly alike."""
+
+
+def merge_clients(context: MergeContext, server: ServerInputs) -> tuple[Client, ...] | None:
+    """Merge all that is known of a server's clients; None: neither the log nor the tool tells."""
+    sessions = _sessions(server)
+    if sessions is None:
+        return None
+    if server.daemon.has_own_pid_namespace():
+        sessions = tuple(
+            replace(session, pid=_host_pid(context, server.daemon, session.pid))
+            for session in sessions
+        )
+    if any(session.pid == 0 for session in sessions):
+        sessions = _resolve_pid0_clients(context, sessions, server.pid)
+    server_limits = _ServerLimits(
+        gpus=_daemon_gpus(context, server),
+        ordinals={uuid: ordinal for ordinal, uuid in server.devices.items()},
+        ratio=server.thread_ratio(),
+        memory=server.memory_limits(),
+    )
+    return tuple(_client(context, session, server.pid, server_limits) for session in sessions)
+
+
+def _sessions(server: ServerInputs) -> tuple[ClientSession, ...] | None:
+    """The clients as the log names them, or else the tool; None when neither does."""
+    session, reply = server.session, server.reply
+    if session is not None and server.clients_logged:
+        return session.clients
+    if reply is None or reply.client_pids is None:
+        return None
+    return tuple(
+        ClientSession(
+            pid=pid,
+            server_pid=server.pid,
+            uid=session.uid if session is not None else None,
+            connected_at=None,
+            contexts={
+                server.devices[ordinal]: clients[pid]
+                for ordinal, clients in (reply.contexts or {}).items()
+                if pid in clients and ordinal in server.devices
+            },
+        )
+        for pid in dict.fromkeys(reply.client_pids)
+    )
+
+
+def _host_pid(context: MergeContext, inputs: DaemonInputs, pid: int) -> int:
+    """Find whom a daemon in its own PID namespace calls so; 0: nobody who could be found."""
+    process = inputs.facts.process
+    namespace = process.pid_namespace if process is not None else None
+    return context.host_pids.get((namespace, pid), 0) if pid and namespace is not None else 0
+
+
+def _resolve_pid0_clients(
+    context: MergeContext, sessions: tuple[ClientSession, ...], server_pid: int
+) -> tuple[ClientSession, ...]:
+    """Clients that the daemon calls PID 0, since it lives in a PID namespace of its own.
+
+    NVML knows their true PIDs. Where it lists as many MPS processes on the server's GPUs as the
+    daemon has clients, they are these; else nobody can say which are whose.
+    """
+    listed: dict[int, dict[str, int]] = {}
+    for gpu in context.gpus.values():
+        of_gpu = {process.pid for process in gpu.processes or () if process.kind == "compute"}
+        if server_pid not in of_gpu:
+            continue
+        for process in gpu.processes or ():
+            own = process.pid in of_gpu and process.pid not in context.known_pids
+            if process.kind == "mps" and own and process.pid != server_pid:
+                listed.setdefault(process.pid, {})[gpu.uuid] = 1
+    if len(listed) != len(sessions):
+        return sessions
+    return tuple(
+        replace(session, pid=pid, contexts=contexts)
+        for session, (pid, contexts) in zip(sessions, sorted(listed.items()), strict=True)
+    )
+
+
+def _client(
+    context: MergeContext, session: ClientSession, server_pid: int, server_limits: _ServerLimits
+) -> Client:
+    process = context.processes.get(session.pid)
+    uid = process.uid if process is not None else session.uid
+    attribution = _attribution_of(process.cgroup if process is not None else None)
+    environment = process.mps_environment if process is not None else None
+    # Without its environment: whether it lowered its own limits, nobody here may know.
+    own = (
+        _NOT_KNOWN if environment is None else _limits(context, session, server_limits, environment)
+    )
+    return Client(
+        pid=session.pid,
+        server_pid=server_pid,
+        uid=uid,
+        user=process.user if process is not None else context.user(uid),
+        command=process.name if process is not None else None,
+        container_id=attribution.container_id,
+        pod_uid=attribution.pod_uid,
+        slurm_job_id=attribution.slurm_job_id,
+        systemd_unit=attribution.systemd_unit,
+        pid_namespace=process.pid_namespace if process is not None else None,
+        environment_readable=environment is not None if process is not None else None,
+        connected_at=session.connected_at,
+        state=session.state,
+        state_since=session.state_since,
+        contexts=session.contexts,
+        memory_used_bytes=context.memory_used(session.pid) if session.pid else {},
+        limit_source=own.source,
+        active_thread_ratio=own.ratio,
+        sm_limit=own.sms,
+        memory_limit_bytes=own.memory,
+        priority=own.priority,
+        percentage_ignored=own.percentage_ignored,
+        memory_limit_ignored=own.memory_ignored,
+    )
+
+
+# ---------------------------------------------------------------------------------- limits
+
+
+def _daemon_gpus(context: MergeContext, server: ServerInputs) -> limits.DaemonGpus:
+    """The GPUs of a server's daemon, in the driver's order.
+
+    The driver orders GPUs of one model as NVML does, by PCI address. Where the models differ its
+    default is "the fastest first", which cannot be seen from outside; neither can that of MIG.
+    """
+    uuids = frozenset(server.devices.values()) - {""}
+    whole = {uuid for uuid, gpu in context.gpus.items() if gpu.parent_uuid is None}
+    # The tool's map has all of them; the log only those that were used.
+    mapped = bool(server.daemon.answers.device_uuids())
+    complete = mapped or (bool(uuids) and uuids == whole)
+    models = {context.gpus[uuid].name or uuid for uuid in uuids & whole}
+    order = None
+    if complete and (len(uuids) == 1 or (uuids <= whole and len(models) == 1)):
+        order = tuple(
+            sorted(uuids, key=lambda uuid: context.gpus[uuid].index if uuid in whole else 0)
+        )
+    return limits.DaemonGpus(uuids, complete, order)
+
+
+def _limits(
+    context: MergeContext,
+    session: ClientSession,
+    server_limits: _ServerLimits,
+    environment: Mapping[str, str],
+) -> _ClientLimits:
+    """Give a client's limits; those that have the same reasons are worked out once."""
+    allowed_ratio = session.active_thread_ratio  # at connect
+    if allowed_ratio is None:
+        allowed_ratio = server_limits.ratio
+    allowed_memory = session.pinned_memory_limit_bytes  # at connect
+    if allowed_memory is None:
+        allowed_memory = server_limits.memory
+    reported = tuple(map(environment.get, LIMIT_VARIABLES))
+    reasons = allowed_ratio, tuple(allowed_memory.items()), reported, tuple(session.contexts)
+    found = server_limits.found.get(reasons)
+    if found is None:
+        uuids = tuple(session.contexts)
+        found = _limits_of(context, allowed_ratio, allowed_memory, uuids, server_limits, *reported)
+        server_limits.found[reasons] = found
+    return found
+
+
+def _limits_of(
+    context: MergeContext,
+    allowed_ratio: float | None,
+    allowed_memory: Mapping[int, int],
+    uuids: tuple[str, ...],
+    server_limits: _ServerLimits,
+    percentage: str | None,
+    memory_text: str | None,
+    priority: str | None,
+    visible_devices: str | None,
+) -> _ClientLimits:
+    own = limits.parse_active_thread_percentage(percentage)
+    ratio = limits.effective_ratio(own.ratio, allowed_ratio) if allowed_ratio is not None else None
+    lowered = own.ratio is not None and allowed_ratio is not None and own.ratio < allowed_ratio
+    visible = limits.visible_gpus(visible_devices, server_limits.gpus)
+    own_memory = limits.client_memory_limits(memory_text, visible, uuids, server_limits.gpus)
+    memory: dict[str, int] = {}
+    source: LimitSource = "unknown"
+    if own_memory.bytes_by_uuid is not None:
+        allowed = {
+            uuid: allowed_memory.get(ordinal) for uuid, ordinal in server_limits.ordinals.items()
+        }
+        memory = _memory_limits(own_memory.bytes_by_uuid, allowed, uuids)
+        source = "client" if lowered else "server"
+    return _ClientLimits(
+        source=source,
+        ratio=ratio,
+        sms=_sm_limits(context, ratio, uuids) if ratio is not None else {},
+        memory=memory,
+        priority=limits.parse_client_priority(priority),
+        percentage_ignored=percentage if own.ignored else None,
+        memory_ignored=memory_text if own_memory.ignored else None,
+    )
+
+
+def _sm_limits(context: MergeContext, ratio: float, uuids: Iterable[str]) -> dict[str, int]:
+    """GPU UUID -> SMs that this ratio is there, where the GPU's own number is known."""
+    sms: dict[str, int] = {}
+    for uuid in uuids:
+        gpu = context.gpus.get(uuid)
+        if gpu is None or gpu.sm_count is None:
+            continue
+        count = limits.sm_limit(ratio, gpu.sm_count, gpu.compute_capability)
+        if count is not None:
+            sms[uuid] = count
+    return sms
+
+
+def _memory_limits(
+    own: Mapping[str, int], allowed: Mapping[str, int | None], uuids: Iterable[str]
+) -> dict[str, int]:
+    """GPU UUID -> the lower of the client's own limit and its server's."""
+    memory: dict[str, int] = {}
+    for uuid in uuids:
+        known = [limit for limit in (own.get(uuid), allowed.get(uuid)) if limit is not None]
+        if known:
+            memory[uuid] = min(known)
+    return memory

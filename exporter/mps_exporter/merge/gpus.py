@@ -1,0 +1,117 @@
+"""A GPU: what NVML reads, and which of its processes are of MPS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
+
+from mps_exporter.merge.inputs import DaemonInputs, MergeContext
+from mps_exporter.observations import GpuObservation, ProcessList
+from mps_exporter.snapshot import PROCESS_KINDS, Client, ControlDaemon, Gpu, ProcessKind
+
+
+def merge_gpu(
+    context: MergeContext,
+    gpu: GpuObservation,
+    daemons: tuple[ControlDaemon, ...],
+    inputs: Sequence[DaemonInputs],
+) -> Gpu:
+    """Merge all that is known of one GPU."""
+    servers = context.server_pids.union(
+        server.pid for daemon in daemons for server in daemon.servers
+    )
+    clients = [client for client in _clients(daemons) if gpu.uuid in client.contexts]
+    by_kind = _processes_by_kind(gpu, servers)
+    stranded = _stranded(by_kind, daemons, inputs)
+    direct = tuple(sorted(by_kind.get("direct", ())))
+    return Gpu(
+        observation=gpu,
+        index=str(gpu.index),
+        uuid=gpu.uuid,
+        processes_by_kind={kind: len(pids) for kind, pids in by_kind.items()} or None,
+        direct_pids=direct,
+        direct_processes=tuple(
+            context.processes[pid] for pid in direct if pid in context.processes
+        ),
+        served_by=tuple(
+            daemon.pipe_directory
+            for daemon in daemons
+            if daemon.state != "absent" and gpu.uuid in daemon.gpu_uuids
+        ),
+        stranded_pids=stranded,
+        stranded_clients=None if stranded is None else sum(map(context.is_stranded, stranded)),
+        sm_committed_ratio=_sm_committed_ratio(gpu, clients),
+        client_memory_committed_bytes=_memory_committed_bytes(gpu, clients),
+    )
+
+
+def _clients(daemons: Iterable[ControlDaemon]) -> Iterable[Client]:
+    for daemon in daemons:
+        for server in daemon.servers:
+            yield from server.clients
+
+
+def _sm_committed_ratio(gpu: GpuObservation, clients: Sequence[Client]) -> float | None:
+    """The sum of the clients' SM limits; None where one of them is not known."""
+    if not gpu.sm_count or any(gpu.uuid not in client.sm_limit for client in clients):
+        return None
+    return sum(client.sm_limit[gpu.uuid] for client in clients) / gpu.sm_count
+
+
+def _memory_committed_bytes(gpu: GpuObservation, clients: Sequence[Client]) -> int | None:
+    """The sum of those memory limits that are known."""
+    if not clients:
+        return None
+    return sum(client.memory_limit_bytes.get(gpu.uuid, 0) for client in clients)
+
+
+def _processes_by_kind(gpu: GpuObservation, servers: frozenset[int]) -> dict[ProcessKind, set[int]]:
+    """The processes by what they are to MPS, as far as the lists that could be read tell.
+
+    A client is told from a process beside MPS by the MPS list alone, so that without it, which old
+    drivers lack, neither is known. A server is known by its PID, wherever it is listed.
+    """
+    if gpu.processes is None:
+        return {}
+    lists: dict[ProcessList, set[int]] = {
+        kind: set() for kind in get_args(ProcessList) if kind not in gpu.unread_lists
+    }
+    for process in gpu.processes:
+        lists[process.kind].add(process.pid)
+    processes_by_kind: dict[ProcessKind, set[int]] = {}
+    if "compute" in lists:
+        compute = lists["compute"]
+        if "mps" in lists:
+            # NVML's MPS list can hold a client of another GPU, with 0 bytes: the compute list has
+            # not.
+            clients = (lists["mps"] & compute) - servers
+            processes_by_kind = {"mps_client": clients, "direct": compute - clients - servers}
+        processes_by_kind["mps_server"] = compute & servers
+    if "graphics" in lists:
+        processes_by_kind["graphics"] = lists["graphics"]
+    return {kind: processes_by_kind[kind] for kind in PROCESS_KINDS if kind in processes_by_kind}
+
+
+def _stranded(
+    by_kind: Mapping[ProcessKind, set[int]],
+    daemons: tuple[ControlDaemon, ...],
+    inputs: Sequence[DaemonInputs],
+) -> tuple[int, ...] | None:
+    """Find the MPS processes without a server; None: it cannot be told.
+
+    Certain where no server is on the GPU, or where every daemon's log names all its clients. A
+    process that waits in a queue is listed by NVML, too, and lacks a server for another reason.
+    """
+    if "mps_client" not in by_kind:
+        return None
+    queued = {wait.pid for daemon in daemons for wait in daemon.waits}
+    candidates = by_kind["mps_client"] - queued
+    if not by_kind["mps_server"]:
+        return tuple(sorted(candidates))
+    all_readable = all(
+        daemon.log_readable("control") and daemon.log_readable("server") for daemon in inputs
+    )
+    connected = {client.pid for client in _clients(daemons)}
+    if not all_readable or 0 in connected or any(daemon.dropped_clients for daemon in daemons):
+        return None
+    return tuple(sorted(candidates - connected))
