@@ -16,7 +16,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from mps_exporter.commands.serve import Service
+from mps_exporter.backend import CollectorBackend
 from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import encode
@@ -30,12 +30,12 @@ MADE_UP = "eight-gpus"
 GPUS, CLIENTS_PER_GPU = 8, 48
 
 
-def service(recording: str) -> Service:
+def service(recording: str) -> CollectorBackend:
     """Replay a recording: NAME, or NAME@SPEED."""
     name, _, speed = recording.partition("@")
     path = RECORDINGS / f"{name}.rec.gz"
     settings = Settings(replay=str(path), replay_speed=float(speed or 1))
-    return Service(settings, read(path))
+    return CollectorBackend(settings, read(path))
 
 
 def eight_gpus(seconds: float) -> Snapshot:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from mps_exporter.commands.serve import Service
+from mps_exporter.backend import CollectorBackend
 from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.loops import Count, LoopCounters
@@ -97,7 +97,7 @@ async def test_a_page_of_the_loop_before_is_not_counted_twice() -> None:
 async def test_a_served_replay_counts_on() -> None:
     """Through the service, over real loops: counters of its pages never fall, and go on."""
     recording = read(RECORDINGS / "crash-loop.rec.gz")
-    service = Service(Settings(replay="crash-loop", replay_speed=20.0), recording)
+    service = CollectorBackend(Settings(replay="crash-loop", replay_speed=20.0), recording)
     running = asyncio.create_task(service.run())
     shown: dict[str, float] = {}
     try:
