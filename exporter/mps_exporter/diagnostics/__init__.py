@@ -8,18 +8,27 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
-from mps_exporter.diagnostics.visibility import of_host, unseen
+from mps_exporter.diagnostics.catalogue import ADVICE, Advice, Finding, Severity
 from mps_exporter.diagnostics.daemons import of_daemon
 from mps_exporter.diagnostics.gpus import of_gpu
 from mps_exporter.diagnostics.incidents import of_incidents
-from mps_exporter.diagnostics.catalogue import ADVICE, Advice, Finding, Severity
+from mps_exporter.diagnostics.visibility import of_host, unseen
+from mps_exporter.humanize import UserNameLookup
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.user_names import UserNames
-from mps_exporter.humanize import UserNameLookup
 
 __all__ = [
-    "ADVICE", "Advice", "Finding", "Severity", "findings", "in_order", "recent_incidents", "unseen", "most_severe",
+    "ADVICE",
+    "Advice",
+    "Finding",
+    "Severity",
+    "findings",
+    "in_order",
+    "most_severe",
+    "recent_incidents",
+    "unseen",
 ]  # fmt: skip
 
 
@@ -30,22 +39,40 @@ def findings(snapshot: Snapshot, name_of: UserNameLookup | None = None) -> tuple
         snapshot: The host.
         name_of: How users are called; by default as the host itself names them.
     """
-    name_of = name_of or UserNames(snapshot)
+    name_of = name_of or _names_of(snapshot)
     found = [
-        *(one for daemon in snapshot.daemons for one in of_daemon(daemon, snapshot.taken_at, name_of)),
+        *(
+            one
+            for daemon in snapshot.daemons
+            for one in of_daemon(daemon, snapshot.taken_at, name_of)
+        ),
         *(one for gpu in snapshot.gpus for one in of_gpu(gpu, snapshot, name_of)),
         *of_host(snapshot),
     ]
     return in_order(found)
 
 
-def recent_incidents(snapshot: Snapshot, name_of: UserNameLookup | None = None) -> tuple[Finding, ...]:
+def recent_incidents(
+    snapshot: Snapshot, name_of: UserNameLookup | None = None
+) -> tuple[Finding, ...]:
     """What went wrong a moment ago: told to people, while metrics have counters for it."""
-    name_of = name_of or UserNames(snapshot)
+    name_of = name_of or _names_of(snapshot)
     found = [
-        one for daemon in snapshot.daemons for one in of_incidents(daemon, snapshot.taken_at, name_of)
+        one
+        for daemon in snapshot.daemons
+        for one in of_incidents(daemon, snapshot.taken_at, name_of)
     ]
     return in_order(found)
+
+
+def _names_of(snapshot: Snapshot) -> UserNameLookup:
+    """How this host itself names its users, looked up when the first name is needed."""
+    names = cache(lambda: UserNames(snapshot))
+
+    def name_of(uid: int | None) -> str:
+        return names()(uid)
+
+    return name_of
 
 
 def most_severe(found: tuple[Finding, ...]) -> Severity | None:
