@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from mps_exporter.observations import LogChunk, LogName, LogsObservation, LogState
-from mps_exporter.sources.log_tail import MISSING, ReadLimits, LogTail
+from mps_exporter.sources.log_tail import MISSING, LogTail, ReadLimits
 
 BACKLOG_BYTES = 16 * 1024 * 1024
 """How far back a first look goes in each log."""
@@ -49,7 +49,7 @@ class _DaemonLogs:
 class LogReader:
     """The logs of many daemons.
 
-    follow() may be called from several threads, but for one daemon only from one at a time.
+    read_daemon() may be called from several threads, but for one daemon only from one at a time.
 
     Args:
         clock: Unix time in seconds.
@@ -113,12 +113,6 @@ class LogReader:
     def daemons(self) -> set[str]:
         """Give the daemons that are remembered (pipe directories)."""
         return set(self._daemons)
-
-    def devices(self, pipe_directory: str) -> set[int]:
-        """Give the file systems where a daemon's logs were seen, without asking them."""
-        daemon = self._daemons.get(pipe_directory)
-        tails = daemon.tails.values() if daemon is not None else ()
-        return {tail.device for tail in tails if tail.device is not None}
 
     def forget(self, gone: Collection[str]) -> None:
         """Let go of the files of these daemons."""
