@@ -5,7 +5,8 @@ with it, or block the daemon for everyone when it concerns a server that is stuc
 the tool fail although all is well: measured beside three busy callers, of 1000 runs 285 were
 refused and 32 ended with status 0 and no output at all; a reply was never cut. So: one run of the
 tool at a time for each daemon, few runs, a hard deadline, one more try after a refusal, and after a
-hang a pause that doubles. Only commands that read are ever sent: see mps_exporter.mps.control_protocol.
+hang a pause that doubles. Only commands that read are ever sent: see
+mps_exporter.mps.control_protocol.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.mps.control_protocol import (
@@ -74,6 +74,8 @@ class _QueryState:
     """What is remembered of one daemon between questions."""
 
     identity: tuple[object, ...]
+    lock: asyncio.Lock
+    """Held while it is asked."""
     breaker: CircuitBreaker
     """For all questions."""
     server_breaker: CircuitBreaker
@@ -130,10 +132,9 @@ class ControlTool:
         An observation from before `since` (Unix time) is not given again, however young it is.
         """
         deadline = self._clock() + deadline_seconds
-        async with _exclusive(daemon, deadline_seconds) as acquired:
-            if not acquired:
+        async with self._exclusive(daemon, deadline_seconds) as known:
+            if known is None:
                 return self._skipped(daemon, "probe", _BUSY)
-            known = self._state_of(daemon)
             young = self._clock() - known.probed_at < self._min_interval_seconds
             if known.probe and young and known.probe.at >= since:
                 return known.probe
@@ -155,10 +156,9 @@ class ControlTool:
         them, and everybody for the daemon. server_pids are as the daemon numbers processes.
         """
         deadline = self._clock() + deadline_seconds
-        async with _exclusive(daemon, deadline_seconds) as acquired:
-            if not acquired:
+        async with self._exclusive(daemon, deadline_seconds) as known:
+            if known is None:
                 return self._skipped(daemon, "reconciliation", _BUSY)
-            known = self._state_of(daemon)
             if (why := _skip_reason(daemon, known.breaker, known.server_breaker)) is not None:
                 return self._skipped(daemon, "reconciliation", why)
             known.devices = {pid: known.devices[pid] for pid in server_pids if pid in known.devices}
@@ -191,11 +191,29 @@ class ControlTool:
         """Drop what is remembered of all daemons but these (pipe directories)."""
         kept = set(present)
         for gone in self._daemons.keys() - kept:
-            del self._daemons[gone]
-            self._transitions.forget("daemon", gone)
+            if not self._daemons[gone].lock.locked():
+                del self._daemons[gone]
+                self._transitions.forget("daemon", gone)
         for gone in self._runs.keys() - kept:
             del self._runs[gone]
             self._failures.pop(gone, None)
+
+    @asynccontextmanager
+    async def _exclusive(
+        self, daemon: DaemonFacts, timeout_seconds: float
+    ) -> AsyncIterator[_QueryState | None]:
+        """Wait until no other question to this daemon is under way; None: that took too long."""
+        lock = self._state_of(daemon).lock
+        try:
+            async with asyncio.timeout(max(timeout_seconds, 0.0)):
+                await lock.acquire()
+        except TimeoutError:
+            yield None
+            return
+        try:
+            yield self._state_of(daemon)
+        finally:
+            lock.release()
 
     def _state_of(self, daemon: DaemonFacts) -> _QueryState:
         """Give what is remembered; nothing, when another process answers in this directory now."""
@@ -205,8 +223,9 @@ class ControlTool:
             identity = (daemon.pipe_path, process.pid, process.start_time_seconds)
         known = self._daemons.get(daemon.pipe_directory)
         if known is None or known.identity != identity:
-            known = _QueryState(identity, CircuitBreaker(self._clock), CircuitBreaker(self._clock))
-            self._daemons[daemon.pipe_directory] = known
+            lock = asyncio.Lock() if known is None else known.lock
+            breakers = CircuitBreaker(self._clock), CircuitBreaker(self._clock)
+            known = self._daemons[daemon.pipe_directory] = _QueryState(identity, lock, *breakers)
         return known
 
     async def _query_server(
@@ -247,7 +266,11 @@ class ControlTool:
         return exchange
 
     async def _run_once(
-        self, daemon: DaemonFacts, known: _QueryState, commands: tuple[str, ...], left_seconds: float
+        self,
+        daemon: DaemonFacts,
+        known: _QueryState,
+        commands: tuple[str, ...],
+        left_seconds: float,
     ) -> Exchange:
         limit = max(min(left_seconds, self._timeout_seconds), 0.0)
         environment = {
@@ -266,10 +289,17 @@ class ControlTool:
         return exchange
 
     def _make_observation(
-        self, daemon: DaemonFacts, known: _QueryState, kind: QueryKind, at: float, requested: Sequence[Exchange]
+        self,
+        daemon: DaemonFacts,
+        known: _QueryState,
+        kind: QueryKind,
+        at: float,
+        requested: Sequence[Exchange],
     ) -> ControlObservation:
         """Draw the conclusions: how it went, whether to keep away, what to say in the log."""
-        worst = next((exchange for exchange in requested if exchange.outcome is not Outcome.OK), None)
+        worst = next(
+            (exchange for exchange in requested if exchange.outcome is not Outcome.OK), None
+        )
         outcome = worst.outcome if worst else Outcome.OK
         error = _error_text(worst) if worst else None
         if outcome is Outcome.TIMEOUT:
@@ -290,7 +320,9 @@ class ControlTool:
         """One line when a daemon's answers stop, one when they are back."""
         name = daemon.pipe_directory
         if outcome is Outcome.OK:
-            self._transitions.recovered("daemon", name, message="control daemon answers", daemon=name)
+            self._transitions.recovered(
+                "daemon", name, message="control daemon answers", daemon=name
+            )
         elif outcome is not Outcome.SKIPPED:
             self._transitions.failed(
                 "daemon", name, message=_MESSAGES[outcome], daemon=name, err=error
@@ -303,34 +335,6 @@ _MESSAGES = {
     Outcome.REFUSED: "control daemon refuses to answer",
     Outcome.UNPARSABLE: "control daemon's answer is not understood",
 }
-
-
-@asynccontextmanager
-async def _exclusive(daemon: DaemonFacts, timeout_seconds: float) -> AsyncIterator[bool]:
-    """Wait for one's turn with a daemon; gives whether it came in time.
-
-    There is one line for each pipe directory, whoever asks: also two ControlTools keep to it.
-    """
-    locks = _LOCKS.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
-    lock = locks.get(daemon.pipe_path)
-    if lock is None:
-        lock = locks[daemon.pipe_path] = asyncio.Lock()
-    try:
-        async with asyncio.timeout(max(timeout_seconds, 0.0)):
-            await lock.acquire()
-    except TimeoutError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
-
-
-_LOCKS: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[str, asyncio.Lock]] = (
-    WeakKeyDictionary()
-)
-"""A line is there as long as somebody stands in it."""
 
 
 def _skip_reason(daemon: DaemonFacts, *breakers: CircuitBreaker) -> str | None:
