@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip as gzip_format
 import logging
 import os
@@ -23,18 +24,17 @@ from prometheus_client import CollectorRegistry, Metric, ProcessCollector
 
 import mps_exporter
 from mps_exporter.collector import Collector
-from mps_exporter.memory import freeze_startup_objects, collect_garbage_periodically
+from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4, ContentFormat
 from mps_exporter.metrics.exposition import encode
 from mps_exporter.metrics.render import Build, render
-from mps_exporter.snapshot import Incident, RecordingInfo, Snapshot
 from mps_exporter.observations import NvmlObservation, Observation
-from mps_exporter.config import Settings
+from mps_exporter.snapshot import Incident, RecordingInfo, Snapshot
 from mps_exporter.sources.host import Host
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.recording import Header, Recording, RecordingError, RecordingWriter, read
 from mps_exporter.sources.replay_host import ReplayHost
-from mps_exporter.terminal import print_status, print_output, supports_colour
+from mps_exporter.terminal import print_output, print_status, supports_colour
 from mps_exporter.web.backend import DebugReport, DebugSource
 from mps_exporter.web.options import WebOptions
 
@@ -256,7 +256,7 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
     from mps_exporter.web.webconfig import WebConfigError
 
     recording = _load(settings)
-    freeze_startup_objects()
+    gc.freeze()  # else each full collection of garbage takes 14 ms to look at modules
     service = Service(settings, recording)
     stop = asyncio.Event()
     _on_signals(stop.set, signal.SIGINT, signal.SIGTERM)
@@ -278,7 +278,6 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
     _install_sighup_handler(stop, None if watch is None else watch.check_files)
     work = asyncio.create_task(service.run(), name="follow")
     first = asyncio.create_task(service.collect(None, None), name="first collection")
-    tidying = asyncio.create_task(collect_garbage_periodically(), name="tidy")
     _log.info(
         "starting mps-exporter",
         extra={
@@ -310,9 +309,8 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
     finally:
         work.cancel()
         first.cancel()
-        tidying.cancel()
         web.cancel()
-        await asyncio.gather(work, first, tidying, web, return_exceptions=True)
+        await asyncio.gather(work, first, web, return_exceptions=True)
         await service.close()
     return 0
 
@@ -350,7 +348,9 @@ def _browse_addresses(addresses: Sequence[str], metrics: str, *, tls: bool) -> s
     return f"  Status page  {address_text}/\n  Metrics      {address_text}{metrics}\n"
 
 
-def _print_replay_notice(recording: Recording, settings: Settings, addresses_text: str, *, demo: bool) -> None:
+def _print_replay_notice(
+    recording: Recording, settings: Settings, addresses_text: str, *, demo: bool
+) -> None:
     """Say what is being replayed, and where to look."""
     header = recording.header
     print_status(
@@ -397,7 +397,9 @@ async def _collect_twice(settings: Settings) -> Snapshot:
         await host.close()
 
 
-async def _collect_from_recording(settings: Settings, path: Path, at_seconds: float | None) -> Snapshot:
+async def _collect_from_recording(
+    settings: Settings, path: Path, at_seconds: float | None
+) -> Snapshot:
     recording = _load_file(path)
     length = recording.duration_seconds
     if at_seconds is not None and at_seconds > length:
