@@ -8,6 +8,7 @@ Medians of several runs, beside each source asked alone.
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import statistics
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from bench.host import CLIENTS_PER_GPU, GPUS, FullHost
 from mps_exporter.collector import Collector
-from mps_exporter.memory import freeze_startup_objects, tune_allocator
+from mps_exporter.memory import limit_malloc_arenas
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import encode
 from mps_exporter.metrics.render import Build, render
@@ -103,8 +104,8 @@ async def collection(clients: int, runs: int = RUNS) -> Result:
 
 async def by_turns(sizes: Sequence[int], runs: int = RUNS) -> list[Result]:
     """Measure hosts with so many clients: each collection of one is followed by the next's."""
-    tune_allocator()  # as the program does
-    freeze_startup_objects()
+    limit_malloc_arenas()  # as the program does
+    gc.freeze()
     async with AsyncExitStack() as stack:
         hosts = []
         for clients in sizes:

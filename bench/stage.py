@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mps_exporter.memory import tune_allocator
+from mps_exporter.memory import limit_malloc_arenas
 
-tune_allocator()  # as exporter/mps_exporter/cli.py does before it imports the rest
+limit_malloc_arenas()  # as exporter/mps_exporter/cli.py does before it imports the rest
 
 from bench.host import TickingNvml, uuid_of  # noqa: E402
 from mps_exporter import cli  # noqa: E402

@@ -16,7 +16,7 @@ from typing import NoReturn
 import mps_exporter
 from mps_exporter.config import InvalidSettingError, Settings, add_flags, duration, load
 from mps_exporter.logging import configure
-from mps_exporter.memory import tune_allocator
+from mps_exporter.memory import limit_malloc_arenas
 from mps_exporter.terminal import open_closed_streams, print_status
 
 _log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def _run(command: str, settings: Settings, given: dict[str, object]) -> int:
     # The doctor says himself what he could not see.
     level = "error" if command == "doctor" else settings.log_level
     configure(level, settings.log_format)
-    tune_allocator()
+    limit_malloc_arenas()
     # Late imports: --help and --version answer at once, and the parts that a command does not
     # need cost it neither time nor memory.
     from mps_exporter.commands.common import StartError

@@ -19,13 +19,11 @@ ENVIRONMENT_PREFIX = "MPS_EXPORTER_"
 REVISION_VARIABLE = "MPS_EXPORTER_BUILD_REVISION"
 """The commit that an image was built from: no setting, but for mps_exporter_build_info."""
 
+# Set by Kubernetes beside a Service named mps-exporter: without enableServiceLinks: false no start.
 _SERVICE_LINK_VARIABLES = re.compile(
     r"MPS_EXPORTER_(\w+_)?"
-    r"(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=.*"
-    r"|MPS_EXPORTER_(\w+_)?PORT=(tcp|udp|sctp)://.*"
+    r"(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=|PORT=(tcp|udp|sctp)://).*"
 )
-"""Variables (NAME=value) that Kubernetes makes for all pods beside a Service named mps-exporter or
-mps-exporter-metrics. One that ends in _PORT could be a misspelt setting: its value tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,8 +310,8 @@ def load(given: Mapping[str, Any], environment: Mapping[str, str], command: str)
     )
     if unknown_variables:
         raise InvalidSettingError(
-            f"unknown variable {unknown_variables[0]}: see mps-exporter {command} --help for those "
-            f"that are"
+            f"unknown variable {unknown_variables[0]}: "
+            f"see mps-exporter {command} --help for those that are"
         )
     values: dict[str, Any] = {}
     for flag in FLAGS:

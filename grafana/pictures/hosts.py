@@ -101,7 +101,7 @@ def eight_gpus(seconds: float) -> Snapshot:
     )
 
 
-def app(services: Mapping[str, Service]) -> web.Application:
+def app(services: Mapping[str, CollectorBackend]) -> web.Application:
     """Serve each at /NAME/metrics."""
     began = time.monotonic()
 

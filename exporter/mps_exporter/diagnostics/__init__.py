@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from mps_exporter.diagnostics.catalogue import ADVICE, Advice, Finding, Severity
 from mps_exporter.diagnostics.daemons import of_daemon
@@ -38,7 +39,7 @@ def findings(snapshot: Snapshot, name_of: UserNameLookup | None = None) -> tuple
         snapshot: The host.
         name_of: How users are called; by default as the host itself names them.
     """
-    name_of = name_of or UserNames(snapshot)
+    name_of = name_of or _names_of(snapshot)
     found = [
         *(
             one
@@ -55,13 +56,23 @@ def recent_incidents(
     snapshot: Snapshot, name_of: UserNameLookup | None = None
 ) -> tuple[Finding, ...]:
     """What went wrong a moment ago: told to people, while metrics have counters for it."""
-    name_of = name_of or UserNames(snapshot)
+    name_of = name_of or _names_of(snapshot)
     found = [
         one
         for daemon in snapshot.daemons
         for one in of_incidents(daemon, snapshot.taken_at, name_of)
     ]
     return in_order(found)
+
+
+def _names_of(snapshot: Snapshot) -> UserNameLookup:
+    """How this host itself names its users, looked up when the first name is needed."""
+    names = cache(lambda: UserNames(snapshot))
+
+    def name_of(uid: int | None) -> str:
+        return names()(uid)
+
+    return name_of
 
 
 def most_severe(found: tuple[Finding, ...]) -> Severity | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,20 +21,34 @@ class Advice:
     """A state of the host, something that this exporter cannot see, or something that happened."""
 
 
+Texts = Callable[[], tuple[str, str]]
+"""Composes the evidence and the remedy of a finding."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """An advice that applies here, with what was seen and what to do, each in sentences.
 
-    Names that others chose (programs, users, paths) are made fit to be shown.
+    The sentences are composed when they are read: a scrape needs none of them. Names that others
+    chose (programs, users, paths) are made fit to be shown.
     """
 
     advice: Advice
-    evidence: str
-    remedy: str
+    texts: Texts
     daemon: str = ""
     gpu: str = ""
     uuid: str = ""
     since: float | None = None
+
+    @property
+    def evidence(self) -> str:
+        """What was seen."""
+        return self.texts()[0]
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+        return self.texts()[1]
 
 
 _STATES = (

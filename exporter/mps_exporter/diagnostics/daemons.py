@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics import visibility
-from mps_exporter.diagnostics.catalogue import ADVICE, Finding
+from mps_exporter.diagnostics.catalogue import ADVICE, Finding, Texts
 from mps_exporter.humanize import UserNameLookup
-from mps_exporter.snapshot import Client, ControlDaemon, Server, Wait
+from mps_exporter.snapshot import Client, ControlDaemon, PossibleUnfinishedWork, Server, Wait
 
 LOG_LARGE_BYTES = 1 << 30
 """Nothing rotates the logs by itself; a GiB is weeks of a busy host."""
@@ -19,16 +20,14 @@ CREATING_LONG_SECONDS = 30.0
 """Each of the 257 contexts in our recordings was ACTIVE within 2 ms."""
 
 AddFinding = Callable[..., Finding]
-"""(advice, evidence, remedy, since=...) of one daemon."""
+"""(advice, texts, since=...) of one daemon."""
 
 
 def of_daemon(daemon: ControlDaemon, now: float, name_of: UserNameLookup) -> Iterator[Finding]:
     """All findings of one daemon."""
 
-    def found(name: str, evidence: str, remedy: str, since: float | None = None) -> Finding:
-        return Finding(
-            ADVICE[name], evidence, remedy, daemon=daemon.pipe_directory, since=since
-        )  # fmt: skip
+    def found(name: str, texts: Texts, since: float | None = None) -> Finding:
+        return Finding(ADVICE[name], texts, daemon=daemon.pipe_directory, since=since)
 
     name = humanize.printable(daemon.pipe_directory, 400)
     for server in daemon.servers:
@@ -39,13 +38,17 @@ def of_daemon(daemon: ControlDaemon, now: float, name_of: UserNameLookup) -> Ite
     yield from _limits(clients, found, name_of)
     for log in daemon.logs:
         if log.size_bytes is not None and log.size_bytes > LOG_LARGE_BYTES:
-            path = humanize.printable(log.path, 400)
-            yield found(
-                "log_large", f"{path} has {humanize.memory(log.size_bytes)}.",
-                f"Empty it in place: truncate -s 0 {path}; and let logrotate do so with "
-                "copytruncate from now on.",
-            )  # fmt: skip
+            yield found("log_large", partial(_large_texts, log.path, log.size_bytes))
     yield from visibility.of_daemon(daemon, name, found)
+
+
+def _large_texts(path: str, size_bytes: int) -> tuple[str, str]:
+    path = humanize.printable(path, 400)
+    return (
+        f"{path} has {humanize.memory(size_bytes)}.",
+        f"Empty it in place: truncate -s 0 {path}; and let logrotate do so with copytruncate from "
+        "now on.",
+    )
 
 
 def _end_ghost(pid: int) -> str:
@@ -56,47 +59,52 @@ def _end_ghost(pid: int) -> str:
 
 
 def _state(daemon: ControlDaemon, name: str, found: AddFinding, now: float) -> Iterator[Finding]:
-    ghost = next((server.pid for server in daemon.servers if server.ghost), None)
     if daemon.state == "unresponsive":
-        hangs = (
-            "programs that start now hang"
-            if ghost is None
-            else (f"it hangs on its ghost server {ghost}")
-        )
-        yield found(
-            "daemon_unresponsive",
-            f"The MPS daemon {name} does not answer: {hangs}.",
-            _free(daemon),
-        )
+        yield found("daemon_unresponsive", lambda: _unresponsive_texts(daemon, name))
     elif daemon.state == "absent" and (quit_at := _quit_time(daemon)) is not None:
         yield found(
             "daemon_quit",
-            f"The MPS daemon {name} quit, as it was asked to, {humanize.ago(now - quit_at)}: "
-            f"programs "
-            "started for it use the GPU without MPS.",
-            "Start it with nvidia-cuda-mps-control -d when it is wanted again.",
+            lambda: (
+                f"The MPS daemon {name} quit, as it was asked to, {humanize.ago(now - quit_at)}: "
+                "programs started for it use the GPU without MPS.",
+                "Start it with nvidia-cuda-mps-control -d when it is wanted again.",
+            ),
             since=quit_at,
         )
     elif daemon.state == "absent":
         yield found(
             "daemon_absent",
-            f"No MPS daemon runs at {name}: programs started for it use the GPU without MPS, "
-            "and without its limits.",
-            "Start it with nvidia-cuda-mps-control -d.",
+            lambda: (
+                f"No MPS daemon runs at {name}: programs started for it use the GPU without MPS, "
+                "and without its limits.",
+                "Start it with nvidia-cuda-mps-control -d.",
+            ),
         )
     elif daemon.state == "refused":
         yield found(
             "daemon_refuses",
-            f"The MPS daemon {name} refuses to answer.",
-            "Run the exporter as root or as the daemon's user.",
+            lambda: (
+                f"The MPS daemon {name} refuses to answer.",
+                "Run the exporter as root or as the daemon's user.",
+            ),
         )
     elif daemon.state == "draining":
         yield found(
             "daemon_draining",
-            f"The MPS daemon {name} was asked to quit and waits for its clients to leave; "
-            "it takes no new ones.",
-            "It ends when the last client does.",
+            lambda: (
+                f"The MPS daemon {name} was asked to quit and waits for its clients to leave; "
+                "it takes no new ones.",
+                "It ends when the last client does.",
+            ),
         )
+
+
+def _unresponsive_texts(daemon: ControlDaemon, name: str) -> tuple[str, str]:
+    ghost = next((server.pid for server in daemon.servers if server.ghost), None)
+    hangs = (
+        "programs that start now hang" if ghost is None else f"it hangs on its ghost server {ghost}"
+    )
+    return f"The MPS daemon {name} does not answer: {hangs}.", _free(daemon)
 
 
 def _free(daemon: ControlDaemon) -> str:
@@ -143,91 +151,116 @@ def _quit_time(daemon: ControlDaemon) -> float | None:
 def _server(
     server: Server, found: AddFinding, name_of: UserNameLookup, now: float
 ) -> Iterator[Finding]:
-    owner = humanize.capitalize(f"{name_of(server.uid)}'s server {server.pid}")
     if server.ghost:
-        without = ("connecting", "creating_context")
-        hung = [client.pid for client in server.clients if client.state in without]
-        text = f"{owner} was started for clients that had died in the queue: "
-        remedy = _end_ghost(server.pid)
-        if hung:
-            those = humanize.processes(hung) or humanize.count(len(hung), "client")
-            text += f"it serves nobody, {those} cannot go on, nor can anybody who comes later."
-            remedy += f" {humanize.capitalize(those)} will get an error and must be started again."
-        else:
-            text += "as soon as another user's client comes, the daemon answers nobody."
-        yield found("ghost_server", text, remedy)
-    elif server.state == "FAULT":
-        left = server.clients_connected
-        clients = "its client has" if left == 1 else "its clients have"
-        if left is not None and left > 1:
-            clients = f"its {left} clients have"
-        torn = [client for client in server.clients if client.state == "torn_down"]
-        pids = " ".join(str(client.pid) for client in torn or server.clients if client.pid)
-        yield found(
-            "server_in_fault",
-            f"{owner} is in FAULT after a fatal GPU error: it takes no new clients until {clients} "
-            "exited.",
-            f"End the clients that are left{f' (kill {pids})' if pids else ''}; they cannot use "
-            "the GPU any more.",
-        )
+        yield found("ghost_server", lambda: _ghost_texts(server, name_of))
+        return
+    if server.state == "FAULT":
+        yield found("server_in_fault", lambda: _fault_texts(server, name_of))
     elif (work := server.possible_unfinished_work) is not None:
-        author = humanize.capitalize(humanize.processes([work.pid]) or "a client")
         yield found(
             "possible_unfinished_work",
-            f"{author} of {name_of(work.uid)} ended on {name_of(server.uid)}'s server {server.pid} "
-            f"and may "
-            f"have left GPU work behind: its end took {humanize.duration(work.seconds)}. The next "
-            "CUDA process on this server may fail with error 46 (cudaErrorDevicesUnavailable).",
-            "If the next process fails like that, start it again: the one after it runs. Terminate "
-            "a client through its daemon before it is killed: "
-            f"echo terminate_client {server.pid} PID | nvidia-cuda-mps-control.",
+            lambda: _unfinished_work_texts(server, work, name_of),
             since=work.ended_at,
         )
-    elif server.state == "INITIALIZING" and server.start_time_seconds is not None:
-        age = now - server.start_time_seconds
+    elif server.state == "INITIALIZING" and (started := server.start_time_seconds) is not None:
+        age = now - started
         if age > STARTING_LONG_SECONDS:
             yield found(
                 "server_starting_long",
-                f"{owner} has been starting for {humanize.age(age)}.",
-                "Its server.log says where it is stuck; in state D (ps -o stat= -p "
-                f"{server.pid}) it hangs in the driver.",
-                since=server.start_time_seconds,
+                lambda: (
+                    f"{_owner(server, name_of)} has been starting for {humanize.age(age)}.",
+                    "Its server.log says where it is stuck; in state D (ps -o stat= -p "
+                    f"{server.pid}) it hangs in the driver.",
+                ),
+                since=started,
             )
-    if not server.ghost:
-        yield from _stuck(server, owner, found, name_of, now)
+    yield from _stuck(server, found, name_of, now)
+
+
+def _owner(server: Server, name_of: UserNameLookup) -> str:
+    return humanize.capitalize(f"{name_of(server.uid)}'s server {server.pid}")
+
+
+def _ghost_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
+    without = ("connecting", "creating_context")
+    hung = [client.pid for client in server.clients if client.state in without]
+    text = f"{_owner(server, name_of)} was started for clients that had died in the queue: "
+    remedy = _end_ghost(server.pid)
+    if hung:
+        those = humanize.processes(hung) or humanize.count(len(hung), "client")
+        text += f"it serves nobody, {those} cannot go on, nor can anybody who comes later."
+        remedy += f" {humanize.capitalize(those)} will get an error and must be started again."
+    else:
+        text += "as soon as another user's client comes, the daemon answers nobody."
+    return text, remedy
+
+
+def _fault_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
+    left = server.clients_connected
+    clients = "its client has" if left == 1 else "its clients have"
+    if left is not None and left > 1:
+        clients = f"its {left} clients have"
+    torn = [client for client in server.clients if client.state == "torn_down"]
+    pids = _pids(client.pid for client in torn or server.clients if client.pid)
+    return (
+        f"{_owner(server, name_of)} is in FAULT after a fatal GPU error: it takes no new clients "
+        f"until {clients} exited.",
+        f"End the clients that are left{f' (kill {pids})' if pids else ''}; they cannot use "
+        "the GPU any more.",
+    )
+
+
+def _unfinished_work_texts(
+    server: Server, work: PossibleUnfinishedWork, name_of: UserNameLookup
+) -> tuple[str, str]:
+    author = humanize.capitalize(humanize.processes([work.pid]) or "a client")
+    return (
+        f"{author} of {name_of(work.uid)} ended on {name_of(server.uid)}'s server {server.pid} and "
+        f"may have left GPU work behind: its end took {humanize.duration(work.seconds)}. The next "
+        "CUDA process on this server may fail with error 46 (cudaErrorDevicesUnavailable).",
+        "If the next process fails like that, start it again: the one after it runs. Terminate "
+        "a client through its daemon before it is killed: "
+        f"echo terminate_client {server.pid} PID | nvidia-cuda-mps-control.",
+    )
 
 
 def _stuck(
-    server: Server, owner: str, found: AddFinding, name_of: UserNameLookup, now: float
+    server: Server, found: AddFinding, name_of: UserNameLookup, now: float
 ) -> Iterator[Finding]:
     """Clients that cannot use the GPU, and stay."""
-    for state, seconds, what, remedy in (
-        (
-            "creating_context", CREATING_LONG_SECONDS,
-            f"whose context {owner} has not finished",
-            "In state D (ps -o stat= -p PID) it hangs in the driver; server.log says what its "
-            "server did last. If it does not go on, end it",
-        ),
-        (
-            "torn_down", 0.0, f"that a fatal GPU error on {owner} hit",
-            "It cannot use the GPU any more, and new clients may be refused until it has ended. "
-            "End it",
-        ),
-    ):  # fmt: skip
+    for state, seconds in (("creating_context", CREATING_LONG_SECONDS), ("torn_down", 0.0)):
         stuck = [
             client for client in server.clients
             if client.state == state and now - (client.state_since or now) >= seconds
         ]  # fmt: skip
-        since = min((client.state_since or now for client in stuck), default=now)
-        pids = " ".join(str(client.pid) for client in stuck if client.pid)
         if stuck:
-            yield found(
-                "client_stuck",
-                f"{humanize.count(len(stuck), 'client')} {what}, for {humanize.age(now - since)}: "
-                f"{humanize.join_some([_client(client, name_of) for client in stuck])}.",
-                f"{remedy}{f' (kill {pids})' if pids else ''}, and start it again.",
-                since=since,
-            )
+            since = min(client.state_since or now for client in stuck)
+            texts = partial(_stuck_texts, server, state, stuck, now - since, name_of)
+            yield found("client_stuck", texts, since=since)
+
+
+def _stuck_texts(
+    server: Server, state: str, stuck: Sequence[Client], age: float, name_of: UserNameLookup
+) -> tuple[str, str]:
+    owner = _owner(server, name_of)
+    if state == "creating_context":
+        what = f"whose context {owner} has not finished"
+        remedy = (
+            "In state D (ps -o stat= -p PID) it hangs in the driver; server.log says what its "
+            "server did last. If it does not go on, end it"
+        )
+    else:
+        what = f"that a fatal GPU error on {owner} hit"
+        remedy = (
+            "It cannot use the GPU any more, and new clients may be refused until it has ended. "
+            "End it"
+        )
+    pids = _pids(client.pid for client in stuck if client.pid)
+    return (
+        f"{humanize.count(len(stuck), 'client')} {what}, for {humanize.age(age)}: "
+        f"{humanize.join_some([_client(client, name_of) for client in stuck])}.",
+        f"{remedy}{f' (kill {pids})' if pids else ''}, and start it again.",
+    )
 
 
 def _queue(
@@ -235,26 +268,32 @@ def _queue(
 ) -> Iterator[Finding]:
     dead = [wait for wait in daemon.waits if wait.dead]
     if dead:
-        pids = humanize.capitalize(humanize.processes([wait.pid for wait in dead]) or "a process")
-        yield found(
-            "queued_client_dead",
-            f"{pids} died while waiting in the queue of {name}, and still "
-            f"{'stand' if len(dead) > 1 else 'stands'} in it: when the turn comes, the daemon "
-            "hangs.",
-            "Nothing is lost yet, and the daemon need not be restarted. When the running server "
-            f"ends, a server for {name_of(dead[0].uid)} comes that serves nobody, and is named "
-            f"here: "
-            "end that server (kill -9), and the queue goes on. Until then a new process of this "
-            "user would hang, too.",
-        )
+        yield found("queued_client_dead", lambda: _dead_texts(dead, name, name_of))
     alive = sorted((wait for wait in daemon.waits if not wait.dead), key=lambda wait: wait.since)
     if alive:
-        yield _wait(daemon, alive, found, name_of, now)
+        yield found(
+            "several_users_one_daemon",
+            lambda: _wait_texts(daemon, alive, name_of, now),
+            since=alive[0].since,
+        )
 
 
-def _wait(
-    daemon: ControlDaemon, alive: list[Wait], found: AddFinding, name_of: UserNameLookup, now: float
-) -> Finding:  # fmt: skip
+def _dead_texts(dead: Sequence[Wait], name: str, name_of: UserNameLookup) -> tuple[str, str]:
+    pids = humanize.capitalize(humanize.processes([wait.pid for wait in dead]) or "a process")
+    return (
+        f"{pids} died while waiting in the queue of {name}, and still "
+        f"{'stand' if len(dead) > 1 else 'stands'} in it: when the turn comes, the daemon "
+        "hangs.",
+        "Nothing is lost yet, and the daemon need not be restarted. When the running server "
+        f"ends, a server for {name_of(dead[0].uid)} comes that serves nobody, and is named here: "
+        "end that server (kill -9), and the queue goes on. Until then a new process of this "
+        "user would hang, too.",
+    )
+
+
+def _wait_texts(
+    daemon: ControlDaemon, alive: Sequence[Wait], name_of: UserNameLookup, now: float
+) -> tuple[str, str]:
     first = alive[0]
     holder = next((one for one in daemon.servers if one.uid == first.behind_uid), None)
     if first.behind_uid is None:
@@ -279,35 +318,50 @@ def _wait(
         "left. Run both as one user, give each a daemon of their own (own "
         "CUDA_MPS_PIPE_DIRECTORY), or run one daemon of root with -multiuser-server."
     )
-    return found("several_users_one_daemon", humanize.sentence(text), remedy, since=first.since)
+    return humanize.sentence(text), remedy
 
 
 def _limits(
-    clients: Iterable[Client], found: AddFinding, name_of: UserNameLookup
+    clients: Sequence[Client], found: AddFinding, name_of: UserNameLookup
 ) -> Iterator[Finding]:
-    clients = list(clients)
-    if percentages := [
-        f"{_client(client, name_of)} with {humanize.printable(repr(client.percentage_ignored))}"
+    percentages = [
+        (client, client.percentage_ignored)
         for client in clients
         if client.percentage_ignored is not None
-    ]:
+    ]
+    if percentages:
         yield found(
             "percentage_ignored",
-            f"CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of "
-            f"{humanize.join_some(percentages)}.",
-            "Set a number above 0 and up to 100, and start the process again.",
+            lambda: (
+                "CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of "
+                f"{_clients_with(percentages, name_of)}.",
+                "Set a number above 0 and up to 100, and start the process again.",
+            ),
         )
-    if memory := [
-        f"{_client(client, name_of)} with {humanize.printable(repr(client.memory_limit_ignored))}"
+    memory = [
+        (client, client.memory_limit_ignored)
         for client in clients
         if client.memory_limit_ignored is not None
-    ]:
+    ]
+    if memory:
         yield found(
             "memory_limit_ignored",
-            f"CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of {humanize.join_some(memory)}.",
-            "Name GPUs by UUID (nvidia-smi -L), and only those that the process sees: its "
-            "CUDA_VISIBLE_DEVICES. Then start the process again.",
+            lambda: (
+                "CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of "
+                f"{_clients_with(memory, name_of)}.",
+                "Name GPUs by UUID (nvidia-smi -L), and only those that the process sees: its "
+                "CUDA_VISIBLE_DEVICES. Then start the process again.",
+            ),
         )
+
+
+def _clients_with(ignored: Iterable[tuple[Client, str]], name_of: UserNameLookup) -> str:
+    return humanize.join_some(
+        [
+            f"{_client(client, name_of)} with {humanize.printable(repr(value))}"
+            for client, value in ignored
+        ]
+    )
 
 
 def _client(client: Client, name_of: UserNameLookup) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.catalogue import ADVICE, Finding
+from mps_exporter.diagnostics.catalogue import ADVICE, Finding, Texts
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import Gpu, Snapshot
@@ -20,37 +21,48 @@ def of_gpu(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[Fi
     seen = gpu.observation
     name = f"GPU {gpu.index}"
 
-    def found(name: str, evidence: str, remedy: str) -> Finding:
-        return Finding(ADVICE[name], evidence, remedy, gpu=gpu.index, uuid=gpu.uuid)
+    def found(name: str, texts: Texts) -> Finding:
+        return Finding(ADVICE[name], texts, gpu=gpu.index, uuid=gpu.uuid)
 
     if seen.lost:
         yield found(
-            "gpu_lost", f"{name} ({gpu.uuid}) has fallen off the bus.",
-            "Drain the host; the GPU comes back with a reset or a reboot, if at all.",
-        )  # fmt: skip
+            "gpu_lost",
+            lambda: (
+                f"{name} ({gpu.uuid}) has fallen off the bus.",
+                "Drain the host; the GPU comes back with a reset or a reboot, if at all.",
+            ),
+        )
     if gpu.served_by:
         yield from _direct(gpu, snapshot, name_of)
         if seen.compute_mode == "default":
             yield found(
-                "not_exclusive_mode", f"The compute mode of {name} is default.",
-                f"When nobody uses it: nvidia-smi -i {gpu.index} -c EXCLUSIVE_PROCESS. Not where "
-                "two daemons share it.",
-            )  # fmt: skip
+                "not_exclusive_mode",
+                lambda: (
+                    f"The compute mode of {name} is default.",
+                    f"When nobody uses it: nvidia-smi -i {gpu.index} -c EXCLUSIVE_PROCESS. Not "
+                    "where two daemons share it.",
+                ),
+            )
         if seen.compute_capability is not None and seen.compute_capability < VOLTA:
-            model = humanize.printable(seen.name or "its model")
             yield found(
-                "unfit_gpu", f"{name} ({model}) is older than Volta.", "Use a GPU from Volta on."
+                "unfit_gpu",
+                lambda: (
+                    f"{name} ({humanize.printable(seen.name or 'its model')}) is older than Volta.",
+                    "Use a GPU from Volta on.",
+                ),
             )
     if gpu.stranded_clients:
-        pids = humanize.processes(gpu.stranded_pids or ())
-        processes = humanize.count(gpu.stranded_clients, "process", "processes")
-        yield found(
-            "stranded_client",
-            f"{processes} on {name} outlived the MPS server and "
-            f"{'keeps' if gpu.stranded_clients == 1 else 'keep'} GPU memory.",
-            f"End {pids or 'them: nvidia-smi lists them as M+C'}.",
-        )
+        yield found("stranded_client", partial(_stranded_texts, gpu, gpu.stranded_clients, name))
     yield from _would_help(gpu, name)
+
+
+def _stranded_texts(gpu: Gpu, count: int, name: str) -> tuple[str, str]:
+    pids = humanize.processes(gpu.stranded_pids or ())
+    return (
+        f"{humanize.count(count, 'process', 'processes')} on {name} outlived the MPS server and "
+        f"{'keeps' if count == 1 else 'keep'} GPU memory.",
+        f"End {pids or 'them: nvidia-smi lists them as M+C'}.",
+    )
 
 
 def _would_help(gpu: Gpu, name: str) -> Iterator[Finding]:
@@ -61,10 +73,12 @@ def _would_help(gpu: Gpu, name: str) -> Iterator[Finding]:
     if utilization > BUSY_UTILIZATION and activity < IDLE_SM_ACTIVITY:
         yield Finding(
             ADVICE["mps_would_help"],
-            f"{len(gpu.direct_pids)} processes take turns on {name}: it looks "
-            f"{humanize.percent(utilization)} busy, and {humanize.percent(activity)} of its SMs "
-            f"work.",
-            "Start a control daemon (nvidia-cuda-mps-control -d) and the processes under it.",
+            lambda: (
+                f"{len(gpu.direct_pids)} processes take turns on {name}: it looks "
+                f"{humanize.percent(utilization)} busy, and {humanize.percent(activity)} of its "
+                "SMs work.",
+                "Start a control daemon (nvidia-cuda-mps-control -d) and the processes under it.",
+            ),
             gpu=gpu.index,
             uuid=gpu.uuid,
         )
@@ -77,20 +91,27 @@ def _direct(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[F
         for daemon in snapshot.daemons
         if daemon.pid is not None or daemon.state not in (None, "absent")
     }
-    ways: dict[str, list[str]] = {}
+    ways: dict[str, list[ProcessFacts]] = {}
     for process in gpu.direct_processes:
-        name, words_of_it = _bypass(process, name_of, directories)
-        ways.setdefault(name, []).append(words_of_it)
-    for name, those in ways.items():
+        ways.setdefault(_way_past_mps(process, directories), []).append(process)
+    for name, processes in ways.items():
         yield Finding(
             ADVICE[name],
-            f"On GPU {gpu.index} without MPS: {humanize.join_some(those)}.",
-            _REMEDIES[name].format(
-                directories=humanize.printable(" or ".join(sorted(gpu.served_by)), 400)
-            ),
+            partial(_direct_texts, gpu, name, processes, name_of),
             gpu=gpu.index,
             uuid=gpu.uuid,
         )
+
+
+def _direct_texts(
+    gpu: Gpu, name: str, processes: Sequence[ProcessFacts], name_of: UserNameLookup
+) -> tuple[str, str]:
+    those = humanize.join_some([_bypass(process, name, name_of) for process in processes])
+    directories = humanize.printable(" or ".join(sorted(gpu.served_by)), 400)
+    return (
+        f"On GPU {gpu.index} without MPS: {those}.",
+        _REMEDIES[name].format(directories=directories),
+    )
 
 
 _REMEDIES = {
@@ -103,15 +124,23 @@ _REMEDIES = {
 }
 
 
-def _bypass(
-    process: ProcessFacts, name_of: UserNameLookup, directories: set[str]
-) -> tuple[str, str]:
+def _wanted(process: ProcessFacts) -> str | None:
+    return (process.mps_environment or {}).get("CUDA_MPS_PIPE_DIRECTORY")
+
+
+def _way_past_mps(process: ProcessFacts, directories: set[str]) -> str:
+    wanted = _wanted(process)
+    if wanted is None:
+        return "process_bypasses_mps"
+    reachable = wanted.rstrip("/") in directories
+    return "daemon_not_reached" if reachable else "pipe_directory_mismatch"
+
+
+def _bypass(process: ProcessFacts, name: str, name_of: UserNameLookup) -> str:
     user = humanize.printable(process.user) if process.user else name_of(process.uid)
     text = humanize.process(process.pid, process.name, user)
-    wanted = (process.mps_environment or {}).get("CUDA_MPS_PIPE_DIRECTORY")
+    wanted = _wanted(process)
     if wanted is None:
-        return "process_bypasses_mps", text
-    place = humanize.printable(wanted, 200)
-    if wanted.rstrip("/") not in directories:
-        return "pipe_directory_mismatch", f"{text}, sent to {place}, where no daemon is"
-    return "daemon_not_reached", f"{text}, sent to {place}, where a daemon is"
+        return text
+    who = "a daemon is" if name == "daemon_not_reached" else "no daemon is"
+    return f"{text}, sent to {humanize.printable(wanted, 200)}, where {who}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.catalogue import ADVICE, Finding
 from mps_exporter.humanize import UserNameLookup
-from mps_exporter.snapshot import ControlDaemon
+from mps_exporter.snapshot import ControlDaemon, Incident
 
 RECENT_SECONDS = 300.0
 """So long a crash is still news."""
@@ -37,19 +38,24 @@ def of_incidents(daemon: ControlDaemon, now: float, name_of: UserNameLookup) -> 
         if incident.kind in told or incident.kind not in _REMEDIES:
             continue
         told.add(incident.kind)
-        text = humanize.describe_incident(incident, name_of).removesuffix(".")
-        remedy = _REMEDIES[incident.kind]
-        if incident.kind == "daemon_died" and daemon.state == "answering":
-            remedy = "It was started again; programs that were connected were not."
-        elif incident.kind == "fault" and incident.ended_pids:
-            remedy = (
-                "Programs that were lost must be started again. Who caused it cannot be told: the "
-                "one that MPS blames may be a victim."
-            )
         yield Finding(
             ADVICE[incident.kind],
-            f"{text}, {humanize.ago(age)}.",
-            remedy,
+            partial(_texts, incident, daemon, age, name_of),
             daemon=daemon.pipe_directory,
             since=incident.at,
         )
+
+
+def _texts(
+    incident: Incident, daemon: ControlDaemon, age: float, name_of: UserNameLookup
+) -> tuple[str, str]:
+    text = humanize.describe_incident(incident, name_of).removesuffix(".")
+    remedy = _REMEDIES[incident.kind]
+    if incident.kind == "daemon_died" and daemon.state == "answering":
+        remedy = "It was started again; programs that were connected were not."
+    elif incident.kind == "fault" and incident.ended_pids:
+        remedy = (
+            "Programs that were lost must be started again. Who caused it cannot be told: the "
+            "one that MPS blames may be a victim."
+        )
+    return f"{text}, {humanize.ago(age)}.", remedy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.catalogue import ADVICE, Finding
+from mps_exporter.diagnostics.catalogue import ADVICE, Finding, Texts
 from mps_exporter.observations import LogName, LogState
 from mps_exporter.snapshot import CollectorResult, ControlDaemon, Snapshot
 
@@ -40,31 +40,41 @@ def of_host(snapshot: Snapshot) -> Iterator[Finding]:
         for client in server.clients
     )
     if snapshot.unreadable_environments and not of_clients:
-        unread = humanize.count(snapshot.unreadable_environments, "process", "processes")
+        count = snapshot.unreadable_environments
         yield Finding(
             ADVICE["environment_unreadable"],
-            f"The environment of {unread} cannot be read: limits that they set for themselves are "
-            "not known, so theirs are left out.",
-            _RIGHTS,
+            lambda: _environment_texts(humanize.count(count, "process", "processes")),
         )
+
+
+def _environment_texts(processes: str) -> tuple[str, str]:
+    return (
+        f"The environment of {processes} cannot be read: limits that they set for themselves are "
+        "not known, so theirs are left out.",
+        _RIGHTS,
+    )
 
 
 def of_web_configuration(error: str) -> Finding:
     """The file of --web.config.file was changed, and is wrong."""
     return Finding(
         ADVICE["web_configuration_unusable"],
-        "The web configuration cannot be used, the one before stays in force: "
-        f"{humanize.printable(error, 400)}.",
-        "Mend the file; it is read anew by itself.",
+        lambda: (
+            "The web configuration cannot be used, the one before stays in force: "
+            f"{humanize.printable(error, 400)}.",
+            "Mend the file; it is read anew by itself.",
+        ),
     )
 
 
 def _source(result: CollectorResult) -> Finding:
     return Finding(
         ADVICE["source_unreadable"],
-        f"{humanize.capitalize(_SOURCES[result.name])} could not be read: "
-        f"{humanize.printable(result.error or 'no answer before the deadline', 400)}.",
-        _SOURCE_REMEDIES.get(result.name, "The findings of each daemon say more."),
+        lambda: (
+            f"{humanize.capitalize(_SOURCES[result.name])} could not be read: "
+            f"{humanize.printable(result.error or 'no answer before the deadline', 400)}.",
+            _SOURCE_REMEDIES.get(result.name, "The findings of each daemon say more."),
+        ),
     )
 
 
@@ -137,21 +147,27 @@ def _tool_error(error: str) -> str:
 
 
 def of_daemon(
-    daemon: ControlDaemon, name: str, found: Callable[[str, str, str], Finding]
+    daemon: ControlDaemon, name: str, found: Callable[[str, Texts], Finding]
 ) -> Iterator[Finding]:
     """What cannot be seen of one daemon."""
     if _tool_missing(daemon):
         yield found(
-            "tool_missing", _tool_error(daemon.error or ""),
-            "Install the driver's nvidia-cuda-mps-control, or name it with --mps.control-binary.",
-        )  # fmt: skip
+            "tool_missing",
+            lambda: (
+                _tool_error(daemon.error or ""),
+                "Install the driver's nvidia-cuda-mps-control, or name it with "
+                "--mps.control-binary.",
+            ),
+        )
     if _takes_no_questions(daemon):
         yield found(
             "daemon_state_unknown",
-            f"The MPS daemon {name} takes no questions, and its control.log cannot be read: it may "
-            "be draining, or busy with other callers.",
-            "Let the exporter read control.log (see the finding about it). Do not kill the daemon "
-            "before you have looked there for Cmd:quit.",
+            lambda: (
+                f"The MPS daemon {name} takes no questions, and its control.log cannot be read: it "
+                "may be draining, or busy with other callers.",
+                "Let the exporter read control.log (see the finding about it). Do not kill the "
+                "daemon before you have looked there for Cmd:quit.",
+            ),
         )
     if daemon.pid is not None:
         yield from _logs(daemon, name, found)
@@ -160,14 +176,16 @@ def of_daemon(
     if daemon.dropped_clients:
         yield found(
             "clients_not_shown",
-            f"{humanize.count(daemon.dropped_clients, 'client')} of {name} more than "
-            "--collector.clients.max are not shown.",
-            "Raise --collector.clients.max.",
+            lambda: (
+                f"{humanize.count(daemon.dropped_clients, 'client')} of {name} more than "
+                "--collector.clients.max are not shown.",
+                "Raise --collector.clients.max.",
+            ),
         )
 
 
 def _logs(
-    daemon: ControlDaemon, name: str, found: Callable[[str, str, str], Finding]
+    daemon: ControlDaemon, name: str, found: Callable[[str, Texts], Finding]
 ) -> Iterator[Finding]:
     shut = [log for log in daemon.logs if not log.readable]
     if not shut:
@@ -176,28 +194,34 @@ def _logs(
     if facts is not None and facts.foreground:
         yield found(
             "logs_unreadable",
-            f"The daemon {name} runs in the foreground (-f) and writes no log files: waits, "
-            "crashes and faults are not seen.",
-            "Start it with -d, so that it writes its logs.",
+            lambda: (
+                f"The daemon {name} runs in the foreground (-f) and writes no log files: waits, "
+                "crashes and faults are not seen.",
+                "Start it with -d, so that it writes its logs.",
+            ),
         )
     elif facts is not None and facts.log_directory_assumed and not facts.log_directory:
         yield found(
             "logs_unreadable",
-            f"Nothing tells where the daemon {name} has its logs, since its environment cannot be "
-            f"read. {_HIDDEN_BY_SOURCE}",
-            f"Name the place with --mps.log-directory. Or: {_RIGHTS}",
+            lambda: (
+                f"Nothing tells where the daemon {name} has its logs, since its environment cannot "
+                f"be read. {_HIDDEN_BY_SOURCE}",
+                f"Name the place with --mps.log-directory. Or: {_RIGHTS}",
+            ),
         )
     else:
         yield found(
             "logs_unreadable",
-            f"{'; '.join(_unreadable(log) for log in shut)}. "
-            + (
-                _HIDDEN_BY_SOURCE
-                if any(log.log == "control" for log in shut)
-                else "Faults and clients of this daemon are not seen as they come."
+            lambda: (
+                f"{'; '.join(_unreadable(log) for log in shut)}. "
+                + (
+                    _HIDDEN_BY_SOURCE
+                    if any(log.log == "control" for log in shut)
+                    else "Faults and clients of this daemon are not seen as they come."
+                ),
+                "Let the exporter's user read the log directory, or name the right one with "
+                "--mps.log-directory.",
             ),
-            "Let the exporter's user read the log directory, or name the right one with "
-            "--mps.log-directory.",
         )
 
 
@@ -207,32 +231,31 @@ def _unreadable(log: LogState) -> str:
 
 
 def _rights(
-    daemon: ControlDaemon, name: str, found: Callable[[str, str, str], Finding]
+    daemon: ControlDaemon, name: str, found: Callable[[str, Texts], Finding]
 ) -> Iterator[Finding]:
     facts = daemon.facts
     if daemon.pid is not None and facts is not None and facts.directories_assumed:
         yield found(
             "directories_assumed",
-            f"That process {daemon.pid} is the daemon of {name} is a guess: its environment cannot "
-            "be read, and nothing in the directory names it.",
-            f"{_RIGHTS} Or name the directory with --mps.pipe-directory.",
+            lambda: (
+                f"That process {daemon.pid} is the daemon of {name} is a guess: its environment "
+                "cannot be read, and nothing in the directory names it.",
+                f"{_RIGHTS} Or name the directory with --mps.pipe-directory.",
+            ),
         )
     unreadable = [
         client.pid for server in daemon.servers for client in server.clients
         if client.environment_readable is False
     ]  # fmt: skip
     if unreadable:
-        those = humanize.processes(unreadable) or "some clients"
         yield found(
             "environment_unreadable",
-            f"The environment of {those} cannot be read: limits that they set for themselves are "
-            "not known, so theirs are left out.",
-            _RIGHTS,
+            lambda: _environment_texts(humanize.processes(unreadable) or "some clients"),
         )
 
 
 def _namespace(
-    daemon: ControlDaemon, name: str, found: Callable[[str, str, str], Finding]
+    daemon: ControlDaemon, name: str, found: Callable[[str, Texts], Finding]
 ) -> Iterator[Finding]:
     nameless = sum(1 for server in daemon.servers for client in server.clients if not client.pid)
     process = daemon.facts.process if daemon.facts is not None else None
@@ -242,15 +265,18 @@ def _namespace(
     if nameless:
         yield found(
             "daemon_outside_host_pid_namespace",
-            f"{humanize.count(nameless, 'client')} of {name} cannot be told apart: the daemon "
-            f"lives "
-            "in a PID namespace of its own.",
-            remedy,
+            lambda: (
+                f"{humanize.count(nameless, 'client')} of {name} cannot be told apart: the daemon "
+                "lives in a PID namespace of its own.",
+                remedy,
+            ),
         )
     elif process is not None and len(process.namespace_pids) > 1:
         yield found(
             "daemon_outside_host_pid_namespace",
-            f"The daemon {name} lives in a PID namespace of its own: process {process.pid} is "
-            f"{process.namespace_pids[-1]} there.",
-            remedy,
+            lambda: (
+                f"The daemon {name} lives in a PID namespace of its own: process {process.pid} is "
+                f"{process.namespace_pids[-1]} there.",
+                remedy,
+            ),
         )

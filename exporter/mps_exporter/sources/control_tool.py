@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.mps.control_protocol import (
@@ -75,6 +74,8 @@ class _QueryState:
     """What is remembered of one daemon between questions."""
 
     identity: tuple[object, ...]
+    lock: asyncio.Lock
+    """Held while it is asked."""
     breaker: CircuitBreaker
     """For all questions."""
     server_breaker: CircuitBreaker
@@ -131,10 +132,9 @@ class ControlTool:
         An observation from before `since` (Unix time) is not given again, however young it is.
         """
         deadline = self._clock() + deadline_seconds
-        async with _exclusive(daemon, deadline_seconds) as acquired:
-            if not acquired:
+        async with self._exclusive(daemon, deadline_seconds) as known:
+            if known is None:
                 return self._skipped(daemon, "probe", _BUSY)
-            known = self._state_of(daemon)
             young = self._clock() - known.probed_at < self._min_interval_seconds
             if known.probe and young and known.probe.at >= since:
                 return known.probe
@@ -156,10 +156,9 @@ class ControlTool:
         them, and everybody for the daemon. server_pids are as the daemon numbers processes.
         """
         deadline = self._clock() + deadline_seconds
-        async with _exclusive(daemon, deadline_seconds) as acquired:
-            if not acquired:
+        async with self._exclusive(daemon, deadline_seconds) as known:
+            if known is None:
                 return self._skipped(daemon, "reconciliation", _BUSY)
-            known = self._state_of(daemon)
             if (why := _skip_reason(daemon, known.breaker, known.server_breaker)) is not None:
                 return self._skipped(daemon, "reconciliation", why)
             known.devices = {pid: known.devices[pid] for pid in server_pids if pid in known.devices}
@@ -192,11 +191,29 @@ class ControlTool:
         """Drop what is remembered of all daemons but these (pipe directories)."""
         kept = set(present)
         for gone in self._daemons.keys() - kept:
-            del self._daemons[gone]
-            self._transitions.forget("daemon", gone)
+            if not self._daemons[gone].lock.locked():
+                del self._daemons[gone]
+                self._transitions.forget("daemon", gone)
         for gone in self._runs.keys() - kept:
             del self._runs[gone]
             self._failures.pop(gone, None)
+
+    @asynccontextmanager
+    async def _exclusive(
+        self, daemon: DaemonFacts, timeout_seconds: float
+    ) -> AsyncIterator[_QueryState | None]:
+        """Wait until no other question to this daemon is under way; None: that took too long."""
+        lock = self._state_of(daemon).lock
+        try:
+            async with asyncio.timeout(max(timeout_seconds, 0.0)):
+                await lock.acquire()
+        except TimeoutError:
+            yield None
+            return
+        try:
+            yield self._state_of(daemon)
+        finally:
+            lock.release()
 
     def _state_of(self, daemon: DaemonFacts) -> _QueryState:
         """Give what is remembered; nothing, when another process answers in this directory now."""
@@ -206,8 +223,9 @@ class ControlTool:
             identity = (daemon.pipe_path, process.pid, process.start_time_seconds)
         known = self._daemons.get(daemon.pipe_directory)
         if known is None or known.identity != identity:
-            known = _QueryState(identity, CircuitBreaker(self._clock), CircuitBreaker(self._clock))
-            self._daemons[daemon.pipe_directory] = known
+            lock = asyncio.Lock() if known is None else known.lock
+            breakers = CircuitBreaker(self._clock), CircuitBreaker(self._clock)
+            known = self._daemons[daemon.pipe_directory] = _QueryState(identity, lock, *breakers)
         return known
 
     async def _query_server(
@@ -317,34 +335,6 @@ _MESSAGES = {
     Outcome.REFUSED: "control daemon refuses to answer",
     Outcome.UNPARSABLE: "control daemon's answer is not understood",
 }
-
-
-@asynccontextmanager
-async def _exclusive(daemon: DaemonFacts, timeout_seconds: float) -> AsyncIterator[bool]:
-    """Wait for one's turn with a daemon; gives whether it came in time.
-
-    There is one line for each pipe directory, whoever asks: also two ControlTools keep to it.
-    """
-    locks = _LOCKS.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
-    lock = locks.get(daemon.pipe_path)
-    if lock is None:
-        lock = locks[daemon.pipe_path] = asyncio.Lock()
-    try:
-        async with asyncio.timeout(max(timeout_seconds, 0.0)):
-            await lock.acquire()
-    except TimeoutError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
-
-
-_LOCKS: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[str, asyncio.Lock]] = (
-    WeakKeyDictionary()
-)
-"""A line is there as long as somebody stands in it."""
 
 
 def _skip_reason(daemon: DaemonFacts, *breakers: CircuitBreaker) -> str | None:

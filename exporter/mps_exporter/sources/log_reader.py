@@ -49,7 +49,7 @@ class _DaemonLogs:
 class LogReader:
     """The logs of many daemons.
 
-    follow() may be called from several threads, but for one daemon only from one at a time.
+    read_daemon() may be called from several threads, but for one daemon only from one at a time.
 
     Args:
         clock: Unix time in seconds.
@@ -113,12 +113,6 @@ class LogReader:
     def daemons(self) -> set[str]:
         """Give the daemons that are remembered (pipe directories)."""
         return set(self._daemons)
-
-    def devices(self, pipe_directory: str) -> set[int]:
-        """Give the file systems where a daemon's logs were seen, without asking them."""
-        daemon = self._daemons.get(pipe_directory)
-        tails = daemon.tails.values() if daemon is not None else ()
-        return {tail.device for tail in tails if tail.device is not None}
 
     def forget(self, gone: Collection[str]) -> None:
         """Let go of the files of these daemons."""

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from mps_exporter import humanize
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor_report import exit_status, report
 from mps_exporter.diagnostics import ADVICE, findings
+from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import (
     DaemonFacts,
     GpuObservation,
@@ -159,6 +161,18 @@ def test_each_trouble_is_named_and_nothing_else(name: str, snapshot: Snapshot) -
     assert finding.remedy in text
     want = {"critical": 2, "warning": 1, "info": 0}[finding.advice.severity]
     assert exit_status(snapshot) == want
+
+
+@pytest.mark.parametrize("snapshot", MADE_UP.values(), ids=MADE_UP)
+def test_a_scrape_composes_no_sentence(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = names(snapshot)
+    for function in ("age", "ago", "capitalize", "count", "join_some", "memory", "percent",
+                     "processes", "sentence", "user_name"):  # fmt: skip
+        monkeypatch.delattr(humanize, function)
+    (family,) = (
+        one for one in render(snapshot, Build("", "", "")) if one.spec.name == "mps_advice"
+    )
+    assert [values[0] for values, _ in family.samples] == expected
 
 
 @pytest.mark.parametrize(("name", "where"), RECORDED.items())

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from mps_exporter.observations import DaemonFacts, Outcome, ProcessFacts
-from mps_exporter.sources import control_tool
 from mps_exporter.sources.circuit_breaker import CircuitBreaker
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.run_process import ProcessResult
@@ -403,18 +402,35 @@ async def test_questions_to_one_daemon_wait_for_each_other(desk: Desk) -> None:
         inside -= 1
         return OK
 
-    tools = [ControlTool("tool", 2.0, 0.0, run=run) for _ in range(2)]
-    seen = await asyncio.gather(*(tools[n % 2].probe(DAEMON, 5) for n in range(6)))
+    tool = ControlTool("tool", 2.0, 0.0, run=run)
+    restarted = replace(DAEMON, lock_holder_pid=1)  # by then another process answers
+    seen = await asyncio.gather(*(tool.probe((DAEMON, restarted)[n % 2], 5) for n in range(6)))
     assert {observation.outcome for observation in seen} == {Outcome.OK}
     assert most == 1
 
 
-async def test_nothing_is_kept_of_those_who_waited(desk: Desk) -> None:
-    desk.answers = [OK, OK]
-    tool = desk.tool()
-    for number in range(2):
-        await tool.probe(replace(DAEMON, root=f"/proc/{number}/root"), 5)
-    assert not control_tool._LOCKS.get(asyncio.get_running_loop())
+async def test_questions_to_one_daemon_wait_for_each_other_though_it_is_gone() -> None:
+    inside, most, gate = 0, 0, asyncio.Event()
+
+    async def run(*_: object, **__: object) -> ProcessResult:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await gate.wait()
+        inside -= 1
+        return OK
+
+    tool = ControlTool("tool", 2.0, 0.0, run=run)
+    first = asyncio.ensure_future(tool.probe(DAEMON, 5))
+    await asyncio.sleep(0)
+    tool.forget(())
+    second = asyncio.ensure_future(tool.probe(DAEMON, 5))
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(first, second)
+    assert most == 1
+    tool.forget(())
+    assert not tool._daemons
 
 
 async def test_who_waits_too_long_for_its_turn_gives_up(desk: Desk) -> None:

@@ -18,7 +18,7 @@ from mps_exporter.sources import log_reader_pool
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.log_reader import LogReader, LogTarget
-from mps_exporter.sources.log_reader_pool import MAX_READERS, LogReaderPool
+from mps_exporter.sources.log_reader_pool import LogReaderPool
 from tests.support.waiting import PATIENCE_SECONDS, until, until_awaited
 
 ROUND_SECONDS = 0.4
@@ -33,8 +33,6 @@ class Disks(LogReader):
         super().__init__(clock=lambda: self.now)
         self.gates: dict[str, threading.Event] = {}
         self.inside: list[str] = []
-        self.device_of: dict[str, int] = {}
-        self.never_opened: list[str] = []
 
     def read_daemon(self, target: LogTarget, at: float) -> LogsObservation:
         found = super().read_daemon(target, at)  # the offsets move on
@@ -44,10 +42,6 @@ class Disks(LogReader):
             self.inside.remove(target[0])
         return found
 
-    def devices(self, pipe_directory: str) -> set[int]:
-        known = super().devices(pipe_directory) if pipe_directory not in self.never_opened else ()
-        return {self.device_of.get(pipe_directory, one) for one in known}
-
 
 class Site:
     """Daemons with logs."""
@@ -55,7 +49,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.disks = Disks()
-        self.lanes = LogReaderPool(self.disks)
+        self.pool = LogReaderPool(self.disks)
         self.targets: list[LogTarget] = []
 
     def add(self, *names: str) -> None:
@@ -76,7 +70,7 @@ class Site:
     async def poll(self, deadline_seconds: float = PATIENCE_SECONDS) -> dict[str, str]:
         """Give what came, by daemon; nothing hangs."""
         found: dict[str, str] = {}
-        for chunk in (await self.lanes.poll(self.targets, deadline_seconds)).chunks:
+        for chunk in (await self.pool.poll(self.targets, deadline_seconds)).chunks:
             name = chunk.pipe_directory[1:]
             found[name] = found.get(name, "") + chunk.data.decode()
         return {name: text for name, text in found.items() if text}
@@ -84,7 +78,7 @@ class Site:
     async def look(self) -> LogsObservation | None:
         """Poll while something hangs."""
         with suppress(SourceTimeoutError):
-            return await self.lanes.poll(self.targets, ROUND_SECONDS)
+            return await self.pool.poll(self.targets, ROUND_SECONDS)
         return None
 
     async def until_there_is(self, expected: dict[str, str]) -> None:
@@ -113,13 +107,18 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     yield made
     for gate in made.disks.gates.values():
         gate.set()
-    await made.lanes.close()
+    await made.pool.close()
 
 
 async def left_inside(site: Site, *names: str) -> None:
-    """Wait until exactly these have been read, and hang."""
+    """Wait until exactly these have been read, and hang; what the others read is there."""
     expected = sorted(f"/{name}" for name in names)
-    await until(lambda: sorted(site.disks.inside) == sorted(site.lanes._reading_since) == expected)
+
+    def unfinished() -> list[str]:
+        readings = site.pool._readings.items()
+        return sorted(pipe for pipe, reading in readings if not reading.task.done())
+
+    await until(lambda: sorted(site.disks.inside) == unfinished() == expected)
 
 
 async def test_what_a_late_poll_read_comes_with_the_next(site: Site) -> None:
@@ -130,6 +129,7 @@ async def test_what_a_late_poll_read_comes_with_the_next(site: Site) -> None:
     site.write("a", "second")
     await left_inside(site, "a")
     gate.set()
+    await left_inside(site)
     assert await site.poll() == {"a": "first\nsecond\n"}
     assert await site.poll() == {}
 
@@ -148,7 +148,7 @@ async def test_what_comes_late_is_complete_only_until_it_was_read(site: Site) ->
     gate.set()
     await left_inside(site)
     site.hang("a")
-    found = await site.lanes.poll(site.targets, 0.01)
+    found = await site.pool.poll(site.targets, 0.01)
     assert found.at == site.disks.now
     assert {chunk.log: chunk.complete_until for chunk in found.chunks} == {
         "control": began, "server": began,
@@ -158,7 +158,6 @@ async def test_what_comes_late_is_complete_only_until_it_was_read(site: Site) ->
 async def test_one_that_hangs_does_not_block_the_others(site: Site) -> None:
     site.add("a", "b", "c")
     await site.poll()
-    site.disks.device_of = {"/a": 1}
     gate = site.hang("a")
     for name in "abc":
         site.write(name, "news")
@@ -168,40 +167,51 @@ async def test_one_that_hangs_does_not_block_the_others(site: Site) -> None:
     assert await site.poll() == {"a": "news\n"}
 
 
-async def test_logs_on_a_file_system_that_hangs_are_not_tried(site: Site) -> None:
-    names = [f"nfs{number}" for number in range(2 * MAX_READERS)]
-    site.add("a", *names)
+async def test_a_daemon_that_hangs_has_one_thread(site: Site) -> None:
+    site.add("a", "b", "c")
     await site.poll()
-    site.disks.device_of = {f"/{name}": 7 for name in names}
-    site.hang(*names)
-    site.write("a", "news")
-    await site.until_there_is({"a": "news\n"})
-    for _ in range(MAX_READERS + 2):
-        site.write("a", "more")
-        await site.until_there_is({"a": "more\n"})
-    assert len(site.disks.inside) == 1
-
-
-async def test_the_last_thread_is_for_logs_that_could_be_read_before(site: Site) -> None:
-    site.add("a")
-    await site.poll()
-    names = [f"new{number}" for number in range(2 * MAX_READERS)]
-    site.add(*names)
-    site.disks.never_opened = [f"/{name}" for name in names]
-    site.hang(*names)
-    for _ in range(2 * MAX_READERS):
+    site.hang("b", "c")
+    for _ in range(4):
         site.write("a", "news")
         await site.until_there_is({"a": "news\n"})
-        assert len(site.disks.inside) < MAX_READERS
+    await left_inside(site, "b", "c")
 
-    async def all_others_hang() -> bool:
-        await site.look()
-        return len(site.disks.inside) == MAX_READERS - 1
 
-    await until_awaited(all_others_hang)
-    site.write("a", "more")
-    await site.until_there_is({"a": "more\n"})
-    assert len(site.disks.inside) == MAX_READERS - 1
+async def test_threads_of_those_that_hang_are_limited(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has none is not said to hang."""
+    monkeypatch.setattr(log_reader_pool, "MAX_THREADS", 2)
+    monkeypatch.setattr(log_reader_pool, "UNREADABLE_AFTER_SECONDS", 0.3)
+    site.pool = LogReaderPool(site.disks)
+    names = ["a", "b", "c"]
+    site.add(*names)
+    gate = site.hang(*names)
+
+    async def errors() -> list[str]:
+        seen = await site.look()
+        found = [one.error or "" for one in (seen.states if seen is not None else ())]
+        return sorted(found[::2]) if len(found) == 2 * len(names) else []
+
+    assert await until_awaited(errors) == [
+        "reading it does not return: the file system does not answer",
+        "reading it does not return: the file system does not answer",
+        "the logs of other daemons hang, and no thread is left to read it",
+    ]
+    assert len(site.disks.inside) == 2
+    gate.set()
+    await site.until_there_is(dict.fromkeys(names, "first\n"))
+
+
+async def test_threads_are_used_again(site: Site) -> None:
+    """Threads that nobody uses would stay for as long as the exporter runs."""
+    site.add(*"abc")
+    for _ in range(3):
+        await site.poll()
+    assert len(site.pool._idle) <= 3
+    threads = list(site.pool._idle)
+    await site.poll()
+    assert set(site.pool._idle) == set(threads)
 
 
 async def test_logs_that_hang_are_unreadable_after_a_while(
@@ -210,7 +220,6 @@ async def test_logs_that_hang_are_unreadable_after_a_while(
     monkeypatch.setattr(log_reader_pool, "UNREADABLE_AFTER_SECONDS", 0.3)
     caplog.set_level(logging.INFO)
     site.add("a", "b")
-    site.disks.device_of = {"/a": 1}
     await site.poll()
     gate = site.hang("a")
 
@@ -227,7 +236,7 @@ async def test_logs_that_hang_are_unreadable_after_a_while(
     ]
     gate.set()
     await left_inside(site)
-    found = await site.lanes.poll(site.targets, PATIENCE_SECONDS)
+    found = await site.pool.poll(site.targets, PATIENCE_SECONDS)
     assert {one.log: one.readable for one in found.states if one.pipe_directory == "/a"} == {
         "control": True, "server": False,
     }  # fmt: skip
@@ -245,8 +254,8 @@ async def test_a_gone_daemon_is_released_when_no_thread_reads_it(site: Site) -> 
     site.add("a", "b")
     await site.poll()
     gate = site.hang("a")
-    with pytest.raises(SourceTimeoutError):
-        await site.poll(0.02)
+    await site.look()
+    await left_inside(site, "a")
     targets, site.targets = site.targets, []
     await site.poll()
     assert site.disks.daemons() == {"/a"}
