@@ -14,7 +14,14 @@ from mps_exporter.web.webconfig import WebConfigError, WebConfigWatch
 from mps_exporter.web.webconfig import reload as watching
 from mps_exporter.web.webconfig.reload import Loaded, load
 from tests.support.waiting import PATIENCE_SECONDS
-from tests.unit.web.webconfigs import TLS, write_certificates
+from tests.unit.web.webconfigs import (
+    TLS,
+    agreed,
+    newer,
+    stricter,
+    stricter_than_newer,
+    write_certificates,
+)
 
 MUTUAL = TLS + "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
 
@@ -48,6 +55,20 @@ def refused(folder: Path, text: str) -> str:
 )
 def test_each_is_refused_with_the_reason(folder: Path, text: str, reason: str) -> None:
     assert reason in refused(folder, text)
+
+
+def test_files_that_promtool_knows_are_judged_the_same_without_it(folder: Path) -> None:
+    files = {**agreed(folder), **{f"{name}-newer": one for name, one in newer(folder).items()}}
+    for name, (good, text) in files.items():
+        (folder / f"{name}.yml").write_text(text)
+        try:
+            load(str(folder / f"{name}.yml"))
+        except WebConfigError:
+            assert not good, name
+        else:
+            assert good, name
+    for text, reason in (*stricter().values(), *stricter_than_newer().values()):
+        assert reason in refused(folder, text)
 
 
 def test_what_the_policy_of_the_host_forbids(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
