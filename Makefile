@@ -17,7 +17,7 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(CURDIR)/.tools/bin:$(CURDIR)/.venv/bin:$(PATH)
 
 # What a user may set on the command line:
-ARGS   ?=        # for demo, run and bench: more arguments for the program
+ARGS   ?=        # for demo, run, bench and mutants: more arguments for the program
 TESTS  ?=        # for test-fast, test-integration, test-e2e: arguments for pytest
 JOBS   ?= 2      # how many tests at a time
 
@@ -94,6 +94,11 @@ coverage: ## Run them again and tell which branches they do not reach
 	@$(MAKE) test-fast test-integration
 	@coverage combine --quiet
 	@coverage report
+
+# Not part of `make test`: all of it takes hours. It goes on where it was interrupted.
+.PHONY: mutants
+mutants: install ## Break the code in many places: does a test fail? (ARGS="--sample 100 --seed 1")
+	@python tools/mutants.py --jobs $(JOBS) $(ARGS)
 
 # Kept apart for what they need: minutes to build tools, a browser.
 .PHONY: test-e2e

@@ -20,7 +20,7 @@ from mps_exporter.observations import (
     ProcessList,
     ProcfsObservation,
 )
-from mps_exporter.snapshot import ClientSession, LedgerView, ServerSession, Snapshot
+from mps_exporter.snapshot import ClientSession, LedgerView, ServerSession, Snapshot, Wait
 
 PIPE = "/tmp/nvidia-mps"
 GIB = 1 << 30
@@ -65,6 +65,9 @@ NO_TOOL = Exchange(("get_server_list",), Outcome.ABSENT)
         (RUNNING, probe(Outcome.ABSENT, NO_TOOL), False, False, None),
         (RUNNING, None, False, False, None),
         (GONE, None, False, False, "absent"),
+        # It was asked to quit, and has ended since.
+        (GONE, probe(Outcome.ABSENT, RAN), False, True, "absent"),
+        (GONE, probe(Outcome.REFUSED, RAN), False, True, "refused"),
         (GONE, probe(Outcome.ABSENT, NO_TOOL), False, False, "absent"),
         (UNKNOWN, probe(Outcome.ABSENT, RAN), False, False, "absent"),
         (UNKNOWN, probe(Outcome.ABSENT, NO_TOOL), False, False, None),
@@ -122,6 +125,7 @@ def snapshot(
     answers: ServerAnswers | None = None,
     clients_max: int = 1000,
     unread: tuple[ProcessList, ...] = (),
+    waits: tuple[Wait, ...] = (),
 ) -> Snapshot:
     if session is None:
         session = ServerSession(
@@ -131,7 +135,7 @@ def snapshot(
             ),
             clients_count=len(clients),
         )  # fmt: skip
-    view = LedgerView(at=9.0, servers=(session,), devices={0: "GPU-a"})
+    view = LedgerView(at=9.0, servers=(session,), devices={0: "GPU-a"}, waits=waits)
     facts = replace(RUNNING, servers=(SERVER,))
     inputs = DaemonInputs(
         facts, probe(Outcome.OK, RAN), answers or ServerAnswers(), view, logs, was_readable=True
@@ -221,6 +225,15 @@ def test_a_client_that_no_server_has_is_stranded() -> None:
     assert snapshot(client_facts(30), processes=neighbour, logs=()).gpus[0].stranded_clients is None
 
 
+@pytest.mark.parametrize("server", [(), ((20, "compute", GIB),)])
+def test_a_client_in_the_queue_is_not_stranded(server: tuple[tuple[int, str, int], ...]) -> None:
+    queued = ((32, "compute", 5), (32, "mps", 5))
+    neighbour = ((33, "compute", 5), (33, "mps", 5))
+    waits = (Wait(32, 1002, 5.0, 1001),)
+    found = snapshot(processes=(*server, *queued, *neighbour), waits=waits).gpus[0]
+    assert (found.stranded_pids, found.stranded_clients) == ((33,), 1)
+
+
 def test_limits_are_the_lower_of_client_and_server() -> None:
     low = client_facts(30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25",
                        CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G")  # fmt: skip
@@ -246,6 +259,18 @@ def test_limits_are_the_lower_of_client_and_server() -> None:
     assert other.memory_limit_bytes == {"GPU-a": 3 * GIB}
     assert found.gpus[0].sm_committed_ratio == pytest.approx((32 + 132) / 132)
     assert found.gpus[0].client_memory_committed_bytes == 5 * GIB
+
+
+def test_a_client_that_asks_for_what_its_server_gives_anyway_has_its_servers_limit() -> None:
+    session = ServerSession(
+        20, 1001, 2.0, 2.5, "ACTIVE", active_thread_ratio=0.5,
+        clients=(ClientSession(30, 20, 1001, 3.0, {"GPU-a": 1}),),
+    )  # fmt: skip
+    for percentage, ratio, source in (("49", 0.49, "client"), ("50", 0.5, "server")):
+        facts = client_facts(30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=percentage)
+        found = snapshot(facts, processes=ALL, session=session)
+        (one,) = found.daemons[0].servers[0].clients
+        assert (one.active_thread_ratio, one.limit_source) == (ratio, source)
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,22 @@ def test_daemons_whose_directories_begin_alike_are_two() -> None:
     assert {labels[command] for labels, _ in found["mps_client_info"].samples} == {"x" * 200}
 
 
+def test_of_two_samples_with_the_same_labels_the_first_counts() -> None:
+    # A page with both would be refused as a whole.
+    clients = (Client(30, 20, connected_at=5.0), Client(30, 20, connected_at=7.0))
+    daemon = ControlDaemon("/p", "/l", "answering", servers=(Server(20, clients=clients),))
+    found = families(Snapshot(taken_at=9.0, daemons=(daemon,)))
+    assert found["mps_client_start_time_seconds"].samples == ((("/p", "20", "30"), 5.0),)
+
+
+def test_a_label_value_is_cut_after_its_control_characters_are_escaped() -> None:
+    server = Server(20, clients=(Client(30, 20, command="\x01" * 150 + "end"),))
+    daemon = ControlDaemon("/p", "/l", "answering", servers=(server,))
+    ((labels, _),) = families(Snapshot(taken_at=1.0, daemons=(daemon,)))["mps_client_info"].samples
+    command = labels[CATALOGUE["mps_client_info"].labels.index("command")]
+    assert command == "\\x01" * 50
+
+
 def test_buckets_are_cumulative() -> None:
     value = histogram_value(Histogram((0.5, 1.0), (2, 3, 4), 12.5))
     assert value.buckets == (("0.5", 2), ("1.0", 5), ("+Inf", 9))

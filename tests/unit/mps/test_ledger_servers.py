@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mps_exporter.mps.control_protocol import ListedDevice, ServerReply
@@ -9,6 +11,7 @@ from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, LogName, ProcessFacts
 from tests.support.mps_logs import (
     GPU,
+    GPU_TWO,
     LOGS,
     PIPE,
     Logs,
@@ -253,6 +256,14 @@ def test_a_device_query_ties_ordinals_to_gpus() -> None:
     assert read(script(text)).devices == {3: GPU, 4: GPU}
 
 
+def test_device_0_is_the_only_gpu_that_is_named_and_none_of_several() -> None:
+    opened = "00:01.100 S110 Creating server context on device 0 (NVIDIA H200)\n"
+    text = HOLDER + opened + client_on("00:02.000", 300, 110, GPU)
+    assert read(script(text)).devices == {0: GPU}
+    text += client_on("00:03.000", 301, 110, GPU_TWO)
+    assert read(script(text)).devices == {}
+
+
 # ---------------------------------------------------------------- old wordings, missing logs
 
 
@@ -312,6 +323,18 @@ def test_the_wording_of_2021_when_the_server_speaks_later() -> None:
     found = summary(read(script(text)).counters)
     assert found["disconnections"] == {"0": 1}
     assert found["sessions"] == {"0": [1, pytest.approx(5.0 - 1.621)]}  # nobody else can it be
+
+
+def test_of_several_clients_none_is_named_as_the_one_that_left_without_a_name() -> None:
+    text = OLD.replace("00:01.621 S17", "00:01.630 S17").replace("NEW CLIENT 0", "NEW CLIENT 400")
+    text += "00:03.000 C6 NEW CLIENT 401 from user 0: Server already exists\n"
+    text += "00:05.000 S17 Volta MPS: Client process disconnected\n"
+    view = read(script(text))
+    assert (view.servers[0].clients_count, view.counters.disconnections) == (1, {0: 1})
+    text += "00:06.000 S17 Volta MPS: Client process disconnected\n"
+    found = summary(read(script(text)).counters)
+    assert found["disconnections"] == {"0": 2}
+    assert "sessions" not in found  # which of the two left at which time is not known
 
 
 def test_a_client_that_got_no_context_had_no_session() -> None:
@@ -561,6 +584,38 @@ def test_a_daemon_whose_process_was_there_and_is_gone_died() -> None:
     assert tracker.ledger.view(0.0).daemon_died
 
 
+@pytest.mark.parametrize(("parent", "servers"), [(630, [110]), (1, [])])
+def test_a_child_of_the_daemon_is_its_server_whatever_the_clock_says(
+    parent: int, servers: list[int]
+) -> None:
+    tracker = start(script(HOLDER))
+    # By /proc it began half a minute after the log's line of its start.
+    process = ProcessFacts(
+        110, at("00:31"), name="nvidia-cuda-mps-server", state="S", parent_pid=parent
+    )
+    daemon = replace(facts(), servers=(process,) if parent == 630 else ())
+    tracker.ledger.observe(at("00:40"), daemon, {110: process}, [110])
+    tracker.ledger.advance_to(at("00:42"))
+    assert [server.pid for server in tracker.ledger.view(0.0).servers] == servers
+
+
+@pytest.mark.parametrize("readable", [("control", "server"), ("server",)])
+def test_a_server_that_ends_with_its_daemon_did_not_crash(readable: tuple[LogName, ...]) -> None:
+    owner = "00:01.100 S110 Created anonymous shared memory region mps.shm.1001.110\n"
+    text = HOLDER.replace("00:01.200 C630", owner + "00:01.200 C630")
+    tracker = start(script(text), readable=readable)
+    alive = facts()
+    tracker.ledger.observe(at("00:04"), alive, {110: ProcessFacts(110, at("00:01"))}, [110])
+    tracker.ledger.observe(at("00:05"), alive, {}, [110])
+    tracker.ledger.observe(at("00:05.500"), DaemonFacts(PIPE, "/logs"), {}, [])
+    tracker.ledger.advance_to(at("00:06.200"))  # certain of the server, not yet of the daemon
+    assert [server.pid for server in tracker.ledger.view(0.0).servers] == [110]
+    tracker.ledger.advance_to(at("00:07"))
+    found = summary(tracker.ledger.view(0.0).counters)
+    assert found["server_exits"] == {"daemon_died": 1}
+    assert found["losses"] == {"1001 daemon_died": 1}
+
+
 def test_daemons_without_logs_may_die_one_after_another() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(at("00:01"), {}, readable=()))
@@ -584,6 +639,11 @@ def test_the_lock_of_a_dead_daemon_is_free() -> None:
 def test_every_process_of_interest_is_asked_for() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:02.000", 0, 1002)
     assert start(script(text)).ledger.watched_pids() == {100, 110, 200}
+    # The queue is empty when the server is ready; the client may never connect.
+    text = DAEMON + pending("00:01.000", 100, 1001)
+    text += server_starts("00:01.001", "00:01.200", 110, 1001)
+    assert start(script(text)).ledger.watched_pids() == {100, 110}
+    assert start(script(text + client("00:01.300", 101, 110))).ledger.watched_pids() == {101, 110}
 
 
 def test_incidents_can_be_read_one_after_another() -> None:
@@ -616,3 +676,13 @@ def test_a_restart_of_a_server_while_its_user_still_waits() -> None:
     view = read(script(text + client("00:06.100", 101, 120)))
     assert view.counters.connections == {1001: 2}
     assert view.waits == ()
+
+
+def test_a_client_keeps_the_memory_limits_of_its_server_where_these_were_logged() -> None:
+    limit = "00:01.100 S110 Device pinned memory limit for device 0 set to 0x300000000 bytes\n"
+    (server,) = read(script(HOLDER.replace("00:01.200 C630", limit + "00:01.200 C630"))).servers
+    assert server.clients[0].pinned_memory_limit_bytes == {0: 12 << 30}
+    # What was set before the first line that could be read is not known; the control tool may say.
+    (server,) = read(script(client("00:01.200", 100, 110))).servers
+    assert server.start_unknown
+    assert server.clients[0].pinned_memory_limit_bytes is None

@@ -10,6 +10,7 @@ from tests.support.mps_logs import Logs, at, more, read, script, start, summary
 from tests.support.mps_script import (
     DAEMON,
     HOLDER,
+    arrives,
     client,
     leaves,
     pending,
@@ -126,6 +127,26 @@ def test_clients_without_a_number_are_counted_by_user() -> None:
     assert len(server.clients) == server.clients_count == 1
 
 
+def test_a_client_without_a_number_that_connects_first_ends_its_users_oldest_such_wait() -> None:
+    text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:02.100", 0, 1003)
+    text += pending("00:02.200", 0, 1002) + pending("00:02.300", 0, 1002)
+    text += leaves("00:03.000", 100, 110) + server_ends("00:03.500", 110)
+    text += """
+        00:03.500 C210 Starting new server 210 for user 1002
+        00:03.600 S210 Client {PID: 0, Context ID: 0} connected
+    """
+    assert [(w.pid, w.uid, w.since) for w in read(script(text)).waits] == [
+        (200, 1002, at("00:02")),
+        (0, 1003, at("00:02.100")),
+        (0, 1002, at("00:02.300")),
+    ]
+    tracker = start(script(text))
+    # None of them can be asked for in /proc, where 0 is nobody.
+    assert 0 not in tracker.ledger.watched_pids()
+    view = look(tracker, "00:10", {0})
+    assert [w.dead for w in view.waits] == [False] * 3
+
+
 def test_overtakers_without_a_number_are_known_by_their_first_connection() -> None:
     arrival = "C630 NEW CLIENT 0 from user 1001: Server already exists\n"
     text = HOLDER + pending("00:02.000", 200, 1002)
@@ -157,6 +178,18 @@ def test_a_waiters_end_has_the_earliest_time_at_which_it_was_missed() -> None:
     assert (incident.at, incident.seconds) == (at("00:09.300"), 7.3)
 
 
+def test_looking_again_and_again_does_not_put_off_a_death() -> None:
+    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    for time in ("00:10", "00:10.500", "00:11", "00:11.500"):
+        assert waiting(tracker.ledger.view(0.0)) == [(200, 1002, at("00:02"), 1001, False)]
+        tracker.ledger.update_liveness(at(time), lambda pid, _at: pid != 200)
+        tracker.ledger.advance_to(at(time) - 0.1)
+    view = tracker.ledger.view(0.0)
+    assert waiting(view) == [(200, 1002, at("00:02"), 1001, True)]
+    (incident,) = [i for i in view.incidents if i.kind == "wait_abandoned"]
+    assert incident.at == at("00:10")
+
+
 def test_processes_whose_exit_no_log_shows_are_watched() -> None:
     tracker = start(script(GHOST + pending("00:06.000", 300, 1003) + pending("00:06.000", 0, 1004)))
     assert {pid for pid in tracker.ledger.watched() if pid} == {461, 200, 300}
@@ -173,6 +206,15 @@ def test_a_dead_waiter_stays_in_the_queue_and_is_abandoned_once() -> None:
     assert look(tracker, "00:20", {200}).counters.waits_abandoned == {1002: 1}
     (incident,) = [i for i in view.incidents if i.kind == "wait_abandoned"]
     assert (incident.pids, incident.seconds) == ((200,), 8.0)
+
+
+def test_a_process_with_the_number_of_a_dead_waiter_of_its_user_begins_a_wait_of_its_own() -> None:
+    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    look(tracker, "00:10", {200})
+    more(tracker, pending("00:20.000", 200, 1002))
+    view = tracker.ledger.view(0.0)
+    assert waiting(view) == [(200, 1002, at("00:20"), 1001, False)]
+    assert view.counters.waits_abandoned == {1002: 1}
 
 
 def test_a_waiter_that_was_served_and_left_before_the_log_was_read_is_not_abandoned() -> None:
@@ -340,6 +382,19 @@ def test_without_server_log_the_state_of_a_client_is_unknown() -> None:
     assert (client.state, client.state_since) == (None, None)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        GHOST.replace(HOLDER, HOLDER + pending("00:01.900", 0, 1002)),
+        GHOST + pending("00:05.400", 0, 1002),
+    ],
+    ids=["before the server starts", "when it is ready"],
+)
+def test_a_server_whose_other_queued_client_has_no_number_may_still_be_used(text: str) -> None:
+    (server,) = look(start(script(text)), "00:06", {200}).servers
+    assert not server.ghost
+
+
 def test_a_server_whose_client_is_only_slow_is_no_ghost() -> None:
     tracker = start(script(GHOST))
     (server,) = look(tracker, "00:06", set()).servers
@@ -416,6 +471,19 @@ def test_running_totals_grow_up_to_what_is_known_and_never_go_back() -> None:
     counters = tracker.ledger.view(0.0).counters
     assert counters.holding_seconds == {1001: 7.8}
     assert counters.handover_idle_seconds == 3.0
+
+
+def test_the_gpu_is_not_idle_while_a_client_is_on_its_way_to_the_server() -> None:
+    text = HOLDER + pending("00:02.000", 200, 1002) + leaves("00:04.000", 100, 110)
+    text += arrives("00:05.000", 101, 1001)
+    tracker = start(script(text))
+    tracker.ledger.advance_to(at("00:06"))
+    assert tracker.ledger.view(0.0).counters.handover_idle_seconds == 1.0
+    more(tracker, client("00:07.000", 101, 110))
+    tracker.ledger.advance_to(at("00:08"))
+    counters = tracker.ledger.view(0.0).counters
+    assert counters.handover_idle_seconds == 1.0
+    assert counters.holding_seconds == {1001: 2.8 + 1.0}
 
 
 def test_the_backoff_applies_only_while_a_client_waits() -> None:

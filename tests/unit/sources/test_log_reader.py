@@ -169,6 +169,10 @@ def test_a_renamed_log_is_followed_as_long_as_the_daemon_writes_to_it(host: LogF
         file.write(b"[more\n")
     assert host.data("control") == b"[more\n"
     assert state(host.poll(), "control").readable
+    # All of it is read, and the new file is still empty: the daemon may go on with the old one.
+    with (host.folder / "control.log.1").open("ab") as file:
+        file.write(b"[and more\n")
+    assert host.data("control") == b"[and more\n"
 
 
 def test_a_directory_that_vanishes_and_comes_back(host: LogFolder) -> None:
