@@ -188,40 +188,10 @@ class Incident:
     """False: it happened before the exporter began, so no counter shows it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerCounters:
-    """All that only ever grows, since the exporter started. Unknown users are None.
-
-    Moments (server_last_exit_at, last_fault_at) are kept from before that, too.
-    """
-
-    daemon_starts: int = 0
-    server_starts: Mapping[int | None, int] = field(default_factory=dict)
-    server_exits: Mapping[str, int] = field(default_factory=dict)
-    server_last_exit_at: Mapping[str, float] = field(default_factory=dict)
-    server_startup: Histogram | None = None
-    faults: Mapping[str, int] = field(default_factory=dict)
-    """GPU UUID ("" when the log does not tell) -> fatal GPU errors."""
-    last_fault_at: float | None = None
-    fault_recovery: Histogram | None = None
-    connections: Mapping[int | None, int] = field(default_factory=dict)
-    disconnections: Mapping[int | None, int] = field(default_factory=dict)
-    sessions: Mapping[int | None, Histogram] = field(default_factory=dict)
-    losses: Mapping[tuple[int | None, str], int] = field(default_factory=dict)
-    unfinished_exits: Mapping[int | None, int] = field(default_factory=dict)
-    """Clients whose unfinished GPU work took others down, by their user."""
-    rejections: Mapping[tuple[int | None, str], int] = field(default_factory=dict)
-    waits: Mapping[int | None, Histogram] = field(default_factory=dict)
-    waits_abandoned: Mapping[int | None, int] = field(default_factory=dict)
-    overtakes: Mapping[int | None, int] = field(default_factory=dict)
-    handovers: int = 0
-    handover_idle_seconds: float = 0.0
-    holding_seconds: Mapping[int | None, float] = field(default_factory=dict)
-    log_lines: Mapping[str, int] = field(default_factory=dict)
-    """Log ("control", "server") -> lines read."""
-    unrecognized_lines: Mapping[str, int] = field(default_factory=dict)
-    query_lines: int = 0
-    """Lines that the control tool's users, the exporter among them, caused in control.log."""
+LabelValues = tuple[str | int | None, ...]
+LogMetricValues = Mapping[str, Mapping[LabelValues, float | Histogram]]
+"""Metric that is counted from the logs -> values of its labels, without the daemon -> value. An
+unknown user is None, an unknown GPU ""."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +216,7 @@ class LedgerView:
     daemon_died: bool = False
     devices: Mapping[int, str] = field(default_factory=dict)
     """Device ordinal of the daemon -> GPU UUID, as far as the logs told."""
-    counters: LedgerCounters = LedgerCounters()
+    counters: LogMetricValues = field(default_factory=dict)
     incidents: tuple[Incident, ...] = ()
     """The last ones, oldest first."""
 
@@ -335,7 +305,7 @@ class ControlDaemon:
     gpu_uuids: tuple[str, ...] = ()
     """The GPUs it serves; of one that is gone, those it served."""
     logs: tuple[LogState, ...] = ()
-    counters: LedgerCounters | None = None
+    counters: LogMetricValues | None = None
     """None: no log of this daemon was ever readable, so nothing was counted."""
     incidents: tuple[Incident, ...] = ()
     dropped_clients: int = 0

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.mps.log_parser import parse_line
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogChunk, LogName, LogsObservation, LogState
-from mps_exporter.snapshot import Histogram, LedgerCounters, LedgerView
+from mps_exporter.snapshot import Histogram, LedgerView, LogMetricValues
 
 SAMPLES = Path(__file__).parents[1] / "recordings" / "samples"
 PIPE = "/tmp/mps"
@@ -169,53 +170,57 @@ def read(logs: Logs, **settings: Any) -> LedgerView:
     return start(logs, **settings).ledger.view(0.0)
 
 
-def numbers(counters: LedgerCounters) -> dict[str, float]:
-    """All counters, flat: name and labels -> number."""
+def numbers(counters: LogMetricValues) -> dict[str, float]:
+    """All that is counted, flat: name and labels -> number."""
     flat: dict[str, float] = {}
-    for one in fields(counters):
-        if one.name.endswith("_at"):
+    for metric, values in counters.items():
+        if metric.endswith("_timestamp_seconds"):
             continue
-        value = getattr(counters, one.name)
-        items = value.items() if isinstance(value, Mapping) else [("", value)]
-        for key, number in items:
-            name = f"{one.name}[{key}]"
+        for key, number in values.items():
+            name = f"{metric}{key}"
             if isinstance(number, Histogram):
                 flat[f"{name}.sum"] = number.sum_seconds
                 for bound, count in zip((*number.bounds, float("inf")), number.counts, strict=True):
                     flat[f"{name}.{bound}"] = count
-            elif number is not None:
+            else:
                 flat[name] = number
     return {name: round(number, 3) for name, number in flat.items() if number}
 
 
-def summary(counters: LedgerCounters) -> dict[str, Any]:
+_OF_TRUTH = {
+    "daemon_starts": "mps_control_starts_total",
+    "server_starts": "mps_server_starts_total",
+    "server_exits": "mps_server_exits_total",
+    "startups": "mps_server_startup_seconds",
+    "connections": "mps_client_connections_total",
+    "disconnections": "mps_client_disconnections_total",
+    "sessions": "mps_client_session_seconds",
+    "losses": "mps_client_losses_total",
+    "unfinished_exits": "mps_client_unfinished_exits_total",
+    "rejections": "mps_client_rejections_total",
+    "faults": "mps_server_faults_total",
+    "recoveries": "mps_server_fault_recovery_seconds",
+    "holding_seconds": "mps_uid_holding_seconds_total",
+    "waits": "mps_uid_wait_seconds",
+    "waits_abandoned": "mps_uid_waits_abandoned_total",
+    "overtakes": "mps_uid_overtakes_total",
+    "handovers": "mps_uid_handovers_total",
+    "handover_idle_seconds": "mps_uid_handover_idle_seconds_total",
+}
+"""What truth.json calls a metric."""
+
+
+def summary(counters: LogMetricValues) -> dict[str, Any]:
     """The counters in the words of truth.json; what is zero is left out."""
-
-    def histogram(one: Histogram | None) -> list[float]:
-        return [] if one is None else [sum(one.counts), one.sum_seconds]
-
-    found: dict[str, Any] = {
-        "daemon_starts": counters.daemon_starts,
-        "server_starts": _keyed(counters.server_starts),
-        "server_exits": {cause: n for cause, n in counters.server_exits.items() if n},
-        "startups": histogram(counters.server_startup),
-        "connections": _keyed(counters.connections),
-        "disconnections": _keyed(counters.disconnections),
-        "sessions": {str(uid): histogram(one) for uid, one in counters.sessions.items()},
-        "losses": {f"{uid} {cause}": n for (uid, cause), n in counters.losses.items()},
-        "unfinished_exits": _keyed(counters.unfinished_exits),
-        "rejections": {f"{uid} {cause}": n for (uid, cause), n in counters.rejections.items()},
-        "faults": dict(counters.faults),
-        "recoveries": histogram(counters.fault_recovery),
-        "holding_seconds": _keyed(counters.holding_seconds),
-        "waits": {str(uid): histogram(one) for uid, one in counters.waits.items()},
-        "waits_abandoned": _keyed(counters.waits_abandoned),
-        "overtakes": _keyed(counters.overtakes),
-        "handovers": counters.handovers,
-        "handover_idle_seconds": counters.handover_idle_seconds,
-    }
-    return {name: value for name, value in found.items() if value and value != [0, 0.0]}
-
-
-def _keyed(counter: Mapping[int | None, float]) -> dict[str, float]:
-    return {str(uid): number for uid, number in counter.items()}
+    found: dict[str, Any] = {}
+    for name, metric in _OF_TRUTH.items():
+        seen = {
+            " ".join(map(str, key)): (
+                [sum(value.counts), value.sum_seconds] if isinstance(value, Histogram) else value
+            )
+            for key, value in counters[metric].items()
+        }
+        seen = {key: value for key, value in seen.items() if value not in (0, [0, 0.0])}
+        if seen:
+            found[name] = seen if LOG_METRICS[metric].labels else seen[""]
+    return found

@@ -10,23 +10,18 @@ from typing import get_args
 
 from mps_exporter.diagnostics import ADVICE, Severity
 from mps_exporter.metrics.spec import Kind, MetricSpec
+from mps_exporter.mps.log_metrics import BOTH_LOGS, CONTROL_LOG, LOG_METRICS, SERVER_LOG
 from mps_exporter.observations import LogName
 from mps_exporter.snapshot import (
     CLIENT_STATES,
     COLLECTORS,
     CONTROL_STATES,
-    EXIT_CAUSES,
     LIMIT_SOURCES,
-    LOSS_CAUSES,
     PROCESS_KINDS,
     QUERY_FAILURE_REASONS,
-    REJECTION_CAUSES,
     SERVER_STATES,
 )
 
-_LOG = "control.log"
-_SERVER_LOG = "server.log"
-_BOTH_LOGS = "control.log, server.log"
 _TOOL = "nvidia-cuda-mps-control"
 _PROC = "/proc"
 
@@ -40,18 +35,12 @@ _VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "mps_control_info": {"multiuser": ("true", "false")},
     "mps_control_query_failures_total": {"reason": QUERY_FAILURE_REASONS},
     "mps_control_log_size_bytes": _OF_LOG,
-    "mps_control_log_lines_total": _OF_LOG,
-    "mps_control_log_unrecognized_lines_total": _OF_LOG,
     "mps_control_log_readable": _OF_LOG,
-    "mps_server_exits_total": {"cause": EXIT_CAUSES},
-    "mps_server_last_exit_timestamp_seconds": {"cause": EXIT_CAUSES},
     "mps_client_info": {"limit_source": LIMIT_SOURCES},
     "mps_client_state": {"state": CLIENT_STATES},
     "mps_client_state_since_timestamp_seconds": {
         "state": tuple(state for state in CLIENT_STATES if state != "active")
     },
-    "mps_client_losses_total": {"cause": LOSS_CAUSES},
-    "mps_client_rejections_total": {"cause": REJECTION_CAUSES},
     "mps_gpu_processes": {"kind": PROCESS_KINDS},
     "mps_advice": {
         "advice": tuple(one.name for one in ADVICE.values() if one.kind != "news"),
@@ -78,10 +67,28 @@ _NOTES = {
 }
 
 
-def _section(
-    title: str, *rows: tuple[str, Kind, tuple[str, ...], str, str]
-) -> tuple[MetricSpec, ...]:
-    """Rows of (name, kind, labels, source, help) become specs of one section."""
+_D = ("daemon",)
+_DS = ("daemon", "server")
+_DSP = ("daemon", "server", "pid")
+_G = ("gpu", "uuid")
+
+_Row = tuple[str, Kind, tuple[str, ...], str, str]
+"""Name, kind, labels, source, help."""
+
+
+def _log_row(name: str) -> _Row:
+    """Take the declaration of a metric that is counted from the logs."""
+    metric = LOG_METRICS[name]
+    labels = _G if metric.labels == ("uuid",) else metric.labels
+    return name, metric.kind, (*_D, *labels), metric.source, metric.help
+
+
+def _values_of(name: str) -> Mapping[str, tuple[str, ...]]:
+    return LOG_METRICS[name].values if name in LOG_METRICS else _VALUES.get(name, {})
+
+
+def _section(title: str, *rows: _Row | str) -> tuple[MetricSpec, ...]:
+    """Rows, or names of metrics that mps/log_metrics.py declares, become specs of one section."""
     return tuple(
         MetricSpec(
             name=name,
@@ -90,18 +97,14 @@ def _section(
             source=source,
             help=words,
             states=_STATES.get(name, ()),
-            values=_VALUES.get(name, {}),
+            values=_values_of(name),
             note=_NOTES.get(name, ""),
             section=title,
         )
-        for name, kind, labels, source, words in rows
+        for row in rows
+        for name, kind, labels, source, words in (_log_row(row) if isinstance(row, str) else row,)
     )
 
-
-_D = ("daemon",)
-_DS = ("daemon", "server")
-_DSP = ("daemon", "server", "pid")
-_G = ("gpu", "uuid")
 
 CONTROL_DAEMON = _section(
     "Control daemon",
@@ -116,7 +119,7 @@ CONTROL_DAEMON = _section(
         "mps_control_state",
         "stateset",
         _D,
-        f"{_TOOL}, {_PROC}, {_LOG}",
+        f"{_TOOL}, {_PROC}, {CONTROL_LOG}",
         "Why a control daemon is up or not: draining was asked to quit and waits for its clients, "
         "unresponsive hangs, absent was configured or seen before and is gone.",
     ),
@@ -134,7 +137,7 @@ CONTROL_DAEMON = _section(
             "multiuser",
             "visible_devices",
         ),
-        f"{_PROC}, {_LOG}",
+        f"{_PROC}, {CONTROL_LOG}",
         "The control daemon's process and settings.",
     ),
     (
@@ -144,13 +147,7 @@ CONTROL_DAEMON = _section(
         _PROC,
         "When the control daemon's process started, as a Unix timestamp.",
     ),
-    (
-        "mps_control_starts_total",
-        "counter",
-        _D,
-        _LOG,
-        "Starts of a control daemon in this pipe directory.",
-    ),
+    "mps_control_starts_total",
     (
         "mps_control_query_duration_seconds",
         "gauge",
@@ -193,7 +190,13 @@ CONTROL_DAEMON = _section(
         _TOOL,
         "Priority of clients of servers started from now on: 0 normal, 1 below normal.",
     ),
-    ("mps_control_servers", "gauge", _D, f"{_TOOL}, {_LOG}", "Servers that this daemon runs now."),
+    (
+        "mps_control_servers",
+        "gauge",
+        _D,
+        f"{_TOOL}, {CONTROL_LOG}",
+        "Servers that this daemon runs now.",
+    ),
     (
         "mps_control_log_size_bytes",
         "gauge",
@@ -201,21 +204,9 @@ CONTROL_DAEMON = _section(
         "stat",
         "Size of the daemon's log file; nothing rotates it by itself.",
     ),
-    ("mps_control_log_lines_total", "counter", (*_D, "log"), _BOTH_LOGS, "Log lines read."),
-    (
-        "mps_control_log_unrecognized_lines_total",
-        "counter",
-        (*_D, "log"),
-        _BOTH_LOGS,
-        "Log lines of an unknown kind: when it grows, a driver has changed its wording.",
-    ),
-    (
-        "mps_control_log_query_lines_total",
-        "counter",
-        _D,
-        _LOG,
-        "Lines that users of the control tool, this exporter among them, caused in control.log.",
-    ),
+    "mps_control_log_lines_total",
+    "mps_control_log_unrecognized_lines_total",
+    "mps_control_log_query_lines_total",
     (
         "mps_control_log_readable",
         "gauge",
@@ -231,35 +222,35 @@ SERVERS = _section(
         "mps_server_info",
         "info",
         (*_DS, "uid", "user"),
-        f"{_PROC}, {_LOG}",
+        f"{_PROC}, {CONTROL_LOG}",
         "The server's process; uid and user are those it serves (0 for a multi-user server).",
     ),
     (
         "mps_server_state",
         "stateset",
         _DS,
-        f"{_BOTH_LOGS}, {_TOOL}",
+        f"{BOTH_LOGS}, {_TOOL}",
         "The server's state; a word that this exporter does not know is passed through.",
     ),
     (
         "mps_server_start_time_seconds",
         "gauge",
         _DS,
-        f"{_PROC}, {_LOG}",
+        f"{_PROC}, {CONTROL_LOG}",
         "When the server started, as a Unix timestamp.",
     ),
     (
         "mps_server_clients",
         "gauge",
         _DS,
-        f"{_SERVER_LOG}, {_TOOL}",
+        f"{SERVER_LOG}, {_TOOL}",
         "Client processes connected to the server.",
     ),
     (
         "mps_server_client_contexts",
         "gauge",
         (*_DS, *_G),
-        f"{_SERVER_LOG}, {_TOOL}",
+        f"{SERVER_LOG}, {_TOOL}",
         "CUDA contexts of clients on the GPU: what the server's limit counts.",
     ),
     (
@@ -273,14 +264,14 @@ SERVERS = _section(
         "mps_server_active_thread_ratio",
         "gauge",
         _DS,
-        f"{_TOOL}, {_SERVER_LOG}",
+        f"{_TOOL}, {SERVER_LOG}",
         "Share of the SMs for clients that connect from now on, 0 to 1.",
     ),
     (
         "mps_server_pinned_memory_limit_bytes",
         "gauge",
         (*_DS, *_G),
-        f"{_TOOL}, {_SERVER_LOG}",
+        f"{_TOOL}, {SERVER_LOG}",
         "Device memory allowed to each client that connects from now on.",
     ),
     (
@@ -294,56 +285,17 @@ SERVERS = _section(
         "mps_server_ghost",
         "gauge",
         _DS,
-        f"{_BOTH_LOGS}, {_PROC}",
+        f"{BOTH_LOGS}, {_PROC}",
         "1 when the server was started for a client that had died in the queue: it serves nobody, "
         "and the daemon hangs on it until it is killed.",
     ),
-    (
-        "mps_server_starts_total",
-        "counter",
-        (*_D, "uid"),
-        _LOG,
-        "Servers started, by the user they were started for.",
-    ),
-    ("mps_server_startup_seconds", "histogram", _D, _LOG, "From a server's start to Ready."),
-    (
-        "mps_server_exits_total",
-        "counter",
-        (*_D, "cause"),
-        _BOTH_LOGS,
-        "Ends of servers by cause. The status that the log prints is no evidence: requested means "
-        "that the log shows the orderly end. ghost_ended is a ghost server that ended without it, "
-        "most often because an operator killed it: no crash, it served no client.",
-    ),
-    (
-        "mps_server_last_exit_timestamp_seconds",
-        "gauge",
-        (*_D, "cause"),
-        _BOTH_LOGS,
-        "When a server last ended from this cause, as a Unix timestamp.",
-    ),
-    (
-        "mps_server_faults_total",
-        "counter",
-        (*_D, *_G),
-        _SERVER_LOG,
-        "Fatal GPU errors that servers handled, by the GPU that was hit: that of the client that "
-        "MPS blames, or the only one that was reset (empty labels when the log does not tell).",
-    ),
-    (
-        "mps_server_last_fault_timestamp_seconds",
-        "gauge",
-        _D,
-        _SERVER_LOG,
-        "When a server last handled a fatal GPU error, as a Unix timestamp.",
-    ),
-    (
-        "mps_server_fault_recovery_seconds",
-        "histogram",
-        _D,
-        _SERVER_LOG,
-        "From a fatal GPU error to the destruction of the server's context.",
-    ),
+    "mps_server_starts_total",
+    "mps_server_startup_seconds",
+    "mps_server_exits_total",
+    "mps_server_last_exit_timestamp_seconds",
+    "mps_server_faults_total",
+    "mps_server_last_fault_timestamp_seconds",
+    "mps_server_fault_recovery_seconds",
 )
 
 CLIENTS = _section(
@@ -363,7 +315,7 @@ CLIENTS = _section(
             "pid_namespace",
             "limit_source",
         ),
-        f"{_PROC}, {_LOG}",
+        f"{_PROC}, {CONTROL_LOG}",
         "The client's process and what it belongs to; command is the program's name only. "
         "limit_source is whose SM share is lower; unknown where a limit cannot be told.",
     ),
@@ -371,28 +323,28 @@ CLIENTS = _section(
         "mps_client_start_time_seconds",
         "gauge",
         _DSP,
-        _SERVER_LOG,
+        SERVER_LOG,
         "When the client connected, as a Unix timestamp.",
     ),
     (
         "mps_client_state",
         "gauge",
         (*_DSP, "uid", "state"),
-        _BOTH_LOGS,
+        BOTH_LOGS,
         "1 for the state that the client is in.",
     ),
     (
         "mps_client_state_since_timestamp_seconds",
         "gauge",
         (*_DSP, "uid", "state"),
-        _BOTH_LOGS,
+        BOTH_LOGS,
         "Since when a client that is not active is in its state, as a Unix timestamp.",
     ),
     (
         "mps_client_contexts",
         "gauge",
         (*_DSP, *_G),
-        f"{_SERVER_LOG}, {_TOOL}",
+        f"{SERVER_LOG}, {_TOOL}",
         "CUDA contexts of the client on the GPU.",
     ),
     (
@@ -432,54 +384,12 @@ CLIENTS = _section(
         f"{_PROC}/PID/environ",
         "Priority that the client asked for: 0 normal, 1 below normal.",
     ),
-    (
-        "mps_client_connections_total",
-        "counter",
-        (*_D, "uid"),
-        _SERVER_LOG,
-        "Client processes that connected to a server.",
-    ),
-    (
-        "mps_client_disconnections_total",
-        "counter",
-        (*_D, "uid"),
-        _SERVER_LOG,
-        "Client processes that left a server, in whatever way.",
-    ),
-    (
-        "mps_client_session_seconds",
-        "histogram",
-        (*_D, "uid"),
-        _SERVER_LOG,
-        "From connecting to leaving, of clients that had at least one context; who is refused for "
-        "the context limit has none.",
-    ),
-    (
-        "mps_client_losses_total",
-        "counter",
-        (*_D, "uid", "cause"),
-        _BOTH_LOGS,
-        "Clients that MPS took down, by cause: the blast radius of crashes, faults and kills. "
-        "Of a fatal GPU error, own_fault is the client that MPS blames and neighbour_fault are the "
-        "others; unfinished_work are all victims of a client that ended with GPU work in flight, "
-        "unattributed_fault those of an error while several were ending: MPS blames one of the "
-        "victims then.",
-    ),
-    (
-        "mps_client_unfinished_exits_total",
-        "counter",
-        (*_D, "uid"),
-        _SERVER_LOG,
-        "Clients that ended with GPU work in flight, which then took other clients down. Only "
-        "those that the log singles out.",
-    ),
-    (
-        "mps_client_rejections_total",
-        "counter",
-        (*_D, "uid", "cause"),
-        _BOTH_LOGS,
-        "Clients that were refused, by cause.",
-    ),
+    "mps_client_connections_total",
+    "mps_client_disconnections_total",
+    "mps_client_session_seconds",
+    "mps_client_losses_total",
+    "mps_client_unfinished_exits_total",
+    "mps_client_rejections_total",
     (
         "mps_client_dropped_series",
         "gauge",
@@ -496,72 +406,36 @@ WAITS = _section(
         "mps_uid_waiting_clients",
         "gauge",
         (*_D, "uid"),
-        _LOG,
+        CONTROL_LOG,
         "Clients queued behind another user's server now, and those that a ghost does not serve.",
     ),
     (
         "mps_uid_waiting_since_timestamp_seconds",
         "gauge",
         (*_D, "uid"),
-        _LOG,
+        CONTROL_LOG,
         "Since when the user's oldest queued client waits, as a Unix timestamp.",
     ),
     (
         "mps_uid_waiting_dead_clients",
         "gauge",
         (*_D, "uid"),
-        f"{_LOG}, {_PROC}",
+        f"{CONTROL_LOG}, {_PROC}",
         "Queued clients whose process is gone: the daemon hangs when their turn comes.",
     ),
-    (
-        "mps_uid_wait_seconds",
-        "histogram",
-        (*_D, "uid"),
-        _LOG,
-        "Waits behind another user's server that were served: the client got a context.",
-    ),
-    (
-        "mps_uid_waits_abandoned_total",
-        "counter",
-        (*_D, "uid"),
-        f"{_LOG}, {_PROC}",
-        "Waits that ended without service: the process died or gave up, or never got a context.",
-    ),
-    (
-        "mps_uid_overtakes_total",
-        "counter",
-        (*_D, "uid"),
-        _LOG,
-        "Clients of this user admitted while clients of other users waited.",
-    ),
-    (
-        "mps_uid_handovers_total",
-        "counter",
-        _D,
-        _LOG,
-        "Times a waiting user's server became ready after another user's.",
-    ),
-    (
-        "mps_uid_handover_idle_seconds_total",
-        "counter",
-        _D,
-        _BOTH_LOGS,
-        "Time in which somebody waited and no client was connected: the daemon's back-off.",
-    ),
+    "mps_uid_wait_seconds",
+    "mps_uid_waits_abandoned_total",
+    "mps_uid_overtakes_total",
+    "mps_uid_handovers_total",
+    "mps_uid_handover_idle_seconds_total",
     (
         "mps_uid_handover_backoff_seconds",
         "gauge",
         _D,
-        _LOG,
+        CONTROL_LOG,
         "The daemon's present interval between attempts to stop the running user's server.",
     ),
-    (
-        "mps_uid_holding_seconds_total",
-        "counter",
-        (*_D, "uid"),
-        _BOTH_LOGS,
-        "Time in which the user's server had at least one client.",
-    ),
+    "mps_uid_holding_seconds_total",
 )
 
 SHARING = _section(
@@ -577,7 +451,7 @@ SHARING = _section(
         "mps_gpu_served",
         "gauge",
         (*_G, "daemon"),
-        f"{_TOOL}, {_BOTH_LOGS}, NVML",
+        f"{_TOOL}, {BOTH_LOGS}, NVML",
         "1 for each daemon that serves the GPU; it ends with the daemon.",
     ),
     (

@@ -13,11 +13,9 @@ from mps_exporter.diagnostics import findings
 from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.metrics.gpu_readings import series_of
 from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
+from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.snapshot import (
-    EXIT_CAUSES,
-    LOSS_CAUSES,
     QUERY_FAILURE_REASONS,
-    REJECTION_CAUSES,
     SERVER_STATES,
     Client,
     ClientState,
@@ -223,8 +221,7 @@ def _daemon(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str])
     for server in daemon.servers:
         omitted += _server(samples, daemon, server, indexes)
     _waits(samples, daemon)
-    if daemon.counters is not None:
-        _counters(samples, daemon, indexes)
+    _log_metrics(samples, daemon, indexes)
     add("mps_client_dropped_series", d, omitted)
 
 
@@ -317,7 +314,8 @@ def _waits(samples: Samples, daemon: ControlDaemon) -> None:
     uids: set[int | None] = {wait.uid for wait in daemon.waits}
     if daemon.counters is not None:
         # A user who has waited keeps a 0, so that a graph falls to it instead of ending.
-        uids |= daemon.counters.waits.keys() | daemon.counters.waits_abandoned.keys()
+        for name in ("mps_uid_wait_seconds", "mps_uid_waits_abandoned_total"):
+            uids |= {uid for (uid,) in daemon.counters.get(name, {}) if not isinstance(uid, str)}
     for uid in sorted(uids, key=lambda uid: -1 if uid is None else uid):
         queued = [wait for wait in daemon.waits if wait.uid == uid]
         samples.add("mps_uid_waiting_clients", (d, uid), len(queued))
@@ -329,70 +327,19 @@ def _waits(samples: Samples, daemon: ControlDaemon) -> None:
     samples.add("mps_uid_handover_backoff_seconds", (d,), daemon.handover_backoff_seconds)
 
 
-def _counters(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str]) -> None:
-    counters = daemon.counters
-    if counters is None:
-        return
-    d = (daemon.pipe_directory,)
-    add = samples.add
-    add("mps_control_starts_total", d, counters.daemon_starts)
-    add("mps_control_log_query_lines_total", d, counters.query_lines)
-    for log in ("control", "server"):
-        add("mps_control_log_lines_total", (*d, log), counters.log_lines.get(log, 0))
-        unknown = counters.unrecognized_lines.get(log, 0)
-        add("mps_control_log_unrecognized_lines_total", (*d, log), unknown)
-    _by_uid(samples, "mps_server_starts_total", d, counters.server_starts)
-    for cause in EXIT_CAUSES:
-        add("mps_server_exits_total", (*d, cause), counters.server_exits.get(cause, 0))
-        last = counters.server_last_exit_at.get(cause)
-        add("mps_server_last_exit_timestamp_seconds", (*d, cause), last)
-    for uuid in sorted({*counters.faults, *daemon.gpu_uuids}):
-        faults = counters.faults.get(uuid, 0)
-        add("mps_server_faults_total", (*d, indexes.get(uuid, ""), uuid), faults)
-    add("mps_server_last_fault_timestamp_seconds", d, counters.last_fault_at)
-    if counters.server_startup is not None:
-        add("mps_server_startup_seconds", d, histogram_value(counters.server_startup))
-    if counters.fault_recovery is not None:
-        add("mps_server_fault_recovery_seconds", d, histogram_value(counters.fault_recovery))
-    _by_uid(samples, "mps_client_connections_total", d, counters.connections)
-    _by_uid(samples, "mps_client_disconnections_total", d, counters.disconnections)
-    for uid, sessions in counters.sessions.items():
-        add("mps_client_session_seconds", (*d, uid), histogram_value(sessions))
-    _by_uid_and_cause(samples, "mps_client_losses_total", d, counters.losses, LOSS_CAUSES)
-    _by_uid(samples, "mps_client_unfinished_exits_total", d, counters.unfinished_exits)
-    _by_uid_and_cause(
-        samples, "mps_client_rejections_total", d, counters.rejections, REJECTION_CAUSES
-    )
-    for uid, waits in counters.waits.items():
-        add("mps_uid_wait_seconds", (*d, uid), histogram_value(waits))
-    _by_uid(samples, "mps_uid_waits_abandoned_total", d, counters.waits_abandoned)
-    _by_uid(samples, "mps_uid_overtakes_total", d, counters.overtakes)
-    add("mps_uid_handovers_total", d, counters.handovers)
-    add("mps_uid_handover_idle_seconds_total", d, counters.handover_idle_seconds)
-    _by_uid(samples, "mps_uid_holding_seconds_total", d, counters.holding_seconds)
+def _log_metrics(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str]) -> None:
+    d = daemon.pipe_directory
+    for name, values in (daemon.counters or {}).items():
+        if LOG_METRICS[name].labels == ("uuid",):
+            for uuid in sorted({*daemon.gpu_uuids, *(str(key[0]) for key in values)}):
+                samples.add(name, (d, indexes.get(uuid, ""), uuid), _shown(values.get((uuid,), 0)))
+        else:
+            for key, value in values.items():
+                samples.add(name, (d, *key), _shown(value))
 
 
-def _by_uid(
-    samples: Samples,
-    name: str,
-    labels: RawLabels,
-    values: Mapping[int, float] | Mapping[int | None, float],
-) -> None:
-    for uid, value in values.items():
-        samples.add(name, (*labels, uid), value)
-
-
-def _by_uid_and_cause(
-    samples: Samples,
-    name: str,
-    labels: RawLabels,
-    values: Mapping[tuple[int | None, str], int],
-    causes: tuple[str, ...],
-) -> None:
-    """Every known user has every cause from 0 on: a counter that appears at 1 has no increase."""
-    for uid in {uid for uid, _ in values}:
-        for cause in causes:
-            samples.add(name, (*labels, uid, cause), values.get((uid, cause), 0))
+def _shown(value: float | Histogram) -> SampleValue:
+    return histogram_value(value) if isinstance(value, Histogram) else value
 
 
 def _gpu(samples: Samples, gpu: Gpu, snapshot: Snapshot) -> None:

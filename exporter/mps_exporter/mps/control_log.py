@@ -85,8 +85,7 @@ class ControlLogReader:
     # ------------------------------------------------------------------ the control tool
 
     def _count_query(self, lines: int = 1) -> None:
-        if self._state.counters.counting:
-            self._state.counters.query_lines += lines
+        self._state.counters.increment("mps_control_log_query_lines_total", lines)
 
     def _ui_opened(self, _event: e.UiOpened, _entry: LogEntry) -> None:
         self._replying = False
@@ -113,9 +112,10 @@ class ControlLogReader:
 
     def _reply(self, event: e.LogEvent, entry: LogEntry) -> None:
         if not self._replying:
-            counters = self._state.counters
-            if counters.counting and not isinstance(event, e.Continuation):
-                counters.unrecognized_lines["control"] += 1
+            if not isinstance(event, e.Continuation):
+                self._state.counters.increment(
+                    "mps_control_log_unrecognized_lines_total", log="control"
+                )
             return
         self._count_query()
         if isinstance(event, e.Number):
@@ -205,7 +205,7 @@ class ControlLogReader:
         self._replying = False
         state = self._state
         state.start_server(event.pid, event.uid, entry.at)
-        state.counters.count_for_user(state.counters.server_starts, event.uid)
+        state.counters.increment("mps_server_starts_total", uid=event.uid)
 
     def _server_ready(self, event: e.ServerReady, entry: LogEntry) -> None:
         self._replying = False

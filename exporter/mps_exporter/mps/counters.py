@@ -1,137 +1,118 @@
-"""What only ever grows: the ledger's counters, which begin at 0 when the exporter does."""
+"""What is counted from the logs of one daemon, from 0 on when the exporter starts."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable
-from typing import TypeVar
+from collections.abc import Mapping
+from itertools import product
 
-from mps_exporter.mps.histogram import (
-    RECOVERY_BOUNDS,
-    SESSION_BOUNDS,
-    STARTUP_BOUNDS,
-    WAIT_BOUNDS,
-    HistogramBuilder,
-)
-from mps_exporter.snapshot import EXIT_CAUSES, LedgerCounters
+from mps_exporter.mps.histogram import HistogramBuilder
+from mps_exporter.mps.log_metrics import LOG_METRICS, LogMetric
+from mps_exporter.snapshot import Histogram, LabelValues, LogMetricValues
 
 MAX_KEYS = 512
 """Users, or GPUs, that are counted apart. Anybody may write into the daemon's log pipe, so a log
 can name as many as it likes; those beyond count as unknown."""
 
-K = TypeVar("K", bound=Hashable)
-
 
 class Counters:
-    """Counts while `counting`; what it is told otherwise happened before the exporter began."""
+    """Counts while `counting`; what it is told otherwise happened before the exporter began.
+
+    Every name must be declared in log_metrics.py, and be given the labels declared there, in their
+    order: anything else raises, also while it is not counting.
+    """
 
     def __init__(self) -> None:
         self.counting = True
-        self.daemon_starts = 0
-        self.server_starts: Counter[int | None] = Counter()
-        self.server_exits: Counter[str] = Counter(dict.fromkeys(EXIT_CAUSES, 0))
-        self.server_last_exit_at: dict[str, float] = {}
-        self.server_startup = HistogramBuilder(STARTUP_BOUNDS)
-        self.faults: Counter[str] = Counter()
-        self.last_fault_at: float | None = None
-        self.fault_recovery = HistogramBuilder(RECOVERY_BOUNDS)
-        self.connections: Counter[int | None] = Counter()
-        self.disconnections: Counter[int | None] = Counter()
-        self.sessions: dict[int | None, HistogramBuilder] = {}
-        self.losses: Counter[tuple[int | None, str]] = Counter()
-        self.unfinished_exits: Counter[int | None] = Counter()
-        self.rejections: Counter[tuple[int | None, str]] = Counter()
-        self.waits: dict[int | None, HistogramBuilder] = {}
-        self.waits_abandoned: Counter[int | None] = Counter()
-        self.overtakes: Counter[int | None] = Counter()
-        self.handovers = 0
-        self.handover_idle_ms = 0
-        self.holding_ms: Counter[int | None] = Counter()
-        self.log_lines = {"control": 0, "server": 0}
-        self.unrecognized_lines = {"control": 0, "server": 0}
-        self.query_lines = 0
-        self._users: set[int] = set()
+        self._users: set[str | int | None] = set()
+        self._numbers: dict[str, dict[LabelValues, float]] = {}
+        self._histograms: dict[str, dict[LabelValues, HistogramBuilder]] = {}
+        for metric in LOG_METRICS.values():
+            if metric.kind == "histogram":
+                builders = self._histograms[metric.name] = {}
+                if not metric.labels:
+                    builders[()] = HistogramBuilder(metric.bounds)
+                continue
+            numbers = self._numbers[metric.name] = {}
+            if metric.kind == "counter" and metric.has_fixed_labels:
+                _start_at_zero(numbers, metric, ())
 
-    def bounded_uid(self, uid: int | None) -> int | None:
-        """Give the user to count for: itself, or None for one too many."""
-        if uid is None or uid in self._users:
-            return uid
-        if len(self._users) >= MAX_KEYS:
-            return None
-        self._users.add(uid)
-        return uid
-
-    def count_for_user(self, counter: Counter[int | None], uid: int | None) -> None:
-        """Count one for a user."""
+    def increment(self, name: str, by: int = 1, **labels: str | int | None) -> None:
+        """Count an event, or several."""
+        metric = _declared(name, "counter", labels)
         if self.counting:
-            counter[self.bounded_uid(uid)] += 1
+            self._add(metric, by, labels)
 
-    def count_for_cause(
-        self, counter: Counter[tuple[int | None, str]], uid: int | None, cause: str
-    ) -> None:
-        """Count one for a user and a cause."""
-        if self.counting:
-            counter[self.bounded_uid(uid), cause] += 1
+    def accumulate(self, name: str, milliseconds: int, **labels: str | int | None) -> None:
+        """Count milliseconds of which it is known that they passed since the exporter began."""
+        self._add(_declared(name, "counter", labels), milliseconds, labels)
 
-    def observe(self, histogram: HistogramBuilder, seconds: float) -> None:
+    def observe(self, name: str, seconds: float, **labels: str | int | None) -> None:
         """Count a duration."""
+        metric = _declared(name, "histogram", labels)
         if self.counting:
-            histogram.observe(seconds)
+            builders = self._histograms[name]
+            key = self._key(metric, labels)
+            builders.setdefault(key, HistogramBuilder(metric.bounds)).observe(seconds)
 
-    def observe_session(self, uid: int | None, seconds: float) -> None:
-        """Count a client's stay."""
-        if self.counting:
-            self._histogram(self.sessions, uid, SESSION_BOUNDS).observe(seconds)
+    def set_latest(self, name: str, value: float, **labels: str | int | None) -> None:
+        """Keep a moment; also one from before the exporter."""
+        metric = _declared(name, "gauge", labels)
+        self._numbers[name][self._key(metric, labels)] = value
 
-    def observe_wait(self, uid: int | None, seconds: float) -> None:
-        """Count a wait that was served."""
-        if self.counting:
-            self._histogram(self.waits, uid, WAIT_BOUNDS).observe(seconds)
+    def snapshot(self) -> LogMetricValues:
+        """Give what was counted so far: every metric by name, and its values by label values."""
+        found: dict[str, Mapping[LabelValues, float | Histogram]] = {}
+        for name, numbers in self._numbers.items():
+            metric = LOG_METRICS[name]
+            if metric.in_milliseconds:
+                found[name] = {key: number / 1000.0 for key, number in numbers.items()}
+            elif metric.has_fixed_labels:  # in the order of the declaration
+                known = product(*metric.values.values())
+                found[name] = {key: numbers[key] for key in known if key in numbers}
+            else:
+                found[name] = dict(numbers)
+        for name, builders in self._histograms.items():
+            found[name] = {key: builder.snapshot() for key, builder in builders.items()}
+        return found
 
-    def count_exit(self, cause: str, at: float) -> None:
-        """Count a server's end. When it was is kept for those before the exporter, too."""
-        self.server_last_exit_at[cause] = at
-        if self.counting:
-            self.server_exits[cause] += 1
+    def _add(self, metric: LogMetric, by: int, labels: Mapping[str, str | int | None]) -> None:
+        numbers = self._numbers[metric.name]
+        key = self._key(metric, labels)
+        if key not in numbers:
+            _start_at_zero(numbers, metric, key)
+        numbers[key] += by
 
-    def count_fault(self, uuid: str) -> None:
-        """Count a fault on a GPU."""
-        if self.counting:
-            known = uuid in self.faults or len(self.faults) < MAX_KEYS
-            self.faults[uuid if known else ""] += 1
+    def _key(self, metric: LogMetric, labels: Mapping[str, str | int | None]) -> LabelValues:
+        """Give the label values to count for: users and GPUs too many are unknown ones."""
+        key = tuple(labels.values())
+        if metric.labels[:1] == ("uid",):
+            uid = key[0]
+            if uid is not None and uid not in self._users:
+                if len(self._users) >= MAX_KEYS:
+                    return (None, *key[1:])
+                self._users.add(uid)
+        elif metric.labels == ("uuid",):
+            known = self._numbers[metric.name]
+            if key not in known and len(known) >= MAX_KEYS:
+                return ("",)
+        return key
 
-    def snapshot(self) -> LedgerCounters:
-        """Give what was counted so far."""
-        return LedgerCounters(
-            daemon_starts=self.daemon_starts,
-            server_starts=dict(self.server_starts),
-            server_exits=dict(self.server_exits),
-            server_last_exit_at=dict(self.server_last_exit_at),
-            server_startup=self.server_startup.snapshot(),
-            faults=dict(self.faults),
-            last_fault_at=self.last_fault_at,
-            fault_recovery=self.fault_recovery.snapshot(),
-            connections=dict(self.connections),
-            disconnections=dict(self.disconnections),
-            sessions={uid: histogram.snapshot() for uid, histogram in self.sessions.items()},
-            losses=dict(self.losses),
-            unfinished_exits=dict(self.unfinished_exits),
-            rejections=dict(self.rejections),
-            waits={uid: histogram.snapshot() for uid, histogram in self.waits.items()},
-            waits_abandoned=dict(self.waits_abandoned),
-            overtakes=dict(self.overtakes),
-            handovers=self.handovers,
-            handover_idle_seconds=self.handover_idle_ms / 1000.0,
-            holding_seconds={uid: ms / 1000.0 for uid, ms in self.holding_ms.items()},
-            log_lines=dict(self.log_lines),
-            unrecognized_lines=dict(self.unrecognized_lines),
-            query_lines=self.query_lines,
-        )
 
-    def _histogram(
-        self,
-        histograms: dict[int | None, HistogramBuilder],
-        uid: int | None,
-        bounds: tuple[float, ...],
-    ) -> HistogramBuilder:
-        return histograms.setdefault(self.bounded_uid(uid), HistogramBuilder(bounds))
+def _declared(name: str, kind: str, labels: Mapping[str, object]) -> LogMetric:
+    metric = LOG_METRICS[name]
+    if metric.kind != kind or tuple(labels) != metric.labels:
+        raise TypeError(f"{name} is a {metric.kind} with the labels {metric.labels}")
+    for label, values in metric.values.items():
+        if labels[label] not in values:
+            raise ValueError(f"{name} has no {label} {labels[label]!r}")
+    return metric
+
+
+def _start_at_zero(numbers: dict[LabelValues, float], metric: LogMetric, key: LabelValues) -> None:
+    """Make the counter of these label values, and those of all others that are known."""
+    choices = (
+        metric.values.get(label) or key[index : index + 1]
+        for index, label in enumerate(metric.labels)
+    )
+    for one in product(*choices):
+        numbers.setdefault(one, 0)

@@ -57,11 +57,9 @@ class Ledger:
     def apply(self, entry: LogEntry) -> None:
         """Take in a line. Those that are not counted rebuild the state only."""
         state = self._state
-        counters = state.counters
-        counted = counters.counting = entry.counted
         log = entry.log
-        if counted:
-            counters.log_lines[log] += 1
+        state.counters.counting = entry.counted
+        state.counters.increment("mps_control_log_lines_total", log=log)
         state.readable[log] = True
         # Daemons that write both streams into one file are told apart by the component.
         if entry.component == "Control" or (not entry.component and log == "control"):

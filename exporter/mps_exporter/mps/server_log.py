@@ -65,12 +65,15 @@ class ServerLogReader:
             return
         handler = self._handlers.get(kind)
         if handler is None:
-            if kind is e.Unrecognized and self._state.counters.counting:
-                self._state.counters.unrecognized_lines["server"] += 1
+            if kind is e.Unrecognized:
+                self._count_unrecognized()
             return
         server = self._server(entry, kind)
         if server is not None:
             handler(server, event, entry)
+
+    def _count_unrecognized(self) -> None:
+        self._state.counters.increment("mps_control_log_unrecognized_lines_total", log="server")
 
     def _server(self, entry: LogEntry, kind: type[e.LogEvent]) -> TrackedServer | None:
         """The server that writes; one whose start is not in the log is taken as it is."""
@@ -97,8 +100,8 @@ class ServerLogReader:
     def _open(self, server: TrackedServer, _event: e.ServerOpen, entry: LogEntry) -> None:
         state = self._state
         if server.ready_at is None and not state.readable["control"]:
-            state.counters.count_for_user(state.counters.server_starts, server.uid)
-            state.counters.observe(state.counters.server_startup, entry.at - server.started_at)
+            state.counters.increment("mps_server_starts_total", uid=server.uid)
+            state.counters.observe("mps_server_startup_seconds", entry.at - server.started_at)
             state.server_ready(server, entry.at)
 
     def _exiting(self, server: TrackedServer, _event: e.ServerExiting, entry: LogEntry) -> None:
@@ -312,8 +315,7 @@ class ServerLogReader:
 
     def _number(self, server: TrackedServer, event: e.Number, _entry: LogEntry) -> None:
         if server.current_fault is None or server.listing is None:
-            if self._state.counters.counting:
-                self._state.counters.unrecognized_lines["server"] += 1
+            self._count_unrecognized()
         elif server.listing == "devices":
             self._state.add_fault_device(server.current_fault, event.value)
         else:

@@ -148,9 +148,11 @@ class DaemonState:
         if to > start:
             for server in self.servers.values():
                 if server.occupied:
-                    self.counters.holding_ms[self.counters.bounded_uid(server.uid)] += to - start
+                    self.counters.accumulate(
+                        "mps_uid_holding_seconds_total", to - start, uid=server.uid
+                    )
             if self.is_idle_while_waiting():
-                self.counters.handover_idle_ms += to - start
+                self.counters.accumulate("mps_uid_handover_idle_seconds_total", to - start)
         self.clock_ms = to
 
     def is_idle_while_waiting(self) -> bool:
@@ -256,8 +258,7 @@ class DaemonState:
         self.daemon.counted = self.counters.counting
         self.vanished.clear()
         self.ordinals.clear()
-        if self.counters.counting:
-            self.counters.daemon_starts += 1
+        self.counters.increment("mps_control_starts_total")
         self.add_incident(at, "daemon_started")
 
     def daemon_died(self, at: float) -> None:
@@ -330,7 +331,7 @@ class DaemonState:
             return
         server.ready_at = at
         if not server.start_unknown:
-            self.counters.observe(self.counters.server_startup, at - server.started_at)
+            self.counters.observe("mps_server_startup_seconds", at - server.started_at)
         if server.uid is None:
             return
         self.daemon.forbidden_starts.pop(server.uid, None)
@@ -367,7 +368,8 @@ class DaemonState:
         del self.servers[server.pid]
         self.ended_pids.append(server.pid)
         self.daemon.backoff_seconds = None
-        self.counters.count_exit(cause, at)
+        self.counters.set_latest("mps_server_last_exit_timestamp_seconds", at, cause=cause)
+        self.counters.increment("mps_server_exits_total", cause=cause)
         if cause == "crashed":
             self.add_incident(
                 at, "server_crashed", server_pid=server.pid, uid=server.uid, pids=lost,
@@ -481,11 +483,10 @@ class DaemonState:
         if not entry.blocked or entry.dead:
             return
         waited = max(at if server.ready_at is None else server.ready_at, entry.since) - entry.since
-        self.counters.observe_wait(entry.uid, waited)
+        self.counters.observe("mps_uid_wait_seconds", waited, uid=entry.uid)
         if not server.handover_counted:
             server.handover_counted = True
-            if self.counters.counting:
-                self.counters.handovers += 1
+            self.counters.increment("mps_uid_handovers_total")
         self.add_incident(at, "wait_served", uid=entry.uid, pids=(entry.pid,), seconds=waited)
 
     def wait_abandoned(self, entry: QueuedClient, at: float, detail: str = "") -> None:
@@ -493,7 +494,7 @@ class DaemonState:
         if entry.dead or not entry.blocked:
             return
         entry.dead = True
-        self.counters.count_for_user(self.counters.waits_abandoned, entry.uid)
+        self.counters.increment("mps_uid_waits_abandoned_total", uid=entry.uid)
         self.add_incident(
             at, "wait_abandoned", uid=entry.uid, pids=(entry.pid,), seconds=at - entry.since,
             detail=detail,
@@ -545,7 +546,7 @@ class DaemonState:
     def count_overtake(self, uid: int) -> None:
         """A client of the running user was let in although somebody else waits."""
         if self.queue.has_blocked_clients():
-            self.counters.count_for_user(self.counters.overtakes, uid)
+            self.counters.increment("mps_uid_overtakes_total", uid=uid)
 
     def connect(self, server: TrackedServer, pid: int, at: float) -> TrackedClient | None:
         """A client process is connected: server.log says so, or the daemon where it cannot."""
@@ -553,7 +554,7 @@ class DaemonState:
         known = server.clients.get(pid)
         if known is not None and (known.from_control_tool or known.inferred):
             if known.from_control_tool:
-                self.counters.count_for_user(self.counters.connections, known.uid)
+                self.counters.increment("mps_client_connections_total", uid=known.uid)
             known.from_control_tool = known.inferred = False
             return known
         admission = server.pop_admission(pid)
@@ -570,7 +571,7 @@ class DaemonState:
         client.had_context = client.inferred and admission is not None and admission.for_context
         if not server.add_client(client):
             return None
-        self.counters.count_for_user(self.counters.connections, uid)
+        self.counters.increment("mps_client_connections_total", uid=uid)
         if wait is not None:
             if pid:
                 server.admitted_at.setdefault(pid, at)
@@ -709,7 +710,7 @@ class DaemonState:
             self.disconnect(server, next(iter(server.clients.values())).pid, at)
             return
         server.unnamed_disconnections += 1
-        self.counters.count_for_user(self.counters.disconnections, server.uid)
+        self.counters.increment("mps_client_disconnections_total", uid=server.uid)
         if not server.occupied:
             server.clients.clear()
             server.admitted_at.clear()
@@ -717,9 +718,11 @@ class DaemonState:
 
     def count_disconnection(self, client: TrackedClient, at: float, *, known_end: bool) -> None:
         """Count a client's end; its stay, too, where both ends of it are known."""
-        self.counters.count_for_user(self.counters.disconnections, client.uid)
+        self.counters.increment("mps_client_disconnections_total", uid=client.uid)
         if known_end and client.pid and client.had_context and not client.from_control_tool:
-            self.counters.observe_session(client.uid, at - client.connected_at)
+            self.counters.observe(
+                "mps_client_session_seconds", at - client.connected_at, uid=client.uid
+            )
 
     def count_loss(
         self, client: TrackedClient, cause: str, at: float, lost: list[int] | None = None
@@ -728,7 +731,7 @@ class DaemonState:
         if client.lost:
             return
         client.lost = True
-        self.counters.count_for_cause(self.counters.losses, client.uid, cause)
+        self.counters.increment("mps_client_losses_total", uid=client.uid, cause=cause)
         if lost is not None:
             lost.append(client.pid)
         if cause == "terminated" and lost is None:
@@ -736,7 +739,7 @@ class DaemonState:
 
     def count_rejection(self, uid: int | None, cause: str, pids: Iterable[int], at: float) -> None:
         """A newcomer was refused."""
-        self.counters.count_for_cause(self.counters.rejections, uid, cause)
+        self.counters.increment("mps_client_rejections_total", uid=uid, cause=cause)
         self.add_incident(at, "client_rejected", uid=uid, pids=pids, detail=cause)
 
     def client_rejected(self, server: TrackedServer, pid: int, context: int, at: float) -> None:
@@ -791,7 +794,7 @@ class DaemonState:
             server.current_fault = fault
             server.faults.append(fault)
             del server.faults[:-MAX_SERVERS]
-            self.counters.last_fault_at = at
+            self.counters.set_latest("mps_server_last_fault_timestamp_seconds", at)
         return fault
 
     def add_fault_victim(self, server: TrackedServer, fault: Fault, pid: int) -> None:
@@ -827,7 +830,7 @@ class DaemonState:
         if fault.open:
             fault.losses.append((uid, cause))
         else:
-            self.counters.count_for_cause(self.counters.losses, uid, fault.cause or cause)
+            self.counters.increment("mps_client_losses_total", uid=uid, cause=fault.cause or cause)
 
     def add_fault_device(self, fault: Fault, device: int) -> None:
         """A device is reset after a fault."""
@@ -871,11 +874,11 @@ class DaemonState:
             fault.cause = "unfinished_work"
             if not culprit.counted:
                 culprit.counted = True
-                self.counters.count_for_user(self.counters.unfinished_exits, culprit.uid)
+                self.counters.increment("mps_client_unfinished_exits_total", uid=culprit.uid)
         elif verdict.suspects:
             fault.cause = "unattributed_fault"
         for uid, cause in fault.losses:
-            self.counters.count_for_cause(self.counters.losses, uid, fault.cause or cause)
+            self.counters.increment("mps_client_losses_total", uid=uid, cause=fault.cause or cause)
         fault.losses.clear()
         # What they left, if anything, is gone with the fault.
         server.last = [last for last in server.last if last not in met]
@@ -913,7 +916,7 @@ class DaemonState:
 
     def _count_fault(self, fault: Fault, uuid: str) -> None:
         fault.uuids.append(uuid)
-        self.counters.count_fault(uuid)
+        self.counters.increment("mps_server_faults_total", uuid=uuid)
 
     def _tell_recovery(self, server: TrackedServer, fault: Fault, at: float) -> None:
         self.add_incident(
@@ -933,7 +936,7 @@ class DaemonState:
             if fault.open_devices:
                 continue
             server.faults.remove(fault)
-            self.counters.observe(self.counters.fault_recovery, at - fault.at)
+            self.counters.observe("mps_server_fault_recovery_seconds", at - fault.at)
             if fault.open:
                 fault.recovered_at = at  # told after the fault itself
             else:

@@ -338,8 +338,8 @@ async def test_slow_proc_does_not_hide_a_crash(host: ScriptedHost) -> None:
         await collector.poll_logs()
     counters = (await look(collector)).counters
     assert counters is not None
-    assert counters.server_exits["crashed"] == 1
-    assert counters.losses == {(1001, "server_crashed"): 1}
+    assert counters["mps_server_exits_total"]["crashed",] == 1
+    assert counters["mps_client_losses_total"][1001, "server_crashed"] == 1
 
 
 # ---------------------------------------------------------------- daemons that are gone
@@ -430,7 +430,7 @@ async def test_two_daemons_that_share_a_log_directory_are_distinguished(host: Sc
     assert [server.pid for server in first.servers] == [110]
     assert first.waits == ()
     assert first.counters is not None
-    assert first.counters.server_exits["daemon_died"] == 0
+    assert first.counters["mps_server_exits_total"]["daemon_died",] == 0
 
 
 # ---------------------------------------------------------------- a line that was lost

@@ -16,12 +16,12 @@ from mps_exporter.metrics.gpu_catalogue import GPU_METRICS
 from mps_exporter.metrics.mps_catalogue import MPS_METRICS
 from mps_exporter.metrics.render import Build, histogram_value, render
 from mps_exporter.metrics.spec import Family
+from mps_exporter.mps.counters import Counters
 from mps_exporter.snapshot import (
     Client,
     CollectorResult,
     ControlDaemon,
     Histogram,
-    LedgerCounters,
     RecordingInfo,
     Server,
     Snapshot,
@@ -66,7 +66,7 @@ def test_what_is_not_available_is_absent() -> None:
 
 
 def test_known_causes_start_at_zero() -> None:
-    daemon = ControlDaemon("/p", "/l", "answering", counters=LedgerCounters(),
+    daemon = ControlDaemon("/p", "/l", "answering", counters=Counters().snapshot(),
                            gpu_uuids=("GPU-a",))  # fmt: skip
     found = families(Snapshot(taken_at=1.0, daemons=(daemon,), gpu_indexes={"GPU-a": "0"}))
     assert dict(found["mps_server_exits_total"].samples) == {
@@ -106,10 +106,10 @@ def test_each_client_has_one_state_and_since_when_unless_it_is_active() -> None:
 
 
 def test_a_user_who_has_waited_keeps_a_zero() -> None:
-    waited: dict[int | None, Histogram] = {1002: Histogram((1.0,), (1, 0), 0.5)}
     waits = (Wait(5, 1003, 7.0, 1001), Wait(6, 1003, 8.0, 1001, dead=True))
-    counters = LedgerCounters(waits=waited)
-    daemon = ControlDaemon("/p", "/l", "answering", counters=counters, waits=waits)
+    counted = Counters()
+    counted.observe("mps_uid_wait_seconds", 0.5, uid=1002)
+    daemon = ControlDaemon("/p", "/l", "answering", counters=counted.snapshot(), waits=waits)
     found = families(Snapshot(taken_at=9.0, daemons=(daemon,)))
     assert dict(found["mps_uid_waiting_clients"].samples) == {("/p", "1002"): 0, ("/p", "1003"): 2}
     assert dict(found["mps_uid_waiting_dead_clients"].samples)["/p", "1003"] == 1

@@ -8,13 +8,14 @@ from __future__ import annotations
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import encode
 from mps_exporter.metrics.render import Build, render
+from mps_exporter.mps.counters import Counters
 from mps_exporter.observations import GpuObservation, LogState, Reading
 from mps_exporter.snapshot import (
     Client,
     CollectorResult,
     ControlDaemon,
     Gpu,
-    LedgerCounters,
+    LogMetricValues,
     Server,
     Snapshot,
     Wait,
@@ -50,6 +51,19 @@ def _readings(seconds: float) -> tuple[Reading, ...]:
     )
 
 
+def _counters(grown: int, now: float) -> LogMetricValues:
+    counters = Counters()
+    counters.increment("mps_uid_overtakes_total", grown, uid=1001)
+    counters.set_latest("mps_server_last_exit_timestamp_seconds", now - 100, cause="crashed")
+    counters.increment("mps_client_losses_total", grown, uid=1001, cause="own_fault")
+    counters.increment("mps_client_losses_total", grown, uid=1002, cause="unfinished_work")
+    counters.increment("mps_control_log_lines_total", 20 * grown, log="control")
+    counters.increment("mps_control_log_lines_total", 10 * grown, log="server")
+    counters.increment("mps_control_log_unrecognized_lines_total", grown, log="control")
+    counters.increment("mps_control_log_query_lines_total", 4 * grown)
+    return counters.snapshot()
+
+
 def snapshot(seconds: float, now: float) -> Snapshot:
     """Give the host after so many seconds."""
     grown = int(seconds)
@@ -76,14 +90,7 @@ def snapshot(seconds: float, now: float) -> Snapshot:
         waits=(Wait(pid=77, uid=1002, since=now - 3600, behind_uid=1001, dead=True),),
         gpu_uuids=(UUID,),
         logs=(LogState("/run/mps", "control", "control.log", readable=True, size_bytes=2**31),),
-        counters=LedgerCounters(
-            server_last_exit_at={"crashed": now - 100},
-            losses={(1001, "own_fault"): grown, (1002, "unfinished_work"): grown},
-            overtakes={1001: grown},
-            log_lines={"control": 20 * grown, "server": 10 * grown},
-            unrecognized_lines={"control": grown},
-            query_lines=4 * grown,
-        ),
+        counters=_counters(grown, now),
         dropped_clients=12,
     )
     gpu = Gpu(

@@ -41,7 +41,7 @@ def test_the_client_on_the_other_gpu_survives() -> None:
     assert found["faults"] == {GPU_TWO: 1}
     assert found["losses"] == {"1001 own_fault": 1, "1001 neighbour_fault": 1}
     assert found["recoveries"] == [1, 0.026]
-    assert view.counters.last_fault_at == at("00:06.768")
+    assert view.counters["mps_server_last_fault_timestamp_seconds"][()] == at("00:06.768")
     (server,) = view.servers
     assert [c.pid for c in server.clients] == [1903]
     assert (server.state, server.fault_since) == ("ACTIVE", None)
@@ -122,13 +122,13 @@ def test_who_was_refused_may_come_again_and_overtake(later: str) -> None:
 pending list\n"
     text = TWO_GPUS + FAULT + waiter + arrives("00:08.000", 591, 1001)
     text += f"{later} S1909 Failed to accept client {{PID: 591, Context ID: 0}} with status 807\n"
-    before = read(script(text)).counters.overtakes
+    before = summary(read(script(text)).counters).get("overtakes", {})
     text += RECOVERY.replace("00:06.794", "00:09.000") + arrives("00:10.000", 591, 1001)
     text += client_on("00:10.000", 591, 1909, GPU)
-    after = read(script(text)).counters.overtakes
-    assert after[1001] - before.get(1001, 0) == 1
+    after = summary(read(script(text)).counters)["overtakes"]
+    assert after["1001"] - before.get("1001", 0) == 1
     # A client that server.log refused in the same millisecond was never let in.
-    assert before.get(1001, 0) == (0 if later == "00:08.000" else 1)
+    assert before.get("1001", 0) == (0 if later == "00:08.000" else 1)
 
 
 def test_a_server_that_is_killed_in_a_fault_loses_the_rest_only() -> None:
@@ -178,7 +178,10 @@ def test_the_wording_of_2022_names_no_culprit() -> None:
     assert found["faults"] == {"": 1}  # on one of the two: nobody is blamed
     assert found["losses"] == {"1001 own_fault": 1, "1001 neighbour_fault": 1}
     assert found["recoveries"] == [1, 0.6]
-    assert view.counters.unrecognized_lines == {"control": 0, "server": 0}
+    assert view.counters["mps_control_log_unrecognized_lines_total"] == {
+        ("control",): 0,
+        ("server",): 0,
+    }
 
 
 def test_victims_without_a_number_are_counted() -> None:
@@ -191,9 +194,9 @@ def test_victims_without_a_number_are_counted() -> None:
 def test_a_fault_without_a_device_in_the_log() -> None:
     text = HOLDER + "00:03.000 S110 Server is handling a fatal GPU error.\n"
     tracker = start(script(text))
-    assert tracker.ledger.view(0.0).counters.faults == {}
+    assert tracker.ledger.view(0.0).counters["mps_server_faults_total"] == {}
     tracker.ledger.advance_to(at("00:04"))
-    assert tracker.ledger.view(0.0).counters.faults == {"": 1}
+    assert tracker.ledger.view(0.0).counters["mps_server_faults_total"] == {("",): 1}
 
 
 def test_a_terminated_client_is_one_loss_and_no_fault() -> None:
@@ -298,9 +301,9 @@ using UUIDs.
 def test_a_caller_without_credentials_is_refused_when_no_client_follows() -> None:
     tracker = start(script(DAEMON + "00:03.000 C630 User did not send valid credentials\n"))
     tracker.ledger.advance_to(at("00:12.999"))
-    assert tracker.ledger.view(0.0).counters.rejections == {}
+    assert tracker.ledger.view(0.0).counters["mps_client_rejections_total"] == {}
     tracker.ledger.advance_to(at("00:13"))
-    assert tracker.ledger.view(0.0).counters.rejections == {(None, "credentials"): 1}
+    assert summary(tracker.ledger.view(0.0).counters)["rejections"] == {"None credentials": 1}
 
 
 def test_every_healthy_client_comes_once_without_credentials() -> None:
@@ -309,14 +312,14 @@ def test_every_healthy_client_comes_once_without_credentials() -> None:
     text += arrives("00:03.200", 102, 1001)
     tracker = start(script(text))
     tracker.ledger.advance_to(at("00:59"))
-    assert tracker.ledger.view(0.0).counters.rejections == {}
+    assert tracker.ledger.view(0.0).counters["mps_client_rejections_total"] == {}
 
 
 def test_a_draining_daemon_does_not_refuse_but_does_not_answer() -> None:
     text = HOLDER + "00:02.000 C630 Cmd:quit\n00:03.000 C630 User did not send valid credentials\n"
     tracker = start(script(text))
     tracker.ledger.advance_to(at("00:59"))
-    assert tracker.ledger.view(0.0).counters.rejections == {}
+    assert tracker.ledger.view(0.0).counters["mps_client_rejections_total"] == {}
 
 
 # ---------------------------------------------------------------- contexts and GPUs

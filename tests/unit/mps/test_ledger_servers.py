@@ -118,7 +118,7 @@ def test_a_server_with_an_unread_start_is_accepted() -> None:
 def test_late_lines_of_a_dead_server_do_not_bring_it_back() -> None:
     view = read(script(HOLDER + KILLED + leaves("00:05.001", 100, 110)))
     assert view.servers == ()
-    assert view.counters.disconnections == {1001: 1}
+    assert view.counters["mps_client_disconnections_total"] == {(1001,): 1}
 
 
 # ---------------------------------------------------------------- the daemon
@@ -181,7 +181,7 @@ def test_a_daemon_seen_again_was_only_missed() -> None:
 
 def test_old_daemons_say_start_in_two_lines() -> None:
     text = "00:00.000 C6 Start\n00:00.001 C6 Starting control daemon using socket /t/control\n"
-    assert read(script(text)).counters.daemon_starts == 1
+    assert read(script(text)).counters["mps_control_starts_total"][()] == 1
 
 
 def test_a_daemon_that_is_asked_to_quit_drains() -> None:
@@ -218,8 +218,11 @@ modified by the user who started it or by the root user.
     )
     view = read(script(text))
     assert view.quit_requested_at is None
-    assert view.counters.query_lines == 5
-    assert view.counters.unrecognized_lines == {"control": 0, "server": 0}
+    assert view.counters["mps_control_log_query_lines_total"][()] == 5
+    assert view.counters["mps_control_log_unrecognized_lines_total"] == {
+        ("control",): 0,
+        ("server",): 0,
+    }
 
 
 def test_replies_are_nobodys_events() -> None:
@@ -237,8 +240,11 @@ def test_replies_are_nobodys_events() -> None:
     """
     )
     view = read(script(text))
-    assert view.counters.query_lines == 8
-    assert view.counters.unrecognized_lines == {"control": 1, "server": 0}
+    assert view.counters["mps_control_log_query_lines_total"][()] == 8
+    assert view.counters["mps_control_log_unrecognized_lines_total"] == {
+        ("control",): 1,
+        ("server",): 0,
+    }
     assert len(view.servers) == 1
 
 
@@ -295,7 +301,10 @@ def test_the_wording_of_2021() -> None:
     assert server.clients_count == 2
     assert server.active_thread_ratio == 0.5
     assert view.devices == {0: "GPU-afc3ccca-c336-5689-2ed8-f0e14233036f"}
-    assert view.counters.unrecognized_lines == {"control": 0, "server": 0}
+    assert view.counters["mps_control_log_unrecognized_lines_total"] == {
+        ("control",): 0,
+        ("server",): 0,
+    }
     text = (
         OLD
         + """
@@ -306,7 +315,7 @@ def test_the_wording_of_2021() -> None:
     )
     view = read(script(text))
     assert view.servers[0].clients_count == 1
-    assert view.counters.disconnections == {0: 1}
+    assert view.counters["mps_client_disconnections_total"] == {(0,): 1}
     text += "00:06.000 S17 Volta MPS: Client process disconnected\n"
     found = summary(read(script(text)).counters)
     assert found["connections"] == found["disconnections"] == {"0": 2}
@@ -318,7 +327,7 @@ def test_the_wording_of_2021_when_the_server_speaks_later() -> None:
     text = OLD.replace("00:01.621 S17", "00:01.630 S17")
     text = text.replace("NEW CLIENT 0", "NEW CLIENT 400")
     view = read(script(text))
-    assert view.counters.connections == {0: 1}
+    assert view.counters["mps_client_connections_total"] == {(0,): 1}
     text += "00:05.000 S17 Volta MPS: Client process disconnected\n"
     found = summary(read(script(text)).counters)
     assert found["disconnections"] == {"0": 1}
@@ -388,8 +397,8 @@ def test_without_server_log_the_daemons_word_and_proc_tell_who_is_there() -> Non
     tracker.ledger.advance_to(at("00:10"))
     view = tracker.ledger.view(0.0)
     assert [c.pid for c in view.servers[0].clients] == [101]
-    assert view.counters.disconnections == {1001: 1}
-    assert view.counters.sessions == {}
+    assert view.counters["mps_client_disconnections_total"] == {(1001,): 1}
+    assert view.counters["mps_client_session_seconds"] == {}
 
 
 @pytest.mark.parametrize(
@@ -433,7 +442,7 @@ def test_without_control_log_server_log_shows_starts_and_exits() -> None:
     view = start(logs, readable=SERVER_ONLY).ledger.view(0.0)
     (server,) = view.servers
     assert (server.uid, server.ready_at, server.clients[0].uid) == (1001, at("00:01.200"), 1001)
-    assert view.counters.server_starts == {1001: 1}
+    assert view.counters["mps_server_starts_total"] == {(1001,): 1}
     ended = Logs(b"", script(text + "00:05.000 S110 Exiting\n").server)
     found = summary(start(ended, readable=SERVER_ONLY).ledger.view(0.0).counters)
     assert found["server_exits"] == {"requested": 1}
@@ -450,7 +459,7 @@ def test_a_server_that_proc_misses_while_control_log_is_unreadable() -> None:
     tracker.ledger.advance_to(at("00:07"))
     counters = tracker.ledger.view(0.0).counters
     assert summary(counters)["server_exits"] == {"crashed": 1}
-    assert counters.server_last_exit_at == {"crashed": at("00:05")}
+    assert counters["mps_server_last_exit_timestamp_seconds"] == {("crashed",): at("00:05")}
 
 
 def test_without_any_log_nothing_is_counted_but_the_state_is_shown() -> None:
@@ -527,9 +536,9 @@ def test_an_adopted_client_is_counted_when_the_log_speaks_of_it() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(at("00:01"), {}))
     tracker.ledger.reconcile(at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
-    assert tracker.ledger.view(0.0).counters.connections == {}
+    assert tracker.ledger.view(0.0).counters["mps_client_connections_total"] == {}
     more(tracker, client("00:02.100", 100, 110))
-    assert tracker.ledger.view(0.0).counters.connections == {None: 1}
+    assert tracker.ledger.view(0.0).counters["mps_client_connections_total"] == {(None,): 1}
     assert tracker.ledger.view(0.0).servers[0].clients_count == 1
 
 
@@ -674,7 +683,7 @@ def test_a_restart_of_a_server_while_its_user_still_waits() -> None:
     text = HOLDER + KILLED + arrives("00:05.500", 101, 1001)
     text += pending("00:06.000", 101, 1001) + server_starts("00:06.000", "00:06.100", 120, 1001)
     view = read(script(text + client("00:06.100", 101, 120)))
-    assert view.counters.connections == {1001: 2}
+    assert view.counters["mps_client_connections_total"] == {(1001,): 2}
     assert view.waits == ()
 
 

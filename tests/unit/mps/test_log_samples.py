@@ -38,7 +38,7 @@ def test_the_truth_is_found(name: str) -> None:
         key: pytest.approx(value, abs=0.004) if not isinstance(value, dict) else value
         for key, value in TRUTH[name].items()
     }
-    assert counters.unrecognized_lines == {"control": 0, "server": 0}
+    assert counters["mps_control_log_unrecognized_lines_total"] == {("control",): 0, ("server",): 0}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "deaf-server"])
@@ -92,8 +92,13 @@ def test_a_deaf_server_is_a_ghost_and_serves_no_client(moment: str, abandoned: i
     (wait,) = view.waits
     assert (wait.pid, wait.behind_uid, wait.dead) == (503, 1002, False)
     assert wait.since == at("32:03.165") + hours
-    assert (view.counters.waits, view.counters.handovers) == ({}, 0)
-    assert view.counters.waits_abandoned == ({1002: abandoned} if abandoned else {})
+    assert (
+        view.counters["mps_uid_wait_seconds"],
+        view.counters["mps_uid_handovers_total"][()],
+    ) == ({}, 0)
+    assert view.counters["mps_uid_waits_abandoned_total"] == (
+        {(1002,): abandoned} if abandoned else {}
+    )
     (ghost,) = [one for one in view.incidents if one.kind == "ghost"]
     assert (ghost.server_pid, ghost.pids, ghost.at) == (510, (501,), at("32:09.030") + hours)
 

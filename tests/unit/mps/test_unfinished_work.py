@@ -122,12 +122,12 @@ def test_the_times_of_one_end(
     view = seen(BUSY, ends(100, context_at, process_at), fault(fault_at, 101, 102))
     assert outcome(view) == expected
     named = expected is NAMED
-    assert view.counters.unfinished_exits == ({1001: 1} if named else {})
+    assert view.counters["mps_client_unfinished_exits_total"] == ({(1001,): 1} if named else {})
     (incident,) = [i for i in view.incidents if i.kind in ("fault", "unfinished_work")]
     assert incident.blamed_pid == 101
     assert incident.pids == ((101, 102) if named else (102,))
     assert incident.ended_pids == ((100,) if expected is DOUBTFUL else ())
-    assert view.counters.faults == {GPU: 1}
+    assert view.counters["mps_server_faults_total"] == {(GPU,): 1}
 
 
 def test_without_an_end_the_word_of_mps_stands_at_once() -> None:
@@ -169,7 +169,7 @@ def test_one_of_two_that_end_together_is_not_singled_out() -> None:
     assert outcome(view) == DOUBTFUL
     (incident,) = [i for i in view.incidents if i.kind == "fault"]
     assert sorted(incident.ended_pids) == [99, 100]
-    assert view.counters.unfinished_exits == {}
+    assert view.counters["mps_client_unfinished_exits_total"] == {}
 
 
 def test_an_ordinary_end_beside_it_excuses_nobody() -> None:
@@ -192,14 +192,14 @@ def test_a_client_that_an_operator_terminated_left_nothing() -> None:
         f"{stamp(4.990)} S110 MPS server requesting client {{PID: 100, Context ID: 1}} to exit\n"
     )
     view = seen(BUSY, ended, ends(100, 5.0, 5.195), fault(5.163, 101, 102))
-    assert view.counters.unfinished_exits == {}
+    assert view.counters["mps_client_unfinished_exits_total"] == {}
     assert summary(view.counters)["losses"] == {**BLAMED[1], "1001 terminated": 1}
 
 
 def test_a_victim_of_an_earlier_fault_is_no_culprit_of_the_next() -> None:
     text = BUSY + client_on("00:03.000", 103, 110, GPU)
     view = seen(text, fault(4.9, 100), ends(100, 5.0, 5.195), fault(5.163, 101, 102))
-    assert view.counters.unfinished_exits == {}
+    assert view.counters["mps_client_unfinished_exits_total"] == {}
     assert summary(view.counters)["losses"] == {"1001 own_fault": 2, "1001 neighbour_fault": 1}
 
 
@@ -246,7 +246,7 @@ def test_the_next_client_fails_in_its_first_call(process_at: float, fault_after:
         ends(101, moment + 0.054, moment + 0.055),
     )
     assert outcome(view) == (100, {"1001 unfinished_work": 1})
-    assert view.counters.unfinished_exits == {1001: 1}
+    assert view.counters["mps_client_unfinished_exits_total"] == {(1001,): 1}
 
 
 @pytest.mark.parametrize("process_at", [5.199, 5.019])
@@ -259,7 +259,7 @@ def test_a_newcomer_that_ran_has_a_fault_of_its_own(process_at: float) -> None:
         ends(101, 10.221, 10.236),
     )
     assert outcome(view) == (None, {"1001 own_fault": 1})
-    assert view.counters.unfinished_exits == {}
+    assert view.counters["mps_client_unfinished_exits_total"] == {}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,233 @@
+"""What is counted from the logs: the only declaration of each such metric.
+
+The catalogue of all metrics takes these rows as they are, and adds the label of the daemon. At an
+event: ``state.counters.increment("mps_uid_overtakes_total", uid=1001)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from mps_exporter.mps.histogram import (
+    RECOVERY_BOUNDS,
+    SESSION_BOUNDS,
+    STARTUP_BOUNDS,
+    WAIT_BOUNDS,
+)
+from mps_exporter.observations import LogName
+from mps_exporter.snapshot import EXIT_CAUSES, LOSS_CAUSES, REJECTION_CAUSES
+
+CONTROL_LOG = "control.log"
+SERVER_LOG = "server.log"
+BOTH_LOGS = "control.log, server.log"
+
+
+@dataclass(frozen=True, slots=True)
+class LogMetric:
+    """A metric of one daemon whose value comes from its logs."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    source: str
+    help: str
+    labels: tuple[str, ...] = ()
+    """Those beside the daemon's. A GPU is `uuid`; its index is added when it is shown."""
+    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Label -> all its values: a counter has each of them from 0 on, because one that appears at 1
+    has no increase."""
+    bounds: tuple[float, ...] = ()
+    """Of a histogram: its buckets."""
+
+    @property
+    def has_fixed_labels(self) -> bool:
+        """All label values are declared, or there is no label."""
+        return self.labels == tuple(self.values)
+
+    @property
+    def in_milliseconds(self) -> bool:
+        """A counter of seconds is kept in milliseconds, as the logs' stamps are."""
+        return self.kind == "counter" and self.name.endswith("_seconds_total")
+
+
+_LOG_VALUES = {"log": get_args(LogName)}
+
+_ROWS = (
+    LogMetric(
+        "mps_control_starts_total",
+        "counter",
+        CONTROL_LOG,
+        "Starts of a control daemon in this pipe directory.",
+    ),
+    LogMetric(
+        "mps_control_log_lines_total",
+        "counter",
+        BOTH_LOGS,
+        "Log lines read.",
+        labels=("log",),
+        values=_LOG_VALUES,
+    ),
+    LogMetric(
+        "mps_control_log_unrecognized_lines_total",
+        "counter",
+        BOTH_LOGS,
+        "Log lines of an unknown kind: when it grows, a driver has changed its wording.",
+        labels=("log",),
+        values=_LOG_VALUES,
+    ),
+    LogMetric(
+        "mps_control_log_query_lines_total",
+        "counter",
+        CONTROL_LOG,
+        "Lines that users of the control tool, this exporter among them, caused in control.log.",
+    ),
+    LogMetric(
+        "mps_server_starts_total",
+        "counter",
+        CONTROL_LOG,
+        "Servers started, by the user they were started for.",
+        labels=("uid",),
+    ),
+    LogMetric(
+        "mps_server_startup_seconds",
+        "histogram",
+        CONTROL_LOG,
+        "From a server's start to Ready.",
+        bounds=STARTUP_BOUNDS,
+    ),
+    LogMetric(
+        "mps_server_exits_total",
+        "counter",
+        BOTH_LOGS,
+        "Ends of servers by cause. The status that the log prints is no evidence: requested means "
+        "that the log shows the orderly end. ghost_ended is a ghost server that ended without it, "
+        "most often because an operator killed it: no crash, it served no client.",
+        labels=("cause",),
+        values={"cause": EXIT_CAUSES},
+    ),
+    LogMetric(
+        "mps_server_last_exit_timestamp_seconds",
+        "gauge",
+        BOTH_LOGS,
+        "When a server last ended from this cause, as a Unix timestamp.",
+        labels=("cause",),
+        values={"cause": EXIT_CAUSES},
+    ),
+    LogMetric(
+        "mps_server_faults_total",
+        "counter",
+        SERVER_LOG,
+        "Fatal GPU errors that servers handled, by the GPU that was hit: that of the client that "
+        "MPS blames, or the only one that was reset (empty labels when the log does not tell).",
+        labels=("uuid",),
+    ),
+    LogMetric(
+        "mps_server_last_fault_timestamp_seconds",
+        "gauge",
+        SERVER_LOG,
+        "When a server last handled a fatal GPU error, as a Unix timestamp.",
+    ),
+    LogMetric(
+        "mps_server_fault_recovery_seconds",
+        "histogram",
+        SERVER_LOG,
+        "From a fatal GPU error to the destruction of the server's context.",
+        bounds=RECOVERY_BOUNDS,
+    ),
+    LogMetric(
+        "mps_client_connections_total",
+        "counter",
+        SERVER_LOG,
+        "Client processes that connected to a server.",
+        labels=("uid",),
+    ),
+    LogMetric(
+        "mps_client_disconnections_total",
+        "counter",
+        SERVER_LOG,
+        "Client processes that left a server, in whatever way.",
+        labels=("uid",),
+    ),
+    LogMetric(
+        "mps_client_session_seconds",
+        "histogram",
+        SERVER_LOG,
+        "From connecting to leaving, of clients that had at least one context; who is refused for "
+        "the context limit has none.",
+        labels=("uid",),
+        bounds=SESSION_BOUNDS,
+    ),
+    LogMetric(
+        "mps_client_losses_total",
+        "counter",
+        BOTH_LOGS,
+        "Clients that MPS took down, by cause: the blast radius of crashes, faults and kills. "
+        "Of a fatal GPU error, own_fault is the client that MPS blames and neighbour_fault are the "
+        "others; unfinished_work are all victims of a client that ended with GPU work in flight, "
+        "unattributed_fault those of an error while several were ending: MPS blames one of the "
+        "victims then.",
+        labels=("uid", "cause"),
+        values={"cause": LOSS_CAUSES},
+    ),
+    LogMetric(
+        "mps_client_unfinished_exits_total",
+        "counter",
+        SERVER_LOG,
+        "Clients that ended with GPU work in flight, which then took other clients down. Only "
+        "those that the log singles out.",
+        labels=("uid",),
+    ),
+    LogMetric(
+        "mps_client_rejections_total",
+        "counter",
+        BOTH_LOGS,
+        "Clients that were refused, by cause.",
+        labels=("uid", "cause"),
+        values={"cause": REJECTION_CAUSES},
+    ),
+    LogMetric(
+        "mps_uid_wait_seconds",
+        "histogram",
+        CONTROL_LOG,
+        "Waits behind another user's server that were served: the client got a context.",
+        labels=("uid",),
+        bounds=WAIT_BOUNDS,
+    ),
+    LogMetric(
+        "mps_uid_waits_abandoned_total",
+        "counter",
+        f"{CONTROL_LOG}, /proc",
+        "Waits that ended without service: the process died or gave up, or never got a context.",
+        labels=("uid",),
+    ),
+    LogMetric(
+        "mps_uid_overtakes_total",
+        "counter",
+        CONTROL_LOG,
+        "Clients of this user admitted while clients of other users waited.",
+        labels=("uid",),
+    ),
+    LogMetric(
+        "mps_uid_handovers_total",
+        "counter",
+        CONTROL_LOG,
+        "Times a waiting user's server became ready after another user's.",
+    ),
+    LogMetric(
+        "mps_uid_handover_idle_seconds_total",
+        "counter",
+        BOTH_LOGS,
+        "Time in which somebody waited and no client was connected: the daemon's back-off.",
+    ),
+    LogMetric(
+        "mps_uid_holding_seconds_total",
+        "counter",
+        BOTH_LOGS,
+        "Time in which the user's server had at least one client.",
+        labels=("uid",),
+    ),
+)
+
+LOG_METRICS: Mapping[str, LogMetric] = {row.name: row for row in _ROWS}
+"""By name, in the order of the documentation."""

@@ -1,0 +1,89 @@
+"""Counters are declared once; a counter that is not, or that lacks a label, is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.mps.counters import MAX_KEYS, Counters
+from mps_exporter.mps.log_metrics import LOG_METRICS
+from mps_exporter.snapshot import LOSS_CAUSES
+
+
+def test_every_log_metric_stands_in_the_catalogue_as_it_was_declared() -> None:
+    for name, metric in LOG_METRICS.items():
+        spec = CATALOGUE[name]
+        assert (spec.kind, spec.help, spec.values) == (metric.kind, metric.help, metric.values)
+        assert (
+            tuple(label for label in spec.labels if label not in ("daemon", "gpu")) == metric.labels
+        )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda one: one.increment("mps_nobody_knows_this_total"),
+        lambda one: one.increment("mps_uid_overtakes_total"),
+        lambda one: one.increment("mps_uid_overtakes_total", user=1001),
+        lambda one: one.increment("mps_uid_handovers_total", uid=1001),
+        lambda one: one.increment("mps_client_losses_total", cause="terminated", uid=1001),
+        lambda one: one.increment("mps_client_losses_total", uid=1001, cause="bad_luck"),
+        lambda one: one.increment("mps_uid_wait_seconds", uid=1001),
+        lambda one: one.observe("mps_uid_overtakes_total", 1.0, uid=1001),
+        lambda one: one.set_latest("mps_uid_overtakes_total", 1.0, uid=1001),
+    ],
+)
+@pytest.mark.parametrize("counting", [True, False])
+def test_what_is_not_declared_is_refused(wrong: Callable[[Counters], None], counting: bool) -> None:
+    counters = Counters()
+    counters.counting = counting
+    before = counters.snapshot()
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        wrong(counters)
+    assert counters.snapshot() == before
+
+
+def test_what_happened_before_the_exporter_is_not_counted_but_its_moment_is_kept() -> None:
+    counters = Counters()
+    counters.counting = False
+    counters.increment("mps_server_exits_total", cause="crashed")
+    counters.observe("mps_server_startup_seconds", 0.1)
+    before = Counters().snapshot()
+    assert counters.snapshot() == before
+    counters.set_latest("mps_server_last_exit_timestamp_seconds", 7.0, cause="crashed")
+    assert counters.snapshot() == {
+        **before, "mps_server_last_exit_timestamp_seconds": {("crashed",): 7.0},
+    }  # fmt: skip
+
+
+def test_a_user_with_one_cause_has_every_cause_from_zero_on() -> None:
+    counters = Counters()
+    counters.increment("mps_client_losses_total", uid=1001, cause="terminated")
+    assert counters.snapshot()["mps_client_losses_total"] == {
+        (1001, cause): int(cause == "terminated") for cause in LOSS_CAUSES
+    }
+
+
+def test_users_and_gpus_too_many_are_unknown_ones() -> None:
+    counters = Counters()
+    for number in range(MAX_KEYS + 2):
+        counters.increment("mps_uid_overtakes_total", uid=number)
+        counters.increment("mps_server_faults_total", uuid=f"GPU-{number}")
+    counters.increment("mps_client_connections_total", uid=MAX_KEYS)
+    found = counters.snapshot()
+    assert (
+        len(found["mps_uid_overtakes_total"])
+        == len(found["mps_server_faults_total"])
+        == MAX_KEYS + 1
+    )
+    assert found["mps_uid_overtakes_total"][None,] == found["mps_server_faults_total"]["",] == 2
+    assert found["mps_client_connections_total"] == {(None,): 1}
+
+
+def test_milliseconds_are_shown_as_seconds() -> None:
+    counters = Counters()
+    for _ in range(3):
+        counters.accumulate("mps_uid_holding_seconds_total", 100, uid=1001)
+    assert counters.snapshot()["mps_uid_holding_seconds_total"] == {(1001,): 0.3}
