@@ -30,8 +30,9 @@ import yaml
 from aiohttp import web
 
 from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
+from mps_exporter.observations import GpuObservation, LogState, NvmlObservation
 from mps_exporter.snapshot import (
     EXIT_CAUSES,
     LOSS_CAUSES,
@@ -46,7 +47,6 @@ from mps_exporter.snapshot import (
     Snapshot,
     Wait,
 )
-from mps_exporter.observations import GpuObservation, LogState, NvmlObservation
 from mps_exporter.sources.recording import read
 from tests.support.ports import free_port
 from tests.unit.rules.fleet import dropped
@@ -181,7 +181,7 @@ def host(clients: int = CLIENTS, gpus: int = GPUS) -> Snapshot:
 def exposition(clients: int = CLIENTS, gpus: int = GPUS) -> bytes:
     """What the exporter on such a host says; HOST stands where hosts differ."""
     families = render(host(clients, gpus), Build("0", "", "3.11"))
-    return encode(families, (), TEXT_0_0_4)
+    return Encoder().encode(families, (), TEXT_0_0_4)
 
 
 def pods(hosts: int) -> bytes:
