@@ -23,10 +23,11 @@ from bench.host import CLIENTS_PER_GPU, GPUS, FullHost
 from mps_exporter.collector import Collector
 from mps_exporter.memory import limit_malloc_arenas
 from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
 
 RUNS = 15
+ENCODER = Encoder()
 BUILD = Build("bench", "", "")
 
 
@@ -127,7 +128,7 @@ async def by_turns(sizes: Sequence[int], runs: int = RUNS) -> list[Result]:
 
 def _whole(collector: Collector) -> Callable[[], Awaitable[object]]:
     async def whole() -> None:
-        encode(render(await collector.collect(), BUILD), (), TEXT_0_0_4)
+        ENCODER.encode(render(await collector.collect(), BUILD), (), TEXT_0_0_4)
 
     return whole
 
@@ -137,7 +138,7 @@ async def _result(full: FullHost, collector: Collector, cost: Cost, runs: int) -
     snapshot = await collector.collect()
 
     async def exposition() -> None:
-        encode(render(snapshot, BUILD), (), TEXT_0_0_4)
+        ENCODER.encode(render(snapshot, BUILD), (), TEXT_0_0_4)
 
     facts = await host.discover(5)
     pids = [pid for daemon in full.daemons for pid in daemon.clients]
@@ -155,7 +156,7 @@ async def _result(full: FullHost, collector: Collector, cost: Cost, runs: int) -
     }
     costs = dict(zip(alone, await measure(list(alone.values()), runs), strict=True))
     page_cost = costs.pop("page")
-    page = encode(render(snapshot, BUILD), (), TEXT_0_0_4)
+    page = ENCODER.encode(render(snapshot, BUILD), (), TEXT_0_0_4)
     found = sum(len(server.clients) for daemon in snapshot.daemons for server in daemon.servers)
     expected = sum(len(daemon.clients) for daemon in full.daemons)
     if found != expected or not all(result.success for result in snapshot.collectors):

@@ -14,7 +14,7 @@ from bench.collection import measure
 from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.sources.live_host import LiveHost
 
@@ -36,8 +36,10 @@ async def _measure(smi: str) -> list[str]:
     host = LiveHost(settings)
     collector = Collector(host, settings)
 
+    encoder = Encoder()
+
     async def scrape() -> None:
-        encode(render(await collector.collect(), Build("bench", "", "")), (), TEXT_0_0_4)
+        encoder.encode(render(await collector.collect(), Build("bench", "", "")), (), TEXT_0_0_4)
 
     async def tool() -> None:
         await asyncio.to_thread(subprocess.run, [smi, *SMI], capture_output=True, check=True)

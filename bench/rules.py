@@ -30,7 +30,7 @@ import yaml
 from aiohttp import web
 
 from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import GpuObservation, LogState, NvmlObservation
 from mps_exporter.snapshot import (
@@ -181,7 +181,7 @@ def host(clients: int = CLIENTS, gpus: int = GPUS) -> Snapshot:
 def exposition(clients: int = CLIENTS, gpus: int = GPUS) -> bytes:
     """What the exporter on such a host says; HOST stands where hosts differ."""
     families = render(host(clients, gpus), Build("0", "", "3.11"))
-    return encode(families, (), TEXT_0_0_4)
+    return Encoder().encode(families, (), TEXT_0_0_4)
 
 
 def pods(hosts: int) -> bytes:

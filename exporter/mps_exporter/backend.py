@@ -20,7 +20,7 @@ import mps_exporter
 from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4, ContentFormat
-from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.loops import LoopCounters
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import Observation
@@ -51,6 +51,7 @@ class CollectorBackend:
         self._settings = settings
         self._recording = recording
         self._loop_number = 1
+        self._encoder = Encoder()
         self._renderers = ThreadPoolExecutor(2, thread_name_prefix="render")
         self._process = CollectorRegistry()
         if not settings.web_disable_exporter_metrics:
@@ -151,7 +152,7 @@ class CollectorBackend:
         if snapshot.recording is not None:
             families = self._loops.applied(snapshot.recording.loop, families)
         own: list[Metric] = list(self._process.collect())
-        page = encode(families, own, content_format)
+        page = self._encoder.encode(families, own, content_format)
         return gzip_format.compress(page, GZIP_LEVEL, mtime=0) if gzip else page
 
     def _publish(self, daemon: str, incident: Incident) -> None:

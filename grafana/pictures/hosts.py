@@ -19,7 +19,7 @@ from aiohttp import web
 from mps_exporter.backend import CollectorBackend
 from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import GpuObservation, Reading
 from mps_exporter.snapshot import Client, CollectorResult, ControlDaemon, Gpu, Server, Snapshot
@@ -109,7 +109,7 @@ def app(services: Mapping[str, CollectorBackend]) -> web.Application:
         name = request.match_info["name"]
         if name == MADE_UP:
             snapshot = eight_gpus(time.monotonic() - began)
-            page = encode(render(snapshot, Build("made up", "", "")), [], TEXT_0_0_4)
+            page = Encoder().encode(render(snapshot, Build("made up", "", "")), [], TEXT_0_0_4)
         elif name in services:
             snapshot = await services[name].collect(None, None)
             page = await services[name].expose(snapshot, TEXT_0_0_4, gzip=False)

@@ -41,7 +41,7 @@ from aiohttp import web
 
 from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.sources.recording import read
 from tests.support.player import Player
@@ -774,7 +774,7 @@ async def pages_of(incident: Incident) -> list[dict[str, str]]:
                 (lap * seconds + (at - header.started_at) / incident.speed) * PACE
             ),
         )
-        lines = encode(families, [], TEXT_0_0_4).decode().splitlines()
+        lines = Encoder().encode(families, [], TEXT_0_0_4).decode().splitlines()
         page = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         pages.append({**page, "process_start_time_seconds": "0"})
     return pages

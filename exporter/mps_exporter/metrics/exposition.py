@@ -8,7 +8,7 @@ once and kept until a page has other lines; and a number that a page says often 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 
 from prometheus_client import Metric
@@ -60,7 +60,7 @@ after the end of the name."""
 
 
 @dataclass(slots=True)
-class Plan:
+class _Plan:
     """What a family's lines have in common from one page to the next."""
 
     spec: MetricSpec
@@ -68,21 +68,7 @@ class Plan:
     """The lines before the samples."""
     keys: Keys
     lines: tuple[Sequence[LineKey], Sequence[str]] = ((), ())
-    """Those of the last page, and how they begin. In one piece: pages are made on two threads."""
-
-
-@dataclass(slots=True)
-class Plans:
-    """Those of one form, by the metric's name."""
-
-    by_name: dict[str, Plan] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        """How many lines are remembered."""
-        return sum(len(plan.lines[0]) for plan in self.by_name.values())
-
-
-_PLANS: dict[tuple[bool, bool], Plans] = {}
+    """Those of the last page, and how they begin."""
 
 
 def _plain(name: str) -> str:
@@ -95,13 +81,40 @@ def _dots(name: str) -> str:
 
 
 class Encoder:
-    """Writes pages in one form."""
+    """Writes pages, and keeps how the lines of the last one in each form begin.
 
-    def __init__(self, form: ContentFormat) -> None:
-        self._openmetrics = form.syntax is Syntax.OPENMETRICS
-        dots = form.escaping is Escaping.DOTS
+    It may be called from several threads: what is kept is only ever replaced in one piece.
+    """
+
+    def __init__(self) -> None:
+        self._families: dict[tuple[bool, bool], _FamilyEncoder] = {}
+        """By whether it is OpenMetrics, and whether names are escaped with dots."""
+
+    def encode(
+        self, families: Iterable[Family], extra: Iterable[Metric], form: ContentFormat
+    ) -> bytes:
+        """Give the page in the form that was asked for; extra metrics stand at its end.
+
+        Those are few, and come in prometheus-client's form: its encoder prints them.
+        """
+        openmetrics, dots = key = form.syntax is Syntax.OPENMETRICS, form.escaping is Escaping.DOTS
+        encoder = self._families.get(key)
+        if encoder is None:
+            encoder = self._families[key] = _FamilyEncoder(openmetrics=openmetrics, dots=dots)
+        page = encoder.page(families)
+        if metrics := list(extra):
+            return page + encode_metrics(metrics, form)
+        return page + OPENMETRICS_END if openmetrics else page
+
+
+class _FamilyEncoder:
+    """Writes families in one form."""
+
+    def __init__(self, *, openmetrics: bool, dots: bool) -> None:
+        self._openmetrics = openmetrics
         self._name = _dots if dots else _plain
-        self._plans = _PLANS.setdefault((self._openmetrics, dots), Plans()).by_name
+        self._plans: dict[str, _Plan] = {}
+        """By the metric's name."""
 
     def page(self, families: Iterable[Family]) -> bytes:
         """All families, without OpenMetrics' last line."""
@@ -121,15 +134,15 @@ class Encoder:
             parts.append(f"{beginning}{text}\n")
         return parts
 
-    def _plan(self, spec: MetricSpec) -> Plan:
+    def _plan(self, spec: MetricSpec) -> _Plan:
         plan = self._plans.get(spec.name)
         if plan is None or plan.spec is not spec:
             own = {"histogram": ("le",), "stateset": (spec.name,)}.get(spec.kind, ())
             keys = tuple((name, self._name(name)) for name in (*spec.labels, *own))
-            plan = self._plans[spec.name] = Plan(spec, self._head(spec), keys)
+            plan = self._plans[spec.name] = _Plan(spec, self._head(spec), keys)
         return plan
 
-    def _beginnings(self, plan: Plan, keys: Sequence[LineKey]) -> Sequence[str]:
+    def _beginnings(self, plan: _Plan, keys: Sequence[LineKey]) -> Sequence[str]:
         """How these lines begin: mostly as those of the last page, which were the same."""
         kept, beginnings = plan.lines
         if kept != keys:
@@ -138,7 +151,7 @@ class Encoder:
             plan.lines = keys, beginnings
         return beginnings
 
-    def _beginning(self, plan: Plan, key: LineKey) -> str:
+    def _beginning(self, plan: _Plan, key: LineKey) -> str:
         """Give ``name{label="value",…} ``, sorted by label; no braces where there is no label."""
         name, values = plan.spec.name, key
         if plan.spec.kind in SEVERAL_LINES:
@@ -197,14 +210,3 @@ def _of_stateset(
         raise TypeError(f"{spec.name} is a set of states, its value is not")
     for state, active in states_of(spec, value).items():
         yield ("", *values, state), float(active)
-
-
-def encode(families: Iterable[Family], extra: Iterable[Metric], form: ContentFormat) -> bytes:
-    """Give the page in the form that was asked for; extra metrics stand at its end.
-
-    Those are few, and come in prometheus-client's form: its encoder prints them.
-    """
-    page = Encoder(form).page(families)
-    if metrics := list(extra):
-        return page + encode_metrics(metrics, form)
-    return page + OPENMETRICS_END if form.syntax is Syntax.OPENMETRICS else page

@@ -19,7 +19,7 @@ import mps_exporter
 from mps_exporter.commands import doctor_report
 from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.metrics.content_format import OPENMETRICS_1_0_0, TEXT_0_0_4
-from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.gpu_catalogue import GPU_METRICS
 from mps_exporter.metrics.gpu_readings import BY_QUANTITY, STATE, series_of
 from mps_exporter.metrics.render import Build, render
@@ -66,7 +66,7 @@ def snapshot(given_readings: Iterable[Reading]) -> Snapshot:
 
 def text_page(given_readings: Iterable[Reading]) -> str:
     families = render(snapshot(given_readings), Build("", "", ""))
-    return encode(families, (), TEXT_0_0_4).decode()
+    return Encoder().encode(families, (), TEXT_0_0_4).decode()
 
 
 def all_of_them(value: float) -> list[Reading]:
@@ -86,7 +86,7 @@ def all_of_them(value: float) -> list[Reading]:
 def test_no_reading_costs_a_page(several: list[Reading]) -> None:
     seen = snapshot(several)
     families = render(seen, Build("", "", ""))
-    encode(families, (), OPENMETRICS_1_0_0)
+    Encoder().encode(families, (), OPENMETRICS_1_0_0)
     found = {one.name for one in text_string_to_metric_families(text_page(several))}
     assert "mps_exporter_build" in {name.removesuffix("_info") for name in found}
     status = make_status(seen, WebOptions())

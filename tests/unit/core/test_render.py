@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.gpu_catalogue import GPU_METRICS
 from mps_exporter.metrics.mps_catalogue import MPS_METRICS
 from mps_exporter.metrics.render import Build, histogram_value, render
@@ -185,7 +185,7 @@ def test_no_name_of_a_program_breaks_the_page(name: str) -> None:
         daemons=(ControlDaemon("/p", "/l", "answering", servers=(server,)),),
         collectors=(CollectorResult("nvml", success=True, duration_seconds=0.1),),
     )
-    page = encode(render(snapshot, BUILD), (), TEXT_0_0_4).decode()
+    page = Encoder().encode(render(snapshot, BUILD), (), TEXT_0_0_4).decode()
     parsed = {family.name: family for family in text_string_to_metric_families(page)}
     (sample,) = parsed["mps_client_info"].samples
     assert set(sample.labels) == set(CATALOGUE["mps_client_info"].labels)

@@ -6,7 +6,7 @@ It is rendered by the exporter's own renderer.
 from __future__ import annotations
 
 from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.mps.counters import Counters
 from mps_exporter.observations import GpuObservation, LogState, Reading
@@ -113,4 +113,4 @@ def snapshot(seconds: float, now: float) -> Snapshot:
 def page(seconds: float, began: float) -> str:
     """Give what it shows so many seconds after it began (Unix time)."""
     families = render(snapshot(seconds, began + seconds), Build("made by hand", "", ""))
-    return encode(families, [], TEXT_0_0_4).decode()
+    return Encoder().encode(families, [], TEXT_0_0_4).decode()

@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import encode
+from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.snapshot import RecordingInfo
 from mps_exporter.sources.recording import read
@@ -229,7 +229,7 @@ async def scrapes_of(name: str, began: float, gone_seconds: float = 10.0) -> Scr
             Build("test", "", ""),
             wall=lambda at: began + at - header.started_at,
         )
-        text = encode(families, [], TEXT_0_0_4).decode()
+        text = Encoder().encode(families, [], TEXT_0_0_4).decode()
         pages.append((began + moment, text + OF_THE_SCRAPE.format(cpu=moment / 100)))
     return Scrapes(name, tuple(pages))
 

@@ -214,7 +214,7 @@ def test_a_process_with_the_number_of_a_dead_waiter_of_its_user_begins_a_wait_of
     more(tracker, pending("00:20.000", 200, 1002))
     view = tracker.ledger.view(0.0)
     assert waiting(view) == [(200, 1002, at("00:20"), 1001, False)]
-    assert view.counters.waits_abandoned == {1002: 1}
+    assert view.counters["mps_uid_waits_abandoned_total"] == {(1002,): 1}
 
 
 def test_a_waiter_that_was_served_and_left_before_the_log_was_read_is_not_abandoned() -> None:
@@ -492,12 +492,13 @@ def test_the_gpu_is_not_idle_while_a_client_is_on_its_way_to_the_server() -> Non
     text += arrives("00:05.000", 101, 1001)
     tracker = start(script(text))
     tracker.ledger.advance_to(at("00:06"))
-    assert tracker.ledger.view(0.0).counters.handover_idle_seconds == 1.0
+    idle = "mps_uid_handover_idle_seconds_total"
+    assert tracker.ledger.view(0.0).counters[idle] == {(): 1.0}
     more(tracker, client("00:07.000", 101, 110))
     tracker.ledger.advance_to(at("00:08"))
     counters = tracker.ledger.view(0.0).counters
-    assert counters.handover_idle_seconds == 1.0
-    assert counters.holding_seconds == {1001: 2.8 + 1.0}
+    assert counters[idle] == {(): 1.0}
+    assert counters["mps_uid_holding_seconds_total"] == {(1001,): 2.8 + 1.0}
 
 
 def test_the_backoff_applies_only_while_a_client_waits() -> None:
