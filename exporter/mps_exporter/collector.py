@@ -19,6 +19,7 @@ from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
 from mps_exporter.metrics.gpu_readings import series_of
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.ledger import Ledger
+from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
 from mps_exporter.mps.query_schedule import (
     ServerAnswers,
     can_answer,
@@ -654,7 +655,7 @@ def _processes(facts: DaemonFacts) -> tuple[ProcessFacts, ...]:
 
 
 def _daemon_starts(chunk: LogChunk) -> bool:
-    return not chunk.history and b"] Starting control daemon" in chunk.data
+    return not chunk.history and DAEMON_STARTING_LINE.search(chunk.data) is not None
 
 
 def _confirmed_absent(probe: ControlObservation, facts: DaemonFacts) -> bool:
