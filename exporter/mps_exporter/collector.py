@@ -20,6 +20,7 @@ from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
 from mps_exporter.metrics.gpu_readings import series_of
+from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
 from mps_exporter.mps.query_schedule import (
     ServerAnswers,
 )
@@ -369,4 +370,4 @@ class Collector:
 
 
 def _daemon_starts(chunk: LogChunk) -> bool:
-    return not chunk.history and b"] Starting control daemon" in chunk.data
+    return not chunk.history and DAEMON_STARTING_LINE.search(chunk.data) is not None

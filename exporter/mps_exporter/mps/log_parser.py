@@ -46,6 +46,28 @@ class Line(NamedTuple):
     event: e.LogEvent
 
 
+# For those who search a log without parsing every line: the wording stands in this module only.
+
+DAEMON_STARTING_LINE = re.compile(
+    rb"^\[\d{4}-\d\d-\d\d [\d:.]{8,16} Control +\d+\] "
+    rb"Start(?:ing control daemon using socket.*)?\r?$",
+    re.MULTILINE,
+)
+"""A control daemon came up: e.DaemonStarting."""
+
+DAEMON_ACTIVITY_LINE = re.compile(
+    rb"^\[[^\]\n]{1,64} Control +\d+\] "
+    rb"(?:Accepting connection|NEW UI|NEW CLIENT|NEW SERVER|Server \d+ exited)",
+    re.MULTILINE,
+)
+"""The control daemon serves somebody: its one thread is not stuck."""
+
+
+def control_line_of(pid: int) -> re.Pattern[bytes]:
+    """Give the pattern of the lines that the control daemon with this PID writes."""
+    return re.compile(rb"^\[[^\]\n]* Control +%d\] " % pid, re.MULTILINE)
+
+
 NOISE = e.Noise()
 CONTINUATION = e.Continuation()
 _UNPREFIXED = Line(None, "", 0, CONTINUATION)

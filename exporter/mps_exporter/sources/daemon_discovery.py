@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from mps_exporter.mps.log_parser import control_line_of
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
 from mps_exporter.sources.processes import HOST_USERS, Processes
 from mps_exporter.sources.procfs_parse import (
@@ -330,7 +330,7 @@ def _was_written_by(log: str, process: ProcessFacts) -> bool:
     """Tell whether a control.log was written by this daemon: its lines carry the writer's PID."""
     data = _tail(log, since=process.start_time_seconds)
     pid = process.namespace_pids[-1] if process.namespace_pids else process.pid
-    return re.search(rb"(?m)^\[[^\]\n]* Control +%d\] " % pid, data) is not None
+    return control_line_of(pid).search(data) is not None
 
 
 def _tail(path: str, since: float) -> bytes:

@@ -12,16 +12,10 @@ A daemon that drains (it was asked to quit, and has clients) writes others, and 
 
 from __future__ import annotations
 
-import re
-
+from mps_exporter.mps.log_parser import DAEMON_ACTIVITY_LINE
 from mps_exporter.observations import LogChunk
 from mps_exporter.sources.log_search import parse_stamp
 
-_ACTIVITY = re.compile(
-    rb"^\[[^\]\n]{1,64} Control +\d+\] "
-    rb"(?:Accepting connection|NEW UI|NEW CLIENT|NEW SERVER|Server \d+ exited)",
-    re.MULTILINE,
-)
 _TAIL_BYTES = 65536
 
 
@@ -29,6 +23,6 @@ def last_activity(chunk: LogChunk) -> float | None:
     """Give when the daemon was last seen to serve somebody (Unix time); None: not in this chunk."""
     if chunk.log != "control" or chunk.history or chunk.utc_offset_seconds is None:
         return None
-    lines = _ACTIVITY.findall(chunk.data[-_TAIL_BYTES:])
+    lines = DAEMON_ACTIVITY_LINE.findall(chunk.data[-_TAIL_BYTES:])
     stamp = parse_stamp(lines[-1]) if lines else None
     return None if stamp is None else stamp - chunk.utc_offset_seconds

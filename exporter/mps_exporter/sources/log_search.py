@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 
-from mps_exporter.mps.log_parser import parse_line
+from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE, parse_line
 
 BLOCK_BYTES = 64 * 1024
-
-_START = re.compile(
-    rb"^\[\d{4}-\d\d-\d\d [\d:.]{8,16} Control +\d+\] "
-    rb"Start(?:ing control daemon using socket.*)?\r?$",
-    re.MULTILINE,
-)
 
 
 def parse_stamp(line: bytes) -> float | None:
@@ -43,7 +36,7 @@ def find_last_start(descriptor: int, size: int, bound: int) -> int | None:
         begin = max(bound, end - BLOCK_BYTES)
         block = os.pread(descriptor, end - begin, begin) + carried
         found = None
-        for found in _START.finditer(block):  # noqa: B007 - the last one is wanted
+        for found in DAEMON_STARTING_LINE.finditer(block):  # noqa: B007 - the last one is wanted
             pass
         # A match at the block's own edge may be a line's middle: the regex wants its bracket.
         if found is not None and (begin + found.start() == 0 or found.start() > 0):

@@ -1,0 +1,105 @@
+"""The wording of MPS's logs stands in one module: a new driver's is handled there."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+import mps_exporter
+from mps_exporter.mps import log_parser
+from mps_exporter.mps.log_events import DaemonStarting, Unrecognized
+from mps_exporter.mps.log_parser import (
+    DAEMON_ACTIVITY_LINE,
+    DAEMON_STARTING_LINE,
+    control_line_of,
+    parse_line,
+)
+
+SOURCES = Path(mps_exporter.__file__).parent
+WRITER = "[2026-11-21 08:55:42.578 Control   630] "
+
+
+NOT_OF_A_LOG = {
+    ("mps/control_protocol.py", "Insufficient privileges"),  # the control tool answers so, too
+    ("mps/log_metrics.py", "Client process"),  # prose: "Client processes that connected ..."
+    ("metrics/mps_catalogue.py", "Client process"),
+    ("diagnostics/catalogue.py", "Exit with status"),  # prose: names the line for the operator
+}
+
+
+def _phrases() -> set[str]:
+    """Plain text of two words or more that some line must contain."""
+    found = {"Accepting connection", "] Start", " Control +", " Control  "}
+    for table in (log_parser._CONTROL, log_parser._SERVER):
+        for hint, shape, _ in chain.from_iterable(table.values()):
+            begin = shape.pattern.lower().find(hint)
+            phrase = shape.pattern[begin : begin + len(hint)].strip(" :.")
+            if begin >= 0 and " " in phrase:
+                found.add(phrase)
+    return found
+
+
+def _texts(module: Path) -> Iterator[str]:
+    """All text in the code of a module, without what documents it."""
+    tree = ast.parse(module.read_bytes())
+    documentation = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in documentation:
+            if isinstance(node.value, bytes):
+                yield node.value.decode("latin-1")
+            elif isinstance(node.value, str):
+                yield node.value
+
+
+def test_no_other_module_knows_a_phrase_of_the_logs() -> None:
+    phrases = _phrases()
+    assert len(phrases) > 40
+    found = {
+        (module.relative_to(SOURCES).as_posix(), phrase)
+        for module in SOURCES.rglob("*.py")
+        if module.name != "log_parser.py"
+        for text in _texts(module)
+        for phrase in phrases
+        if phrase in text
+    }
+    assert found <= NOT_OF_A_LOG
+
+
+@pytest.mark.parametrize(
+    "message", ["Starting control daemon using socket /tmp/mps/control", "Start", "Start\r"]
+)
+def test_a_start_is_found_by_the_search_and_by_the_parser(message: str) -> None:
+    line = WRITER + message
+    assert isinstance(parse_line(line).event, DaemonStarting)
+    assert DAEMON_STARTING_LINE.search(f"junk\n{line}\n".encode()) is not None
+    # What a client or a server says, and what stands within a line, is no start.
+    assert DAEMON_STARTING_LINE.search(line.replace("Control", "Server").encode()) is None
+    assert DAEMON_STARTING_LINE.search(f"echo {line}".encode()) is None
+
+
+def test_what_shows_activity_is_known_to_the_parser() -> None:
+    for message in (
+        "Accepting connection...",
+        "NEW UI",
+        "NEW CLIENT 632 from user 1001: Server already exists",
+        "NEW SERVER 634: Ready",
+        "Server 634 exited with status 0",
+    ):
+        line = WRITER + message
+        assert DAEMON_ACTIVITY_LINE.search(line.encode()) is not None
+        assert not isinstance(parse_line(line).event, Unrecognized)
+    assert DAEMON_ACTIVITY_LINE.search(f"{WRITER}Unable to accept connection".encode()) is None
+
+
+def test_a_daemon_is_known_by_the_lines_that_it_writes() -> None:
+    data = f"{WRITER}NEW UI\n".encode()
+    assert control_line_of(630).search(data) is not None
+    assert control_line_of(63).search(data) is None
