@@ -164,10 +164,6 @@ class DaemonDiscovery:
         self._found, self._with_root = _with_unique_names(own, self._with_root)
         return self._found
 
-    def identify(self, pids: Iterable[int]) -> dict[int, ProcessFacts]:
-        """Give the facts of those processes that are there, by PID as this mount shows it."""
-        return self._processes.identify(pids)[0]
-
     def observe(self, pids: Iterable[int]) -> ProcfsObservation:
         """Give the daemons found last, and the facts of these processes."""
         wanted = set(pids)

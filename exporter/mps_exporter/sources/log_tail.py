@@ -64,7 +64,7 @@ class LogTail:
     error: str | None = None
     logged_error: str | None = field(default="")
     descriptor: int | None = None
-    device: int | None = None
+    _device: int | None = None
     """Of the file that was read last: the file system it lies on."""
     start_offset: int = 0
     """Where the first look began."""
@@ -122,7 +122,7 @@ class LogTail:
         self.error = None
         if self.descriptor is None:
             self._open(control)
-        elif (found.st_dev, found.st_ino) != (self.device, self._inode) and found.st_size > 0:
+        elif (found.st_dev, found.st_ino) != (self._device, self._inode) and found.st_size > 0:
             self._replace(control)
 
     def _replace(self, control: LogTail) -> None:
@@ -140,7 +140,7 @@ class LogTail:
             if stat.S_ISREG(found.st_mode):
                 if not self._is_same_file(descriptor, found):
                     self._choose_start(control, descriptor, found)
-                self.device, self._inode = found.st_dev, found.st_ino
+                self._device, self._inode = found.st_dev, found.st_ino
                 self.descriptor, self._opened = descriptor, True
             else:
                 self.error = IRREGULAR
@@ -155,7 +155,7 @@ class LogTail:
         """
         if not self._opened:
             return False
-        if (found.st_dev, found.st_ino) == (self.device, self._inode):
+        if (found.st_dev, found.st_ino) == (self._device, self._inode):
             return True  # if it was truncated meanwhile, reading it will show that
         at = self._offset - len(self._fingerprint)
         return (

@@ -33,7 +33,6 @@ class ProcessStat:
     comm: str
     state: str
     parent_pid: int
-    session: int
     start_ticks: int
 
 
@@ -48,7 +47,6 @@ def parse_stat(raw: bytes) -> ProcessStat | None:
             comm=text_of(raw[opening + 1 : closing]),
             state=text_of(fields[0]),
             parent_pid=int(fields[1]),
-            session=int(fields[3]),
             start_ticks=int(fields[19]),
         )
     except ValueError:

@@ -481,7 +481,7 @@ def test_facts_of_a_process(proc: FakeProc) -> None:
         namespace_pids=[3],
         cgroup="0::/system.slice/x.service\n",
     )
-    facts = DaemonDiscovery(str(proc.root), str(proc.root / "passwd")).identify([443])[443]
+    facts = DaemonDiscovery(str(proc.root), str(proc.root / "passwd")).observe([443]).processes[443]
     assert facts.start_time_seconds == BOOT_TIME + 12.34
     assert (facts.uid, facts.user, facts.name) == (4_000_000_001, None, "python3")
     assert (facts.state, facts.parent_pid, facts.namespace_pids) == ("T", 1, (443, 3))
@@ -495,13 +495,13 @@ def test_names_of_users_come_from_the_given_file(proc: FakeProc, tmp_path: Path)
     passwd.write_text("ann:x:1001:1001::/:/bin/sh\n")
     proc.add(5, argv=["a"], uid=1001)
     proc.add(6, argv=["b"], uid=0)
-    facts = DaemonDiscovery(str(proc.root), str(passwd)).identify([5, 6])
+    facts = DaemonDiscovery(str(proc.root), str(passwd)).observe([5, 6]).processes
     assert [process.user for process in facts.values()] == ["ann", None]
 
 
 def test_the_name_falls_back_to_what_the_kernel_keeps(proc: FakeProc) -> None:
     proc.add(5, comm=b"odd (name)\xff")
-    assert DaemonDiscovery(str(proc.root)).identify([5])[5].name == "odd (name)\\xff"
+    assert DaemonDiscovery(str(proc.root)).observe([5]).processes[5].name == "odd (name)\\xff"
 
 
 def test_what_cannot_be_read_is_not_there(proc: FakeProc) -> None:
@@ -524,37 +524,37 @@ def test_what_cannot_be_read_is_not_there(proc: FakeProc) -> None:
 def test_a_reused_pid_is_another_process(proc: FakeProc) -> None:
     source = DaemonDiscovery(str(proc.root))
     proc.add(5, argv=["old"], uid=1, started=1)
-    old = source.identify([5])[5]
+    old = source.observe([5]).processes[5]
     proc.add(5, argv=["new"], uid=2, started=2)
-    new = source.identify([5])[5]
+    new = source.observe([5]).processes[5]
     assert (old.name, old.uid) == ("old", 1)
     assert (new.name, new.uid) == ("new", 2)
     assert old.start_time_seconds != new.start_time_seconds
     proc.remove(5)
-    assert source.identify([5]) == {}
+    assert source.observe([5]).processes == {}
 
 
 def test_facts_are_kept_but_not_for_ever(proc: FakeProc) -> None:
     now = 0.0
     source = DaemonDiscovery(str(proc.root), clock=lambda: now)
     proc.add(5, argv=["a"], cgroup="0::/before\n")
-    assert source.identify([5])[5].state == "S"
+    assert source.observe([5]).processes[5].state == "S"
     proc.add(5, argv=["a"], cgroup="0::/after\n", state="T", parent=9)
     now = 59.0
-    facts = source.identify([5])[5]
+    facts = source.observe([5]).processes[5]
     assert (facts.cgroup, facts.state, facts.parent_pid) == ("0::/before\n", "T", 9)
     now = 60.0
-    assert source.identify([5])[5].cgroup == "0::/after\n"
+    assert source.observe([5]).processes[5].cgroup == "0::/after\n"
     proc.add(5, argv=["another program"])
-    assert source.identify([5])[5].name == "another program"
+    assert source.observe([5]).processes[5].name == "another program"
 
 
 def test_a_process_that_ended_keeps_what_was_known_of_it(proc: FakeProc) -> None:
     source = DaemonDiscovery(str(proc.root))
     proc.add(5, argv=["a"], environ={"CUDA_MPS_X": "1"})
-    source.identify([5])
+    source.observe([5])
     proc.add(5, comm="a", environ={}, state="Z")
-    facts = source.identify([5])[5]
+    facts = source.observe([5]).processes[5]
     assert facts.state == "Z"
     assert facts.mps_environment == {"CUDA_MPS_X": "1"}
 
@@ -562,24 +562,24 @@ def test_a_process_that_ended_keeps_what_was_known_of_it(proc: FakeProc) -> None
 def test_start_times_do_not_move_when_the_clock_does(proc: FakeProc) -> None:
     source = DaemonDiscovery(str(proc.root))
     proc.add(5, argv=["a"], started=1)
-    before = source.identify([5])[5].start_time_seconds
+    before = source.observe([5]).processes[5].start_time_seconds
     (proc.root / "stat").write_text(f"btime {BOOT_TIME + 1}\n")
     proc.add(5, argv=["b"], started=1)
-    assert source.identify([5])[5].start_time_seconds == before
+    assert source.observe([5]).processes[5].start_time_seconds == before
 
 
 def test_after_the_clock_was_set_new_processes_have_its_time(proc: FakeProc) -> None:
     """As their log lines do; one that is known started when it was logged to have started."""
     source = DaemonDiscovery(str(proc.root))
     proc.add(5, argv=["a"], started=1000)
-    assert source.identify([5])[5].start_time_seconds == BOOT_TIME + 1000
+    assert source.observe([5]).processes[5].start_time_seconds == BOOT_TIME + 1000
     (proc.root / "stat").write_text(f"btime {BOOT_TIME - 5}\n")
     proc.add(6, argv=["b"], started=1060)
-    seen = source.identify([5, 6])
+    seen = source.observe([5, 6]).processes
     assert seen[5].start_time_seconds == BOOT_TIME + 1000
     assert seen[6].start_time_seconds == BOOT_TIME - 5 + 1060
     proc.add(5, argv=["c"], started=1000)  # another program, the same process
-    assert source.identify([5])[5].start_time_seconds == BOOT_TIME + 1000
+    assert source.observe([5]).processes[5].start_time_seconds == BOOT_TIME + 1000
 
 
 @contextmanager
@@ -651,8 +651,8 @@ def test_what_is_not_there_is_gone_where_nothing_is_invisible(proc: FakeProc, op
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a procfs")
 def test_a_real_procfs_that_hides() -> None:
     look = (
-        "import os, sys; from mps_exporter.sources.daemon_discovery import DaemonDiscovery; source "
-        "= DaemonDiscovery();"
+        "import os, sys; from mps_exporter.sources.daemon_discovery import DaemonDiscovery; "
+        "source = DaemonDiscovery();"
         "os.setgroups([]); os.setresgid(*[1001] * 3); os.setresuid(*[1001] * 3);"
         "print(os.path.exists('/proc/' + sys.argv[1]), source.observe([int(sys.argv[1])]).gone)"
     )
@@ -681,10 +681,10 @@ def test_what_was_known_of_a_process_outlives_a_shortage(proc: FakeProc) -> None
     now = 0.0
     source = DaemonDiscovery(str(proc.root), clock=lambda: now)
     proc.add(5, argv=["a"], environ={"CUDA_MPS_X": "1"})
-    before = source.identify([5])[5]
+    before = source.observe([5]).processes[5]
     now = 61.0  # time to read it all again
     with no_reading(errno.EMFILE, "environ"):
-        assert source.identify([5])[5] == before
+        assert source.observe([5]).processes[5] == before
 
 
 def test_a_missing_procfs_is_an_error(tmp_path: Path) -> None:
@@ -697,7 +697,7 @@ def test_a_missing_procfs_is_an_error(tmp_path: Path) -> None:
 
 def test_this_process() -> None:
     source = DaemonDiscovery()
-    facts = source.identify([os.getpid()])[os.getpid()]
+    facts = source.observe([os.getpid()]).processes[os.getpid()]
     assert facts.uid == os.geteuid()
     assert facts.state in {"R", "S"}
     assert facts.parent_pid == os.getppid()
@@ -716,10 +716,10 @@ def test_a_real_process_with_a_real_environment() -> None:
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        facts = DaemonDiscovery().identify([child.pid])[child.pid]
+        facts = DaemonDiscovery().observe([child.pid]).processes[child.pid]
         child.kill()
         child.wait()
-        assert DaemonDiscovery().identify([child.pid]) == {}
+        assert DaemonDiscovery().observe([child.pid]).processes == {}
     assert facts.mps_environment == {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}
     assert facts.parent_pid == os.getpid()
     assert abs(facts.start_time_seconds - time.time()) < 3600

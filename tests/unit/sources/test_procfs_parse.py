@@ -39,7 +39,7 @@ TAIL = b" S 1 413 413 0 -1 4194368 94 0 0 0 0 0 0 0 20 0 2 0 2140 8738541568 516
     ],
 )
 def test_stat_whatever_the_name(comm: bytes, name: str) -> None:
-    assert parse_stat(b"413 (" + comm + b")" + TAIL + b"\n") == ProcessStat(name, "S", 1, 413, 2140)
+    assert parse_stat(b"413 (" + comm + b")" + TAIL + b"\n") == ProcessStat(name, "S", 1, 2140)
 
 
 @pytest.mark.parametrize(
