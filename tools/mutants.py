@@ -61,6 +61,7 @@ LOGS = (
     "tests/unit/sources/test_log_history.py",
     "tests/unit/sources/test_log_time.py",
 )
+MERGE = ("tests/unit/core/test_merge.py", "tests/unit/core/test_collector.py")
 METRICS = (
     "tests/unit/core/test_render.py",
     "tests/unit/core/test_exposition.py",
@@ -78,8 +79,8 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mps/log_parser.py", ("tests/unit/mps/test_log_parser.py", *LEDGER)),
     ("mps/log_merger.py", ("tests/unit/mps/test_log_merger.py", *LEDGER)),
     ("mps/*.py", LEDGER),
-    ("merge*.py", ("tests/unit/core/test_merge.py",)),
-    ("merge/*.py", ("tests/unit/core/test_merge.py",)),
+    ("merge*.py", MERGE),
+    ("merge/*.py", MERGE),
     ("metrics/*.py", METRICS),
     ("sources/log_tail.py", LOGS),
     (

@@ -46,6 +46,7 @@ CANNOT_SEND = Exchange(
     ("get_server_list",), Outcome.REFUSED, return_code=1,
     stderr="Cannot send command to MPS control daemon process\n",
 )  # fmt: skip
+ANSWERED = Exchange(("get_server_list",), Outcome.OK, return_code=0, stdout="20\n")
 NOTHING = Exchange(("get_server_list",), Outcome.UNPARSABLE, return_code=0)
 NO_TOOL = Exchange(("get_server_list",), Outcome.ABSENT)
 
@@ -85,7 +86,13 @@ def test_why_a_daemon_is_up_or_not(
 
 
 @pytest.mark.parametrize(
-    "output", [probe(Outcome.REFUSED, CANNOT_SEND), probe(Outcome.UNPARSABLE, NOTHING)]
+    "output",
+    [
+        probe(Outcome.REFUSED, CANNOT_SEND),
+        probe(Outcome.UNPARSABLE, NOTHING),
+        # It was asked to quit between two questions.
+        probe(Outcome.REFUSED, ANSWERED, CANNOT_SEND),
+    ],
 )
 def test_a_daemon_that_may_drain_is_refused_only_where_its_log_says_that_it_does_not(
     output: ControlObservation,
@@ -173,6 +180,20 @@ def test_a_daemon_that_is_gone_serves_no_gpu(
         daemons=[DaemonInputs(facts, output, view=view, logs=READABLE, was_readable=True)],
     )
     assert found.gpus[0].served_by == served
+
+
+def test_what_is_true_of_a_daemon_while_its_process_is_there() -> None:
+    view = LedgerView(at=9.0, binary_version="580.1")
+
+    def version(facts: DaemonFacts) -> tuple[int | None, str | None, bool | None]:
+        found = merge(
+            taken_at=9.0, gpus=None, processes=None,
+            daemons=[DaemonInputs(replace(facts, multiuser=True), view=view, logs=READABLE)],
+        ).daemons[0]  # fmt: skip
+        return found.pid, found.binary_version, found.multiuser
+
+    assert version(RUNNING) == (10, "580.1", True)
+    assert version(GONE) == (None, None, None)
 
 
 ALL = ((20, "compute", GIB), (30, "compute", GIB), (30, "mps", GIB))
@@ -323,6 +344,13 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
     assert client.memory_limit_bytes == limits
     assert (client.memory_limit_ignored is not None, client.limit_source) == (ignored, source)
     assert client.active_thread_ratio == 1.0
+
+
+@pytest.mark.parametrize(("percentage", "ignored"), [("abc", "abc"), ("50", None)])
+def test_a_percentage_that_cuda_ignores_is_reported(percentage: str, ignored: str | None) -> None:
+    facts = client_facts(30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=percentage)
+    (client,) = snapshot(facts, processes=ALL).daemons[0].servers[0].clients
+    assert client.percentage_ignored == ignored
 
 
 def test_unreadable_limits_are_omitted_and_reported() -> None:

@@ -201,3 +201,22 @@ def test_the_reference_pages_are_up_to_date() -> None:
         capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert check.stderr == ""
+
+
+def test_the_state_of_a_server_is_shown_where_it_is_known() -> None:
+    servers = (Server(20, state="FAULT"), Server(21))
+    daemon = ControlDaemon("/p", "/l", "answering", servers=servers)
+    found = families(Snapshot(taken_at=1.0, daemons=(daemon,)))
+    assert found["mps_server_state"].samples == ((("/p", "20"), {"FAULT": True}),)
+
+
+def test_lines_of_a_log_that_has_none_yet_are_zero() -> None:
+    daemon = ControlDaemon(
+        "/p", "/l", "answering", counters=LedgerCounters(log_lines={"server": 3})
+    )
+    found = families(Snapshot(taken_at=1.0, daemons=(daemon,)))
+    assert dict(found["mps_control_log_lines_total"].samples) == {
+        ("/p", "control"): 0,
+        ("/p", "server"): 3,
+    }
+    assert set(dict(found["mps_control_log_unrecognized_lines_total"].samples).values()) == {0}

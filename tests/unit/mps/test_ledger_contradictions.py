@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mps_exporter.mps.control_protocol import ProbeReply, ServerReply
-from mps_exporter.mps.query_schedule import ServerAnswers, servers_due
+from mps_exporter.mps.query_schedule import ServerAnswers, servers_due, with_servers
 from mps_exporter.mps.tracker import DaemonTracker
-from mps_exporter.observations import DaemonFacts, ProcessFacts
+from mps_exporter.observations import ControlObservation, DaemonFacts, Outcome, ProcessFacts
 from tests.support.mps_logs import EIGHT, PIPE, at, more, observation, read, script, start, summary
 from tests.support.mps_script import HOLDER, leaves
 
@@ -136,6 +136,26 @@ def test_a_server_known_from_a_late_line_only_is_asked_and_ready() -> None:
     said(tracker, now, 456, 457)
     (server,) = tracker.ledger.view(now).servers
     assert (server.state, server.clients_count) == ("ACTIVE", 2)
+
+
+def test_a_server_that_the_control_tool_lists_is_not_ready_before_the_log_says_so() -> None:
+    tracker = start(script(HOLDER[: HOLDER.index("        00:01.200 C630")]))
+    tracker.ledger.reconcile(at("00:01.100"), [110], [])
+    (server,) = tracker.ledger.view(0.0).servers
+    assert (server.state, server.ready_at) == ("INITIALIZING", None)
+    more(tracker, "00:01.200 C630 NEW SERVER 110: Ready\n")
+    view = tracker.ledger.view(0.0)
+    assert (view.servers[0].state, view.servers[0].ready_at) == ("ACTIVE", at("00:01.200"))
+    assert summary(view.counters)["startups"] == [1, 0.199]
+
+
+def test_servers_that_only_the_list_or_only_the_log_knows_are_disputed() -> None:
+    answers = ServerAnswers(probe=ProbeReply((110, 111), 1.0))
+    nothing = ControlObservation(at("00:20"), PIPE, "reconciliation", Outcome.OK, ())
+    view = read(script(HOLDER))
+    assert with_servers(answers, nothing, view=view).disputed == {111}
+    assert with_servers(answers, nothing).disputed == frozenset()
+    assert with_servers(ServerAnswers(), nothing, view=view).disputed == frozenset()
 
 
 # ---------------------------------------------------------------- clocks

@@ -342,3 +342,15 @@ def test_a_context_is_tied_to_the_gpu_named_just_before_its_status() -> None:
     )
     (server,) = read(script(text)).servers
     assert {c.pid: dict(c.contexts) for c in server.clients} == {100: {GPU: 1}, 101: {GPU_TWO: 1}}
+
+
+def test_a_late_line_of_a_fault_begins_no_other() -> None:
+    late = "00:08.000 S1909 Client {PID: 1904, Context ID: 1} on device 1 to be torn down\n"
+    tracker = start(script(TWO_GPUS + FAULT.replace(late.replace("08.000", "06.768"), "")))
+    tracker.ledger.advance_to(at("00:07.500"))
+    more(tracker, late)
+    view = tracker.ledger.view(0.0)
+    found = summary(view.counters)
+    assert found["faults"] == {GPU_TWO: 1}
+    assert found["losses"] == {"1001 own_fault": 1, "1001 neighbour_fault": 1}
+    assert view.counters.last_fault_at == at("00:06.768")

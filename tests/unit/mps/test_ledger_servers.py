@@ -541,6 +541,9 @@ def test_an_adopted_client_is_counted_when_the_log_speaks_of_it() -> None:
     more(tracker, client("00:02.100", 100, 110))
     assert tracker.ledger.view(0.0).counters["mps_client_connections_total"] == {(None,): 1}
     assert tracker.ledger.view(0.0).servers[0].clients_count == 1
+    more(tracker, leaves("00:05.000", 100, 110))
+    found = summary(tracker.ledger.view(0.0).counters)
+    assert (found["disconnections"], found["sessions"]) == ({"None": 1}, {"None": [1, 3.0]})
 
 
 # ---------------------------------------------------------------- /proc
