@@ -211,9 +211,9 @@ def test_the_state_of_a_server_is_shown_where_it_is_known() -> None:
 
 
 def test_lines_of_a_log_that_has_none_yet_are_zero() -> None:
-    daemon = ControlDaemon(
-        "/p", "/l", "answering", counters=LedgerCounters(log_lines={"server": 3})
-    )
+    counted = Counters()
+    counted.increment("mps_control_log_lines_total", 3, log="server")
+    daemon = ControlDaemon("/p", "/l", "answering", counters=counted.snapshot())
     found = families(Snapshot(taken_at=1.0, daemons=(daemon,)))
     assert dict(found["mps_control_log_lines_total"].samples) == {
         ("/p", "control"): 0,

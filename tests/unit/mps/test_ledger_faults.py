@@ -353,4 +353,4 @@ def test_a_late_line_of_a_fault_begins_no_other() -> None:
     found = summary(view.counters)
     assert found["faults"] == {GPU_TWO: 1}
     assert found["losses"] == {"1001 own_fault": 1, "1001 neighbour_fault": 1}
-    assert view.counters.last_fault_at == at("00:06.768")
+    assert view.counters["mps_server_last_fault_timestamp_seconds"][()] == at("00:06.768")
