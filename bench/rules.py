@@ -42,7 +42,8 @@ from mps_exporter.snapshot import (
     ControlDaemon,
     Gpu,
     Histogram,
-    LedgerCounters,
+    LabelValues,
+    LogMetricValues,
     Server,
     Snapshot,
     Wait,
@@ -98,31 +99,38 @@ def client(daemon: int, number: int, uuid: str) -> Client:
     )
 
 
-def counters(uuid: str) -> LedgerCounters:
+def counters(uuid: str) -> LogMetricValues:
     """Of a daemon that has met everything."""
     histogram = Histogram(WAIT_BOUNDS, (1,) * (len(WAIT_BOUNDS) + 1), 1000.0)
-    return LedgerCounters(
-        daemon_starts=1,
-        server_starts=dict.fromkeys(USERS, 5),
-        server_exits=dict.fromkeys(EXIT_CAUSES, 3),
-        server_last_exit_at=dict.fromkeys(EXIT_CAUSES, NOW - 86_400),
-        server_startup=histogram,
-        faults={uuid: 2},
-        last_fault_at=NOW - 86_400,
-        fault_recovery=histogram,
-        connections=dict.fromkeys(USERS, 500),
-        disconnections=dict.fromkeys(USERS, 480),
-        sessions=dict.fromkeys(USERS, histogram),
-        losses={(uid, cause): 1 for uid in USERS for cause in LOSS_CAUSES},
-        rejections={(uid, cause): 1 for uid in USERS for cause in REJECTION_CAUSES},
-        waits=dict.fromkeys(USERS, histogram),
-        waits_abandoned=dict.fromkeys(USERS, 1),
-        overtakes=dict.fromkeys(USERS, 40),
-        handovers=12,
-        handover_idle_seconds=300.0,
-        holding_seconds=dict.fromkeys(USERS, 40_000.0),
-        log_lines={"control": 10**6, "server": 10**6},
-    )
+    users: list[LabelValues] = [(uid,) for uid in USERS]
+    causes: list[LabelValues] = [(cause,) for cause in EXIT_CAUSES]
+    return {
+        "mps_control_starts_total": {(): 1},
+        "mps_server_starts_total": dict.fromkeys(users, 5),
+        "mps_server_exits_total": dict.fromkeys(causes, 3),
+        "mps_server_last_exit_timestamp_seconds": dict.fromkeys(causes, NOW - 86_400),
+        "mps_server_startup_seconds": {(): histogram},
+        "mps_server_faults_total": {(uuid,): 2},
+        "mps_server_last_fault_timestamp_seconds": {(): NOW - 86_400},
+        "mps_server_fault_recovery_seconds": {(): histogram},
+        "mps_client_connections_total": dict.fromkeys(users, 500),
+        "mps_client_disconnections_total": dict.fromkeys(users, 480),
+        "mps_client_session_seconds": dict.fromkeys(users, histogram),
+        "mps_client_losses_total": {(uid, cause): 1 for uid in USERS for cause in LOSS_CAUSES},
+        "mps_client_unfinished_exits_total": {},
+        "mps_client_rejections_total": {
+            (uid, cause): 1 for uid in USERS for cause in REJECTION_CAUSES
+        },
+        "mps_uid_wait_seconds": dict.fromkeys(users, histogram),
+        "mps_uid_waits_abandoned_total": dict.fromkeys(users, 1),
+        "mps_uid_overtakes_total": dict.fromkeys(users, 40),
+        "mps_uid_handovers_total": {(): 12},
+        "mps_uid_handover_idle_seconds_total": {(): 300.0},
+        "mps_uid_holding_seconds_total": dict.fromkeys(users, 40_000.0),
+        "mps_control_log_lines_total": {("control",): 10**6, ("server",): 10**6},
+        "mps_control_log_unrecognized_lines_total": {("control",): 0, ("server",): 0},
+        "mps_control_log_query_lines_total": {(): 0},
+    }
 
 
 def host(clients: int = CLIENTS, gpus: int = GPUS) -> Snapshot:
