@@ -241,6 +241,7 @@ INCIDENTS = (
                 "pager", "MpsControlDaemonDown", "and is gone", mps_control_state="absent"
             ),
         ),
+        speed=0.5,
     ),
     # The server first: that blocks nobody. Then the daemon: that blocks everybody.
     Incident(
