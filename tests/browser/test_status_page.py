@@ -66,7 +66,7 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
     ("wait-abandoned-sigkill", 5, r"Process 846 died while waiting in the queue",
      ["nobody: it is dead, and still queued", "need not be restarted"]),
     ("wait-abandoned-sigkill", 10, r"User 1002's server 863 was started for clients that had died",
-     ["does not answer: programs that start now hang", "end it (kill -9 863)"]),
+     ["does not answer: it hangs on its ghost server", "end it (kill -9 863)"]),
     ("fault", 4.5, r"A fatal GPU error in user 1001's server 794: MPS blames process 790; 1 other "
      r"client died with it", ["recovered from the fatal error after 33 ms"]),
     ("fault-held", 6, r"Root's server 1171 is in FAULT after a fatal GPU error",
@@ -76,7 +76,7 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
     ("daemon-killed", 4.5, r"The daemon died and took 1 client along", []),
     ("crash-loop", 2, r"A server for root could not start", ["(6 times)"]),
     ("stopped", 7, r"The MPS daemon \S+ does not answer: programs that start now hang\.",
-     ["kill -9"]),
+     ["let it go on (kill -CONT 946)"]),
     ("draining", 5, r"The MPS daemon \S+ was asked to quit and waits for its clients", []),
     ("context-limit", 5, r"A client of root was refused: the server has as many clients as it can "
      r"take", ["48 of 48 contexts"]),
@@ -84,7 +84,7 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
      ["Root's process 1259 was terminated by an operator."]),
     ("quiet", 30, r"All is well: 2 clients share 1 GPU through 1 server, and nobody waits\.",
      ["The compute mode of GPU 0 is default"]),
-    ("foreground", 3, r"uses 1 GPU through 1 server; whether anybody waits cannot be seen: the "
+    ("foreground", 3, r"1 client uses 1 GPU through 1 server; whether anybody waits cannot be seen: the "
      r"daemon runs in the foreground and writes no logs",
      ["runs in the foreground (-f)", "What cannot be seen"]),
 ]  # fmt: skip
