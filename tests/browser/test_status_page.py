@@ -84,8 +84,8 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
      ["Root's process 1259 was terminated by an operator."]),
     ("quiet", 30, r"All is well: 2 clients share 1 GPU through 1 server, and nobody waits\.",
      ["The compute mode of GPU 0 is default"]),
-    ("foreground", 3, r"1 client uses 1 GPU through 1 server; whether anybody waits cannot be seen: "
-     r"the daemon runs in the foreground and writes no logs",
+    ("foreground", 3, r"1 client uses 1 GPU through 1 server; whether anybody waits cannot be "
+     r"seen: the daemon runs in the foreground and writes no logs",
      ["runs in the foreground (-f)", "What cannot be seen"]),
 ]  # fmt: skip
 
