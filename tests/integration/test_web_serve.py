@@ -38,7 +38,7 @@ async def test_all_addresses_answer(tmp_path: Path) -> None:
                     assert await answer.text() == "mps_control_up 1\n"
         async with (
             ClientSession(connector=UnixConnector(str(path))) as session,
-            session.get("http://exporter/mps_exporter/metrics") as answer,
+            session.get("http://exporter/metrics") as answer,
         ):
             assert answer.status == 200
     assert not path.exists()
