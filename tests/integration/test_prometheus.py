@@ -27,9 +27,13 @@ def tool(name: str) -> str:
 
 
 async def with_a_server(program: Program, **headers: str) -> Page | None:
-    """A scrape, if the replay has come to where a server is there."""
+    """A scrape, if the replay has come to where a server is there and its log has been read.
+
+    The daemon can tell of a server before a line of its log is read.
+    """
     page = await program.page(**headers)
-    return page if page.value("mps_server_info") is not None else None
+    started = page.value("mps_server_startup_seconds_count") is not None
+    return page if started and page.value("mps_server_info") is not None else None
 
 
 @pytest.mark.parametrize("incident", INCIDENTS)

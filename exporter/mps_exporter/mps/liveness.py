@@ -145,7 +145,7 @@ def _confirm_server_exit(state: DaemonState, server: TrackedServer, at: float) -
     if state.readable["control"]:
         state.mark_vanished(server)  # a line was lost, or is not understood, or comes late
         return
-    cause, detail = state.exit_cause(server, 0, at)
+    cause, detail = state.exit_cause(server, None, at)
     if not state.readable["server"]:
         del state.servers[server.pid]
         state.ended_pids.append(server.pid)

@@ -94,7 +94,7 @@ class ServerLogReader:
             return
         # Nobody else tells: a daemon has one server at a time, so the others are gone.
         for other in [other for other in state.servers.values() if other is not server]:
-            cause, detail = state.exit_cause(other, 0, entry.at)
+            cause, detail = state.exit_cause(other, None, entry.at)
             state.end_server(other, entry.at, cause, detail)
 
     def _open(self, server: TrackedServer, _event: e.ServerOpen, entry: LogEntry) -> None:

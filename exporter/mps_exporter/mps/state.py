@@ -406,19 +406,21 @@ class DaemonState:
             server.missing_since = server.unlisted_since = None
         return server
 
-    def exit_cause(self, server: TrackedServer, status: int, at: float) -> tuple[str, str]:
+    def exit_cause(self, server: TrackedServer, status: int | None, at: float) -> tuple[str, str]:
         """Why a server ended, and how that is known.
 
-        The status itself proves nothing: it is 0 after SIGKILL, too (driver 580).
+        The status itself proves nothing: it is 0 after SIGKILL, too (driver 580). None where
+        control.log, which alone tells it, cannot be read.
         """
+        seen = "its exit status cannot be seen" if status is None else f"exit status {status}"
         if server.exiting:
             return "requested", ""
         if server.ghost:
-            return "ghost_ended", f"exit status {status}"  # most often killed, as it must be
+            return "ghost_ended", seen  # most often killed, as it must be
         if server.ready_at is None and not server.ever_connected and not server.start_unknown:
-            return "start_failed", f"exit status {status}"
+            return "start_failed", seen
         if self.logs_exit(server):
-            return "crashed", f"exit status {status}, no orderly end in server.log"
+            return "crashed", f"{seen}, no orderly end in server.log"
         if self.daemon.logs_shutdown_requests:
             requested = (
                 server.shutdown_requested_at is not None
@@ -429,8 +431,10 @@ class DaemonState:
             orderly = self.daemon.quit_requested_at is not None or any(
                 entry.uid != server.uid for entry in self.queue
             )
-        cause = "requested" if orderly and status == 0 else "crashed"
-        return cause, f"exit status {status}, judged by control.log alone"
+        cause = "crashed" if status or not orderly else "requested"
+        if status is None:
+            return cause, seen
+        return cause, f"{seen}, judged by control.log alone"
 
     def logs_exit(self, server: TrackedServer) -> bool:
         """Whether an orderly end would stand in this server's log."""

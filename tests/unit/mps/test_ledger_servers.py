@@ -448,9 +448,13 @@ def test_without_control_log_server_log_shows_starts_and_exits() -> None:
     found = summary(start(ended, readable=SERVER_ONLY).ledger.view(0.0).counters)
     assert found["server_exits"] == {"requested": 1}
     followed = Logs(b"", script(text + "00:05.000 O120 Startup\n").server)
-    found = summary(start(followed, readable=SERVER_ONLY).ledger.view(0.0).counters)
+    view = start(followed, readable=SERVER_ONLY).ledger.view(0.0)
+    found = summary(view.counters)
     assert found["server_exits"] == {"crashed": 1}
     assert found["losses"] == {"1001 server_crashed": 1}
+    (incident,) = [i for i in view.incidents if i.kind == "server_crashed"]
+    # Only control.log tells an exit status.
+    assert "its exit status cannot be seen, no orderly end in server.log" in incident.detail
 
 
 def test_a_server_that_proc_misses_while_control_log_is_unreadable() -> None:
@@ -458,7 +462,9 @@ def test_a_server_that_proc_misses_while_control_log_is_unreadable() -> None:
     tracker = start(Logs(b"", script(text).server), readable=SERVER_ONLY)
     tracker.ledger.update_liveness(at("00:05"), lambda pid, _at: pid != 110, daemon=True)
     tracker.ledger.advance_to(at("00:07"))
-    counters = tracker.ledger.view(0.0).counters
+    view = tracker.ledger.view(0.0)
+    counters = view.counters
+    assert "exit status cannot be seen" in " ".join(i.detail for i in view.incidents)
     assert summary(counters)["server_exits"] == {"crashed": 1}
     assert counters["mps_server_last_exit_timestamp_seconds"] == {("crashed",): at("00:05")}
 
