@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 import threading
 from collections import deque
 from datetime import UTC, datetime
@@ -19,6 +18,8 @@ from typing import TextIO
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING,
            "error": logging.ERROR}  # fmt: skip
 _NAMES = {logging.WARNING: "warn", logging.CRITICAL: "error"}
+
+STDERR = 2
 
 MAX_FIELD_CHARACTERS = 1000
 """Of one value: paths that users choose may be 128 kB long."""
@@ -89,24 +90,21 @@ def _with_traceback(formatter: logging.Formatter, record: logging.LogRecord, lin
 
 def configure(level: str, form: str, stream: TextIO | None = None) -> None:
     """Send the log of this program, and warnings of libraries, to standard error."""
-    handler: logging.Handler = (
-        _BackgroundHandler(sys.stderr.fileno()) if stream is None else logging.StreamHandler(stream)
-    )
+    handler: logging.Handler = _StderrHandler() if stream is None else logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if form == "json" else LogfmtFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("mps_exporter").setLevel(_LEVELS[level])
 
 
-class _BackgroundHandler(logging.Handler):
-    """Writes to a descriptor on a thread of its own.
+class _StderrHandler(logging.Handler):
+    """Writes to standard error on a thread of its own.
 
-    Standard error may be a pipe that nobody reads, and then a write does not return: it must not
+    It may be a pipe that nobody reads, and then a write does not return: it must not
     take the event loop, and SIGTERM with it, along.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._descriptor = descriptor
         self._lines: deque[str] = deque()
         self._dropped = 0
         self._changed = threading.Condition()
@@ -148,7 +146,7 @@ class _BackgroundHandler(logging.Handler):
             try:
                 # Not sys.stderr: at its exit the interpreter waits for the lock of that.
                 while data:
-                    data = data[os.write(self._descriptor, data) :]
+                    data = data[os.write(STDERR, data) :]
             except OSError:
                 pass  # closed, or full: nobody can be told
             with self._changed:

@@ -27,6 +27,7 @@ def open_closed_streams() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
 
 
+STDERR = 2
 STATUS_SECONDS = 0.5
 """So long print_status waits for a reader."""
 
@@ -38,18 +39,18 @@ def print_status(text: str) -> None:
     """
     for handler in logging.getLogger().handlers:
         handler.flush()
-    # A write to a pipe that nobody reads does not return. And at its exit the interpreter waits
-    # for who is inside sys.stderr.
-    data = text.encode(sys.stderr.encoding, "backslashreplace")
-    writer = threading.Thread(target=_write, args=(sys.stderr.fileno(), data), daemon=True)
+    # A write to a pipe that nobody reads does not return.
+    data = text.encode("utf-8", "backslashreplace")
+    writer = threading.Thread(target=_write_error, args=(data,), daemon=True)
     writer.start()
     writer.join(STATUS_SECONDS)
 
 
-def _write(descriptor: int, data: bytes) -> None:
+def _write_error(data: bytes) -> None:
+    # Not through sys.stderr: at its exit the interpreter waits for who is inside.
     with contextlib.suppress(OSError):
         while data:
-            data = data[os.write(descriptor, data) :]
+            data = data[os.write(STDERR, data) :]
 
 
 def print_output(text: str) -> None:

@@ -5,7 +5,6 @@ import io
 import json
 import logging
 import os
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -74,23 +73,34 @@ def test_a_field_is_not_longer_than_a_terminal_can_bear(
     assert "(131001 characters)" in stream.getvalue()
 
 
+@pytest.fixture
+def stderr() -> Iterator[int]:
+    """Let standard error be a pipe that is full; gives the end to read from."""
+    before = os.dup(2)
+    reading, writing = full_pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+    yield reading
+    os.dup2(before, 2)
+    os.close(before)
+    os.close(reading)
+
+
 def test_a_standard_error_that_nobody_reads_blocks_nothing(
-    log: tuple[logging.Logger, io.StringIO], monkeypatch: pytest.MonkeyPatch
+    log: tuple[logging.Logger, io.StringIO], stderr: int
 ) -> None:
     logger, _ = log
-    reading, writing = full_pipe()
-    monkeypatch.setattr(sys, "stderr", os.fdopen(writing, "w", encoding="utf-8"))
     configure("info", "logfmt")
     for number in range(MAX_QUEUED_LINES + 500):
         logger.warning("line", extra={"fields": {"number": number}})
     print_status("a notice\n")
 
-    os.set_blocking(reading, False)
+    os.set_blocking(stderr, False)
     received = bytearray()
 
     def read() -> bytes:
         with contextlib.suppress(BlockingIOError):
-            received.extend(os.read(reading, 1 << 16))
+            received.extend(os.read(stderr, 1 << 16))
         return bytes(received)
 
     last = f"number={MAX_QUEUED_LINES - 1}\n".encode()
