@@ -73,40 +73,43 @@ def test_a_field_is_not_longer_than_a_terminal_can_bear(
     assert "(131001 characters)" in stream.getvalue()
 
 
-@pytest.fixture
-def stderr() -> Iterator[int]:
+@contextlib.contextmanager
+def full_stderr() -> Iterator[int]:
     """Let standard error be a pipe that is full; gives the end to read from."""
     before = os.dup(2)
     reading, writing = full_pipe()
     os.dup2(writing, 2)
     os.close(writing)
-    yield reading
-    os.dup2(before, 2)
-    os.close(before)
-    os.close(reading)
+    try:
+        yield reading
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(reading)
 
 
 def test_a_standard_error_that_nobody_reads_blocks_nothing(
-    log: tuple[logging.Logger, io.StringIO], stderr: int
+    log: tuple[logging.Logger, io.StringIO],
 ) -> None:
     logger, _ = log
     configure("info", "logfmt")
-    for number in range(MAX_QUEUED_LINES + 500):
-        logger.warning("line", extra={"fields": {"number": number}})
-    print_status("a notice\n")
-
-    os.set_blocking(stderr, False)
     received = bytearray()
+    with full_stderr() as stderr:
+        for number in range(MAX_QUEUED_LINES + 500):
+            logger.warning("line", extra={"fields": {"number": number}})
+        print_status("a notice\n")
 
-    def read() -> bytes:
-        with contextlib.suppress(BlockingIOError):
-            received.extend(os.read(stderr, 1 << 16))
-        return bytes(received)
+        os.set_blocking(stderr, False)
 
-    last = f"number={MAX_QUEUED_LINES - 1}\n".encode()
-    wait_for(lambda: last in read() and b"a notice\n" in read())
-    logger.warning("heard again")
-    wait_for(lambda: b"heard again" in read())
+        def comes(words: bytes) -> bool:
+            with contextlib.suppress(BlockingIOError):
+                received.extend(os.read(stderr, 1 << 16))
+            return words in received
+
+        wait_for(lambda: comes(f"number={MAX_QUEUED_LINES - 1}\n".encode()))
+        wait_for(lambda: comes(b"a notice\n"))
+        logger.warning("heard again")
+        wait_for(lambda: comes(b"heard again"))
     assert b"dropped: standard error was not read" in received
     assert b" lines=500\n" in received
 
