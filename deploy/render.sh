@@ -39,5 +39,5 @@ daemonset() { # FILE WHAT LAYOUT
 daemonset device-plugin.yaml "MPS by NVIDIA's device plugin (resource nvidia.com/gpu)." devicePlugin
 daemonset dra.yaml "MPS by NVIDIA's DRA driver: one control daemon for each claim." dra
 daemonset plain.yaml 'MPS started on the node itself: /tmp/nvidia-mps and the like.' plain
-render pod-monitor.yaml 'For the Prometheus operator, beside any of the others.' \
+render pod-monitor.yaml 'For the Prometheus operator, in addition to any of the others.' \
   --show-only templates/monitor.yaml

@@ -74,7 +74,7 @@ async def timeline(*names: str) -> str:
         began = player.recording.header.started_at
         parts.append(
             table(
-                (f"second of `{name}`", "what the exporter says happened"),
+                (f"second of `{name}`", "what the exporter reports"),
                 (
                     (f"{one.at - began:.2f}", humanize.describe_incident(one, who))
                     for one in sorted(daemon.incidents, key=lambda one: one.at)
@@ -173,10 +173,13 @@ async def percentages() -> str:
 
 @figures
 async def data_parallel() -> str:
-    """Training over two GPUs, beside others."""
+    """Training over two GPUs, with others; the recorded names say "beside"."""
     return table(
         ("training over two GPUs", "took"),
-        ((name, f"{one['seconds']:.2f} s") for name, one in facts("data-parallel").items()),
+        (
+            (name.replace("beside", "next to"), f"{one['seconds']:.2f} s")
+            for name, one in facts("data-parallel").items()
+        ),
     )
 
 
@@ -193,7 +196,7 @@ async def containers() -> str:
             ", ".join(f"`{found}`" for found in one["findings"]),
         ))  # fmt: skip
     return table(
-        ("what the container has of its own", "the process", "clients seen", "processes beside MPS",
+        ("namespaces of the container", "the process", "clients seen", "processes without MPS",
          "findings on the spot"),
         rows,
     )  # fmt: skip
@@ -214,7 +217,7 @@ async def daemons() -> str:
             for client in server.clients:
                 gpus = metrics.all("mps_client_contexts", pid=client.pid)
                 rows.append((
-                    f"`{daemon.pipe_directory}`", "of its own" if inside else "the host's",
+                    f"`{daemon.pipe_directory}`", "separate" if inside else "the host's",
                     str(server.pid), f"{client.pid} of user {server.uid}",
                     ", ".join(sorted(labels["gpu"] for labels, _ in gpus)),
                 ))  # fmt: skip
@@ -281,7 +284,7 @@ async def handovers() -> str:
             f"`{name}`", f"{count:.0f}", seconds(idle), seconds(held), f"{overtakes:.0f}",
         ))  # fmt: skip
     return table(
-        ("recording", "hand-overs", "GPU idle for them", "GPU held by somebody",
+        ("recording", "hand-overs", "GPU idle for them", "GPU in use",
          "clients that overtook"),
         rows,
     )  # fmt: skip

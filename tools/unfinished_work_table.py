@@ -177,9 +177,9 @@ def table(found: Iterable[Result]) -> str:
         row["faults"] += len(result.outcomes)
         row.update(result.outcomes)
         row["warned"] += sum(pid in result.left for pid in result.warned)
-        row["warned in vain"] += sum(pid not in result.left for pid in result.warned)
+        row["false warnings"] += sum(pid not in result.left for pid in result.warned)
     total = sum(rows.values(), Counter[str]())
-    columns = ("runs", "faults", *OUTCOMES, "warned", "warned in vain")
+    columns = ("runs", "faults", *OUTCOMES, "warned", "false warnings")
     lines = [f"| run | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
     lines += [
         f"| {name} | {' | '.join(str(row[column]) for column in columns)} |"

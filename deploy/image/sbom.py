@@ -1,7 +1,7 @@
 """Prints what the image consists of, as CycloneDX 1.6 (JSON): Python and Debian packages.
 
-It runs in the image itself, with the exporter's own interpreter, so it lists what is there and not
-what somebody meant to be there.
+It runs in the image itself, with the exporter's own interpreter, so it lists what is installed and
+not what was meant to be installed.
 """
 
 # ruff: noqa: INP001 - a script of the image, no part of the package

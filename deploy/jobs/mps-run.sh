@@ -15,7 +15,7 @@
 #                          CUDA work is terminated: for one that saves its state then (default 0)
 #   MPS_RUN_GRACE          seconds that it has after that until SIGKILL; its next CUDA call fails
 #                          with error 810 (default 5)
-#   MPS_TERMINATE_CLIENTS  path of mps-terminate-clients.sh (default: beside this script, else PATH)
+#   MPS_TERMINATE_CLIENTS  path of mps-terminate-clients.sh (default: next to this script, else PATH)
 # All of it, with 15 s at most for the daemon, must fit into KillWait (30 s) or the pod's grace period.
 #
 # Exit status: the program's; 128 and the signal's number when it was stopped; 2 for wrong usage.

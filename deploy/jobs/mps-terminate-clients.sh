@@ -148,7 +148,7 @@ failed=0 unknown=0 done_count=0
 # ask DIRECTORY COMMAND [FENCE] -> the reply in $reply, and 0; 1: no daemon runs there; 2: it
 # refused, or the tool cannot be run; 3: no answer in time. FENCE is a second command of the same
 # run, with an answer always: without it, an empty answer and a collision with another caller look
-# the same. A refusal is tried again: callers collide (nearly a third of calls beside three others).
+# the same. A refusal is tried again: callers collide (nearly a third of calls with three others).
 ask() {
   tries=0
   while :; do

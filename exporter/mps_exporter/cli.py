@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 COMMANDS = {
     "serve": "export this host's MPS and GPUs (the default)",
     "demo": "export a built-in recording of a real host: no GPU needed",
-    "doctor": "look at this host once, and say in plain words what is wrong and what mends it",
+    "doctor": "diagnose this host and print problems with fixes",
     "record": "write what the sources read to a file, to replay it elsewhere",
 }
 
@@ -55,10 +55,10 @@ class _DoctorParser(_Parser):
 def _parser(kind: type[_Parser]) -> argparse.ArgumentParser:
     parser = kind(
         prog="mps-exporter",
-        description="Prometheus exporter for NVIDIA MPS: which daemons, servers and clients there "
-        "are, who waits for whom, who crashed and whom it took along, and what the GPU really "
-        "does. Without a command it serves this host's metrics.",
-        epilog="Every flag has an environment twin: --web.listen-address is "
+        description="Prometheus exporter for NVIDIA MPS: control daemons, servers and clients, "
+        "which users wait for which, crashes and the clients lost with them, and true GPU "
+        "utilization. Without a command it serves this host's metrics.",
+        epilog="Every flag is also an environment variable: --web.listen-address is "
         "MPS_EXPORTER_WEB_LISTEN_ADDRESS.",
         allow_abbrev=False,
     )
@@ -100,7 +100,10 @@ def _parser(kind: type[_Parser]) -> argparse.ArgumentParser:
                 help="replace UUIDs, serials, user and program names",
             )  # fmt: skip
             command.add_argument(
-                "--scenario", default="", metavar="TEXT", help="what is going on, for the reader"
+                "--scenario",
+                default="",
+                metavar="TEXT",
+                help="what the recording shows, for the reader",
             )
     return parser
 

@@ -240,7 +240,7 @@ FLAGS: tuple[Flag, ...] = (
         for name in COLLECTORS
     ),
     Flag("collector.clients.max", _integer(0, 100_000),
-         "Clients with metrics of their own, for each daemon; those beyond are only counted.",
+         "Clients with separate metrics, for each daemon; further clients are only counted.",
          "N"),
     Flag("collector.timeout", _within(duration, 0.1, 300),
          "Deadline of a collection when the scraper names none.", "DURATION"),

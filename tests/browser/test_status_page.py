@@ -64,7 +64,7 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
      ["User 1002's process 705 was served after 6.3 s."]),
     ("three-users", 2.5, r"User 1002 has waited \d s behind .*, and one more client waits\.", []),
     ("wait-abandoned-sigkill", 5, r"Process 846 died while waiting in the queue",
-     ["nobody: it is dead, and still queued", "do not restart the daemon"]),
+     ["none: it is dead, and still queued", "do not restart the daemon"]),
     ("wait-abandoned-sigkill", 10, r"User 1002's server 863 was started for clients that had died",
      ["does not answer: it hangs on its ghost server", "end it (kill -9 863)"]),
     ("fault", 4.5, r"A fatal GPU error in user 1001's server 794: MPS blames process 790; 1 other "
@@ -82,7 +82,7 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
      r"client contexts", ["48 of 48 contexts"]),
     ("terminate-client", 2, r"MPS is up|All is well",
      ["Root's process 1259 was terminated by an operator."]),
-    ("quiet", 30, r"All is well: 2 clients share 1 GPU through 1 server, and nobody waits\.",
+    ("quiet", 30, r"All is well: 2 clients share 1 GPU through 1 server, and no client waits\.",
      ["The compute mode of GPU 0 is default"]),
     ("foreground", 3, r"1 client uses 1 GPU through 1 server; whether clients wait is not "
      r"known: the daemon runs in the foreground and writes no logs",

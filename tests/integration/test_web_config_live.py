@@ -389,7 +389,7 @@ async def test_a_file_that_breaks_later_changes_nothing(
         assert len(errors) == 2  # once for each
         site.write(good.replace("alice", "carol"))
         assert (await get(address, login=("carol", "one")))[0] == 200
-        assert "read anew" in caplog.records[-1].getMessage()
+        assert "was reloaded" in caplog.records[-1].getMessage()
 
 
 async def test_an_internal_error_leaves_no_client_waiting(

@@ -69,4 +69,4 @@ async def plain_errors(request: web.Request, handler: Handler) -> web.StreamResp
         raise
     except Exception:  # noqa: BLE001 - the last one to catch it says so in the log
         _log.exception("a request failed", extra={"fields": {"path": request.path[:200]}})
-        return text("500 Internal Server Error: the exporter's log says why", status=500)
+        return text("500 Internal Server Error: see the exporter's log", status=500)

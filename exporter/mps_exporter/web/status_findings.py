@@ -98,7 +98,7 @@ def headline(snapshot: Snapshot, found: tuple[FindingView, ...]) -> FindingView:
     if unknown:
         return FindingView("notice", f"{humanize.capitalize('; '.join((*answer, *unknown)))}.")
     well = "All is well: " if _clients(snapshot) else ""
-    return FindingView("ok", f"{well}{answer[0]}, and nobody waits.")
+    return FindingView("ok", f"{well}{answer[0]}, and no client waits.")
 
 
 def _clients(snapshot: Snapshot) -> int:

@@ -179,7 +179,7 @@ def _queue(status: HostStatus) -> Markup | None:
 
 def _behind(wait: WaitView) -> Markup:
     if wait.dead:
-        return join("nobody: it is dead, and still queued")
+        return join("none: it is dead, and still queued")
     server = "" if wait.behind_server_pid is None else f" server {wait.behind_server_pid}"
     return join((wait.behind_user, h("span", server, class_="quiet")))
 

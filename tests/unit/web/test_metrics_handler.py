@@ -163,7 +163,7 @@ async def test_a_failing_collection_is_a_line_of_text(
     answer = await client.get("/metrics")
 
     assert answer.status == 500
-    assert await answer.text() == "500 Internal Server Error: the exporter's log says why\n"
+    assert await answer.text() == "500 Internal Server Error: see the exporter's log\n"
     assert "secret detail" in caplog.text
 
 

@@ -34,7 +34,7 @@ def headline(snapshot: Snapshot) -> tuple[str, str]:
     [
         (
             hosts.healthy(),
-            ("ok", "All is well: 2 clients share 1 GPU through 1 server, and nobody waits."),
+            ("ok", "All is well: 2 clients share 1 GPU through 1 server, and no client waits."),
         ),
         (hosts.waiting(), ("trouble", "Bob has waited 4 min behind alice's server 634.")),
         (hosts.waiting(20), ("warning", "Bob has waited 20 s behind alice's server 634.")),
@@ -51,11 +51,11 @@ def headline(snapshot: Snapshot) -> tuple[str, str]:
         (hosts.snapshot(), ("notice", "No MPS control daemon runs on this host.")),
         (
             hosts.snapshot(hosts.daemon()),
-            ("ok", "MPS is up and idle: no server runs, and nobody waits."),
+            ("ok", "MPS is up and idle: no server runs, and no client waits."),
         ),
         (
             hosts.snapshot(hosts.daemon(hosts.server())),
-            ("ok", "MPS is up: 1 server without clients, and nobody waits."),
+            ("ok", "MPS is up: 1 server without clients, and no client waits."),
         ),
         (
             hosts.snapshot(hosts.daemon(state="unresponsive")),

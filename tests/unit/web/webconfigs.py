@@ -151,7 +151,7 @@ def stricter() -> dict[str, tuple[str, str]]:
         "no-version-left": (TLS + "  min_version: TLS13\n  max_version: TLS12\n", "nobody could"),
         "no-cipher-left": (
             TLS + "  max_version: TLS12\n  cipher_suites: [TLS_AES_128_GCM_SHA256]\n",
-            "nobody could connect",
+            "no client could connect",
         ),
         "hash-alphabet": (
             f"basic_auth_users:\n  alice: '{ALICE[:-1]}!'\n", "must be a bcrypt hash",

@@ -59,8 +59,8 @@ REMEDIES = {
         "while it was in use; reload it or reboot"
     ),
     Code.IN_USE: (
-        "the thread that waits for Xid errors has not come out of NVML, so that NVML cannot be "
-        "initialized anew; the driver hangs, or the exporter must be restarted"
+        "the Xid event thread is blocked inside NVML, so NVML cannot be initialized again; the "
+        "driver hangs, or the exporter must be restarted"
     ),
     Code.NO_PERMISSION: "no permission to open /dev/nvidiactl and /dev/nvidia*",
 }

@@ -153,7 +153,7 @@ def _check_tls(config: TLSConfig, fields: Mapping[str, Value], section: Value) -
     auth = fields["client_auth_type"]
     if config.client_auth_type in CLIENT_AUTH_IMPOSSIBLE:
         raise auth.error(
-            f"{config.client_auth_type} takes certificates that nobody verified, which Python "
+            f"{config.client_auth_type} accepts unverified certificates, which Python "
             "cannot; use RequireAndVerifyClientCert or VerifyClientCertIfGiven"
         )
     _known(auth, CLIENT_AUTH, "client auth type")
@@ -168,7 +168,7 @@ def _check_tls(config: TLSConfig, fields: Mapping[str, Value], section: Value) -
         )
     order = tuple(VERSIONS)
     if order.index(config.min_version) > order.index(config.max_version):
-        raise fields["min_version"].error("is above max_version: nobody could connect")
+        raise fields["min_version"].error("is above max_version: no client could connect")
 
 
 def _known(

@@ -150,7 +150,7 @@ class WebConfigWatch:
         else:
             self.error = None
             self._loaded = new
-            _log.info("the web configuration was read anew", extra={"fields": {"file": self.path}})
+            _log.info("the web configuration was reloaded", extra={"fields": {"file": self.path}})
 
     def close(self) -> None:
         """Let go of the thread."""

@@ -59,7 +59,7 @@ def _versions_and_ciphers(context: ssl.SSLContext, config: TLSConfig) -> None:
     if config.cipher_suites and not ciphers:
         if config.max_version != "TLS13":
             raise WebConfigError(
-                "only suites of TLS 1.3, but max_version is below it: nobody could connect",
+                "only suites of TLS 1.3, but max_version is below it: no client could connect",
                 key=f"{_KEY}.cipher_suites",
             )
         minimum = "TLS13"
@@ -118,7 +118,7 @@ def _as_file(content: bytes) -> Iterator[str]:
 
 
 def _no_passphrase() -> str:
-    raise ValueError("the key is encrypted, and nobody is here to type its passphrase")
+    raise ValueError("the key is encrypted, and a passphrase cannot be entered")
 
 
 def _certificate(context: ssl.SSLContext, config: TLSConfig) -> None:
