@@ -1,7 +1,8 @@
 """Writes the reference pages and tables that follow from the code and from the rules.
 
 Pages: docs/metrics.md, docs/configuration.md. Tables, each between a mark and ``<!-- end -->``:
-``<!-- advice -->`` in docs/troubleshooting.md, ``<!-- alerts -->`` in docs/alerts.md.
+``<!-- advice -->`` in docs/troubleshooting.md, ``<!-- alerts -->`` in docs/alerts.md. And the
+chart's copies of rules and dashboards, with its table of values (tools/chart.py).
 
 With --check it writes nothing, and exits with 1 when a page is not up to date.
 """
@@ -15,6 +16,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
+import chart
 import yaml
 
 from mps_exporter.config import FLAGS, Settings
@@ -162,6 +164,10 @@ def main() -> int:
                 stale.append(name)
         else:
             path.write_text(text, "utf-8")
+    if check:
+        stale += chart.stale()
+    else:
+        chart.write()
     if stale:
         sys.stderr.write(f"not up to date: {', '.join(stale)}; run tools/generate_docs.py\n")
     return int(bool(stale))
