@@ -18,7 +18,7 @@ SCHEMA: dict[str, Any] = json.loads((chart.CHART / "values.schema.json").read_te
 
 
 def test_the_chart_carries_copies_of_the_projects_files() -> None:
-    assert chart.stale() == [], "run tools/generate_docs.py"
+    assert chart.stale() == [], "run python -m tools.generate_docs"
     for folder, (source, pattern) in chart.COPIES.items():
         copies = {path.name: path.read_bytes() for path in (chart.CHART / folder).iterdir()}
         assert copies == {
