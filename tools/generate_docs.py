@@ -1,7 +1,8 @@
 """Writes the reference pages and tables that follow from the code and from the rules.
 
 Pages: docs/metrics.md, docs/configuration.md. Tables, each between a mark and ``<!-- end -->``:
-``<!-- advice -->`` in docs/troubleshooting.md, ``<!-- alerts -->`` in docs/alerts.md.
+``<!-- advice -->`` in docs/troubleshooting.md, ``<!-- alerts -->`` in docs/alerts.md,
+``<!-- symptoms -->`` in docs/symptoms/README.md.
 
 With --check it writes nothing, and exits with 1 when a page is not up to date.
 """
@@ -20,6 +21,7 @@ import yaml
 from mps_exporter.config import FLAGS, Settings
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.metrics.catalogue import CATALOGUE
+from tools.symptoms import KINDS, symptoms, thread_link
 
 DOCS = Path(__file__).parents[1] / "docs"
 MADE = "<!-- Made by tools/generate_docs.py: change the code, not this page. -->"
@@ -105,11 +107,16 @@ def configuration_page() -> Iterator[str]:
 
 def advice_table() -> Iterator[str]:
     """Every finding, for docs/troubleshooting.md."""
-    yield "| name | severity | finding | why it matters |"
-    yield "| --- | --- | --- | --- |"
+    yield "| name | severity | finding | why it matters | see |"
+    yield "| --- | --- | --- | --- | --- |"
     for advice in ADVICE.values():
         if advice.kind != "news":
-            yield f"| `{advice.name}` | {advice.severity} | {advice.title} | {advice.why} |"
+            see = "; ".join(
+                f"[{symptom.title}](symptoms/{symptom.path.name})"
+                for symptom in symptoms()
+                if advice.name in symptom.findings
+            )
+            yield f"| `{advice.name}` | {advice.severity} | {advice.title} | {advice.why} | {see} |"
 
 
 def alerts_table() -> Iterator[str]:
@@ -125,7 +132,34 @@ def alerts_table() -> Iterator[str]:
                     yield f"| {link} | {severity} | {summary} |"
 
 
+def symptoms_table() -> Iterator[str]:
+    """Every page of docs/symptoms, and every reported thread with the page that answers it."""
+    pages = symptoms()
+    for kind, heading in KINDS.items():
+        yield ""
+        yield f"## {heading}"
+        yield ""
+        for symptom in pages:
+            if symptom.kind == kind:
+                yield f"- [{symptom.title}]({symptom.path.name})"
+    yield ""
+    yield "## Where it was reported"
+    yield ""
+    yield "| thread | answered in |"
+    yield "| --- | --- |"
+    threads = sorted({thread for symptom in pages for thread in symptom.reported}, key=str.lower)
+    for thread in threads:
+        answers = "; ".join(
+            f"[{symptom.title}]({symptom.path.name})"
+            for symptom in pages
+            if thread in symptom.reported
+        )
+        yield f"| {thread_link(thread)} | {answers} |"
+    yield ""
+
+
 TABLES = {
+    "symptoms/README.md": ("symptoms", symptoms_table),
     "troubleshooting.md": ("advice", advice_table),
     "alerts.md": ("alerts", alerts_table),
 }
@@ -163,7 +197,7 @@ def main() -> int:
         else:
             path.write_text(text, "utf-8")
     if stale:
-        sys.stderr.write(f"not up to date: {', '.join(stale)}; run tools/generate_docs.py\n")
+        sys.stderr.write(f"not up to date: {', '.join(stale)}; run python -m tools.generate_docs\n")
     return int(bool(stale))
 
 
