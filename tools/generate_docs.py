@@ -2,7 +2,8 @@
 
 Pages: docs/metrics.md, docs/configuration.md. Tables, each between a mark and ``<!-- end -->``:
 ``<!-- advice -->`` in docs/troubleshooting.md, ``<!-- alerts -->`` in docs/alerts.md,
-``<!-- symptoms -->`` in docs/symptoms/README.md.
+``<!-- symptoms -->`` in docs/symptoms/README.md. And the chart's copies of rules and dashboards,
+with its table of values (tools/chart.py).
 
 With --check it writes nothing, and exits with 1 when a page is not up to date.
 """
@@ -21,6 +22,7 @@ import yaml
 from mps_exporter.config import FLAGS, Settings
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.metrics.catalogue import CATALOGUE
+from tools import chart
 from tools.symptoms import KINDS, symptoms, thread_link
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -196,6 +198,10 @@ def main() -> int:
                 stale.append(name)
         else:
             path.write_text(text, "utf-8")
+    if check:
+        stale += chart.stale()
+    else:
+        chart.write()
     if stale:
         sys.stderr.write(f"not up to date: {', '.join(stale)}; run python -m tools.generate_docs\n")
     return int(bool(stale))

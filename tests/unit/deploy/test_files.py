@@ -242,14 +242,6 @@ def test_the_device_plugins_directories_are_watched_and_mounted() -> None:
     assert mount["mountPath"] == "/run/nvidia/mps"
 
 
-def test_the_rules_and_dashboards_of_the_chart_are_those_of_the_project() -> None:
-    """They are links, so there is no copy that could fall behind."""
-    for link, target in (("rules", "prometheus/rules"), ("dashboards", "grafana/dashboards")):
-        path = CHART / "files" / link
-        assert path.is_symlink()
-        assert path.resolve() == ROOT / target
-
-
 def test_the_monitor_gives_the_job_the_name_that_the_alerts_know() -> None:
     monitor = document(DEPLOY / "kubernetes" / "pod-monitor.yaml")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
