@@ -64,9 +64,12 @@ LOGS = (
 MERGE = ("tests/unit/core/test_merge.py", "tests/unit/core/test_collector.py")
 METRICS = (
     "tests/unit/core/test_render.py",
+    "tests/unit/core/test_render_whole.py",
     "tests/unit/core/test_exposition.py",
     "tests/unit/core/test_catalogue.py",
     "tests/unit/core/test_gpu_readings.py",
+    "tests/unit/core/test_loops.py",
+    "tests/unit/web/test_negotiation.py",
 )
 TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mps/cgroups.py", ("tests/unit/mps/test_cgroups.py",)),
@@ -83,6 +86,7 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("merge/*.py", MERGE),
     ("metrics/*.py", METRICS),
     ("sources/log_tail.py", LOGS),
+    ("sources/log_reader*.py", (*LOGS, "tests/unit/sources/test_log_reader_pool.py")),
     (
         "web/webconfig/*.py",
         ("tests/unit/web/test_webconfig.py", "tests/integration/test_web_config_live.py"),

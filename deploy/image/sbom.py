@@ -1,8 +1,8 @@
 """Prints what the image consists of, as CycloneDX 1.6 (JSON): Python and Debian packages.
 
 It runs in the image itself, with the exporter's own interpreter, so it lists what is installed and
-not what was meant to be installed. `sbom.py FOLDER` lists the Python packages in a folder only, as the
-Debian and RPM packages have one.
+not what was meant to be installed. `sbom.py FOLDER` lists the Python packages in a folder only, as
+the Debian and RPM packages have one.
 """
 
 # ruff: noqa: INP001 - a script of the image, no part of the package

@@ -189,7 +189,7 @@ def _log_transition(tail: LogTail, pipe_directory: str) -> None:
     if not tail.path and tail.error is not None:
         if tail.log == "control":  # both logs are missed for one reason: one line
             del fields["path"]
-            _log.warning("cannot tell where a daemon has its logs", extra={"fields": fields})
+            _log.warning("cannot determine the daemon's log directory", extra={"fields": fields})
     elif tail.error is None:
         _log.info("following a log", extra={"fields": fields})
     elif tail.error == MISSING:

@@ -6,6 +6,7 @@ import pytest
 
 from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.metrics.spec import MetricSpec
+from mps_exporter.sources.nvml.accumulators import GPM_COUNTED, GPM_RATIOS
 
 OPEN = {
     "daemon", "gpu", "uuid", "server", "pid", "uid", "user", "fan", "xid",
@@ -21,3 +22,17 @@ def test_a_label_is_a_name_or_has_its_values_documented(spec: MetricSpec) -> Non
     for values in spec.values.values():
         assert values
         assert len(values) == len(set(values))
+
+
+@pytest.mark.parametrize(("number", "name"), GPM_RATIOS.items())
+def test_the_source_of_an_activity_is_the_gpm_metric_that_is_read(number: int, name: str) -> None:
+    sources = {spec.quantity: spec.source for spec in CATALOGUE.values() if spec.quantity}
+    assert sources[f"{name}_activity"] == f"nvmlGpmMetricsGet {number}"
+    if name in GPM_COUNTED:
+        assert sources[f"{name}_active_time"] == f"nvmlGpmMetricsGet {number}, integrated"
+
+
+def test_advice_has_states_and_no_incidents() -> None:
+    names = CATALOGUE["mps_advice"].values["advice"]
+    assert "ghost_server" in names
+    assert "server_crashed" not in names

@@ -8,6 +8,7 @@ import pytest
 
 from mps_exporter.backend import CollectorBackend
 from mps_exporter.config import Settings
+from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.loops import Count, LoopCounters
 from mps_exporter.metrics.render import Build, render
@@ -92,6 +93,18 @@ async def test_a_page_of_the_loop_before_is_not_counted_twice() -> None:
     ended = counts(loops.applied(1, played[-1]))
     loops.begin(2, played[0])
     assert counts(loops.applied(1, played[-1])) == ended
+
+
+def test_a_loop_that_was_not_shown_adds_nothing() -> None:
+    def energy(joules: float) -> list[Family]:
+        return [Family(CATALOGUE["mps_gpu_energy_joules_total"], ((("0", "GPU-a"), joules),))]
+
+    loops = LoopCounters()
+    loops.begin(1, energy(100.0))
+    loops.applied(1, energy(130.0))
+    loops.begin(2, energy(100.0))
+    loops.begin(3, energy(100.0))
+    assert loops.applied(3, energy(100.0)) == energy(130.0)
 
 
 async def test_a_served_replay_counts_on() -> None:

@@ -268,7 +268,7 @@ def test_an_unknown_directory_is_logged_once(
     tails.close()
 
     (line,) = caplog.records
-    assert line.message == "cannot tell where a daemon has its logs"
+    assert line.message == "cannot determine the daemon's log directory"
     fields = line.__dict__["fields"]
     assert fields["daemon"] == PIPE
     assert "--mps.log-directory" in fields["err"]
@@ -365,3 +365,51 @@ def test_law_a_sample_written_bit_by_bit_gives_its_truth(
         tracker.add_logs(host.poll())
     host.tails.close()
     assert summary(tracker.ledger.view(0.0).counters) == summary(read(logs).counters)
+
+
+def test_a_log_that_cannot_be_read_is_logged_once_and_so_is_its_recovery(
+    host: LogFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    path = host.folder / "control.log"
+    path.mkdir()
+    host.poll()
+    host.poll()
+    path.rmdir()
+    host.write("control", START.format("00:01.000"))
+    host.poll()
+    host.poll()
+    told = [
+        (one.levelname, one.message)
+        for one in caplog.records
+        if one.__dict__["fields"]["path"] == str(path)
+    ]
+    assert told == [("WARNING", "cannot read a log"), ("INFO", "following a log")]
+
+
+def test_a_copy_of_a_log_that_was_read_to_its_end_is_read_on(host: LogFolder) -> None:
+    path, kept = host.folder / "control.log", host.folder / "kept"
+    host.write("control", START.format("00:01.000"))
+    host.read("control")
+    path.rename(kept)
+    path.mkdir()
+    assert not state(host.poll(), "control").readable
+    path.rmdir()
+    shutil.copyfile(kept, path)
+    assert host.read("control") == []
+    host.write("control", "59:00.000 C630 UI closed")
+    (chunk,) = host.read("control")
+    assert (chunk.data, chunk.restarted) == (script("59:00.000 C630 UI closed").control, False)
+
+
+def test_what_has_no_stamp_and_was_there_before_the_exporter_is_history(host: LogFolder) -> None:
+    host.write("control", b"no stamp\n")
+    (chunk,) = host.read("control")
+    assert (chunk.data, chunk.history) == (b"no stamp\n", True)
+
+
+def test_what_has_no_stamp_and_comes_later_is_news(host: LogFolder) -> None:
+    host.poll()
+    host.write("control", b"no stamp\n")
+    (chunk,) = host.read("control")
+    assert (chunk.data, chunk.history) == (b"no stamp\n", False)

@@ -1,0 +1,184 @@
+"""A host of which everything is known: each field of the snapshot is shown where it belongs.
+
+Every field has a value of its own, so one that is shown in another's place is noticed.
+"""
+
+from __future__ import annotations
+
+from mps_exporter.metrics.mps_catalogue import MPS_METRICS
+from mps_exporter.metrics.render import Build, render
+from mps_exporter.mps.counters import Counters
+from mps_exporter.mps.log_metrics import LOG_METRICS
+from mps_exporter.observations import GpuObservation, LogState
+from mps_exporter.snapshot import (
+    Client,
+    CollectorResult,
+    ControlDaemon,
+    Gpu,
+    RecordingInfo,
+    Server,
+    Snapshot,
+    Wait,
+)
+
+D, U = "/run/mps", "GPU-a"
+
+CLIENT = Client(
+    30, 20, 1001, "ann", "train", "c0ffee", "pod-1", "77", "job.service", 4026531836, "client",
+    connected_at=103.0, contexts={U: 2}, memory_used_bytes={U: 3}, memory_limit_bytes={U: 4},
+    active_thread_ratio=0.5, sm_limit={U: 66}, priority=1, state="creating_context",
+    state_since=104.0,
+)  # fmt: skip
+SERVER = Server(
+    20, 1001, "ann", 102.0, "ACTIVE", False, 1, {U: 5}, {U: 48}, 0.75, {U: 6}, {U: 7},
+    clients=(CLIENT,),
+)  # fmt: skip
+DAEMON = ControlDaemon(
+    D, "/var/log/mps", "answering", 10, 0, "root", 101.0, "580.1", "2", True, "0,1",
+    query_duration_seconds=0.25, query_failures={"timeout": 8}, queries=9,
+    default_active_thread_ratio=1.0, default_pinned_memory_limit_bytes={U: 11},
+    default_client_priority=0, servers_count=1, servers=(SERVER,),
+    waits=(Wait(40, 1002, 105.0, 1001), Wait(41, 1002, 106.0, 1001, dead=True)),
+    handover_backoff_seconds=12.8, gpu_uuids=(U,),
+    logs=(LogState(D, "control", "/var/log/mps/control.log", True, 13),
+          LogState(D, "server", "/var/log/mps/server.log", False, 14)),
+    dropped_clients=15,
+)  # fmt: skip
+GPU = Gpu(
+    GpuObservation(
+        0, U, "GPU-parent", "1/0", "NVIDIA H200", "0000:3b:00.0", "Hopper", (9, 0), "96.00",
+        "1234", 132, "exclusive_process",
+    ),
+    "0", U, {"mps_client": 1, "direct": 2}, served_by=(D,), stranded_clients=16,
+    sm_committed_ratio=0.6, client_memory_committed_bytes=17,
+)  # fmt: skip
+SNAPSHOT = Snapshot(
+    taken_at=200.0, driver_version="580.2", cuda_version="13.0", gpus=(GPU,),
+    gpu_indexes={U: "0"}, daemons=(DAEMON,),
+    collectors=(CollectorResult("nvml", False, 0.125, timed_out=True),),
+    unreadable_environments=18, unknown_readings=19,
+    recording=RecordingInfo("a test", "a host", "580.3", "then", 2.0),
+)  # fmt: skip
+
+DS, DSP, G = (D, "20"), (D, "20", "30"), ("0", U)
+SHOWN = {
+    "mps_control_up": {(D,): 1},
+    "mps_control_state": {(D,): {"answering": True}},
+    "mps_control_info": {
+        (D, "10", "0", "root", "/var/log/mps", "580.1", "2", "true", "0,1"): 1,
+    },
+    "mps_control_start_time_seconds": {(D,): 101},
+    "mps_control_query_duration_seconds": {(D,): 0.25},
+    "mps_control_queries_total": {(D,): 9},
+    "mps_control_query_failures_total": {
+        (D, "timeout"): 8, (D, "absent"): 0, (D, "refused"): 0, (D, "unparsable"): 0,
+    },
+    "mps_control_default_active_thread_ratio": {(D,): 1},
+    "mps_control_default_pinned_memory_limit_bytes": {(D, *G): 11},
+    "mps_control_default_client_priority": {(D,): 0},
+    "mps_control_servers": {(D,): 1},
+    "mps_control_log_size_bytes": {(D, "control"): 13, (D, "server"): 14},
+    "mps_control_log_readable": {(D, "control"): 1, (D, "server"): 0},
+    "mps_server_info": {(*DS, "1001", "ann"): 1},
+    "mps_server_state": {DS: {"ACTIVE": True}},
+    "mps_server_start_time_seconds": {DS: 102},
+    "mps_server_clients": {DS: 1},
+    "mps_server_client_contexts": {(*DS, *G): 5},
+    "mps_server_client_contexts_limit": {(*DS, *G): 48},
+    "mps_server_active_thread_ratio": {DS: 0.75},
+    "mps_server_pinned_memory_limit_bytes": {(*DS, *G): 6},
+    "mps_server_memory_used_bytes": {(*DS, *G): 7},
+    "mps_server_ghost": {DS: 0},
+    "mps_client_info": {
+        (*DSP, "1001", "ann", "train", "c0ffee", "pod-1", "77", "job.service", "4026531836",
+         "client"): 1,
+    },
+    "mps_client_start_time_seconds": {DSP: 103},
+    "mps_client_state": {
+        (*DSP, "1001", "creating_context"): 1, (D, "", "40", "1002", "waiting"): 1,
+    },
+    "mps_client_state_since_timestamp_seconds": {
+        (*DSP, "1001", "creating_context"): 104, (D, "", "40", "1002", "waiting"): 105,
+    },
+    "mps_client_contexts": {(*DSP, *G): 2},
+    "mps_client_memory_used_bytes": {(*DSP, *G): 3},
+    "mps_client_memory_limit_bytes": {(*DSP, *G): 4},
+    "mps_client_active_thread_ratio": {DSP: 0.5},
+    "mps_client_sm_limit": {(*DSP, *G): 66},
+    "mps_client_priority": {DSP: 1},
+    "mps_client_dropped_series": {(D,): 15},
+    "mps_uid_waiting_clients": {(D, "1002"): 2},
+    "mps_uid_waiting_dead_clients": {(D, "1002"): 1},
+    "mps_uid_waiting_since_timestamp_seconds": {(D, "1002"): 105},
+    "mps_uid_handover_backoff_seconds": {(D,): 12.8},
+    "mps_gpu_processes": {(*G, "mps_client"): 1, (*G, "direct"): 2},
+    "mps_gpu_served": {(*G, D): 1},
+    "mps_gpu_stranded_clients": {G: 16},
+    "mps_gpu_sm_committed_ratio": {G: 0.6},
+    "mps_gpu_client_memory_committed_bytes": {G: 17},
+    "mps_exporter_build_info": {("1.0", "abc", "3.11"): 1},
+    "mps_scrape_collector_duration_seconds": {("nvml",): 0.125},
+    "mps_scrape_collector_success": {("nvml",): 0},
+    "mps_scrape_collector_timeout": {("nvml",): 1},
+    "mps_exporter_unreadable_environments": {(): 18},
+    "mps_exporter_unknown_readings_total": {(): 19},
+    "mps_exporter_recording_info": {("a test", "a host", "580.3", "then", "2"): 1},
+    "mps_gpu_info": {
+        (*G, "GPU-parent", "1/0", "NVIDIA H200", "0000:3b:00.0", "Hopper", "9.0", "580.2", "13.0",
+         "96.00", "1234"): 1,
+    },
+    "mps_gpu_sms": {G: 132},
+    "mps_gpu_compute_mode": {G: {"exclusive_process": True}},
+}  # fmt: skip
+
+
+def test_everything_is_shown_in_its_place() -> None:
+    found = {
+        family.spec.name: dict(family.samples)
+        for family in render(SNAPSHOT, Build("1.0", "abc", "3.11"))
+    }
+    advice = found.pop("mps_advice")
+    assert found == SHOWN
+    assert advice[("queued_client_dead", "warning", D, "", "")] == 1
+    assert advice[("stranded_client", "warning", "", "0", U)] == 1
+
+
+def test_the_snapshot_above_has_every_metric_that_is_not_counted_from_logs() -> None:
+    expected = {spec.name for spec in MPS_METRICS} - LOG_METRICS.keys() - {"mps_advice"}
+    assert expected <= SHOWN.keys()
+
+
+def test_a_setting_of_the_daemon_that_is_not_known_is_an_empty_label() -> None:
+    daemon = ControlDaemon(D, "/l", None, pid=10)
+    (family,) = [
+        family
+        for family in render(Snapshot(1.0, daemons=(daemon,)), Build("", "", ""))
+        if family.spec.name == "mps_control_info"
+    ]
+    assert dict(family.samples) == {(D, "10", "", "", "/l", "", "", "", ""): 1}
+
+
+def test_faults_of_a_gpu_that_the_daemon_does_not_serve_now_stay() -> None:
+    counted = Counters()
+    counted.increment("mps_server_faults_total", uuid="GPU-gone")
+    daemon = ControlDaemon(D, "/l", None, counters=counted.snapshot(), gpu_uuids=(U,))
+    found = {
+        family.spec.name: dict(family.samples)
+        for family in render(
+            Snapshot(1.0, daemons=(daemon,), gpu_indexes={U: "0"}), Build("", "", "")
+        )
+    }
+    assert found["mps_server_faults_total"] == {(D, *G): 0, (D, "", "GPU-gone"): 1}
+
+
+def test_unknown_users_come_first() -> None:
+    counted = Counters()
+    counted.increment("mps_uid_waits_abandoned_total", uid=None)
+    waits = (Wait(5, 1003, 7.0, 1001), Wait(6, 1002, 8.0, 1001))
+    daemon = ControlDaemon(D, "/l", None, counters=counted.snapshot(), waits=waits)
+    (family,) = [
+        family
+        for family in render(Snapshot(1.0, daemons=(daemon,)), Build("", "", ""))
+        if family.spec.name == "mps_uid_waiting_clients"
+    ]
+    assert family.samples == (((D, ""), 0), ((D, "1002"), 1), ((D, "1003"), 1))
