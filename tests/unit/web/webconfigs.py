@@ -148,7 +148,7 @@ def stricter() -> dict[str, tuple[str, str]]:
             TLS + "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: empty.pem\n",
             "client_ca_file: no certificate in it",
         ),
-        "no-version-left": (TLS + "  min_version: TLS13\n  max_version: TLS12\n", "no client could"),
+        "no-version-left": (TLS + "  min_version: TLS13\n  max_version: TLS12\n", "no client"),
         "no-cipher-left": (
             TLS + "  max_version: TLS12\n  cipher_suites: [TLS_AES_128_GCM_SHA256]\n",
             "no client could connect",
