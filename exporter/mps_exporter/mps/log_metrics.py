@@ -1,7 +1,7 @@
 """What is counted from the logs: the only declaration of each such metric.
 
 The catalogue of all metrics takes these rows as they are, and adds the label of the daemon. At an
-event: ``state.counters.increment("mps_uid_overtakes_total", uid=1001)``.
+event: ``when.increment("mps_uid_overtakes_total", uid=1001)``.
 """
 
 from __future__ import annotations
