@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,11 @@ settings.load_profile("default")
 # Programs that `make tools` installed go before those of the machine, also for a bare pytest.
 _TOOLS = Path(__file__).parents[1] / ".tools" / "bin"
 os.environ["PATH"] = f"{_TOOLS}{os.pathsep}{os.environ['PATH']}"
+
+# Under nohup(1) SIGHUP is ignored, also by the programs that tests start: those ignore it on
+# purpose then, and the tests that send it would wait for ever.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from mps_exporter.observations import ControlObservation, NvmlObservation, ProcfsObservation
 from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult
+from mps_exporter.sources.host import SourceTimeoutError
 
 
 @dataclass(slots=True)
@@ -25,10 +28,47 @@ class CollectionRun:
     """Pipe directory -> what its daemon answered in this collection."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    _timeouts: dict[asyncio.Timeout, float] = field(default_factory=dict)
+    """Of the sources being read: timeout -> its share of the deadline."""
+
+    @property
+    def age_seconds(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
 
     def remaining_seconds(self) -> float:
         """Seconds until the deadline."""
-        return max(0.01, self.started + self.deadline_seconds - time.monotonic())
+        return max(0.01, self.deadline_seconds - self.age_seconds)
+
+    def extend(self, seconds: float) -> None:
+        """Move the deadline to `seconds` from now if it is earlier, also for reads under way."""
+        self.deadline_seconds = max(self.deadline_seconds, self.age_seconds + seconds)
+        for timeout, share in self._timeouts.items():
+            timeout.reschedule(self._end(share))
+
+    def _end(self, share: float) -> float:
+        return self.started + share * self.deadline_seconds
+
+    @asynccontextmanager
+    async def time_limit(self, share: float = 1.0) -> AsyncIterator[None]:
+        """Cancel what is inside after this share of the deadline, wherever extend() moves it.
+
+        Raises:
+            SourceTimeoutError: It was cancelled.
+        """
+        # The event loop's clock is time.monotonic().
+        timeout = asyncio.timeout_at(self._end(share))
+        self._timeouts[timeout] = share
+        try:
+            async with timeout:
+                yield
+        except TimeoutError as late:
+            if not timeout.expired():
+                raise
+            limit = share * self.deadline_seconds
+            raise SourceTimeoutError(f"no answer within {limit:.3g} s") from late
+        finally:
+            del self._timeouts[timeout]
 
     def add_result(
         self, name: CollectorName, duration_seconds: float, error: str | None, *, timed_out: bool

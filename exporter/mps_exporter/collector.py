@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
@@ -46,9 +47,6 @@ TAIL_INTERVAL_SECONDS = 0.2
 GPU_TICK_SECONDS = 1.0
 """How often the GPUs' activity is sampled between collections: an integral in steps of this size is
 right within 2 %."""
-
-MIN_DEADLINE_SECONDS = 2.0
-"""A collection has so long, whatever the scraper says that starts it: others may join."""
 
 STALE_ANSWER_FACTOR = 3.0
 STALE_ANSWER_SECONDS = 15.0
@@ -109,15 +107,20 @@ class Collector:
     ) -> Snapshot:
         """A snapshot of the host, as complete as the deadline allows.
 
-        Joins the collection that is under way for the same collectors, if there is one.
+        Joins the collection that is under way for the same collectors, and extends its deadline
+        to the own one. One in which a source has been late for --collector.timeout is not joined:
+        what its other sources read is old.
         """
         deadline = deadline_seconds or self._settings.collector_timeout
         chosen = frozenset(self.enabled if collectors is None else collectors)
         run = self._collections.get(chosen)
-        if run is None:
-            run = CollectionRun(time.monotonic(), max(deadline, MIN_DEADLINE_SECONDS), chosen)
+        if run is None or run.age_seconds >= self._settings.collector_timeout:
+            # A scraper in a hurry leaves early; its short deadline must not bind who joins.
+            least = self._settings.collector_timeout
+            run = CollectionRun(time.monotonic(), max(deadline, least), chosen)
             self._collections[chosen] = run
             run.task = asyncio.create_task(self._collect(run), name="collection")
+        run.extend(deadline)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(run.done.wait(), deadline)
         if run.task is not None and run.task.done() and not run.task.cancelled():
@@ -133,7 +136,8 @@ class Collector:
             await asyncio.gather(gpus, mps)
             await self._identify(run)
         finally:
-            self._collections.pop(run.collectors, None)
+            if self._collections.get(run.collectors) is run:
+                del self._collections[run.collectors]
             run.done.set()
 
     async def _run_source(
@@ -165,7 +169,8 @@ class Collector:
             self._transitions.failed(name, message="collector failed", collector=name, err=error)
 
     async def _read_gpus(self, run: CollectionRun) -> None:
-        observation = await self._host.read_gpus(run.remaining_seconds() * GPU_SHARE_OF_DEADLINE)
+        async with run.time_limit(GPU_SHARE_OF_DEADLINE):
+            observation = await self._host.read_gpus(math.inf)
         run.gpus = observation
         self._on_observation(observation)
         self._count_unknown_readings(observation)
@@ -194,10 +199,11 @@ class Collector:
 
     async def _discover_configured(self, run: CollectionRun) -> None:
         with contextlib.suppress(SourceTimeoutError, SourceError):
-            self._update_daemons(await self._host.discover(run.remaining_seconds()))
+            await self._discover(run)
 
     async def _discover(self, run: CollectionRun) -> None:
-        self._update_daemons(await self._host.discover(run.remaining_seconds()))
+        async with run.time_limit():
+            self._update_daemons(await self._host.discover(math.inf))
 
     async def _ask_daemons(self, run: CollectionRun) -> None:
         await self._queries.ask(run, list(self._daemons.values()))
@@ -215,7 +221,8 @@ class Collector:
             *(record.ledger.watched_pids() for record in self._daemons.values())
         )
         self._identified = frozenset(pids)
-        observation = await self._host.identify(pids, run.remaining_seconds())
+        async with run.time_limit():
+            observation = await self._host.identify(pids, math.inf)
         run.processes = observation
         self._take_processes(observation, self._daemons.values())
         if observation.error is not None:

@@ -9,13 +9,26 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
+import os
+import threading
+from collections import deque
 from datetime import UTC, datetime
 from typing import TextIO
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING,
            "error": logging.ERROR}  # fmt: skip
 _NAMES = {logging.WARNING: "warn", logging.CRITICAL: "error"}
+
+STDERR = 2
+
+MAX_FIELD_CHARACTERS = 1000
+"""Of one value: paths that users choose may be 128 kB long."""
+
+MAX_QUEUED_LINES = 1000
+"""Lines kept while standard error takes none; what comes then is dropped and counted."""
+
+CLOSE_SECONDS = 0.5
+"""So long the end of the program waits for the last lines to be written."""
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
@@ -31,7 +44,16 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
         fields |= {str(key): value for key, value in extra.items() if value is not None}
     if record.exc_info and record.exc_info[1] is not None:
         fields["err"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
-    return fields
+    return {key: _shortened(value) for key, value in fields.items()}
+
+
+def _shortened(value: object) -> object:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = str(value)
+    if len(text) <= MAX_FIELD_CHARACTERS:
+        return text
+    return f"{text[:MAX_FIELD_CHARACTERS]}... ({len(text)} characters)"
 
 
 def _quoted(value: object) -> str:
@@ -68,10 +90,73 @@ def _with_traceback(formatter: logging.Formatter, record: logging.LogRecord, lin
 
 def configure(level: str, form: str, stream: TextIO | None = None) -> None:
     """Send the log of this program, and warnings of libraries, to standard error."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler: logging.Handler = _StderrHandler() if stream is None else logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if form == "json" else LogfmtFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("mps_exporter").setLevel(_LEVELS[level])
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to standard error on a thread of its own.
+
+    It may be a pipe that nobody reads, and then a write does not return: it must not
+    take the event loop, and SIGTERM with it, along.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: deque[str] = deque()
+        self._dropped = 0
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a line, or count it."""
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001 - a log line that cannot be formatted ends nothing
+            self.handleError(record)
+            return
+        with self._changed:
+            if len(self._lines) >= MAX_QUEUED_LINES:
+                self._dropped += 1
+                return
+            if self._dropped:
+                line = f"{self._format_dropped()}\n{line}"
+                self._dropped = 0
+            self._lines.append(line)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write, name="log", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _format_dropped(self) -> str:
+        record = logging.LogRecord(
+            __name__, logging.WARNING, "", 0,
+            "log lines were dropped: standard error was not read", None, None,
+        )  # fmt: skip
+        record.fields = {"lines": self._dropped}
+        return self.format(record)
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines)
+                data = f"{self._lines[0]}\n".encode("utf-8", "backslashreplace")
+            try:
+                # Not sys.stderr: at its exit the interpreter waits for the lock of that.
+                while data:
+                    data = data[os.write(STDERR, data) :]
+            except OSError:
+                pass  # closed, or full: nobody can be told
+            with self._changed:
+                self._lines.popleft()
+                self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait for what is queued to be written, but not for long."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lines, CLOSE_SECONDS)
 
 
 class TransitionLogger:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from typing import TextIO
 
@@ -25,11 +27,30 @@ def open_closed_streams() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
 
 
+STDERR = 2
+STATUS_SECONDS = 0.5
+"""So long print_status waits for a reader."""
+
+
 def print_status(text: str) -> None:
-    """Tell the person at the terminal, if there still is one: no work is lost for it."""
+    """Print on standard error, after the log lines before it.
+
+    A standard error that is closed, full or not read is no failure, and holds up nothing.
+    """
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    # A write to a pipe that nobody reads does not return.
+    data = text.encode("utf-8", "backslashreplace")
+    writer = threading.Thread(target=_write_error, args=(data,), daemon=True)
+    writer.start()
+    writer.join(STATUS_SECONDS)
+
+
+def _write_error(data: bytes) -> None:
+    # Not through sys.stderr: at its exit the interpreter waits for who is inside.
     with contextlib.suppress(OSError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        while data:
+            data = data[os.write(STDERR, data) :]
 
 
 def print_output(text: str) -> None:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 
 from mps_exporter.observations import ProcfsObservation
 from mps_exporter.sources.recording import RecordingError, read
+from tests.support.pipes import full_pipe
 from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_SECONDS, wait_for
 from tests.unit.web.webconfigs import TLS, write_certificates
@@ -273,3 +275,26 @@ def test_standard_error_may_be_closed() -> None:
             assert process.wait(PATIENCE_SECONDS) == 0
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("command", ["serve", "demo"])
+def test_a_standard_error_that_nobody_reads_blocks_nothing(command: str) -> None:
+    port = free_port()
+    reading, writing = full_pipe()
+    words = (command, f"--web.listen-address=127.0.0.1:{port}", "--log.level=debug")
+    with started(*words, stderr=writing) as process:
+        os.close(writing)
+
+        def answers(path: str) -> bool:
+            assert process.poll() is None
+            with suppress(OSError):
+                url = f"http://127.0.0.1:{port}{path}"
+                with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:
+                    return bool(answer.status == 200)
+            return False
+
+        wait_for(lambda: answers("/-/healthy"))
+        assert answers("/metrics")
+        process.terminate()
+        assert process.wait(PATIENCE_SECONDS) == 0
+    os.close(reading)

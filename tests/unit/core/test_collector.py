@@ -280,28 +280,47 @@ async def test_without_the_process_collector_no_process_is_watched(host: Scripte
 # ---------------------------------------------------------------- beside others
 
 
-async def test_a_hurried_scraper_does_not_hurry_the_others(
-    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hurried_scraper_does_not_hurry_the_others(host: ScriptedHost) -> None:
+    """The deadline of a shared collection is the longest, also for reads that are under way."""
     host.gpus = NvmlObservation(host.wall, Outcome.OK)
     read_gpus = host.read_gpus
-
-    gone = asyncio.Event()
+    answers = asyncio.Event()
 
     async def slow(deadline_seconds: float) -> NvmlObservation:
-        async with asyncio.timeout(deadline_seconds):
-            await gone.wait()
+        await answers.wait()
         return await read_gpus(deadline_seconds)
 
-    monkeypatch.setattr(collector_module, "MIN_DEADLINE_SECONDS", PATIENCE_SECONDS)
     host.read_gpus = slow  # type: ignore[method-assign]
-    collector = host.collector()
-    hurried = asyncio.create_task(collector.collect(0.05))
+    collector = host.collector(collector_timeout=0.2)
+    hurried = asyncio.create_task(collector.collect(0.001))
     await asyncio.sleep(0)
     patient = asyncio.create_task(collector.collect(PATIENCE_SECONDS))
-    assert [one.name for one in (await hurried).collectors if one.timed_out]
-    gone.set()
+    assert "nvml" in [one.name for one in (await hurried).collectors if one.timed_out]
+    await asyncio.sleep(1.6)  # beyond the deadline of the hurried one
+    answers.set()
     assert [one.name for one in (await patient).collectors if one.timed_out] == []
+
+
+async def test_a_collection_with_a_hung_source_is_not_joined_for_ever(host: ScriptedHost) -> None:
+    """Who asks for minutes does not let others have what the sources said minutes ago."""
+    hangs = asyncio.Event()
+    reads = 0
+
+    async def hung(deadline_seconds: float) -> NvmlObservation:
+        nonlocal reads
+        reads += 1
+        await hangs.wait()
+        raise AssertionError(deadline_seconds)
+
+    host.read_gpus = hung  # type: ignore[method-assign]
+    collector = host.collector(collector_timeout=0.05)
+    long = asyncio.create_task(collector.collect(PATIENCE_SECONDS))
+    await until(lambda: reads)
+    await asyncio.sleep(0.05)
+    snapshot = await collector.collect(0.1)
+    assert reads == 2
+    assert "nvml" in [one.name for one in snapshot.collectors if one.timed_out]
+    long.cancel()
 
 
 async def test_a_scrape_without_nvml_leaves_the_stranded_clients(host: ScriptedHost) -> None:

@@ -1,15 +1,27 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.logging import JsonFormatter, LogfmtFormatter, TransitionLogger, configure
+from mps_exporter.logging import (
+    MAX_FIELD_CHARACTERS,
+    MAX_QUEUED_LINES,
+    JsonFormatter,
+    LogfmtFormatter,
+    TransitionLogger,
+    configure,
+)
+from mps_exporter.terminal import print_status
+from tests.support.pipes import full_pipe
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -50,6 +62,56 @@ def test_a_record_is_always_one_line(message: str, value: str) -> None:
     record.fields = {"key": value}
     assert len(LogfmtFormatter().format(record).splitlines()) == 1
     assert json.loads(JsonFormatter().format(record))["key"] == value
+
+
+def test_a_field_is_not_longer_than_a_terminal_can_bear(
+    log: tuple[logging.Logger, io.StringIO],
+) -> None:
+    logger, stream = log
+    logger.warning("fails", extra={"fields": {"daemon": "/" + "a" * 131_000}})
+    assert len(stream.getvalue()) < MAX_FIELD_CHARACTERS + 200
+    assert "(131001 characters)" in stream.getvalue()
+
+
+@contextlib.contextmanager
+def full_stderr() -> Iterator[int]:
+    """Let standard error be a pipe that is full; gives the end to read from."""
+    before = os.dup(2)
+    reading, writing = full_pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+    try:
+        yield reading
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(reading)
+
+
+def test_a_standard_error_that_nobody_reads_blocks_nothing(
+    log: tuple[logging.Logger, io.StringIO],
+) -> None:
+    logger, _ = log
+    configure("info", "logfmt")
+    received = bytearray()
+    with full_stderr() as stderr:
+        for number in range(MAX_QUEUED_LINES + 500):
+            logger.warning("line", extra={"fields": {"number": number}})
+        print_status("a notice\n")
+
+        os.set_blocking(stderr, False)
+
+        def comes(words: bytes) -> bool:
+            with contextlib.suppress(BlockingIOError):
+                received.extend(os.read(stderr, 1 << 16))
+            return words in received
+
+        wait_for(lambda: comes(f"number={MAX_QUEUED_LINES - 1}\n".encode()))
+        wait_for(lambda: comes(b"a notice\n"))
+        logger.warning("heard again")
+        wait_for(lambda: comes(b"heard again"))
+    assert b"dropped: standard error was not read" in received
+    assert b" lines=500\n" in received
 
 
 def test_one_line_when_it_starts_failing_one_when_it_recovers(

@@ -197,8 +197,8 @@ def test_no_name_of_a_program_breaks_the_page(name: str) -> None:
 
 def test_the_reference_pages_are_up_to_date() -> None:
     check = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "generate_docs.py"), "--check"],
-        capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)},
+        [sys.executable, "-m", "tools.generate_docs", "--check"],
+        capture_output=True, text=True, check=False, cwd=ROOT,
     )  # fmt: skip
     assert check.stderr == ""
 
