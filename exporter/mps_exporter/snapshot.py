@@ -109,7 +109,6 @@ class ServerSession:
     ready_at: float | None
     state: str
     """INITIALIZING until Ready, FAULT from a fatal error to its recovery, else ACTIVE."""
-    fault_since: float | None = None
     active_thread_ratio: float | None = None
     pinned_memory_limit_bytes: Mapping[int, int] = field(default_factory=dict)
     """Device ordinal -> bytes."""
