@@ -42,7 +42,7 @@ _FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 
 PROSE = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "prometheus/runbooks/*.md")
+    for pattern in ("README.md", "docs/**/*.md", "prometheus/runbooks/*.md")
     for path in ROOT.glob(pattern)
 )
 CONFIGURATION = sorted(
@@ -107,7 +107,7 @@ def test_no_word_that_a_reader_stumbles_over(paths: list[Path], look: object) ->
         ("the log says so, and the daemon waits for ever", ["log says", "for ever"]),
         ("`nobody` owns it; see [nobody](https://example.org/beside) and ", ["nobody"]),
         ("```sh\nsu nobody\n```\nanew", ["anew"]),
-        ("continues; the server's side; commend; a message says; going on", []),
+        ("continues; the server's side; amended; a message says; going on", []),
     ],
 )
 def test_what_is_found(text: str, words: list[str]) -> None:
