@@ -247,8 +247,8 @@ FLAGS: tuple[Flag, ...] = (
          "change. Collections in between reuse the reply. 0 = query at every collection.",
          "DURATION", commands=_FOLLOWING),
     Flag("mps.reconcile-interval", _within(duration, 1, 86400),
-         "Time between two queries of the servers, which confirm the state read from the logs.", "DURATION",
-         commands=_FOLLOWING),
+         "Time between two queries of the servers, which confirm the state read from the logs.",
+         "DURATION", commands=_FOLLOWING),
     Flag("path.procfs", _directory, "Where procfs is mounted.", "DIR", commands=_HOST),
     Flag("path.passwd", _text, "File with the names of users.", "FILE", commands=_HOST),
     *(
