@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from mps_exporter.commands.doctor_report import Painter, plain
@@ -15,6 +16,17 @@ _MARKS: Mapping[Outcome, tuple[str, str]] = {
     "warning": ("warning", "warning"),
     "unknown": ("not seen", "dim"),
 }
+
+
+def text(checks: Mapping[int, Sequence[Check]], paint: Painter = plain) -> str:
+    """The report of each process for a person."""
+    return "\n\n".join("\n".join(report(pid, found, paint)) for pid, found in checks.items())
+
+
+def as_json(checks: Mapping[int, Sequence[Check]]) -> str:
+    """The reports for a program."""
+    objects = [as_objects(pid, found) for pid, found in checks.items()]
+    return json.dumps({"version": 1, "processes": objects}, indent=2)
 
 
 def report(pid: int, checks: Sequence[Check], paint: Painter = plain) -> Iterator[str]:
@@ -57,6 +69,6 @@ def as_objects(pid: int, checks: Sequence[Check]) -> dict[str, object]:
     }
 
 
-def exit_status(checks: Sequence[Check]) -> int:
-    """1 where something is wrong with the process, else 0."""
-    return EXIT_STATUS[conclusion(list(checks)).outcome]
+def exit_status(checks: Mapping[int, Sequence[Check]]) -> int:
+    """1 where something is wrong with one of the processes, else 0."""
+    return max(EXIT_STATUS[conclusion(list(found)).outcome] for found in checks.values())

@@ -361,8 +361,11 @@ def _limits(client: Client | None, snapshot: Snapshot) -> Iterator[Check]:
             )  # fmt: skip
     if client.environment_readable is False:
         yield Check("limits", "unknown", "limits that it sets for itself cannot be seen.")
-    sms = ", ".join(f"{count} SMs" for count in client.sm_limit.values())
-    yield Check("limits", "ok", f"It may use at most {sms}." if sms else "No SM limit is known.")
+    if client.sm_limit:
+        sms = ", ".join(f"{count} SMs" for count in client.sm_limit.values())
+        yield Check("limits", "ok", f"It may use at most {sms}.")
+    else:
+        yield Check("limits", "unknown", "how many SMs it may use is not known.")
 
 
 def _variables(view: ProcessView) -> Iterator[Check]:

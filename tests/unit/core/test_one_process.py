@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mps_exporter.cli import main
 from mps_exporter.commands import process_report
 from mps_exporter.diagnostics import findings
 from mps_exporter.diagnostics.one_process import (
@@ -159,8 +160,8 @@ def test_the_report_gives_the_answer_first() -> None:
         "  warning   variables: CUDA_PROFILE is set.",
         "            do: Unset it.",
     ]
-    assert process_report.exit_status(checks) == 1
-    assert process_report.exit_status(checks[:1]) == 0
+    assert process_report.exit_status({7: checks[:1], 8: checks}) == 1
+    assert process_report.exit_status({7: checks[:1]}) == 0
     assert json.loads(json.dumps(process_report.as_objects(7, checks)))["outcome"] == "problem"
 
 
@@ -246,3 +247,34 @@ def test_the_default_directory_need_not_be_there(tmp_path: Path) -> None:
         process.kill()
     assert (view.pipe_directory, view.names_directory) == ("/tmp/nvidia-mps", False)
     assert view.path_error is None
+
+
+def doctor(*words: str) -> int:
+    return main(["doctor", *words])
+
+
+def test_doctor_tells_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    recording = f"--recording={RECORDINGS}/wait-served.rec.gz"
+    assert doctor("--pid", "705", recording, "--at", "700ms") == 1
+    assert capsys.readouterr().out.startswith("Process 705: It has waited in the daemon's queue")
+    assert doctor("--user", "1002", recording, "--at", "700ms", "--json") == 1
+    (process,) = json.loads(capsys.readouterr().out)["processes"]
+    assert (process["pid"], process["outcome"]) == (705, "problem")
+    assert process["page"] == "docs/symptoms/a-program-hangs-in-cuinit.md"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--pid", "x"], "'x' must be the number of a process"),
+        (["--pid", "0"], "'0' must be the number of a process"),
+        (["--user", "no such user"], "no user is named 'no such user'"),
+        (["--pid", "1", "--job", "2"], "--pid and --job: give one of them"),
+        (["--job", "77", f"--recording={RECORDINGS}/quiet.rec.gz"], "no process of job 77"),
+    ],
+)
+def test_doctor_of_nobody(
+    words: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor(*words) == 3
+    assert message in capfd.readouterr().err
