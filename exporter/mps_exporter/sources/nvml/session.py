@@ -1,9 +1,9 @@
 """NVML as a source: opens the devices, reads them, and recovers after errors.
 
 NVML is initialized at the first observation. It is initialized again when the driver was reloaded,
-when the set of GPUs that the kernel lists changed, and while a GPU is lost: at growing intervals and
-between two collections, since it costs the healthy GPUs a second of their GPM counters. What was
-counted so far is kept.
+when the set of GPUs that the kernel lists changed, and while a GPU is lost: at growing intervals
+and between two collections, since it costs the healthy GPUs a second of their GPM counters. What
+was counted so far is kept.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ TICK_OVERDUE_SECONDS = 5.0
 TICK_SECONDS = 1.0
 """How often :meth:`NvmlSession.tick` should be called.
 
-GPM counts cycles, not time: over an interval in which the clock rate changes, the busier part weighs
-more (6 % too much at 7 s). And the PCIe counters wrap every 70 ms, which GPM's rate corrects only
-while it is less than 2 GiB off.
+GPM counts cycles, not time: over an interval in which the clock rate changes, the busier part
+weighs more (6 % too much at 7 s). And the PCIe counters wrap every 70 ms, which GPM's rate corrects
+only while it is less than 2 GiB off.
 """
 
 REMEDIES = {
@@ -259,7 +259,7 @@ class NvmlSession:
         return True
 
     def _close_session(self, timeout_seconds: float) -> bool:
-        """Shut NVML down, unless the Xid thread is still inside; returns whether it is shut down."""
+        """Shut NVML down, unless the Xid thread is inside; returns whether it is shut down."""
         for reader in self._readers():
             reader.close()
         self._gpus, self._missing_gpus = [], []
