@@ -388,6 +388,6 @@ class FaultList(FaultEvent):
 
 
 TIMELESS_EVENTS: frozenset[type[LogEvent]] = frozenset(
-    {Noise, Continuation, Unrecognized, Number, UiOpened, UiCommand, UiClosed, UiRefused}
+    {Noise, Continuation, Unrecognized, UiOpened, UiCommand, UiClosed, UiRefused}
 )
 """Those that change neither servers nor the queue: most lines of a control.log."""
