@@ -2,8 +2,8 @@
 
 Pages: docs/metrics.md, docs/configuration.md. Tables, each between a mark and ``<!-- end -->``:
 ``<!-- advice -->`` in docs/troubleshooting.md, ``<!-- alerts -->`` in docs/alerts.md,
-``<!-- symptoms -->`` in docs/symptoms/README.md. And the chart's copies of rules and dashboards,
-with its table of values (tools/chart.py).
+``<!-- symptoms -->`` in docs/symptoms/README.md, ``<!-- series -->`` in docs/fleet.md. And the
+chart's copies of rules and dashboards, with its table of values (tools/chart.py).
 
 With --check it writes nothing, and exits with 1 when a page is not up to date.
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import yaml
 
+from bench.rules import series_table
 from mps_exporter.config import FLAGS, Settings
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.metrics.catalogue import CATALOGUE
@@ -164,6 +165,7 @@ TABLES = {
     "symptoms/README.md": ("symptoms", symptoms_table),
     "troubleshooting.md": ("advice", advice_table),
     "alerts.md": ("alerts", alerts_table),
+    "fleet.md": ("series", series_table),
 }
 
 
