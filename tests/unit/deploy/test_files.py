@@ -116,7 +116,7 @@ def test_demo_alerts_are_labelled_and_routed_nowhere() -> None:
 
 def test_alertmanager_of_compose_inhibits_as_the_example_does() -> None:
     def inhibition(path: Path) -> str:
-        begin, end = "# The cause speaks", "\nreceivers:"
+        begin, end = "# Alerts about a cause inhibit", "\nreceivers:"
         text = path.read_text("utf-8")
         return text[text.index(begin) : text.index(end)]
 
