@@ -3,7 +3,8 @@
 Pages: docs/metrics.md, docs/configuration.md. Tables, each between a mark and ``<!-- end -->``:
 ``<!-- advice -->`` in docs/troubleshooting.md, ``<!-- alerts -->`` in docs/alerts.md,
 ``<!-- symptoms -->`` in docs/symptoms/README.md, ``<!-- series -->`` in docs/fleet.md. And the
-chart's copies of rules and dashboards, with its table of values (tools/chart.py).
+chart's copies of rules and dashboards, with its table of values (tools/chart.py), and the entry for
+awesome-prometheus-alerts.
 
 With --check it writes nothing, and exits with 1 when a page is not up to date.
 """
@@ -23,7 +24,7 @@ from bench.rules import series_table
 from mps_exporter.config import FLAGS, Settings
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.metrics.catalogue import CATALOGUE
-from tools import chart
+from tools import awesome_alerts, chart
 from tools.symptoms import KINDS, symptoms, thread_link
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -182,6 +183,7 @@ def filled(name: str) -> Iterator[str]:
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "metrics.md": metrics_page,
     "configuration.md": configuration_page,
+    "../deploy/discovery/awesome-prometheus-alerts.yml": awesome_alerts.entry,
     **{name: partial(filled, name) for name in TABLES},
 }
 
