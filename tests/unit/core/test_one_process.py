@@ -44,7 +44,7 @@ def answer(snapshot: Snapshot, pid: int, view: ProcessView | None = None) -> Che
         ("wait-served", 0.6, 705, "problem", "queue behind user 1001", "a-program-hangs-in-cuinit"),
         ("deaf-server", 9.1, 6421, "problem", "server 6429 was started for clients that had died",
          "every-cuda-program-hangs-and-the-control-tool-too"),
-        ("fault-held", 2.9, 1168, "problem", "taken its context away",
+        ("fault-held", 2.9, 1168, "problem", "destroyed its context",
          "cuda-error-700-illegal-address-under-mps"),
         ("fault-held", 2.9, 1201, "problem", "it was refused",
          "cuda-error-807-mps-server-not-ready"),
