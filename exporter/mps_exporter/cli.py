@@ -14,7 +14,7 @@ import mps_exporter
 from mps_exporter.config import InvalidSettingError, Settings, duration, load
 from mps_exporter.logging import configure
 from mps_exporter.memory import limit_malloc_arenas
-from mps_exporter.parser import DIAGNOSIS_FAILED, WRONG_USAGE, UsageError, parse
+from mps_exporter.parser import DIAGNOSIS_FAILED, WRONG_USAGE, UsageError, did_you_mean, parse
 from mps_exporter.terminal import open_closed_streams, print_output, print_status
 
 
@@ -54,8 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, settings: Settings, given: dict[str, object]) -> int:
-    # The doctor reports itself what it could not see.
-    level = "error" if command == "doctor" else settings.log_level
+    # What a single look could not see is in what it prints.
+    brief = command == "doctor" or given.get("once") or given.get("textfile")
+    level = "error" if brief else settings.log_level
     configure(level, settings.log_format)
     limit_malloc_arenas()
     # Late imports: --help and --version answer at once, and the parts that a command does not
@@ -76,7 +77,19 @@ Start = Callable[[Settings, Mapping[str, object]], Coroutine[None, None, int] | 
 
 
 def _serve(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, None, int]:
-    del given
+    if given["textfile"] is not None:
+        from mps_exporter.commands.once import write_metrics
+
+        path = Path(str(given["textfile"]))
+        if path.suffix != ".prom":
+            raise InvalidSettingError(
+                f"--textfile: {path}: node_exporter reads only files whose names end in .prom"
+            )
+        return write_metrics(settings, path)
+    if given["once"]:
+        from mps_exporter.commands.once import print_metrics
+
+        return print_metrics(settings)
     from mps_exporter.commands.serve import serve
 
     return serve(settings)
@@ -97,8 +110,16 @@ def _demo(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, No
 
 def _doctor(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, None, int]:
     from mps_exporter.commands.doctor import diagnose
+    from mps_exporter.commands.doctor_report import CHECKS
 
-    recording, moment = given["recording"], given["at"]
+    recording, moment, check = given["recording"], given["at"], given["check"]
+    if check is not None and check not in CHECKS:
+        raise InvalidSettingError(
+            f"--check: no finding {check!r}{did_you_mean(str(check), CHECKS)}; "
+            "docs/troubleshooting.md lists them"
+        )
+    if check is not None and given["json"]:
+        raise InvalidSettingError("--check: prints one line, and no JSON: leave out --json")
     if recording is None and moment is not None:
         raise InvalidSettingError("--at: is a moment of a recording: give --recording too")
     return diagnose(
@@ -106,6 +127,7 @@ def _doctor(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, 
         as_json=bool(given["json"]),
         recording=None if recording is None else Path(str(recording)),
         at_seconds=None if moment is None else _duration("--at", str(moment)),
+        check=None if check is None else str(check),
     )
 
 
