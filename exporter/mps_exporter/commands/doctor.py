@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mps_exporter.commands import doctor_report
 from mps_exporter.commands.common import StartError
@@ -12,6 +13,9 @@ from mps_exporter.commands.once import look
 from mps_exporter.config import Settings
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.terminal import print_output, supports_colour
+
+if TYPE_CHECKING:
+    from mps_exporter.commands.doctor_processes import Whom
 
 
 async def diagnose(
@@ -21,10 +25,17 @@ async def diagnose(
     recording: Path | None,
     at_seconds: float | None,
     check: str | None = None,
+    whom: Whom | None = None,
 ) -> int:
     """Look at the host once and print what is found; gives the exit status.
 
-    With the name of a check only that is reported, in one line: see doctor_report.check.
+    Args:
+        settings: Of the collector.
+        as_json: Print JSON.
+        recording: Look at this instead of the host.
+        at_seconds: Of the recording: the moment; None: its end.
+        check: Report only this, in one line: see doctor_report.check.
+        whom: Say what is wrong with these processes, not with the host.
     """
     if recording is None:
         snapshot = await look(settings)
@@ -37,9 +48,18 @@ async def diagnose(
     paint = (
         doctor_report.coloured if supports_colour(sys.stdout, os.environ) else doctor_report.plain
     )
-    lines = doctor_report.report(snapshot, paint)
-    _print(doctor_report.as_json(snapshot) if as_json else "\n".join(lines))
-    return doctor_report.exit_status(snapshot)
+    if whom is None:
+        lines = doctor_report.report(snapshot, paint)
+        _print(doctor_report.as_json(snapshot) if as_json else "\n".join(lines))
+        return doctor_report.exit_status(snapshot)
+    # A diagnosis of the host is made without these, and sooner.
+    from mps_exporter.commands import process_report
+    from mps_exporter.commands.doctor_processes import check as check_processes
+
+    procfs = settings.path_procfs if recording is None else None
+    checks = check_processes(whom, snapshot, procfs)
+    _print(process_report.as_json(checks) if as_json else process_report.text(checks, paint))
+    return process_report.exit_status(checks)
 
 
 def _print(text: str) -> None:

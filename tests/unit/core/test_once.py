@@ -146,6 +146,7 @@ def test_checks_on_the_command_line(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--check", "gpu_lots"]) == 3
     assert "did you mean gpu_lost?" in capfd.readouterr().err
     assert main(["doctor", "--check", "gpu_lost", "--json"]) == 3
+    assert main(["doctor", "--check", "gpu_lost", "--pid=1"]) == 3
 
 
 def test_node_problem_detector_is_configured_with_checks_that_exist() -> None:
