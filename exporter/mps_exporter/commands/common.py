@@ -6,8 +6,10 @@ import asyncio
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mps_exporter.sources.recording import Recording, RecordingError, read
+if TYPE_CHECKING:
+    from mps_exporter.sources.recording import Recording
 
 
 class StartError(Exception):
@@ -20,6 +22,8 @@ def load_recording(path: Path) -> Recording:
     Raises:
         StartError: It cannot be read.
     """
+    from mps_exporter.sources.recording import RecordingError, read
+
     try:
         return read(path)
     except RecordingError as error:
