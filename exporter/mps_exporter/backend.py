@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip as gzip_format
 import logging
 import os
@@ -86,10 +85,11 @@ class CollectorBackend:
             self._loops.begin(loop, render(began, build(), wall=host.wall))
             self._host, self._collector, self._loop_number = host, collector, loop
             follower = asyncio.create_task(collector.follow())
-            await host.until_finished()
-            follower.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await follower
+            try:
+                await host.until_finished()
+            finally:
+                follower.cancel()
+            await asyncio.wait((follower,))
             ended = await collector.collect()
             self._loops.applied(loop, render(ended, build(), wall=host.wall))
 

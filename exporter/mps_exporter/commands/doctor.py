@@ -24,6 +24,9 @@ PAUSE_SECONDS = 1.5
 REPLAY_STEP_SECONDS = 0.5
 """How closely a recording is gone through when only one moment of it is wanted."""
 
+MAX_REPLAY_STEPS = 5000
+"""Beyond 40 minutes in longer steps: each takes some milliseconds."""
+
 
 async def diagnose(
     settings: Settings, *, as_json: bool, recording: Path | None, at_seconds: float | None
@@ -66,8 +69,8 @@ async def _collect_from_recording(
     length = recording.duration_seconds
     if at_seconds is not None and at_seconds > length:
         raise StartError(f"--at: {path} ends {length:.1f} s after its start")
-    moments = count(0.0, REPLAY_STEP_SECONDS)
     end = length if at_seconds is None else at_seconds
+    moments = count(0.0, max(REPLAY_STEP_SECONDS, end / MAX_REPLAY_STEPS))
     elapsed = 0.0
     host = ReplayHost(recording, clock=lambda: elapsed)
     collector = Collector(host, settings)

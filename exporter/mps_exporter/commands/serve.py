@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 import mps_exporter
+from mps_exporter import humanize
 from mps_exporter.backend import CollectorBackend, build
 from mps_exporter.commands.common import StartError, load_recording, on_signals
 from mps_exporter.config import Settings
@@ -24,6 +25,8 @@ from mps_exporter.web.state import TLS_CONTEXT, WEB_CONFIG
 from mps_exporter.web.webconfig import WebConfigError
 
 WILDCARD_HOSTS = ("", "[::]", "0.0.0.0")  # noqa: S104 - to tell a person where to look
+
+MAX_HEADER_CHARACTERS = 500
 
 _log = logging.getLogger(__name__)
 
@@ -128,11 +131,17 @@ def _print_replay_notice(
 ) -> None:
     """Say what is being replayed, and where to look."""
     header = recording.header
+    scenario, machine, driver, recorded_at = (
+        humanize.printable(text, MAX_HEADER_CHARACTERS)
+        for text in (
+            header.scenario, header.machine, header.driver_version, header.recorded_at
+        )
+    )  # fmt: skip
     print_status(
         f"\n  {'Demo' if demo else 'Replay'}: a recording of a real host, not this one, in a loop "
         f"of {recording.duration_seconds / settings.replay_speed:.0f} s.\n"
-        f"  {header.scenario}\n"
-        f"  Recorded on {header.machine}, driver {header.driver_version}, {header.recorded_at}.\n\n"
+        f"  {scenario}\n"
+        f"  Recorded on {machine}, driver {driver}, {recorded_at}.\n\n"
         f"{addresses_text}\n"
         "  Ctrl-C ends it.\n\n"
     )

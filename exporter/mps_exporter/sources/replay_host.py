@@ -17,6 +17,9 @@ from mps_exporter.observations import (
 from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.recording import Recording, RecordingCursor, control_stream
 
+MIN_LOOP_SECONDS = 1.0
+"""A recording of one moment would be replayed as fast as it goes."""
+
 
 class ReplayHost:
     """Host over a recording. Its time is the recording's, at the chosen speed."""
@@ -43,7 +46,7 @@ class ReplayHost:
     async def until_finished(self) -> None:
         """Wait for the end of the recording."""
         left = self._cursor.recording.ended_at - self.now()
-        await asyncio.sleep(left / self._speed)
+        await asyncio.sleep(max(left / self._speed, MIN_LOOP_SECONDS))
 
     def wall(self, moment: float) -> float:
         """The viewer's time of a moment of the recording."""
