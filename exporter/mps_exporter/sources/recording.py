@@ -30,9 +30,11 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from mps_exporter.mps.withhold import LogFilter, withhold_unknown
 from mps_exporter.observations import (
     ControlObservation,
     LogChunk,
+    LogName,
     LogsObservation,
     LogState,
     NvmlObservation,
@@ -117,6 +119,9 @@ def _converter() -> JsonConverter:
 
 def as_json(observation: Observation) -> tuple[str, str]:
     """An observation as a recording holds it, for a person: (source, JSON)."""
+    if isinstance(observation, LogsObservation):
+        chunks = (replace(c, data=withhold_unknown(c.data)) for c in observation.chunks)
+        observation = replace(observation, chunks=tuple(chunks))
     text = json.dumps(_converter().unstructure(observation), indent=1)
     return _NAMES[type(observation)], text
 
@@ -185,6 +190,7 @@ class RecordingWriter:
         self._anonymiser = Anonymiser() if header.anonymised else None
         self._previous: dict[str, Observation] = {}
         self._last_at = header.started_at
+        self._log_filters: dict[tuple[str, LogName], LogFilter] = {}
         first = _converter().unstructure(header) | {"format": FORMAT, "version": VERSION}
         try:
             self._file = GzipAppender(path, self._line(first))
@@ -214,7 +220,8 @@ class RecordingWriter:
         key = stream_of(observation)
         if isinstance(observation, LogsObservation):
             # The sizes in the states change with every line; without lines nothing has changed.
-            chunks = tuple(self._zoned(c) for c in observation.chunks if c.data or c.restarted)
+            known = [self._known_lines(chunk) for chunk in observation.chunks]
+            chunks = tuple(self._zoned(c) for c in known if c.data or c.restarted)
             if not chunks and observation.states == getattr(
                 self._previous.get(key), "states", None
             ):
@@ -229,6 +236,11 @@ class RecordingWriter:
         if self._anonymiser is not None:
             observation = self._anonymiser.observation(observation)
         self._write({"kind": kind, "observation": _converter().unstructure(observation)})
+
+    def _known_lines(self, chunk: LogChunk) -> LogChunk:
+        lines = self._log_filters.setdefault((chunk.pipe_directory, chunk.log), LogFilter())
+        void = chunk.restarted or chunk.lost_bytes > 0
+        return replace(chunk, data=lines.feed(chunk.data, restarted=void))
 
     @staticmethod
     def _zoned(chunk: LogChunk) -> LogChunk:

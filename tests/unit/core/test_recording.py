@@ -34,6 +34,7 @@ from mps_exporter.sources.recording import (
     RecordingCursor,
     RecordingError,
     RecordingWriter,
+    as_json,
     read,
 )
 from mps_exporter.sources.recording_v1 import QUANTITIES
@@ -107,12 +108,35 @@ def chunk(at: float, data: bytes, log: str = "control") -> LogChunk:
 STATES = (LogState("/p", "control", "/l/control.log", readable=True, size_bytes=5),)
 
 
-@given(st.binary())
+SERVER = b"[2026-11-21 08:55:42.578 Server   640] "
+SOCKET = b"[2026-11-21 08:55:42.578 Control   630] Starting control daemon using socket /"
+
+
+@given(st.binary(max_size=50).filter(lambda data: not set(data) & set(b"\r\n")))
 @settings(max_examples=60, deadline=None)
-def test_bytes_of_logs_survive(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    seen = LogsObservation(1001.0, (chunk(1001.0, data + b"\xff\n"),), STATES)
+def test_bytes_of_known_lines_survive(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    seen = LogsObservation(1001.0, (chunk(1001.0, SOCKET + data + b"\xff\n"),), STATES)
     recording = read(written(tmp_path_factory.mktemp("r") / "x.rec.gz", seen))
     assert recording.observations == (seen,)
+
+
+def test_other_lines_are_not_recorded(tmp_path: Path) -> None:
+    """A log may lead to any file of the host; half a line waits for its other half."""
+    secret = b"root:$6$salt$hash:20228:0:99999:7:::\n"
+    seen = [
+        LogsObservation(1001.0, (chunk(1001.0, secret + SERVER + b"Exi"),), STATES),
+        LogsObservation(1002.0, (chunk(1002.0, b"ting\n" + SERVER + secret),), STATES),
+    ]
+    path = written(tmp_path / "x.rec.gz", *seen)
+    assert "root:" not in gzip.decompress(path.read_bytes()).decode()
+    first, second = [one for one in read(path).observations if isinstance(one, LogsObservation)]
+    assert first.chunks[0].data.startswith(b"(withheld: 36 bytes")
+    assert second.chunks[0].data.startswith(SERVER + b"Exiting\n" + SERVER + b"(withheld: 36 b")
+    source, text = as_json(seen[0])
+    assert source == "logs"
+    assert "root:" not in text
 
 
 def test_what_only_repeats_is_not_written_again(tmp_path: Path) -> None:
@@ -138,7 +162,7 @@ def test_a_cursor_returns_the_latest_observation(tmp_path: Path) -> None:
 
 
 def test_logs_are_kept_until_they_are_followed(tmp_path: Path) -> None:
-    first, second = chunk(1001.0, b"a\n"), chunk(1005.0, b"b\n")
+    first, second = chunk(1001.0, SERVER + b"Exiting\n"), chunk(1005.0, SERVER + b"Exiting\n")
     cursor = RecordingCursor(
         read(
             written(
@@ -161,7 +185,7 @@ def test_logs_are_kept_until_they_are_followed(tmp_path: Path) -> None:
 def test_an_anonymised_recording_contains_no_user_name(tmp_path: Path) -> None:
     facts = ProcessFacts(7, 1.0, 1001, "alice", "secret-project")
     server = ProcessFacts(8, 1.0, 0, "root", "nvidia-cuda-mps-server")
-    line = f"Device NVIDIA H200 (uuid {UUID}) is associated\n".encode()
+    line = SERVER + f"Device NVIDIA H200 (uuid {UUID}) is associated\n".encode()
     header = Header(**{**{name: getattr(HEADER, name) for name in Header.__slots__},
                        "anonymised": True})  # fmt: skip
     path = written(
