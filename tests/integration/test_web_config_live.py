@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import logging
 import ssl
 import threading
+from asyncio.sslproto import SSLProtocol
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -464,3 +466,17 @@ async def test_a_handshake_that_is_never_finished(site: Site) -> None:
         assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
         writer.close()
         assert (await get(shown[0], site.client()))[0] == 200
+
+
+async def test_idle_connections_cost_no_tls(site: Site) -> None:
+    def tls_connections() -> int:
+        return sum(isinstance(one, SSLProtocol) for one in gc.get_objects())
+
+    async with visited(site, TLS) as address:
+        host, port = address.rsplit(":", 1)
+        before = tls_connections()
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(50)]
+        assert (await get(address, site.client()))[0] == 200  # accepted after them
+        assert tls_connections() - before < 10
+        for _, writer in idle:
+            writer.close()
