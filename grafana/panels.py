@@ -114,6 +114,11 @@ def dashed(query: str, color: str = QUIET) -> Json:
     )  # fmt: skip
 
 
+def dotted(query: str) -> Json:
+    """Draw a query as dotted lines, to tell it from another in the same colours."""
+    return override("byFrameRefID", query, custom__lineStyle={"fill": "dot", "dash": [2, 6]})
+
+
 def causes_alike() -> tuple[Json, ...]:
     """Give series whose names are causes, or end with one, the cause's colour."""
     return tuple(color_of("byRegexp", f"/{cause}$/", color) for cause, color in OF_CAUSES.items())
@@ -183,6 +188,31 @@ def names_tile(
         ),
         {"reduceOptions": _LAST, "colorMode": "background", "graphMode": "none",
          "justifyMode": "center", "orientation": "auto", "textMode": "name", "wideLayout": True},
+    )  # fmt: skip
+
+
+def numbers_tile(
+    title: str,
+    description: str,
+    *queries: tuple[str, str, str],
+    none: str,
+    width: int = 12,
+    height: int = 5,
+) -> Panel:
+    """Several numbers with their names beside each other: (expression, name, unit) each."""
+    letters = "ABCDEFGH"
+    return Panel(
+        "stat", title, description,
+        tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries), width, height,
+        {"unit": COUNT, "noValue": none, "thresholds": PLAIN.json(), "decimals": 0,
+         "color": {"mode": "thresholds"}},
+        tuple(
+            override("byFrameRefID", letters[index], unit=unit)
+            for index, (_, _, unit) in enumerate(queries) if unit != COUNT
+        ),
+        {"reduceOptions": _LAST, "colorMode": "value", "graphMode": "none",
+         "justifyMode": "center", "orientation": "auto", "textMode": "value_and_name",
+         "wideLayout": True},
     )  # fmt: skip
 
 

@@ -199,16 +199,24 @@ class DaemonRegistry(Mapping[str, DaemonRecord]):
     def _set_foreign_writers(self) -> None:
         """Tell the daemons that write to the same logs which lines are not theirs.
 
-        Often only CUDA_MPS_PIPE_DIRECTORY is set for each GPU, and all log into one directory.
+        Often only CUDA_MPS_PIPE_DIRECTORY is set for each GPU, and all log into one directory. A
+        daemon of another user writes no such line, whatever it says of its log directory (root's
+        may); and PIDs that the daemon itself has are its own: in a PID namespace of his, a user can
+        give a process the number of any other.
         """
-        running = [record for record in self._records.values() if record.facts.process is not None]
-        for record in running:
-            record.tracker.foreign_pids = frozenset(
-                process.namespace_pids[-1] if process.namespace_pids else process.pid
-                for other in running
-                if other is not record and other.facts.log_path == record.facts.log_path
-                for process in _processes(other.facts)
-            )
+        sharing: dict[str, list[DaemonRecord]] = {}
+        for record in self._records.values():
+            if record.facts.process is not None:
+                sharing.setdefault(record.facts.log_path, []).append(record)
+        for records in sharing.values():
+            for record in records:
+                writers = (0, record.facts.user)
+                record.tracker.foreign_pids = frozenset(
+                    process.own_pid
+                    for other in records
+                    if other is not record and other.facts.user in writers
+                    for process in _processes(other.facts)
+                ) - {process.own_pid for process in _processes(record.facts)}
 
 
 def _process_identity(facts: DaemonFacts) -> tuple[int, float] | None:

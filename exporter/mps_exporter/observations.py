@@ -58,6 +58,11 @@ class ProcessFacts:
     """The MPS variables (and CUDA_VISIBLE_DEVICES, CUDA_DEVICE_MAX_CONNECTIONS) of the environment,
     nothing else of it; None without the right to read it."""
 
+    @property
+    def own_pid(self) -> int:
+        """Its PID in its own PID namespace: the one that its log lines carry."""
+        return self.namespace_pids[-1] if self.namespace_pids else self.pid
+
 
 @dataclass(frozen=True, slots=True)
 class DaemonFacts:
@@ -81,6 +86,11 @@ class DaemonFacts:
     process: ProcessFacts | None = None
     """None: configured, but no such process is visible."""
     configured: bool = False
+    owner_uid: int | None = None
+    """Whose daemon it is: the user of its process, else the owner of the configured directory.
+    None: neither is known."""
+    log_owners: tuple[int, ...] = ()
+    """The users whose files are believed to be its logs."""
     foreground: bool = False
     """Started with -f: it writes no log files."""
     multiuser: bool = False
@@ -92,6 +102,13 @@ class DaemonFacts:
     lock_tested: bool = False
     servers: tuple[ProcessFacts, ...] = ()
     """Its children named nvidia-cuda-mps-server."""
+
+    @property
+    def user(self) -> int | None:
+        """Whose daemon it is; recordings of earlier versions tell only the process's user."""
+        if self.owner_uid is None and self.process is not None:
+            return self.process.uid
+        return self.owner_uid
 
     @property
     def pipe_path(self) -> str:
@@ -115,6 +132,8 @@ class ProcfsObservation:
     gone: tuple[int, ...] = ()
     """Those that were asked for and are not there."""
     unreadable_environments: int = 0
+    ignored_programs: Mapping[int, int] = field(default_factory=dict)
+    """User -> processes of MPS's programs that are not looked at: that user has too many."""
     error: str | None = None
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from grafana.board import Board, Row, instance, job
 from grafana.boards.shared import TARGETS, to_host
-from grafana.panels import Column, Query, events, graph, ranking, table
-from grafana.promql import new_in_step
+from grafana.panels import Column, Query, graph, table
+from grafana.promql import new_in_range
 from grafana.style import (
     BYTES,
     GOOD,
@@ -26,8 +26,10 @@ _HOST = "max by (job, instance)"
 WHICH = table(
     "Exporters",
     "Healthy: all reachable, one version, nothing missing, below 2 % of a core and a scrape far "
-    "below its timeout (10 s by default). At most 100 exporters, unreachable and failing ones "
-    "first. A recording is replayed where Recording names one: its values are not live.",
+    "below its timeout (10 s by default). Nothing rotates the logs, and only copytruncate works. "
+    "When unknown lines grow after an update, the new driver words its log differently, and "
+    "incidents may be missed. A recording is replayed where Recording names one: its values are "
+    "not live. At most 100 exporters, unreachable and failing ones first.",
     (
         f"topk(100, sum by (job, instance) (1 - mps_scrape_collector_success)"
         f" or {_HOST} ({TARGETS} == 0) + 99)",
@@ -39,6 +41,8 @@ WHICH = table(
         f"{_HOST} (scrape_samples_scraped {_OURS})",
         f"{_HOST} (rate(process_cpu_seconds_total[$__rate_interval]) {_OURS})",
         f"{_HOST} (process_resident_memory_bytes {_OURS})",
+        "max by (job, instance) (mps_control_log_size_bytes)",
+        f"{new_in_range('mps_control_log_unrecognized_lines_total', 'job, instance')} > 0",
         "max by (job, instance, version, revision, pythonversion) (mps_exporter_build_info)",
         "max by (job, instance, scenario) (mps_exporter_recording_info)",
     ),
@@ -54,6 +58,8 @@ WHICH = table(
         Column("Samples", "G", width=85),
         Column("CPU", "H", unit=SHARE, steps=noticed_from(0.02), decimals=1, width=75),
         Column("Memory", "I", unit=BYTES, width=90),
+        Column("Largest log", "J", unit=BYTES, steps=noticed_from(LOG_LARGE), width=105),
+        Column("Unknown lines", "K", steps=noticed_from(UNKNOWN_LINES), width=125, decimals=0),
         Column("Version", "version", width=80),
         Column("Python", "pythonversion", width=80),
         Column("Recording", "scenario", width=110),
@@ -73,7 +79,7 @@ READ = (
         "are absent meanwhile.",
         Query("sum by (collector) (1 - mps_scrape_collector_success)", "{{collector}}"),
         Query("sum by (collector) (mps_scrape_collector_timeout)", "{{collector}}: timeout"),
-        width=12,
+        width=8,
         decimals=0,
         numbers=True,
     ),
@@ -82,36 +88,9 @@ READ = (
         "Healthy: milliseconds. The slowest host.",
         Query("max by (collector) (mps_scrape_collector_duration_seconds)", "{{collector}}"),
         unit=SECONDS,
-        width=12,
+        width=8,
         numbers=True,
     ),
-)
-
-UNDERSTOOD = (
-    graph(
-        "Unknown log lines per hour",
-        "Healthy: 0. When it grows after an update, the new driver words its log differently, and "
-        "incidents may be missed. The dashed line is where MpsLogWordingUnknown fires.",
-        Query(
-            "topk(5, rate(mps_control_log_unrecognized_lines_total[$__rate_interval]) * 3600 > 0)",
-            "{{instance}} {{log}}.log",
-        ),
-        limit=UNKNOWN_LINES,
-        none="No unknown line in this time range.",
-    ),
-    ranking(
-        "Size of the logs",
-        "Healthy: green; red is where MpsControlLogLarge fires. Nothing rotates them, and only "
-        "copytruncate works. The five largest.",
-        Query("topk(5, mps_control_log_size_bytes)", "{{instance}} {{log}}.log {{daemon}}"),
-        unit=BYTES,
-        steps=at_most(LOG_LARGE),
-        width=12,
-        none="no log",
-    ),
-)
-
-DAEMON_COST = (
     graph(
         "Response time of the daemons",
         "Healthy: milliseconds. All queries of one collection; the slowest host. While the daemon "
@@ -119,17 +98,9 @@ DAEMON_COST = (
         Query("max(mps_control_query_duration_seconds)", "slowest"),
         Query("avg(mps_control_query_duration_seconds)", "mean"),
         unit=SECONDS,
-        width=12,
+        width=8,
+        numbers=True,
         none="No daemon.",
-    ),
-    events(
-        "Failed queries, by reason",
-        "Healthy: empty. Queries that failed after one retry. timeout: the daemon hangs, or is "
-        "draining. absent: it is gone.",
-        Query(new_in_step("mps_control_query_failures_total", "reason"), "{{reason}}"),
-        width=12,
-        height=8,
-        none="No query failed in this time range.",
     ),
 )
 
@@ -141,7 +112,5 @@ BOARD = Board(
     rows=(
         Row("Which exporters are unhealthy, and what do they cost?", (WHICH,)),
         Row("Is everything read, and in time?", READ),
-        Row("Are the logs understood?", UNDERSTOOD, collapsed=True),
-        Row("What does it cost the daemons?", DAEMON_COST, collapsed=True),
     ),
 )

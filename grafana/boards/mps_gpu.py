@@ -9,6 +9,7 @@ from grafana.panels import (
     Query,
     color_of,
     dashed,
+    dotted,
     events,
     gpus_alike,
     graph,
@@ -244,63 +245,41 @@ HEAT = (
     ),
 )
 
-ERRORS = (
-    events(
-        "Memory errors (ECC)",
-        "Healthy: empty. Corrected errors cost nothing, but many of them announce a row remap; an "
-        "uncorrected one ends the programs on the GPU.",
-        Query(
-            new_in_step('mps_gpu_ecc_errors_total{scope="volatile"}', "gpu, kind"),
-            "GPU {{gpu}} {{kind}}",
-        ),
-        none="None in this time range, or no ECC.",
-    ),
-)
-
-LINKS = (
+LINKS_AND_ERRORS = (
     graph(
-        "PCIe traffic",
-        "For information. Programs that are slow while this is near the link's speed wait for "
-        "data.",
+        "PCIe and NVLink traffic",
+        "For information: both directions together. Programs that are slow while PCIe is near the "
+        "link's speed wait for data; NVLink is what GPUs send each other directly.",
         Query(
-            f"max by ({GPU}) (rate(mps_gpu_pcie_receive_bytes_total[$__rate_interval]))",
-            "GPU {{gpu}} received",
+            f"max by ({GPU}) (rate(mps_gpu_pcie_receive_bytes_total[$__rate_interval]))"
+            f" + max by ({GPU}) (rate(mps_gpu_pcie_transmit_bytes_total[$__rate_interval]))",
+            "GPU {{gpu}} PCIe",
         ),
         Query(
-            f"max by ({GPU}) (rate(mps_gpu_pcie_transmit_bytes_total[$__rate_interval]))",
-            "GPU {{gpu}} sent",
+            f"max by ({GPU}) (rate(mps_gpu_nvlink_receive_bytes_total[$__rate_interval]))"
+            f" + max by ({GPU}) (rate(mps_gpu_nvlink_transmit_bytes_total[$__rate_interval]))",
+            "GPU {{gpu}} NVLink",
         ),
         unit=BYTES_PER_SECOND,
-        width=8,
+        overrides=(*gpus_alike(), dotted("B")),
         numbers=True,
         none="These GPUs do not count it.",
     ),
-    graph(
-        "NVLink traffic",
-        "For information: what GPUs send each other directly.",
-        Query(
-            f"max by ({GPU}) (rate(mps_gpu_nvlink_receive_bytes_total[$__rate_interval]))",
-            "GPU {{gpu}} received",
-        ),
-        Query(
-            f"max by ({GPU}) (rate(mps_gpu_nvlink_transmit_bytes_total[$__rate_interval]))",
-            "GPU {{gpu}} sent",
-        ),
-        unit=BYTES_PER_SECOND,
-        width=8,
-        numbers=True,
-        none="No NVLink, or it is not counted.",
-    ),
     events(
-        "Link errors",
-        "Healthy: empty. Steady replays or errors point at a riser, a cable or a slot. Each bar is "
-        "those since the bar before.",
+        "Memory and link errors",
+        "Healthy: empty. Corrected memory errors (ECC) cost nothing, but many of them announce a "
+        "row remap; an uncorrected one ends the programs on the GPU. Steady replays or link errors "
+        "point at a riser, a cable or a slot. Each bar is those since the bar before.",
+        Query(
+            new_in_step('mps_gpu_ecc_errors_total{scope="volatile"}', "gpu, kind"),
+            "GPU {{gpu}} ECC {{kind}}",
+        ),
         Query(new_in_step("mps_gpu_pcie_replays_total", "gpu"), "GPU {{gpu}} PCIe replays"),
         Query(new_in_step("mps_gpu_pcie_errors_total", "gpu, kind"), "GPU {{gpu}} PCIe {{kind}}"),
         Query(
             new_in_step("mps_gpu_nvlink_errors_total", "gpu, kind"), "GPU {{gpu}} NVLink {{kind}}"
         ),
-        width=8,
+        width=12,
         height=8,
         none="None in this time range, or not counted.",
     ),
@@ -315,9 +294,7 @@ BOARD = Board(
         Row("Are the GPUs healthy?", TILES),
         Row("Which GPU needs action?", (HEALTH,)),
         Row("What are they doing?", WORK),
-        Row("Do they run at full speed, and if not, why?", SPEED, collapsed=True),
-        Row("Power and cooling", HEAT, collapsed=True),
-        Row("Which memory errors did they have?", ERRORS, collapsed=True),
-        Row("Are the links healthy?", LINKS, collapsed=True),
+        Row("Do they run at full speed, and if not, why?", (*SPEED, *HEAT), collapsed=True),
+        Row("Are memory and links healthy?", LINKS_AND_ERRORS, collapsed=True),
     ),
 )

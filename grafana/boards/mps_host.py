@@ -50,7 +50,7 @@ TILES = (
         "State",
         "Healthy: healthy. The worst that is known about this host. Grey: unreachable means that "
         "Prometheus cannot scrape the exporter, and nothing below is known.",
-        f"max({host_state(TARGET)})",
+        f"max({host_state(f'{TARGET} == 0')})",
         states=HOST_STATES,
         none="unreachable",
         links=[to_board("mps-incidents", "Its incidents")],
@@ -223,7 +223,7 @@ BOARD = Board(
         )),
         Row("Who uses it, and with what limits?", (CLIENTS,)),
         Row("GPU $gpu: how is it used?", PER_GPU, repeat="gpu", collapsed=True),
-        Row("Is MPS worth it, and is there room?", (
+        Row("Is MPS worth it here?", (
             graph(
                 "Processes on the GPUs",
                 "Healthy: clients of MPS, and no direct process with them: a direct process takes "
@@ -238,16 +238,8 @@ BOARD = Board(
                 ),
                 decimals=0,
                 numbers=True,
+                width=24,
                 none="No GPU reports its processes.",
-            ),
-            share_graph(
-                "Contexts used",
-                "Healthy: below the dashed line, where MpsContextsNearLimit fires. At 100 % the "
-                "next program fails with an error that looks like a broken GPU.",
-                Query(f"max by (instance, daemon, gpu) ({CONTEXTS_SHARE})",
-                      "GPU {{gpu}} · {{daemon}}"),
-                limit=CONTEXTS_WARN,
-                none="No server.",
             ),
         ), collapsed=True),
     ),

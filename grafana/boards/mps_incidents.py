@@ -10,7 +10,6 @@ from grafana.panels import (
     causes_alike,
     color_of,
     events,
-    graph,
     ranking,
     table,
     tile,
@@ -24,7 +23,6 @@ from grafana.style import (
     GOOD,
     SECONDS,
     SERVER_STATES,
-    USED,
     WARN,
     State,
     at_most,
@@ -147,21 +145,14 @@ BLAST = (
         Query(f"topk(5, {new_in_range(LOSSES, 'uid')} > 0)", "uid {{uid}}"),
         overrides=users_alike(),
         decimals=0,
-        height=7,
-    ),
-    ranking(
-        "Unfinished work by user",
-        "Healthy: none. Clients that ended with GPU work in flight, which then took others down; "
-        "the five users with most. Terminate clients through the daemon before killing them.",
-        Query(f"topk(5, {new_in_range(UNFINISHED, 'uid')} > 0)", "uid {{uid}}"),
-        overrides=users_alike(),
-        decimals=0,
+        width=10,
         height=7,
     ),
     table(
         "Losses by unfinished work",
         "Healthy: empty. Users whose clients ended with GPU work in flight in this time range, "
-        "where, and how many clients of all users went down with it on that daemon; at most 20.",
+        "where, and how many clients of all users went down with it on that daemon; at most 20. "
+        "Terminate clients through the daemon before killing them.",
         (
             f"topk(20, {new_in_range(UNFINISHED, USERS)} > 0)",
             f"sum by ({USERS}) (({new_in_range(UNFINISHED, USERS)} > 0) * 0"
@@ -178,7 +169,7 @@ BLAST = (
         ),
         sort="Lost",
         none="None is known.",
-        width=8,
+        width=14,
         height=7,
     ),
 )
@@ -187,10 +178,6 @@ _IN_TROUBLE = (
     f"{SERVER_STATE} and on ({USERS})"
     f" max_over_time(({SERVER_STATE})[$__range:$__interval] @ end()) > 12"
 )
-
-
-def _mean(histogram: str) -> str:
-    return f"{new_in_step(histogram + '_sum', '')} / ({new_in_step(histogram + '_count', '')} > 0)"
 
 
 RECOVERY = (
@@ -206,25 +193,8 @@ RECOVERY = (
         Query(f"count(mps_exporter_build_info) * 0 + 1 unless on () count({_IN_TROUBLE})",
               "all servers"),
         states=(State(1, "none in trouble", GOOD), *SERVER_STATES),
-        width=14,
+        width=24,
         height=7,
-    ),
-    graph(
-        "Recovery and start time of servers",
-        "Healthy: below a second. Means of the recoveries from fatal errors (from the error to the "
-        "destruction of the server's context; new clients are refused meanwhile) and of the starts "
-        "that succeeded since the point before.",
-        Query(_mean("mps_server_fault_recovery_seconds"), "recovery"),
-        Query(_mean("mps_server_startup_seconds"), "start"),
-        unit=SECONDS,
-        width=10,
-        height=7,
-        min_step="1m",
-        overrides=(
-            color_of("byFrameRefID", "A", WARN, custom__showPoints="always"),
-            color_of("byFrameRefID", "B", USED, custom__showPoints="always"),
-        ),
-        none="No server started or recovered in this time range.",
     ),
 )  # fmt: skip
 
@@ -265,8 +235,8 @@ BOARD = Board(
     rows=(
         Row("Did anything happen?", TILES),
         Row("What happened, and when?", AXIS),
-        Row("Who lost clients?", BLAST),
-        Row("What was most recent?", (LAST,)),
+        Row("Who lost clients, and whose work took them down?", BLAST),
+        Row("What was most recent?", (LAST,), collapsed=True),
         Row("Did servers recover?", RECOVERY, collapsed=True),
     ),
 )

@@ -20,7 +20,6 @@ from grafana.panels import (
     Query,
     color_of,
     events,
-    graph,
     names_tile,
     share_graph,
     table,
@@ -176,14 +175,16 @@ COSTS = (
         overrides=(*users_alike(), color_of("byFrameRefID", "A", BAD, custom__fillOpacity=80)),
         none="No user was seen in this time range.",
     ),
-    graph(
-        "Back-off of the daemon",
-        "Healthy: low, or nothing. How long the daemon now waits between attempts to replace the "
-        "running server. It doubles while clients are connected; what remains of it is lost when "
-        "they exit.",
-        Query("mps_uid_handover_backoff_seconds", "{{daemon}}"),
-        unit=SECONDS,
-        none="No hand-over was under way.",
+    events(
+        "Queue jumpers",
+        "Healthy: empty. New clients of the holder that were accepted while others waited: "
+        "as long as they keep coming, the wait does not end. Each bar is those since the "
+        "bar before.",
+        Query(new_in_step("mps_uid_overtakes_total", "uid"), "uid {{uid}}"),
+        overrides=users_alike(),
+        width=12,
+        height=8,
+        none="Nobody overtook in this time range.",
     ),
 )
 
@@ -212,28 +213,6 @@ BOARD = Board(
             ),
         ), repeat="daemon"),
         Row("How long are the waits?", WAIT_LENGTHS),
-        Row("What do hand-overs cost?", COSTS, collapsed=True),
-        Row("Who is in the queue, and who overtakes it?", (
-            graph(
-                "Clients waiting, by user",
-                "Healthy: empty. Programs that hang in cuInit behind another user's server.",
-                Query("sum by (uid) (mps_uid_waiting_clients)", "uid {{uid}}"),
-                stacked=True,
-                overrides=users_alike(),
-                decimals=0,
-                none="Nobody waited in this time range.",
-            ),
-            events(
-                "Queue jumpers",
-                "Healthy: empty. New clients of the holder that were accepted while others waited: "
-                "as long as they keep coming, the wait does not end. Each bar is those since the "
-                "bar before.",
-                Query(new_in_step("mps_uid_overtakes_total", "uid"), "uid {{uid}}"),
-                overrides=users_alike(),
-                width=12,
-                height=8,
-                none="Nobody overtook in this time range.",
-            ),
-        ), collapsed=True),
+        Row("What do hand-overs cost, and who overtakes the queue?", COSTS, collapsed=True),
     ),
 )  # fmt: skip

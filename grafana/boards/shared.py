@@ -23,11 +23,11 @@ DAEMONS = "job, instance, daemon"
 USERS = "job, instance, daemon, uid"
 
 # Exporters by the jobs that have, or had, at least one: other jobs are not ours.
-_SEEN = "last_over_time(mps_exporter_build_info[$__range] @ end())"
-TARGETS = f"(up and on (job) {_SEEN})"
+SEEN = "last_over_time(mps_exporter_build_info[$__range] @ end())"
+TARGETS = f"(up and on (job) {SEEN})"
 NOT_SCRAPED = f"count({TARGETS} == 0) or 0 * count({TARGETS})"
 # Where one host is chosen, it may have been silent for longer than the time range.
-TARGET = f"({TARGETS} or up unless on () count({_SEEN}))"
+TARGET = f"({TARGETS} or up unless on () count({SEEN}))"
 
 WAIT_WARN = alert_threshold("MpsUidWaitLong", "mps_uid_waiting_since_timestamp_seconds")
 WAIT_BAD = alert_threshold("MpsUidStarved", "mps_uid_waiting_since_timestamp_seconds")
@@ -99,12 +99,15 @@ def _daemon(state: str) -> str:
     return f'mps_control_state{{mps_control_state="{state}"}} == 1'
 
 
-def host_state(targets: str) -> str:
-    """Give the worst that is known of each host, as HOST_STATES number it."""
+def host_state(unreachable: str) -> str:
+    """Give the worst that is known of each host, as HOST_STATES number it.
+
+    What is unreachable is an expression with a series for each such host, or nothing.
+    """
     return _first_of(
         HOST_STATES,
         HOSTS,
-        ("unreachable", f"{targets} == 0"),
+        *([("unreachable", unreachable)] if unreachable else []),
         ("daemon hangs", _daemon("unresponsive")),
         ("ghost server", "mps_server_ghost == 1"),
         ("daemon absent", _daemon("absent")),

@@ -28,6 +28,7 @@ from tests.unit.grafana.reading import (
     variables,
 )
 from tests.unit.grafana.stage import (
+    GONE,
     JOB,
     OF_THE_SCRAPE,
     SCRAPE_SECONDS,
@@ -44,6 +45,7 @@ from tests.unit.rules.rulebook import RULE_FILES
 
 ENDED = "an exporter that ended"
 """A recording's exporter, some seconds after it was there for the last time."""
+NEVER = "never reached"
 SUBJECTS = subjects()
 NAMES = sorted({name for _, _, name in SUBJECTS} - {EVERY, ENDED, hand_made.NAME})
 
@@ -64,6 +66,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     gone = windows["one-client"].end
     windows[ENDED] = Window(gone - 2, gone + 5)
     hosts.append(_alert(windows["server-killed"]))
+    hosts.append(Scrapes(NEVER, tuple((at, GONE) for at in moments)))
     with programs() as started:
         yield backfilled(tmp_path_factory.mktemp("dashboards"), started, hosts), windows
 
@@ -116,6 +119,18 @@ def test_every_expression_is_answered_for_all_hosts_at_once(stage: Stage) -> Non
         prometheus.at_end(target, whole)
     for _, expr in annotation_targets():
         prometheus.span(filled(expr), whole, step=30)
+
+
+def test_history_has_hosts_that_were_never_reached_and_hosts_that_are_young(stage: Stage) -> None:
+    """All began together, and later than the range that is looked at; Grafana aligns ranges."""
+    prometheus, windows = stage
+    (target,) = (t for t in targets() if t.panel == "Worst state of each host")
+    middle = (windows["limits"].start + 15) // 5 * 5
+    expr = filled(target.expr, __range="10m", __interval="5s", __rate_interval="4s", job=JOB)
+    found = prometheus.span(expr, Window(middle - 600, middle), step=5)
+    last = {labels["instance"]: values[-1] for labels, values in found}
+    assert last[NEVER] == 12
+    assert last["limits"] == 1
 
 
 def test_every_variable_offers_something(stage: Stage) -> None:
@@ -178,10 +193,10 @@ TRUTHS = (
     Truth("mps-fleet", "Waiting", "three-users", "mps_uid_waiting_clients", at=5.5,
           direct="sum(mps_uid_waiting_clients{HERE})"),
     Truth("mps-fleet", "Clients lost", "fault-held", 2, direct=_LOST),
-    Truth("mps-fleet", "All hosts", "limits", 1, at=12, direct="count(up{HERE} == 1)"),
-    Truth("mps-fleet", "All GPUs", "limits", "mps_gpu_up", at=12,
+    Truth("mps-fleet", "Hosts and GPUs", "limits", 1, at=12, direct="count(up{HERE} == 1)"),
+    Truth("mps-fleet", "Hosts and GPUs", "limits", "mps_gpu_up", "B", at=12,
           direct="count(mps_gpu_info{HERE})"),
-    Truth("mps-fleet", "GPUs in use", "limits", 1, at=12,
+    Truth("mps-fleet", "Hosts and GPUs", "limits", 1, "C", at=12,
           direct='min(max by (uuid) (mps_gpu_processes{HERE, kind="mps_client"}) > bool 0)'),
     Truth("mps-host", "State", "stopped", 11, at=12,
           direct='11 * max(mps_control_state{HERE, mps_control_state="unresponsive"})'),

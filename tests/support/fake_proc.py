@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ class FakeProc:
         argv: Sequence[str | bytes] = (),
         comm: str | bytes | None = None,
         environ: Mapping[str, str] | None = None,
-        uid: int = 0,
+        uid: int | None = None,
         parent: int = 1,
         session: int | None = None,
         state: str = "S",
@@ -40,11 +41,13 @@ class FakeProc:
         """Start a process, or let it be another one; gives its directory.
 
         Args:
+            uid: None: the test's own.
             started: Seconds after BOOT_TIME.
             environ: None: not readable.
             sees: The root directory of its mount namespace.
             sockets: Paths at which somebody in its network namespace listens.
         """
+        uid = os.geteuid() if uid is None else uid
         arguments = [_bytes(argument) for argument in argv]
         name = arguments[0].rpartition(b"/")[2][:15] if arguments else b""
         name = name if comm is None else _bytes(comm)

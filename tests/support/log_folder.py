@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from mps_exporter.observations import LogChunk, LogsObservation, LogState
-from mps_exporter.sources.log_reader import LogReader
+from mps_exporter.sources.log_reader import LogReader, LogTarget
 from tests.support.mps_logs import EIGHT, script
 
 PIPE = "/tmp/nvidia-mps"
 
 
+def own_logs(pipe_directory: str, folder: Path) -> LogTarget:
+    """Logs that the test itself writes."""
+    return LogTarget(pipe_directory, str(folder), owners=frozenset({os.geteuid()}))
+
+
 class LogFolder:
     """The logs of one daemon, written and followed by a test."""
 
-    def __init__(self, folder: Path, now: float = EIGHT + 3600.0, **bounds: int) -> None:
+    def __init__(self, folder: Path, now: float = EIGHT + 3600.0, **bounds: Any) -> None:
         self.folder = folder
         self.now = now
         self.tails = LogReader(clock=lambda: self.now, **bounds)
@@ -31,7 +37,7 @@ class LogFolder:
     def poll(self) -> LogsObservation:
         """Look at the logs a moment later."""
         self.now += 0.2
-        return self.tails.poll([(PIPE, str(self.folder), "")])
+        return self.tails.poll([own_logs(PIPE, self.folder)])
 
     def chunks(self, log: str) -> list[LogChunk]:
         """What one poll brings of a log."""

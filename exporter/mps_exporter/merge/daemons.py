@@ -164,14 +164,13 @@ def _server_pids(inputs: DaemonInputs) -> list[int]:
         return [session.pid for session in inputs.view.servers]
     if inputs.answers.probe is not None:
         return list(inputs.answers.probe.server_pids)
-    return [process.namespace_pids[-1] if process.namespace_pids else process.pid
-            for process in inputs.facts.servers]  # fmt: skip
+    return [process.own_pid for process in inputs.facts.servers]
 
 
 def _process_of(context: MergeContext, inputs: DaemonInputs, pid: int) -> ProcessFacts | None:
     """The server's process as this host sees it: by its PID in the daemon's namespace."""
     for process in inputs.facts.servers:
-        if pid == (process.namespace_pids[-1] if process.namespace_pids else process.pid):
+        if pid == process.own_pid:
             return context.processes.get(process.pid, process)
     found = context.processes.get(pid)
     return found if found is not None and is_server(found) else None

@@ -5,30 +5,43 @@ that holds the write lock on its directory's control_lock. The tool that asks qu
 program; it does neither. Daemons are found with their directories through their environment. Where
 that may not be read, the kernel's list of Unix sockets names the directories of all daemons, and
 the lock tells whose is whose: neither needs any right.
+
+Arguments and environment are whatever a process's user likes them to be. What is believed is what
+the kernel says: whose process it is, whose the directory is that it names, and who holds the lock
+in it. So a process is no daemon where the directory is another's, or where it could hold the lock
+and does not; and each user has a bounded number of daemons.
 """
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Literal
 
 from mps_exporter.mps.log_parser import control_line_of
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
+from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER, FairShare
+from mps_exporter.sources.lanes import Lanes
+from mps_exporter.sources.pipe_directory import PipeDirectory, identity_of, look_at, owner_of
 from mps_exporter.sources.processes import HOST_USERS, Processes
 from mps_exporter.sources.procfs_parse import (
     COMM_LENGTH,
-    pack_lock_query,
     parse_control_sockets,
     parse_daemon_flags,
-    parse_lock_reply,
 )
-from mps_exporter.sources.resolve_in_root import resolve_in_root
+from mps_exporter.sources.resolve_in_root import (
+    MAX_PATH_BYTES,
+    opened_directory,
+    resolve_in_root,
+)
 
 CONTROL_PROGRAM = "nvidia-cuda-mps-control"
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
@@ -37,8 +50,15 @@ DEFAULT_PIPE_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108 
 """The second is that of newer daemons which run as root."""
 DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
 
+MAX_NAME_BYTES = 255
+"""A daemon whose directory has a longer path is called by its beginning and a hash of it. (The
+address of a socket has 108 bytes, so nobody can be asked there.)"""
+
+MAX_SOCKET_DIRECTORIES = 256
+MAX_IGNORED_USERS = 32
+MAX_NAMED_HUNG = 8
+
 _COMM = CONTROL_PROGRAM[:COMM_LENGTH].encode()
-_LOCK_FILE = "control_lock"
 _TAIL_BYTES = 1 << 16
 _CLOCK_STEP_SECONDS = 2.0
 """A process's start time is known to a tick and to the boot time's second."""
@@ -56,47 +76,51 @@ class _Program:
         return self.process.pid
 
     @property
+    def identity(self) -> tuple[int, float]:
+        return self.process.pid, self.process.start_time_seconds
+
+    @property
     def is_control(self) -> bool:
         return bool(self.arguments) and PurePosixPath(self.arguments[0]).name == CONTROL_PROGRAM
 
 
 @dataclass(frozen=True, slots=True)
-class _PipeDirectory:
-    """A pipe directory as it is reached from here, and who holds the lock in it."""
-
-    root: str
-    directory: str
-    lock_tested: bool
-    holder: int | None
-    identity: object
-    """The same for the same directory, whatever it is called."""
-    exists: bool
-
-
-@dataclass(frozen=True, slots=True)
 class _FoundDaemon:
     program: _Program
-    place: _PipeDirectory
-    servers: tuple[_Program, ...]
+    uid: int
+    """Whose daemon it is; -1: not known, or of a process with several users."""
+    place: PipeDirectory
+    log_directory: str
+    writes_the_default_log: bool
     assumed: bool
 
-    def facts(self, log_directory: str) -> DaemonFacts:
+    def facts(self, servers: Sequence[_Program]) -> DaemonFacts:
+        """Say what it is, with its children."""
         flags = parse_daemon_flags(self.program.arguments)
         return DaemonFacts(
             pipe_directory=self.place.directory,
-            log_directory=log_directory,
+            log_directory=self.log_directory,
             root=self.place.root,
+            owner_uid=None if self.uid < 0 else self.uid,
+            log_owners=() if self.uid < 0 else (self.uid,),
             directories_assumed=self.assumed,
             log_directory_assumed=self.program.process.mps_environment is None,
             process=self.program.process,
             foreground=flags.foreground,
             multiuser=flags.multiuser
-            or any(parse_daemon_flags(server.arguments).multiuser for server in self.servers),
+            or any(parse_daemon_flags(server.arguments).multiuser for server in servers),
             static_partitioning=flags.static_partitioning,
             lock_holder_pid=self.place.holder,
             lock_tested=self.place.lock_tested,
-            servers=tuple(server.process for server in self.servers),
+            servers=tuple(server.process for server in servers),
         )
+
+
+_Look = _FoundDaemon | Literal["none", "unplaced"]
+"""What is found of a process: a daemon, none, or one of which nothing tells where it is."""
+
+_Place = tuple[PipeDirectory, tuple[int, ...]]
+"""A configured directory, and whose files are believed to be the logs of its daemon."""
 
 
 class DaemonDiscovery:
@@ -119,8 +143,15 @@ class DaemonDiscovery:
     ) -> None:
         self._processes = Processes(root, passwd, clock)
         self._now = now
+        self._own_uid = os.geteuid()
+        self._share = FairShare(self._own_uid)
+        self._left_out = Counter[int]()
+        self._lanes, self._looks = Lanes[_Look](), dict[Hashable, _Look]()
+        self._place_lanes, self._places = Lanes[_Place](), dict[Hashable, _Place]()
         self._found: tuple[DaemonFacts, ...] = ()
         self._unplaced: list[int] = []
+        self._hung: list[str] = []
+        """What could not be looked at in time."""
         self._with_root: frozenset[tuple[int, float]] = frozenset()
         self._writers: set[tuple[int, float]] = set()
         """Daemons that wrote the log in the default directory."""
@@ -140,26 +171,30 @@ class DaemonDiscovery:
             OSError: /proc cannot be listed, or the daemons in it cannot be read now.
         """
         programs = self._programs()
-        self._unplaced = []
-        running = {(one.process.pid, one.process.start_time_seconds) for one in programs}
-        self._writers &= running
+        self._unplaced, self._hung = [], []
+        self._writers &= {one.identity for one in programs}
         entries: dict[object, DaemonFacts] = {}
-        for pipe_directory, log_directory in configured:
-            pipe_directory_ = _pipe_directory("", pipe_directory)
-            entries.setdefault(
-                pipe_directory_.identity, _configured_daemon(pipe_directory_, log_directory)
-            )
-        logs = dict(configured)
-        for program in programs:
-            daemon = self._daemon(program, programs, [pipe for pipe, _ in configured])
-            if daemon is None:
+        for (pipe, log), (place, owners) in self._look_at_configured(configured):
+            entries.setdefault(place.identity, _configured_daemon(pipe, log, place, owners))
+        logs, count = dict(configured), Counter[int]()
+        for daemon in self._look_at_programs(programs, [pipe for pipe, _ in configured]):
+            identity = daemon.place.identity
+            known = entries.get(identity)
+            if known is None and not search:
+                if daemon.writes_the_default_log:
+                    self._default_log_of = daemon.place.directory
                 continue
-            known = entries.get(daemon.place.identity)
-            facts = _merged(known, daemon.facts(self._log_directory(daemon)), logs)
-            if _writes_the_default_log(facts):
+            if known is None:
+                count[daemon.uid] += 1
+                if not self._is_trusted(daemon.uid) and count[daemon.uid] > MAX_DAEMONS_PER_USER:
+                    self._left_out[daemon.uid] += 1
+                    continue
+            elif known.configured and not daemon.place.belongs_to(daemon.uid, strictly=True):
+                continue
+            facts = _merged(known, daemon.facts(_children(daemon.program, programs)), logs)
+            if daemon.writes_the_default_log and facts.process is daemon.program.process:
                 self._default_log_of = facts.pipe_directory
-            if known is not None or search:
-                entries[daemon.place.identity] = facts
+            entries[identity] = facts
         own = [self._drop_foreign_default_log(facts, logs) for facts in entries.values()]
         self._found, self._with_root = _with_unique_names(own, self._with_root)
         return self._found
@@ -173,93 +208,180 @@ class DaemonDiscovery:
             daemons=self._found,
             processes=processes,
             gone=tuple(sorted(wanted - processes.keys() - unknown.keys())),
-            error=self._unplaced_error() or _unread_error(unknown),
+            ignored_programs=self._ignored(),
+            error=self._unplaced_error() or self._hung_error() or _unread_error(unknown),
             unreadable_environments=sum(
                 facts.mps_environment is None and facts.state not in "ZX"
                 for facts in processes.values()
             ),
         )
 
+    def _ignored(self) -> dict[int, int]:
+        """Users whose processes are left out, those with most of them first."""
+        most = sorted(self._left_out.items(), key=lambda one: -one[1])
+        return dict(most[:MAX_IGNORED_USERS])
+
+    def _is_trusted(self, uid: int) -> bool:
+        """Whether this user's daemons are shown whatever their number: root's, and our own."""
+        return uid in (0, self._own_uid)
+
     def _programs(self) -> list[_Program]:
-        """Give all processes of MPS's programs, by PID."""
-        facts, unknown = self._processes.identify(sorted(self._processes.running(_COMM)))
+        """Give the processes of MPS's programs, root's first, then by PID."""
+        running, self._left_out = self._share.choose(
+            self._processes.running(_COMM), self._processes.user_and_parent
+        )
+        facts, unknown = self._processes.identify(running)
         for error in unknown.values():
             raise error
-        return [_Program(process, self._processes.arguments(pid)) for pid, process in facts.items()]
-
-    def _daemon(
-        self, program: _Program, programs: Sequence[_Program], configured: Sequence[str]
-    ) -> _FoundDaemon | None:
-        """Give the daemon that this process is; None: it is none, or cannot be told where."""
-        controls = {other.pid for other in programs if other.is_control}
-        if not program.is_control or program.process.parent_pid in controls:
-            return None  # a daemon's child that has not become a server yet
-        started_as_one = parse_daemon_flags(program.arguments).daemon
-        places = list(self._pipe_directories(program, configured))
-        held = [
-            pipe_directory_ for pipe_directory_ in places if pipe_directory_.holder == program.pid
+        found = [
+            _Program(process, self._processes.arguments(pid)) for pid, process in facts.items()
         ]
-        if not held and not started_as_one:
-            return None
-        readable = program.process.mps_environment is not None
+        return sorted(found, key=lambda one: (one.process.uid not in (0, self._own_uid), one.pid))
+
+    def _look_at_configured(
+        self, configured: Sequence[tuple[str, str | None]]
+    ) -> Iterator[tuple[tuple[str, str | None], _Place]]:
+        found = self._place_lanes.ask(
+            {one: (None, partial(self._look_at_place, *one)) for one in configured}
+        )
+        self._hung += [f"the directory {one[0]}" for one in configured if one not in found]
+        self._places = {**self._places, **found}
+        for pipe, log in configured:
+            unknown = PipeDirectory("", pipe, lock_tested=False, holder=None, identity=pipe), ()
+            yield (pipe, log), self._places.get((pipe, log), unknown)
+
+    def _look_at_place(self, pipe_directory: str, log_directory: str | None) -> _Place:
+        place = self._pipe_directory("", pipe_directory, strictly=True)
+        users = [place.owner_uid]
+        if log_directory is not None:  # whoever configured it knows whose it is
+            users.append(owner_of(log_directory, self._processes.root))
+        owners = {uid for uid in users if uid is not None} or {0, self._own_uid}
+        return place, tuple(sorted(owners))
+
+    def _look_at_programs(
+        self, programs: Sequence[_Program], configured: Sequence[str]
+    ) -> list[_FoundDaemon]:
+        """Give the daemons among them; of one that cannot be looked at now, what was known."""
+        controls = {one.pid for one in programs if one.is_control}
+        # A daemon's child that has not become a server yet has its name.
+        asked: dict[Hashable, _Program] = {
+            one.identity: one
+            for one in programs
+            if one.is_control and one.process.parent_pid not in controls
+        }
+        found = self._lanes.ask(
+            {
+                name: (one.process.uid, partial(self._look_at_program, one, configured))
+                for name, one in asked.items()
+            }
+        )
+        before = self._looks
+        self._looks = {name: before[name] for name in asked if name in before} | found
+        late = (one.pid for name, one in asked.items() if name not in found)
+        self._hung += [f"the directories of PID {pid}" for pid in late]
+        for name, look in self._looks.items():
+            if look == "unplaced":
+                self._unplaced.append(asked[name].pid)
+        return [
+            replace(look, program=asked[name])
+            for name in asked
+            if isinstance(look := self._looks.get(name, "none"), _FoundDaemon)
+        ]
+
+    def _look_at_program(self, program: _Program, configured: Sequence[str]) -> _Look:
+        """Look where this process is the daemon. Runs on a thread of its own."""
+        uid = self._processes.sole_user(program.pid)
+        uid = -1 if uid is None else uid
+        environment = program.process.mps_environment
+        places = [
+            place
+            for place in self._pipe_directories(program, configured)
+            if place.belongs_to(uid, strictly=False)
+        ]
+        held = [place for place in places if place.holder == program.pid]
+        if not held and not parse_daemon_flags(program.arguments).daemon:
+            return "none"
         # A daemon holds its lock, so it is not where somebody tested the lock and nobody has it.
+        # (0: somebody whose PID does not show here.)
         free = [
-            pipe_directory_
-            for pipe_directory_ in places
-            if readable or (pipe_directory_.exists and not pipe_directory_.lock_tested)
+            place
+            for place in places
+            if (not place.lock_tested or place.holder == 0)
+            and (environment is not None or place.exists)
         ]
         if not held and not free:
-            self._unplaced.append(program.pid)
-            return None
-        servers = (
-            other
-            for other in programs
-            if other.process.parent_pid == program.pid and not other.is_control
-        )
+            return "none" if environment is not None else "unplaced"
+        place = (held or free)[0]
+        log_directory, default = self._log_directory(program, place, uid)
         return _FoundDaemon(
             program=program,
-            place=(held or free)[0],
-            servers=tuple(servers),
-            assumed=not readable and not held,
+            uid=uid,
+            place=place,
+            log_directory=log_directory,
+            writes_the_default_log=default,
+            assumed=environment is None and not held,
         )
+
+    def _pipe_directory(
+        self, root: str, directory: str, *, strictly: bool = False
+    ) -> PipeDirectory:
+        procfs = self._processes.root
+        return look_at(root, directory, procfs, self._processes.sole_user, strictly=strictly)
 
     def _pipe_directories(
         self, program: _Program, configured: Sequence[str]
-    ) -> Iterator[_PipeDirectory]:
+    ) -> Iterator[PipeDirectory]:
         """Give the pipe directories that the daemon may have, the likely ones first."""
         environment = program.process.mps_environment
         if environment is not None:
             named = environment.get("CUDA_MPS_PIPE_DIRECTORY")
             for directory in (named,) if named else DEFAULT_PIPE_DIRECTORIES:
-                yield _pipe_directory(*self._reached(program.pid, directory))
+                if self._may_be_named(directory):
+                    yield self._pipe_directory(*self._reached(program.pid, directory))
             return
         sockets = parse_control_sockets(self._processes.sockets(program.pid))
-        for directory in dict.fromkeys((*DEFAULT_PIPE_DIRECTORIES, *configured, *sockets)):
-            yield _pipe_directory("", directory)
+        candidates = dict.fromkeys((*DEFAULT_PIPE_DIRECTORIES, *configured, *sockets))
+        for directory in list(candidates)[:MAX_SOCKET_DIRECTORIES]:
+            yield self._pipe_directory("", directory)
             root, inside = self._reached(program.pid, directory)
             if root:
-                yield _pipe_directory(root, inside)
+                yield self._pipe_directory(root, inside)
 
-    def _log_directory(self, daemon: _FoundDaemon) -> str:
-        """Give the log directory; "" when it cannot be told.
+    def _may_be_named(self, directory: str) -> bool:
+        """Whether a process may call this its directory: not another process's, nor endless."""
+        inside_procfs = f"{directory}/".startswith(f"{self._processes.root}/")
+        return len(os.fsencode(directory)) <= MAX_PATH_BYTES and not inside_procfs
+
+    def _log_directory(self, program: _Program, place: PipeDirectory, uid: int) -> tuple[str, bool]:
+        """Give the log directory, "" when it cannot be told; and whether it has the default one.
 
         Where the environment may not be read, the default may well be another daemon's: it is this
         one's only when the log there has lines that this process wrote.
         """
-        process = daemon.program.process
+        process = program.process
         environment = process.mps_environment
         directory = (environment or {}).get("CUDA_MPS_LOG_DIRECTORY") or DEFAULT_LOG_DIRECTORY
-        root = daemon.place.root
+        if not self._may_be_named(directory):
+            return "", False
+        root = place.root
         if root:
-            directory = resolve_in_root(root, directory)
+            with suppress(OSError):
+                directory = resolve_in_root(root, directory)
         else:
             root, directory = self._reached(process.pid, directory)
-        name_of = (process.pid, process.start_time_seconds)
-        if environment is None and name_of not in self._writers:
-            if not _was_written_by(f"{root}{directory}/control.log", process):
-                return ""
-            self._writers.add(name_of)
-        return directory if daemon.place.root else root + directory
+        if environment is None and program.identity not in self._writers:
+            if not self._was_written_by(root + directory, process):
+                return "", False
+            self._writers.add(program.identity)
+        procfs = self._processes.root
+        there = identity_of(root + directory, procfs)
+        default = (
+            parse_daemon_flags(program.arguments).foreground is False
+            and there is not None
+            and there == identity_of(DEFAULT_LOG_DIRECTORY, procfs)
+            and uid in (0, owner_of(DEFAULT_LOG_DIRECTORY, procfs))
+        )
+        return (directory if place.root else root + directory), default
 
     def _reached(self, pid: int, directory: str) -> tuple[str, str]:
         """Give the prefix under which a process's directory is reached from here, and its name.
@@ -267,12 +389,19 @@ class DaemonDiscovery:
         No prefix is needed when the same directory has the same name here, or when nothing better
         can be reached.
         """
-        root = f"{self._processes.root}/{pid}/root"
-        inside = resolve_in_root(root, directory)
-        there = _identity(root + inside)
-        if there is not None and there != _identity(directory):
-            return root, inside
+        procfs = self._processes.root
+        root = f"{procfs}/{pid}/root"
+        with suppress(OSError, ValueError):
+            inside = resolve_in_root(root, directory)
+            there = identity_of(root + inside, procfs)
+            if there is not None and there != identity_of(directory, procfs):
+                return root, inside
         return "", directory
+
+    def _was_written_by(self, log_directory: str, process: ProcessFacts) -> bool:
+        """Tell whether its control.log was written by this daemon: lines carry the writer's PID."""
+        data = _tail(log_directory, self._processes.root, process)
+        return control_line_of(process.own_pid).search(data) is not None
 
     def _drop_foreign_default_log(
         self, facts: DaemonFacts, logs: Mapping[str, str | None]
@@ -293,6 +422,18 @@ class DaemonDiscovery:
             " CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
         )
 
+    def _hung_error(self) -> str | None:
+        if not self._hung:
+            return None
+        return (
+            f"{'; '.join(self._hung[:MAX_NAMED_HUNG])}: looking there does not return, as on a file"
+            " server that is gone"
+        )
+
+
+def _children(parent: _Program, programs: Sequence[_Program]) -> list[_Program]:
+    return [one for one in programs if one.process.parent_pid == parent.pid and not one.is_control]
+
 
 def _unread_error(unknown: Mapping[int, OSError]) -> str | None:
     """Say of whom nothing can be said now.
@@ -308,71 +449,33 @@ def _unread_error(unknown: Mapping[int, OSError]) -> str | None:
     return f"{len(errors)} processes cannot be read in /proc: {', '.join(why).lower()}"
 
 
-def _identity(path: str) -> tuple[int, int] | None:
-    with suppress(OSError, ValueError):
-        found = Path(path).stat()
-        return found.st_dev, found.st_ino
-    return None
-
-
-def _pipe_directory(root: str, directory: str) -> _PipeDirectory:
-    path = root + directory
-    tested, holder = lock_holder(f"{path}/{_LOCK_FILE}")
-    identity = _identity(path)
-    return _PipeDirectory(root, directory, tested, holder, identity or path, identity is not None)
-
-
-def _was_written_by(log: str, process: ProcessFacts) -> bool:
-    """Tell whether a control.log was written by this daemon: its lines carry the writer's PID."""
-    data = _tail(log, since=process.start_time_seconds)
-    pid = process.namespace_pids[-1] if process.namespace_pids else process.pid
-    return control_line_of(pid).search(data) is not None
-
-
-def _tail(path: str, since: float) -> bytes:
-    """Read the end of a regular file; nothing when it was not written to since then."""
-    with suppress(OSError, ValueError):
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+def _tail(log_directory: str, procfs: str, process: ProcessFacts) -> bytes:
+    """Read the end of a control.log; nothing when it is another user's, or older than a process."""
+    since = process.start_time_seconds - _CLOCK_STEP_SECONDS
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    with suppress(OSError, ValueError), opened_directory(log_directory, procfs) as directory:
+        file = os.open("control.log", flags, dir_fd=directory)
         try:
             found = os.fstat(file)
-            if stat.S_ISREG(found.st_mode) and found.st_mtime >= since - _CLOCK_STEP_SECONDS:
+            own = stat.S_ISREG(found.st_mode) and found.st_uid == process.uid
+            if own and found.st_mtime >= since:
                 return os.pread(file, _TAIL_BYTES, max(found.st_size - _TAIL_BYTES, 0))
         finally:
             os.close(file)
     return b""
 
 
-def lock_holder(path: str) -> tuple[bool, int | None]:
-    """Ask the kernel who holds a write lock on a file, without touching it: (tested, holder).
-
-    A daemon holds the one on control_lock while it lives, also while it hangs (measured). The
-    holder is 0 when its PID does not show here. Files that are no regular files are left alone.
-    """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    try:
-        if not stat.S_ISREG(Path(path).lstat().st_mode):
-            return False, None
-        file = os.open(path, flags)
-    except (OSError, ValueError):
-        return False, None
-    try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            return False, None
-        answer = fcntl.fcntl(file, fcntl.F_GETLK, pack_lock_query(fcntl.F_WRLCK))
-        return True, parse_lock_reply(answer, fcntl.F_UNLCK)
-    except OSError:
-        return False, None
-    finally:
-        os.close(file)
-
-
-def _configured_daemon(pipe_directory_: _PipeDirectory, log_directory: str | None) -> DaemonFacts:
+def _configured_daemon(
+    pipe_directory: str, log_directory: str | None, place: PipeDirectory, owners: tuple[int, ...]
+) -> DaemonFacts:
     return DaemonFacts(
-        pipe_directory=pipe_directory_.directory,
+        pipe_directory=pipe_directory,
         log_directory=log_directory or DEFAULT_LOG_DIRECTORY,
         configured=True,
-        lock_holder_pid=pipe_directory_.holder,
-        lock_tested=pipe_directory_.lock_tested,
+        owner_uid=place.owner_uid,
+        log_owners=owners,
+        lock_holder_pid=place.holder,
+        lock_tested=place.lock_tested,
     )
 
 
@@ -393,16 +496,10 @@ def _merged(
         log_directory=log_directory or (found.log_directory and found.log_path),
         root="",
         configured=True,
+        log_owners=tuple(sorted({*found.log_owners, *(known.log_owners if log_directory else ())})),
         directories_assumed=False,
         log_directory_assumed=found.log_directory_assumed and log_directory is None,
     )
-
-
-def _writes_the_default_log(daemon: DaemonFacts) -> bool:
-    if daemon.process is None or daemon.foreground or not daemon.log_directory:
-        return False
-    there = _identity(daemon.log_path)
-    return there is not None and there == _identity(DEFAULT_LOG_DIRECTORY)
 
 
 def _holds_the_lock(daemon: DaemonFacts) -> bool:
@@ -420,7 +517,7 @@ def _with_unique_names(
     """
     named: dict[str, DaemonFacts] = {}
     keep = set()
-    for daemon in sorted(daemons, key=_seniority):
+    for daemon in sorted(map(_with_short_name, daemons), key=_seniority):
         unique = daemon
         process = daemon.process
         name_of = (process.pid, process.start_time_seconds) if process else None
@@ -434,10 +531,20 @@ def _with_unique_names(
     return tuple(named[name] for name in sorted(named)), frozenset(keep)
 
 
-def _seniority(daemon: DaemonFacts) -> tuple[bool, bool, float, int]:
+def _with_short_name(daemon: DaemonFacts) -> DaemonFacts:
+    raw = os.fsencode(daemon.pipe_directory)
+    if len(raw) <= MAX_NAME_BYTES:
+        return daemon
+    digest = hashlib.sha256(raw).hexdigest()[:16]
+    short = raw[: MAX_NAME_BYTES - len(digest) - 1].decode("utf-8", "ignore")
+    return replace(daemon, pipe_directory=f"{short}~{digest}")
+
+
+def _seniority(daemon: DaemonFacts) -> tuple[bool, bool, bool, float, int]:
     process = daemon.process
     return (
         not daemon.configured,
+        daemon.owner_uid != 0,  # nobody takes a name from root
         bool(daemon.root),
         process.start_time_seconds if process else 0.0,
         process.pid if process else 0,

@@ -26,7 +26,7 @@ from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.log_activity import last_activity
-from mps_exporter.sources.log_reader import LogTarget, unread_states
+from mps_exporter.sources.log_reader import LogReader, LogTarget, unread_states
 from mps_exporter.sources.log_reader_pool import LogReaderPool
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
 from mps_exporter.sources.process_watch import ProcessWatch, at_each_end, opener
@@ -53,7 +53,7 @@ class LiveHost:
             settings.mps_query_timeout,
             settings.mps_min_query_interval,
         )
-        self._logs = LogReaderPool()
+        self._logs = LogReaderPool(LogReader(procfs=settings.path_procfs))
         self._watch = ProcessWatch(opener(settings.path_procfs))
         self._new: set[int] = set()
         self._ended: dict[int, float] = {}
@@ -141,7 +141,9 @@ class LiveHost:
         others = [_target(one) for one in daemons if one.foreground]
         async with self._exclusive("logs", deadline_seconds) as left:
             # One that is started with -d again goes on in its logs, and they are not counted anew.
-            found = await self._logs.poll(targets, left, kept=[pipe for pipe, _, _ in others])
+            found = await self._logs.poll(
+                targets, left, kept=[one.pipe_directory for one in others]
+            )
         for chunk in found.chunks:
             if (at := last_activity(chunk)) is not None:
                 self._control.record_activity(chunk.pipe_directory, at)
@@ -202,4 +204,5 @@ def _alive(observation: ProcfsObservation, pids: Collection[int]) -> dict[int, f
 
 
 def _target(daemon: DaemonFacts) -> LogTarget:
-    return daemon.pipe_directory, daemon.log_directory, daemon.root
+    owners = frozenset(daemon.log_owners)
+    return LogTarget(daemon.pipe_directory, daemon.log_directory, daemon.root, owners)

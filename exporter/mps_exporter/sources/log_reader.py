@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mps_exporter.observations import LogChunk, LogName, LogsObservation, LogState
 from mps_exporter.sources.log_tail import MISSING, LogTail, ReadLimits
@@ -34,8 +35,16 @@ LOGS: tuple[LogName, LogName] = ("control", "server")
 
 _log = logging.getLogger(__name__)
 
-LogTarget = tuple[str, str, str]
-"""(pipe directory, log directory, root under which both are reached from here)"""
+
+class LogTarget(NamedTuple):
+    """Whose logs are read, and where they are."""
+
+    pipe_directory: str
+    log_directory: str
+    root: str = ""
+    """Under which both are reached from here."""
+    owners: frozenset[int] = frozenset({0})
+    """The users whose files are believed to be this daemon's logs."""
 
 
 @dataclass(slots=True)
@@ -55,23 +64,26 @@ class LogReader:
         clock: Unix time in seconds.
         backlog_bytes: How far back a first look goes in each log.
         poll_bytes: How much of each log one poll brings, at most.
+        procfs: Where procfs is mounted.
     """
 
     def __init__(
         self,
         *,
+        procfs: str = "/proc",
         clock: Callable[[], float] = time.time,
         backlog_bytes: int = BACKLOG_BYTES,
         poll_bytes: int = POLL_BYTES,
     ) -> None:
         self.clock = clock
+        self._procfs = procfs
         self._bounds = ReadLimits(clock(), backlog_bytes, poll_bytes)
         self._daemons: dict[str, _DaemonLogs] = {}
 
     def poll(self, targets: Sequence[LogTarget]) -> LogsObservation:
         """Read what the logs of these daemons gained; those of all others are let go of."""
         at = self.clock()
-        self.forget(self.daemons() - {pipe_directory for pipe_directory, _, _ in targets})
+        self.forget(self.daemons() - {target.pipe_directory for target in targets})
         parts = [self.read_daemon(target, at) for target in targets]
         return LogsObservation(
             at=at,
@@ -85,17 +97,18 @@ class LogReader:
         A log that is readable and has no chunk has gained nothing. A chunk without complete_until
         says that more is waiting: ask again soon.
         """
-        pipe_directory, log_directory, root = target
+        pipe_directory, log_directory, root, owners = target
         # After the clock was set back, what is written now is news all the same.
         self._bounds.started_at = min(self._bounds.started_at, self.clock())
         daemon = self._daemons.get(pipe_directory)
         if daemon is None:
-            daemon = _DaemonLogs({log: LogTail(log, self._bounds) for log in LOGS})
+            tails = {log: LogTail(log, self._bounds, procfs=self._procfs) for log in LOGS}
+            daemon = _DaemonLogs(tails)
             self._daemons[pipe_directory] = daemon
         read: list[LogChunk] = []
         states: list[LogState] = []
         for tail in daemon.tails.values():
-            tail.path = _path(root, log_directory, tail.log)
+            tail.path, tail.owners = _path(root, log_directory, tail.log), owners
             try:
                 tail.check_file(daemon.tails["control"])
                 chunk = self._read(daemon, tail, pipe_directory)
@@ -147,7 +160,7 @@ class LogReader:
 
 def unread_states(target: LogTarget, why: str) -> tuple[LogState, ...]:
     """Give the states of logs that are not looked at."""
-    pipe_directory, log_directory, root = target
+    pipe_directory, log_directory, root, _ = target
     return tuple(
         LogState(pipe_directory, log, _path(root, log_directory, log), readable=False, error=why)
         for log in LOGS

@@ -85,7 +85,7 @@ class LogReaderPool:
         """
         at, began = self._tails.clock(), self._clock()
         self._take_finished()
-        names = {pipe_directory for pipe_directory, _, _ in targets}
+        names = {target.pipe_directory for target in targets}
         for gone in self._tails.daemons() - names - set(kept):
             self._start(gone, self._tails.forget, [gone])
         for target in targets:

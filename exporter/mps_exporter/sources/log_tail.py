@@ -8,7 +8,6 @@ import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from mps_exporter.observations import LogName
 from mps_exporter.sources import log_time
@@ -22,6 +21,7 @@ from mps_exporter.sources.log_search import (
     read_line_at,
 )
 from mps_exporter.sources.log_time import HOST_ZONE, LastLine, LogZone, same_zone_prefix
+from mps_exporter.sources.resolve_in_root import opened_directory
 
 FINGERPRINT_BYTES = 64
 """A file whose last bytes before our position have changed was truncated and written anew."""
@@ -31,6 +31,7 @@ PARTIAL_BYTES = 128
 
 MISSING = "no such file"
 IRREGULAR = "not a regular file"
+OTHER_MOUNT = "another file is mounted in its place"
 UNKNOWN = (
     "nothing tells where it has its logs: its environment cannot be read, or the log in the default"
     " place is not its own; name the place with --mps.log-directory, or give the exporter"
@@ -61,6 +62,10 @@ class LogTail:
     log: LogName
     limits: ReadLimits
     path: str = ""
+    procfs: str = "/proc"
+    owners: frozenset[int] = frozenset()
+    """The users whose file is believed. A daemon's log belongs to the daemon's user (its servers
+    write through a pipe of the daemon); a file of anybody else is none, wherever it lies."""
     error: str | None = None
     logged_error: str | None = field(default="")
     descriptor: int | None = None
@@ -108,42 +113,55 @@ class LogTail:
         if not self.path:
             self.error = None if self.descriptor is not None else UNKNOWN
             return
+        folder, _, name = self.path.rpartition("/")
         try:
-            found = Path(self.path).lstat()
+            with opened_directory(folder or "/", self.procfs) as directory:
+                found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                self._check_found(control, directory, name, found)
         except OSError as error:
             # Renamed or removed: the daemon goes on writing to the file that we hold, if we do.
             self._was_missing |= error.errno in (errno.ENOENT, errno.ENOTDIR)
             self.error = None if self.descriptor is not None else error_text(error)
-            return
-        if not stat.S_ISREG(found.st_mode):
+
+    def _check_found(
+        self, control: LogTail, directory: int, name: str, found: os.stat_result
+    ) -> None:
+        if (why := self._why_not(found)) is not None:
             self.close()
-            self.error = IRREGULAR
+            self.error = why
             return
         self.error = None
         if self.descriptor is None:
-            self._open(control)
-        elif (found.st_dev, found.st_ino) != (self._device, self._inode) and found.st_size > 0:
-            self._replace(control)
-
-    def _replace(self, control: LogTail) -> None:
-        """Go over to a new file, once the old one is read to its end."""
-        if self.descriptor is not None and os.fstat(self.descriptor).st_size > self._offset:
+            self._open(control, directory, name)
             return
-        self.close()
-        self._open(control)
+        is_other = (found.st_dev, found.st_ino) != (self._device, self._inode)
+        # Go over to a new file, once the old one is read to its end.
+        if is_other and found.st_size > 0 and os.fstat(self.descriptor).st_size <= self._offset:
+            self.close()
+            self._open(control, directory, name)
 
-    def _open(self, control: LogTail) -> None:
+    def _why_not(self, found: os.stat_result) -> str | None:
+        """Why this file is no log of the daemon's; None: it may be one."""
+        if not stat.S_ISREG(found.st_mode):
+            return IRREGULAR
+        if found.st_uid not in self.owners:
+            wanted = " or ".join(str(uid) for uid in sorted(self.owners))
+            return f"it belongs to user {found.st_uid}, not to the daemon's user ({wanted})"
+        return None
+
+    def _open(self, control: LogTail, directory: int, name: str) -> None:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-        descriptor = os.open(self.path, flags)
+        descriptor = os.open(name, flags, dir_fd=directory)
         try:
             found = os.fstat(descriptor)
-            if stat.S_ISREG(found.st_mode):
+            self.error = self._why_not(found)
+            if self.error is None and _mount_of(descriptor) != _mount_of(directory):
+                self.error = OTHER_MOUNT
+            if self.error is None:
                 if not self._is_same_file(descriptor, found):
                     self._choose_start(control, descriptor, found)
                 self._device, self._inode = found.st_dev, found.st_ino
                 self.descriptor, self._opened = descriptor, True
-            else:
-                self.error = IRREGULAR
         finally:
             if self.descriptor is None:
                 os.close(descriptor)
@@ -275,6 +293,18 @@ class LogTail:
         length, self.last_line = same_zone_prefix(lines, zone, self.last_line, mtime)
         self._partial_line = lines[lines.rfind(b"\n", 0, length) + 1 : length][:PARTIAL_BYTES]
         return lines[len(lines) - len(data) : length]
+
+
+def _mount_of(descriptor: int) -> bytes | None:
+    """The mount that a file was opened on.
+
+    (Device numbers do not tell: on an overlay a file and its directory may have different ones.)
+    """
+    with open(f"/proc/self/fdinfo/{descriptor}", "rb") as lines:  # noqa: PTH123 - a descriptor
+        for line in lines:
+            if line.startswith(b"mnt_id:"):
+                return line
+    return None
 
 
 def error_text(error: OSError) -> str:

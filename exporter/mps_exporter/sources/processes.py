@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import stat as stat_bits
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -38,6 +39,8 @@ _MAX_NEW_READS = 2
 _CHUNK_BYTES = 1 << 16
 _LINE_BYTES = 1 << 12
 _MAX_BYTES = 1 << 22
+_MAX_ARGUMENT_BYTES = 1 << 13
+"""A daemon's flags and a program's name are at the beginning."""
 _ENDED = frozenset("ZX")
 _GONE = (errno.ENOENT, errno.ESRCH)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
@@ -87,6 +90,8 @@ class Processes:
         self._known: dict[int, _CachedFacts] = {}
         self._listings = 0
         self._first_listed: dict[int, int] = {}
+        self._running: frozenset[int] = frozenset()
+        """The programs that were found in the last listing."""
         self._hides_at = float("-inf")
         self._hiding = False
         self._boot_time = float("-inf")
@@ -114,20 +119,19 @@ class Processes:
         """
         self._listings += 1
         now, before, first_listed = self._listings, self._first_listed, dict[int, int]()
-        found = []
+        found, found_before = set[int](), self._running
         for pid in self.all():
-            first = before.get(pid, now)
+            first = first_listed[pid] = before.get(pid, now)
             if now - first >= _MAX_NEW_READS and (pid + now) % _MAX_READS:
-                first_listed[pid] = first
+                if pid in found_before:
+                    found.add(pid)  # if it is another one now, its facts will tell
             elif self.comm(pid) == comm:
-                found.append(pid)  # and not noted: it is read every time
-            else:
-                first_listed[pid] = first
-        self._first_listed = first_listed
+                found.add(pid)
+        self._first_listed, self._running = first_listed, frozenset(found)
         # Facts of thousands of short processes would be megabytes until they are too old.
-        for gone in self._known.keys() - first_listed.keys() - set(found):
+        for gone in self._known.keys() - first_listed.keys():
             del self._known[gone]
-        return found
+        return sorted(found)
 
     def comm(self, pid: int) -> bytes:
         """Read the first 15 bytes of a program's name: the cheapest that tells programs apart.
@@ -138,7 +142,26 @@ class Processes:
 
     def arguments(self, pid: int) -> tuple[str, ...]:
         """Read a process's arguments; empty when there are none, or they cannot be read."""
-        return parse_arguments(self._read(pid, "cmdline") or b"")
+        raw = self._read(pid, "cmdline", _MAX_ARGUMENT_BYTES) or b""
+        return parse_arguments(raw + b"\0" if len(raw) >= _MAX_ARGUMENT_BYTES else raw)
+
+    def user_and_parent(self, pid: int) -> tuple[int | None, int | None]:
+        """Read whose process it is, and its parent; None: not to be told."""
+        status = parse_status(self._read(pid, "status") or b"")
+        return status.real_uid, status.parent_pid
+
+    def sole_user(self, pid: int) -> int | None:
+        """Give the user whose word a process's arguments and environment are; None: not known.
+
+        -1: several users'. Anybody may start a set-user-ID program of root's (su) by the name of
+        MPS's, with an environment of his choice.
+        """
+        status = parse_status(self._read(pid, "status") or b"")
+        with suppress(OSError):
+            mode = Path(f"{self.root}/{pid}/exe").stat().st_mode
+            if mode & (stat_bits.S_ISUID | stat_bits.S_ISGID):
+                return -1
+        return -1 if status.several_uids else status.uid
 
     def sockets(self, pid: int) -> bytes:
         """Read the Unix sockets of a process's network namespace; no right is needed for that."""
@@ -250,8 +273,8 @@ class Processes:
             return parse_namespace(str(Path(f"{self.root}/{pid}/ns/pid").readlink()))
         return None
 
-    def _read(self, pid: int, name: str) -> bytes | None:
-        return _read_file(f"{self.root}/{pid}/{name}")
+    def _read(self, pid: int, name: str, most_bytes: int = _MAX_BYTES) -> bytes | None:
+        return _read_file(f"{self.root}/{pid}/{name}", most_bytes)
 
     def _drop_old(self) -> None:
         oldest = self._clock() - 2 * _REFRESH_SECONDS
@@ -262,7 +285,7 @@ def _own_boot_time() -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _read_file(path: str) -> bytes | None:
+def _read_file(path: str, most_bytes: int = _MAX_BYTES) -> bytes | None:
     """Read a file of /proc; None: it is not there, or not for us.
 
     Raises:
@@ -272,7 +295,7 @@ def _read_file(path: str) -> bytes | None:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             parts, size = [], 0
-            while (part := os.read(file, _CHUNK_BYTES)) and size < _MAX_BYTES:
+            while size < most_bytes and (part := os.read(file, min(_CHUNK_BYTES, most_bytes))):
                 parts.append(part)
                 size += len(part)
             return b"".join(parts)

@@ -15,6 +15,10 @@ COMM_LENGTH = 15
 
 MPS_VARIABLES = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS"})
 MPS_PREFIX = "CUDA_MPS_"
+MAX_VARIABLES = 64
+MAX_NAME_BYTES = 128
+MAX_VALUE_BYTES = 4096
+"""Of a longer value this much is kept: one byte more than the longest path."""
 
 
 def text_of(raw: bytes) -> str:
@@ -60,19 +64,27 @@ class ProcessStatus:
     uid: int | None = None
     """The effective one."""
     namespace_pids: tuple[int, ...] = ()
+    parent_pid: int | None = None
+    real_uid: int | None = None
+    several_uids: bool = False
+    """Real, effective and saved user differ: a set-user-ID program, whose arguments and environment
+    are another's than the effective user's."""
 
 
 def parse_status(raw: bytes) -> ProcessStatus:
-    """Read the lines "Uid: real effective saved filesystem" and "NSpid: outermost … innermost"."""
+    """Read "Uid: real effective saved filesystem", "NSpid: outermost … innermost" and "PPid:"."""
     values: dict[bytes, list[int]] = {}
     for line in raw.split(b"\n"):
         key, colon, rest = line.partition(b":")
-        if colon and key in (b"Uid", b"NSpid") and re.fullmatch(rb"[\d\s]*", rest):
+        if colon and key in (b"Uid", b"NSpid", b"PPid") and re.fullmatch(rb"[\d\s]*", rest):
             values.setdefault(key, [int(number) for number in rest.split()])
     uids = values.get(b"Uid", [])
     return ProcessStatus(
         uid=uids[1] if len(uids) > 1 else None,
         namespace_pids=tuple(values.get(b"NSpid", ())),
+        parent_pid=next(iter(values.get(b"PPid", ())), None),
+        real_uid=uids[0] if len(uids) > 1 else None,
+        several_uids=len(set(uids[:3])) > 1,
     )
 
 
@@ -90,10 +102,11 @@ def parse_mps_environment(raw: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
     for entry in raw.split(b"\0"):
         name, equals, value = entry.partition(b"=")
-        if equals and (name.startswith(b"CUDA_")):
+        if equals and name.startswith(b"CUDA_") and len(name) <= MAX_NAME_BYTES:
             key = text_of(name)
-            if key.startswith(MPS_PREFIX) or key in MPS_VARIABLES:
-                found.setdefault(key, text_of(value))
+            wanted = key.startswith(MPS_PREFIX) or key in MPS_VARIABLES
+            if wanted and (key in found or len(found) < MAX_VARIABLES):
+                found.setdefault(key, text_of(value[:MAX_VALUE_BYTES]))
     return found
 
 

@@ -63,6 +63,15 @@ def annotations_are_moments(dashboard: Json) -> Iterator[str]:
             yield f"{annotation['name']}: of all hosts at once"
 
 
+def no_at_within_a_subquery(dashboard: Json) -> Iterator[str]:
+    """Prometheus evaluates the inner `@ end()` at a time before the range."""
+    for panel in panels(dashboard):
+        for expr in _exprs(panel):
+            for node in _nodes(promql_parser.parse(filled(expr))):
+                if isinstance(node, promql_parser.SubqueryExpr) and "@" in str(node.expr):
+                    yield f"{panel['title']}: {node}"
+
+
 _MERGING = {"max", "min", "sum", "avg", "count"}
 
 
@@ -139,7 +148,8 @@ def single_bars_have_names(dashboard: Json) -> Iterator[str]:
 def titles_of_tiles_fit(dashboard: Json) -> Iterator[str]:
     """At 1366 pixels with the menu docked, a sixth of the width is left for a tile."""
     for panel in _kind(dashboard, "stat"):
-        if panel["gridPos"]["w"] < 4 or len(panel["title"]) > TITLE_LETTERS:
+        width = panel["gridPos"]["w"]
+        if width < 4 or len(panel["title"]) > TITLE_LETTERS * width // 4:
             yield panel["title"]
 
 
@@ -297,6 +307,7 @@ def the_lower_half_is_collapsed(dashboard: Json) -> Iterator[str]:
 RULES: tuple[Rule, ...] = (
     states_keep_their_mappings,
     annotations_are_moments,
+    no_at_within_a_subquery,
     no_or_between_equal_aggregates,
     all_hosts_do_not_travel,
     single_bars_have_names,

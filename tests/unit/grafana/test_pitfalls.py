@@ -74,6 +74,12 @@ BROKEN: tuple[tuple[pitfalls.Rule, str, Break], ...] = (
         lambda d: d["annotations"]["list"][1].update(enable=True),
     ),
     (
+        pitfalls.no_at_within_a_subquery, "mps-fleet",
+        lambda d: expression(
+            d, "status-history", "max_over_time((up and on (job) (x @ end()))[3h:2m] @ end())"
+        ),
+    ),
+    (
         pitfalls.no_or_between_equal_aggregates, "mps-incidents",
         lambda d: expression(d, "stat", "time() - max(max(a) or max(b))"),
     ),

@@ -14,11 +14,8 @@ import pytest
 
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.sources import daemon_discovery
-from mps_exporter.sources.daemon_discovery import (
-    DEFAULT_LOG_DIRECTORY,
-    DaemonDiscovery,
-    lock_holder,
-)
+from mps_exporter.sources.daemon_discovery import DEFAULT_LOG_DIRECTORY, DaemonDiscovery
+from mps_exporter.sources.pipe_directory import identity_of, lock_holder
 from tests.support.fake_host import held_lock
 from tests.support.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
 
@@ -161,7 +158,8 @@ def test_configured_directories_are_there_when_nothing_runs(proc: FakeProc, tmp_
     pipe = str(tmp_path / "pipe")
     for search in (True, False):
         (facts,) = found(proc, [(pipe, None), (pipe, "/twice")], search=search)
-        assert facts == DaemonFacts(pipe, DEFAULT_LOG_DIRECTORY, configured=True)
+        owners = tuple(sorted({0, os.geteuid()}))
+        assert facts == DaemonFacts(pipe, DEFAULT_LOG_DIRECTORY, configured=True, log_owners=owners)
 
 
 def test_a_configured_daemon_that_runs(proc: FakeProc, tmp_path: Path) -> None:
@@ -261,9 +259,11 @@ def test_the_same_directory_under_the_same_name_needs_no_prefix(
     log = root / "inner-log"
     log.mkdir(parents=True)
     # As if it were mounted there, too.
-    real, mirrored = daemon_discovery._identity, f"{proc.root}/5/root{pipe}"
+    real, mirrored = identity_of, f"{proc.root}/5/root{pipe}"
     monkeypatch.setattr(
-        daemon_discovery, "_identity", lambda path: real(str(pipe) if path == mirrored else path)
+        daemon_discovery,
+        "identity_of",
+        lambda path, procfs: real(str(pipe) if path == mirrored else path, procfs),
     )
     variables = environment(pipe, Path("/inner-log"))
     proc.add(5, argv=[CONTROL, "-d"], environ=variables, sees=root)

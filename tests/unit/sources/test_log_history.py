@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.sources.log_reader import LogReader
-from tests.support.log_folder import LogFolder, state
+from tests.support.log_folder import LogFolder, own_logs, state
 from tests.support.mps_logs import at, script
 
 START = "{} C630 Starting control daemon using socket /tmp/mps/control"
@@ -181,7 +181,7 @@ def test_one_log_that_fails_at_the_first_look_costs_no_other(
         log = tmp_path / name / "control.log"
         log.write_bytes(script(OLD).control)
         os.utime(log, (at("00:03"), at("00:03")))
-    targets = [("/b", str(tmp_path / "b"), ""), ("/a", str(tmp_path / "a"), "")]
+    targets = [own_logs(f"/{name}", tmp_path / name) for name in "ba"]
     real = os.pread
 
     def fails_for_b(descriptor: int, length: int, offset: int) -> bytes:

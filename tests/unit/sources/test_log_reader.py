@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogsObservation
-from mps_exporter.sources.log_reader import LogReader
-from tests.support.log_folder import PIPE, LogFolder, state
+from mps_exporter.sources.log_reader import LogReader, LogTarget
+from tests.support.log_folder import PIPE, LogFolder, own_logs, state
 from tests.support.mps_logs import LOGS, Logs, at, read, sample, script, summary
 
 
@@ -188,14 +188,14 @@ def test_a_directory_that_vanishes_and_comes_back(host: LogFolder) -> None:
 def test_no_permission(host: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     host.write("control", START.format("00:01.000"))
 
-    def forbidden(*_: object) -> int:
+    def forbidden(*_: object, **__: object) -> int:
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", forbidden)  # root may read everything
         assert state(host.poll(), "control").error == "permission denied"
     assert state(host.poll(), "control").readable
-    assert host.tails.poll([(PIPE, str(host.folder), "")]).states[0].error is None
+    assert host.tails.poll([own_logs(PIPE, host.folder)]).states[0].error is None
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "link", "socket", "dangling"])
@@ -250,10 +250,12 @@ def test_files_of_daemons_that_are_gone_are_closed(host: LogFolder) -> None:
 def test_an_unknown_directory_is_not_searched_for() -> None:
     """Also not in the root directory, nor in a container's."""
     tails = LogReader()
-    observation = tails.poll([(PIPE, "", ""), ("/mps", "", "/proc/5/root")])
+    observation = tails.poll([LogTarget(PIPE, ""), LogTarget("/mps", "", "/proc/5/root")])
     assert observation.chunks == ()
     assert {(one.path, one.readable) for one in observation.states} == {("", False)}
-    assert "--mps.log-directory" in (state(tails.poll([(PIPE, "", "")]), "control").error or "")
+    assert "--mps.log-directory" in (
+        state(tails.poll([LogTarget(PIPE, "")]), "control").error or ""
+    )
     tails.close()
 
 
@@ -262,7 +264,7 @@ def test_an_unknown_directory_is_logged_once(
 ) -> None:
     tails = LogReader()
     for _ in range(3):
-        tails.poll([(PIPE, "", "")])
+        tails.poll([LogTarget(PIPE, "")])
     tails.close()
 
     (line,) = caplog.records
@@ -280,7 +282,7 @@ def test_many_daemons_are_followed_apart(tmp_path: Path) -> None:
         folder = tmp_path / str(index) / "logs"
         folder.mkdir(parents=True)
         (folder / "control.log").write_bytes(script(START.format(f"00:0{index}.000")).control)
-        targets.append((f"/pipe/{index}", "/logs", str(tmp_path / str(index))))
+        targets.append(own_logs(f"/pipe/{index}", folder))
     observation = tails.poll(targets)
     assert [(c.pipe_directory, c.data[20:21]) for c in observation.chunks] == [
         ("/pipe/0", b"0"),

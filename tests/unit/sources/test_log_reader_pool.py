@@ -19,10 +19,14 @@ from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.log_reader import LogReader, LogTarget
 from mps_exporter.sources.log_reader_pool import LogReaderPool
+from tests.support.log_folder import own_logs
 from tests.support.waiting import PATIENCE_SECONDS, until, until_awaited
 
 ROUND_SECONDS = 0.4
 """How long a look waits for what hangs."""
+
+
+OWN = (os.geteuid(),)
 
 
 class Disks(LogReader):
@@ -55,7 +59,7 @@ class Site:
     def add(self, *names: str) -> None:
         for name in names:
             (self.folder / name).mkdir()
-            self.targets.append((f"/{name}", str(self.folder / name), ""))
+            self.targets.append(own_logs(f"/{name}", self.folder / name))
             self.write(name, "first")
 
     def write(self, name: str, text: str) -> None:
@@ -310,7 +314,7 @@ async def test_this_host_follows_the_logs_that_can_be_read(
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / "control.log").write_text("first\n")
-        daemons.append(DaemonFacts(f"/{name}", str(tmp_path / name)))
+        daemons.append(DaemonFacts(f"/{name}", str(tmp_path / name), log_owners=OWN))
     host = LiveHost(Settings(collector_nvml=False))
     await host.poll_logs(daemons, PATIENCE_SECONDS)
     hanging.touch()
@@ -345,7 +349,7 @@ async def test_logs_are_not_counted_again_after_a_foreground_run(
     tmp_path: Path, patient: None
 ) -> None:
     host = LiveHost(Settings(collector_nvml=False))
-    daemon = DaemonFacts("/a", str(tmp_path))
+    daemon = DaemonFacts("/a", str(tmp_path), log_owners=OWN)
     found: list[LogChunk] = []
     for one, line in ((daemon, "1\n"), (replace(daemon, foreground=True), ""), (daemon, "2\n")):
         with (tmp_path / "control.log").open("a") as log:

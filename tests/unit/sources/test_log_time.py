@@ -14,6 +14,7 @@ import pytest
 from mps_exporter.observations import LogChunk
 from mps_exporter.sources.log_reader import LogReader
 from mps_exporter.sources.log_search import parse_stamp
+from tests.support.log_folder import own_logs
 
 PIPE = "/tmp/nvidia-mps"
 
@@ -54,7 +55,7 @@ class Folder:
         """Give the moments of the lines that come."""
         found = []
         for _ in range(6):
-            for chunk in self.tails.poll([(PIPE, str(self.folder), "")]).chunks:
+            for chunk in self.tails.poll([own_logs(PIPE, self.folder)]).chunks:
                 found += _moments(chunk) if chunk.log == log else []
         return found
 
@@ -125,7 +126,7 @@ def test_a_first_line_that_comes_in_halves_has_its_offset(tmp_path: Path, zone: 
         with log.open("ab") as file:
             file.write(part)
         os.utime(log, (LATE + 900.5, LATE + 900.5 + 123.0))  # it tells nothing
-        found += folder.tails.poll([(PIPE, str(tmp_path), "")]).chunks
+        found += folder.tails.poll([own_logs(PIPE, tmp_path)]).chunks
     assert found[-1].utc_offset_seconds is not None
     assert timedelta(seconds=found[-1].utc_offset_seconds) == zone.utcoffset(
         datetime.fromtimestamp(LATE, zone)

@@ -50,8 +50,9 @@ def test_what_is_no_stat(raw: bytes) -> None:
 
 
 def test_status_has_the_effective_user() -> None:
-    raw = b"Name:\tx\nUid:\t1000\t1001\t1000\t1000\nGid:\t0\t0\t0\t0\nNSpid:\t443\t3\n"
-    assert parse_status(raw) == ProcessStatus(1001, (443, 3))
+    raw = b"PPid:\t7\nUid:\t1000\t1001\t1000\t1000\nGid:\t0\t0\t0\t0\nNSpid:\t443\t3\n"
+    assert parse_status(raw) == ProcessStatus(1001, (443, 3), 7, 1000, several_uids=True)
+    assert not parse_status(raw.replace(b"1001", b"1000")).several_uids
 
 
 @pytest.mark.parametrize("raw", [b"", b"Uid:", b"Uid:\tx\ty\n", b"Uid: 1\nNSpid:\n", b"\0:\0"])

@@ -1,0 +1,94 @@
+"""Asks several things that may hang at once, each on a thread of its own.
+
+Looking at a directory on a dead file server does not return, for hours. What hangs costs its own
+answer: the others are waited for together, and nobody waits again for one that hangs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+WAIT_SECONDS = 0.5
+"""So long all questions of one call are waited for, together."""
+
+MAX_HUNG = 64
+MAX_HUNG_PER_USER = 4
+"""A user who has so many questions under way that hang is asked no more of them."""
+
+
+@dataclass(slots=True)
+class _Question(Generic[T]):
+    user: int | None
+    done: threading.Event = field(default_factory=threading.Event)
+    answers: list[T] = field(default_factory=list)
+    error: BaseException | None = None
+
+
+class Lanes(Generic[T]):
+    """Questions by name. A name that hangs is not asked again until it has returned."""
+
+    def __init__(self, wait_seconds: float = WAIT_SECONDS) -> None:
+        self._wait_seconds = wait_seconds
+        self._asked: dict[Hashable, _Question[T]] = {}
+
+    def ask(
+        self, questions: Mapping[Hashable, tuple[int | None, Callable[[], T]]]
+    ) -> dict[Hashable, T]:
+        """Give the answers that came in time, by the question's name.
+
+        Args:
+            questions: (whose files it looks at; None: nobody's in particular, and what to call).
+
+        Raises:
+            Whatever one of them raised.
+        """
+        self._asked = {
+            name: one
+            for name, one in self._asked.items()
+            if name in questions or not one.done.is_set()
+        }
+        hung = Counter(one.user for one in self._asked.values() if not one.done.is_set())
+        late = {name for name, one in self._asked.items() if not one.done.is_set()}
+        for name, (user, function) in questions.items():
+            if name in self._asked:
+                continue  # under way, or done after the last call
+            limit = MAX_HUNG if user in (None, 0) else MAX_HUNG_PER_USER
+            if hung[user] >= limit or len(late) >= MAX_HUNG:
+                continue
+            if hung[user] and user not in (None, 0):
+                late.add(name)  # it may hang as well: its answer is for the next call
+            self._asked[name] = _start(user, function)
+        end = time.monotonic() + self._wait_seconds
+        for name, one in self._asked.items():
+            if name not in late:
+                one.done.wait(max(0.0, end - time.monotonic()))
+        answers = dict[Hashable, T]()
+        for name in questions:
+            found = self._asked.get(name)
+            if found is not None and found.done.is_set():
+                del self._asked[name]
+                if found.error is not None:
+                    raise found.error
+                answers[name] = found.answers[0]
+        return answers
+
+
+def _start(user: int | None, function: Callable[[], T]) -> _Question[T]:
+    question = _Question[T](user)
+
+    def run() -> None:
+        try:
+            question.answers.append(function())
+        except BaseException as error:  # noqa: BLE001 - the caller's to judge
+            question.error = error
+        question.done.set()
+
+    threading.Thread(target=run, name="lane", daemon=True).start()
+    return question

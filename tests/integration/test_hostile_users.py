@@ -1,0 +1,220 @@
+"""An ordinary user beside root's daemon: whatever she starts, root's daemon is shown as it is.
+
+The processes, namespaces, locks, files and users are real; the daemons are stand-ins, and those of
+the hostile user are programs that only have the name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+from tests.support.own_host import PROGRAMS, Daemon, OwnHost, own_host
+from tests.support.waiting import wait_for
+
+ALICE = 2001
+AS_ALICE = (f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups", "--bounding-set=-all")
+PIPE, LOGS = "/tmp/nvidia-mps", "/var/log/nvidia-mps"
+CONTROL = f"{PROGRAMS}/nvidia-cuda-mps-control"
+SECRET = "root:*:20228:0:99999:7:::"
+
+SLEEP = "print('ready', flush=True); import time; time.sleep(3600)"
+HOLD_THE_LOCK = f"""
+import fcntl
+lock = open("{PIPE}/control_lock", "a")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+{SLEEP}
+"""
+HAVE_THE_PID = """
+import os, sys
+while (child := os.fork()) != int(sys.argv[1]):
+    if child == 0:
+        if os.getpid() == int(sys.argv[1]):
+            os.execv(sys.argv[2], [*sys.argv[2:]])
+        os._exit(0)
+    os.waitpid(child, 0)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.fixture
+def host() -> Iterator[OwnHost]:
+    with own_host() as made:
+        made.outside("/tmp/alice").mkdir(mode=0o755)
+        made.start("chown", str(ALICE), "/tmp/alice").wait()
+        yield made
+
+
+def fake(
+    host: OwnHost, variables: Mapping[str, str], code: str = SLEEP, inside: Sequence[str] = ()
+) -> None:
+    """Start a program of hers that has the name of a daemon, and wait until it runs."""
+    process = host.start(*inside, CONTROL, "-c", code, "-d", environment=variables, rights=AS_ALICE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+
+
+def in_namespaces(script: str, *flags: str) -> tuple[str, ...]:
+    """Give a command that starts a program in a user namespace of hers."""
+    words = ("unshare", "--user", "--map-root-user", *flags, "--", "sh", "-c")
+    return (*words, f'{script} && exec "$@"', "sh")
+
+
+def lines_of(host: OwnHost, daemon: str = PIPE) -> float | None:
+    return host.scrape().value("mps_server_exits_total", daemon=daemon, cause="crashed")
+
+
+def crash(daemon: Daemon, server: int) -> None:
+    """Let a server of the daemon die as one does that was killed."""
+    me = daemon.state["pid"]
+    daemon._log("control", "Control", me, f"Starting new server {server} for user 0")
+    daemon._log("server", "Other", server, "Startup")
+    daemon._log("control", "Control", me, f"NEW SERVER {server}: Ready")
+    daemon._log("control", "Control", me, f"Server {server} exited with status 0")
+
+
+def shown_crashes(host: OwnHost, count: int) -> bool:
+    return lines_of(host) == count
+
+
+@pytest.mark.parametrize("way", ["mount", "link", "own mount"])
+def test_no_file_of_root_is_read_as_a_log(host: OwnHost, way: str) -> None:
+    """She binds /etc/shadow over her control.log, or names a directory that is not hers."""
+    secret = host.outside("/run/secret")
+    secret.mkdir(mode=0o755)
+    (secret / "control.log").write_text(f"{SECRET}\n")
+    (secret / "control.log").chmod(0o600)
+    inside: Sequence[str] = ()
+    logs = "/tmp/alice/logs"
+    if way == "mount":
+        script = f"mkdir -p {logs} && touch {logs}/control.log"
+        inside = in_namespaces(
+            f"{script} && mount --bind /run/secret/control.log {logs}/control.log", "--mount"
+        )
+    elif way == "own mount":
+        # A directory of root's, where her mount namespace has one of hers.
+        inside = in_namespaces(f"mkdir -p {logs} && mount --bind /run/secret {logs}", "--mount")
+    else:
+        host.outside(logs).symlink_to("/run/secret")
+    fake(host, {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", "CUDA_MPS_LOG_DIRECTORY": logs},
+         inside=inside)  # fmt: skip
+    # One of hers that is what it says, so that it is known when the logs were read.
+    honest = host.daemon("/tmp/alice/pipe", "/tmp/alice/honest", rights=AS_ALICE)
+    host.serve("--web.enable-debug")
+    wait_for(lambda: host.scrape().value(
+        "mps_control_log_readable", daemon="/tmp/alice/pipe", log="control"))  # fmt: skip
+    crash(honest, 7001)
+    wait_for(lambda: lines_of(host, "/tmp/alice/pipe") == 1)
+    status, page = host.get("/debug/collect")
+    assert status == 200
+    metrics = host.scrape()
+    assert SECRET not in page
+    # Without the mount there is an empty file of hers.
+    size = metrics.value("mps_control_log_size_bytes", daemon="/tmp/alice", log="control")
+    assert not size
+
+
+def test_nobody_silences_a_daemon_by_having_its_pid(host: OwnHost) -> None:
+    daemon = host.daemon()
+    process = host.start(
+        *in_namespaces("true", "--pid", "--fork", "--mount-proc", "--mount"),
+        CONTROL, "-c", HAVE_THE_PID, str(daemon.pid), CONTROL, "-c", SLEEP, "-d",
+        environment={"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", "CUDA_MPS_LOG_DIRECTORY": LOGS},
+        rights=AS_ALICE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    host.serve()
+    wait_for(lambda: host.scrape().value("mps_control_up", daemon=PIPE))
+    crash(daemon, 7001)
+    wait_for(lambda: shown_crashes(host, 1))
+    assert host.scrape().value("mps_control_log_readable", daemon=PIPE, log="control") == 1
+
+
+@pytest.mark.parametrize("configured", [False, True])
+def test_a_long_path_blinds_nobody(host: OwnHost, configured: bool) -> None:
+    host.daemon()
+    for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
+        fake(host, {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", name: "/a" * 65_000})
+    host.serve(*["--no-mps.discovery", f"--mps.pipe-directory={PIPE}"] if configured else [])
+    began = time.monotonic()
+    metrics = host.scrape()
+    assert time.monotonic() - began < 30  # it was minutes
+    assert metrics.value("mps_control_up", daemon=PIPE) == 1
+    assert metrics.value("mps_scrape_collector_success", collector="process") == 1
+
+
+def test_a_name_costs_no_more_than_a_name(host: OwnHost) -> None:
+    host.daemon()
+    for number in range(4):
+        long = f"/tmp/alice/{'x' * 4000}{number}"
+        fake(host, {"CUDA_MPS_PIPE_DIRECTORY": long, "CUDA_MPS_LOG_DIRECTORY": "/tmp/alice"})
+    host.serve()
+    _, page = host.get("/metrics")
+    names = {one.labels["daemon"] for one in host.scrape()["mps_control_info"]}
+    assert len(names) == 5  # each is told apart
+    assert max(map(len, page.splitlines())) < 2000
+
+
+def test_the_end_of_roots_daemon_is_hidden_by_nobody(host: OwnHost) -> None:
+    daemon = host.daemon()
+    host.serve(f"--mps.pipe-directory={PIPE}")
+    assert host.scrape().value("mps_control_up", daemon=PIPE) == 1
+    host.start("kill", "-9", str(daemon.pid)).wait()
+    wait_for(lambda: daemon.pid not in host.pids())
+    variables = {"CUDA_MPS_PIPE_DIRECTORY": PIPE, "CUDA_MPS_LOG_DIRECTORY": "/tmp/alice"}
+    for code in (SLEEP, HOLD_THE_LOCK):  # its mode is 0666
+        fake(host, variables, code)
+    for _ in range(2):
+        metrics = host.scrape()
+        state = {
+            one.labels["mps_control_state"]: one.value
+            for one in metrics["mps_control_state"] if one.labels["daemon"] == PIPE
+        }  # fmt: skip
+        assert [name for name, value in state.items() if value] == ["absent"]
+        assert str(ALICE) not in [one.labels["uid"] for one in metrics.get("mps_control_info", ())]
+
+
+def test_no_directory_of_another_process_may_be_named(host: OwnHost) -> None:
+    daemon = host.daemon()
+    other = f"/proc/{daemon.pid}/root{PIPE}"
+    fake(host, {"CUDA_MPS_PIPE_DIRECTORY": other, "CUDA_MPS_LOG_DIRECTORY": other})
+    host.serve()
+    assert [one.labels["daemon"] for one in host.scrape()["mps_control_up"]] == [PIPE]
+
+
+def test_what_is_masked_from_the_exporter_stays_masked(host: OwnHost) -> None:
+    """As by ProtectHome= of the unit: the host's /home is there below /proc/PID/root."""
+    host.daemon("/tmp/open", "/var/lib/home/logs")
+    mask = "mkdir -p /run/none && chmod 0 /run/none && mount --bind /run/none /var/lib/home"
+    inside = ("unshare", "--mount", "sh", "-c", f'{mask} && exec "$@"', "sh")
+    host.serve(inside=inside)
+    wait_for(lambda: host.scrape().get("mps_control_log_readable"))
+    metrics = host.scrape()
+    assert metrics.value("mps_control_up", daemon="/tmp/open") == 1
+    assert metrics.value("mps_control_log_readable", daemon="/tmp/open", log="control") == 0
+
+
+def test_a_program_that_changes_its_user_is_not_roots(host: OwnHost) -> None:
+    """She starts a set-user-ID program of root's by the name of a daemon, with her variables."""
+    host.outside("/run/set-id").mkdir(mode=0o755)
+    host.start(
+        "sh", "-c",
+        "mount -t tmpfs -o mode=755,suid tmpfs /run/set-id"
+        " && cp $(command -v tail) /run/set-id && chmod u+s /run/set-id/tail",
+    ).wait()  # fmt: skip
+    link = host.outside("/tmp/alice/nvidia-cuda-mps-control")
+    link.symlink_to("/run/set-id/tail")
+    before = host.pids()
+    host.start(
+        "/tmp/alice/nvidia-cuda-mps-control", "-f", "/dev/null",
+        environment={"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", "CUDA_MPS_LOG_DIRECTORY": "/var/log"},
+        rights=AS_ALICE,
+    )  # fmt: skip
+    wait_for(lambda: host.pids() - before)
+    daemon = host.daemon()
+    host.serve()
+    names = [one.labels["daemon"] for one in host.scrape()["mps_control_up"]]
+    assert names == [daemon.pipe]
