@@ -166,7 +166,7 @@ def _documents() -> dict[str, str]:
         "nul": "\0",
         "control": "# \x01\n{}\n",
         "bom": "\ufeff{}\n",
-        "latin1": "# caf\udce9\n{}\n",
+        "latin1": "# \udce9\n{}\n",
         "crlf": TLS.replace("\n", "\r\n"),
         "tab-indent": "tls_server_config:\n\tcert_file: a\n",
         "tab-after-colon": "http_server_config:\n  http2:\ttrue\n",
