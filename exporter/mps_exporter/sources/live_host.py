@@ -47,7 +47,11 @@ class LiveHost:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._procfs = DaemonDiscovery(settings.path_procfs, passwd=settings.path_passwd)
+        self._procfs = DaemonDiscovery(
+            settings.path_procfs,
+            passwd=settings.path_passwd,
+            container_logs=settings.path_container_logs,
+        )
         self._control = ControlTool(
             settings.mps_control_binary,
             settings.mps_query_timeout,
