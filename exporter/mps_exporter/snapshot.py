@@ -12,7 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from mps_exporter.observations import DaemonFacts, GpuObservation, LogName, LogState, ProcessFacts
+from mps_exporter.observations import (
+    ContainerName,
+    DaemonFacts,
+    GpuObservation,
+    LogName,
+    LogState,
+    ProcessFacts,
+)
 
 ControlState = Literal["answering", "absent", "unresponsive", "draining", "refused"]
 CONTROL_STATES: tuple[ControlState, ...] = (
@@ -417,6 +424,8 @@ class Snapshot:
     collectors: tuple[CollectorResult, ...] = ()
     user_names: Mapping[int, str] = field(default_factory=dict)
     """User -> name, of the processes that were identified: also of those that only wait."""
+    containers: tuple[ContainerName, ...] = ()
+    """Containers of processes on the GPUs that the kubelet has names for."""
     unreadable_environments: int | None = None
     """Processes whose MPS variables this exporter has no right to read."""
     unknown_readings: int | None = None
