@@ -279,7 +279,7 @@ WASTE = (
         decimals=0,
         width=12,
         links=[to_host_of_series("mps-host", "This host")],
-        none="no gap",
+        none="no gap is known",
     ),
 )
 
