@@ -117,7 +117,7 @@ HOST_TABLE = table(
         f"avg by ({HOSTS}) {SM_ACTIVITY}",
     ),
     (
-        Column("State", "A", states=HOST_STATES, width=150),
+        Column("State", "A", states=HOST_STATES, width=165),
         Column("Host", "instance", links=(
             to_host("mps-host", "This host"),
             to_host("mps-sharing", "Who holds the GPU and who waits"),
