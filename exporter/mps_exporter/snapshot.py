@@ -148,6 +148,23 @@ class Wait:
     """The process is gone; its entry is not: the daemon hangs when its turn comes."""
 
 
+TimelineKind = Literal["held", "ghost", "idle", "waited"]
+"""Clients of this user were connected; this user's server was a ghost; it was idle while others
+waited; a client of this user waited behind another user's server."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineSpan:
+    """A part of the last ten minutes of one daemon."""
+
+    kind: TimelineKind
+    uid: int | None
+    start: float
+    end: float
+    """As far as the logs have been read."""
+    ongoing: bool = False
+
+
 IncidentKind = Literal[
     "daemon_started",
     "daemon_died",
@@ -225,6 +242,10 @@ class LedgerView:
     counters: LogMetricValues = field(default_factory=dict)
     incidents: tuple[Incident, ...] = ()
     """The last ones, oldest first."""
+    timeline: tuple[TimelineSpan, ...] = ()
+    """Of the last ten minutes, oldest first."""
+    timeline_since: float | None = None
+    """What was before this moment is not known; None: nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +335,8 @@ class ControlDaemon:
     counters: LogMetricValues | None = None
     """None: no log of this daemon was ever readable, so nothing was counted."""
     incidents: tuple[Incident, ...] = ()
+    timeline: tuple[TimelineSpan, ...] = ()
+    timeline_since: float | None = None
     dropped_clients: int = 0
     error: str | None = None
     facts: DaemonFacts | None = None
