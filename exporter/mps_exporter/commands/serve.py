@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -65,6 +67,7 @@ async def serve(settings: Settings, replay: Replay | None = None) -> int:
         systemd_socket=settings.web_systemd_socket,
         max_requests=settings.web_max_requests,
         enable_debug=settings.web_enable_debug,
+        host=os.environ.get("NODE_NAME") or socket.gethostname(),
         version=mps_exporter.__version__,
         revision=build().revision,
     )

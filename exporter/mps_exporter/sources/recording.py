@@ -153,6 +153,7 @@ class Anonymiser:
                 processes={
                     pid: self._process(facts) for pid, facts in observation.processes.items()
                 },
+                containers=(),
             )
         if isinstance(observation, NvmlObservation):
             return replace(
