@@ -6,6 +6,7 @@ the hostile user are programs that only have the name.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -218,3 +219,79 @@ def test_a_program_that_changes_its_user_is_not_roots(host: OwnHost) -> None:
     host.serve()
     names = [one.labels["daemon"] for one in host.scrape()["mps_control_up"]]
     assert names == [daemon.pipe]
+
+
+RIGHTS = """
+import os, re, sys
+path = os.environ["CUDA_MPS_PIPE_DIRECTORY"] + "/rights.txt"
+status = open("/proc/self/status").read()
+lines = re.findall(r"^(?:Uid|Gid|Groups|CapPrm|CapEff|CapAmb|NoNewPrivs):.*$", status, re.MULTILINE)
+with open(path, "w") as file:
+    print(*lines, "Path: " + os.environ["PATH"], "Cwd: " + os.getcwd(), sep="\\n", file=file)
+"""
+
+
+@pytest.mark.parametrize("exporter", ["root", "user"])
+def test_the_tool_meets_her_socket_with_her_rights(host: OwnHost, exporter: str) -> None:
+    tool = host.outside("/run/stand-ins/rights")
+    tool.write_text(f"#!{sys.executable} -SE\n{RIGHTS}")
+    tool.chmod(0o755)
+    host.daemon("/tmp/alice/pipe", "/tmp/alice/logs", rights=AS_ALICE)
+    host.outside("/tmp/alice/pipe").chmod(0o777)
+    host.daemon()
+    host.outside(PIPE).chmod(0o777)
+    capabilities = "+sys_ptrace,+dac_read_search"
+    unit = ("--reuid=1001", "--regid=1001", "--clear-groups",
+            f"--bounding-set=-all,{capabilities}",
+            f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}")  # fmt: skip
+    host.serve(
+        "--mps.control-binary=/run/stand-ins/rights", rights=() if exporter == "root" else unit
+    )
+    wait_for(lambda: host.scrape() and host.outside("/tmp/alice/pipe/rights.txt").exists())
+    for pipe, uid in (("/tmp/alice/pipe", ALICE), (PIPE, 0)):
+        wait_for(host.outside(f"{pipe}/rights.txt").read_text)
+        text = host.outside(f"{pipe}/rights.txt").read_text()
+        found = dict(line.split(":", 1) for line in text.splitlines())
+        assert set(found["Uid"].split()) == {str(uid if exporter == "root" else 1001)}
+        assert found["Groups"].split() == []
+        for name in ("CapPrm", "CapEff", "CapAmb"):
+            assert int(found[name], 16) == 0, name
+        assert found["NoNewPrivs"].strip() == "1"
+        assert found["Cwd"].strip() == "/"
+
+
+def test_a_thousand_daemons_of_one_user_are_eight(host: OwnHost) -> None:
+    """One process makes them all: children with her variables, and the same name."""
+    daemon = host.daemon()
+    host.serve()
+    calm = wait_for(lambda: timed_scrapes(host))
+    crowd = (
+        "import os, time\n"
+        "for number in range(1000):\n"
+        "    if os.fork() == 0:\n"
+        f"        os.execve({CONTROL!r}, [{CONTROL!r}, '-c', 'import time; time.sleep(3600)',"
+        " '-d'], {'CUDA_MPS_PIPE_DIRECTORY': f'/tmp/alice/{number}'})\n"
+        f"{SLEEP}"
+    )
+    fake(host, {}, crowd)
+    wait_for(lambda: (host.scrape().value("mps_exporter_ignored_processes", uid=str(ALICE)) or 0)
+             >= 1000 - 32)  # fmt: skip
+    crowded = timed_scrapes(host)
+    metrics = host.scrape()
+    assert metrics.value("mps_control_up", daemon=daemon.pipe) == 1
+    names = {one.labels["daemon"] for one in metrics["mps_control_up"]}
+    assert len(names) <= 1 + 8
+    assert all(one.value == 1 for one in metrics["mps_scrape_collector_success"])
+    assert (metrics.value("process_resident_memory_bytes") or 0) < 100e6
+    print(f"median of a scrape: {calm:.3f} s alone, {crowded:.3f} s beside 1000 fakes, "
+          f"{metrics.value('process_resident_memory_bytes')} B")  # fmt: skip
+
+
+def timed_scrapes(host: OwnHost, count: int = 9) -> float:
+    """Give the median time of some scrapes, in seconds."""
+    times = []
+    for _ in range(count):
+        began = time.monotonic()
+        host.scrape()
+        times.append(time.monotonic() - began)
+    return sorted(times)[count // 2]

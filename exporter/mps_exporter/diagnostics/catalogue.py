@@ -205,6 +205,11 @@ _VISIBILITY = (
         "clients can be counted, but not always told apart.", "blindness",
     ),
     Advice(
+        "processes_ignored", "info", "A user has too many control daemons",
+        "Anybody may start any number of programs of that name. What is beyond the limit is not "
+        "looked at, so that the others are; daemons that were configured always are.", "blindness",
+    ),
+    Advice(
         "clients_not_shown", "info", "Not all clients are shown one by one",
         "Each client costs series in Prometheus; so many more than expected are most often a "
         "mistake. The counts include them.", "blindness",

@@ -67,6 +67,7 @@ def merge(
         daemons=merged,
         collectors=collectors,
         unreadable_environments=_unreadable_environments(processes),
+        ignored_processes={} if processes is None else processes.ignored_programs,
     )
 
 

@@ -522,6 +522,14 @@ EXPORTER = _section(
         "CAP_DAC_READ_SEARCH together give them.",
     ),
     (
+        "mps_exporter_ignored_processes",
+        "gauge",
+        ("uid",),
+        _PROC,
+        "Processes with the names of MPS's programs that are left out because their user has more "
+        "than 8 daemons or 32 processes: the 32 users with most of them.",
+    ),
+    (
         "mps_exporter_unknown_readings_total",
         "counter",
         (),

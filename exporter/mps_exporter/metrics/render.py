@@ -154,6 +154,8 @@ def render(
         "mps_exporter_build_info", (build.version, build.revision, build.python_version), 1.0
     )
     samples.add("mps_exporter_unreadable_environments", (), snapshot.unreadable_environments)
+    for uid, count in sorted(snapshot.ignored_processes.items()):
+        samples.add("mps_exporter_ignored_processes", (uid,), count)
     samples.add("mps_exporter_unknown_readings_total", (), snapshot.unknown_readings)
     if snapshot.recording is not None:
         recording = snapshot.recording

@@ -60,10 +60,12 @@ class Lanes(Generic[T]):
             if name in self._asked:
                 continue  # under way, or done after the last call
             limit = MAX_HUNG if user in (None, 0) else MAX_HUNG_PER_USER
-            if hung[user] >= limit or len(late) >= MAX_HUNG:
+            others = sum(count for other, count in hung.items() if other not in (None, 0))
+            if hung[user] >= limit or (user not in (None, 0) and others >= MAX_HUNG):
                 continue
             if hung[user] and user not in (None, 0):
                 late.add(name)  # it may hang as well: its answer is for the next call
+                hung[user] += 1
             self._asked[name] = _start(user, function)
         end = time.monotonic() + self._wait_seconds
         for name, one in self._asked.items():
