@@ -141,6 +141,17 @@ tools-servers: ## Prometheus of two ages and Alertmanager, from Debian packages
 package: install ## Build sdist and wheel into dist, and try the wheel in a fresh environment
 	@tools/check-package.sh
 
+# Twice, and compares: the same tree gives the same files. The workflow release.yml publishes them.
+.PHONY: release-check
+release-check: install ## Build all that a release publishes but the image, twice, into build/release
+	@tools/release-check.sh build/release
+
+# As root: makes fresh Debian systems with debootstrap and boots them in namespaces.
+.PHONY: try-packages
+try-packages: ## Install, use and remove the Debian package on fresh systems (SUITES="bookworm trixie")
+	@for suite in $(or $(SUITES),bookworm trixie); do \
+	  tools/try-package.sh $$suite build/release/mps-exporter_*_$$(dpkg --print-architecture).deb; done
+
 .PHONY: lock
 lock: ## Pin the dependencies again (UPGRADE=1: to their newest versions)
 	@tools/lock.sh $(if $(UPGRADE),--upgrade)

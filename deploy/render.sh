@@ -23,21 +23,22 @@ render() { # FILE WHAT HELM-ARGUMENT...
     echo '#'
     echo '# Made from deploy/helm/mps-exporter by deploy/render.sh: change that, and run this again.'
     "$helm" template mps-exporter "$here/helm/mps-exporter" --kube-version 1.30.0 \
-      --namespace mps-exporter "$@" 2>"$target/.errors" || {
+      --namespace mps-exporter --set image.repository=mps-exporter "$@" 2>"$target/.errors" || {
       cat "$target/.errors" >&2
       exit 1
     }
-  } >"$target/$file"
+    # Nothing of Helm manages what kubectl applies.
+  } | sed '\#^ *\(helm.sh/chart\|app.kubernetes.io/managed-by\):#d' >"$target/$file"
   rm -f "$target/.errors"
 }
 
 daemonset() { # FILE WHAT LAYOUT
-  render "$1" "$2" --set "layout=$3" --set monitor.kind=none --set rules.enabled=false \
-    --set dashboards.enabled=false
+  render "$1" "$2" --set "layout=$3" --set podMonitor.enabled=false \
+    --set prometheusRule.enabled=false --set dashboards.enabled=false
 }
 
 daemonset device-plugin.yaml "MPS by NVIDIA's device plugin (resource nvidia.com/gpu)." devicePlugin
 daemonset dra.yaml "MPS by NVIDIA's DRA driver: one control daemon for each claim." dra
 daemonset plain.yaml 'MPS started on the node itself: /tmp/nvidia-mps and the like.' plain
 render pod-monitor.yaml 'For the Prometheus operator, beside any of the others.' \
-  --show-only templates/monitor.yaml
+  --show-only templates/podmonitor.yaml

@@ -15,6 +15,8 @@ from grafana.boards import BOARDS
 from grafana.export import exported
 
 DASHBOARDS = Path(__file__).parent / "dashboards"
+IN_CHART = Path(__file__).parents[1] / "deploy" / "helm" / "mps-exporter" / "files" / "dashboards"
+"""Copies: a chart with links would lose them where it is fetched by git."""
 
 
 def text_of(board: Board) -> str:
@@ -24,8 +26,11 @@ def text_of(board: Board) -> str:
 
 def stale() -> list[Path]:
     """Files that differ from what would be written, are missing, or belong to no dashboard."""
-    wanted = {DASHBOARDS / f"{board.uid}.json": text_of(board) for board in BOARDS}
-    found = {path: path.read_text("utf-8") for path in DASHBOARDS.glob("*.json")}
+    folders = (DASHBOARDS, IN_CHART)
+    wanted = {
+        folder / f"{board.uid}.json": text_of(board) for folder in folders for board in BOARDS
+    }
+    found = {path: path.read_text("utf-8") for folder in folders for path in folder.glob("*.json")}
     return sorted(
         path for path in wanted.keys() | found.keys() if wanted.get(path) != found.get(path)
     )

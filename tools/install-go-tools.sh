@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds tools that are published as Go source only into .tools/bin, one at a time:
 #
-#   tools/install-go-tools.sh [helm] [kubeconform] [dashboard-linter]   without names: all three
+#   tools/install-go-tools.sh [helm] [kubeconform] [dashboard-linter] [nfpm]   without names: all four
 #   tools/install-go-tools.sh prometheus3 promtool3  where no Debian package has them
 #
 # A tool is built again when its version below changes, and only then. It takes half a
@@ -18,11 +18,12 @@ source_of() { # TOOL -> package@version
   case $1 in
     helm) echo helm.sh/helm/v3/cmd/helm@v3.19.0 ;;
     kubeconform) echo github.com/yannh/kubeconform/cmd/kubeconform@v0.7.0 ;;
+    nfpm) echo github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.0 ;;
     dashboard-linter) sed -n 's/^VERSION=/github.com\/grafana\/dashboard-linter@/p' "$ROOT/grafana/linter/build.sh" ;;
     # Prometheus 3.5, the release with long support: v0.305 of the module.
     prometheus3) echo github.com/prometheus/prometheus/cmd/prometheus@v0.305.1 ;;
     promtool3) echo github.com/prometheus/prometheus/cmd/promtool@v0.305.1 ;;
-    *) fail "unknown tool: $1" "known are: helm kubeconform dashboard-linter prometheus3 promtool3" ;;
+    *) fail "unknown tool: $1" "known are: helm kubeconform dashboard-linter nfpm prometheus3 promtool3" ;;
   esac
 }
 
@@ -67,7 +68,7 @@ build() { # TOOL SOURCE
   rm -rf "$TOOLS/go-build"
 }
 
-[ $# -gt 0 ] || set -- helm kubeconform dashboard-linter
+[ $# -gt 0 ] || set -- helm kubeconform dashboard-linter nfpm
 GO=''
 for tool in "$@"; do
   source=$(source_of "$tool")

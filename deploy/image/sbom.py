@@ -1,7 +1,8 @@
 """Prints what the image consists of, as CycloneDX 1.6 (JSON): Python and Debian packages.
 
 It runs in the image itself, with the exporter's own interpreter, so it lists what is there and not
-what somebody meant to be there.
+what somebody meant to be there. `sbom.py FOLDER` lists the Python packages in a folder only, as the
+Debian and RPM packages have one.
 """
 
 # ruff: noqa: INP001 - a script of the image, no part of the package
@@ -19,9 +20,9 @@ PACKAGES = Path("/var/lib/dpkg/status")
 SYSTEM = Path("/etc/os-release")
 
 
-def python_packages() -> Iterator[dict[str, Any]]:
-    """Give the distributions that this interpreter can import."""
-    for distribution in metadata.distributions():
+def python_packages(path: list[str]) -> Iterator[dict[str, Any]]:
+    """Give the distributions in these folders."""
+    for distribution in metadata.distributions(path=path):
         name, version = distribution.metadata["Name"], distribution.version
         licence = distribution.metadata.json.get("license_expression", "")
         component = {
@@ -79,9 +80,12 @@ def _distribution(text: str) -> str:
 
 def main() -> None:
     """Print it."""
+    if len(sys.argv) > 1:
+        _print(list(python_packages(sys.argv[1:])))
+        return
     python = platform.python_version()
     components = [
-        *python_packages(),
+        *python_packages(sys.path),
         {
             "type": "platform",
             "bom-ref": f"pkg:generic/python@{python}",
@@ -93,6 +97,10 @@ def main() -> None:
     if PACKAGES.exists():
         distribution = _distribution(SYSTEM.read_text("utf-8")) if SYSTEM.exists() else ""
         components += debian_packages(PACKAGES.read_text("utf-8"), distribution)
+    _print(components)
+
+
+def _print(components: list[dict[str, Any]]) -> None:
     json.dump(bill(components), sys.stdout, indent=1)
     sys.stdout.write("\n")
 

@@ -1,7 +1,6 @@
-"""What the exporter says to people: quantities, incidents, findings and remedies in plain words.
+"""Human-readable text: quantities, names and incidents.
 
-Everything a person reads about the state of a host is worded here, so that the page, the JSON and
-the command line say the same.
+The page, the JSON and the command line take their wording from here, so that they agree.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ MAX_NAME_CHARACTERS = 120
 MAX_NAMED_PIDS = 6
 
 UserNameLookup = Callable[[int | None], str]
-"""A user's number -> how a person would call them."""
+"""UID -> the name to show, with a text for an unknown user (None)."""
 
 
 def printable(text: str, limit: int = MAX_NAME_CHARACTERS) -> str:
-    """A name that somebody else chose, made fit to be shown: one line, nothing hidden.
+    """Return untrusted text in a form that is safe to show: one line, nothing hidden.
 
-    Control characters and those that turn the direction of writing show as escapes; bytes that
-    were no UTF-8 show as the replacement character.
+    Control characters and those that change the direction of writing show as escapes; bytes that
+    are not UTF-8 show as the replacement character.
     """
     shown = []
     for character in text[: limit + 1]:
@@ -40,7 +39,7 @@ def printable(text: str, limit: int = MAX_NAME_CHARACTERS) -> str:
 
 
 def user_name(uid: int | None, user: str | None) -> str:
-    """Who a user is, as far as it is known."""
+    """Return the user's name, else the UID in words."""
     if user:
         return printable(user)
     if uid is None:
@@ -68,17 +67,17 @@ def duration(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """How long something has been so: whole seconds at the least."""
+    """A duration without fractions of a second."""
     return duration(seconds) if seconds >= 90 else f"{max(0.0, seconds):.0f} s"
 
 
 def ago(seconds: float) -> str:
-    """When something was."""
+    """A time in the past, relative to now."""
     return "just now" if seconds < 1.5 else f"{age(seconds)} ago"
 
 
 def memory(size: float) -> str:
-    """Bytes in the units that GPU memory is sold in."""
+    """Bytes in KiB, MiB or GiB."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= scale:
             number = size / scale
@@ -87,7 +86,7 @@ def memory(size: float) -> str:
 
 
 def percent(ratio: float) -> str:
-    """A ratio, for people."""
+    """A ratio (0-1) in percent."""
     return f"{ratio * 100:.0f} %"
 
 
@@ -97,7 +96,7 @@ def count(number: int, one: str, many: str = "") -> str:
 
 
 def iso_timestamp(at: float) -> str:
-    """A moment, for machines: ISO 8601 in UTC."""
+    """ISO 8601 in UTC, with milliseconds."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
@@ -115,12 +114,12 @@ def processes(pids: Sequence[int]) -> str:
 
 
 def process(pid: int, program: str | None, user: str) -> str:
-    """A process with what runs in it and whose it is."""
+    """A process with its program and its user."""
     return f"process {pid} ({printable(program or 'an unknown program')} of {user})"
 
 
 def join_some(texts: Sequence[str], most: int = 5) -> str:
-    """Name the first few of many."""
+    """Join the first few, and count the rest."""
     shown = "; ".join(texts[:most])
     return shown if len(texts) <= most else f"{shown}; and {len(texts) - most} more"
 
@@ -130,7 +129,8 @@ def _lost_clients(incident: Incident) -> str:
         return "; no client was connected"
     named = processes(incident.pids)
     lost = count(len(incident.pids), "client")
-    return f" and took {lost} along" + (f" ({named})" if named else "")
+    verb = "was" if len(incident.pids) == 1 else "were"
+    return f"; {lost} {verb} lost" + (f" ({named})" if named else "")
 
 
 def _client(incident: Incident, name_of: UserNameLookup) -> str:
@@ -146,10 +146,11 @@ def _server(incident: Incident, name_of: UserNameLookup) -> str:
 
 
 _REJECTIONS = {
-    "context_limit": "the server has as many clients as it can take",
-    "server_not_ready": "the server recovers from a fatal error until all its clients have left",
-    "invalid_device": "the client asked for a device that the server does not serve",
-    "credentials": "the daemon could not tell who the client was",
+    "context_limit": "the server has reached its limit of client contexts",
+    "server_not_ready": "the server recovers from a fatal GPU error only when all its clients have "
+    "exited",
+    "invalid_device": "the client requested a device that the server does not serve",
+    "credentials": "the daemon did not accept the client's credentials",
 }
 
 
@@ -159,13 +160,14 @@ def _rejected(incident: Incident, name_of: UserNameLookup) -> str:
 
 
 def _fault(incident: Incident, name_of: UserNameLookup) -> str:
-    # Blamed, not guilty: MPS has been seen to name a neighbour of the one who did it.
+    # Blamed, which proves nothing: MPS has been seen to name a neighbour of the client that did it.
     cause = f": MPS blames process {incident.blamed_pid}" if incident.blamed_pid else ""
     named = processes(incident.pids)
     if not incident.pids:
         lost = ""
     else:
-        lost = f"; {count(len(incident.pids), 'other client')} died with it"
+        verb = "was" if len(incident.pids) == 1 else "were"
+        lost = f"; {count(len(incident.pids), 'other client')} {verb} lost"
         lost += f" ({named})" if named else ""
     ended = ""
     if incident.ended_pids:
@@ -180,11 +182,14 @@ def _fault(incident: Incident, name_of: UserNameLookup) -> str:
 def _unfinished_work(incident: Incident, name_of: UserNameLookup) -> str:
     author = f"process {incident.left_by_pid}" if incident.left_by_pid else "a client"
     lost = count(len(incident.pids), "client")
+    verb = "was" if len(incident.pids) == 1 else "were"
     named = processes(incident.pids)
     blamed = f"; MPS blames process {incident.blamed_pid}" if incident.blamed_pid else ""
     return (
-        f"{author} ended with GPU work in flight, and the fatal GPU error that followed in "
-        f"{_server(incident, name_of)} took {lost} down" + (f" ({named})" if named else "") + blamed
+        f"{author} ended with GPU work in flight, which caused a fatal GPU error in "
+        f"{_server(incident, name_of)}: {lost} {verb} lost"
+        + (f" ({named})" if named else "")
+        + blamed
     )
 
 
@@ -200,7 +205,7 @@ def _start_failed(incident: Incident, name_of: UserNameLookup) -> str:
 _SENTENCES: dict[str, Callable[[Incident, UserNameLookup], str]] = {
     "daemon_started": lambda _incident, _name_of: "the daemon started",
     "daemon_died": lambda incident, _name_of: f"the daemon died{_lost_clients(incident)}",
-    "daemon_quit": lambda _incident, _name_of: "the daemon quit, as it was asked to",
+    "daemon_quit": lambda _incident, _name_of: "the daemon received quit and exited",
     "server_crashed": lambda incident, name_of: (
         f"{_server(incident, name_of)} crashed{_lost_clients(incident)}"
     ),
@@ -215,39 +220,38 @@ _SENTENCES: dict[str, Callable[[Incident, UserNameLookup], str]] = {
     ),
     "client_rejected": _rejected,
     "wait_started": lambda incident, name_of: (
-        f"{_client(incident, name_of)} began to wait behind another user's server"
+        f"{_client(incident, name_of)} was queued behind another user's server"
     ),
     "wait_served": lambda incident, name_of: (
         f"{_client(incident, name_of)} was served{_after(incident)}"
     ),
     "wait_abandoned": lambda incident, name_of: (
         f"{_client(incident, name_of)} "
-        + ("ended without a context" if incident.detail else "gave up waiting")
+        + ("ended without a context" if incident.detail else "stopped waiting")
         + _after(incident)
     ),
     "ghost": lambda incident, name_of: (
         f"{_server(incident, name_of)} was started for clients that had died in the queue: "
-        "the daemon hangs as soon as another user's client comes"
+        "the daemon hangs as soon as another user's client connects"
     ),
     "ghost_ended": lambda incident, name_of: (
-        f"{_server(incident, name_of)}, which was a ghost, has ended: it blocks the daemon no "
-        f"longer"
+        f"{_server(incident, name_of)}, a ghost, exited and no longer blocks the daemon"
     ),
 }
 
 
 def capitalize(text: str) -> str:
-    """Begun with a capital, as a sentence is."""
+    """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def sentence(text: str) -> str:
-    """With a capital and a full stop."""
+    """Return the text with a capital first letter and a full stop."""
     return capitalize(text) + ("" if text.endswith(".") else ".")
 
 
 def describe_incident(one: Incident, name_of: UserNameLookup) -> str:
-    """What happened, in a sentence."""
+    """Describe an incident in one sentence."""
     describe = _SENTENCES.get(one.kind)
     text = describe(one, name_of) if describe is not None else printable(one.kind.replace("_", " "))
     if one.count > 1:

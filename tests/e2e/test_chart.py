@@ -1,4 +1,4 @@
-"""The chart through Helm and kubeconform, for every layout and three versions of Kubernetes."""
+"""The chart through Helm and kubeconform: every layout, Kubernetes 1.28 to the newest schemas."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "mps-exporter"
 LAYOUTS = ("devicePlugin", "dra", "plain")
-KUBERNETES = ("1.25.0", "1.31.0", "1.37.0")
+KUBERNETES = tuple(f"1.{minor}.0" for minor in range(28, 38))
+IMAGE = "image.repository=registry.example.org/mps-exporter"
 
 SCHEMAS = {
     "daemonset-apps-v1",
@@ -37,22 +39,42 @@ def tool(name: str) -> str:
     return path
 
 
-def helm(*arguments: str) -> str:
-    result = subprocess.run(
+def run_helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [tool("helm"), *arguments], capture_output=True, text=True, check=False, cwd=ROOT
     )
+
+
+def helm(*arguments: str) -> str:
+    result = run_helm(*arguments)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
 
-def template(*values: str, kubernetes: str = "1.30.0") -> str:
-    settings = [word for value in values for word in ("--set", value)]
-    options = ["--namespace", "monitoring", "--kube-version", kubernetes, *settings]
-    return helm("template", "mps-exporter", str(CHART), *options)
+def words(*values: str, kubernetes: str = "1.30.0", chart: Path = CHART) -> list[str]:
+    settings = [word for value in (IMAGE, *values) for word in ("--set", value)]
+    return ["template", "mps-exporter", str(chart), "--namespace", "monitoring",
+            "--kube-version", kubernetes, *settings]  # fmt: skip
+
+
+def template(*values: str, kubernetes: str = "1.30.0", chart: Path = CHART) -> str:
+    return helm(*words(*values, kubernetes=kubernetes, chart=chart))
+
+
+def refused(*values: str, more: tuple[str, ...] = ()) -> str:
+    """Why helm does not render the chart with these values."""
+    result = run_helm(*words(*values), *more)
+    assert result.returncode != 0, "it was rendered"
+    return result.stderr
 
 
 def rendered(*values: str) -> list[dict[str, Any]]:
     return [one for one in yaml.safe_load_all(template(*values)) if one]
+
+
+def only(kind: str, *values: str) -> dict[str, Any]:
+    (found,) = [one for one in rendered(*values) if one["kind"] == kind]
+    return found
 
 
 def daemonset(*values: str) -> dict[str, Any]:
@@ -64,8 +86,9 @@ def daemonset(*values: str) -> dict[str, Any]:
 def test_helm_lint_finds_nothing() -> None:
     for layout in LAYOUTS:
         helm(
-            "lint", "--strict", "--kube-version", "1.30.0", "--set", f"layout={layout}", str(CHART)
-        )
+            "lint", "--strict", "--kube-version", "1.30.0", "--set", f"layout={layout},{IMAGE}",
+            str(CHART),
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -99,16 +122,88 @@ def conform(schemas: Path, version: str, text: str) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("version", KUBERNETES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("monitor", ["PodMonitor", "ServiceMonitor"])
-def test_every_layout_is_valid_in(schemas: Path, version: str, layout: str, monitor: str) -> None:
-    values = (f"layout={layout}", f"monitor.kind={monitor}", "web.configSecret=web")
-    result = conform(schemas, version, template(*values, kubernetes=version))
+def check(schemas: Path, version: str, text: str) -> None:
+    result = conform(schemas, version, text)
     assert result.returncode == 0, result.stdout
     statuses = {one["kind"]: one["status"] for one in json.loads(result.stdout)["resources"]}
     assert statuses["DaemonSet"] == "statusValid"
     assert statuses["NetworkPolicy"] == "statusValid"
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize(
+    ("layout", "monitor"),
+    [("devicePlugin", "podMonitor"), ("dra", "serviceMonitor"), ("plain", "podMonitor")],
+)
+def test_every_layout_is_valid_in(schemas: Path, version: str, layout: str, monitor: str) -> None:
+    values = (f"layout={layout}", "podMonitor.enabled=false", f"{monitor}.enabled=true",
+              "web.configSecret=web")  # fmt: skip
+    check(schemas, version, template(*values, kubernetes=version))
+
+
+@pytest.fixture(scope="session")
+def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart as Flux has it: an archive of the files that git knows, without links."""
+    folder = tmp_path_factory.mktemp("flux")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", str(CHART)],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    for name in filter(None, listed.split("\0")):
+        source = ROOT / name
+        if source.is_file() and not source.is_symlink():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, folder / name)
+    return folder / CHART.relative_to(ROOT)
+
+
+def test_a_checkout_without_links_renders_the_same(fetched: Path) -> None:
+    assert template(chart=fetched) == template()
+
+
+@pytest.mark.parametrize("missing", ["rules", "dashboards"])
+def test_a_chart_that_lost_its_files_is_refused(
+    fetched: Path, tmp_path: Path, missing: str
+) -> None:
+    chart = tmp_path / "mps-exporter"
+    shutil.copytree(fetched, chart)
+    shutil.rmtree(chart / "files" / missing)
+    result = run_helm(*words(chart=chart))
+    assert result.returncode != 0
+    assert f"has no files/{missing}" in result.stderr
+
+
+@pytest.fixture(scope="session")
+def parent(fetched: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A chart that has this one as a dependency, with a condition."""
+    folder = tmp_path_factory.mktemp("parent") / "gpus"
+    (folder / "templates").mkdir(parents=True)
+    dependency = {
+        "name": "mps-exporter", "version": "*", "repository": f"file://{fetched}",
+        "condition": "mps-exporter.enabled",
+    }  # fmt: skip
+    chart = {"apiVersion": "v2", "name": "gpus", "version": "1.0.0", "dependencies": [dependency]}
+    (folder / "Chart.yaml").write_text(yaml.safe_dump(chart))
+    helm("dependency", "build", str(folder))
+    return folder
+
+
+def of_parent(parent: Path, *values: str, kubernetes: str = "1.30.0") -> str:
+    settings = [word for value in values for word in ("--set", value)]
+    return helm("template", "gpus", str(parent), "--kube-version", kubernetes, *settings)
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_it_is_a_dependency_with_a_condition(schemas: Path, parent: Path, version: str) -> None:
+    image = "mps-exporter.image.repository=mps-exporter"
+    values = ("global.imageRegistry=registry.example.org", image, "mps-exporter.enabled=true")
+    text = of_parent(parent, *values, kubernetes=version)
+    assert 'image: "registry.example.org/mps-exporter:' in text
+    check(schemas, version, text)
+    assert len(re.findall(r"^kind: PrometheusRule$", text, re.MULTILINE)) == len(
+        list((ROOT / "prometheus" / "rules").glob("*.yml"))
+    )
+    assert of_parent(parent, "mps-exporter.enabled=false").strip() == ""
 
 
 def test_the_check_would_notice(schemas: Path) -> None:
@@ -140,31 +235,63 @@ def test_rules_in_the_cluster_are_the_rules_of_the_project() -> None:
         if one["kind"] == "PrometheusRule"
     }
     files = (ROOT / "prometheus" / "rules").glob("*.yml")
-    assert in_cluster == {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in files}
+    of_project = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in files}
+    for rule in rules_of(of_project.values()):
+        for name in ("runbook_url", "dashboard_url"):
+            rule.get("annotations", {}).pop(name, None)
+    assert in_cluster == of_project
+
+
+def rules_of(specs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [rule for spec in specs for group in spec["groups"] for rule in group["rules"]]
+
+
+def alerts(*values: str) -> dict[str, dict[str, Any]]:
+    """The alerts in the cluster, by name."""
+    specs = [one["spec"] for one in rendered(*values) if one["kind"] == "PrometheusRule"]
+    return {rule["alert"]: rule for rule in rules_of(specs) if "alert" in rule}
+
+
+def test_alerts_have_no_links_that_lead_nowhere() -> None:
+    text = template("dashboards.enabled=false")
+    assert "runbook_url" not in text
+    assert "dashboard_url" not in text
+    assert "localhost:3000" not in text
 
 
 def test_links_in_the_alerts_lead_where_the_values_say() -> None:
     """And nothing else of a rule is changed; whether they end with a slash is the same."""
     grafana, runbooks = "https://grafana.example.org/g", "https://wiki.example.org/mps"
-    links: list[str] = []
-    changed = rendered(f"rules.grafanaUrl={grafana}/", f"rules.runbookUrl={runbooks}")
-    for ours, expected in zip(rendered(), changed, strict=True):
-        if ours["kind"] != "PrometheusRule":
-            assert expected == ours
-            continue
-        for group, group_of_theirs in zip(
-            ours["spec"]["groups"], expected["spec"]["groups"], strict=True
-        ):
-            for rule, other in zip(group["rules"], group_of_theirs["rules"], strict=True):
-                for texts in (rule.get("annotations", {}), other.get("annotations", {})):
-                    links += [texts.pop(name) for name in sorted(texts) if name.endswith("_url")]
-        assert expected == ours
-    starts = {re.sub(r"(/d/mps-|/Mps[A-Z]).*", "", link) for link in links}
-    assert starts == {
-        "http://localhost:3000", grafana, runbooks,
-        "https://github.com/mps-exporter/mps-exporter/blob/main/prometheus/runbooks",
-    }  # fmt: skip
-    assert len([link for link in links if link.startswith((grafana, runbooks))]) == len(links) // 2
+    plain = alerts()
+    changed = alerts(
+        f"prometheusRule.grafanaUrl={grafana}/", f"prometheusRule.runbookUrl={runbooks}"
+    )
+    for name, rule in changed.items():
+        assert rule["annotations"].pop("runbook_url") == f"{runbooks}/{name}.md"
+        assert rule["annotations"].pop("dashboard_url").startswith(f"{grafana}/d/mps-")
+    assert changed == plain
+
+
+def test_single_alerts_are_switched_off_and_labelled() -> None:
+    plain = alerts()
+    changed = alerts(
+        "prometheusRule.alerts.MpsWouldHelp.enabled=false",
+        "prometheusRule.alerts.MpsUidWaitLong.labels.severity=info",
+        "prometheusRule.alerts.MpsUidWaitLong.for=15m",
+        "prometheusRule.additionalRuleLabels.team=gpu",
+        "prometheusRule.additionalLabels.release=prometheus",
+    )
+    assert plain.keys() - changed.keys() == {"MpsWouldHelp"}
+    assert all(rule["labels"]["team"] == "gpu" for rule in changed.values())
+    own = changed["MpsUidWaitLong"]
+    assert (own["labels"]["severity"], own["for"]) == ("info", "15m")
+    assert changed["MpsGhostServer"]["labels"]["severity"] == "critical"
+
+
+def test_an_unknown_alert_is_refused() -> None:
+    why = refused("prometheusRule.alerts.MpsUidWaitlong.enabled=false")
+    assert "there is no alert MpsUidWaitlong" in why
+    assert "MpsUidWaitLong" in why
 
 
 @pytest.mark.parametrize(
@@ -172,18 +299,17 @@ def test_links_in_the_alerts_lead_where_the_values_say() -> None:
     [("15s", "10s", True), ("1m", "60s", True), ("500ms", "1s", False), ("5s", "10s", False),
      ("1m", "90s", False), ("2m", "61000ms", True)],
 )  # fmt: skip
-@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+@pytest.mark.parametrize("kind", ["podMonitor", "serviceMonitor"])
 def test_a_timeout_longer_than_the_interval_is_refused(
     kind: str, interval: str, timeout: str, *, taken: bool
 ) -> None:
     """Prometheus would drop the whole job, and the operator says so in its log only."""
-    values = f"monitor.kind={kind},monitor.interval={interval},monitor.scrapeTimeout={timeout}"
-    result = subprocess.run(
-        [tool("helm"), "template", str(CHART), "--kube-version", "1.30.0", "--set", values],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    result = run_helm(*words(
+        "podMonitor.enabled=false", f"{kind}.enabled=true", f"{kind}.interval={interval}",
+        f"{kind}.scrapeTimeout={timeout}",
+    ))  # fmt: skip
     assert (result.returncode == 0) == taken, result.stderr
-    assert taken or "shorter than monitor.scrapeTimeout" in result.stderr
+    assert taken or f"shorter than {kind}.scrapeTimeout" in result.stderr
 
 
 def test_dashboards_in_the_cluster_are_the_dashboards_of_the_project() -> None:
@@ -229,24 +355,147 @@ def test_least_rights_are_none() -> None:
 
 
 def test_a_layout_that_could_see_nothing_is_refused() -> None:
-    result = subprocess.run(
-        [tool("helm"), "template", str(CHART), "--kube-version", "1.30.0",
-         "--set", "layout=dra,rights=least"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert result.returncode != 0
-    assert "layout dra needs rights full" in result.stderr
+    assert "layout dra needs rights full" in refused("layout=dra", "rights=least")
 
 
 @pytest.mark.parametrize(
-    "wrong", ["layout=slurm", "port=0", "unknown=1", "rights=root", "rules.grafanaUrl=here"]
-)
+    "wrong",
+    ["layout=slurm", "port=0", "unknown=1", "rights=root", "prometheusRule.grafanaUrl=here",
+     "podMonitor.sampleLimit=many", "image.digest=sha256:12", "commonLabels.a=1"],
+)  # fmt: skip
 def test_values_that_mean_nothing_are_refused(wrong: str) -> None:
-    result = subprocess.run(
-        [tool("helm"), "template", str(CHART), "--kube-version", "1.30.0", "--set", wrong],
-        capture_output=True, text=True, check=False,
+    assert "values don't meet the specifications of the schema" in refused(wrong)
+
+
+def test_an_image_is_required() -> None:
+    assert "image.repository is required" in refused("image.repository=")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("args={--log.level=debug}", "args is now extraArgs"),
+        ("env[0].name=A", "env is now extraEnv"),
+        ("volumes[0].name=a", "volumes is now extraVolumes"),
+        ("volumeMounts[0].name=a", "volumeMounts is now extraVolumeMounts"),
+        ("monitor.kind=none", "monitor.kind=none is now podMonitor.enabled=false"),
+        ("monitor.kind=ServiceMonitor", "is now serviceMonitor.enabled=true with podMonitor.en"),
+        ("monitor.labels.a=b", "monitor.labels is now podMonitor.additionalLabels"),
+        ("monitor.interval=1m", "monitor.interval is now podMonitor.interval"),
+        ("rules.enabled=false", "rules.enabled is now prometheusRule.enabled"),
+        ("rules.labels.a=b", "rules.labels is now prometheusRule.additionalLabels"),
+        ("rules.grafanaUrl=https://g", "rules.grafanaUrl is now prometheusRule.grafanaUrl"),
+        ("supplementalGroups={4}", "supplementalGroups is now podSecurityContext.suppl"),
+        ("seLinuxOptions.type=spc_t", "seLinuxOptions is now podSecurityContext.seLinuxOptions"),
+        ("seccompProfile.type=A", "seccompProfile is now podSecurityContext.seccompProfile"),
+    ],
+)
+def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
+    assert new in refused(old)
+
+
+@pytest.mark.parametrize(
+    ("kind", "switch"),
+    [("PodMonitor", "podMonitor"), ("ServiceMonitor", "serviceMonitor"),
+     ("PrometheusRule", "prometheusRule")],
+)  # fmt: skip
+def test_a_cluster_without_the_operator_is_told_the_switch(kind: str, switch: str) -> None:
+    """A cluster lists its kinds; `helm template` alone knows group versions only."""
+    others = {"podMonitor", "serviceMonitor", "prometheusRule"} - {switch}
+    values = (f"{switch}.enabled=true", *(f"{other}.enabled=false" for other in others))
+    cluster = ("--api-versions", "apps/v1/DaemonSet")
+    why = refused(*values, more=cluster)
+    assert f"the cluster has no {kind}" in why
+    assert f"{switch}.enabled=false" in why
+    helm(*words(*values), *cluster, "--api-versions", f"monitoring.coreos.com/v1/{kind}")
+    helm(*words(f"{switch}.enabled=false", *values[1:]), *cluster)
+
+
+def test_two_monitors_at_once_are_refused() -> None:
+    assert "scraped twice" in refused("serviceMonitor.enabled=true")
+
+
+def test_a_monitor_has_what_its_values_say() -> None:
+    spec = only(
+        "PodMonitor", "podMonitor.sampleLimit=15000", "podMonitor.namespace=observed",
+        "podMonitor.relabelings[0].action=labeldrop", "podMonitor.relabelings[0].regex=pod",
+        "podMonitor.metricRelabelings[0].action=drop", "podMonitor.metricRelabelings[0].regex=x",
+    )["spec"]  # fmt: skip
+    assert spec["sampleLimit"] == 15000
+    assert spec["namespaceSelector"] == {"matchNames": ["monitoring"]}
+    (endpoint,) = spec["podMetricsEndpoints"]
+    assert endpoint["relabelings"][-1] == {"action": "labeldrop", "regex": "pod"}
+    assert {"targetLabel": "job", "replacement": "mps-exporter"} in endpoint["relabelings"]
+    assert endpoint["metricRelabelings"] == [{"action": "drop", "regex": "x"}]
+    plain = only("PodMonitor")["spec"]
+    assert "sampleLimit" not in plain
+    assert "metricRelabelings" not in plain["podMetricsEndpoints"][0]
+
+
+def test_every_object_has_the_usual_labels_and_those_of_the_values() -> None:
+    for one in rendered("commonLabels.team=gpu", "commonLabels.app\\.kubernetes\\.io/name=no"):
+        labels = one["metadata"]["labels"]
+        assert labels["team"] == "gpu"
+        assert labels["app.kubernetes.io/name"] == "mps-exporter", "what selectors ask for"
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+        assert labels["helm.sh/chart"].startswith("mps-exporter-")
+    template_labels = only("DaemonSet", "podLabels.a=b")["spec"]["template"]["metadata"]["labels"]
+    assert template_labels["a"] == "b"
+    assert "helm.sh/chart" not in template_labels, "a new chart replaces no unchanged pod"
+
+
+def test_the_image_is_put_together_from_its_parts() -> None:
+    def image(*values: str) -> str:
+        return str(daemonset(*values)["containers"][0]["image"])
+
+    digest = "sha256:" + "0" * 64
+    name = "image.repository=a/mps"
+    assert image(name, "image.tag=v1") == "a/mps:v1"
+    assert image(name, "image.tag=v1", "image.registry=r.example") == "r.example/a/mps:v1"
+    assert image(name, f"image.digest={digest}") == f"a/mps@{digest}"
+    assert image(name, "image.tag=v1", "global.imageRegistry=g.example") == "g.example/a/mps:v1"
+
+
+def test_security_contexts_go_over_the_charts_own() -> None:
+    pod = daemonset(
+        "podSecurityContext.supplementalGroups={4}", "podSecurityContext.runAsUser=1000",
+        "podSecurityContext.seLinuxOptions.type=spc_t", "securityContext.privileged=false",
+        "rights=least",
     )  # fmt: skip
-    assert result.returncode != 0
+    assert pod["securityContext"] == {
+        "runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 65532, "supplementalGroups": [4],
+        "seccompProfile": {"type": "RuntimeDefault"}, "seLinuxOptions": {"type": "spc_t"},
+    }  # fmt: skip
+    security = pod["containers"][0]["securityContext"]
+    assert security["privileged"] is False
+    assert security["readOnlyRootFilesystem"] is True
+
+
+def test_extras_are_added() -> None:
+    pod = daemonset(
+        "extraArgs={--log.level=debug}", "extraEnv[0].name=TZ", "extraEnv[0].value=UTC",
+        "extraVolumes[0].name=a", "extraVolumes[0].hostPath.path=/a",
+        "extraVolumeMounts[0].name=a", "extraVolumeMounts[0].mountPath=/a",
+        "livenessProbe.periodSeconds=7", "readinessProbe.exec.command={true}",
+        "global.imagePullSecrets[0].name=pull",
+    )  # fmt: skip
+    (container,) = pod["containers"]
+    assert container["args"][-1] == "--log.level=debug"
+    assert container["env"] == [{"name": "TZ", "value": "UTC"}]
+    assert pod["volumes"][-1] == {"name": "a", "hostPath": {"path": "/a"}}
+    assert container["volumeMounts"][-1] == {"name": "a", "mountPath": "/a"}
+    assert container["livenessProbe"]["periodSeconds"] == 7
+    assert container["livenessProbe"]["httpGet"]["path"] == "/-/healthy"
+    assert container["readinessProbe"].keys() & {"httpGet", "tcpSocket", "exec"} == {"exec"}
+    assert pod["imagePullSecrets"] == [{"name": "pull"}]
+
+
+def test_the_service_account_is_made_or_named() -> None:
+    assert daemonset("serviceAccount.name=mine")["serviceAccountName"] == "mine"
+    values = ("serviceAccount.create=false", "serviceAccount.name=theirs")
+    assert daemonset(*values)["serviceAccountName"] == "theirs"
+    assert [one for one in rendered(*values) if one["kind"] == "ServiceAccount"] == []
+    assert daemonset("serviceAccount.create=false")["serviceAccountName"] == "default"
 
 
 def test_a_web_config_comes_from_a_secret_and_probes_need_no_password() -> None:

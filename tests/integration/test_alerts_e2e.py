@@ -125,7 +125,10 @@ class Incident:
 
 
 BYPASS = Expected(
-    "tickets", "MpsProcessBypassesMps", "MPS that serves it: [12]", {"kind": "direct", **on_gpu(0)}
+    "tickets",
+    "MpsProcessBypassesMps",
+    "daemon that serves it: [12]",
+    {"kind": "direct", **on_gpu(0)},
 )
 """In some recordings a process was on the GPU beside MPS, the lab's own or one of its actors."""
 
@@ -142,7 +145,7 @@ INCIDENTS = (
     Incident("quiet"),
     # A quarter of an hour of that host, in the rules' time as in its own.
     Incident("quiet", speed=PACE, laps=10),
-    # In order: nobody is called.
+    # Orderly exits: no alert.
     Incident("one-client"),
     Incident("limits", (BYPASS,), speed=0.7),
     Incident("memory-limit"),
@@ -179,7 +182,7 @@ INCIDENTS = (
         (
             daemon(
                 "tickets", "MpsServerFault",
-                "Blamed by MPS: 1 of uid 1001. Lost beside them: 1 of uid 1001.", **on_gpu(0),
+                "Blamed by MPS: 1 of uid 1001. Lost with them: 1 of uid 1001.", **on_gpu(0),
             ),
         ),
     ),
@@ -188,14 +191,14 @@ INCIDENTS = (
         (
             daemon(
                 "tickets", "MpsServerFault",
-                "Blamed by MPS: 1 of uid 0. Lost beside them: 1 of uid 0.", **on_gpu(1),
+                "Blamed by MPS: 1 of uid 0. Lost with them: 1 of uid 0.", **on_gpu(1),
             ),
         ),
     ),
     Incident(
         "fault-held",
         (
-            daemon("tickets", "MpsServerFault", "met 1 fatal GPU error within", **on_gpu(0)),
+            daemon("tickets", "MpsServerFault", "had 1 fatal GPU error within", **on_gpu(0)),
             daemon(
                 "pager", "MpsServerStuckInFault", "Still connected: PID 1168 .program-1",
                 server="1171", mps_server_state="FAULT",
@@ -226,7 +229,8 @@ INCIDENTS = (
         "daemon-killed",
         (
             daemon(
-                "pager", "MpsControlDaemonDown", "and is gone", mps_control_state="absent"
+                "pager", "MpsControlDaemonDown", "is gone; it is configured",
+                mps_control_state="absent",
             ),
         ),
         speed=0.15,
@@ -238,7 +242,8 @@ INCIDENTS = (
         (
             daemon("pager", "MpsControlDaemonDied", r"ago .*Clients lost: 1 \(1 of uid 1001\)"),
             daemon(
-                "pager", "MpsControlDaemonDown", "and is gone", mps_control_state="absent"
+                "pager", "MpsControlDaemonDown", "is gone; it is configured",
+                mps_control_state="absent",
             ),
         ),
         speed=0.5,
@@ -248,7 +253,7 @@ INCIDENTS = (
         "stopped",
         (
             daemon(
-                "pager", "MpsControlDaemonUnresponsive", "is alive but has answered nothing",
+                "pager", "MpsControlDaemonUnresponsive", "is alive but has not answered any",
                 mps_control_state="unresponsive",
             ),
         ),
@@ -293,7 +298,7 @@ INCIDENTS = (
         "starved",
         (
             daemon("tickets", "MpsUidWaitLong", f"with 1 client.*({HELD})", uid="1002"),
-            daemon("pager", "MpsUidStarved", "still overtake", uid="1002"),
+            daemon("pager", "MpsUidStarved", "are still admitted first", uid="1002"),
         ),
         speed=0.1,
         possible=HANDOVER | QUIT,
@@ -302,7 +307,7 @@ INCIDENTS = (
     Incident(
         "wait-abandoned-sigkill",
         (
-            daemon("tickets", "MpsQueuedClientDead", "Of uid 1002, 1 queued client at", uid="1002"),
+            daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),
             daemon("pager", "MpsGhostServer", "for uid 1002.*kill -9 863`", server="863"),
         ),
         possible=HEALING,
@@ -310,7 +315,7 @@ INCIDENTS = (
     Incident(
         "wait-abandoned-sigterm",
         (
-            daemon("tickets", "MpsQueuedClientDead", "Of uid 1002, 1 queued client at", uid="1002"),
+            daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),
             daemon("pager", "MpsGhostServer", "for uid 1002.*kill -9 1413`", server="1413"),
         ),
         possible=HEALING,
@@ -319,11 +324,12 @@ INCIDENTS = (
     Incident(
         "deaf-server",
         (
-            daemon("tickets", "MpsQueuedClientDead", "Of uid 1002, 1 queued client at", uid="1002"),
+            daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),
             *(
                 daemon(
                     "pager", "MpsGhostServer",
-                    f"for uid 1002.* On it hang PID {pid}:.*kill -9 {server}`", server=server,
+                    f"for uid 1002.* Clients hanging on it: PID {pid};.*kill -9 {server}`",
+                    server=server,
                 )
                 for server, pid in (
                     ("6429", 6421), ("6492", 6484), ("6554", 6550), ("6620", 6612), ("6682", 6678)
@@ -335,14 +341,14 @@ INCIDENTS = (
     Incident(
         "wedge-times",
         (
-            daemon("tickets", "MpsQueuedClientDead", "Of uid 1002, 1 queued client at", uid="1002"),
+            daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),
             daemon("pager", "MpsGhostServer", "for uid 1002.*kill -9 6811`", server="6811"),
         ),
         possible=HEALING,
     ),
     Incident(
         "dead-between-scrapes",
-        (daemon("tickets", "MpsQueuedClientDead", "Of uid 1002, 1 queued client at", uid="1002"),),
+        (daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),),
         possible=HEALING | {"MpsGhostServer"},  # the ghost is killed at once
     ),
     # Clients.
@@ -353,7 +359,8 @@ INCIDENTS = (
         (
             daemon(
                 "tickets", "MpsUnfinishedWork",
-                "3 clients of .*another client had left behind. Left by: 1 of uid 0. "
+                "3 clients of .*another client exited with GPU work in flight. "
+                "Exited with work in flight: 1 of uid 0. "
                 "Lost: 3 of uid 0.",
             ),
         ),
@@ -381,7 +388,7 @@ INCIDENTS = (
             daemon("tickets", "MpsUidWaitLong", f"with 1 client.*({HELD})", uid="1002"),
             daemon(
                 "tickets", "MpsServerFault",
-                "Blamed by MPS: 1 of uid 1002. Lost beside them: 3 of uid 1002.", **on_gpu(0),
+                "Blamed by MPS: 1 of uid 1002. Lost with them: 3 of uid 1002.", **on_gpu(0),
             ),
             daemon("pager", "MpsServerCrashed", r"Clients lost: 3 \(3 of uid 1002\)\. They get"),
         ),
@@ -393,7 +400,7 @@ INCIDENTS = (
     Incident(
         "doctor",
         (
-            daemon("tickets", "MpsQueuedClientDead", "Of uid 1002, 1 queued client at", uid="1002"),
+            daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),
             daemon("pager", "MpsServerCrashed", r"Clients lost: 1 \(1 of uid 0\)\. They get"),
         ),
         speed=0.2,
@@ -864,10 +871,10 @@ async def test_each_incident_raises_its_alerts_and_no_others(
 ) -> None:
     pages = await pages_of(incident)
     alerts = told(tmp_path, incident, pages)
-    # Advice goes to nobody.
+    # Alerts of severity info notify no one.
     advice = {alert.name for alert in alerts if alert.labels["severity"] == "info"}
-    for_somebody = [alert for alert in alerts if alert.labels["severity"] != "info"]
-    assert mistakes_of(Replay(incident, 0, alerts=for_somebody)) == []
+    notified = [alert for alert in alerts if alert.labels["severity"] != "info"]
+    assert mistakes_of(Replay(incident, 0, alerts=notified)) == []
     if incident.instance in ("server-killed", "tour"):
         crash = next(alert for alert in alerts if alert.name == "MpsServerCrashed")
         stamps = [

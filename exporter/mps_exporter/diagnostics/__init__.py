@@ -1,8 +1,8 @@
-"""What an expert would say about this host: findings, each with evidence, reason and remedy.
+"""Findings about this host, each with evidence, reason and remedy.
 
-One table feeds ``mps-exporter doctor``, the metric mps_advice and the notes of the status page.
-Pure: a snapshot in, findings out. The remedies are for a person to run: the exporter changes
-nothing.
+One table feeds ``mps-exporter doctor``, the metric mps_advice and the findings of the status page.
+Pure: a snapshot in, findings out. Remedies are commands for the operator: the exporter changes
+nothing on the host.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def findings(snapshot: Snapshot, name_of: UserNameLookup | None = None) -> tuple
 
     Args:
         snapshot: The host.
-        name_of: How users are called; by default as the host itself names them.
+        name_of: Maps UIDs to names; by default those of the host itself.
     """
     name_of = name_of or _names_of(snapshot)
     found = [
@@ -55,7 +55,7 @@ def findings(snapshot: Snapshot, name_of: UserNameLookup | None = None) -> tuple
 def recent_incidents(
     snapshot: Snapshot, name_of: UserNameLookup | None = None
 ) -> tuple[Finding, ...]:
-    """What went wrong a moment ago: told to people, while metrics have counters for it."""
+    """Recent incidents, for the page and the doctor only: metrics have counters for them."""
     name_of = name_of or _names_of(snapshot)
     found = [
         one
@@ -66,7 +66,7 @@ def recent_incidents(
 
 
 def _names_of(snapshot: Snapshot) -> UserNameLookup:
-    """How this host itself names its users, looked up when the first name is needed."""
+    """Map UIDs to this host's user names; they are looked up when the first one is needed."""
     names = cache(lambda: UserNames(snapshot))
 
     def name_of(uid: int | None) -> str:

@@ -13,7 +13,7 @@ from mps_exporter.humanize import UserNameLookup
 from mps_exporter.snapshot import Client, ControlDaemon, PossibleUnfinishedWork, Server, Wait
 
 LOG_LARGE_BYTES = 1 << 30
-"""Nothing rotates the logs by itself; a GiB is weeks of a busy host."""
+"""The logs are not rotated automatically; a GiB is weeks of a busy host."""
 
 STARTING_LONG_SECONDS = 10.0
 
@@ -52,21 +52,20 @@ def _large_texts(daemon: ControlDaemon, path: str, size_bytes: int) -> tuple[str
         command = f": {user}truncate -s 0 {shlex.quote(path)}"
     return (
         f"{humanize.printable(path, 400)} has {humanize.memory(size_bytes)}.",
-        f"Empty it in place{command}; and let logrotate do so with copytruncate from now on.",
+        f"Empty it in place{command}. Then set up logrotate with copytruncate.",
     )
 
 
 def _end_ghost(server: Server) -> str:
     if not _may_be_ended(server):
         return (
-            "End that server, which cannot be seen from here by its PID (ps -C "
-            "nvidia-cuda-mps-server lists all), to free the queue; the daemon need not be "
-            "restarted."
+            "End that server to free the queue. Its process is not visible to the exporter (ps -C "
+            "nvidia-cuda-mps-server lists all servers). Do not restart the daemon."
         )
     pid = server.pid
     return (
         f"If ps -o args= -p {pid} says nvidia-cuda-mps-server, end it (kill -9 {pid}) to free the "
-        "queue; the daemon need not be restarted."
+        "queue. Do not restart the daemon."
     )
 
 
@@ -85,9 +84,9 @@ def _state(daemon: ControlDaemon, name: str, found: AddFinding, now: float) -> I
         yield found(
             "daemon_quit",
             lambda: (
-                f"The MPS daemon {name} quit, as it was asked to, {humanize.ago(now - quit_at)}: "
+                f"The MPS daemon {name} received quit and exited {humanize.ago(now - quit_at)}: "
                 "programs started for it use the GPU without MPS.",
-                "Start it with nvidia-cuda-mps-control -d when it is wanted again.",
+                "Start it with nvidia-cuda-mps-control -d when it is needed again.",
             ),
             since=quit_at,
         )
@@ -104,7 +103,7 @@ def _state(daemon: ControlDaemon, name: str, found: AddFinding, now: float) -> I
         yield found(
             "daemon_refuses",
             lambda: (
-                f"The MPS daemon {name} refuses to answer.",
+                f"The MPS daemon {name} refuses queries.",
                 "Run the exporter as root or as the daemon's user.",
             ),
         )
@@ -112,9 +111,9 @@ def _state(daemon: ControlDaemon, name: str, found: AddFinding, now: float) -> I
         yield found(
             "daemon_draining",
             lambda: (
-                f"The MPS daemon {name} was asked to quit and waits for its clients to leave; "
-                "it takes no new ones.",
-                "It ends when the last client does.",
+                f"The MPS daemon {name} was asked to quit and waits for its clients to exit; it "
+                "accepts no new ones.",
+                "It exits when the last client does.",
             ),
         )
 
@@ -132,16 +131,16 @@ def _free(daemon: ControlDaemon) -> str:
     control = daemon.facts.process if daemon.facts is not None else None
     servers = daemon.facts.servers if daemon.facts is not None else ()
     if control is not None and control.state in _STOPPED:
-        return f"The daemon itself is stopped: let it go on (kill -CONT {control.pid})."
+        return f"The daemon itself is stopped: continue it (kill -CONT {control.pid})."
     if (ghost := next((one for one in daemon.servers if one.ghost), None)) is not None:
         return _end_ghost(ghost)
     if stopped := _pids(server.pid for server in servers if server.state in _STOPPED):
-        return f"Its server {stopped} is stopped: let it go on (kill -CONT {stopped})."
+        return f"Its server {stopped} is stopped: continue it (kill -CONT {stopped})."
     everything = _pids(one.pid for one in (control, *servers) if one is not None)
     return (
-        "No server of its own is stopped, and none is a ghost, as far as can be seen. If it stays "
-        f"so, end it and its server ({f'kill -9 {everything}' if everything else 'kill -9'}), and "
-        f"start it again; their clients are lost.{_doubt(daemon)}"
+        "None of its servers is stopped or a ghost, as far as can be seen. If this persists, kill "
+        f"it and its server ({f'kill -9 {everything}' if everything else 'kill -9'}), and "
+        f"restart it; their clients are lost.{_doubt(daemon)}"
     )
 
 
@@ -149,8 +148,8 @@ def _doubt(daemon: ControlDaemon) -> str:
     if daemon.follows("control"):
         return ""
     return (
-        " It may also be draining, which looks the same: its control.log, which cannot be read "
-        "from here, then has Cmd:quit, and it ends when its last client does."
+        " It may also be draining, which looks the same: then its control.log, which the exporter "
+        "cannot read, has Cmd:quit, and it exits when its last client does."
     )
 
 
@@ -189,7 +188,7 @@ def _server(
                 "server_starting_long",
                 lambda: (
                     f"{_owner(server, name_of)} has been starting for {humanize.age(age)}.",
-                    "Its server.log says where it is stuck; in state D (ps -o stat= -p "
+                    "Its server.log shows where it is stuck; in state D (ps -o stat= -p "
                     f"{server.pid}) it hangs in the driver.",
                 ),
                 since=started,
@@ -208,10 +207,10 @@ def _ghost_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
     remedy = _end_ghost(server)
     if hung:
         those = humanize.processes(hung) or humanize.count(len(hung), "client")
-        text += f"it serves nobody, {those} cannot go on, nor can anybody who comes later."
-        remedy += f" {humanize.capitalize(those)} will get an error and must be started again."
+        text += f"it serves no client; {those} and all later clients hang."
+        remedy += f" {humanize.capitalize(those)} will get an error and must be restarted."
     else:
-        text += "as soon as another user's client comes, the daemon answers nobody."
+        text += "the daemon will hang as soon as another user's client connects."
     return text, remedy
 
 
@@ -223,10 +222,10 @@ def _fault_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
     torn = [client for client in server.clients if client.state == "torn_down"]
     pids = _pids(client.pid for client in torn or server.clients if _may_be_ended(client))
     return (
-        f"{_owner(server, name_of)} is in FAULT after a fatal GPU error: it takes no new clients "
+        f"{_owner(server, name_of)} is in FAULT after a fatal GPU error: it accepts no new clients "
         f"until {clients} exited.",
-        f"End the clients that are left{f' (kill {pids})' if pids else ''}; they cannot use "
-        "the GPU any more.",
+        f"End the remaining clients{f' (kill {pids})' if pids else ''}; they cannot use the GPU "
+        "any more.",
     )
 
 
@@ -238,8 +237,8 @@ def _unfinished_work_texts(
         f"{author} of {name_of(work.uid)} ended on {name_of(server.uid)}'s server {server.pid} and "
         f"may have left GPU work behind: its end took {humanize.duration(work.seconds)}. The next "
         "CUDA process on this server may fail with error 46 (cudaErrorDevicesUnavailable).",
-        "If the next process fails like that, start it again: the one after it runs. Terminate "
-        "a client through its daemon before it is killed: "
+        "If the next process fails with this error, restart it: the one after it runs. Before a "
+        "client is killed, terminate it through its daemon: "
         f"echo terminate_client {server.pid} PID | nvidia-cuda-mps-control.",
     )
 
@@ -266,20 +265,20 @@ def _stuck_texts(
     if state == "creating_context":
         what = f"whose context {owner} has not finished"
         remedy = (
-            "In state D (ps -o stat= -p PID) it hangs in the driver; server.log says what its "
-            "server did last. If it does not go on, end it"
+            "In state D (ps -o stat= -p PID) it hangs in the driver; server.log shows what its "
+            "server did last. If it does not continue, end it"
         )
     else:
         what = f"that a fatal GPU error on {owner} hit"
         remedy = (
-            "It cannot use the GPU any more, and new clients may be refused until it has ended. "
+            "It cannot use the GPU any more, and new clients may be refused until it has exited. "
             "End it"
         )
     pids = _pids(client.pid for client in stuck if _may_be_ended(client))
     return (
         f"{humanize.count(len(stuck), 'client')} {what}, for {humanize.age(age)}: "
         f"{humanize.join_some([_client(client, name_of) for client in stuck])}.",
-        f"{remedy}{f' (kill {pids})' if pids else ''}, and start it again.",
+        f"{remedy}{f' (kill {pids})' if pids else ''} and restart it.",
     )
 
 
@@ -302,12 +301,12 @@ def _dead_texts(dead: Sequence[Wait], name: str, name_of: UserNameLookup) -> tup
     pids = humanize.capitalize(humanize.processes([wait.pid for wait in dead]) or "a process")
     return (
         f"{pids} died while waiting in the queue of {name}, and still "
-        f"{'stand' if len(dead) > 1 else 'stands'} in it: when the turn comes, the daemon "
-        "hangs.",
-        "Nothing is lost yet, and the daemon need not be restarted. When the running server "
-        f"ends, a server for {name_of(dead[0].uid)} comes that serves nobody, and is named here: "
-        "end that server (kill -9), and the queue goes on. Until then a new process of this "
-        "user would hang, too.",
+        f"{'have queue entries' if len(dead) > 1 else 'has a queue entry'}: when the turn comes, "
+        "the daemon hangs.",
+        "Nothing is lost yet; do not restart the daemon. When the running server exits, the daemon "
+        f"starts a server for {name_of(dead[0].uid)} that serves no client and is reported as a "
+        "ghost: kill that server (kill -9), and the queue continues. Until then a new process of "
+        "this user would hang too.",
     )
 
 
@@ -330,13 +329,13 @@ def _wait_texts(
         text += f", and {len(alive) - 1} more clients wait"
     idle = holder is None or (holder.clients_connected == 0 and not holder.ghost)
     if idle and daemon.state == "answering":
-        text += ". The GPU is idle meanwhile: the daemon has not noticed yet that it is free"
+        text += ". Meanwhile no client is connected: the daemon has not yet replaced the server"
     remedy = (
         _end_ghost(holder)
         if holder is not None and holder.ghost
-        else "MPS serves one user at a time: the wait ends when all clients of the other user have "
-        "left. Run both as one user, give each a daemon of their own (own "
-        "CUDA_MPS_PIPE_DIRECTORY), or run one daemon of root with -multiuser-server."
+        else "MPS serves one user at a time: the wait ends when all clients of the other user "
+        "have exited. Run both as one user, give each user a daemon (with its own "
+        "CUDA_MPS_PIPE_DIRECTORY), or run one daemon as root with -multiuser-server."
     )
     return humanize.sentence(text), remedy
 
@@ -355,7 +354,7 @@ def _limits(
             lambda: (
                 "CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of "
                 f"{_clients_with(percentages, name_of)}.",
-                "Set a number above 0 and up to 100, and start the process again.",
+                "Set a number above 0 and up to 100, and restart the process.",
             ),
         )
     memory = [
@@ -370,7 +369,7 @@ def _limits(
                 "CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of "
                 f"{_clients_with(memory, name_of)}.",
                 "Name GPUs by UUID (nvidia-smi -L), and only those that the process sees: its "
-                "CUDA_VISIBLE_DEVICES. Then start the process again.",
+                "CUDA_VISIBLE_DEVICES. Then restart the process.",
             ),
         )
 

@@ -29,7 +29,7 @@ def of_gpu(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[Fi
             "gpu_lost",
             lambda: (
                 f"{name} ({gpu.uuid}) has fallen off the bus.",
-                "Drain the host; the GPU comes back with a reset or a reboot, if at all.",
+                "Drain the host. Only a reset or a reboot may bring the GPU back.",
             ),
         )
     if gpu.served_by:
@@ -39,8 +39,8 @@ def of_gpu(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[Fi
                 "not_exclusive_mode",
                 lambda: (
                     f"The compute mode of {name} is default.",
-                    f"When nobody uses it: nvidia-smi -i {gpu.index} -c EXCLUSIVE_PROCESS. Not "
-                    "where two daemons share it.",
+                    f"While the GPU is idle, run nvidia-smi -i {gpu.index} -c EXCLUSIVE_PROCESS "
+                    "(not if two daemons share it).",
                 ),
             )
         if seen.compute_capability is not None and seen.compute_capability < VOLTA:
@@ -48,7 +48,7 @@ def of_gpu(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[Fi
                 "unfit_gpu",
                 lambda: (
                     f"{name} ({humanize.printable(seen.name or 'its model')}) is older than Volta.",
-                    "Use a GPU from Volta on.",
+                    "Use a Volta or later GPU.",
                 ),
             )
     if gpu.stranded_clients:
@@ -59,8 +59,8 @@ def of_gpu(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[Fi
 def _stranded_texts(gpu: Gpu, count: int, name: str) -> tuple[str, str]:
     pids = humanize.processes(gpu.stranded_pids or ())
     return (
-        f"{humanize.count(count, 'process', 'processes')} on {name} outlived the MPS server and "
-        f"{'keeps' if count == 1 else 'keep'} GPU memory.",
+        f"{humanize.count(count, 'process', 'processes')} on {name} lost the MPS server and still "
+        f"{'holds' if count == 1 else 'hold'} GPU memory.",
         f"End {pids or 'them: nvidia-smi lists them as M+C'}.",
     )
 
@@ -74,10 +74,11 @@ def _would_help(gpu: Gpu, name: str) -> Iterator[Finding]:
         yield Finding(
             ADVICE["mps_would_help"],
             lambda: (
-                f"{len(gpu.direct_pids)} processes take turns on {name}: it looks "
-                f"{humanize.percent(utilization)} busy, and {humanize.percent(activity)} of its "
-                "SMs work.",
-                "Start a control daemon (nvidia-cuda-mps-control -d) and the processes under it.",
+                f"{len(gpu.direct_pids)} processes take turns on {name}: its utilization is "
+                f"{humanize.percent(utilization)}, but only {humanize.percent(activity)} of its "
+                "SMs are active.",
+                "Start a control daemon (nvidia-cuda-mps-control -d) and restart the processes "
+                "with its environment.",
             ),
             gpu=gpu.index,
             uuid=gpu.uuid,
@@ -109,17 +110,17 @@ def _direct_texts(
     those = humanize.join_some([_bypass(process, name, name_of) for process in processes])
     directories = humanize.printable(" or ".join(sorted(gpu.served_by)), 400)
     return (
-        f"On GPU {gpu.index} without MPS: {those}.",
+        f"GPU {gpu.index} is used without MPS by {those}.",
         _REMEDIES[name].format(directories=directories),
     )
 
 
 _REMEDIES = {
     "pipe_directory_mismatch": "Set CUDA_MPS_PIPE_DIRECTORY to the daemon's directory, "
-    "{directories}, and start the process again.",
-    "daemon_not_reached": "In a container: mount the daemon's pipe directory under the same path, "
-    "and share the host's PIDs and IPC (--pid=host --ipc=host). Then start the process again.",
-    "process_bypasses_mps": "Start it again with CUDA_MPS_PIPE_DIRECTORY set to {directories}, or "
+    "{directories}, and restart the process.",
+    "daemon_not_reached": "In a container: mount the daemon's pipe directory at the same path, "
+    "and share the host's PIDs and IPC (--pid=host --ipc=host). Then restart the process.",
+    "process_bypasses_mps": "Restart it with CUDA_MPS_PIPE_DIRECTORY set to {directories}, or "
     "set the GPU's compute mode to EXCLUSIVE_PROCESS so that it is refused.",
 }
 
@@ -142,5 +143,5 @@ def _bypass(process: ProcessFacts, name: str, name_of: UserNameLookup) -> str:
     wanted = _wanted(process)
     if wanted is None:
         return text
-    who = "a daemon is" if name == "daemon_not_reached" else "no daemon is"
-    return f"{text}, sent to {humanize.printable(wanted, 200)}, where {who}"
+    runs = "a daemon runs" if name == "daemon_not_reached" else "no daemon runs"
+    return f"{text}; its CUDA_MPS_PIPE_DIRECTORY is {humanize.printable(wanted, 200)}, where {runs}"

@@ -1,4 +1,4 @@
-"""What happened a moment ago that a person wants to read first."""
+"""Recent incidents, shown first."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from mps_exporter.humanize import UserNameLookup
 from mps_exporter.snapshot import ControlDaemon, Incident
 
 RECENT_SECONDS = 300.0
-"""So long a crash is still news."""
+"""How long an incident counts as recent."""
 
 _REMEDIES = {
-    "server_crashed": "Programs that were connected must be started again; the kernel log may "
-    "name the cause (Xid).",
-    "server_start_failed": "The daemon tries again for as long as a client waits. server.log names "
+    "server_crashed": "Programs that were connected must be restarted; the kernel log may show "
+    "the cause (Xid).",
+    "server_start_failed": "The daemon retries for as long as a client waits. server.log shows "
     "the cause.",
-    "unfinished_work": "Programs that were lost must be started again; they did nothing wrong. "
+    "unfinished_work": "The lost programs must be restarted; they did nothing wrong. "
     "Before a client is killed, terminate it through its daemon: "
     "echo terminate_client SERVER PID | nvidia-cuda-mps-control.",
-    "fault": "Programs that were connected must be started again; the one that caused it has a "
-    "bug, or the GPU has one.",
-    "client_rejected": "The program got a CUDA error and has most likely ended.",
-    "daemon_died": "Start it again; programs that start meanwhile use the GPU without MPS.",
+    "fault": "Programs that were connected must be restarted. The cause is a bug in one of them, "
+    "or a defect of the GPU.",
+    "client_rejected": "The program got a CUDA error and has most likely exited.",
+    "daemon_died": "Restart it; programs that start meanwhile use the GPU without MPS.",
 }
 
 
 def of_incidents(daemon: ControlDaemon, now: float, name_of: UserNameLookup) -> Iterator[Finding]:
-    """The last incident of each kind that a person must know of, while it is news."""
+    """Return the last incident of each kind that has a remedy, while it is recent."""
     told = set()
     for incident in reversed(daemon.incidents):
         age = now - incident.at
@@ -52,10 +52,10 @@ def _texts(
     text = humanize.describe_incident(incident, name_of).removesuffix(".")
     remedy = _REMEDIES[incident.kind]
     if incident.kind == "daemon_died" and daemon.state == "answering":
-        remedy = "It was started again; programs that were connected were not."
+        remedy = "The daemon was restarted; programs that were connected must be restarted too."
     elif incident.kind == "fault" and incident.ended_pids:
         remedy = (
-            "Programs that were lost must be started again. Who caused it cannot be told: the "
-            "one that MPS blames may be a victim."
+            "The lost programs must be restarted. The cause cannot be determined: the client that "
+            "MPS blames may be a victim."
         )
     return f"{text}, {humanize.ago(age)}.", remedy

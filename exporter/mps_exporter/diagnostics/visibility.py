@@ -1,4 +1,4 @@
-"""What this exporter cannot see, and what to do about it."""
+"""What this exporter cannot read, and what to do about it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mps_exporter.snapshot import CollectorResult, ControlDaemon, Snapshot
 
 _RIGHTS = "Give the exporter CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or run it as root."
 
-_HIDDEN_BY_SOURCE = "Waits, crashes and faults of this daemon are not seen."
+_HIDDEN_BY_SOURCE = "Waits, crashes and faults of this daemon are not detected."
 
 _SOURCES = {
     "nvml": "the GPUs",
@@ -22,14 +22,14 @@ _SOURCES = {
 _SOURCE_REMEDIES = {
     "nvml": "GPUs are read through the driver's library libnvidia-ml.so.1. In a container, start "
     "it with the NVIDIA runtime and the utility capability.",
-    "control": "Daemons are asked with nvidia-cuda-mps-control; name it with --mps.control-binary "
-    "if it is not on PATH.",
+    "control": "Daemons are queried with nvidia-cuda-mps-control; set its path with "
+    "--mps.control-binary if it is not on PATH.",
     "process": "In a container, share the host's PID namespace (hostPID), and mount its /proc.",
 }
 
 
 def of_host(snapshot: Snapshot) -> Iterator[Finding]:
-    """The sources that failed, and the rights that are missing, of the host as a whole."""
+    """Return the failed sources and the missing permissions of the host as a whole."""
     for result in snapshot.collectors:
         if not result.success and not (result.name == "control" and _is_explained(snapshot)):
             yield _source(result)
@@ -63,19 +63,19 @@ def _ignored_texts(ignored: Mapping[int, int]) -> tuple[str, str]:
 def _environment_texts(processes: str) -> tuple[str, str]:
     return (
         f"The environment of {processes} cannot be read: limits that they set for themselves are "
-        "not known, so theirs are left out.",
+        "not known and are omitted.",
         _RIGHTS,
     )
 
 
 def of_web_configuration(error: str) -> Finding:
-    """The file of --web.config.file was changed, and is wrong."""
+    """The file of --web.config.file was changed, and is invalid."""
     return Finding(
         ADVICE["web_configuration_unusable"],
         lambda: (
-            "The web configuration cannot be used, the one before stays in force: "
+            "The web configuration cannot be used; the previous one stays in force: "
             f"{humanize.printable(error, 400)}.",
-            "Mend the file; it is read anew by itself.",
+            "Correct the file; it is reloaded automatically.",
         ),
     )
 
@@ -86,7 +86,7 @@ def _source(result: CollectorResult) -> Finding:
         lambda: (
             f"{humanize.capitalize(_SOURCES[result.name])} could not be read: "
             f"{humanize.printable(result.error or 'no answer before the deadline', 400)}.",
-            _SOURCE_REMEDIES.get(result.name, "The findings of each daemon say more."),
+            _SOURCE_REMEDIES.get(result.name, "See the findings of each daemon."),
         ),
     )
 
@@ -106,9 +106,9 @@ def unseen(snapshot: Snapshot) -> tuple[str, ...]:
         if daemon.state is None:
             found.append(f"whether the daemon{at} answers is not known")
         if not daemon.follows("control"):
-            found.append(f"whether anybody waits{at} cannot be seen: {_why_not(daemon, 'control')}")
+            found.append(f"whether clients wait{at} is not known: {_why_not(daemon, 'control')}")
         if not daemon.follows("server"):
-            found.append(f"faults{at} cannot be seen: {_why_not(daemon, 'server')}")
+            found.append(f"faults{at} cannot be detected: {_why_not(daemon, 'server')}")
         if daemon.servers_count is None:
             found.append(f"whether a server runs{at} is not known")
         elif any(server.clients_connected is None for server in daemon.servers):
@@ -117,8 +117,8 @@ def unseen(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 _SUBJECTS = {
-    "nvml": "what the GPUs do cannot be seen",
-    "process": "whether other daemons run cannot be seen",
+    "nvml": "GPU activity is not known",
+    "process": "whether other daemons run is not known",
 }
 
 
@@ -162,13 +162,13 @@ def _tool_error(error: str) -> str:
 def of_daemon(
     daemon: ControlDaemon, name: str, found: Callable[[str, Texts], Finding]
 ) -> Iterator[Finding]:
-    """What cannot be seen of one daemon."""
+    """What cannot be read of one daemon."""
     if _tool_missing(daemon):
         yield found(
             "tool_missing",
             lambda: (
                 _tool_error(daemon.error or ""),
-                "Install the driver's nvidia-cuda-mps-control, or name it with "
+                "Install the driver's nvidia-cuda-mps-control, or set its path with "
                 "--mps.control-binary.",
             ),
         )
@@ -176,10 +176,10 @@ def of_daemon(
         yield found(
             "daemon_state_unknown",
             lambda: (
-                f"The MPS daemon {name} takes no questions, and its control.log cannot be read: it "
+                f"The MPS daemon {name} accepts no queries, and its control.log cannot be read: it "
                 "may be draining, or busy with other callers.",
                 "Let the exporter read control.log (see the finding about it). Do not kill the "
-                "daemon before you have looked there for Cmd:quit.",
+                "daemon before you have checked there for Cmd:quit.",
             ),
         )
     if daemon.pid is not None:
@@ -209,7 +209,7 @@ def _logs(
             "logs_unreadable",
             lambda: (
                 f"The daemon {name} runs in the foreground (-f) and writes no log files: waits, "
-                "crashes and faults are not seen.",
+                "crashes and faults are not detected.",
                 "Start it with -d, so that it writes its logs.",
             ),
         )
@@ -217,9 +217,9 @@ def _logs(
         yield found(
             "logs_unreadable",
             lambda: (
-                f"Nothing tells where the daemon {name} has its logs, since its environment cannot "
-                f"be read. {_HIDDEN_BY_SOURCE}",
-                f"Name the place with --mps.log-directory. Or: {_RIGHTS}",
+                f"The log directory of the daemon {name} cannot be determined, because its "
+                f"environment cannot be read. {_HIDDEN_BY_SOURCE}",
+                f"Set it with --mps.log-directory. Or: {_RIGHTS}",
             ),
         )
     else:
@@ -230,9 +230,9 @@ def _logs(
                 + (
                     _HIDDEN_BY_SOURCE
                     if any(log.log == "control" for log in shut)
-                    else "Faults and clients of this daemon are not seen as they come."
+                    else "Faults and clients of this daemon are not detected as they happen."
                 ),
-                "Let the exporter's user read the log directory, or name the right one with "
+                "Let the exporter's user read the log directory, or set the right one with "
                 "--mps.log-directory.",
             ),
         )
@@ -251,9 +251,9 @@ def _rights(
         yield found(
             "directories_assumed",
             lambda: (
-                f"That process {daemon.pid} is the daemon of {name} is a guess: its environment "
-                "cannot be read, and nothing in the directory names it.",
-                f"{_RIGHTS} Or name the directory with --mps.pipe-directory.",
+                f"It is assumed that process {daemon.pid} is the daemon of {name}: its environment "
+                "cannot be read, and nothing in the directory identifies it.",
+                f"{_RIGHTS} Or set the directory with --mps.pipe-directory.",
             ),
         )
     unreadable = [
@@ -280,7 +280,7 @@ def _namespace(
             "daemon_outside_host_pid_namespace",
             lambda: (
                 f"{humanize.count(nameless, 'client')} of {name} cannot be told apart: the daemon "
-                "lives in a PID namespace of its own.",
+                "runs in a different PID namespace.",
                 remedy,
             ),
         )
@@ -288,7 +288,7 @@ def _namespace(
         yield found(
             "daemon_outside_host_pid_namespace",
             lambda: (
-                f"The daemon {name} lives in a PID namespace of its own: process {process.pid} is "
+                f"The daemon {name} runs in a different PID namespace: process {process.pid} is "
                 f"{process.namespace_pids[-1]} there.",
                 remedy,
             ),

@@ -1,4 +1,4 @@
-"""Every metric of the public face, by name."""
+"""All exposed metrics, by name."""
 
 from __future__ import annotations
 

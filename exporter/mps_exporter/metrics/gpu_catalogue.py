@@ -1,4 +1,4 @@
-"""Every metric about a GPU that NVML knows, once, with the quantity whose readings it shows.
+"""Every metric about a GPU, once, with the quantity whose readings it shows.
 
 Every series carries ``gpu`` (NVML's index, which may change at a reboot) and ``uuid`` (which does
 not). A value that this GPU or driver does not have is absent, never 0.
@@ -56,13 +56,14 @@ _VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Metric -> label -> all its values."""
 
 _NOTES = {
-    "mps_gpu_unobserved_seconds_total": "Grows also when NVML had to be initialized anew. What "
-    "moved over PCIe in the unobserved time of active is in no counter.",
-    "mps_gpu_xid_errors_total": "Absent while nobody can watch: where the driver reports no Xid "
-    "events, and from a minute or so after the GPU was lost.",
-    "mps_gpu_last_xid_timestamp_seconds": "Stays while the GPU is lost.",
-    "mps_gpu_nvlink_links": "Absent while a link does not answer that did before.",
-    "mps_gpu_nvlink_errors_total": "A kind is absent while a link does not answer that did before.",
+    "mps_gpu_unobserved_seconds_total": "Also grows when NVML had to be initialized again. PCIe "
+    "traffic in the unobserved time of active is in no counter.",
+    "mps_gpu_xid_errors_total": "Absent while Xid events cannot be received: where the driver "
+    "reports none, and from about a minute after the GPU was lost.",
+    "mps_gpu_last_xid_timestamp_seconds": "Remains while the GPU is lost.",
+    "mps_gpu_nvlink_links": "Absent while a link that answered before does not answer.",
+    "mps_gpu_nvlink_errors_total": "A kind is absent while a link that answered before does not "
+    "answer.",
 }
 
 _STATES = {
@@ -102,12 +103,14 @@ def _counter(name: str, quantity: str, labels: str, source: str, words: str) -> 
 
 
 def _ratio(name: str, quantity: str, metric: int, words: str) -> MetricSpec:
-    help_words = f"{words}, 0 to 1, over the seconds since the exporter last looked. {_HOPPER}"
+    help_words = f"{words}, 0 to 1, averaged since the previous sample. {_HOPPER}"
     return _gauge(name, quantity, "", f"{_GPM} {metric}", help_words)
 
 
 def _active_seconds(name: str, quantity: str, metric: int, words: str) -> MetricSpec:
-    help_words = f"{words}, summed up without sampling holes; its rate is the mean. {_HOPPER}"
+    help_words = (
+        f"{words}, integrated without gaps between samples; its rate is the mean. {_HOPPER}"
+    )
     return _counter(name, quantity, "", f"{_GPM} {metric}, integrated", help_words)
 
 
@@ -116,16 +119,17 @@ IDENTITY_METRICS = (
           "parent_uuid mig_instance name pci_bus_id architecture compute_capability "
           "driver_version cuda_version vbios_version serial",
           "nvmlDeviceGetName, ...",
-          "What the GPU is; of a MIG instance, parent_uuid is the GPU it is a part of."),
+          "Model and identifiers of the GPU. Of a MIG instance, parent_uuid is its GPU."),
     _gauge("mps_gpu_up", "up", "", "every call",
            "1 while the GPU answers; 0 when it has fallen off the bus or must be reset, and then "
            "its other metrics are absent."),
     _gauge("mps_gpu_sms", "", "", "nvmlDeviceGetNumGpuCores, nvmlDeviceGetAttributes_v2",
            "Streaming multiprocessors."),
     _spec("mps_gpu_compute_mode", "stateset", "", "", "nvmlDeviceGetComputeMode",
-          "Who may use the GPU; exclusive_process keeps processes from bypassing MPS."),
+          "Which processes may use the GPU; exclusive_process prevents processes from bypassing "
+          "MPS."),
     _gauge("mps_gpu_persistence_mode", "persistence_mode", "", "nvmlDeviceGetPersistenceMode",
-           "1 when the driver stays loaded while nobody uses the GPU."),
+           "1 when the driver stays loaded while no process uses the GPU."),
     _gauge("mps_gpu_mig_mode", "mig_mode", "", "nvmlDeviceGetMigMode",
            f"1 when the GPU is divided into MIG instances. {_SLOW}"),
     _gauge("mps_gpu_performance_state", "performance_state", "", "nvmlDeviceGetPerformanceState",
@@ -151,12 +155,12 @@ USE_METRICS = (
              "utilization."),
     _counter("mps_gpu_unobserved_seconds_total", "unobserved_time", "counter",
              "nvmlDeviceGetSamples, nvmlGpmSampleGet",
-             "Time that the counters of seconds could not see, because nobody looked in time or "
-             "the GPU did not answer: counter is busy or active."),
+             "Time that the counters of seconds miss, because no sample was taken in time or the "
+             "GPU did not answer: counter is busy or active."),
     _ratio("mps_gpu_graphics_active_ratio", "graphics_activity", 1,
            "Share of the time in which any graphics or compute work was on the GPU"),
     _ratio("mps_gpu_sm_active_ratio", "sm_activity", 2,
-           "Share of the SMs that had work, as a mean: what the GPU really does"),
+           "Mean share of the SMs that had work: the GPU's true utilization"),
     _ratio("mps_gpu_sm_occupancy_ratio", "sm_occupancy", 3,
            "Warps resident on the SMs over the most that fit"),
     _ratio("mps_gpu_integer_active_ratio", "integer_activity", 4,
@@ -164,7 +168,7 @@ USE_METRICS = (
     _ratio("mps_gpu_tensor_active_ratio", "tensor_activity", 5,
            "Share of the cycles with tensor instructions"),
     _ratio("mps_gpu_dram_active_ratio", "dram_activity", 10,
-           "Device memory bandwidth in use over the most there is"),
+           "Device memory bandwidth in use over the maximum"),
     _ratio("mps_gpu_fp64_active_ratio", "fp64_activity", 11,
            "Share of the cycles with 64-bit floating point instructions, tensor cores aside"),
     _ratio("mps_gpu_fp32_active_ratio", "fp32_activity", 12,
@@ -189,10 +193,10 @@ MEMORY_METRICS = (
     _gauge("mps_gpu_memory_free_bytes", "memory_free", "", "nvmlDeviceGetMemoryInfo_v2",
            "Device memory that can be allocated."),
     _gauge("mps_gpu_memory_reserved_bytes", "memory_reserved", "", "nvmlDeviceGetMemoryInfo_v2",
-           "Device memory that driver and firmware keep for themselves. Absent with a driver that "
+           "Device memory reserved by driver and firmware. Absent with a driver that "
            "counts it as used."),
     _gauge("mps_gpu_bar1_total_bytes", "bar1_total", "", "nvmlDeviceGetBAR1MemoryInfo",
-           f"Size of the window (BAR1) through which others reach device memory. {_SLOW}"),
+           f"Size of the window (BAR1) through which other devices access device memory. {_SLOW}"),
     _gauge("mps_gpu_bar1_used_bytes", "bar1_used", "", "nvmlDeviceGetBAR1MemoryInfo",
            f"BAR1 space in use. {_SLOW}"),
 )  # fmt: skip
@@ -247,14 +251,14 @@ HEALTH_METRICS = (
     _gauge("mps_gpu_row_remap_pending", "row_remap_pending", "", f"{_FIELDS} 144",
            f"1 when a row will be replaced at the next reset of the GPU. {_MINUTE}"),
     _gauge("mps_gpu_row_remap_failure", "row_remap_failure", "", f"{_FIELDS} 145",
-           f"1 when a row could not be replaced: the board is due for exchange. {_MINUTE}"),
+           f"1 when a row could not be replaced: the board needs replacement. {_MINUTE}"),
     _gauge("mps_gpu_retired_pages", "retired_pages", "cause", f"{_FIELDS} 29-30",
            f"Memory pages taken out of use in the board's life. Before Ampere. {_MINUTE}"),
     _gauge("mps_gpu_retired_pages_pending", "retired_pages_pending", "", f"{_FIELDS} 31",
            "1 when a page will be taken out of use at the next reboot. Before Ampere. "
            f"{_MINUTE}"),
     _spec("mps_gpu_recovery_action", "stateset", "recovery_action", "", f"{_FIELDS} 230",
-          f"What the driver says must be done before the GPU can be trusted again. {_SLOW}"),
+          f"What the driver requires before the GPU is reliable again. {_SLOW}"),
 )  # fmt: skip
 
 LINK_METRICS = (

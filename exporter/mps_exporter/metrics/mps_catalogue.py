@@ -54,15 +54,16 @@ _VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 _NOTES = {
     "mps_client_state": "Waiting: in the queue behind another user's server (`server` is empty). "
-    "Connecting: connected, and no context yet; a program may well stay so for long. "
+    "Connecting: connected, without a context yet; a program may stay in this state for long. "
     "Creating_context: a context is being created, and cannot be used yet. Torn_down: a fatal GPU "
     "error hit it, and it cannot use the GPU any more. Absent where server.log cannot be read or "
-    "does not name clients (drivers before 580), and for several waiting clients that their daemon "
-    "calls by the PID 0.",
-    "mps_uid_wait_seconds": "A wait ends when the user's server is ready, and counts once the "
+    "does not name clients (drivers before 580), and for several waiting clients that their "
+    "daemon logs with PID 0.",
+    "mps_uid_wait_seconds": "A wait ends when the user's server is ready, and is counted once the "
     "client has a context; where server.log cannot be read or does not name clients, once the "
     "daemon sends the client to its server.",
-    "mps_gpu_processes": "A kind is absent while a process list cannot be read that tells it: "
+    "mps_gpu_processes": "A kind is absent while the process list that it comes from cannot be "
+    "read: "
     "mps_client and direct need the MPS list, which old drivers lack.",
 }
 
@@ -120,8 +121,9 @@ CONTROL_DAEMON = _section(
         "stateset",
         _D,
         f"{_TOOL}, {_PROC}, {CONTROL_LOG}",
-        "Why a control daemon is up or not: draining was asked to quit and waits for its clients, "
-        "unresponsive hangs, absent was configured or seen before and is gone.",
+        "State of the control daemon. draining: it received quit and waits for its clients. "
+        "unresponsive: it hangs. refused: it refuses queries. absent: it was configured or seen "
+        "before, and is gone.",
     ),
     (
         "mps_control_info",
@@ -153,7 +155,7 @@ CONTROL_DAEMON = _section(
         "gauge",
         _D,
         _TOOL,
-        "How long the last queries to this daemon took, together.",
+        "Duration of the last round of queries to this daemon.",
     ),
     (
         "mps_control_queries_total",
@@ -174,7 +176,7 @@ CONTROL_DAEMON = _section(
         "gauge",
         _D,
         _TOOL,
-        "Share of the SMs that servers started from now on give each client, 0 to 1.",
+        "Share of the SMs that servers started from now on allow each client, 0 to 1.",
     ),
     (
         "mps_control_default_pinned_memory_limit_bytes",
@@ -195,14 +197,14 @@ CONTROL_DAEMON = _section(
         "gauge",
         _D,
         f"{_TOOL}, {CONTROL_LOG}",
-        "Servers that this daemon runs now.",
+        "Servers that this daemon currently runs.",
     ),
     (
         "mps_control_log_size_bytes",
         "gauge",
         (*_D, "log"),
         "stat",
-        "Size of the daemon's log file; nothing rotates it by itself.",
+        "Size of the daemon's log file; MPS does not rotate it.",
     ),
     "mps_control_log_lines_total",
     "mps_control_log_unrecognized_lines_total",
@@ -212,7 +214,7 @@ CONTROL_DAEMON = _section(
         "gauge",
         (*_D, "log"),
         "open",
-        "1 when the log can be followed; at 0 incidents cannot be seen.",
+        "1 when the log can be followed; at 0 incidents cannot be detected.",
     ),
 )
 
@@ -230,7 +232,7 @@ SERVERS = _section(
         "stateset",
         _DS,
         f"{BOTH_LOGS}, {_TOOL}",
-        "The server's state; a word that this exporter does not know is passed through.",
+        "The server's state as MPS reports it, including states unknown to this exporter.",
     ),
     (
         "mps_server_start_time_seconds",
@@ -251,7 +253,7 @@ SERVERS = _section(
         "gauge",
         (*_DS, *_G),
         f"{SERVER_LOG}, {_TOOL}",
-        "CUDA contexts of clients on the GPU: what the server's limit counts.",
+        "CUDA contexts of clients on the GPU, as counted against the server's limit.",
     ),
     (
         "mps_server_client_contexts_limit",
@@ -286,8 +288,8 @@ SERVERS = _section(
         "gauge",
         _DS,
         f"{BOTH_LOGS}, {_PROC}",
-        "1 when the server was started for a client that had died in the queue: it serves nobody, "
-        "and the daemon hangs on it until it is killed.",
+        "1 when the server was started for a client that had died in the queue: it serves no "
+        "client, and the daemon hangs on it until it is killed.",
     ),
     "mps_server_starts_total",
     "mps_server_startup_seconds",
@@ -317,7 +319,8 @@ CLIENTS = _section(
         ),
         f"{_PROC}, {CONTROL_LOG}",
         "The client's process and what it belongs to; command is the program's name only. "
-        "limit_source is whose SM share is lower; unknown where a limit cannot be told.",
+        "limit_source: whether the client's or the server's SM share is the lower one; unknown "
+        "where a limit cannot be determined.",
     ),
     (
         "mps_client_start_time_seconds",
@@ -338,7 +341,7 @@ CLIENTS = _section(
         "gauge",
         (*_DSP, "uid", "state"),
         BOTH_LOGS,
-        "Since when a client that is not active is in its state, as a Unix timestamp.",
+        "When a client that is not active entered its state, as a Unix timestamp.",
     ),
     (
         "mps_client_contexts",
@@ -359,30 +362,31 @@ CLIENTS = _section(
         "gauge",
         (*_DSP, *_G),
         f"{_PROC}/PID/environ, {_TOOL}",
-        "Device memory that MPS allows the client at most: the lower of its own limit and the "
-        "server's. Absent where it has none, or where it cannot be told which GPU it is for.",
+        "Maximum device memory that MPS allows the client: the lower of its own limit and the "
+        "server's. Absent where it has none, or where the GPU that it is for cannot be determined.",
     ),
     (
         "mps_client_active_thread_ratio",
         "gauge",
         _DSP,
         f"{_PROC}/PID/environ, {_TOOL}",
-        "Share of the SMs that MPS allows the client at most, 0 to 1: the lower of its own limit "
-        "and the server's when it connected. Its own is that of its environment at exec.",
+        "Maximum share of the SMs that MPS allows the client, 0 to 1: the lower of its own limit "
+        "and the server's when it connected. Its own limit is that in its environment at exec.",
     ),
     (
         "mps_client_sm_limit",
         "gauge",
         (*_DSP, *_G),
-        "calculated as the hardware rounds",
-        "SMs that the client's share gives on this GPU at most. A cap, not a reservation.",
+        "calculated, with the hardware's rounding",
+        "Maximum number of SMs that the client's share allows on this GPU. A cap, not a "
+        "reservation.",
     ),
     (
         "mps_client_priority",
         "gauge",
         _DSP,
         f"{_PROC}/PID/environ",
-        "Priority that the client asked for: 0 normal, 1 below normal.",
+        "Priority that the client requested: 0 normal, 1 below normal.",
     ),
     "mps_client_connections_total",
     "mps_client_disconnections_total",
@@ -395,8 +399,8 @@ CLIENTS = _section(
         "gauge",
         _D,
         "this exporter",
-        "Clients without metrics of their own: those beyond --collector.clients.max, and several "
-        "that their daemon calls by the PID 0.",
+        "Clients without separate metrics: those beyond --collector.clients.max, and several that "
+        "their daemon logs with PID 0.",
     ),
 )
 
@@ -407,14 +411,14 @@ WAITS = _section(
         "gauge",
         (*_D, "uid"),
         CONTROL_LOG,
-        "Clients queued behind another user's server now, and those that a ghost does not serve.",
+        "Clients now queued behind another user's server, and those that a ghost does not serve.",
     ),
     (
         "mps_uid_waiting_since_timestamp_seconds",
         "gauge",
         (*_D, "uid"),
         CONTROL_LOG,
-        "Since when the user's oldest queued client waits, as a Unix timestamp.",
+        "When the user's oldest queued client began to wait, as a Unix timestamp.",
     ),
     (
         "mps_uid_waiting_dead_clients",
@@ -433,7 +437,7 @@ WAITS = _section(
         "gauge",
         _D,
         CONTROL_LOG,
-        "The daemon's present interval between attempts to stop the running user's server.",
+        "The daemon's current interval between attempts to stop the running user's server.",
     ),
     "mps_uid_holding_seconds_total",
 )
@@ -445,21 +449,21 @@ SHARING = _section(
         "gauge",
         (*_G, "kind"),
         "NVML",
-        "Processes on the GPU: mps_client, mps_server, direct (beside MPS), graphics.",
+        "Processes on the GPU: mps_client, mps_server, direct (without MPS), graphics.",
     ),
     (
         "mps_gpu_served",
         "gauge",
         (*_G, "daemon"),
         f"{_TOOL}, {BOTH_LOGS}, NVML",
-        "1 for each daemon that serves the GPU; it ends with the daemon.",
+        "1 for each daemon that serves the GPU; the series ends with the daemon.",
     ),
     (
         "mps_gpu_stranded_clients",
         "gauge",
         _G,
         f"NVML, {_PROC}",
-        "MPS client processes on the GPU that outlived their server: they keep its memory.",
+        "MPS client processes on the GPU whose server is gone: they still hold GPU memory.",
     ),
     (
         "mps_gpu_sm_committed_ratio",
@@ -473,14 +477,15 @@ SHARING = _section(
         "gauge",
         _G,
         "calculated",
-        "Sum of all clients' memory limits on the GPU, of those that have one.",
+        "Sum of the memory limits on the GPU of all clients that have one.",
     ),
 )
 
 ADVICE_METRICS = _section(
     "Host advice",
     ("mps_advice", "gauge", ("advice", "severity", "daemon", *_G), "this exporter",
-     "1 for each finding that mps-exporter doctor would print; it also says why and what to do."),
+     "1 for each finding that mps-exporter doctor would print; the doctor also prints why and "
+     "what to do."),
 )  # fmt: skip
 
 EXPORTER = _section(
@@ -518,8 +523,8 @@ EXPORTER = _section(
         "gauge",
         (),
         _PROC,
-        "Processes whose own limits could not be read for want of rights: CAP_SYS_PTRACE and "
-        "CAP_DAC_READ_SEARCH together give them.",
+        "Processes whose own limits could not be read for lack of permissions: CAP_SYS_PTRACE and "
+        "CAP_DAC_READ_SEARCH together provide them.",
     ),
     (
         "mps_exporter_ignored_processes",
@@ -534,8 +539,8 @@ EXPORTER = _section(
         "counter",
         (),
         "this exporter",
-        "GPU readings that were left out because no metric shows such a quantity: when it grows, a "
-        "recording of another version is replayed.",
+        "GPU readings that were skipped because no metric exists for their quantity: growth means "
+        "that a recording of another version is replayed.",
     ),
     (
         "mps_exporter_recording_info",

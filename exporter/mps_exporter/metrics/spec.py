@@ -1,4 +1,4 @@
-"""What a metric is before it has a value: its name, type, unit, labels and words."""
+"""Metric specifications (name, type, unit, labels, help) and sample families."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Kind = Literal["gauge", "counter", "histogram", "stateset", "info"]
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One metric of the public face. Names are API."""
+    """One exposed metric. Names are a stable interface."""
 
     name: str
     """As it stands in the text format: with _total, _info and so on."""

@@ -1,7 +1,7 @@
-"""What is counted from the logs: the only declaration of each such metric.
+"""Metrics counted from the logs: the only declaration of each of them.
 
-The catalogue of all metrics takes these rows as they are, and adds the label of the daemon. At an
-event: ``state.counters.increment("mps_uid_overtakes_total", uid=1001)``.
+The catalogue of all metrics includes these rows and adds the label of the daemon. At an event:
+``state.counters.increment("mps_uid_overtakes_total", uid=1001)``.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ class LogMetric:
     source: str
     help: str
     labels: tuple[str, ...] = ()
-    """Those beside the daemon's. A GPU is `uuid`; its index is added when it is shown."""
+    """In addition to the daemon's. A GPU is `uuid`; its index is added when it is exposed."""
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Label -> all its values: a counter has each of them from 0 on, because one that appears at 1
-    has no increase."""
+    """Label -> all its values. A counter exposes each from 0 on: a series that begins at 1 has no
+    increase()."""
     bounds: tuple[float, ...] = ()
-    """Of a histogram: its buckets."""
+    """Upper bounds of a histogram's buckets."""
 
     @property
     def has_fixed_labels(self) -> bool:
-        """All label values are declared, or there is no label."""
+        """Whether all label values are declared, or there is no label."""
         return self.labels == tuple(self.values)
 
     @property
     def in_milliseconds(self) -> bool:
-        """A counter of seconds is kept in milliseconds, as the logs' stamps are."""
+        """Whether the value is kept in milliseconds, like the logs' stamps: counters of seconds."""
         return self.kind == "counter" and self.name.endswith("_seconds_total")
 
 
@@ -72,7 +72,7 @@ _ROWS = (
         "mps_control_log_unrecognized_lines_total",
         "counter",
         BOTH_LOGS,
-        "Log lines of an unknown kind: when it grows, a driver has changed its wording.",
+        "Log lines that were not recognized: growth means that a driver has changed its wording.",
         labels=("log",),
         values=_LOG_VALUES,
     ),
@@ -80,7 +80,7 @@ _ROWS = (
         "mps_control_log_query_lines_total",
         "counter",
         CONTROL_LOG,
-        "Lines that users of the control tool, this exporter among them, caused in control.log.",
+        "Lines in control.log caused by control tool queries, including those of this exporter.",
     ),
     LogMetric(
         "mps_server_starts_total",
@@ -93,16 +93,16 @@ _ROWS = (
         "mps_server_startup_seconds",
         "histogram",
         CONTROL_LOG,
-        "From a server's start to Ready.",
+        "Time from a server's start until it is Ready.",
         bounds=STARTUP_BOUNDS,
     ),
     LogMetric(
         "mps_server_exits_total",
         "counter",
         BOTH_LOGS,
-        "Ends of servers by cause. The status that the log prints is no evidence: requested means "
-        "that the log shows the orderly end. ghost_ended is a ghost server that ended without it, "
-        "most often because an operator killed it: no crash, it served no client.",
+        "Server exits by cause. The exit status in the log is not evidence: requested means that "
+        "the log shows an orderly exit. ghost_ended is a ghost server that exited without one, "
+        "most often because an operator killed it; it is not a crash, since it served no client.",
         labels=("cause",),
         values={"cause": EXIT_CAUSES},
     ),
@@ -110,7 +110,7 @@ _ROWS = (
         "mps_server_last_exit_timestamp_seconds",
         "gauge",
         BOTH_LOGS,
-        "When a server last ended from this cause, as a Unix timestamp.",
+        "When a server last exited for this cause, as a Unix timestamp.",
         labels=("cause",),
         values={"cause": EXIT_CAUSES},
     ),
@@ -118,8 +118,8 @@ _ROWS = (
         "mps_server_faults_total",
         "counter",
         SERVER_LOG,
-        "Fatal GPU errors that servers handled, by the GPU that was hit: that of the client that "
-        "MPS blames, or the only one that was reset (empty labels when the log does not tell).",
+        "Fatal GPU errors that servers handled, by the affected GPU: that of the client that MPS "
+        "blames, or the only one that was reset (empty labels when the log does not identify it).",
         labels=("uuid",),
     ),
     LogMetric(
@@ -132,7 +132,7 @@ _ROWS = (
         "mps_server_fault_recovery_seconds",
         "histogram",
         SERVER_LOG,
-        "From a fatal GPU error to the destruction of the server's context.",
+        "Time from a fatal GPU error to the destruction of the server's context.",
         bounds=RECOVERY_BOUNDS,
     ),
     LogMetric(
@@ -146,15 +146,15 @@ _ROWS = (
         "mps_client_disconnections_total",
         "counter",
         SERVER_LOG,
-        "Client processes that left a server, in whatever way.",
+        "Client processes that disconnected from a server, for any reason.",
         labels=("uid",),
     ),
     LogMetric(
         "mps_client_session_seconds",
         "histogram",
         SERVER_LOG,
-        "From connecting to leaving, of clients that had at least one context; who is refused for "
-        "the context limit has none.",
+        "Time from connection to disconnection of clients that had at least one context; a client "
+        "refused for the context limit has none.",
         labels=("uid",),
         bounds=SESSION_BOUNDS,
     ),
@@ -162,11 +162,11 @@ _ROWS = (
         "mps_client_losses_total",
         "counter",
         BOTH_LOGS,
-        "Clients that MPS took down, by cause: the blast radius of crashes, faults and kills. "
-        "Of a fatal GPU error, own_fault is the client that MPS blames and neighbour_fault are the "
-        "others; unfinished_work are all victims of a client that ended with GPU work in flight, "
-        "unattributed_fault those of an error while several were ending: MPS blames one of the "
-        "victims then.",
+        "Clients lost, by cause: the blast radius of crashes, faults and kills. Of a fatal GPU "
+        "error, own_fault is the client that MPS blames and neighbour_fault the others. "
+        "unfinished_work: all victims of a client that ended with GPU work in flight. "
+        "unattributed_fault: victims of an error while several clients were ending. In both cases "
+        "the client that MPS blames may be a victim.",
         labels=("uid", "cause"),
         values={"cause": LOSS_CAUSES},
     ),
@@ -174,8 +174,8 @@ _ROWS = (
         "mps_client_unfinished_exits_total",
         "counter",
         SERVER_LOG,
-        "Clients that ended with GPU work in flight, which then took other clients down. Only "
-        "those that the log singles out.",
+        "Clients that ended with GPU work in flight and thereby caused the loss of other clients. "
+        "Only those that the log identifies.",
         labels=("uid",),
     ),
     LogMetric(
@@ -190,7 +190,7 @@ _ROWS = (
         "mps_uid_wait_seconds",
         "histogram",
         CONTROL_LOG,
-        "Waits behind another user's server that were served: the client got a context.",
+        "Waits behind another user's server that ended with service: the client got a context.",
         labels=("uid",),
         bounds=WAIT_BOUNDS,
     ),
@@ -198,7 +198,7 @@ _ROWS = (
         "mps_uid_waits_abandoned_total",
         "counter",
         f"{CONTROL_LOG}, /proc",
-        "Waits that ended without service: the process died or gave up, or never got a context.",
+        "Waits that ended without service: the process exited, or never got a context.",
         labels=("uid",),
     ),
     LogMetric(
@@ -218,7 +218,7 @@ _ROWS = (
         "mps_uid_handover_idle_seconds_total",
         "counter",
         BOTH_LOGS,
-        "Time in which somebody waited and no client was connected: the daemon's back-off.",
+        "Time in which a client waited and none was connected: the daemon's back-off.",
     ),
     LogMetric(
         "mps_uid_holding_seconds_total",

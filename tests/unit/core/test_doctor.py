@@ -211,7 +211,7 @@ def test_of_a_deaf_server_every_remedy_ends_that_server() -> None:
     ]  # fmt: skip
     for one in found:
         assert set(re.findall(r"kill -9 (\d+)", one.remedy)) == {"510"}
-    assert "process 503 cannot go on" in found[0].evidence
+    assert "process 503 and all later clients hang" in found[0].evidence
     assert any("server 510  ghost  for bob" in line for line in report(host))
     assert "Process 503 will get an error" in found[0].remedy
 
@@ -256,8 +256,8 @@ def stuck(process_state: str = "S", server_state: str = "S", *, ghost: bool = Fa
 
 
 def test_what_frees_a_daemon_names_the_process_and_spares_the_others() -> None:
-    assert stuck("T").endswith("let it go on (kill -CONT 10).")
-    assert stuck(server_state="T").endswith("let it go on (kill -CONT 952).")
+    assert stuck("T").endswith("continue it (kill -CONT 10).")
+    assert stuck(server_state="T").endswith("continue it (kill -CONT 952).")
     assert "(kill -9 952)" in stuck(ghost=True)
     assert "(kill -9 10 952)" in stuck()
 
@@ -287,7 +287,9 @@ def test_a_daemon_whose_logs_are_nowhere() -> None:
     snapshot = Snapshot(1.0, daemons=(daemon(facts=PLACELESS, logs=(NOWHERE,)),))
     (finding,) = findings(snapshot)
     assert finding.advice.name == "logs_unreadable"
-    assert finding.evidence.startswith(f"Nothing tells where the daemon {PIPE} has its logs")
+    assert finding.evidence.startswith(
+        f"The log directory of the daemon {PIPE} cannot be determined"
+    )
     assert "--mps.log-directory" in finding.remedy
 
 
@@ -330,9 +332,9 @@ def test_no_process_is_named_for_ending_that_may_be_another() -> None:
 @pytest.mark.parametrize(
     ("path", "command"),
     [
-        ("/var/log/mps/control.log", "truncate -s 0 /var/log/mps/control.log;"),
-        ("/a/log$(touch PWNED); x #/b", "truncate -s 0 '/a/log$(touch PWNED); x #/b';"),
-        ("/a/it's", "truncate -s 0 '/a/it'\"'\"'s';"),
+        ("/var/log/mps/control.log", "truncate -s 0 /var/log/mps/control.log."),
+        ("/a/log$(touch PWNED); x #/b", "truncate -s 0 '/a/log$(touch PWNED); x #/b'."),
+        ("/a/it's", "truncate -s 0 '/a/it'\"'\"'s'."),
         ("/a/\x1b[2J\n", None),
     ],
 )

@@ -51,7 +51,7 @@ def test_the_victims_and_the_one_who_did_it() -> None:
     assert values(found, "mps_client_unfinished_exits_total") == {("0",): 3}
     (finding,) = [one for one in recent_incidents(found) if one.advice.name == "unfinished_work"]
     assert finding.evidence.startswith(
-        "Process 611 ended with GPU work in flight, and the fatal GPU error that followed in "
-        "root's server 533 took 3 clients down (processes 595, 596 and 597); MPS blames process 596"
+        "Process 611 ended with GPU work in flight, which caused a fatal GPU error in root's "
+        "server 533: 3 clients were lost (processes 595, 596 and 597); MPS blames process 596"
     )
     assert "fault" not in {one.advice.name for one in recent_incidents(found)}

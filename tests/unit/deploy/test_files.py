@@ -116,7 +116,7 @@ def test_demo_alerts_are_labelled_and_routed_nowhere() -> None:
 
 def test_alertmanager_of_compose_inhibits_as_the_example_does() -> None:
     def inhibition(path: Path) -> str:
-        begin, end = "# The cause speaks", "\nreceivers:"
+        begin, end = "# Alerts about a cause inhibit", "\nreceivers:"
         text = path.read_text("utf-8")
         return text[text.index(begin) : text.index(end)]
 
@@ -240,14 +240,6 @@ def test_the_device_plugins_directories_are_watched_and_mounted() -> None:
     assert "--mps.log-directory=/run/nvidia/mps/nvidia.com/gpu/log" in container["args"]
     (mount,) = [one for one in container["volumeMounts"] if one["name"] == "mps-root"]
     assert mount["mountPath"] == "/run/nvidia/mps"
-
-
-def test_the_rules_and_dashboards_of_the_chart_are_those_of_the_project() -> None:
-    """They are links, so there is no copy that could fall behind."""
-    for link, target in (("rules", "prometheus/rules"), ("dashboards", "grafana/dashboards")):
-        path = CHART / "files" / link
-        assert path.is_symlink()
-        assert path.resolve() == ROOT / target
 
 
 def test_the_monitor_gives_the_job_the_name_that_the_alerts_know() -> None:

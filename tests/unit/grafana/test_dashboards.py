@@ -31,6 +31,7 @@ def test_check_names_stale_files_and_writing_mends_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(generator, "DASHBOARDS", tmp_path)
+    monkeypatch.setattr(generator, "IN_CHART", tmp_path)
     (tmp_path / "left-behind.json").write_text("{}")
     assert generator.main(["--check"]) == 1
     assert "mps-fleet.json is not current" in capsys.readouterr().err

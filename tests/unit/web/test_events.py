@@ -44,7 +44,7 @@ async def test_incidents_are_streamed(backend: FakeBackend, make_client: MakeCli
 
     assert got["event"] == "incident"
     data = json.loads(got["data"])
-    assert data["text"] == "Alice's server 634 crashed and took 1 client along (process 641)."
+    assert data["text"] == "Alice's server 634 crashed; 1 client was lost (process 641)."
     assert data["daemon"] == "/tmp/nvidia-mps"
 
 

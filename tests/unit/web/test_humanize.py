@@ -39,16 +39,16 @@ def test_memory(size: float, expected: str) -> None:
     ("incident", "expected"),
     [
         (Incident(0, "daemon_started"), "The daemon started."),
-        (Incident(0, "daemon_quit"), "The daemon quit, as it was asked to."),
+        (Incident(0, "daemon_quit"), "The daemon received quit and exited."),
         (Incident(0, "daemon_died"), "The daemon died; no client was connected."),
         (
             Incident(0, "server_crashed", 634, 1001, tuple(range(1, 10))),
-            "Alice's server 634 crashed and took 9 clients along (processes 1, 2, 3, 4, 5, 6 and "
+            "Alice's server 634 crashed; 9 clients were lost (processes 1, 2, 3, 4, 5, 6 and "
             "3 more).",
         ),
         (
             Incident(0, "server_crashed", 634, None, (0, 0)),
-            "The server 634 crashed and took 2 clients along.",
+            "The server 634 crashed; 2 clients were lost.",
         ),
         (
             Incident(0, "server_start_failed", uid=1002, detail="no memory", count=40),
@@ -56,14 +56,14 @@ def test_memory(size: float, expected: str) -> None:
         ),
         (
             Incident(0, "fault", 634, 1001, (642,), blamed_pid=641),
-            "A fatal GPU error in alice's server 634: MPS blames process 641; 1 other client died "
-            "with it (process 642).",
+            "A fatal GPU error in alice's server 634: MPS blames process 641; 1 other client was "
+            "lost (process 642).",
         ),
         (Incident(0, "fault"), "A fatal GPU error in a server."),
         (
             Incident(0, "fault", 634, 1001, (642,), blamed_pid=641, ended_pids=(640,)),
-            "A fatal GPU error in alice's server 634: MPS blames process 641; 1 other client died "
-            "with it (process 642); process 640 was ending at that moment and may have caused it "
+            "A fatal GPU error in alice's server 634: MPS blames process 641; 1 other client was "
+            "lost (process 642); process 640 was ending at that moment and may have caused it "
             "with unfinished work.",
         ),
         (
@@ -73,14 +73,13 @@ def test_memory(size: float, expected: str) -> None:
         ),
         (
             Incident(0, "unfinished_work", 634, 1001, (641, 642), blamed_pid=641, left_by_pid=640),
-            "Process 640 ended with GPU work in flight, and the fatal GPU error that followed in "
-            "alice's server 634 took 2 clients down (processes 641 and 642); MPS blames process "
-            "641.",
+            "Process 640 ended with GPU work in flight, which caused a fatal GPU error in alice's "
+            "server 634: 2 clients were lost (processes 641 and 642); MPS blames process 641.",
         ),
         (
             Incident(0, "unfinished_work", 634, None, (0,), blamed_pid=0, left_by_pid=0),
-            "A client ended with GPU work in flight, and the fatal GPU error that followed in the "
-            "server 634 took 1 client down.",
+            "A client ended with GPU work in flight, which caused a fatal GPU error in the server "
+            "634: 1 client was lost.",
         ),
         (
             Incident(0, "fault_recovered", 634, 1001, seconds=0.025),
@@ -92,7 +91,7 @@ def test_memory(size: float, expected: str) -> None:
         ),
         (
             Incident(0, "client_rejected", uid=1001, pids=(641,), detail="context_limit"),
-            "Alice's process 641 was refused: the server has as many clients as it can take.",
+            "Alice's process 641 was refused: the server has reached its limit of client contexts.",
         ),
         (
             Incident(0, "client_rejected", detail="novelty"),
@@ -100,7 +99,7 @@ def test_memory(size: float, expected: str) -> None:
         ),
         (
             Incident(0, "wait_started", uid=1002, pids=(643,)),
-            "User 1002's process 643 began to wait behind another user's server.",
+            "User 1002's process 643 was queued behind another user's server.",
         ),
         (
             Incident(0, "wait_served", uid=1002, pids=(643,), seconds=12.95),
@@ -108,7 +107,7 @@ def test_memory(size: float, expected: str) -> None:
         ),
         (
             Incident(0, "wait_abandoned", uid=1002, pids=(643,), seconds=5),
-            "User 1002's process 643 gave up waiting after 5 s.",
+            "User 1002's process 643 stopped waiting after 5 s.",
         ),
         (
             Incident(0, "wait_abandoned", uid=1002, pids=(503,), seconds=24.6, detail="no_context"),
@@ -117,11 +116,11 @@ def test_memory(size: float, expected: str) -> None:
         (
             Incident(0, "ghost", 634, 1001),
             "Alice's server 634 was started for clients that had died in the queue: the daemon "
-            "hangs as soon as another user's client comes.",
+            "hangs as soon as another user's client connects.",
         ),
         (
             Incident(0, "ghost_ended", 634, 1001),
-            "Alice's server 634, which was a ghost, has ended: it blocks the daemon no longer.",
+            "Alice's server 634, a ghost, exited and no longer blocks the daemon.",
         ),
     ],
 )

@@ -40,12 +40,12 @@ def headline(snapshot: Snapshot) -> tuple[str, str]:
         (hosts.waiting(20), ("warning", "Bob has waited 20 s behind alice's server 634.")),
         (
             hosts.crashed(),
-            ("warning", "Alice's server 634 crashed and took 2 clients along (processes 641 and "
+            ("warning", "Alice's server 634 crashed; 2 clients were lost (processes 641 and "
              "642), 40 s ago."),
         ),
         (
             hosts.fault(),
-            ("trouble", "Alice's server 634 is in FAULT after a fatal GPU error: it takes no new "
+            ("trouble", "Alice's server 634 is in FAULT after a fatal GPU error: it accepts no new "
              "clients until its client has exited."),
         ),
         (hosts.snapshot(), ("notice", "No MPS control daemon runs on this host.")),
@@ -70,7 +70,7 @@ def headline(snapshot: Snapshot) -> tuple[str, str]:
         (
             hosts.snapshot(hosts.daemon(hosts.server(ghost=True))),
             ("trouble", "Alice's server 634 was started for clients that had died in the queue: "
-             "as soon as another user's client comes, the daemon answers nobody."),
+             "the daemon will hang as soon as another user's client connects."),
         ),
     ],
 )  # fmt: skip
@@ -88,12 +88,12 @@ BOTH = hosts.daemon().logs
     [
         (
             hosts.snapshot(hosts.daemon(hosts.server(hosts.client(1)), logs=(NO_CONTROL, BOTH[1]))),
-            "1 client uses 1 GPU through 1 server; whether anybody waits cannot be seen: "
+            "1 client uses 1 GPU through 1 server; whether clients wait is not known: "
             "control.log is not readable.",
         ),
         (
             hosts.snapshot(hosts.daemon(hosts.server(), logs=(BOTH[0], NO_SERVER))),
-            "MPS is up: 1 server without clients; faults cannot be seen: server.log is not "
+            "MPS is up: 1 server without clients; faults cannot be detected: server.log is not "
             "readable.",
         ),
         (
@@ -113,20 +113,20 @@ BOTH = hosts.daemon().logs
                 hosts.daemon(hosts.server(hosts.client(1))),
                 hosts.daemon(pipe_directory="/tmp/other", logs=()),
             ),
-            "1 client uses 1 GPU through 1 server; whether anybody waits at /tmp/other cannot be "
-            "seen: control.log is not readable; faults at /tmp/other cannot be seen: server.log "
-            "is not readable.",
+            "1 client uses 1 GPU through 1 server; whether clients wait at /tmp/other is not "
+            "known: control.log is not readable; faults at /tmp/other cannot be detected: "
+            "server.log is not readable.",
         ),
         (
             hosts.snapshot(collectors=(CollectorResult("process", success=False,
                                                        duration_seconds=1.0),)),
-            "No daemon was seen, but whether other daemons run cannot be seen: the processes could "
+            "No daemon was seen, but whether other daemons run is not known: the processes could "
             "not be read.",
         ),
         (
             replace(hosts.healthy(), collectors=(CollectorResult("nvml", success=False,
                                                                  duration_seconds=1.0),)),
-            "2 clients share 1 GPU through 1 server; what the GPUs do cannot be seen: the GPUs "
+            "2 clients share 1 GPU through 1 server; GPU activity is not known: the GPUs "
             "could not be read.",
         ),
     ],
@@ -164,7 +164,7 @@ def test_a_dead_waiter_comes_first() -> None:
 
     assert [one.severity for one in found] == ["warning", "warning"]
     assert found[0].text.startswith("Process 701 died while waiting")
-    assert "The GPU is idle meanwhile" in found[1].text
+    assert "Meanwhile no client is connected" in found[1].text
 
 
 def test_old_crashes_are_history() -> None:
@@ -192,7 +192,10 @@ def test_a_daemon_that_was_started_again() -> None:
     died = Incident(at=NOW - 60, kind="daemon_died", pids=(1, 2))
     found = make_status(hosts.snapshot(hosts.daemon(incidents=(died,))), WebOptions()).findings
 
-    assert found[0].remedy == "It was started again; programs that were connected were not."
+    assert (
+        found[0].remedy
+        == "The daemon was restarted; programs that were connected must be restarted too."
+    )
 
 
 async def test_names_outlive_the_processes(
@@ -215,7 +218,7 @@ def test_blind_spots_say_what_to_do() -> None:
         "The GPUs could not be read",
         "/var/log/nvidia-mps/control.log cannot be read",
         "The environment of 3 processes cannot be read",
-        "The web configuration cannot be used, the one before stays in force",
+        "The web configuration cannot be used; the previous one stays in force",
     ]
     assert all(one.remedy for one in found)
 

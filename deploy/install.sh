@@ -1,0 +1,130 @@
+#!/bin/sh
+# Installs the exporter's package on this host and shows that it serves metrics:
+#
+#   install.sh [OPTION...] PACKAGE.deb|PACKAGE.rpm
+#
+#   --port PORT          listen on PORT in place of 9400, which is also dcgm-exporter's
+#   --set NAME=VALUE     a setting of /etc/default/mps-exporter: MPS_EXPORTER_...; repeatable
+#   --least              run without the two capabilities
+#   --slurm-epilog DIR   link the epilog for MPS clients into DIR, a folder of Slurm's Epilog=
+#   --remove             remove the package with its settings and its user; needs no PACKAGE
+#
+# It needs root and systemd, and no network where Python 3.11 or newer is installed. A second run with
+# other options changes the settings. For many hosts, copy this file and the package there and run it
+# with pdsh, clush or ansible (-m script).
+set -eu
+
+fail() {
+  echo "install.sh: $1" >&2
+  exit 1
+}
+
+remove() {
+  if command -v dpkg-query >/dev/null && dpkg-query -W mps-exporter >/dev/null 2>&1; then
+    dpkg --purge mps-exporter
+  elif command -v rpm >/dev/null && rpm -q mps-exporter >/dev/null 2>&1; then
+    rpm --erase mps-exporter
+  else
+    fail 'mps-exporter is not installed as a package'
+  fi
+}
+
+# The package manager that fetches Python where it is missing, else the one that only unpacks.
+install_package() { # FILE
+  case $1 in
+    *.deb)
+      if command -v apt-get >/dev/null; then
+        DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends --allow-downgrades \
+          --reinstall -o Dpkg::Options::=--force-confold "$1"
+      else
+        dpkg --install "$1"
+      fi
+      ;;
+    *.rpm)
+      if command -v dnf >/dev/null; then
+        dnf install -y "$1"
+      elif command -v zypper >/dev/null; then
+        zypper --non-interactive install --allow-unsigned-rpm "$1"
+      else
+        rpm --upgrade --replacepkgs "$1"
+      fi
+      ;;
+    *) fail "$1 is neither a .deb nor an .rpm" ;;
+  esac
+}
+
+write_setting() { # NAME=VALUE
+  case $1 in
+    MPS_EXPORTER_*=*) ;;
+    *) fail "--set $1: a setting is MPS_EXPORTER_...=VALUE" ;;
+  esac
+  touch "$settings"
+  { grep -v "^${1%%=*}=" "$settings" || true; } >"$settings.new"
+  echo "$1" >>"$settings.new"
+  cat "$settings.new" >"$settings"
+  rm "$settings.new"
+}
+
+ready() { # PORT
+  /usr/bin/mps-exporter --version >/dev/null || return 1
+  if command -v curl >/dev/null; then
+    curl --silent --fail --max-time 5 --output /dev/null "http://localhost:$1/-/ready"
+  else
+    for python in /usr/bin/python3.1[1-9]; do
+      "$python" -c "import urllib.request as r; r.urlopen('http://localhost:$1/-/ready', timeout=5)" \
+        2>/dev/null && return
+    done
+    return 1
+  fi
+}
+
+port='' package='' least='' epilog='' wanted=''
+settings=/etc/default/mps-exporter
+units=/etc/systemd/system
+[ $# -gt 0 ] || fail 'usage: install.sh [OPTION...] PACKAGE; the first lines of this file have the options'
+while [ $# -gt 0 ]; do
+  case $1 in
+    --port) port=${2:?"--port needs a number"} && shift ;;
+    --set) wanted="$wanted${2:?"--set needs NAME=VALUE"}
+" && shift ;;
+    --least) least=yes ;;
+    --slurm-epilog) epilog=${2:?"--slurm-epilog needs a folder"} && shift ;;
+    --remove) remove && exit ;;
+    -*) fail "unknown option: $1" ;;
+    *) package=$1 ;;
+  esac
+  shift
+done
+[ "$(id -u)" -eq 0 ] || fail 'this needs root'
+[ -r "$package" ] || fail "there is no package ${package:-(none was given)}"
+case $port in *[!0-9]*) fail "--port $port: not a number" ;; esac
+[ -z "$epilog" ] || [ -d "$epilog" ] || fail "--slurm-epilog: there is no folder $epilog"
+
+# Before the package: it starts the service.
+if [ -n "$port" ]; then
+  mkdir -p "$units/mps-exporter.socket.d"
+  printf '[Socket]\nListenStream=\nListenStream=%s\n' "$port" >"$units/mps-exporter.socket.d/port.conf"
+fi
+if [ -n "$least" ]; then
+  mkdir -p "$units/mps-exporter.service.d"
+  printf '[Service]\nAmbientCapabilities=\nCapabilityBoundingSet=\n' \
+    >"$units/mps-exporter.service.d/least.conf"
+fi
+install_package "$(readlink -f "$package")"
+printf '%s' "$wanted" | while read -r setting; do
+  write_setting "$setting"
+done
+if [ -n "$epilog" ]; then
+  ln -sf /usr/lib/mps-exporter/jobs/mps-slurm-epilog.sh "$epilog/mps-exporter.sh"
+fi
+systemctl daemon-reload
+systemctl restart mps-exporter.socket mps-exporter.service
+
+[ -n "$port" ] || port=$(systemctl show --property Listen mps-exporter.socket | sed -n 's/.*[=:]\([0-9]*\) .*/\1/p')
+tries=30
+until ready "$port"; do
+  tries=$((tries - 1))
+  [ "$tries" -gt 0 ] || fail 'it does not answer: journalctl -u mps-exporter.service has the reason'
+  sleep 1
+done
+echo "mps-exporter serves http://localhost:$port/metrics; \`mps-exporter doctor\` looks at this host"

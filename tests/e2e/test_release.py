@@ -1,0 +1,114 @@
+"""A release is built twice with the same bytes, and its package runs from where it is unpacked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+import mps_exporter
+
+ROOT = Path(__file__).parents[2]
+VERSION = mps_exporter.__version__
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("release") / "out"
+    result = subprocess.run(
+        [str(ROOT / "tools" / "release-check.sh"), str(out)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "both builds are identical" in result.stderr
+    return out
+
+
+def test_everything_is_there_with_its_sum(release: Path) -> None:
+    made = {path.name for path in release.iterdir()}
+    assert made == {
+        "SHA256SUMS",
+        "NOTES.md",
+        "install.sh",
+        f"mps_exporter-{VERSION}.tar.gz",
+        f"mps_exporter-{VERSION}-py3-none-any.whl",
+        f"mps-exporter-chart-{VERSION}.tgz",
+        f"mps-exporter-monitoring-{VERSION}.tar.gz",
+        *(f"mps-exporter_{VERSION}-1_{one}.deb" for one in ("amd64", "arm64")),
+        *(f"mps-exporter-{VERSION}-1.{one}.rpm" for one in ("x86_64", "aarch64")),
+        *(f"mps-exporter_{VERSION}_{one}.cdx.json" for one in ("amd64", "arm64")),
+    }
+    summed = {line.split()[1] for line in (release / "SHA256SUMS").read_text().splitlines()}
+    assert summed == made - {"SHA256SUMS"}
+
+
+@pytest.mark.parametrize("architecture", ["amd64", "arm64"])
+def test_the_package_has_modules_for_every_python(
+    release: Path, tmp_path: Path, architecture: str
+) -> None:
+    package = release / f"mps-exporter_{VERSION}-1_{architecture}.deb"
+    subprocess.run(["dpkg-deb", "-x", str(package), str(tmp_path)], check=True)
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}[architecture]
+    names = {path.name for path in (tmp_path / "usr/lib/mps-exporter/python/aiohttp").iterdir()}
+    for version in ("311", "312", "313", "314"):
+        assert f"_http_writer.cpython-{version}-{machine}-linux-gnu.so" in names
+    unit = (tmp_path / "usr/lib/systemd/system/mps-exporter.service").read_text()
+    assert "ExecStart=/usr/bin/mps-exporter serve" in unit
+    assert "/opt/" not in unit
+
+
+def test_the_package_runs_with_nothing_but_python(release: Path, tmp_path: Path) -> None:
+    if not Path("/usr/bin/python3").exists():
+        pytest.skip("this machine has no /usr/bin/python3")
+    architecture = subprocess.run(
+        ["dpkg", "--print-architecture"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    package = release / f"mps-exporter_{VERSION}-1_{architecture}.deb"
+    subprocess.run(["dpkg-deb", "-x", str(package), str(tmp_path)], check=True)
+    recording = ROOT / "tests" / "recordings" / "quiet.rec.gz"
+    result = subprocess.run(
+        [str(tmp_path / "usr/bin/mps-exporter"), "doctor", "--recording", str(recording),
+         "--at", "30s", "--json"],
+        capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert result.returncode in (0, 1, 2), result.stderr
+    json.loads(result.stdout)
+    assert list(tmp_path.rglob("__pycache__")) == [], "it writes nothing"
+
+
+def test_the_rpm_has_the_files_of_the_deb(release: Path, tmp_path: Path) -> None:
+    rpm = shutil.which("rpm")
+    if rpm is None:
+        pytest.skip("rpm is missing")
+    package = release / f"mps-exporter-{VERSION}-1.x86_64.rpm"
+    listed = subprocess.run(
+        [rpm, "-qpl", str(package)], capture_output=True, text=True, check=True
+    ).stdout.split("\n")
+    subprocess.run(
+        ["dpkg-deb", "-x", str(release / f"mps-exporter_{VERSION}-1_amd64.deb"), str(tmp_path)],
+        check=True,
+    )
+    files = {f"/{path.relative_to(tmp_path)}" for path in tmp_path.rglob("*") if path.is_file()}
+    assert files <= set(listed)
+
+
+def test_rules_for_a_prometheus_have_no_links_that_lead_nowhere(
+    release: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(release / f"mps-exporter-monitoring-{VERSION}.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    (folder,) = tmp_path.iterdir()
+    rules = sorted(folder.glob("rules/*.yml"))
+    assert [path.name for path in rules] == sorted(
+        path.name for path in (ROOT / "prometheus" / "rules").glob("*.yml")
+    )
+    for path in rules:
+        text = path.read_text("utf-8")
+        assert "_url:" not in text
+        yaml.safe_load(text)
+    assert len(list(folder.glob("dashboards/*.json"))) == 7

@@ -1,0 +1,220 @@
+"""What the Debian and RPM packages are made of, and the tools of a release."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mps_exporter.config import FLAGS
+from tools import release_notes, rules
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ROOT / "deploy" / "packages"
+NFPM: dict[str, Any] = yaml.safe_load((PACKAGES / "nfpm.yaml").read_text("utf-8"))
+bundle = runpy.run_path(str(PACKAGES / "bundle.py"))["bundle"]
+
+
+def wheel(folder: Path, name: str, **files: str) -> Path:
+    path = folder / f"{name}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("p-1.dist-info/", "")
+        archive.writestr("p-1.dist-info/RECORD", name)
+        archive.writestr("p-1.dist-info/METADATA", "Name: p")
+        for file, text in files.items():
+            archive.writestr(file, text)
+    return path
+
+
+def test_wheels_for_several_pythons_share_a_folder(tmp_path: Path) -> None:
+    both = {"p/__init__.py": "x = 1", "p/_c.pyx": "no", "p/py.typed": ""}
+    wheels = [
+        wheel(tmp_path, "cp311", **both, **{"p/_c.cpython-311.so": "a"}),
+        wheel(tmp_path, "cp312", **both, **{"p/_c.cpython-312.so": "b"}),
+    ]
+    bundle(wheels, tmp_path / "out")
+    found = {
+        str(path.relative_to(tmp_path / "out"))
+        for path in (tmp_path / "out").rglob("*")
+        if path.is_file()
+    }
+    assert found == {
+        "p/__init__.py", "p/_c.cpython-311.so", "p/_c.cpython-312.so", "p-1.dist-info/METADATA",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [({"p/__init__.py": "x = 2"}, "differs"), ({"p-1.data/scripts/x": ""}, "belongs elsewhere"),
+     ({"p/../../x.py": ""}, "belongs elsewhere")],
+)  # fmt: skip
+def test_wheels_that_cannot_share_one_end_the_build(
+    tmp_path: Path, files: dict[str, str], why: str
+) -> None:
+    wheels = [wheel(tmp_path, "a", **{"p/__init__.py": "x = 1"}), wheel(tmp_path, "b", **files)]
+    with pytest.raises(SystemExit, match=why):
+        bundle(wheels, tmp_path / "out")
+
+
+def test_the_launcher_refuses_a_host_without_a_new_python(tmp_path: Path) -> None:
+    """With a /usr/bin of its own, in which python3 is 3.9."""
+    text = (PACKAGES / "mps-exporter.sh").read_text("utf-8").replace("/usr/bin/", f"{tmp_path}/")
+    launcher = tmp_path / "mps-exporter"
+    launcher.write_text(text)
+    old = tmp_path / "python3.9"
+    old.write_text("#!/bin/sh\necho old\n")
+    old.chmod(0o755)
+    (tmp_path / "python3").symlink_to("python3.9")
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", str(launcher), "--version"], capture_output=True, text=True, check=False
+        )
+
+    refused = run()
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "no Python 3.11 or newer" in refused.stderr
+    new = tmp_path / "python3.12"
+    new.write_text('#!/bin/sh\necho "$@"\n')
+    new.chmod(0o755)
+    taken = run()
+    assert re.fullmatch(r"-I -S -B \S*/mps-exporter/python --version\n", taken.stdout)
+
+
+def test_the_unit_of_the_package_differs_by_its_program_only() -> None:
+    """tools/release.sh replaces that path, wherever it stands."""
+    unit = (ROOT / "deploy" / "systemd" / "mps-exporter.service").read_text("utf-8")
+    assert "/opt/mps-exporter/bin/mps-exporter" in (ROOT / "tools" / "release.sh").read_text()
+    assert re.findall(r".*/opt/.*", unit) == [
+        "ExecStart=/opt/mps-exporter/bin/mps-exporter serve --web.systemd-socket"
+    ]
+
+
+def test_the_jobs_of_the_package_find_their_script() -> None:
+    named = "/usr/local/sbin/mps-terminate-clients.sh"
+    for name in ("mps-scancel.sh", "mps-slurm-epilog.sh"):
+        assert f":-{named}}}" in (ROOT / "deploy" / "jobs" / name).read_text()
+    assert "s#/usr/local/sbin/mps-terminate#" in (ROOT / "tools" / "release.sh").read_text()
+
+
+def test_settings_are_kept_and_the_scripts_exist() -> None:
+    kept = {one["dst"] for one in NFPM["contents"] if one["type"] == "config|noreplace"}
+    assert kept == {"/etc/default/mps-exporter", "/etc/logrotate.d/nvidia-mps"}
+    for script in NFPM["scripts"].values():
+        assert (PACKAGES / script).exists()
+
+
+def test_the_settings_file_names_settings() -> None:
+    text = (PACKAGES / "mps-exporter.default").read_text()
+    named = set(re.findall(r"MPS_EXPORTER_[A-Z_]*[A-Z]", text))
+    assert named
+    assert named <= {flag.variable for flag in FLAGS}
+    assert not [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def test_a_bill_of_a_folder_lists_that_folder_only(tmp_path: Path) -> None:
+    (tmp_path / "p-1.dist-info").mkdir()
+    (tmp_path / "p-1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.4\nName: p\nVersion: 1\n"
+    )
+    printed = subprocess.run(
+        [sys.executable, str(ROOT / "deploy" / "image" / "sbom.py"), str(tmp_path)],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert [one["purl"] for one in json.loads(printed)["components"]] == ["pkg:pypi/p@1"]
+
+
+# ---------------------------------------------------------------------- the installer
+
+INSTALLER = ROOT / "deploy" / "install.sh"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([], "usage: install.sh"),
+        (["--what"], "unknown option: --what"),
+        (["--port"], "--port needs a number"),
+        (["nothing.deb"], "there is no package nothing.deb"),
+        (["--port", "94o1", str(INSTALLER)], "--port 94o1: not a number"),
+        (["--slurm-epilog", "/nowhere", str(INSTALLER)], "there is no folder /nowhere"),
+    ],
+)
+def test_the_installer_refuses_what_it_cannot_do(arguments: list[str], why: str) -> None:
+    """Before it changes anything."""
+    if os.geteuid() and arguments and arguments[0] not in ("--what", "--port"):
+        why = "this needs root"
+    result = subprocess.run(
+        ["sh", str(INSTALLER), *arguments], capture_output=True, text=True, check=False
+    )
+    assert result.returncode != 0
+    assert why in result.stderr
+
+
+def test_every_option_of_the_installer_is_explained() -> None:
+    text = INSTALLER.read_text()
+    taken = set(re.findall(r"^    (--[a-z-]+)\)", text, re.MULTILINE))
+    assert len(taken) == 5
+    assert taken == set(re.findall(r"^#   (--[a-z-]+)", text, re.MULTILINE))
+
+
+# ---------------------------------------------------------------------- rules and notes
+
+
+def test_rules_are_written_without_links_or_with_those_that_are_given(tmp_path: Path) -> None:
+    rules.main([str(tmp_path / "none")])
+    rules.main(
+        [str(tmp_path / "both"), "--grafana", "https://g.example/", "--runbooks", "https://w.e/r"]
+    )
+    alerts = 0
+    for source in rules.RULES.glob("*.yml"):
+        shipped = yaml.safe_load(source.read_text("utf-8"))
+        none = yaml.safe_load((tmp_path / "none" / source.name).read_text("utf-8"))
+        both = yaml.safe_load((tmp_path / "both" / source.name).read_text("utf-8"))
+        for groups in zip(shipped["groups"], none["groups"], both["groups"], strict=True):
+            for original, bare, linked in zip(*(group["rules"] for group in groups), strict=True):
+                if "alert" in original:
+                    alerts += 1
+                    runbook = linked["annotations"].pop("runbook_url")
+                    assert runbook == f"https://w.e/r/{original['alert']}.md"
+                    board = linked["annotations"].pop("dashboard_url")
+                    assert board.startswith("https://g.example/d/mps-")
+                    del original["annotations"]["runbook_url"]
+                    del original["annotations"]["dashboard_url"]
+                assert bare == linked == original
+    assert alerts > 20
+
+
+def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        rules.main([str(tmp_path), "--grafana", "grafana.example.org"])
+
+
+def test_notes_are_the_section_of_the_version() -> None:
+    changelog = "# C\n\n## Unreleased\n\n* new\n\n## 0.2.0 / 2026-01-01\n\n* two\n"
+    assert release_notes.notes(changelog, "0.2.0") == "* two\n"
+    assert release_notes.notes(changelog, "0.3.0") == "* new\n"
+    with pytest.raises(SystemExit, match="no section for 9"):
+        release_notes.notes("# C\n\n## Unreleased\n\n## 0.1 / now\n", "9")
+
+
+def test_the_changelog_has_notes_for_this_version() -> None:
+    import mps_exporter
+
+    text = release_notes.CHANGELOG.read_text("utf-8")
+    assert "* [" in release_notes.notes(text, mps_exporter.__version__)
+
+
+def test_shells_read_every_script() -> None:
+    for path in (INSTALLER, PACKAGES / "mps-exporter.sh", *(PACKAGES / "scripts").iterdir()):
+        subprocess.run([shutil.which("sh") or "sh", "-n", str(path)], check=True)
