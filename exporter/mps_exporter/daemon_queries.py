@@ -23,7 +23,7 @@ PROBE_CACHE_FACTOR = 5.0
 
 The tool writes 0.4 kB into control.log each time: 2.3 MB a day at a scrape every 15 s."""
 
-LIMITED_SECONDS = 1.0
+LIMITED_SECONDS = 0.5
 """So long a collection waits for the daemons of ordinary users when all others have answered."""
 
 MIN_POLL_SECONDS = 1.0
@@ -62,6 +62,10 @@ class DaemonQueries:
         )
         if limited:
             await asyncio.wait(limited, timeout=min(LIMITED_SECONDS, run.remaining_seconds()))
+        for record in all_of_them:
+            name = record.facts.pipe_directory
+            if record.facts.limited and name not in run.probes and record.last_probe is not None:
+                run.probes[name] = record.last_probe  # its last answer, until the next comes
         errors = [outcome for outcome in outcomes if outcome is not None]
         for error in errors:
             if not isinstance(error, SourceError | SourceTimeoutError):
@@ -83,9 +87,7 @@ class DaemonQueries:
                 task = asyncio.create_task(self._ask_limited(run, record))
                 self._limited[name] = task
                 started.append(task)
-            elif record.last_probe is not None:
-                run.queried.add(name)
-                run.probes[name] = record.last_probe
+            run.queried.add(name)
         return started
 
     async def _ask_limited(self, run: CollectionRun, record: DaemonRecord) -> None:

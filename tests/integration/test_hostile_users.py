@@ -6,6 +6,7 @@ the hostile user are programs that only have the name.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -295,3 +296,76 @@ def timed_scrapes(host: OwnHost, count: int = 9) -> float:
         host.scrape()
         times.append(time.monotonic() - began)
     return sorted(times)[count // 2]
+
+
+FLOOD = """
+import os, time
+text = "NEW CLIENT 632 from user 2001: Server already exists"
+line = f"[2026-11-21 08:55:42.578 Control   630] {text}\\n".encode()
+with open("/tmp/alice/flooded/control.log", "ab") as log:
+    print("ready", flush=True)
+    while True:
+        log.write(line * 10_000)
+        log.flush()
+        time.sleep(0.1)
+"""
+
+
+def test_all_of_it_at_once(host: OwnHost) -> None:
+    """Files of root's, roots' PID, long paths, a crowd, a hang, a sparse log and a fast one."""
+    root = host.daemon()
+    host.serve("--web.enable-debug", f"--mps.pipe-directory={PIPE}", "--mps.query-timeout=2s",
+               "--collector.timeout=10s")  # fmt: skip
+    calm = timed_scrapes(host)
+    secret = host.outside("/run/secret.log")
+    secret.write_text(f"{SECRET}\n")
+    secret.chmod(0o600)
+    logs = "/tmp/alice/logs"
+    fake(host, {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice/shadow", "CUDA_MPS_LOG_DIRECTORY": logs},
+         inside=in_namespaces(f"mkdir -p {logs} && touch {logs}/control.log && "
+                              f"mount --bind /run/secret.log {logs}/control.log", "--mount"),
+         )  # fmt: skip
+    fake(host, {"CUDA_MPS_PIPE_DIRECTORY": PIPE, "CUDA_MPS_LOG_DIRECTORY": LOGS})
+    fake(host, {"CUDA_MPS_PIPE_DIRECTORY": "/a" * 65_000, "CUDA_MPS_LOG_DIRECTORY": "/a" * 65_000})
+    hanging = host.daemon("/tmp/alice/hangs", "/tmp/alice/hanging", rights=AS_ALICE)
+    hanging.be(mode="hang")
+    host.daemon("/tmp/alice/floods", "/tmp/alice/flooded", rights=AS_ALICE)
+    flood = host.start(sys.executable, "-c", FLOOD, rights=AS_ALICE)
+    assert flood.stdout is not None
+    assert flood.stdout.readline() == b"ready\n"
+    host.daemon("/tmp/alice/sparse", "/tmp/alice/sparse-logs", rights=AS_ALICE)
+    wait_for(lambda: host.scrape().value("mps_control_log_size_bytes",
+                                         daemon="/tmp/alice/sparse", log="control"))  # fmt: skip
+    os.truncate(host.outside("/tmp/alice/sparse-logs/control.log"), 1 << 38)
+    crowd = (
+        "import os\n"
+        "for number in range(200):\n"
+        "    if os.fork() == 0:\n"
+        f"        os.execve({CONTROL!r}, [{CONTROL!r}, '-c', 'import time; time.sleep(3600)',"
+        " '-d'], {'CUDA_MPS_PIPE_DIRECTORY': f'/tmp/alice/{number}'})\n"
+        f"{SLEEP}"
+    )
+    fake(host, {}, crowd)
+    wait_for(lambda: host.scrape().value("mps_exporter_ignored_processes", uid=str(ALICE)))
+    beside = timed_scrapes(host)
+    metrics = host.scrape()
+    began = time.monotonic()
+    crash(root, 7001)
+    wait_for(lambda: shown_crashes(host, 1), 30)
+    seen_after = time.monotonic() - began
+    for _ in range(10):
+        metrics = host.scrape()
+        assert metrics.value("mps_control_up", daemon=PIPE) == 1
+        for collector in ("control", "logs", "process"):
+            name = "mps_scrape_collector_success"
+            assert metrics.value(name, collector=collector) == 1, collector
+    status, page = host.get("/debug/collect")
+    assert status == 200
+    assert SECRET not in page
+    memory = metrics.value("process_resident_memory_bytes") or 0
+    print(f"median of a scrape: {calm:.3f} s alone, {beside:.3f} s beside all of it; the crash was"
+          f" shown after {seen_after:.2f} s; {memory / 1e6:.0f} MB")  # fmt: skip
+    assert memory < 100e6
+    host.start("kill", "-9", str(root.pid)).wait()
+    wait_for(lambda: host.scrape().value(
+        "mps_control_state", daemon=PIPE, mps_control_state="absent") == 1, 30)  # fmt: skip

@@ -130,7 +130,11 @@ class LogTail:
     def _check_found(
         self, control: LogTail, directory: int, name: str, found: os.stat_result
     ) -> None:
+        same = (found.st_dev, found.st_ino) == (self._device, self._inode)
         if (why := self._why_not(found)) is not None:
+            if self.descriptor is not None and stat.S_ISREG(found.st_mode) and not same:
+                self.error = None  # the daemon goes on writing to the file that we hold
+                return
             self.close()
             self.error = why
             return
@@ -138,9 +142,8 @@ class LogTail:
         if self.descriptor is None:
             self._open(control, directory, name)
             return
-        is_other = (found.st_dev, found.st_ino) != (self._device, self._inode)
         # Go over to a new file, once the old one is read to its end.
-        if is_other and found.st_size > 0 and os.fstat(self.descriptor).st_size <= self._offset:
+        if not same and found.st_size > 0 and os.fstat(self.descriptor).st_size <= self._offset:
             self.close()
             self._open(control, directory, name)
 
