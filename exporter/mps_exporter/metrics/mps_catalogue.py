@@ -143,6 +143,14 @@ CONTROL_DAEMON = _section(
         "The control daemon's process and settings.",
     ),
     (
+        "mps_control_unprivileged_info",
+        "info",
+        (*_D, "uid"),
+        _PROC,
+        "Daemons of ordinary users that are not configured. That user can forge their logs and "
+        "answers; critical alerts about them carry the label daemon_uid.",
+    ),
+    (
         "mps_control_start_time_seconds",
         "gauge",
         _D,

@@ -205,6 +205,8 @@ def _daemon(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str])
             ),
             1.0,
         )
+    if daemon.facts is not None and daemon.facts.limited:
+        add("mps_control_unprivileged_info", (*d, daemon.facts.user), 1.0)
     add("mps_control_start_time_seconds", d, daemon.start_time_seconds)
     add("mps_control_query_duration_seconds", d, daemon.query_duration_seconds)
     add("mps_control_queries_total", d, daemon.queries)
