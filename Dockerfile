@@ -2,7 +2,7 @@
 #
 #   docker build -t mps-exporter .
 #   docker run --rm --gpus all --pid host -p 9400:9400 mps-exporter
-#   docker run --rm -p 9400:9400 mps-exporter demo        # without a GPU
+#   docker run --rm -p 9400:9400 mps-exporter demo --web.listen-address=:9400   # without a GPU
 #
 # The NVIDIA library and nvidia-cuda-mps-control come from the host: NVIDIA's container runtime
 # mounts them, as the two NVIDIA_ variables below ask it to. docs/deployment.md says which further

@@ -1,6 +1,7 @@
 """Write the reference pages and tables that are generated from the code and from the rules.
 
-Pages: docs/metrics.md, docs/configuration.md. Tables, each between a mark and ``<!-- end -->``:
+Pages: docs/metrics.md, docs/configuration.md, docs/mps-exporter.1. Tables, each between a mark and
+``<!-- end -->``:
 ``<!-- advice -->`` in docs/troubleshooting.md, ``<!-- alerts -->`` in docs/alerts.md,
 ``<!-- symptoms -->`` in docs/symptoms/README.md. And the chart's copies of rules and dashboards,
 with its table of values (tools/chart.py).
@@ -19,10 +20,12 @@ from pathlib import Path
 
 import yaml
 
-from mps_exporter.config import FLAGS, Settings
+from mps_exporter.command_table import COMMANDS, default_text, grouped
+from mps_exporter.config import FLAGS
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.metrics.catalogue import CATALOGUE
 from tools import chart
+from tools.man_page import man_page
 from tools.symptoms import KINDS, symptoms, thread_link
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -71,40 +74,64 @@ def metrics_page() -> Iterator[str]:
 
 
 def configuration_page() -> Iterator[str]:
-    """docs/configuration.md: every flag and its environment variable."""
-    defaults = Settings()
+    """docs/configuration.md: every command, and every flag with its environment variable."""
     yield "# Configuration"
     yield ""
     yield MADE
     yield ""
     yield (
-        "Every setting is a flag and an environment variable; the flag takes precedence. A "
-        "repeatable setting is given several times as a flag, and as a comma-separated list in the "
-        "environment. Switches are turned off with `--no-` before the name. Durations are `500ms`, "
-        "`5s`, `1m`, `1h` or plain seconds. An invalid value is an error at start, with the reason."
+        "`mps-exporter --help` lists the commands and the flags that are used most, "
+        "`mps-exporter COMMAND --help` all flags of a command, `mps-exporter --help-all` all of "
+        "them. The man page `mps-exporter(1)` has the same text. For completion in a shell: "
+        "`source <(mps-exporter completion bash)`, or `zsh`; "
+        "`mps-exporter completion fish | source`."
     )
     yield ""
-    yield "| flag | environment | default | meaning |"
-    yield "| --- | --- | --- | --- |"
-    for flag in FLAGS:
-        default = getattr(defaults, flag.field)
-        if isinstance(default, bool):
-            shown = "on" if default else "off"
-        elif isinstance(default, tuple):
-            shown = ", ".join(f"`{value}`" for value in default) or "none"
-        elif isinstance(default, float):
-            is_time = "DURATION" in flag.metavar
-            shown = f"`{default:g}{'s' if is_time else ''}`"
-        else:
-            shown = "none" if default is None else f"`{default}`"
-        value = f"={flag.metavar}" if flag.metavar else ""
-        repeat = " Repeatable." if flag.repeatable else ""
-        yield f"| `--{flag.name}{value}` | `{flag.variable}` | {shown} | {flag.help}{repeat} |"
+    yield "## Commands"
+    for command in COMMANDS.values():
+        yield ""
+        yield f"**`{command.name}`**: {command.help}"
+        if command.options:
+            yield ""
+            yield "| argument | meaning |"
+            yield "| --- | --- |"
+        for option in command.options:
+            value = f"={option.metavar}" if option.metavar else ""
+            name = f"{option.name}{value}" if option.name.startswith("--") else option.metavar
+            values = f" One of {', '.join(option.values)}." if option.values else ""
+            default = "" if option.default is None else f" Default: `{option.default}`."
+            yield f"| `{name}` | {option.help}{values}{default} |"
+        yield ""
+        yield f"Exit status: {command.exit_statuses}"
+    yield ""
+    yield "## Settings"
     yield ""
     yield (
-        "Sub-commands have further flags: see `mps-exporter demo --help` and "
-        "`mps-exporter record --help`."
+        "Each setting is a flag and an environment variable; the flag wins. A repeatable setting "
+        "is given several times as a flag, and separated by commas in the variable. Switches are "
+        "turned off with `--no-` before the name. Durations are `500ms`, `5s`, `1m`, `1h` or plain "
+        "seconds. A wrong value is refused at start, with the reason. A variable that starts with "
+        "`MPS_EXPORTER_` and is not in this table is refused."
     )
+    for title, flags in grouped(FLAGS).items():
+        yield ""
+        yield f"### {title}"
+        yield ""
+        yield "| flag | environment | default | meaning | commands |"
+        yield "| --- | --- | --- | --- | --- |"
+        for flag in flags:
+            shown = default_text(flag)
+            if shown not in {"on", "off", "none"}:
+                shown = f"`{shown}`"
+            value = f"={flag.metavar}" if flag.metavar else ""
+            repeat = " Repeatable." if flag.repeatable else ""
+            commands = ", ".join(flag.commands)
+            yield (
+                f"| `--{flag.name}{value}` | `{flag.variable}` | {shown} | {flag.help}{repeat} "
+                f"| {commands} |"
+            )
+    yield ""
+    yield "`demo` listens on `127.0.0.1:9400` unless it is told otherwise."
 
 
 def advice_table() -> Iterator[str]:
@@ -180,6 +207,7 @@ def filled(name: str) -> Iterator[str]:
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "metrics.md": metrics_page,
     "configuration.md": configuration_page,
+    "mps-exporter.1": man_page,
     **{name: partial(filled, name) for name in TABLES},
 }
 

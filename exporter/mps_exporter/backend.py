@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip as gzip_format
 import logging
 import os
 import platform
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from itertools import count
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector
 
@@ -21,14 +18,14 @@ from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4, ContentFormat
 from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.loops import LoopCounters
 from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics.spec import Family
 from mps_exporter.observations import Observation
-from mps_exporter.snapshot import Incident, RecordingInfo, Snapshot
-from mps_exporter.sources.host import Host
+from mps_exporter.replay import ReplayPlayer
+from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources.recording import Recording, as_json
-from mps_exporter.sources.replay_host import ReplayHost
+from mps_exporter.sources.playlist import Playlist
+from mps_exporter.sources.recording import as_json
 from mps_exporter.web.backend import DebugReport, DebugSource
 
 GZIP_LEVEL = 1
@@ -44,13 +41,17 @@ def build() -> Build:
     return Build(mps_exporter.__version__, revision, platform.python_version())
 
 
+def render_families(snapshot: Snapshot) -> list[Family]:
+    """All metrics of a snapshot, in the viewer's time."""
+    if snapshot.recording is None:
+        return render(snapshot, build())
+    return render(snapshot, build(), wall=snapshot.recording.viewer_time)
+
+
 class CollectorBackend:
     """Implements mps_exporter.web.backend.Backend."""
 
-    def __init__(self, settings: Settings, recording: Recording | None = None) -> None:
-        self._settings = settings
-        self._recording = recording
-        self._loop_number = 1
+    def __init__(self, settings: Settings, playlist: Playlist | None = None) -> None:
         self._encoder = Encoder()
         self._renderers = ThreadPoolExecutor(2, thread_name_prefix="render")
         self._process = CollectorRegistry()
@@ -58,44 +59,31 @@ class CollectorBackend:
             ProcessCollector(registry=self._process)
         self._subscribers: set[asyncio.Queue[tuple[str, Incident]]] = set()
         self._ready = False
-        self._loops = LoopCounters()
-        self._host: Host = LiveHost(settings) if recording is None else self._replay(recording)
-        self._collector = self._collector_of(self._host)
-
-    def _replay(self, recording: Recording) -> ReplayHost:
-        return ReplayHost(recording, speed=self._settings.replay_speed)
-
-    def _collector_of(self, host: Host) -> Collector:
-        return Collector(host, self._settings, on_incident=self._publish)
+        self.enabled_collectors = settings.enabled_collectors()
+        self.player: ReplayPlayer | None = None
+        """Plays recordings; None on a live host."""
+        if playlist is None:
+            self._live = LiveHost(settings)
+            self._live_collector = Collector(self._live, settings, on_incident=self._publish)
+        else:
+            self.player = ReplayPlayer(
+                playlist, settings, render=render_families, on_incident=self._publish
+            )
 
     # -- the collector's life
 
+    @property
+    def _collector(self) -> Collector:
+        return self._live_collector if self.player is None else self.player.collector
+
     async def run(self) -> None:
         """Follow the logs until cancelled; a recording begins again when it ends."""
-        if self._recording is None:
-            await self._collector.follow()
-        else:
-            await self._run_loops(self._recording)
-
-    async def _run_loops(self, recording: Recording) -> None:
-        for loop in count(1):
-            host = self._replay(recording)
-            collector = self._collector_of(host)
-            began = await collector.collect()
-            # Nobody may see a loop's counters before they go on from where the last one ended.
-            self._loops.begin(loop, render(began, build(), wall=host.wall))
-            self._host, self._collector, self._loop_number = host, collector, loop
-            follower = asyncio.create_task(collector.follow())
-            await host.until_finished()
-            follower.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await follower
-            ended = await collector.collect()
-            self._loops.applied(loop, render(ended, build(), wall=host.wall))
+        await (self._live_collector.follow() if self.player is None else self.player.run())
 
     async def close(self) -> None:
         """Let go of everything."""
-        await self._host.close()
+        if self.player is None:
+            await self._live.close()
         self._renderers.shutdown(wait=False, cancel_futures=True)
 
     # -- what the web side asks
@@ -105,52 +93,26 @@ class CollectorBackend:
         """The first collection is done."""
         return self._ready
 
-    @property
-    def enabled_collectors(self) -> tuple[str, ...]:
-        """Names that collect[] may ask for."""
-        return self._collector.enabled
-
     async def collect(
         self, timeout_seconds: float | None, collectors: frozenset[str] | None
     ) -> Snapshot:
         """Collect, or join the collection in flight."""
-        loop = self._loop_number
-        snapshot = await self._collector.collect(timeout_seconds, collectors)
+        source = self._live_collector if self.player is None else self.player
+        snapshot = await source.collect(timeout_seconds, collectors)
         self._ready = True
-        if self._recording is None:
-            return snapshot
-        header = self._recording.header
-        info = RecordingInfo(
-            scenario=header.scenario,
-            machine=header.machine,
-            driver_version=header.driver_version,
-            recorded_at=header.recorded_at,
-            speed=self._settings.replay_speed,
-            loop=loop,
-        )
-        return replace(snapshot, recording=info)
-
-    def _wall(self) -> Callable[[float], float]:
-        host = self._host
-        return host.wall if isinstance(host, ReplayHost) else lambda moment: moment
+        return snapshot
 
     async def expose(self, snapshot: Snapshot, content_format: ContentFormat, gzip: bool) -> bytes:
         """Render the metrics on a thread of its own."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._renderers, self._encode, snapshot, content_format, gzip, self._wall()
+            self._renderers, self._encode, snapshot, content_format, gzip
         )
 
-    def _encode(
-        self,
-        snapshot: Snapshot,
-        content_format: ContentFormat,
-        gzip: bool,
-        wall: Callable[[float], float],
-    ) -> bytes:
-        families = render(snapshot, build(), wall=wall)
-        if snapshot.recording is not None:
-            families = self._loops.applied(snapshot.recording.loop, families)
+    def _encode(self, snapshot: Snapshot, content_format: ContentFormat, gzip: bool) -> bytes:
+        families = render_families(snapshot)
+        if self.player is not None:
+            families = self.player.counted(snapshot, families)
         own: list[Metric] = list(self._process.collect())
         page = self._encoder.encode(families, own, content_format)
         return gzip_format.compress(page, GZIP_LEVEL, mtime=0) if gzip else page
@@ -177,12 +139,13 @@ class CollectorBackend:
         lines = _LogCapture()
         logger = logging.getLogger("mps_exporter")
         logger.addHandler(lines)
-        self._collector.add_listener(seen.append)
+        collector = self._collector
+        collector.add_listener(seen.append)
         began = time.monotonic()
         try:
             snapshot = await self.collect(None, collectors)
         finally:
-            self._collector.remove_listener(seen.append)
+            collector.remove_listener(seen.append)
             logger.removeHandler(lines)
         page = await self.expose(snapshot, TEXT_0_0_4, gzip=False)
         raw: dict[str, list[tuple[str, str]]] = {}

@@ -1,4 +1,4 @@
-"""Every setting once: its flag, its environment twin, its default and its bounds.
+"""Every setting once: its flag, its environment variable, its default and its bounds.
 
 ``--web.listen-address=:9400`` and ``MPS_EXPORTER_WEB_LISTEN_ADDRESS=:9400`` are the same; the flag
 wins. Repeatable settings are separated by commas in the environment.
@@ -7,6 +7,7 @@ wins. Repeatable settings are separated by commas in the environment.
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ class Flag:
     help: str
     metavar: str = ""
     repeatable: bool = False
-    commands: tuple[str, ...] = ("serve", "demo", "record", "doctor")
+    commands: tuple[str, ...] = ("serve", "demo", "doctor", "record")
 
     @property
     def field(self) -> str:
@@ -93,13 +94,21 @@ class Flag:
 
     @property
     def variable(self) -> str:
-        """The environment twin."""
+        """The environment variable."""
         return ENVIRONMENT_PREFIX + self.field.upper()
+
+    def default_of(self, command: str) -> Any:
+        """What it is for this command where nothing is given."""
+        return _DEFAULTS_OF_COMMANDS.get((command, self.name), getattr(Settings(), self.field))
 
     @property
     def is_switch(self) -> bool:
         """Given as --flag or --no-flag."""
         return self.parse is _switch
+
+
+_DEFAULTS_OF_COMMANDS = {("demo", "web.listen-address"): ("127.0.0.1:9400",)}
+"""(Command, flag) -> a default other than that of Settings. A demo is for whoever starts it."""
 
 
 def _text(value: str) -> str:
@@ -192,51 +201,58 @@ def _float(value: str) -> float:
 
 
 _COLLECTOR_HELP = {
-    "nvml": "GPUs and their processes, from NVML",
-    "control": "questions to the MPS control daemons",
-    "logs": "the daemons' control.log and server.log: waits, crashes, faults",
-    "process": "processes in /proc: daemons, users, limits, containers",
+    "nvml": "Read GPUs and their processes, from NVML.",
+    "control": "Query the MPS control daemons.",
+    "logs": "Read the daemons' control.log and server.log: waits, crashes, faults.",
+    "process": "Read processes in /proc: daemons, users, limits, containers.",
 }
+
+_WEB = ("serve", "demo")
+_HOST = ("serve", "doctor", "record")
+_FOLLOWING = ("serve", "record")
 
 FLAGS: tuple[Flag, ...] = (
     Flag("web.listen-address", _address,
          "Address to listen on: host:port, :port, [IPv6]:port or unix:/path.",
-         "ADDRESS", repeatable=True, commands=("serve", "demo")),
+         "ADDRESS", repeatable=True, commands=_WEB),
     Flag("web.telemetry-path", _url_path, "Path of the metrics.", "PATH",
-         commands=("serve", "demo")),
+         commands=_WEB),
     Flag("web.config.file", _text,
          "TLS, passwords and headers, in the format of the Prometheus exporter-toolkit.", "FILE",
-         commands=("serve", "demo")),
+         commands=_WEB),
     Flag("web.systemd-socket", _switch, "Listen on the sockets that systemd hands over.",
-         commands=("serve", "demo")),
+         commands=_WEB),
     Flag("web.max-requests", _integer(0, 10_000),
          "Scrapes answered at the same time; further ones get 503. 0 = no limit.", "N",
-         commands=("serve", "demo")),
+         commands=_WEB),
     Flag("web.disable-exporter-metrics", _switch,
-         "Leave out process_* metrics about the exporter itself.", commands=("serve", "demo")),
+         "Leave out process_* metrics about the exporter itself.", commands=_WEB),
     Flag("web.enable-debug", _switch,
          "Serve /debug/collect, which shows raw inputs and names of processes.",
-         commands=("serve", "demo")),
-    Flag("mps.discovery", _switch, "Find running control daemons in /proc."),
+         commands=_WEB),
+    Flag("mps.discovery", _switch, "Find running control daemons in /proc.", commands=_HOST),
     Flag("mps.pipe-directory", _directory,
-         "Pipe directory of a control daemon, watched even while it does not run.", "DIR",
-         repeatable=True),
+         "Pipe directory of a control daemon, watched even while the daemon does not run.", "DIR",
+         repeatable=True, commands=_HOST),
     Flag("mps.log-directory", _directory,
          "Log directory of the daemon whose pipe directory stands at the same position; default: "
-         "the daemon's environment, then /var/log/nvidia-mps.", "DIR", repeatable=True),
-    Flag("mps.control-binary", _text, "The control tool, by name on PATH or by path.", "FILE"),
+         "the daemon's environment, then /var/log/nvidia-mps.", "DIR", repeatable=True,
+         commands=_HOST),
+    Flag("mps.control-binary", _text, "The control tool, by name on PATH or by path.", "FILE",
+         commands=_HOST),
     Flag("mps.query-timeout", _within(duration, 0.1, 60),
-         "Deadline for one run of the control tool.", "DURATION"),
+         "Deadline for one run of the control tool.", "DURATION", commands=_HOST),
     Flag("mps.min-query-interval", _within(duration, 0, 3600),
-         "A daemon is asked at most this often, and while its logs can be read and show no change, "
-         "at a fifth of that pace; collections in between reuse the answer. "
-         "0 = at every collection.", "DURATION"),
+         "Shortest time between two queries of a daemon; five times as long while its logs show no "
+         "change. Collections in between reuse the reply. 0 = query at every collection.",
+         "DURATION", commands=_FOLLOWING),
     Flag("mps.reconcile-interval", _within(duration, 1, 86400),
-         "How often the servers themselves are asked, to confirm what the logs told.", "DURATION"),
-    Flag("path.procfs", _directory, "Where procfs is mounted.", "DIR"),
-    Flag("path.passwd", _text, "File with the names of users.", "FILE"),
+         "Time between two queries of the servers, which confirm what the logs say.", "DURATION",
+         commands=_FOLLOWING),
+    Flag("path.procfs", _directory, "Where procfs is mounted.", "DIR", commands=_HOST),
+    Flag("path.passwd", _text, "File with the names of users.", "FILE", commands=_HOST),
     *(
-        Flag(f"collector.{name}", _switch, f"Collect {_COLLECTOR_HELP[name]}.")
+        Flag(f"collector.{name}", _switch, _COLLECTOR_HELP[name])
         for name in COLLECTORS
     ),
     Flag("collector.clients.max", _integer(0, 100_000),
@@ -244,10 +260,13 @@ FLAGS: tuple[Flag, ...] = (
          "N"),
     Flag("collector.timeout", _within(duration, 0.1, 300),
          "Deadline of a collection when the scraper names none.", "DURATION"),
-    Flag("collector.nvml.serials", _switch, "Export the serial numbers of boards."),
+    Flag("collector.nvml.serials", _switch, "Export the serial numbers of boards.",
+         commands=_FOLLOWING),
     Flag("log.level", _one_of("debug", "info", "warn", "error"),
-         "Least severity logged: debug, info, warn or error.", "LEVEL"),
-    Flag("log.format", _one_of("logfmt", "json"), "Form of log lines: logfmt or json.", "FORMAT"),
+         "Least severity logged: debug, info, warn or error.", "LEVEL",
+         commands=("serve", "demo", "record")),
+    Flag("log.format", _one_of("logfmt", "json"), "Form of log lines: logfmt or json.", "FORMAT",
+         commands=("serve", "demo", "record")),
     Flag("replay", _text, "Serve a recording instead of this host.", "FILE", commands=("serve",)),
     Flag("replay.speed", _within(_float, 0.1, 1000), "How fast a recording is replayed.", "FACTOR",
          commands=("serve",)),
@@ -255,42 +274,16 @@ FLAGS: tuple[Flag, ...] = (
 
 
 def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
-    """Declare the flags of a sub-command; what is not given stays out of the namespace."""
-    defaults = Settings()
+    """Declare the flags of a command; what is not given stays out of the namespace."""
     for flag in FLAGS:
         if command not in flag.commands:
             continue
-        default = getattr(defaults, flag.field)
-        if isinstance(default, tuple):
-            shown = ", ".join(default) or "none"
-        else:
-            shown = "none" if default is None else f"{default}"
-        words = f"{flag.help} [${flag.variable}; default: {shown.lower()}]".replace("%", "%%")
+        how: dict[str, Any] = {"metavar": flag.metavar}
         if flag.is_switch:
-            parser.add_argument(
-                f"--{flag.name}",
-                dest=flag.field,
-                action=argparse.BooleanOptionalAction,
-                default=argparse.SUPPRESS,
-                help=words,
-            )
+            how = {"action": argparse.BooleanOptionalAction}
         elif flag.repeatable:
-            parser.add_argument(
-                f"--{flag.name}",
-                dest=flag.field,
-                action="append",
-                default=argparse.SUPPRESS,
-                metavar=flag.metavar,
-                help=words,
-            )
-        else:
-            parser.add_argument(
-                f"--{flag.name}",
-                dest=flag.field,
-                default=argparse.SUPPRESS,
-                metavar=flag.metavar,
-                help=words,
-            )
+            how["action"] = "append"
+        parser.add_argument(f"--{flag.name}", dest=flag.field, default=argparse.SUPPRESS, **how)
 
 
 def load(given: Mapping[str, Any], environment: Mapping[str, str], command: str) -> Settings:
@@ -309,10 +302,10 @@ def load(given: Mapping[str, Any], environment: Mapping[str, str], command: str)
         and not _SERVICE_LINK_VARIABLES.fullmatch(f"{name}={environment[name]}")
     )
     if unknown_variables:
-        raise InvalidSettingError(
-            f"unknown variable {unknown_variables[0]}: "
-            f"see mps-exporter {command} --help for those that are"
-        )
+        wrong = unknown_variables[0]
+        near = difflib.get_close_matches(wrong, known, 1)
+        hint = f"did you mean {near[0]}?" if near else "mps-exporter --help-all lists all"
+        raise InvalidSettingError(f"unknown variable {wrong}: {hint}")
     values: dict[str, Any] = {}
     for flag in FLAGS:
         if command not in flag.commands:
@@ -324,6 +317,7 @@ def load(given: Mapping[str, Any], environment: Mapping[str, str], command: str)
             raw = [part.strip() for part in text.split(",")] if flag.repeatable else text
             origin = flag.variable
         else:
+            values[flag.field] = flag.default_of(command)
             continue
         values[flag.field] = _checked(flag, raw, origin)
     settings = Settings(**values)

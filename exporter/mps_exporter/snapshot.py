@@ -109,7 +109,6 @@ class ServerSession:
     ready_at: float | None
     state: str
     """INITIALIZING until Ready, FAULT from a fatal error to its recovery, else ACTIVE."""
-    fault_since: float | None = None
     active_thread_ratio: float | None = None
     pinned_memory_limit_bytes: Mapping[int, int] = field(default_factory=dict)
     """Device ordinal -> bytes."""
@@ -368,6 +367,16 @@ class CollectorResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Chapter:
+    """A moment of a demo that can be jumped to."""
+
+    name: str
+    title: str
+    at_seconds: float
+    """Its position in the demo, at speed 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class RecordingInfo:
     """Present only when a recording is replayed instead of a live host."""
 
@@ -376,7 +385,26 @@ class RecordingInfo:
     driver_version: str
     recorded_at: str
     speed: float = 1.0
+    """Recorded seconds for each second of the viewer."""
     loop: int = 1
+    """How often playing began: 1, and one more for each further recording, loop and jump."""
+    chapters: tuple[Chapter, ...] = ()
+    chapter: str | None = None
+    """Name of the present chapter."""
+    position_seconds: float = 0.0
+    """On the scale of the chapters' positions."""
+    duration_seconds: float = 0.0
+    """Of one loop, on the same scale."""
+    names_replaced: bool = False
+    """Users and programs have names that the recording does not hold."""
+    recorded_from: float = 0.0
+    """A moment of the recording, ..."""
+    played_from: float = 0.0
+    """... and the same moment in the viewer's time."""
+
+    def viewer_time(self, moment: float) -> float:
+        """Return a recorded time as the viewer's clock had it when it was played."""
+        return self.played_from + (moment - self.recorded_from) / self.speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +419,8 @@ class Snapshot:
     """GPU UUID -> index, also of GPUs that only a daemon's device map names; "" when not known."""
     daemons: tuple[ControlDaemon, ...] = ()
     collectors: tuple[CollectorResult, ...] = ()
+    user_names: Mapping[int, str] = field(default_factory=dict)
+    """User -> name, of the processes that were identified: also of those that only wait."""
     unreadable_environments: int | None = None
     """Processes whose MPS variables this exporter has no right to read."""
     ignored_processes: Mapping[int, int] = field(default_factory=dict)

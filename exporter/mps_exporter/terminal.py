@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
+import shutil
 import sys
 import threading
 from collections.abc import Mapping
@@ -51,6 +53,14 @@ def _write_error(data: bytes) -> None:
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(STDERR, data) :]
+
+
+def show_progress(text: str) -> None:
+    """Replace the last line of the terminal; nothing where standard error is no terminal."""
+    # Not on one that was stopped (Ctrl-S).
+    if sys.stderr.isatty() and select.select([], [STDERR], [], 0)[1]:
+        width = shutil.get_terminal_size().columns
+        print_status(f"\r\033[K{text[: width - 1]}")
 
 
 def print_output(text: str) -> None:

@@ -15,7 +15,8 @@ def user_names(snapshot: Snapshot) -> dict[int, str]:
         holders.append(daemon)
         for server in daemon.servers:
             holders.extend((server, *server.clients))
-    return {one.uid: one.user for one in holders if one.uid is not None and one.user}
+    named = {one.uid: one.user for one in holders if one.uid is not None and one.user}
+    return {**snapshot.user_names, **named}
 
 
 class UserNames:

@@ -42,15 +42,15 @@ async def test_which_user_waits_behind_which_since_when(tmp_path: Path) -> None:
         await page.open(f"{program.url}/")
         assert (await text_of(page, "aside")).startswith("Demo. This is a recording of another")
         # 3. The answer, as the page keeps itself fresh.
-        answer = await until(page, "#headline", r"^User 1002 has waited")
-        assert re.fullmatch(r"User 1002 has waited \d+ s behind user 1001's server 607\.", answer)
+        answer = await until(page, "#headline", r"^Bob has waited")
+        assert re.fullmatch(r"Bob has waited \d+ s behind alice's server 607\.", answer)
         assert "MPS serves one user at a time" in await text_of(page, ".remedy")
         # 4. All who wait.
-        row = await until(page, ".queue tbody tr", "user 1002")
-        assert re.search(r"user 1002\s+process 663\s+user 1001\s+server 607\s+\d+ s", row)
+        row = await until(page, ".queue tbody tr", "bob")
+        assert re.search(r"bob\s+process 663\s+alice\s+server 607\s+\d+ s", row)
         # 5. The programs behind which they wait.
-        assert "User 1001's server 607" in await text_of(page, ".gpus")
-        assert re.search(r"user 1001 · process 59\d", await text_of(page, ".gpus"))
+        assert "Alice's server 607" in await text_of(page, ".gpus")
+        assert re.search(r"alice · process 59\d", await text_of(page, ".gpus"))
         # 6. When it began.
         began = await until(page, ".incidents li", "process 663 began to wait")
         assert re.match(r"(just now|\d+ s ago)", began)

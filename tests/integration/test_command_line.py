@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,7 +28,7 @@ from tests.support.waiting import PATIENCE_SECONDS, wait_for
 from tests.unit.web.webconfigs import TLS, write_certificates
 
 ROOT = Path(__file__).parents[2]
-DEMO = ROOT / "exporter" / "mps_exporter" / "recordings" / "demo.rec.gz"
+DEMO = ROOT / "exporter" / "mps_exporter" / "recordings" / "tour.rec.gz"
 PROGRAM = (sys.executable, "-m", "mps_exporter")
 ENVIRONMENT = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -73,13 +74,13 @@ def until_it_says(process: subprocess.Popen[str], words: str) -> str:
         ("$E doctor --recording $DEMO --json 2>&- >&-", 0, ""),
         ("$E doctor --recording $DEMO >/dev/full", 3, "cannot print what was found: No space"),
         ("$E doctor --recording /nonexistent", 3, "No such file"),
-        ("$E doctor --wrong", 3, "unrecognized arguments"),
-        ("$E doctor --recording", 3, "expected one argument"),
-        ("$E doctor --log.level=loud", 3, "must be one of"),
+        ("$E doctor --wrong", 3, "unknown flag --wrong"),
+        ("$E doctor --recording", 3, "needs a value"),
+        ("$E doctor --mps.query-timeout=soon", 3, "must be a duration"),
         ("$E doctor --at 5s", 3, "--at: is a moment of a recording"),
         ("$E doctor --recording $DEMO --at 100h", 3, "s after its start"),
         ("$E doctor --recording $DEMO --at 3s", 0, ""),
-        ("$E serve --wrong", 2, "unrecognized arguments"),
+        ("$E serve --wrong", 2, "unknown flag --wrong"),
     ],
 )
 def test_the_statuses_of_the_doctor_are_about_the_host(
@@ -213,6 +214,26 @@ def test_a_daemon_goes_on_after_sighup(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(PATIENCE_SECONDS) == 0
     assert not path.exists()
+
+
+def test_a_terminal_shows_what_is_played() -> None:
+    ours, expected = pty.openpty()
+    termios.tcsetwinsize(expected, (24, 60))
+    words = ("demo", "--chapter=ghost", f"--web.listen-address=127.0.0.1:{free_port()}")
+    environment = {key: value for key, value in ENVIRONMENT.items() if key != "COLUMNS"}
+    with started(
+        *words, stdin=expected, stdout=expected, stderr=expected, start_new_session=True,
+        env=environment,
+    ) as one:  # fmt: skip
+        os.close(expected)
+        output = b""
+        while not (line := re.search(rb"\r\x1b\[K([^\r\x1b]+)\r\x1b\[K", output)):
+            output += os.read(ours, 65536)
+        assert re.match(rb"  \d:\d\d / 2:38  speed 0.5  ghost: A ghost", line[1])
+        assert len(line[1]) == 59
+        one.terminate()
+        assert one.wait(PATIENCE_SECONDS) == 0
+    os.close(ours)
 
 
 def test_closing_the_terminal_leaves_no_process_running() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.commands.demo import built_in_recording
+from mps_exporter.commands.demo import built_in_playlist
 from mps_exporter.diagnostics import findings
 from mps_exporter.sources.recording import read
 from tests.support.player import RECORDINGS, Player
@@ -128,8 +128,11 @@ async def test_a_quiet_host_has_no_incidents() -> None:
     assert all(result.success for result in metrics.snapshot.collectors)
 
 
-def test_the_demo_is_the_tour() -> None:
-    assert Path(built_in_recording()).read_bytes() == (RECORDINGS / "tour.rec.gz").read_bytes()
+def test_the_demo_plays_recordings_that_are_tested() -> None:
+    paths = {scene.path for scene in built_in_playlist().scenes}
+    assert {path.name for path in paths} >= {"tour.rec.gz"}
+    for path in paths:
+        assert path.read_bytes() == (RECORDINGS / path.name).read_bytes()
 
 
 async def test_killed_clients_are_not_taken_for_stranded_ones() -> None:

@@ -6,13 +6,13 @@ import asyncio
 import os
 import sys
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 from mps_exporter.collector import Collector
 from mps_exporter.commands import doctor_report
 from mps_exporter.commands.common import StartError, load_recording
 from mps_exporter.config import Settings
+from mps_exporter.replay import advance
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.replay_host import ReplayHost
@@ -20,9 +20,6 @@ from mps_exporter.terminal import print_output, supports_colour
 
 PAUSE_SECONDS = 1.5
 """Between the two looks: one server must be this old before it is asked."""
-
-REPLAY_STEP_SECONDS = 0.5
-"""How closely a recording is gone through when only one moment of it is wanted."""
 
 
 async def diagnose(
@@ -66,16 +63,7 @@ async def _collect_from_recording(
     length = recording.duration_seconds
     if at_seconds is not None and at_seconds > length:
         raise StartError(f"--at: {path} ends {length:.1f} s after its start")
-    moments = count(0.0, REPLAY_STEP_SECONDS)
-    end = length if at_seconds is None else at_seconds
-    elapsed = 0.0
-    host = ReplayHost(recording, clock=lambda: elapsed)
-    collector = Collector(host, settings)
-    for moment in moments:
-        elapsed = min(moment, end)
-        await collector.poll_logs()
-        await collector.watch_processes()
-        snapshot = await collector.collect()
-        if moment >= end:
-            return snapshot
-    raise AssertionError("unreachable: count() does not end")
+    host = ReplayHost(recording)
+    return await advance(
+        host, Collector(host, settings), length if at_seconds is None else at_seconds
+    )

@@ -7,7 +7,6 @@ import contextlib
 import platform
 import signal
 import socket
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ from mps_exporter.config import Settings
 from mps_exporter.observations import NvmlObservation
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.recording import Header, RecordingError, RecordingWriter
-from mps_exporter.terminal import print_status
+from mps_exporter.terminal import print_status, show_progress
 
 FLUSH_SECONDS = 2.0
 """A recorder that is killed loses no more than this."""
@@ -59,7 +58,7 @@ async def record(
         end = time.monotonic() + duration_seconds
         try:
             while not stop.is_set() and (left := end - time.monotonic()) > 0:
-                _progress(f"recording to {path}: {left:.0f} s left, Ctrl-C ends it now")
+                show_progress(f"recording to {path}: {left:.0f} s left, Ctrl-C ends it now")
                 await collector.collect()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), min(interval_seconds, left))
@@ -70,7 +69,7 @@ async def record(
             writer.close()
     finally:
         await host.close()
-    _progress("")
+    show_progress("")
     if writer.failure is not None:
         raise StartError(
             f"cannot write {path}: {writer.failure.strerror}; what was written until then can be "
@@ -96,11 +95,6 @@ def _writer(path: Path, header: Header) -> RecordingWriter:
         return RecordingWriter(path, header)
     except RecordingError as error:
         raise StartError(str(error)) from error
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print_status(f"\r\033[K{text}")
 
 
 def _machine(gpus: NvmlObservation | None, *, anonymise: bool) -> str:

@@ -8,14 +8,18 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mps_exporter
 from mps_exporter.backend import CollectorBackend, build
 from mps_exporter.commands.common import StartError, load_recording, on_signals
 from mps_exporter.config import Settings
-from mps_exporter.sources.recording import Recording
-from mps_exporter.terminal import print_status
+from mps_exporter.replay import ReplayPlayer
+from mps_exporter.sources.playlist import Playlist
+from mps_exporter.sources.recording import RecordingError
+from mps_exporter.terminal import print_status, show_progress
 from mps_exporter.web.app import create_app
 from mps_exporter.web.listen import ListenError
 from mps_exporter.web.options import WebOptions
@@ -28,11 +32,27 @@ WILDCARD_HOSTS = ("", "[::]", "0.0.0.0")  # noqa: S104 - to tell a person where 
 _log = logging.getLogger(__name__)
 
 
-async def serve(settings: Settings, *, demo: bool = False) -> int:
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What is served instead of this host."""
+
+    playlist: Playlist
+    position: float
+    """Where it begins, in seconds."""
+
+
+async def serve(settings: Settings, replay: Replay | None = None) -> int:
     """Serve metrics until told to stop."""
-    recording = None if settings.replay is None else load_recording(Path(settings.replay))
+    if settings.replay is not None:
+        replay = Replay(Playlist.of(load_recording(Path(settings.replay))), 0.0)
     gc.freeze()  # else each full collection of garbage takes 14 ms to look at modules
-    backend = CollectorBackend(settings, recording)
+    backend = CollectorBackend(settings, None if replay is None else replay.playlist)
+    player = backend.player
+    if player is not None and replay is not None:
+        try:
+            await player.start(replay.position)
+        except RecordingError as error:
+            raise StartError(str(error)) from error
     stop = asyncio.Event()
     on_signals(stop.set, signal.SIGINT, signal.SIGTERM)
     options = WebOptions(
@@ -46,7 +66,8 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
         revision=build().revision,
     )
     try:
-        app = create_app(backend, options)
+        jump = player.jump if player is not None and player.playlist.chapters else None
+        app = create_app(backend, options, jump=jump)
     except WebConfigError as error:
         raise StartError(str(error)) from error
     watch = app.get(WEB_CONFIG)
@@ -62,16 +83,18 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
                 if settings.web_systemd_socket
                 else ",".join(settings.web_listen_address),
                 "collectors": ",".join(settings.enabled_collectors()),
-                "replay": settings.replay,
+                "replay": settings.replay or ("demo" if replay is not None else None),
             }
         },
     )
     tls = TLS_CONTEXT in app
+    progress: list[asyncio.Task[None]] = []
 
     def listening(addresses: Sequence[str]) -> None:
-        if recording is not None:
+        if player is not None:
             addresses_text = _browse_addresses(addresses, settings.web_telemetry_path, tls=tls)
-            _print_replay_notice(recording, settings, addresses_text, demo=demo)
+            _print_replay_notice(player, settings, addresses_text)
+            progress.append(asyncio.create_task(_report_progress(player), name="progress"))
 
     web = asyncio.create_task(serve_web(app, options, stop, on_listening=listening), name="web")
     try:
@@ -82,10 +105,11 @@ async def serve(settings: Settings, *, demo: bool = False) -> int:
     except ListenError as error:
         raise StartError(str(error)) from error
     finally:
-        work.cancel()
-        first.cancel()
-        web.cancel()
-        await asyncio.gather(work, first, web, return_exceptions=True)
+        tasks: list[asyncio.Task[Any]] = [work, first, web, *progress]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        show_progress("")
         await backend.close()
     return 0
 
@@ -123,16 +147,47 @@ def _browse_addresses(addresses: Sequence[str], metrics: str, *, tls: bool) -> s
     return f"  Status page  {address_text}/\n  Metrics      {address_text}{metrics}\n"
 
 
-def _print_replay_notice(
-    recording: Recording, settings: Settings, addresses_text: str, *, demo: bool
-) -> None:
+def _print_replay_notice(player: ReplayPlayer, settings: Settings, addresses_text: str) -> None:
     """Say what is being replayed, and where to look."""
-    header = recording.header
-    print_status(
-        f"\n  {'Demo' if demo else 'Replay'}: a recording of a real host, not this one, in a loop "
-        f"of {recording.duration_seconds / settings.replay_speed:.0f} s.\n"
-        f"  {header.scenario}\n"
-        f"  Recorded on {header.machine}, driver {header.driver_version}, {header.recorded_at}.\n\n"
-        f"{addresses_text}\n"
-        "  Ctrl-C ends it.\n\n"
-    )
+    playlist = player.playlist
+    seconds = playlist.duration_seconds / settings.replay_speed
+    if playlist.chapters:
+        names = ", ".join(chapter.name for chapter in playlist.chapters)
+        what = (
+            f"  Demo: recordings of a real host, not this one, in a loop of {seconds:.0f} s.\n"
+            "  The names of users and programs are stand-ins; all else is as it was recorded.\n"
+            f"  Chapters: {names} (mps-exporter demo --chapter=NAME)\n\n"
+        )
+    else:
+        header = player.header
+        what = (
+            f"  A recording of a real host, not this one, in a loop of {seconds:.0f} s.\n"
+            f"  {header.scenario}\n"
+            f"  Recorded on {header.machine}, driver {header.driver_version}, "
+            f"{header.recorded_at}.\n\n"
+        )
+    print_status(f"\n{what}{addresses_text}\n  Ctrl-C ends it.\n\n")
+
+
+PROGRESS_SECONDS = 0.5
+
+
+async def _report_progress(player: ReplayPlayer) -> None:
+    """Show on a terminal what is played, until cancelled."""
+    while True:
+        show_progress(_progress_text(player))
+        await asyncio.sleep(PROGRESS_SECONDS)
+
+
+def _progress_text(player: ReplayPlayer) -> str:
+    """Return the position, the speed and the chapter that are played."""
+    playlist = player.playlist
+    position = player.position
+    text = f"  {clock(position)} / {clock(playlist.duration_seconds)}  speed {player.speed:g}"
+    chapter = playlist.chapter_at(position)
+    return text if chapter is None else f"{text}  {chapter.name}: {chapter.title}"
+
+
+def clock(seconds: float) -> str:
+    """Return 75.3 as 1:15."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

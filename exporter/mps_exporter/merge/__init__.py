@@ -66,9 +66,15 @@ def merge(
         gpu_indexes=context.gpu_indexes,
         daemons=merged,
         collectors=collectors,
+        user_names=_user_names(processes),
         unreadable_environments=_unreadable_environments(processes),
         ignored_processes={} if processes is None else processes.ignored_programs,
     )
+
+
+def _user_names(processes: ProcfsObservation | None) -> dict[int, str]:
+    found = () if processes is None else processes.processes.values()
+    return {facts.uid: facts.user for facts in found if facts.uid is not None and facts.user}
 
 
 def _unreadable_environments(processes: ProcfsObservation | None) -> int | None:

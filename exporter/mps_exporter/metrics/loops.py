@@ -1,8 +1,9 @@
-"""Counters of a recording that is played again and again: each loop goes on where the last ended.
+"""Counters of recordings that are played one after another, from any position, and again.
 
-A recording's own counters begin again with each loop. Shown like that, Prometheus sees no increase
-where a counter comes back with the value that it had, and a reset where it began high, as the
-energy of a GPU does: a rate of kilowatts.
+A recording's own counters begin again each time it is played. Shown like that, Prometheus sees no
+increase where a counter comes back with the value that it had, and a reset where it began high, as
+the energy of a GPU does: a rate of kilowatts. So each counter goes on from the value that was shown
+last, and rises by what it rises while it is played.
 """
 
 from __future__ import annotations
@@ -48,39 +49,42 @@ def _plus(value: Count, other: Count, sign: int = 1) -> Count:
     return value + sign * other
 
 
+def _total(value: Count) -> float:
+    return value.buckets[-1][1] if isinstance(value, HistogramValue) else value
+
+
 class LoopCounters:
-    """What earlier loops counted, to be added to what this loop counts."""
+    """What is added to the counters of the recording that is played now."""
 
     def __init__(self) -> None:
         self._loop = 0
-        self._first: dict[Key, Count] = {}
-        self._latest: dict[Key, Count] = {}
+        self._shown: dict[Key, Count] = {}
         self._carried: dict[int, dict[Key, Count]] = {0: {}}
         self._moments: dict[Key, float] = {}
         self._earlier_moments: dict[Key, float] = {}
 
     def begin(self, loop: int, families: Iterable[Family]) -> None:
-        """Note the families of a loop's first moment, and carry over what the last one gained."""
-        carried = dict(self._carried[self._loop])
-        for key, latest in self._latest.items():
-            first = self._first.get(key)
-            gained = latest if first is None else _plus(latest, first, -1)
-            carried[key] = _plus(gained, carried[key]) if key in carried else gained
+        """Begin a loop, whose first moment has these families."""
+        first = dict(_counts(families))
+        carried = {
+            key: _plus(shown, first[key], -1) if key in first else shown
+            for key, shown in self._shown.items()
+        }
         # A page of the loop before may still be under way.
         self._carried = {self._loop: self._carried[self._loop], loop: carried}
         self._loop = loop
-        self._first = dict(_counts(families))
-        self._latest = dict(self._first)
         self._earlier_moments = dict(self._moments)
 
     def applied(self, loop: int, families: Iterable[Family]) -> list[Family]:
         """Give the families of a moment of a loop, with what earlier loops counted."""
         families = list(families)
         if loop == self._loop:
-            self._latest.update(_counts(families))
             self._moments.update(_moments(families))
         carried = self._carried.get(loop, {})
-        shown = {family.spec.name: self._added(family, carried) for family in families}
+        floor = self._shown if loop == self._loop else {}
+        shown = {family.spec.name: self._added(family, carried, floor) for family in families}
+        if loop == self._loop:
+            self._shown.update(_counts(shown.values()))
         for (name, labels), moment in self._earlier_moments.items():
             family = shown.get(name) or Family(CATALOGUE[name], ())
             if all(labels != there for there, _ in family.samples):
@@ -88,15 +92,18 @@ class LoopCounters:
         return [shown[name] for name in CATALOGUE if name in shown]
 
     @staticmethod
-    def _added(family: Family, carried: Mapping[Key, Count]) -> Family:
+    def _added(family: Family, carried: Mapping[Key, Count], floor: Mapping[Key, Count]) -> Family:
         if family.spec.kind not in {"counter", "histogram"}:
             return family
-        return replace(
-            family,
-            samples=tuple(
-                (labels, value)
-                if isinstance(value, Mapping) or (family.spec.name, labels) not in carried
-                else (labels, _plus(value, carried[family.spec.name, labels]))
-                for labels, value in family.samples
-            ),
-        )
+        samples = []
+        for labels, value in family.samples:
+            if isinstance(value, Mapping):
+                raise TypeError("a state set is no counter")
+            key = family.spec.name, labels
+            shown = _plus(value, carried[key]) if key in carried else value
+            # The sum may be rounded down, and of two threads that render, the one with the older
+            # page may come later.
+            if key in floor and _total(shown) <= _total(floor[key]):
+                shown = floor[key]
+            samples.append((labels, shown))
+        return replace(family, samples=tuple(samples))

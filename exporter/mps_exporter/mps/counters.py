@@ -10,19 +10,20 @@ from mps_exporter.mps.log_metrics import LOG_METRICS, LogMetric
 from mps_exporter.snapshot import Histogram, LabelValues, LogMetricValues
 
 MAX_KEYS = 512
-"""Users, or GPUs, that are counted apart. Anybody may write into the daemon's log pipe, so a log
-can name as many as it likes; those beyond count as unknown."""
+"""Users, or GPUs, that are counted separately. Every user may write into the daemon's log pipe, so
+a log can name any number of them; the rest count as unknown."""
 
 
 class Counters:
-    """Counts while `counting`; what it is told otherwise happened before the exporter began.
+    """Counters, histograms and last moments of one daemon.
 
     Every name must be declared in log_metrics.py, and be given the labels declared there, in their
-    order: anything else raises, also while it is not counting.
+    order: anything else raises, also what is not counted.
     """
 
     def __init__(self) -> None:
-        self.counting = True
+        self._counted: dict[object, tuple[dict[LabelValues, float], LabelValues]] = {}
+        """(name, *labels) that were counted before: each line of a log counts one or two."""
         self._users: set[str | int | None] = set()
         self._numbers: dict[str, dict[LabelValues, float]] = {}
         self._histograms: dict[str, dict[LabelValues, HistogramBuilder]] = {}
@@ -36,31 +37,42 @@ class Counters:
             if metric.kind == "counter" and metric.has_fixed_labels:
                 _start_at_zero(numbers, metric, ())
 
-    def increment(self, name: str, by: int = 1, **labels: str | int | None) -> None:
-        """Count an event, or several."""
+    def increment(
+        self, name: str, by: int = 1, *, counted: bool = True, **labels: str | int | None
+    ) -> None:
+        """Count an event, or several; nothing if it happened before the exporter started."""
+        cell = name, *labels.items()
+        if counted and cell in self._counted:
+            numbers, key = self._counted[cell]
+            numbers[key] += by
+            return
         metric = _declared(name, "counter", labels)
-        if self.counting:
-            self._add(metric, by, labels)
+        if counted:
+            key = self._add(metric, by, labels)
+            if key == tuple(labels.values()):
+                self._counted[cell] = self._numbers[name], key
 
     def accumulate(self, name: str, milliseconds: int, **labels: str | int | None) -> None:
-        """Count milliseconds of which it is known that they passed since the exporter began."""
+        """Count milliseconds that passed since the exporter started."""
         self._add(_declared(name, "counter", labels), milliseconds, labels)
 
-    def observe(self, name: str, seconds: float, **labels: str | int | None) -> None:
-        """Count a duration."""
+    def observe(
+        self, name: str, seconds: float, *, counted: bool = True, **labels: str | int | None
+    ) -> None:
+        """Count a duration; nothing if it ended before the exporter started."""
         metric = _declared(name, "histogram", labels)
-        if self.counting:
+        if counted:
             builders = self._histograms[name]
             key = self._key(metric, labels)
             builders.setdefault(key, HistogramBuilder(metric.bounds)).observe(seconds)
 
     def set_latest(self, name: str, value: float, **labels: str | int | None) -> None:
-        """Keep a moment; also one from before the exporter."""
+        """Set a timestamp; also one from before the exporter started."""
         metric = _declared(name, "gauge", labels)
         self._numbers[name][self._key(metric, labels)] = value
 
     def snapshot(self) -> LogMetricValues:
-        """Give what was counted so far: every metric by name, and its values by label values."""
+        """Return every metric by name, and its values by label values."""
         found: dict[str, Mapping[LabelValues, float | Histogram]] = {}
         for name, numbers in self._numbers.items():
             metric = LOG_METRICS[name]
@@ -75,15 +87,18 @@ class Counters:
             found[name] = {key: builder.snapshot() for key, builder in builders.items()}
         return found
 
-    def _add(self, metric: LogMetric, by: int, labels: Mapping[str, str | int | None]) -> None:
+    def _add(
+        self, metric: LogMetric, by: int, labels: Mapping[str, str | int | None]
+    ) -> LabelValues:
         numbers = self._numbers[metric.name]
         key = self._key(metric, labels)
         if key not in numbers:
             _start_at_zero(numbers, metric, key)
         numbers[key] += by
+        return key
 
     def _key(self, metric: LogMetric, labels: Mapping[str, str | int | None]) -> LabelValues:
-        """Give the label values to count for: users and GPUs too many are unknown ones."""
+        """Return the label values to count under: users and GPUs beyond MAX_KEYS are unknown."""
         key = tuple(labels.values())
         if metric.labels[:1] == ("uid",):
             uid = key[0]
@@ -109,7 +124,7 @@ def _declared(name: str, kind: str, labels: Mapping[str, object]) -> LogMetric:
 
 
 def _start_at_zero(numbers: dict[LabelValues, float], metric: LogMetric, key: LabelValues) -> None:
-    """Make the counter of these label values, and those of all others that are known."""
+    """Create the counter of these label values, and of each declared value of a label."""
     choices = (
         metric.values.get(label) or key[index : index + 1]
         for index, label in enumerate(metric.labels)

@@ -1,4 +1,4 @@
-"""What an operator would want to know happened: the last incidents of a daemon."""
+"""The last incidents of a daemon."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from dataclasses import replace
 from mps_exporter.snapshot import Incident
 
 MAX_INCIDENTS = 100
-"""How many are kept."""
 
 MAX_PIDS = 64
-"""How many processes one incident names."""
+"""Processes that one incident names."""
 
 SAME_WITHIN_SECONDS = 60.0
 """A server that fails to start does so twenty times a second: one incident with a count."""
 
 RECENT = 8
-"""How many of the last incidents a repetition is looked for in."""
+"""The last incidents among which an earlier one of the same kind is looked for."""
 
 _REPEATED = frozenset({"server_start_failed", "client_rejected"})
 
 
 def _same(one: Incident, other: Incident) -> bool:
-    """Whether they are the same, but for their moment and their processes."""
+    """Whether they differ only in their time and their processes."""
     return (
         (one.kind, one.uid, one.detail, one.counted)
         == (other.kind, other.uid, other.detail, other.counted)
@@ -31,16 +30,17 @@ def _same(one: Incident, other: Incident) -> bool:
 
 
 class Incidents:
-    """The last ones, oldest first, numbered so that a reader can ask for what is new."""
+    """The last ones, oldest first, numbered so that a reader can ask for the new ones."""
 
     def __init__(self) -> None:
         self._incidents: deque[Incident] = deque(maxlen=MAX_INCIDENTS)
         self._added = 0
 
     def add(self, incident: Incident) -> None:
-        """Add one; a repetition of a recent one only raises its count."""
-        if len(incident.pids) > MAX_PIDS:
-            incident = replace(incident, pids=incident.pids[:MAX_PIDS])
+        """Add one; a repetition of a recent one raises its count instead."""
+        if max(len(incident.pids), len(incident.ended_pids)) > MAX_PIDS:
+            pids, ended_pids = incident.pids[:MAX_PIDS], incident.ended_pids[:MAX_PIDS]
+            incident = replace(incident, pids=pids, ended_pids=ended_pids)
         if incident.kind in _REPEATED:
             for index in range(-1, -1 - min(RECENT, len(self._incidents)), -1):
                 earlier = self._incidents[index]
@@ -51,11 +51,11 @@ class Incidents:
         self._added += 1
 
     def snapshot(self) -> tuple[Incident, ...]:
-        """Give all that are kept."""
+        """Return all that are kept."""
         return tuple(self._incidents)
 
     def since(self, seen: int) -> tuple[tuple[Incident, ...], int]:
-        """Give those after the first `seen` ones, and how many there have been by now."""
+        """Return those after the first `seen` ones, and how many there have been by now."""
         new = min(self._added - seen, len(self._incidents))
         if new <= 0:
             return (), self._added

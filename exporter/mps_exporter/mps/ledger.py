@@ -1,11 +1,11 @@
-"""The ledger of one daemon: events in, who waits, who crashed and who was lost out.
+"""The ledger of one daemon: log lines in; waits, crashes and losses out.
 
-    lines --apply--> books <--observe-- /proc: who is gone
-                       ^---reconcile--- the control tool: who is there
-                     view --> LedgerView
+    log lines --apply--> state <--observe-- /proc: which processes are gone
+                           ^----reconcile-- the control tool: which servers and clients there are
+                         view --> LedgerView
 
-It reads no file and knows no clock: every moment comes from a line's stamp, so a log that is
-replayed gives the same numbers as one that is followed.
+It reads no file and no clock: every moment comes from a line's stamp, so a log that is replayed
+gives the same numbers as one that is followed.
 """
 
 from __future__ import annotations
@@ -13,28 +13,31 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from mps_exporter.mps import liveness
+from mps_exporter.mps.clients import TrackedClient
 from mps_exporter.mps.control_log import ControlLogReader
 from mps_exporter.mps.control_protocol import ServerReply
+from mps_exporter.mps.log_events import TIMELESS_EVENTS
 from mps_exporter.mps.log_merger import LogEntry
+from mps_exporter.mps.moment import Moment
 from mps_exporter.mps.reconcile import reconcile
 from mps_exporter.mps.server_log import ServerLogReader
-from mps_exporter.mps.servers import TrackedClient, TrackedServer
+from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState
-from mps_exporter.mps.unfinished_work import Last
 from mps_exporter.observations import DaemonFacts, LogName, ProcessFacts
 from mps_exporter.snapshot import (
     ClientSession,
     ClientState,
     Incident,
     LedgerView,
-    PossibleUnfinishedWork,
     ServerSession,
     Wait,
 )
 
+_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
+
 
 class Ledger:
-    """What the logs of one daemon say."""
+    """The state of one daemon, rebuilt from its logs."""
 
     def __init__(self, pipe_directory: str) -> None:
         self.pipe_directory = pipe_directory
@@ -42,33 +45,32 @@ class Ledger:
         self._control = ControlLogReader(self._state)
         self._server = ServerLogReader(self._state)
         self._process_seen = False
-        """The daemon's process has been seen."""
+        """The daemon's process was seen in /proc."""
 
     def set_readable(self, log: LogName, readable: bool) -> None:
-        """Say whether a log can be followed: what it would tell must then be told by others."""
+        """Note whether a log can be read; without it, other sources replace its lines."""
         self._state.readable[log] = readable
 
     def count_from(self, at: float) -> None:
-        """Say when the exporter began to look: running totals begin there. Only once."""
-        state = self._state
-        if state.counting_from_ms is None:
-            state.counting_from_ms = round(at * 1000.0)
+        """The exporter started at this moment: what happened before is not counted."""
+        self._state.count_from(at)
 
     def apply(self, entry: LogEntry) -> None:
-        """Take in a line. Those that are not counted rebuild the state only."""
-        state = self._state
-        log = entry.log
-        state.counters.counting = entry.counted
-        state.counters.increment("mps_control_log_lines_total", log=log)
+        """Apply a line. One that is not counted only rebuilds the state."""
+        state, log = self._state, entry.log
+        state.counters.increment("mps_control_log_lines_total", counted=entry.counted, log=log)
+        when = _new(Moment, (entry.at, entry.counted, state.counters, state.incidents))
         state.readable[log] = True
-        # Daemons that write both streams into one file are told apart by the component.
+        if type(entry.event) not in TIMELESS_EVENTS:
+            state.advance_to(entry.at)
+        # Some daemons write both logs into one file: the component shows which one a line is of.
         if entry.component == "Control" or (not entry.component and log == "control"):
-            self._control.apply(entry)
+            self._control.apply(entry, when)
         else:
-            self._server.apply(entry)
+            self._server.apply(entry, when)
 
     def advance_to(self, until: float) -> None:
-        """Say that everything that happened before this moment has been applied."""
+        """Everything that happened before this moment has been applied."""
         state = self._state
         state.advance_to(until)
         liveness.confirm_exits(state, until)
@@ -80,13 +82,13 @@ class Ledger:
         processes: Mapping[int, ProcessFacts],
         requested: Collection[int],
     ) -> None:
-        """Take in what /proc shows.
+        """Apply what /proc shows.
 
         Args:
-            now: When it was looked at.
+            now: When it was read.
             facts: The daemon.
-            processes: Those of the processes asked for that are there, by the host's PID.
-            requested: Which were asked for; pids() says which are of interest.
+            processes: Those of the requested processes that are there, by the host's PID.
+            requested: Which were looked for; see watched_pids().
         """
         started_at = self._state.daemon.started_at
         alive, daemon = liveness.liveness_from_proc(
@@ -101,12 +103,12 @@ class Ledger:
     def update_liveness(
         self, now: float, alive: liveness.IsAlive, *, daemon: bool | None = None
     ) -> None:
-        """Take in who is alive.
+        """Apply which processes are alive.
 
         Args:
-            now: When it was looked at.
+            now: When they were looked for.
             alive: (PID as the log prints it, a moment at which it was alive) -> still there?
-                None where that cannot be told, as for a daemon in another PID namespace.
+                None where that is not known, as for a daemon in another PID namespace.
             daemon: Whether the control daemon's process is there; None: unknown.
         """
         liveness.note_missing(self._state, now, alive, daemon)
@@ -114,83 +116,67 @@ class Ledger:
             self.advance_to(now)
 
     def drop_foreign_server(self, server_pid: int) -> None:
-        """A server that was known from its own words only is another daemon's."""
-        server = self._state.servers.get(server_pid)
-        if server is not None and server.start_unknown:
-            del self._state.servers[server_pid]
+        """A server that only its own lines show belongs to another daemon."""
+        self._state.servers.drop_foreign(server_pid)
 
     def mark_absent(self, at: float) -> None:
-        """Take in that no process of the daemon is seen, and its socket answers nobody."""
+        """No process of the daemon was found, and nothing holds its lock."""
         self.update_liveness(at, lambda _pid, _at: None, daemon=False)
 
     def reconcile(
         self, at: float, listed: Collection[int] | None, replies: Iterable[ServerReply]
     ) -> None:
-        """Take in what the control tool said just now: fill in what the log does not explain.
-
-        Args:
-            at: When it was asked.
-            listed: The servers that the daemon named; None: it did not say.
-            replies: What each of its servers said.
-        """
+        """Apply the control tool's replies: see reconcile.reconcile."""
         reconcile(self._state, at, listed, replies)
 
     @property
     def silent_since(self) -> float | None:
-        """When the daemon began something that it normally goes on with at once, and did not."""
+        """When the daemon wrote a line that another one follows at once, and none has followed."""
         daemon = self._state.daemon
         if daemon.quit_requested_at is not None or daemon.ended_at is not None:
             return None
         return daemon.sent_at if daemon.silent_since is None else daemon.silent_since
 
     def incidents_since(self, seen: int) -> tuple[tuple[Incident, ...], int]:
-        """Give the incidents after the first `seen` ones, and how many there have been by now."""
+        """Return the incidents after the first `seen` ones, and how many there have been by now."""
         return self._state.incidents.since(seen)
 
     def watched_pids(self) -> frozenset[int]:
-        """Processes whose life or death matters: queued, serving, and connected ones."""
+        """Return the processes that /proc is searched for: queued, serving and connected ones."""
         state = self._state
         pids = {entry.pid for entry in state.queue}
-        for server in state.servers.values():
+        for server in state.servers:
             pids.add(server.pid)
-            pids.update(client.pid for client in server.clients.values())
-            if not server.ever_connected:
-                pids.update(server.queued_pids)
-        return frozenset(pid for pid in pids if pid)
+            pids.update(client.pid for client in server.clients)
+            pids.update(server.awaited_pids())
+        return frozenset(pids - {0})
 
     def watched(self) -> list[int]:
-        """Processes whose end must be seen when it happens: no line of a log tells of it.
+        """Return the processes whose exit must be seen when it happens: no log shows it.
 
-        Servers, those for whom one was made and who have not come yet, and the queue.
+        Servers, the clients that they were started for and that have not connected, and the queue.
         """
         state = self._state
-        pids = list(state.servers)
-        for server in state.servers.values():
-            if not server.ever_connected:
-                pids += [pid for pid, dead in server.queued_pids.items() if not dead]
-        pids += [entry.pid for entry in state.queue if not entry.dead]
-        return pids
+        pids = []
+        for server in state.servers:
+            pids += [server.pid, *server.awaited_pids()]
+        return pids + [entry.pid for entry in state.queue if not entry.dead]
 
     def view(self, now: float, *, clients: bool = True) -> LedgerView:
-        """Give all that is known, or all but the clients by name. Changes nothing.
+        """Return what is known, with or without the list of clients. Changes nothing.
 
-        Running totals are as of the last settle(): up to then every line has been read, so they
-        never have to go back.
+        Running totals are as of the last advance_to(): every line up to then has been read, so
+        they never decrease.
         """
         state = self._state
         daemon = state.daemon
-        waits = tuple(
+        waits = [
             Wait(entry.pid, entry.uid, entry.since, entry.behind_uid, entry.dead)
             for entry in state.queue
             if entry.blocked
-        )
-        waits += tuple(
-            Wait(client.pid, client.wait.uid, client.wait.since, server.uid)
-            for server in state.servers.values()
-            if server.ghost
-            for client in server.clients.values()
-            if client.wait is not None
-        )
+        ]
+        for server in state.servers:
+            waits += server.ghost_waits()
         show_backoff = bool(waits) or daemon.quit_requested_at is not None
         quit_in_order = daemon.ended_at is not None and not daemon.died
         return LedgerView(
@@ -200,29 +186,20 @@ class Ledger:
             daemon_died=daemon.died,
             binary_version=daemon.binary_version,
             quit_requested_at=daemon.quit_requested_at,
-            servers=tuple(
-                _server_session(server, clients=clients) for server in state.servers.values()
-            ),
-            waits=waits,
+            servers=tuple(_server_session(server, clients=clients) for server in state.servers),
+            waits=tuple(waits),
             configured_at=daemon.configured_at,
             daemon_served_at=daemon.served_at,
             handover_backoff_seconds=daemon.backoff_seconds if show_backoff else None,
-            devices=dict(state.ordinals) or _only_device(state),
+            devices=state.gpus.by_ordinal({d for one in state.servers for d in one.devices}),
             counters=state.counters.snapshot(),
             incidents=state.incidents.snapshot(),
         )
 
 
-def _only_device(state: DaemonState) -> dict[int, str]:
-    """Where one GPU is named and servers use device 0 only, they are the same."""
-    ordinals = {device for server in state.servers.values() for device in server.devices}
-    return {0: next(iter(state.gpu_names))} if len(state.gpu_names) == 1 and ordinals == {0} else {}
-
-
 def _server_session(server: TrackedServer, *, clients: bool) -> ServerSession:
-    faults = [fault.at for fault in server.faults]
-    state = "FAULT" if faults else "ACTIVE"
-    if server.ready_at is None and not server.ever_connected:
+    state = "FAULT" if server.faults else "ACTIVE"
+    if server.ready_at is None and not server.clients.ever_connected:
         state = "INITIALIZING"
     return ServerSession(
         pid=server.pid,
@@ -230,31 +207,15 @@ def _server_session(server: TrackedServer, *, clients: bool) -> ServerSession:
         started_at=server.started_at,
         ready_at=server.ready_at,
         state=server.reported_state or state,
-        fault_since=min(faults, default=None),
         active_thread_ratio=server.thread_ratio,
         pinned_memory_limit_bytes=dict(server.memory_limits),
         devices=dict(server.devices),
         client_limit=server.client_limit,
         ghost=server.ghost and server.missing_since is None,
-        clients=tuple(
-            _client_session(server, client) for client in server.clients.values() if clients
-        ),
-        clients_count=server.client_count,
+        clients=tuple(_client_session(server, client) for client in server.clients if clients),
+        clients_count=server.clients.count,
         start_unknown=server.start_unknown,
-        possible_unfinished_work=_possible_unfinished_work(server.last),
-    )
-
-
-def _possible_unfinished_work(lasts: Iterable[Last]) -> PossibleUnfinishedWork | None:
-    left = next((last.endings[0] for last in lasts if last.suspicious), None)
-    if left is None or left.ended_at is None:
-        return None
-    return PossibleUnfinishedWork(
-        pid=left.pid,
-        uid=left.uid,
-        ended_at=left.ended_at,
-        seconds=round(left.seconds(left.ended_at), 3),
-        gpu_uuids=tuple(sorted({gpu for _, gpu in left.contexts if gpu})),
+        possible_unfinished_work=server.faults.endings.possible_unfinished_work,
     )
 
 
@@ -277,7 +238,7 @@ def _client_session(server: TrackedServer, client: TrackedClient) -> ClientSessi
 
 
 def _client_state(client: TrackedClient) -> tuple[ClientState | None, float | None]:
-    """What a client is doing, and since when; None where no line of server.log tells."""
+    """Return what a client is doing, and since when; None where server.log does not say."""
     if client.torn_down_at is not None:
         return "torn_down", client.torn_down_at
     if client.creating:

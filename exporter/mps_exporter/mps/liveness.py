@@ -1,8 +1,8 @@
-"""What /proc tells and no log line does: which processes are gone.
+"""Which processes have exited, by /proc: no line of a log says so.
 
-A process may be seen to be gone before the log has been read so far. So a death is noted first, and
-believed only when the log is read up to a second after it: had it been an orderly end, its lines
-would be there.
+A process may be seen to be gone before the log has been read up to that moment. So an exit is noted
+first, and applied when the log is read up to a second after it: the lines of an orderly end would
+be there.
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from mps_exporter.mps.moment import Moment
 from mps_exporter.mps.servers import TrackedServer
-from mps_exporter.mps.state import EXIT_CONFIRM_SECONDS, DaemonLifetime, DaemonState
+from mps_exporter.mps.state import DaemonLifetime, DaemonState
 from mps_exporter.observations import DaemonFacts, ProcessFacts
 
 IsAlive = Callable[[int, float], bool | None]
 """(PID as the log prints it, a moment at which it was alive) -> whether that process is there.
-False also when its number was given to a younger process; None: it cannot be told."""
+False also when its PID was reused; None: not known."""
 
 
 class _HasMissingSince(Protocol):
     missing_since: float | None
 
 
+EXIT_CONFIRM_SECONDS = 1.0
+"""A process was seen to be gone: its last lines are in the log by then, if it wrote any."""
+
 LOST_LINE_SECONDS = 10.0
-"""server.log tells when a client leaves. If it has not told so long after, the line was lost."""
+"""server.log shows when a client disconnects. If it has not so long after, the line was lost."""
 
 START_TIME_TOLERANCE_SECONDS = 2.0
 """How far the start times of /proc may be off: they are counted in ticks since boot."""
@@ -36,9 +40,9 @@ def liveness_from_proc(
     requested: frozenset[int],
     started_at: float | None = None,
 ) -> tuple[IsAlive, bool | None]:
-    """Give what /proc tells of processes, and of the daemon itself.
+    """Return which processes are alive by /proc, and whether the daemon is.
 
-    Nothing can be told of processes of a daemon whose PIDs are not the host's.
+    Nothing is known of processes of a daemon whose PIDs are not the host's.
 
     Args:
         facts: The daemon.
@@ -49,7 +53,7 @@ def liveness_from_proc(
     """
     daemon = facts.process
     if daemon is None:
-        # Only a daemon that was found by its process can be missed.
+        # Only a daemon that was found by its process can be missing.
         held = facts.lock_holder_pid is not None
         return (lambda _pid, _at: None), held if facts.lock_tested else None
     if len(daemon.namespace_pids) > 1:
@@ -72,30 +76,22 @@ def liveness_from_proc(
 
 
 def note_missing(state: DaemonState, now: float, alive: IsAlive, daemon: bool | None) -> None:
-    """Note who is gone, and who is not after all."""
+    """Note which processes are gone, and which are there after all."""
     lifetime = state.daemon
     if daemon and lifetime.ended_at is not None and not state.readable["control"]:
-        lifetime = state.daemon = DaemonLifetime()  # there is another, and no log says so
+        lifetime = state.daemon = DaemonLifetime()  # another one started, and no log shows it
     lifetime.counted |= bool(daemon)
-    if daemon is not None and lifetime.ended_at is None:
+    if lifetime.ended_at is None:
         _update_missing_since(lifetime, now, daemon)
     for entry in state.queue:
         if entry.pid and not entry.dead:
             _update_missing_since(entry, now, alive(entry.pid, entry.since))
-    for server in state.servers.values():
+    for server in state.servers:
         _update_missing_since(server, now, alive(server.pid, server.started_at))
-        if not server.ever_connected:
-            _note_missing_queued(server, alive)
-        for client in server.clients.values():
+        server.note_missing_queued(alive)
+        for client in server.clients:
             if client.pid:
                 _update_missing_since(client, now, alive(client.pid, client.connected_at))
-
-
-def _note_missing_queued(server: TrackedServer, alive: IsAlive) -> None:
-    """Those for whom the server was made may be gone."""
-    for pid, dead in server.queued_pids.items():
-        if not dead and alive(pid, server.started_at) is False:
-            server.queued_pids[pid] = True
 
 
 def _update_missing_since(process: _HasMissingSince, now: float, alive: bool | None) -> None:
@@ -106,75 +102,49 @@ def _update_missing_since(process: _HasMissingSince, now: float, alive: bool | N
 
 
 def confirm_exits(state: DaemonState, complete_until: float) -> None:
-    """Draw the conclusions, as of a moment up to which everything in the logs has been read."""
-    counting = state.counters.counting
-    state.counters.counting = state.is_counted(complete_until)
+    """Apply the exits that are certain, given that the logs have been read up to this moment."""
+    now = state.moment(complete_until)
     lifetime = state.daemon
     died_at = _confirmed_at(lifetime, complete_until)
     if lifetime.ended_at is None and died_at is not None:
-        state.counters.counting &= lifetime.counted
-        state.daemon_died(died_at)
-        state.counters.counting = state.is_counted(complete_until)
+        state.daemon_died(now._replace(at=died_at, counted=now.counted and lifetime.counted))
     for entry in state.queue:
         at = _confirmed_at(entry, complete_until)
         if at is not None and not entry.dead:
-            state.wait_abandoned(entry, at)
+            entry.abandon(now._replace(at=at))
             entry.dead = True
-    for server in list(state.servers.values()):
+    for server in state.servers:
         gone_at = _confirmed_at(server, complete_until)
         if gone_at is not None:
-            _confirm_server_exit(state, server, gone_at)
+            _confirm_server_exit(state, server, now._replace(at=gone_at))
         else:
-            _confirm_client_exits(state, server, complete_until)
-            _detect_ghost(state, server, complete_until)
-    state.counters.counting = counting
+            _confirm_client_exits(server, now)
+            server.detect_ghost(now)
 
 
 def _confirmed_at(
     process: _HasMissingSince, complete_until: float, seconds: float = EXIT_CONFIRM_SECONDS
 ) -> float | None:
-    """When it went, if that is certain by now."""
+    """Return when a process exited, if that is certain by now."""
     at = process.missing_since
     return at if at is not None and complete_until >= at + seconds else None
 
 
-def _confirm_server_exit(state: DaemonState, server: TrackedServer, at: float) -> None:
+def _confirm_server_exit(state: DaemonState, server: TrackedServer, when: Moment) -> None:
     """A server is gone, and control.log does not say so."""
     if state.daemon.missing_since is not None and state.daemon.ended_at is None:
-        return  # the daemon is going, too: its death explains this one
+        return  # the daemon is gone, too, which explains it
     if state.readable["control"]:
-        state.mark_vanished(server)  # a line was lost, or is not understood, or comes late
-        return
-    cause, detail = state.exit_cause(server, None, at)
-    if not state.readable["server"]:
-        del state.servers[server.pid]
-        state.ended_pids.append(server.pid)
-        return
-    state.end_server(server, at, cause, detail)
+        state.servers.mark_vanished(server, when)  # a line was lost, not recognized, or is late
+    elif state.readable["server"]:
+        state.server_exited(server, when)
+    else:
+        state.servers.remove(server)
 
 
-def _confirm_client_exits(state: DaemonState, server: TrackedServer, complete_until: float) -> None:
-    confirm_seconds = LOST_LINE_SECONDS if state.logs_client_pids(server) else EXIT_CONFIRM_SECONDS
-    for client in list(server.clients.values()):
-        at = _confirmed_at(client, complete_until, confirm_seconds)
-        if at is None:
-            continue
-        if server.unnamed_disconnections:
-            server.unnamed_disconnections -= 1  # counted when it left; now it has a name
-            server.clients.pop(client.pid, None)
-            server.admitted_at.pop(client.pid, None)
-        else:
-            client.from_control_tool = True  # its end is known to a scrape only: no stay is counted
-            state.disconnect(server, client.pid, at)
-
-
-def _detect_ghost(state: DaemonState, server: TrackedServer, complete_until: float) -> None:
-    """Ready for a user whose queued clients are all dead, and nobody ever connected."""
-    if server.credentials_missing:
-        return  # its log has said so
-    if server.ever_connected or server.ready_at is None:
-        server.ghost = False
-        return
-    named_dead = bool(server.queued_pids) and all(server.queued_pids.values())
-    if named_dead and not server.queued_unnamed:
-        state.ghost(server, complete_until)
+def _confirm_client_exits(server: TrackedServer, now: Moment) -> None:
+    confirm_seconds = LOST_LINE_SECONDS if server.names_clients else EXIT_CONFIRM_SECONDS
+    for client in server.clients:
+        at = _confirmed_at(client, now.at, confirm_seconds)
+        if at is not None:
+            server.clients.confirm_exit(client, now._replace(at=at))

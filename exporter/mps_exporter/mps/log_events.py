@@ -1,8 +1,8 @@
-"""What a line of control.log or server.log can say.
+"""The messages of control.log and server.log, one frozen class for each kind.
 
-One frozen class for each kind of message. An event holds only what the message itself tells; when
-it was written, and by whom, stands beside it (log_lines.Line, sequence.Entry), so that equal
-messages can share one event. PIDs are as the log prints them: the daemon's own numbering.
+An event holds what the message itself contains; when it was written, and by which process, is in
+log_parser.Line and log_merger.LogEntry, so that equal messages can share one event. PIDs are as the
+log prints them: the daemon's own numbering.
 """
 
 from __future__ import annotations
@@ -13,7 +13,32 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """Something that a line says."""
+    """What a line says."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolEvent(LogEvent):
+    """control.log: a user of the control tool connects, sends a command, or disconnects."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent(LogEvent):
+    """server.log: about the server itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEvent(LogEvent):
+    """server.log: a client connects, uses a context, or disconnects."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalEvent(LogEvent):
+    """server.log: a client is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultEvent(LogEvent):
+    """server.log: part of the report about a fatal GPU error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +89,7 @@ class DaemonExited(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class CredentialsMissing(LogEvent):
+class CredentialsMissing(ServerEvent):
     """A caller's first connection carried no credentials.
 
     Every healthy client causes one just before its first NEW CLIENT; it is a refusal only when no
@@ -76,12 +101,12 @@ class CredentialsMissing(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class UiOpened(LogEvent):
+class UiOpened(ToolEvent):
     """A control tool connected."""
 
 
 @dataclass(frozen=True, slots=True)
-class UiCommand(LogEvent):
+class UiCommand(ToolEvent):
     """A control tool sent a command; the lines after it are the reply."""
 
     text: str
@@ -89,12 +114,12 @@ class UiCommand(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class UiClosed(LogEvent):
+class UiClosed(ToolEvent):
     """A control tool left."""
 
 
 @dataclass(frozen=True, slots=True)
-class UiRefused(LogEvent):
+class UiRefused(ToolEvent):
     """The command before this line was refused: its sender may not do that."""
 
 
@@ -175,7 +200,7 @@ class ShutdownRetry(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class ServerProcess(LogEvent):
+class ServerProcess(ServerEvent):
     """A server process writes its first line."""
 
     modern: bool
@@ -183,31 +208,31 @@ class ServerProcess(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class ServerOpen(LogEvent):
+class ServerOpen(ServerEvent):
     """A server says that it has started."""
 
 
 @dataclass(frozen=True, slots=True)
-class ServerExiting(LogEvent):
+class ServerExiting(ServerEvent):
     """A server ends in order: the only proof that it was asked to."""
 
 
 @dataclass(frozen=True, slots=True)
-class ServerOwner(LogEvent):
+class ServerOwner(ServerEvent):
     """The server's shared memory names the user that it serves."""
 
     uid: int
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadLimitSet(LogEvent):
+class ThreadLimitSet(ServerEvent):
     """The active thread percentage for clients that connect from now on."""
 
     ratio: float
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryLimitSet(LogEvent):
+class MemoryLimitSet(ServerEvent):
     """The pinned memory limit for clients that connect from now on."""
 
     device: int
@@ -215,7 +240,7 @@ class MemoryLimitSet(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceOpened(LogEvent):
+class DeviceOpened(ServerEvent):
     """The server made its context on a device."""
 
     device: int
@@ -223,7 +248,7 @@ class DeviceOpened(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceClosed(LogEvent):
+class DeviceClosed(ServerEvent):
     """The server destroyed its context on a device: what ends a fault there."""
 
     device: int
@@ -233,7 +258,7 @@ class DeviceClosed(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionRequested(LogEvent):
+class ConnectionRequested(ClientEvent):
     """A client asks to connect. The PID that newer drivers print here is not its own."""
 
     named: bool
@@ -241,7 +266,7 @@ class ConnectionRequested(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class ClientConnected(LogEvent):
+class ClientConnected(ClientEvent):
     """A client process (context 0) or one of its contexts (from 1 on) is connected."""
 
     pid: int
@@ -249,7 +274,7 @@ class ClientConnected(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceAssociated(LogEvent):
+class DeviceAssociated(ServerEvent):
     """The context that is being made lives on this GPU."""
 
     name: str
@@ -257,7 +282,7 @@ class DeviceAssociated(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class ClientStatus(LogEvent):
+class ClientStatus(ClientEvent):
     """A context became ACTIVE, or INACTIVE in a fault."""
 
     pid: int
@@ -266,7 +291,7 @@ class ClientStatus(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionLost(LogEvent):
+class ConnectionLost(ClientEvent):
     """A client's context (from 1 on) or its process (context 0) has closed its connection.
 
     The first sign of an end. ContextLeft and ClientLeft follow, but later where others end, too.
@@ -277,7 +302,7 @@ class ConnectionLost(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class ContextLeft(LogEvent):
+class ContextLeft(ClientEvent):
     """A context ended."""
 
     pid: int | None
@@ -288,7 +313,7 @@ class ContextLeft(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class ClientLeft(LogEvent):
+class ClientLeft(ClientEvent):
     """A client process is gone."""
 
     pid: int | None
@@ -296,26 +321,26 @@ class ClientLeft(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class TerminationRequested(LogEvent):
+class TerminationRequested(ClientEvent):
     """An operator ends a client."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class TerminationDone(LogEvent):
+class TerminationDone(ClientEvent):
     """The client named last was ended by an operator."""
 
 
 @dataclass(frozen=True, slots=True)
-class LimitReached(LogEvent):
+class LimitReached(RefusalEvent):
     """A newcomer was refused: the GPU has as many contexts as it can serve."""
 
     limit: int
 
 
 @dataclass(frozen=True, slots=True)
-class TeardownRefusal(LogEvent):
+class TeardownRefusal(RefusalEvent):
     """A newcomer was refused: the server is recovering from a fault."""
 
     pid: int
@@ -323,7 +348,7 @@ class TeardownRefusal(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptFailed(LogEvent):
+class AcceptFailed(RefusalEvent):
     """A newcomer was refused, with the CUDA error that it gets; often said after the reason."""
 
     pid: int
@@ -340,7 +365,7 @@ class InvalidDevice(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class FaultBlamed(LogEvent):
+class FaultBlamed(FaultEvent):
     """A client met a fatal GPU error, says MPS.
 
     Most often it is the one that caused it. In ``tests/recordings/tour.rec.gz`` it is not: a
@@ -352,12 +377,12 @@ class FaultBlamed(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class FaultHandling(LogEvent):
+class FaultHandling(FaultEvent):
     """The server handles a fatal GPU error."""
 
 
 @dataclass(frozen=True, slots=True)
-class FaultTeardown(LogEvent):
+class FaultTeardown(FaultEvent):
     """A context goes down with the fault."""
 
     pid: int
@@ -366,7 +391,13 @@ class FaultTeardown(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class FaultList(LogEvent):
+class FaultList(FaultEvent):
     """Heading of a list of bare numbers."""
 
     of: Literal["devices", "clients"]
+
+
+TIMELESS_EVENTS: frozenset[type[LogEvent]] = frozenset(
+    {Noise, Continuation, Unrecognized, Number, UiOpened, UiCommand, UiClosed, UiRefused}
+)
+"""Those that change neither servers nor the queue: most lines of a control.log."""

@@ -1,7 +1,7 @@
 """Metrics counted from the logs: the only declaration of each of them.
 
 The catalogue of all metrics includes these rows and adds the label of the daemon. At an event:
-``state.counters.increment("mps_uid_overtakes_total", uid=1001)``.
+``when.increment("mps_uid_overtakes_total", uid=1001)``.
 """
 
 from __future__ import annotations

@@ -1,235 +1,297 @@
-"""Servers and their clients, as the log tells of them, while it is being read."""
+"""The servers of one daemon: their start, their end, and those that ended without a log line."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
 
-from mps_exporter.mps.unfinished_work import Ending, Last
-from mps_exporter.mps.waits import QueuedClient
+from mps_exporter.mps.clients import ServerClients
+from mps_exporter.mps.faults import ServerFaults
+from mps_exporter.mps.gpu_names import GpuNames
+from mps_exporter.mps.moment import Moment
+from mps_exporter.mps.server_info import ServerInfo
+from mps_exporter.mps.waits import ClientQueue, QueuedClient
+from mps_exporter.observations import LogName
+from mps_exporter.snapshot import Wait
 
-MAX_CLIENTS = 2048
-"""Client processes of a server that are followed. The hardware serves 48 or 60 contexts a GPU."""
+MAX_SERVERS = 64
+MAX_ENDED = 256
 
-MAX_CONTEXTS = 256
-"""Contexts of one client process that are followed."""
+SHUTDOWN_SECONDS = 5.0
+"""A server that agrees to end has ended by then: 0.06 to 0.1 s were measured on driver 580."""
 
-
-@dataclass(slots=True)
-class TrackedClient:
-    """A client process that is connected."""
-
-    pid: int
-    uid: int | None
-    connected_at: float
-    contexts: dict[int, str] = field(default_factory=dict)
-    """Context ID -> GPU UUID, "" while it is not known."""
-    creating: dict[int, float] = field(default_factory=dict)
-    """Context ID -> since when it is being created: it is not ACTIVE yet."""
-    had_context: bool = False
-    active_since: float | None = None
-    """When its first context became ACTIVE, as server.log says."""
-    torn_down_at: float | None = None
-    """A fatal GPU error hit it: it cannot use the GPU any more."""
-    wait: QueuedClient | None = None
-    """It waited behind another user's server, which is over once it has a context."""
-    terminating: bool = False
-    """An operator asked for its end."""
-    lost: bool = False
-    """Counted as lost already: what becomes of it afterwards is no further loss."""
-    from_control_tool: bool = False
-    """Known from the control tool only."""
-    inferred: bool = False
-    """Known from the daemon's word only, not from the server's."""
-    thread_ratio: float | None = None
-    memory_limits: dict[int, int] | None = None
-    """Those of its server when it connected, which it keeps; None where they are not known."""
-    missing_since: float | None = None
-
-    @property
-    def leaving(self) -> bool:
-        """Its last context is closed: it ends by itself."""
-        return self.had_context and not self.contexts
+_LOSSES = {
+    "crashed": "server_crashed",
+    "daemon_died": "daemon_died",
+    "requested": "terminated",
+}
+"""Cause of a server's exit -> loss cause of its clients."""
 
 
-@dataclass(slots=True)
-class Admission:
-    """A client that the daemon sent to the server, and that has not connected there yet."""
+class TrackedServer(ServerInfo):
+    """A server process with its clients and faults."""
 
-    pid: int
-    uid: int | None
-    at: float
-    wait: QueuedClient | None = None
-    for_context: bool = False
-    """It was sent again, for a context: the server's own word on it counts, where it gives it."""
-
-
-@dataclass(slots=True)
-class Fault:
-    """A fatal GPU error."""
-
-    at: float
-    blamed: set[int] = field(default_factory=set)
-    victims: list[int] = field(default_factory=list)
-    """Client processes that it took along, the culprit too, in the order of the log."""
-    devices: set[int] = field(default_factory=set)
-    open_devices: set[int] = field(default_factory=set)
-    """Devices whose context is not destroyed yet."""
-    contexts: set[tuple[int, int]] = field(default_factory=set)
-    """(PID, context) of the clients that the log blames."""
-    hit: set[int] = field(default_factory=set)
-    """Devices of those contexts; others may be reset with them."""
-    uuids: list[str] = field(default_factory=list)
-    """GPUs that it hit, for which it is counted; "" where the log does not tell."""
-    handled: bool = False
-    listed: bool = False
-    # Whose fault it was
-    open: bool = False
-    """A client was ending, or ended alone before: who caused it is not decided yet."""
-    endings: tuple[Ending, ...] = ()
-    """Clients that had ended or were ending when it came."""
-    last: tuple[Last, ...] = ()
-    """Who had been the last on a GPU, with nobody but newcomers since."""
-    closed: bool = False
-    """The log has said all about it."""
-    cause: str = ""
-    """The loss cause of its victims, where it is not the one that MPS's words suggest."""
-    losses: list[tuple[int | None, str]] = field(default_factory=list)
-    """Not counted yet: user, and the cause that MPS's words suggest."""
-    recovered_at: float | None = None
-
-
-@dataclass(slots=True)
-class TrackedServer:
-    """A server process."""
-
-    pid: int
-    uid: int | None
-    started_at: float
-    ready_at: float | None = None
-    start_unknown: bool = False
-    """Its start is not in the log that was read."""
-    # How it ends
-    exiting: bool = False
-    shutdown_requested_at: float | None = None
-    """The daemon last asked it to end."""
-    shutdown_declined: bool = False
-    missing_since: float | None = None
-    unlisted_since: float | None = None
-    """The daemon does not name it any more."""
-    # How it words its log
-    has_log: bool = False
-    logs_pids: bool | None = None
-    """False: its log does not say which client it speaks of (before driver 580)."""
-    # Clients
-    clients: dict[int, TrackedClient] = field(default_factory=dict)
-    admitted_at: dict[int, float] = field(default_factory=dict)
-    """PIDs that the daemon sent here and that have not left -> when."""
-    admissions: list[Admission] = field(default_factory=list)
-    unnamed_disconnections: int = 0
-    """Clients that left without the log saying which."""
-    ever_connected: bool = False
-    queued_pids: dict[int, bool] = field(default_factory=dict)
-    """PIDs that were queued for it -> known to be gone."""
-    queued_unnamed: int = 0
-    ghost: bool = False
-    credentials_missing: bool = False
-    """It says that a queued client did not send credentials: there was nobody any more. Whatever
-    connects, it serves nobody from then on."""
-    handover_counted: bool = False
-    """Somebody's UID wait ends with it, and has not been counted as a handover yet."""
-    terminating_pid: int | None = None
-    # Devices
-    devices: dict[int, str] = field(default_factory=dict)
-    unassociated_contexts: deque[tuple[int, int]] = field(default_factory=deque)
-    """(client, context) that have no GPU yet, oldest first."""
-    last_associated: tuple[int, int] | None = None
-    thread_ratio: float | None = None
-    memory_limits: dict[int, int] = field(default_factory=dict)
-    """Never changed, only replaced: clients hold those that they connected with."""
-    client_limit: int | None = None
-    # Faults and refusals
-    faults: list[Fault] = field(default_factory=list)
-    """Open ones."""
-    current_fault: Fault | None = None
-    """The fault of which the log is speaking."""
-    listing: Literal["devices", "clients"] | None = None
-    endings: deque[Ending] = field(default_factory=deque)
-    """Clients that ended a moment ago or are ending, oldest first."""
-    last: list[Last] = field(default_factory=list)
-    """Who may have left work that nobody has met yet, for each GPU."""
-    undecided: list[Fault] = field(default_factory=list)
-    """Faults of which it is not known yet who caused them."""
-    rejected_at: dict[int, float] = field(default_factory=dict)
-    """PIDs that were refused -> when."""
-    counted_refusals: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CONTEXTS))
-    """Refusals that have been counted, whose status lines may follow."""
-    contradiction: tuple[float, frozenset[int]] = (0.0, frozenset())
-    """When the control tool last contradicted the log, and about which clients."""
-    reported_state: str | None = None
-    """What the control tool said, where server.log cannot be read."""
-    _unnamed_key: int = 0
-
-    @property
-    def client_count(self) -> int:
-        """Client processes that are connected."""
-        return len(self.clients) - self.unnamed_disconnections
+    def __init__(
+        self,
+        pid: int,
+        uid: int | None,
+        at: float,
+        *,
+        start_unknown: bool,
+        readable: Mapping[LogName, bool],
+        queue: ClientQueue,
+        gpus: GpuNames,
+    ) -> None:
+        super().__init__(pid, uid, at, readable, start_unknown=start_unknown)
+        self.gpus = gpus
+        self.clients = ServerClients(self, queue)
+        self.faults = ServerFaults(self, self.clients, gpus)
+        self.client_limit: int | None = None
+        self.has_log = False
+        """It has written to server.log."""
+        self.exiting = False
+        """Its log has the line of an orderly end."""
+        self.missing_since: float | None = None
+        """When its process was first seen to be gone."""
+        self.unlisted_since: float | None = None
+        """Since when the control tool does not list it."""
+        self.contradiction: tuple[float, frozenset[int]] = (0.0, frozenset())
+        """When the control tool last contradicted the log, and about which clients."""
+        self.reported_state: str | None = None
+        """The control tool's word, while server.log cannot be read."""
+        self.ghost = False
+        self._credentials_missing = False
+        """Its log says that a queued client sent no credentials: that client was dead already.
+        Whatever connects, the server serves nothing from then on."""
+        self._shutdown_requested_at: float | None = None
+        """When the daemon last asked it to end; None also after it declined."""
+        self._queued_dead: dict[int, bool] = {}
+        """PIDs that were queued for it -> known to be gone."""
+        self._queued_unnamed = False
+        """A client with PID 0 was queued for it, too."""
 
     @property
     def occupied(self) -> bool:
-        """Whether anybody is connected."""
-        return len(self.clients) > self.unnamed_disconnections
+        """Whether a client is connected."""
+        return self.clients.count > 0
 
-    def add_client(self, client: TrackedClient) -> bool:
-        """Take in a client. False: there are too many to follow."""
-        if len(self.clients) >= MAX_CLIENTS:
-            return False
-        if client.pid == 0:
-            self._unnamed_key -= 1
-        self.clients[client.pid or self._unnamed_key] = client
-        self.ever_connected = True
-        return True
+    def set_thread_ratio(self, ratio: float) -> None:
+        """Clients that connect from now on have this limit."""
+        if self.thread_ratio is None:  # written once, when the server starts
+            for client in self.clients:
+                client.thread_ratio = ratio
+        self.thread_ratio = ratio
 
-    def find_client(self, pid: int, context: int | None = None) -> tuple[int, TrackedClient] | None:
-        """Give a client and its key.
+    # ------------------------------------------------------------------ those it was started for
 
-        Of those with PID 0: who has this context; else who is leaving; else the oldest.
-        """
-        if pid:
-            client = self.clients.get(pid)
-            return None if client is None else (pid, client)
-        unnamed = list(self._unnamed_clients())
-        if context is not None:
-            for key, client in unnamed:
-                if context in client.contexts:
-                    return key, client
-        for key, client in unnamed:
-            if client.leaving:
-                return key, client
-        return unnamed[0] if unnamed else None
+    def expect(self, entry: QueuedClient) -> None:
+        """A client waits for this server."""
+        if entry.pid:
+            self._queued_dead.setdefault(entry.pid, entry.dead)
+        else:
+            self._queued_unnamed = True
 
-    def find_unnamed_without(self, context: int) -> tuple[int, TrackedClient] | None:
-        """Give the oldest client with PID 0 that does not have this context yet."""
-        for key, client in self._unnamed_clients():
-            if context not in client.contexts:
-                return key, client
-        return None
+    def awaited_pids(self) -> list[int]:
+        """Return the living processes that it was started for, until a client connects."""
+        if self.clients.ever_connected:
+            return []
+        return [pid for pid, dead in self._queued_dead.items() if not dead]
 
-    def creating(self, pid: int, context: int) -> TrackedClient | None:
-        """Give the client that is creating this context; of those with PID 0 the oldest."""
-        if pid:
-            client = self.clients.get(pid)
-            return client if client is not None and context in client.creating else None
-        return next((one for _, one in self._unnamed_clients() if context in one.creating), None)
+    def note_missing_queued(self, alive: Callable[[int, float], bool | None]) -> None:
+        """Note which of those that it was started for are gone."""
+        for pid in self.awaited_pids():
+            if alive(pid, self.started_at) is False:
+                self._queued_dead[pid] = True
 
-    def pop_admission(self, pid: int) -> Admission | None:
-        """Remove and give the admission of a client that connects."""
-        for index, admission in enumerate(self.admissions):
-            if admission.pid == pid:
-                return self.admissions.pop(index)
-        return None
+    def detect_ghost(self, when: Moment) -> None:
+        """It is ready, the clients that it was started for are dead, and no client connected."""
+        if self._credentials_missing:
+            return
+        if self.clients.ever_connected or self.ready_at is None:
+            self.ghost = False
+        elif self._queued_dead and all(self._queued_dead.values()) and not self._queued_unnamed:
+            self.become_ghost(when)
 
-    def _unnamed_clients(self) -> Iterator[tuple[int, TrackedClient]]:
-        return ((key, client) for key, client in self.clients.items() if client.pid == 0)
+    def credentials_missing(self, when: Moment) -> None:
+        """Its log says that a queued client sent no credentials."""
+        self._credentials_missing = True
+        self.become_ghost(when)
+
+    def become_ghost(self, when: Moment) -> None:
+        """It waits for a client that died in the queue."""
+        if not self.ghost:
+            self.ghost = True
+            dead = sorted(pid for pid in self._queued_dead if self.clients.get(pid) is None)
+            when.add_incident("ghost", server_pid=self.pid, uid=self.uid, pids=dead)
+
+    def ghost_waits(self) -> list[Wait]:
+        """Return the waits of clients that are connected to it while it is a ghost."""
+        if not self.ghost:
+            return []
+        waits = [client.wait for client in self.clients if client.wait is not None]
+        return [Wait(wait.pid, wait.uid, wait.since, self.uid) for wait in waits]
+
+    # ------------------------------------------------------------------ contexts
+
+    def open_context(self, pid: int, context: int, when: Moment) -> None:
+        """A client opens a context."""
+        if self.clients.open_context(pid, context, when):
+            self.faults.endings.client_continues(pid)
+
+    def context_active(self, pid: int, context: int, when: Moment) -> None:
+        """A context can be used; one that is refused for the limit never becomes ACTIVE."""
+        if self.clients.is_new_context(pid, context):
+            # The server's threads write in any order: the line of its connection follows.
+            self.open_context(pid, context, when)
+        if self.clients.activate_context(pid, context, when):
+            self.ghost = self._credentials_missing = False
+        self.faults.endings.context_ready(self.clients.gpu_of(pid, context), when)
+
+    # ------------------------------------------------------------------ its end
+
+    def shutdown_requested(self, at: float | None) -> None:
+        """The daemon asks it to end; None: it declined."""
+        self._shutdown_requested_at = at
+
+    def agreed_to_end(self, at: float) -> bool:
+        """Whether its end at this moment was requested by the daemon (driver 580)."""
+        requested_at = self._shutdown_requested_at
+        return requested_at is not None and at - requested_at <= SHUTDOWN_SECONDS
+
+    @property
+    def failed_to_start(self) -> bool:
+        """Whether it never was ready."""
+        return self.ready_at is None and not self.clients.ever_connected and not self.start_unknown
+
+    @property
+    def logs_exit(self) -> bool:
+        """Whether its log would show an orderly end."""
+        return self.names_clients and self.has_log
+
+    def end(self, cause: str, when: Moment, detail: str) -> None:
+        """Its process is gone."""
+        self.faults.close_report(when)
+        self.faults.decide_all(when)
+        lost = self.clients.end(_LOSSES.get(cause, ""), when, ghost=self.ghost)
+        when.counters.set_latest("mps_server_last_exit_timestamp_seconds", when.at, cause=cause)
+        when.increment("mps_server_exits_total", cause=cause)
+        if cause == "crashed":
+            when.add_incident(
+                "server_crashed", server_pid=self.pid, uid=self.uid, pids=lost, detail=detail
+            )
+        elif cause == "ghost_ended":
+            when.add_incident("ghost_ended", server_pid=self.pid, uid=self.uid)
+        elif cause == "start_failed":
+            when.add_incident("server_start_failed", uid=self.uid, detail=detail)
+
+
+class Servers:
+    """The servers that are running, in the order in which they were started."""
+
+    def __init__(
+        self, readable: Mapping[LogName, bool], queue: ClientQueue, gpus: GpuNames
+    ) -> None:
+        self._readable = readable
+        self._queue = queue
+        self._gpus = gpus
+        self._servers: dict[int, TrackedServer] = {}
+        self._ended_pids: deque[int] = deque(maxlen=MAX_ENDED)
+        self._vanished: dict[int, TrackedServer] = {}
+        """Servers that are gone without a line in the log, which may follow."""
+
+    def __iter__(self) -> Iterator[TrackedServer]:
+        return iter(list(self._servers.values()))
+
+    def get(self, pid: int) -> TrackedServer | None:
+        """Return the server with this PID."""
+        return self._servers.get(pid)
+
+    def has_ended(self, pid: int) -> bool:
+        """Whether a server with this PID has ended."""
+        return pid in self._ended_pids
+
+    def latest(self, uid: int | None = None) -> TrackedServer | None:
+        """Return the server that was started last; this user's if there is one."""
+        latest = None
+        for server in self._servers.values():
+            if uid is not None and server.uid == uid:
+                return server
+            latest = server
+        return latest
+
+    def adopt(self, pid: int, at: float) -> TrackedServer:
+        """A server is running whose start is not in the log."""
+        return self._add(pid, None, at, start_unknown=True)
+
+    def start(self, pid: int, uid: int, when: Moment) -> None:
+        """The daemon starts a server process."""
+        server = self._servers.get(pid)
+        if server is not None and server.start_unknown:
+            # The stamps are equal, and server.log came first.
+            server.uid, server.started_at, server.start_unknown = uid, when.at, False
+        else:
+            server = self._add(pid, uid, when.at, start_unknown=False)
+        self._queue.block_others(uid, when)
+        for entry in self._queue:
+            if entry.uid == uid:
+                server.expect(entry)
+
+    def ready(self, server: TrackedServer, when: Moment) -> None:
+        """A server accepts clients: those in the queue for its user are sent to it."""
+        if server.ready_at is not None:
+            return
+        server.ready_at = when.at
+        if not server.start_unknown:
+            when.observe("mps_server_startup_seconds", when.at - server.started_at)
+        if server.uid is None:
+            return
+        for entry in self._queue.pop_user(server.uid):
+            server.expect(entry)
+            if not entry.dead:
+                server.clients.admit(entry.pid, entry.uid, when, entry)
+
+    def remove(self, server: TrackedServer) -> None:
+        """A server has ended."""
+        del self._servers[server.pid]
+        self._ended_pids.append(server.pid)
+
+    def mark_vanished(self, server: TrackedServer, when: Moment) -> None:
+        """A server is gone, and the log does not say so: its cause is not known."""
+        server.faults.decide_all(when)
+        self.remove(server)
+        self._vanished[server.pid] = server
+        while len(self._vanished) > MAX_SERVERS:
+            del self._vanished[next(iter(self._vanished))]
+
+    def restore_vanished(self, pid: int) -> TrackedServer | None:
+        """The log or the control tool names a server that was thought to be gone."""
+        server = self._vanished.pop(pid, None)
+        if server is not None:
+            self._servers[pid] = server
+            self._ended_pids.remove(pid)
+            server.missing_since = server.unlisted_since = None
+        return server
+
+    def forget_vanished(self) -> None:
+        """The daemon was restarted: their log lines will not follow."""
+        self._vanished.clear()
+
+    def drop_foreign(self, pid: int) -> None:
+        """A server that only its own lines show belongs to another daemon."""
+        server = self._servers.get(pid)
+        if server is not None and server.start_unknown:
+            del self._servers[pid]
+
+    def _add(self, pid: int, uid: int | None, at: float, *, start_unknown: bool) -> TrackedServer:
+        while len(self._servers) >= MAX_SERVERS:
+            del self._servers[next(iter(self._servers))]
+        server = self._servers[pid] = TrackedServer(
+            pid,
+            uid,
+            at,
+            start_unknown=start_unknown,
+            readable=self._readable,
+            queue=self._queue,
+            gpus=self._gpus,
+        )
+        return server

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
@@ -32,22 +31,37 @@ class ReplayHost:
         self._speed = speed
         self._clock = clock
         self._started_at = clock()
+        self._held: float | None = None
         self._looked_at = recording.header.started_at
 
     def now(self) -> float:
-        """The recording's time; it stands still at the end."""
+        """The recording's time; it stands still at the end, and while it is held."""
         recording = self._cursor.recording
-        elapsed = (self._clock() - self._started_at) * self._speed
+        elapsed = self._held
+        if elapsed is None:
+            elapsed = (self._clock() - self._started_at) * self._speed
         return min(recording.header.started_at + elapsed, recording.ended_at)
 
-    async def until_finished(self) -> None:
-        """Wait for the end of the recording."""
-        left = self._cursor.recording.ended_at - self.now()
-        await asyncio.sleep(left / self._speed)
+    def hold(self, elapsed: float) -> None:
+        """Stand still so many seconds after the recording's start."""
+        self._held = elapsed
+
+    def play(self) -> None:
+        """Go on from where it is held."""
+        if self._held is not None:
+            self._started_at = self._clock() - self._held / self._speed
+            self._held = None
+
+    @property
+    def played_from(self) -> float:
+        """The viewer's time of the recording's start; of one that is held, were it played now."""
+        if self._held is not None:
+            return self._clock() - self._held / self._speed
+        return self._started_at
 
     def wall(self, moment: float) -> float:
         """The viewer's time of a moment of the recording."""
-        return self._started_at + (moment - self._cursor.recording.header.started_at) / self._speed
+        return self.played_from + (moment - self._cursor.recording.header.started_at) / self._speed
 
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
         """Control daemons that were there."""

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from mps_exporter.web import debug_handler, events, health, metrics_handler, status_handler
+from mps_exporter.web import (
+    debug_handler,
+    demo_handler,
+    events,
+    health,
+    metrics_handler,
+    status_handler,
+)
 from mps_exporter.web.backend import Backend
 from mps_exporter.web.limiter import ConcurrencyLimiter
 from mps_exporter.web.options import WebOptions
@@ -22,8 +29,15 @@ async def _expect_nothing(_request: web.Request) -> None:
     """Pass over ``Expect``: no body is read here, and aiohttp would answer before the lock does."""
 
 
-def create_app(backend: Backend, options: WebOptions) -> web.Application:
+def create_app(
+    backend: Backend, options: WebOptions, *, jump: demo_handler.Jump | None = None
+) -> web.Application:
     """The application, ready to be served.
+
+    Args:
+        backend: Answers what is asked.
+        options: Where to listen, and limits.
+        jump: Goes on at a chapter of a demo, by its name; False where there is none of this name.
 
     Raises:
         WebConfigError: The web configuration file cannot be used.
@@ -60,4 +74,9 @@ def create_app(backend: Backend, options: WebOptions) -> web.Application:
     }
     for path, page in pages.items():
         app.router.add_get(path, page, expect_handler=_expect_nothing)
+    if jump is not None:
+        app[demo_handler.JUMP] = jump
+        app.router.add_post(
+            "/api/v1/demo/chapters/{name}", demo_handler.jump, expect_handler=_expect_nothing
+        )
     return app

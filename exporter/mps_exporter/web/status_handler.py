@@ -69,6 +69,10 @@ class StatusRenderer:
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
 
+    def forget(self) -> None:
+        """Answer the next one with a new snapshot."""
+        self._latest = None
+
     def close(self) -> None:
         """Let go of the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)

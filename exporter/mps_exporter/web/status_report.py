@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 from mps_exporter.snapshot import RecordingInfo, Snapshot
 from mps_exporter.user_names import UserNames
@@ -57,7 +59,7 @@ def make_status(
     """What a snapshot says, in the form that people and programs read."""
     name_of = user_names or UserNames(snapshot)
     found = status_findings.current_findings(snapshot, name_of)
-    return HostStatus(
+    status = HostStatus(
         api_version=API_VERSION,
         taken_at=snapshot.taken_at,
         exporter=ExporterView(options.name, options.version, options.revision),
@@ -73,3 +75,27 @@ def make_status(
         ),
         incidents=incident_views(snapshot.daemons, name_of),
     )
+    if snapshot.recording is None:
+        return status
+    shifted: HostStatus = _in_viewer_time(status, snapshot.recording.viewer_time)
+    return shifted
+
+
+TIMES = {"taken_at", "since", "at", "started_at", "connected_at", "state_since"}
+"""Fields of the status that are Unix times."""
+
+
+def _in_viewer_time(value: Any, viewer_time: Callable[[float], float]) -> Any:
+    """Return a view in which recorded times are those at which the viewer was shown them."""
+    if isinstance(value, tuple):
+        return tuple(_in_viewer_time(one, viewer_time) for one in value)
+    if not is_dataclass(value) or isinstance(value, type | RecordingInfo):
+        return value
+    changes = {}
+    for field in fields(value):
+        old = getattr(value, field.name)
+        if field.name in TIMES and isinstance(old, float | int):
+            changes[field.name] = viewer_time(old)
+        elif isinstance(old, tuple) or is_dataclass(old):
+            changes[field.name] = _in_viewer_time(old, viewer_time)
+    return replace(value, **changes)

@@ -33,6 +33,13 @@ def test_without_a_word_it_serves_port_9400() -> None:
     assert parsed().enabled_collectors() == ("nvml", "control", "logs", "process")
 
 
+def test_a_demo_listens_on_this_host_only() -> None:
+    assert parsed(command="demo").web_listen_address == ("127.0.0.1:9400",)
+    assert parsed("--web.listen-address=:9400", command="demo").web_listen_address == (":9400",)
+    twin = {"MPS_EXPORTER_WEB_LISTEN_ADDRESS": ":1"}
+    assert parsed(command="demo", **twin).web_listen_address == (":1",)
+
+
 def test_every_field_but_those_of_sub_commands_has_a_flag() -> None:
     assert {flag.field for flag in FLAGS} == set(Settings.__dataclass_fields__)
 

@@ -12,6 +12,7 @@ from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.loops import Count, LoopCounters
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.metrics.spec import Family, HistogramValue
+from mps_exporter.sources.playlist import Playlist
 from mps_exporter.sources.recording import read
 from tests.support.player import RECORDINGS, Player
 
@@ -97,7 +98,9 @@ async def test_a_page_of_the_loop_before_is_not_counted_twice() -> None:
 async def test_a_served_replay_counts_on() -> None:
     """Through the service, over real loops: counters of its pages never fall, and go on."""
     recording = read(RECORDINGS / "crash-loop.rec.gz")
-    service = CollectorBackend(Settings(replay="crash-loop", replay_speed=20.0), recording)
+    service = CollectorBackend(
+        Settings(replay="crash-loop", replay_speed=20.0), Playlist.of(recording)
+    )
     running = asyncio.create_task(service.run())
     shown: dict[str, float] = {}
     try:

@@ -8,7 +8,9 @@ import pytest
 
 from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.mps.counters import MAX_KEYS, Counters
+from mps_exporter.mps.incidents import Incidents
 from mps_exporter.mps.log_metrics import LOG_METRICS
+from mps_exporter.mps.moment import Moment
 from mps_exporter.snapshot import LOSS_CAUSES
 
 
@@ -32,24 +34,23 @@ def test_every_log_metric_stands_in_the_catalogue_as_it_was_declared() -> None:
         lambda one: one.increment("mps_client_losses_total", uid=1001, cause="bad_luck"),
         lambda one: one.increment("mps_uid_wait_seconds", uid=1001),
         lambda one: one.observe("mps_uid_overtakes_total", 1.0, uid=1001),
-        lambda one: one.set_latest("mps_uid_overtakes_total", 1.0, uid=1001),
+        lambda one: one.counters.set_latest("mps_uid_overtakes_total", 1.0, uid=1001),
     ],
 )
-@pytest.mark.parametrize("counting", [True, False])
-def test_what_is_not_declared_is_refused(wrong: Callable[[Counters], None], counting: bool) -> None:
+@pytest.mark.parametrize("counted", [True, False])
+def test_what_is_not_declared_is_refused(wrong: Callable[[Moment], None], counted: bool) -> None:
     counters = Counters()
-    counters.counting = counting
     before = counters.snapshot()
     with pytest.raises((KeyError, TypeError, ValueError)):
-        wrong(counters)
+        wrong(Moment(7.0, counted, counters, Incidents()))
     assert counters.snapshot() == before
 
 
 def test_what_happened_before_the_exporter_is_not_counted_but_its_moment_is_kept() -> None:
     counters = Counters()
-    counters.counting = False
-    counters.increment("mps_server_exits_total", cause="crashed")
-    counters.observe("mps_server_startup_seconds", 0.1)
+    when = Moment(7.0, counted=False, counters=counters, incidents=Incidents())
+    when.increment("mps_server_exits_total", cause="crashed")
+    when.observe("mps_server_startup_seconds", 0.1)
     before = Counters().snapshot()
     assert counters.snapshot() == before
     counters.set_latest("mps_server_last_exit_timestamp_seconds", 7.0, cause="crashed")

@@ -9,7 +9,7 @@ from mps_exporter.mps.query_schedule import ServerAnswers, servers_due, with_ser
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import ControlObservation, DaemonFacts, Outcome, ProcessFacts
 from tests.support.mps_logs import EIGHT, PIPE, at, more, observation, read, script, start, summary
-from tests.support.mps_script import HOLDER, leaves
+from tests.support.mps_script import HOLDER, client, leaves
 
 DAEMON = ProcessFacts(630, EIGHT, state="S", namespace_pids=(630,))
 SERVER = ProcessFacts(110, EIGHT + 1, name="nvidia-cuda-mps-server", state="S")
@@ -41,6 +41,16 @@ def test_a_client_whose_process_is_gone_has_left_though_no_line_says_so() -> Non
     assert counters["disconnections"] == {"1001": 1}
     assert "losses" not in counters
     assert "sessions" not in counters  # when it left is not known
+
+
+def test_an_exit_that_is_confirmed_late_does_not_count_time_twice() -> None:
+    tracker = start(script(HOLDER + client("00:01.200", 101, 110)))
+    alive = {110: SERVER, 101: ProcessFacts(101, EIGHT + 1, state="S")}
+    tracker.ledger.observe(at("00:20"), FACTS, alive, {100, 101, 110})
+    more(tracker, "02:01.200 C630 NEW UI")  # the logs could not be read in between
+    assert clients(tracker) == [101]
+    more(tracker, "02:01.300 C630 NEW UI")
+    assert summary(tracker.ledger.view(0.0).counters)["holding_seconds"] == {"1001": 120.1}
 
 
 def test_two_answers_that_contradict_the_log_are_believed() -> None:

@@ -1,0 +1,66 @@
+"""When something happened to a daemon, and where it is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mps_exporter.mps.counters import Counters
+from mps_exporter.mps.incidents import Incidents
+from mps_exporter.snapshot import Incident, IncidentKind
+
+
+class Moment(NamedTuple):
+    """A moment, with the counters and incidents of the daemon."""
+
+    at: float
+    """Unix time in seconds."""
+    counted: bool
+    """False: before the exporter started. The event rebuilds the state and no counter counts it."""
+    counters: Counters
+    incidents: Incidents
+
+    def increment(self, name: str, by: int = 1, **labels: str | int | None) -> None:
+        """Count an event, or several."""
+        self.counters.increment(name, by, counted=self.counted, **labels)
+
+    def observe(self, name: str, seconds: float, **labels: str | int | None) -> None:
+        """Count a duration."""
+        self.counters.observe(name, seconds, counted=self.counted, **labels)
+
+    def add_incident(
+        self,
+        kind: IncidentKind,
+        *,
+        at: float | None = None,
+        server_pid: int | None = None,
+        uid: int | None = None,
+        pids: Iterable[int] = (),
+        blamed_pid: int | None = None,
+        left_by_pid: int | None = None,
+        ended_pids: Iterable[int] = (),
+        gpu_uuids: Iterable[str] = (),
+        seconds: float | None = None,
+        detail: str = "",
+    ) -> None:
+        """Record an incident; `at` where it is not this moment."""
+        incident = Incident(
+            at=self.at if at is None else at,
+            kind=kind,
+            server_pid=server_pid,
+            uid=uid,
+            pids=tuple(pids),
+            blamed_pid=blamed_pid,
+            left_by_pid=left_by_pid,
+            ended_pids=tuple(ended_pids),
+            gpu_uuids=tuple(uuid for uuid in gpu_uuids if uuid),
+            seconds=None if seconds is None else round(max(seconds, 0.0), 3),
+            detail=detail,
+            counted=self.counted,
+        )
+        self.incidents.add(incident)
+
+    def count_rejection(self, uid: int | None, cause: str, pids: Iterable[int] = ()) -> None:
+        """Count a client that was refused."""
+        self.increment("mps_client_rejections_total", uid=uid, cause=cause)
+        self.add_incident("client_rejected", uid=uid, pids=pids, detail=cause)

@@ -1,0 +1,217 @@
+"""Plays recordings instead of looking at a host: in a loop, from any position."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from mps_exporter.collector import Collector
+from mps_exporter.config import Settings
+from mps_exporter.metrics.loops import LoopCounters
+from mps_exporter.metrics.spec import Family
+from mps_exporter.snapshot import Incident, RecordingInfo, Snapshot
+from mps_exporter.sources.playlist import Playlist, Scene
+from mps_exporter.sources.recording import Header, Recording
+from mps_exporter.sources.replay_host import ReplayHost
+
+STEP_SECONDS = 0.5
+"""How closely a recording is gone through up to where it is wanted: 129 s of it take 0.2 s."""
+
+
+async def advance(
+    host: ReplayHost, collector: Collector, target: float, *, step_seconds: float = STEP_SECONDS
+) -> Snapshot:
+    """Take a collector through a recording, and hold it so many seconds after its start."""
+    elapsed = 0.0
+    while True:
+        host.hold(elapsed)
+        await collector.poll_logs()
+        await collector.watch_processes()
+        snapshot = await collector.collect()
+        if elapsed >= target:
+            return snapshot
+        elapsed = min(elapsed + step_seconds, target)
+
+
+@dataclass(frozen=True, slots=True)
+class Playing:
+    """A scene that is played: a host and a collector of its own."""
+
+    number: int
+    scene: Scene
+    recording: Recording
+    host: ReplayHost
+    collector: Collector
+    speed: float
+    """Recorded seconds for each second of the viewer."""
+
+    @property
+    def position(self) -> float:
+        """Seconds after the playlist's start."""
+        elapsed = self.host.now() - self.recording.header.started_at
+        elapsed = min(max(elapsed, self.scene.begin), self.scene.end)
+        return self.scene.starts_at + (elapsed - self.scene.begin) / self.scene.speed
+
+    def seconds_left(self) -> float:
+        """Until the scene's end, in the viewer's time."""
+        elapsed = self.host.now() - self.recording.header.started_at
+        return max(0.0, self.scene.end - elapsed) / self.speed
+
+
+class ReplayPlayer:
+    """Plays the scenes of a playlist one after another, and begins again."""
+
+    def __init__(
+        self,
+        playlist: Playlist,
+        settings: Settings,
+        *,
+        render: Callable[[Snapshot], list[Family]],
+        on_incident: Callable[[str, Incident], None],
+    ) -> None:
+        self.playlist = playlist
+        self._settings = settings
+        self._render = render
+        self._on_incident = on_incident
+        self._counters = LoopCounters()
+        self._playing: Playing | None = None
+        self._jumps: list[tuple[float, asyncio.Future[None]]] = []
+        self._jumped = asyncio.Event()
+        self._starting = asyncio.Lock()
+
+    # -- what is played
+
+    async def start(self, position: float = 0.0) -> None:
+        """Begin so many seconds after the playlist's start, unless it has begun already."""
+        async with self._starting:
+            if self._playing is None:
+                await self._enter(position)
+
+    async def run(self) -> None:
+        """Play until cancelled."""
+        await self.start()
+        while True:
+            playing = self._current()
+            follower = asyncio.create_task(playing.collector.follow())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._jumped.wait(), playing.seconds_left())
+            follower.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await follower
+            self._jumped.clear()
+            jumps, self._jumps = self._jumps, []
+            await self._enter(jumps[-1][0] if jumps else self._after(playing.scene))
+            for _, done in jumps:
+                if not done.done():
+                    done.set_result(None)
+
+    async def jump(self, chapter: str) -> bool:
+        """Go on at this chapter; False: there is none of this name. Returns when it is played."""
+        wanted = next((one for one in self.playlist.chapters if one.name == chapter), None)
+        if wanted is None:
+            return False
+        done = asyncio.get_running_loop().create_future()
+        self._jumps.append((wanted.at_seconds, done))
+        self._jumped.set()
+        await done
+        return True
+
+    def _after(self, scene: Scene) -> float:
+        number = self.playlist.scenes.index(scene) + 1
+        return self.playlist.scenes[number % len(self.playlist.scenes)].starts_at
+
+    def _current(self) -> Playing:
+        if self._playing is None:
+            raise RuntimeError("nothing is played yet")
+        return self._playing
+
+    async def _enter(self, position: float) -> None:
+        """Play the scene at this position, from there."""
+        scene = self.playlist.scene_at(position)
+        recording = await asyncio.to_thread(self.playlist.recording, scene)
+        speed = self._settings.replay_speed * scene.speed
+        host = ReplayHost(recording, speed=speed)
+        before = self._playing
+
+        def publish(daemon: str, incident: Incident) -> None:
+            # What was gone through to get here is no news.
+            if self._playing is entered:
+                moment = host.wall(incident.at)
+                self._on_incident(daemon, replace(incident, at=moment))
+
+        collector = Collector(host, self._settings, on_incident=publish)
+        number = 1 if before is None else before.number + 1
+        entered = Playing(number, scene, recording, host, collector, speed)
+        offset = scene.begin + (position - scene.starts_at) * scene.speed
+        first = self.info(await advance(host, collector, offset), entered)
+        if before is not None:
+            # A page of it that is under way must not count more than this last one.
+            before.host.hold(before.host.now() - before.recording.header.started_at)
+            last = self.info(await before.collector.collect(), before)
+            self.counted(last, self._render(last))
+        host.play()
+        self._counters.begin(number, self._render(first))
+        self._playing = entered
+
+    # -- what is seen
+
+    @property
+    def position(self) -> float:
+        """Seconds after the playlist's start, at speed 1."""
+        return self._current().position
+
+    @property
+    def speed(self) -> float:
+        """Recorded seconds for each second of the viewer."""
+        return self._current().speed
+
+    @property
+    def header(self) -> Header:
+        """What the recording that is played says about itself."""
+        return self._current().recording.header
+
+    @property
+    def collector(self) -> Collector:
+        """The collector of what is played now."""
+        return self._current().collector
+
+    def info(self, snapshot: Snapshot, playing: Playing | None = None) -> Snapshot:
+        """Say what is played in its snapshot."""
+        playing = playing or self._current()
+        header = playing.recording.header
+        position = round(playing.position, 3)
+        chapter = self.playlist.chapter_at(position)
+        return replace(
+            snapshot,
+            recording=RecordingInfo(
+                scenario=header.scenario,
+                machine=header.machine,
+                driver_version=header.driver_version,
+                recorded_at=header.recorded_at,
+                speed=playing.speed,
+                loop=playing.number,
+                chapters=self.playlist.chapters,
+                chapter=None if chapter is None else chapter.name,
+                position_seconds=position,
+                duration_seconds=round(self.playlist.duration_seconds, 3),
+                names_replaced=self.playlist.names_replaced,
+                recorded_from=header.started_at,
+                played_from=playing.host.played_from,
+            ),
+        )
+
+    async def collect(
+        self, timeout_seconds: float | None, collectors: frozenset[str] | None
+    ) -> Snapshot:
+        """Collect from what is played now."""
+        await self.start()
+        playing = self._current()
+        return self.info(await playing.collector.collect(timeout_seconds, collectors), playing)
+
+    def counted(self, snapshot: Snapshot, families: list[Family]) -> list[Family]:
+        """Let the counters of a snapshot go on from what was shown before."""
+        if snapshot.recording is None:
+            return families
+        return self._counters.applied(snapshot.recording.loop, families)

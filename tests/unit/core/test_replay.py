@@ -1,0 +1,241 @@
+"""Playing recordings: the demo's chapters, jumps, counters over them, and the viewer's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from mps_exporter.backend import CollectorBackend
+from mps_exporter.collector import Collector
+from mps_exporter.commands.demo import DEFAULT_CHAPTER, built_in_playlist
+from mps_exporter.config import Settings
+from mps_exporter.metrics.content_format import TEXT_0_0_4
+from mps_exporter.observations import ProcfsObservation
+from mps_exporter.replay import advance
+from mps_exporter.snapshot import Snapshot
+from mps_exporter.sources.playlist import Playlist
+from mps_exporter.sources.recording import read
+from mps_exporter.sources.replay_host import ReplayHost
+from mps_exporter.user_names import UserNames
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_report import make_status
+from tests.support.player import RECORDINGS
+from tests.support.waiting import until_awaited
+
+CHAPTERS = ["limits", "wait", "hand-over", "fault", "unfinished-work", "ghost", "crash"]
+COUNTER = re.compile(r"^# TYPE (\w+) (?:counter|histogram)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def playlist() -> Playlist:
+    return built_in_playlist()
+
+
+async def moment_of(playlist: Playlist, position: float) -> Snapshot:
+    """What is seen at a position of the playlist."""
+    scene = playlist.scene_at(position)
+    host = ReplayHost(playlist.recording(scene))
+    elapsed = scene.begin + (position - scene.starts_at) * scene.speed
+    return await advance(host, Collector(host, Settings()), elapsed)
+
+
+def headline(*snapshots: Snapshot) -> str:
+    """What the page says of the last one, with the names of users that the others told."""
+    names = UserNames()
+    for snapshot in snapshots:
+        names.update(snapshot)
+    return make_status(snapshots[-1], WebOptions(), None, names).headline.text
+
+
+def test_the_demo_has_the_chapters_that_are_documented(playlist: Playlist) -> None:
+    assert [chapter.name for chapter in playlist.chapters] == CHAPTERS
+    positions = [chapter.at_seconds for chapter in playlist.chapters]
+    assert positions == sorted(set(positions))
+    for chapter in playlist.chapters:
+        assert playlist.chapter_at(chapter.at_seconds) is chapter
+
+
+@pytest.mark.parametrize(
+    ("chapter", "seconds", "shows"),
+    [
+        ("wait", 0, r"^Bob .*\b2 s behind alice's server 607"),
+        ("hand-over", 4, r"\b1 client "),
+        ("fault", 4, r"^Root's server 1171 is in FAULT"),
+        ("unfinished-work", 4, r"^Process 3965 .*root's server 3948"),
+        ("ghost", 6, r"^Bob's server 6811 was started for clients that had died"),
+        ("crash", 4, r"^Bob's server 791 crashed"),
+    ],
+)
+async def test_a_chapter_shows_what_it_is_called(
+    playlist: Playlist, chapter: str, seconds: float, shows: str
+) -> None:
+    (begin,) = (one.at_seconds for one in playlist.chapters if one.name == chapter)
+    opened = await moment_of(playlist, begin)
+    assert re.search(shows, headline(opened, await moment_of(playlist, begin + seconds)))
+
+
+async def test_the_first_chapter_shows_limits(playlist: Playlist) -> None:
+    snapshot = await moment_of(playlist, playlist.chapters[0].at_seconds)
+    (server,) = snapshot.daemons[0].servers
+    assert sorted(client.active_thread_ratio or 0 for client in server.clients) == [
+        0.1, 0.25, 0.5, 1.0,
+    ]  # fmt: skip
+
+
+def test_only_names_of_users_and_programs_are_replaced(playlist: Playlist) -> None:
+    for scene in playlist.scenes:
+        recorded, shown = read(scene.path), playlist.recording(scene)
+        assert shown.header == recorded.header
+        names: dict[tuple[int | None, str], set[str]] = {}
+        for before, after in zip(recorded.observations, shown.observations, strict=True):
+            if not isinstance(before, ProcfsObservation):
+                assert after == before
+                continue
+            assert isinstance(after, ProcfsObservation)
+            for pid, facts in before.processes.items():
+                names.setdefault((facts.uid, facts.name), set()).add(after.processes[pid].name)
+            renamed = {
+                pid: replace(
+                    facts, name=before.processes[pid].name, user=before.processes[pid].user
+                )
+                for pid, facts in after.processes.items()
+            }
+            assert replace(after, processes=renamed) == before
+        assert all(len(found) == 1 for found in names.values())
+        assert not any(re.search(r"program-\d", name) for found in names.values() for name in found)
+
+
+# ------------------------------------------------------------------------------- the player
+
+
+@asynccontextmanager
+async def played(playlist: Playlist, speed: float = 1.0) -> AsyncIterator[CollectorBackend]:
+    service = CollectorBackend(Settings(replay_speed=speed), playlist)
+    assert service.player is not None
+    (begin,) = (one.at_seconds for one in playlist.chapters if one.name == DEFAULT_CHAPTER)
+    await service.player.start(begin)
+    running = asyncio.create_task(service.run())
+    try:
+        yield service
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await service.close()
+
+
+async def test_it_opens_at_the_wait(playlist: Playlist) -> None:
+    async with played(playlist) as service:
+        snapshot = await service.collect(None, None)
+        assert [wait.uid for daemon in snapshot.daemons for wait in daemon.waits] == [1002]
+        assert snapshot.recording is not None
+        assert snapshot.recording.chapter == "wait"
+
+
+async def test_a_jump_is_answered_when_the_chapter_is_played(playlist: Playlist) -> None:
+    async with played(playlist) as service:
+        assert service.player is not None
+        assert not await service.player.jump("intermission")
+        for chapter in (*reversed(CHAPTERS), "ghost"):
+            assert await service.player.jump(chapter)
+            snapshot = await service.collect(None, None)
+            assert snapshot.recording is not None
+            assert snapshot.recording.chapter == chapter
+            assert snapshot.recording.names_replaced
+
+
+async def test_counters_never_fall_over_scenes_and_jumps(playlist: Playlist) -> None:
+    shown: dict[str, float] = {}
+
+    async def scrape(service: CollectorBackend) -> None:
+        snapshot = await service.collect(None, None)
+        page = (await service.expose(snapshot, TEXT_0_0_4, gzip=False)).decode()
+        counters = tuple(COUNTER.findall(page))
+        for line in page.splitlines():
+            if line.startswith(counters) and not re.match(r"process_|\w+_created", line):
+                name, _, value = line.rpartition(" ")
+                assert float(value) >= shown.get(name, 0.0), line
+                shown[name] = float(value)
+
+    async with played(playlist, speed=50.0) as service:
+        assert service.player is not None
+        for chapter in ("crash", "wait", "fault", "limits", "crash", "ghost", "wait"):
+            for _ in range(3):
+                await scrape(service)
+                await asyncio.sleep(0)
+            await service.player.jump(chapter)
+        began = (await service.collect(None, None)).recording
+        assert began is not None
+        loop = began.loop
+
+        async def played_on() -> bool:
+            await scrape(service)
+            recording = (await service.collect(None, None)).recording
+            assert recording is not None
+            return recording.loop >= loop + 6  # more than the five scenes of a whole loop
+
+        await until_awaited(played_on)
+    crashes = [value for name, value in shown.items() if 'cause="crashed"' in name]
+    assert sum(crashes) >= 1
+
+
+async def test_only_what_happens_while_it_is_played_is_an_event(playlist: Playlist) -> None:
+    async with played(playlist, speed=5.0) as service:
+        events = service.subscribe()
+        first = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)  # subscribed
+        assert service.player is not None
+        before = time.time()
+        await service.player.jump("crash")
+        _, incident = await first
+        assert incident.kind == "server_crashed"
+        assert incident.at >= before  # in the viewer's time
+        await events.aclose()  # type: ignore[attr-defined]
+
+
+def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from numbers(one, f"{path}.{key}")
+    elif isinstance(value, list):
+        for one in value:
+            yield from numbers(one, path)
+    elif isinstance(value, float | int):
+        yield path, float(value)
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+async def test_the_status_is_in_the_viewers_clock(playlist: Playlist, chapter: str) -> None:
+    async with played(playlist) as service:
+        assert service.player is not None
+        await service.player.jump(chapter)
+        snapshot = await service.collect(None, None)
+    status = make_status(snapshot, WebOptions())
+    assert snapshot.recording is not None
+    recorded = snapshot.recording.recorded_from
+    document = json.loads(json.dumps(asdict(status)))
+    day = 86_400
+    found = {path for path, one in numbers(document) if recorded - day < one < recorded + 3600}
+    assert found <= {".recording.recorded_from"}
+    assert abs(status.taken_at - time.time()) < 3600
+    assert all(one.at <= status.taken_at for one in status.incidents)
+
+
+async def test_a_recording_of_ones_own_has_no_chapters() -> None:
+    recording = read(RECORDINGS / "one-client.rec.gz")
+    service = CollectorBackend(Settings(), Playlist.of(recording))
+    snapshot = await service.collect(None, None)
+    await service.close()
+    assert snapshot.recording is not None
+    assert snapshot.recording.chapters == ()
+    assert not snapshot.recording.names_replaced
+    assert service.player is not None
+    assert not await service.player.jump("wait")
