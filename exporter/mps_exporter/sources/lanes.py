@@ -49,6 +49,25 @@ class Lanes(Generic[T]):
         Raises:
             Whatever one of them raised.
         """
+        late = self._start_all(questions)
+        end = time.monotonic() + self._wait_seconds
+        for name, one in self._asked.items():
+            if name not in late:
+                one.done.wait(max(0.0, end - time.monotonic()))
+        answers = dict[Hashable, T]()
+        for name in questions:
+            found = self._asked.get(name)
+            if found is not None and found.done.is_set():
+                del self._asked[name]
+                if found.error is not None:
+                    raise found.error
+                answers[name] = found.answers[0]
+        return answers
+
+    def _start_all(
+        self, questions: Mapping[Hashable, tuple[int | None, Callable[[], T]]]
+    ) -> set[Hashable]:
+        """Start those that are not under way; gives those that are not waited for."""
         self._asked = {
             name: one
             for name, one in self._asked.items()
@@ -66,20 +85,11 @@ class Lanes(Generic[T]):
             if hung[user] and user not in (None, 0):
                 late.add(name)  # it may hang as well: its answer is for the next call
                 hung[user] += 1
-            self._asked[name] = _start(user, function)
-        end = time.monotonic() + self._wait_seconds
-        for name, one in self._asked.items():
-            if name not in late:
-                one.done.wait(max(0.0, end - time.monotonic()))
-        answers = dict[Hashable, T]()
-        for name in questions:
-            found = self._asked.get(name)
-            if found is not None and found.done.is_set():
-                del self._asked[name]
-                if found.error is not None:
-                    raise found.error
-                answers[name] = found.answers[0]
-        return answers
+            try:
+                self._asked[name] = _start(user, function)
+            except RuntimeError:  # no thread is left (systemd: TasksMax=); those before come first
+                break
+        return late
 
 
 def _start(user: int | None, function: Callable[[], T]) -> _Question[T]:

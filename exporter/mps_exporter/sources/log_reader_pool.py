@@ -25,8 +25,10 @@ from mps_exporter.sources.log_reader import LogReader, LogTarget, unread_states
 from mps_exporter.sources.worker_thread import WorkerThread
 
 MAX_THREADS = 64
-"""More than a host has daemons: eight GPUs of seven MIG instances make 56. Those of ordinary users,
-which may hang as long as these please, have as many of their own."""
+"""More than a host has daemons: eight GPUs of seven MIG instances make 56."""
+
+MAX_LIMITED_THREADS = 16
+"""Those for daemons of ordinary users, whose logs may hang for as long as these like."""
 
 USER_POLL_BYTES = 128 * 1024
 LIMITED_POLL_BYTES = 256 * 1024
@@ -77,7 +79,10 @@ class LogReaderPool:
         """By pipe directory."""
         self._on_threads: set[str] = set()
         """Those that have a thread."""
-        self._free_threads = {limited: asyncio.Semaphore(MAX_THREADS) for limited in (False, True)}
+        self._free_threads = {
+            False: asyncio.Semaphore(MAX_THREADS),
+            True: asyncio.Semaphore(MAX_LIMITED_THREADS),
+        }
         self._idle: list[WorkerThread] = []
         self._parts: list[tuple[str, LogsObservation]] = []
         """What was read, by pipe directory, and not given yet."""

@@ -82,3 +82,17 @@ def test_an_error_is_raised() -> None:
 
     with pytest.raises(OSError, match="Too many"):
         Lanes[str](PATIENCE_SECONDS).ask({"a": asked(0, fails)})
+
+
+def test_without_a_free_thread_the_first_ones_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, started = threading.Thread.start, list[threading.Thread]()
+
+    def start(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    some = Lanes[str](PATIENCE_SECONDS)
+    assert some.ask({"a": asked(0, at_once), "b": asked(ALICE, at_once)}) == {"a": "now"}
