@@ -114,7 +114,7 @@ bench: install ## Measure how long things take (ARGS="--help")
 
 # Nothing here builds Grafana: GRAFANA=/usr/share/grafana names one that is installed or unpacked.
 .PHONY: pictures
-pictures: install tools-servers ## Look at the dashboards in a real Grafana (GRAFANA=/its/folder ARGS="FOLDER --help")
+pictures: install tools-servers ## Look at the dashboards in a real Grafana (GRAFANA=/its/folder ARGS="FOLDER --scenario tour")
 	@tools/install-system.sh chromium
 	python -m grafana.pictures $(or $(ARGS),build/pictures)
 

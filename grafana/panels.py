@@ -10,6 +10,7 @@ from grafana.style import (
     BY_LAST_DIGIT,
     CALM,
     COUNT,
+    NO_MPS,
     OF_CAUSES,
     PLAIN,
     QUIET,
@@ -114,9 +115,9 @@ def dashed(query: str, color: str = QUIET) -> Json:
     )  # fmt: skip
 
 
-def dotted(query: str) -> Json:
-    """Draw a query as dotted lines, to tell it from another in the same colours."""
-    return override("byFrameRefID", query, custom__lineStyle={"fill": "dot", "dash": [2, 6]})
+def dotted(matcher: str, what: str) -> Json:
+    """Draw some series as dotted lines, to tell them from others in the same colours."""
+    return override(matcher, what, custom__lineStyle={"fill": "dot", "dash": [2, 6]})
 
 
 def causes_alike() -> tuple[Json, ...]:
@@ -132,6 +133,9 @@ def link(title: str, url: str, *, new_tab: bool = False) -> Json:
 _LAST: Json = {"calcs": ["lastNotNull"], "fields": "", "values": False}
 
 
+_NO_MPS = f"({NO_MPS.code} + 0 * count(mps_exporter_build_info) unless on () count(mps_control_up))"
+
+
 def tile(
     title: str,
     description: str,
@@ -143,10 +147,13 @@ def tile(
     links: Sequence[Json] = (),
     none: str = "no data",
     decimals: int | None = None,
+    no_mps: bool = False,
     width: int = 4,
     height: int = 4,
 ) -> Panel:
-    """One large number, or the word for it."""
+    """One large number, or the word for it; with no_mps, the words for a host without a daemon."""
+    if no_mps:
+        expr = f"{expr} or {_NO_MPS}"
     defaults: Json = {
         "unit": unit,
         "thresholds": (Steps(((None, QUIET),)) if states else steps).json(),
@@ -156,8 +163,8 @@ def tile(
     }
     if decimals is not None:
         defaults["decimals"] = decimals
-    if states:
-        defaults["mappings"] = mappings(*states)
+    if states or no_mps:
+        defaults["mappings"] = mappings(*([NO_MPS] if no_mps else []), *states)
     return Panel(
         "stat", title, description, (Query(expr, moment=True),), width, height, defaults,
         options={
@@ -505,7 +512,7 @@ def table(
     cheaper question than the first query: that is found.
     """
     labels = [column for column in columns if column.is_label and not column.hidden]
-    words = min(labels, key=lambda column: column.width is not None).source
+    words = min(labels, key=lambda column: (column.width is not None, bool(column.links))).source
     queries = [
         f"({queries[0]}) or label_replace(vector(NaN) unless on () count({found or queries[0]}),"
         f' "{words}", "{none}", "", "")',

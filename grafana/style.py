@@ -18,6 +18,8 @@ RULES = Path(__file__).parent.parent / "prometheus" / "rules"
 
 GOOD, NOTICE, WARN, BAD = "green", "yellow", "orange", "red"
 USED, REAL, QUIET = "blue", "green", "#8e8e8e"
+# Not the grey of what is not known: that there is no MPS is known.
+UNUSED = "#4f6d9a"
 
 # A user's colour goes by the last digit of the uid: the same in every panel, in whatever order
 # users come. No red and no green: those say something. All are seen on white and on black.
@@ -107,9 +109,11 @@ def mappings(*states: State) -> list[Json]:
 
 # Codes of all state sets differ, because timelines show several of them. Within a set the greatest
 # is the worst: it wins where several are shown as one.
+NO_MPS = State(-1, "no MPS", UNUSED)
+"""Of tiles that have a number else."""
 DAEMON_STATES = (
     State(-1, "unreachable", QUIET),
-    State(0, "no MPS", QUIET),
+    State(0, "no MPS", UNUSED),
     State(1, "answering", GOOD),
     State(2, "draining", NOTICE),
     State(3, "refused", WARN),
@@ -131,7 +135,7 @@ HOLDER_STATES = (
     State(25, "dead in queue", "dark-red"),
 )
 HOST_STATES = (
-    State(0, "no MPS", QUIET),
+    State(0, "no MPS", UNUSED),
     State(1, "healthy", GOOD),
     State(2, "monitoring incomplete", NOTICE),
     State(3, "daemon draining", NOTICE),

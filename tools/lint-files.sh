@@ -5,8 +5,9 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/say.sh"
 cd "$ROOT"
 
-# Charts are templates, not YAML, until helm has rendered them.
-TEMPLATES='(^|/)templates/'
+# Charts are templates, not YAML, until helm has rendered them. What is submitted elsewhere has the form
+# that is asked for there.
+TEMPLATES='(^|/)(templates|discovery)/'
 FAILED=()
 
 files() { # EXTENDED-REGEXP -> paths, one a line, that exist

@@ -52,6 +52,7 @@ LEDGER = (
     "tests/unit/mps/test_ledger_servers.py",
     "tests/unit/mps/test_ledger_waits.py",
     "tests/unit/mps/test_ledger_faults.py",
+    "tests/unit/mps/test_ledger_clients.py",
     "tests/unit/mps/test_ledger_contradictions.py",
     "tests/unit/mps/test_log_samples.py",
     "tests/unit/mps/test_unfinished_work.py",

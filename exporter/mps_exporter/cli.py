@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import mps_exporter
 from mps_exporter.config import InvalidSettingError, Settings, duration, load
@@ -16,6 +17,9 @@ from mps_exporter.logging import configure
 from mps_exporter.memory import limit_malloc_arenas
 from mps_exporter.parser import DIAGNOSIS_FAILED, WRONG_USAGE, UsageError, parse
 from mps_exporter.terminal import open_closed_streams, print_output, print_status
+
+if TYPE_CHECKING:
+    from mps_exporter.commands.doctor_processes import Whom
 
 
 def version_text() -> str:
@@ -106,7 +110,43 @@ def _doctor(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, 
         as_json=bool(given["json"]),
         recording=None if recording is None else Path(str(recording)),
         at_seconds=None if moment is None else _duration("--at", str(moment)),
+        whom=_whom(given),
     )
+
+
+def _whom(given: Mapping[str, object]) -> Whom | None:
+    """Of which processes doctor is asked; None: of the host."""
+    from mps_exporter.commands.doctor_processes import Whom
+
+    named = [name for name in ("pid", "user", "job") if given[name] is not None]
+    if not named:
+        return None
+    if len(named) > 1:
+        raise InvalidSettingError(f"--{named[0]} and --{named[1]}: give one of them")
+    value = str(given[named[0]])
+    if named == ["job"]:
+        return Whom(job=value)
+    if named == ["user"]:
+        return Whom(uid=user_number(value))
+    if not (value.isascii() and value.isdecimal() and int(value)):
+        raise InvalidSettingError(f"--pid: {value!r} must be the number of a process")
+    return Whom(pid=int(value))
+
+
+def user_number(name: str) -> int:
+    """Return the UID of a user, given by name or number.
+
+    Raises:
+        InvalidSettingError: Nobody has this name.
+    """
+    import pwd
+
+    if name.isascii() and name.isdecimal():
+        return int(name)
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        raise InvalidSettingError(f"--user: no user is named {name!r}") from None
 
 
 def _record(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, None, int]:

@@ -69,6 +69,9 @@ COMMANDS = {
             "doctor",
             "Diagnose this host once, and print how to fix each problem.",
             (
+                Option("--pid", "Say why this process hangs, fails or runs without MPS.", "PID"),
+                Option("--user", "The same of each process of a user.", "NAME"),
+                Option("--job", "The same of each client of a Slurm job or a pod.", "ID"),
                 Option("--json", "Print JSON."),
                 Option("--recording", "Diagnose the end of a recording instead.", "FILE"),
                 Option("--at", "Not its end, but so long after its start.", "DURATION"),

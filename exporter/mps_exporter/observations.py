@@ -65,6 +65,34 @@ class ProcessFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessView:
+    """What /proc shows of one process that somebody asks about."""
+
+    pid: int
+    present: bool = True
+    uid: int | None = None
+    """The effective user."""
+    state: str = ""
+    command: str = ""
+    """The program's name only."""
+    pipe_directory: str | None = None
+    """Where it looks for a daemon; None: its environment cannot be read."""
+    names_directory: bool = False
+    """CUDA_MPS_PIPE_DIRECTORY is set; else the directory is CUDA's default."""
+    path_error: str | None = None
+    """Why it cannot use that directory, with the folder on the way that is missing or closed to
+    its user."""
+    daemon_directory: str | None = None
+    """`pipe_directory` of the daemon whose directory it is, by device and inode."""
+    shares_memory_with_daemon: bool | None = None
+    """Whether its /dev/shm is that daemon's; None: cannot be seen."""
+    debug_variables: tuple[str, ...] = ()
+    """Names of variables in its environment that make CUDA slow or serial."""
+    oom_kills: int | None = None
+    """Processes of its control group that the kernel has ended for want of memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonFacts:
     """One control daemon: running (found in /proc) or only configured."""
 

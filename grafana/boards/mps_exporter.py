@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from grafana.board import Board, Row, instance, job
 from grafana.boards.shared import TARGETS, to_host
-from grafana.panels import Column, Query, graph, table
+from grafana.panels import Column, Query, color_of, dotted, graph, table
 from grafana.promql import new_in_range
 from grafana.style import (
+    BY_LAST_DIGIT,
     BYTES,
     GOOD,
     QUIET,
@@ -20,16 +21,22 @@ from grafana.style import (
 
 LOG_LARGE = alert_threshold("MpsControlLogLarge", "mps_control_log_size_bytes")
 UNKNOWN_LINES = alert_threshold("MpsLogWordingUnknown", "mps_control_log_unrecognized_lines_total")
+COLLECTORS = tuple(
+    color_of("byRegexp", f"/^{name}/", color)
+    for name, color in zip(("nvml", "control", "logs", "process"), BY_LAST_DIGIT, strict=False)
+)
 _OURS = "and on (job, instance) (up and on (job, instance) mps_exporter_build_info)"
 _HOST = "max by (job, instance)"
 
 WHICH = table(
     "Exporters",
     "Healthy: all reachable, one version, nothing missing, below 2 % of a core and a scrape far "
-    "below its timeout (10 s by default). Nothing rotates the logs, and only copytruncate works. "
-    "When unknown lines grow after an update, the new driver words its log differently, and "
-    "incidents may be missed. A recording is replayed where Recording names one: its values are "
-    "not live. At most 100 exporters, unreachable and failing ones first.",
+    "below its timeout (10 s by default). Failing: sources that cannot be read now. Unread limits: "
+    "clients whose limits may not be read. Not exported: clients beyond the limit on series. "
+    "Nothing rotates the logs, and only copytruncate works. When unknown lines grow after an "
+    "update, the new driver words its log differently, and incidents may be missed. A recording is "
+    "replayed where Recording names one: its values are not live. At most 100 exporters, "
+    "unreachable and failing ones first.",
     (
         f"topk(100, sum by (job, instance) (1 - mps_scrape_collector_success)"
         f" or {_HOST} ({TARGETS} == 0) + 99)",
@@ -49,13 +56,13 @@ WHICH = table(
     (
         Column("Reachable", "B", states=(State(1, "yes", GOOD), State(0, "no", QUIET)), width=95),
         Column("Host", "instance", links=(to_host("mps-host", "This host"),)),
-        Column("Failing collectors", "A", states=(State(99, "-", "transparent"),),
-               steps=at_most(1), width=140),
-        Column("Unreadable logs", "C", steps=at_most(1), width=130),
-        Column("Limits not readable", "D", steps=noticed_from(1), width=145),
-        Column("Clients not exported", "E", steps=noticed_from(1), width=155),
+        Column("Failing", "A", states=(State(99, "-", "transparent"),),
+               steps=at_most(1), width=85),
+        Column("Unread logs", "C", steps=at_most(1), width=105),
+        Column("Unread limits", "D", steps=noticed_from(1), width=110),
+        Column("Not exported", "E", steps=noticed_from(1), width=110),
         Column("Scrape", "F", unit=SECONDS, steps=at_most(5, 10), width=85),
-        Column("Samples", "G", width=85),
+        Column("Samples", "G", width=80),
         Column("CPU", "H", unit=SHARE, steps=noticed_from(0.02), decimals=1, width=75),
         Column("Memory", "I", unit=BYTES, width=90),
         Column("Largest log", "J", unit=BYTES, steps=noticed_from(LOG_LARGE), width=105),
@@ -66,7 +73,7 @@ WHICH = table(
         Column("Revision", "revision", hidden=True),
         Column("Job", "job", hidden=True),
     ),
-    sort="Failing collectors",
+    sort="Failing",
     none="No exporter is scraped.",
     found=TARGETS,
     height=10,
@@ -78,7 +85,8 @@ READ = (
         "Healthy: 0. On how many hosts each source could not be read. The metrics of that source "
         "are absent meanwhile.",
         Query("sum by (collector) (1 - mps_scrape_collector_success)", "{{collector}}"),
-        Query("sum by (collector) (mps_scrape_collector_timeout)", "{{collector}}: timeout"),
+        Query("sum by (collector) (mps_scrape_collector_timeout) > 0", "{{collector}}: timeout"),
+        overrides=(*COLLECTORS, dotted("byFrameRefID", "B")),
         width=8,
         decimals=0,
         numbers=True,
@@ -88,6 +96,7 @@ READ = (
         "Healthy: milliseconds. The slowest host.",
         Query("max by (collector) (mps_scrape_collector_duration_seconds)", "{{collector}}"),
         unit=SECONDS,
+        overrides=COLLECTORS,
         width=8,
         numbers=True,
     ),
@@ -98,6 +107,7 @@ READ = (
         Query("max(mps_control_query_duration_seconds)", "slowest"),
         Query("avg(mps_control_query_duration_seconds)", "mean"),
         unit=SECONDS,
+        overrides=(color_of("byName", "mean", QUIET),),
         width=8,
         numbers=True,
         none="No daemon.",

@@ -68,17 +68,20 @@ TILES = (
         "FAULT it refuses new clients; a ghost must be killed, because the daemon hangs on it.",
         f"max({SERVER_STATE}) or 0 * sum(mps_control_up) + {NO_SERVER.code}",
         states=(NO_SERVER, *SERVER_STATES),
+        no_mps=True,
     ),
     tile(
         "Clients",
         "For information: programs connected to MPS on this host.",
         "sum(mps_server_clients) or 0 * sum(mps_control_up)",
+        no_mps=True,
     ),
     tile(
         "Waiting",
         "Healthy: 0. Programs that hang in cuInit because another user's server holds the GPU.",
         f"sum{WAITING} or 0 * sum(mps_control_up)",
         steps=noticed_from(1),
+        no_mps=True,
         links=[to_board("mps-sharing", "Who holds the GPU and who waits")],
     ),
     tile(
@@ -89,6 +92,7 @@ TILES = (
         SHARE,
         noticed_from(CONTEXTS_WARN),
         decimals=0,
+        no_mps=True,
     ),
 )
 
@@ -229,17 +233,19 @@ BOARD = Board(
                 "Healthy: clients of MPS, and no direct process with them: a direct process takes "
                 "turns with all clients together. Several direct processes and a wide gap between "
                 "utilization and SM activity: MPS would let them run at once.",
-                Query('sum by (kind) (mps_gpu_processes{kind!="mps_server"})', "{{kind}}"),
+                Query(
+                    'sum by (kind) (mps_gpu_processes{kind!~"mps_server|graphics"}) > 0',
+                    "{{kind}}",
+                ),
                 stacked=True,
                 overrides=(
                     color_of("byName", "mps_client", USED),
                     color_of("byName", "direct", "purple"),
-                    color_of("byName", "graphics", QUIET),
                 ),
                 decimals=0,
                 numbers=True,
                 width=24,
-                none="No GPU reports its processes.",
+                none="No compute process is known in this time range.",
             ),
         ), collapsed=True),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grafana.board import Board, Row, Variable, instance, job
-from grafana.boards.shared import DAEMONS, SERVER_STATE, USERS, to_host, to_user
+from grafana.boards.shared import DAEMONS, SERVER_STATE, UNREACHABLE, USERS, to_host, to_user
 from grafana.panels import (
     Column,
     Query,
@@ -20,6 +20,7 @@ from grafana.promql import new_in_range, new_in_step
 from grafana.style import (
     AGO,
     BAD,
+    DAEMON_STATES,
     GOOD,
     SECONDS,
     SERVER_STATES,
@@ -160,11 +161,11 @@ BLAST = (
             f" {new_in_range(LOST_BY_IT, DAEMONS)})",
         ),
         (
-            Column("User", "uid", links=(to_user("${__data.fields.User}"),)),
+            Column("User", "uid", width=85, links=(to_user("${__data.fields.User}"),)),
             Column("Exits", "A", width=70, decimals=0),
             Column("Lost", "B", steps=at_most(1), width=70, decimals=0),
             Column("Host", "instance", links=(to_host("mps-host", "This host"),)),
-            Column("Daemon", "daemon", hidden=True),
+            Column("Daemon", "daemon"),
             Column("Job", "job", hidden=True),
         ),
         sort="Lost",
@@ -192,12 +193,18 @@ RECOVERY = (
         ),
         Query(f"count(mps_exporter_build_info) * 0 + 1 unless on () count({_IN_TROUBLE})",
               "all servers"),
-        states=(State(1, "none in trouble", GOOD), *SERVER_STATES),
+        Query(UNREACHABLE, "all servers"),
+        states=(*DAEMON_STATES[:1], State(1, "none in trouble", GOOD), *SERVER_STATES),
         width=24,
         height=7,
     ),
 )  # fmt: skip
 
+_CAUSES = (
+    ("crashed", "server crashed"),
+    ("start_failed", "server start failed"),
+    ("daemon_died", "daemon died"),
+)
 _ENDS = "max by (job, instance, daemon, cause)"
 LAST = table(
     "Most recent incidents",
@@ -214,7 +221,7 @@ LAST = table(
     ),
     (
         Column("When", "A", unit=AGO, width=160),
-        Column("What", "cause", width=220),
+        Column("What", "cause", width=220, texts=_CAUSES),
         Column("Host", "instance", links=(
             to_host("mps-host", "This host"), to_host("mps-gpu", "Its GPUs"),
         )),

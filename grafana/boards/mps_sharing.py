@@ -63,7 +63,7 @@ TILES = (
         "Healthy: 0. Programs that hang in cuInit until the holder's last client exits.",
         f"sum{WAITING} or 0 * sum(mps_control_up)",
         steps=noticed_from(1),
-        none="no data",
+        no_mps=True,
     ),
     tile(
         "Longest wait",
@@ -72,7 +72,7 @@ TILES = (
         LONGEST_WAIT,
         SECONDS,
         at_most(WAIT_WARN, WAIT_BAD),
-        none="no data",
+        no_mps=True,
     ),
     tile(
         "Waits, p95",
@@ -88,7 +88,7 @@ TILES = (
         "Healthy: few. How often the GPU went to a user who had waited, in this time range.",
         new_in_range("mps_uid_handovers_total", ""),
         decimals=0,
-        none="no data",
+        no_mps=True,
     ),
     tile(
         "Time lost",
@@ -97,7 +97,7 @@ TILES = (
         IDLE_TIME,
         SECONDS,
         noticed_from(1),
-        none="no data",
+        no_mps=True,
     ),
 )
 
@@ -127,7 +127,8 @@ WAIT_LENGTHS = (
     table(
         "Waits by user",
         "Healthy: short means. Waits that ended in this time range, those that were abandoned, and "
-        "how often this user's clients overtook the queue. The 50 users with most waits.",
+        "how often this user's clients overtook the queue, and how long they held the GPU. The 50 "
+        "users with most waits.",
         (
             f"topk(50, {new_in_range('mps_uid_wait_seconds_count', 'uid')})",
             f"{grown_in_range('mps_uid_wait_seconds_sum', 'uid')}"
@@ -140,15 +141,15 @@ WAIT_LENGTHS = (
         ),
         (
             Column("User", "uid", links=(to_user("${__data.fields.User}"),)),
-            Column("Waits", "A", width=75),
-            Column("Mean", "B", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=95),
-            Column("p95", "C", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=95),
+            Column("Waits", "A", width=65),
+            Column("Mean", "B", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=90),
+            Column("p95", "C", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=80),
             Column("Abandoned", "D", steps=noticed_from(1), width=100),
             Column("Overtook", "E", steps=noticed_from(1), width=90),
-            Column("Held the GPU", "F", unit=SECONDS, width=115),
+            Column("Held", "F", unit=SECONDS, width=80),
         ),
         sort="Mean",
-        none="No user was seen in this time range.",
+        none="nobody",
         found="last_over_time(mps_uid_wait_seconds_count[$__range])",
         width=16,
     ),

@@ -6,6 +6,7 @@ from grafana.board import Board, Row, Variable, instance, job
 from grafana.boards.shared import (
     DAEMONS,
     HOLDERS,
+    UNREACHABLE,
     USERS,
     WAIT_BAD,
     WAIT_WARN,
@@ -25,6 +26,7 @@ from grafana.promql import new_in_range, new_in_step
 from grafana.style import (
     AGO,
     BYTES,
+    DAEMON_STATES,
     HOLDER_STATES,
     QUIET,
     SECONDS,
@@ -72,6 +74,7 @@ TILES = (
         "For information: who holds the GPU that this user waits for. Ask them how long they need.",
         (f"count by (uid) ({_HOLDS} and {_WHERE_I_WAIT})", "uid {{uid}}", WARN),
         (f"{_NONE_CONNECTED} unless on () count({_I_WAIT})", "nobody", QUIET),
+        (UNREACHABLE, "unreachable", QUIET),
         none="no data",
     ),
     tile(
@@ -227,7 +230,8 @@ BOARD = Board(
                     f" or mps_uid_waiting_clients{_MINE} > 0)",
                     "uid $uid",
                 ),
-                states=(*USER_STATES[:1], *HOLDER_STATES),
+                Query(UNREACHABLE, "uid $uid"),
+                states=(*DAEMON_STATES[:1], *USER_STATES[:1], *HOLDER_STATES),
                 height=10,
             ),
         )),

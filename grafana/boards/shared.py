@@ -22,12 +22,16 @@ HOSTS = "job, instance"
 DAEMONS = "job, instance, daemon"
 USERS = "job, instance, daemon, uid"
 
-# Exporters by the jobs that have, or had, at least one: other jobs are not ours.
-SEEN = "last_over_time(mps_exporter_build_info[$__range] @ end())"
+# Exporters by the jobs that have, or had, at least one: other jobs are not ours. On whatever host,
+# because the one that is chosen may never have been reached.
+SEEN = 'last_over_time(mps_exporter_build_info{instance=~".+"}[$__range] @ end())'
 TARGETS = f"(up and on (job) {SEEN})"
 NOT_SCRAPED = f"count({TARGETS} == 0) or 0 * count({TARGETS})"
 # Where one host is chosen, it may have been silent for longer than the time range.
 TARGET = f"({TARGETS} or up unless on () count({SEEN}))"
+
+# -1 where no host of the choice can be asked.
+UNREACHABLE = f"(0 * count({TARGET} == 0) - 1 unless on () count(mps_exporter_build_info))"
 
 WAIT_WARN = alert_threshold("MpsUidWaitLong", "mps_uid_waiting_since_timestamp_seconds")
 WAIT_BAD = alert_threshold("MpsUidStarved", "mps_uid_waiting_since_timestamp_seconds")

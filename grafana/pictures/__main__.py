@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,6 +49,17 @@ def replays() -> dict[str, str]:
     return {SLOW: "tour@0.1", "quiet:9400": "quiet@0.5", **fleet}
 
 
+FLEET_SCENARIO = "fleet"
+SCENARIOS = {
+    FLEET_SCENARIO: "",
+    "tour": SLOW,
+    "quiet": "quiet:9400",
+    "no-mps": "gpu17-training-10-direct:9400",
+    "dead": DEAD,
+    "eight-gpus": hosts.MADE_UP,
+}
+"""Name -> the host that is chosen; all of them, or the dashboard's first, where there is none."""
+
 IMAGES = {
     "dashboard-fleet.png": "mps-fleet",
     "dashboard-sharing.png": "mps-sharing-tour",
@@ -59,28 +70,19 @@ IMAGES = {
 """Pictures of the documents, and what they show."""
 
 
-def shots(also: Path | None = None) -> list[Shot]:
-    """Every dashboard, of the hosts that one looks at, and a foreign one."""
-    one_host = ("mps-host", "mps-sharing", "mps-gpu")
+def shots(also: Path | None = None, scenarios: Iterable[str] = SCENARIOS) -> list[Shot]:
+    """Every dashboard in every scenario that it can be in, and a foreign one."""
     period = "now-20m"
-    names = {"tour": SLOW, "quiet": "quiet:9400", "no-mps": "gpu17-training-10-direct:9400",
-             "dead": DEAD, "eight-gpus": hosts.MADE_UP}  # fmt: skip
     found = [Shot(server.FOREIGN, "also", "", period)] if also else []
-    for board in BOARDS:
-        if board.uid in one_host:
-            found += [
-                Shot(board.uid, f"{board.uid}-{name}", f"var-job={JOB}&var-instance={host}", period)
-                for name, host in names.items()
-            ]
-        elif board.uid == "mps-user":
-            found.append(Shot(board.uid, board.uid, "var-uid=1002", period))
-        else:
-            found.append(Shot(board.uid, board.uid, "", period))
-            if board.uid == "mps-incidents":
-                found.append(Shot(board.uid, f"{board.uid}-tour", f"var-instance={SLOW}", period))
-                found.append(
-                    Shot(board.uid, f"{board.uid}-quiet", "var-instance=quiet:9400", period)
-                )
+    for board, scenario in itertools.product(BOARDS, scenarios):
+        host = SCENARIOS[scenario]
+        if board.of_one_host and not host:
+            continue
+        choices = [f"var-job={JOB}", f"var-instance={host}"] if host else []
+        if board.uid == "mps-user":
+            choices.append("var-uid=1002")
+        name = f"{board.uid}-{scenario}" if host else board.uid
+        found.append(Shot(board.uid, name, "&".join(choices), period))
     return found
 
 
@@ -150,15 +152,20 @@ async def take(chosen: argparse.Namespace, address: str) -> list[str]:
     lines: list[str] = []
     themes = [theme == "dark" for theme in chosen.theme]
     docked = [menu == "docked" for menu in chosen.menu]
+    wanted = [
+        shot
+        for shot in shots(chosen.also, chosen.scenario)
+        if shot.dashboard in (*chosen.dashboard, server.FOREIGN)
+    ]
     for width, dark, dock in itertools.product(chosen.width, themes, docked):
-        for shot in shots(chosen.also):
-            if not any(shot.name.startswith(wanted) for wanted in (*chosen.dashboard, "also")):
-                continue
-            async with browser() as tab:
+        # One browser for all: Grafana's programs are read and compiled once.
+        async with browser() as tab:
+            for shot in wanted:
+                before = len(tab.complaints)
                 sights: list[Sight] = await look(
                     tab, shot, address, chosen.folder, width=width, dark=dark, docked=dock
                 )
-                said = list(report(sights, tab.complaints))
+                said = list(report(sights, tab.complaints[before:]))
                 print(*said, sep="\n", flush=True)
                 lines += [f"{shot.name} at {width}: {s}" for s in said if "FAULT" in s]
     return lines
@@ -174,19 +181,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--minutes", type=float, default=20, help="to let the recordings play first"
     )
+    parser.add_argument(
+        "--grafana", metavar="URL", help="look at a Grafana that runs already, with --keep"
+    )
     for flag, default, kind in (
         ("--dashboard", [board.uid for board in BOARDS], str),
+        ("--scenario", list(SCENARIOS), str),
         ("--width", [1366, 1920, 2560], int),
         ("--theme", ["dark", "light"], str),
         ("--menu", ["docked", "closed"], str),
     ):
-        parser.add_argument(flag, nargs="+", type=kind, default=default)
+        known = default if kind is str else None
+        parser.add_argument(flag, nargs="+", type=kind, default=default, choices=known)
     parser.add_argument(
         "--also", type=Path, help="a dashboard's file to look at, too: dcgm-exporter's"
     )
     parser.add_argument("--images", type=Path, help="write the documents' pictures there instead")
     parser.add_argument("--keep", action="store_true", help="go on running, to look around")
     chosen = parser.parse_args(arguments)
+    if chosen.grafana:
+        chosen.folder.mkdir(parents=True, exist_ok=True)
+        return _said(asyncio.run(_looked(chosen, chosen.grafana)))
     try:
         server.program(os.environ.get("GRAFANA"))
     except server.NoGrafanaError as error:
@@ -201,14 +216,20 @@ def main(arguments: list[str] | None = None) -> int:
             home = os.environ.get("GRAFANA")
             with server.running(home, folder, free_port(), prometheus, chosen.also) as address:
                 print(f"Grafana: {address}", flush=True)
-                wrong = asyncio.run(
-                    take_images(chosen.images, address, chosen.also)
-                    if chosen.images
-                    else take(chosen, address)
-                )
-                print(*(wrong or ["Nothing is wrong."]), sep="\n")
+                status = _said(asyncio.run(_looked(chosen, address)))
                 while chosen.keep:
                     time.sleep(1)
+    return status
+
+
+async def _looked(chosen: argparse.Namespace, address: str) -> list[str]:
+    if chosen.images:
+        return await take_images(chosen.images, address, chosen.also)
+    return await take(chosen, address)
+
+
+def _said(wrong: list[str]) -> int:
+    print(*(wrong or ["Nothing is wrong."]), sep="\n")
     return int(bool(wrong))
 
 

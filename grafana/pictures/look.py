@@ -16,6 +16,8 @@ from tests.browser.devtools import Page
 DRAWN_SECONDS = 60.0
 """How long panels may load on a busy machine."""
 SETTLED_SECONDS = 1.5
+MOST_MARKS = 40
+"""More annotations than this hide the curves of a graph of a third of a screen."""
 HIGHEST = 6000
 """Pixels: no dashboard is higher with all rows opened."""
 
@@ -45,6 +47,7 @@ PANELS = """[...document.querySelectorAll('section[data-testid^="data-testid Pan
       cut: !!title && (title.scrollWidth > title.clientWidth
         || words.getBoundingClientRect().width > title.getBoundingClientRect().width),
       error: badge ? badge.getAttribute('aria-label') || 'error' : '',
+      marks: panel.querySelectorAll('[data-testid="data-testid annotation-marker"]').length,
       canvas: [...panel.querySelectorAll('canvas')].some((c) => c.width > 0 && c.height > 0),
       text: (content ?? panel).innerText.replace(/\\s+/g, ' ').trim().slice(0, 300),
       y: Math.round(at.top + scrollY), height: Math.round(at.height),
@@ -62,6 +65,8 @@ class Sight:
     cut: bool
     canvas: bool
     text: str
+    marks: int = 0
+    """Annotations that are drawn over it."""
 
     @classmethod
     def read(cls, dashboard: str, found: Json) -> Sight:
@@ -73,6 +78,7 @@ class Sight:
             cut=bool(found["cut"]),
             canvas=bool(found["canvas"]),
             text=str(found["text"]),
+            marks=int(found["marks"]),
         )
 
     @property
@@ -82,6 +88,8 @@ class Sight:
             yield f"error badge: {self.error}"
         if self.cut:
             yield "title cut"
+        if self.marks > MOST_MARKS:
+            yield f"covered by {self.marks} annotations"
         if not self.canvas and not self.text:
             yield "nothing drawn, no text"
         if self.text.startswith(("Data does not have", "Data is missing", "An unexpected error")):

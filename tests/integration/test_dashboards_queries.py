@@ -133,6 +133,15 @@ def test_history_has_hosts_that_were_never_reached_and_hosts_that_are_young(stag
     assert last["limits"] == 1
 
 
+def test_a_host_that_was_never_reached_can_be_chosen(stage: Stage) -> None:
+    prometheus, windows = stage
+    window = windows["limits"]
+    for panel, wanted in (("Unreachable", 1), ("Hosts, worst first", 12), ("State", 12)):
+        target = next(t for t in targets() if (t.panel, t.ref) == (panel, "A"))
+        found = prometheus.at_end(target, window, instance=NEVER)
+        assert [value for _, (value,) in found] == [wanted], panel
+
+
 def test_every_variable_offers_something(stage: Stage) -> None:
     prometheus, windows = stage
     whole = Window(min(w.start for w in windows.values()), max(w.end for w in windows.values()))

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mps_exporter.collector import Collector
-from mps_exporter.commands import doctor_report
+from mps_exporter.commands import doctor_report, process_report
 from mps_exporter.commands.common import StartError, load_recording
+from mps_exporter.commands.doctor_processes import Whom, check
 from mps_exporter.config import Settings
 from mps_exporter.replay import advance
 from mps_exporter.snapshot import Snapshot
@@ -23,9 +24,22 @@ PAUSE_SECONDS = 1.5
 
 
 async def diagnose(
-    settings: Settings, *, as_json: bool, recording: Path | None, at_seconds: float | None
+    settings: Settings,
+    *,
+    as_json: bool,
+    recording: Path | None,
+    at_seconds: float | None,
+    whom: Whom | None = None,
 ) -> int:
-    """Look at the host once and print what is found; gives the exit status."""
+    """Look at the host once and print what is found; gives the exit status.
+
+    Args:
+        settings: Of the collector.
+        as_json: Print JSON.
+        recording: Look at this instead of the host.
+        at_seconds: Of the recording: the moment; None: its end.
+        whom: Say what is wrong with these processes, not with the host.
+    """
     if recording is None:
         snapshot = await _collect_twice(settings)
     else:
@@ -33,12 +47,20 @@ async def diagnose(
     paint = (
         doctor_report.coloured if supports_colour(sys.stdout, os.environ) else doctor_report.plain
     )
-    lines = doctor_report.report(snapshot, paint)
+    if whom is None:
+        lines = doctor_report.report(snapshot, paint)
+        text = doctor_report.as_json(snapshot) if as_json else "\n".join(lines)
+        status = doctor_report.exit_status(snapshot)
+    else:
+        procfs = settings.path_procfs if recording is None else None
+        checks = check(whom, snapshot, procfs)
+        text = process_report.as_json(checks) if as_json else process_report.text(checks, paint)
+        status = process_report.exit_status(checks)
     try:
-        print_output(doctor_report.as_json(snapshot) if as_json else "\n".join(lines))
+        print_output(text)
     except OSError as error:
         raise StartError(f"cannot print what was found: {error.strerror}") from error
-    return doctor_report.exit_status(snapshot)
+    return status
 
 
 async def _collect_twice(settings: Settings) -> Snapshot:

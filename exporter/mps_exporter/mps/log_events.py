@@ -85,8 +85,6 @@ class BinaryVersion(LogEvent):
 class DaemonExited(LogEvent):
     """The control daemon ended in order. Nothing is written when it is killed."""
 
-    status: int
-
 
 @dataclass(frozen=True, slots=True)
 class CredentialsMissing(ServerEvent):
@@ -185,14 +183,12 @@ class ShutdownDeclined(LogEvent):
     """The server still has clients."""
 
     pid: int
-    connections: int
 
 
 @dataclass(frozen=True, slots=True)
 class ShutdownRetry(LogEvent):
     """The daemon's back-off: when it will ask the server again."""
 
-    pid: int
     milliseconds: int
 
 
@@ -202,9 +198,6 @@ class ShutdownRetry(LogEvent):
 @dataclass(frozen=True, slots=True)
 class ServerProcess(ServerEvent):
     """A server process writes its first line."""
-
-    modern: bool
-    """False: worded as before driver 535."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +268,8 @@ class ClientConnected(ClientEvent):
 
 @dataclass(frozen=True, slots=True)
 class DeviceAssociated(ServerEvent):
-    """The context that is being made lives on this GPU."""
+    """The context that is being created is on this GPU."""
 
-    name: str
     uuid: str
 
 
@@ -308,8 +300,6 @@ class ContextLeft(ClientEvent):
     pid: int | None
     """None: this driver does not say whose."""
     context: int | None
-    remaining: int | None
-    """Contexts that are left on that device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +388,6 @@ class FaultList(FaultEvent):
 
 
 TIMELESS_EVENTS: frozenset[type[LogEvent]] = frozenset(
-    {Noise, Continuation, Unrecognized, Number, UiOpened, UiCommand, UiClosed, UiRefused}
+    {Noise, Continuation, Unrecognized, UiOpened, UiCommand, UiClosed, UiRefused}
 )
 """Those that change neither servers nor the queue: most lines of a control.log."""

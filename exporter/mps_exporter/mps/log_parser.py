@@ -261,12 +261,12 @@ _CONTROL = _shapes(
     # 580: Server 634 has 2 active worker threads. Server will not shutdown.
     (
         r"Server <pid> has <num> active worker threads\. Server will not shutdown\.",
-        lambda m: e.ShutdownDeclined(int(m[1]), int(m[2])),
+        lambda m: e.ShutdownDeclined(int(m[1])),
     ),
     # 580: Control will try shutting down server 634 again in at most 400ms
     (
         r"Control will try shutting down server <pid> again in at most <num>ms",
-        lambda m: e.ShutdownRetry(int(m[1]), int(m[2])),
+        lambda m: e.ShutdownRetry(int(m[2])),
     ),
     # 580: Failed to start server using uid 0, error: Operation not permitted
     (r"Failed to start server using uid <uid>, error: .*", lambda m: e.ServerForbidden(_uid(m[1]))),
@@ -278,8 +278,8 @@ _CONTROL = _shapes(
     # 580: CUDA MPS Control binary version: 13000
     (r"CUDA MPS Control binary version: ([\w.-]{1,32})", lambda m: e.BinaryVersion(m[1])),
     # 580: Exit with status 0; R340: Exit
-    (r"Exit with status (-?\d{1,10})", lambda m: e.DaemonExited(int(m[1]))),
-    (r"Exit", e.DaemonExited(0)),
+    (r"Exit with status -?\d{1,10}", e.DaemonExited()),
+    (r"Exit", e.DaemonExited()),
     # 580: To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY=/tmp/mps
     (r"To connect CUDA applications to this daemon, .*", NOISE),
     # 580: Unable to accept connection (a caller gave up while the daemon was stuck)
@@ -303,8 +303,8 @@ def _hex_uuid(text: str) -> str:
 
 _SERVER = _shapes(
     # 580: Startup; T4, R340: Start
-    (r"Startup", e.ServerProcess(modern=True)),
-    (r"Start", e.ServerProcess(modern=False)),
+    (r"Startup", e.ServerProcess()),
+    (r"Start", e.ServerProcess()),
     # 580: Connecting to control daemon on socket: /tmp/mps/control
     (r"Connecting to control daemon on socket: .*", NOISE),
     # T4: MPS Server connecting to control daemon on socket: /tmp/nvidia-mps/control
@@ -364,8 +364,8 @@ _SERVER = _shapes(
     # 580: Device NVIDIA H200 (uuid GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893) is associated
     # T4: Device Tesla T4 (uuid 0xafc3ccca-0xc3365689-0x2ed8f0e1-0x4233036f) is associated
     (
-        r"Device (.{0,96}) \(uuid ([0-9A-Za-z/-]{1,96})\) is associated",
-        lambda m: e.DeviceAssociated(m[1], _hex_uuid(m[2])),
+        r"Device .{0,96} \(uuid ([0-9A-Za-z/-]{1,96})\) is associated",
+        lambda m: e.DeviceAssociated(_hex_uuid(m[1])),
     ),
     # 580: Status of client {PID: 440, Context ID: 1} is ACTIVE
     # 2022: status of client {11641, 1} is INACTIVE
@@ -386,14 +386,14 @@ _SERVER = _shapes(
     (
         rf"Client {_WHO} exiting\.(?: Worker is in reset\.)? "
         r"Number of active client contexts is <num>\.?",
-        lambda m: e.ContextLeft(int(m[1]), int(m[2]), int(m[3])),
+        lambda m: e.ContextLeft(int(m[1]), int(m[2])),
     ),
     # 2022: Client {11641, 1} exit
-    (rf"Client {_WHO} exit", lambda m: e.ContextLeft(int(m[1]), int(m[2]), None)),
+    (rf"Client {_WHO} exit", lambda m: e.ContextLeft(int(m[1]), int(m[2]))),
     # T4: Client disconnected. Number of active client contexts is 2
     (
         r"Client disconnected\. Number of active client contexts is <num>\.?",
-        lambda m: e.ContextLeft(None, None, int(m[1])),
+        e.ContextLeft(None, None),
     ),
     # 580: Client process 451 disconnected
     (r"Client process <pid> disconnected", lambda m: e.ClientLeft(int(m[1]))),

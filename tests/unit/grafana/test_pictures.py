@@ -8,6 +8,7 @@ import pytest
 import yaml
 from aiohttp.test_utils import TestClient, TestServer
 
+from grafana.boards import BOARDS
 from grafana.pictures import __main__ as pictures
 from grafana.pictures import hosts, server
 from grafana.pictures.look import Shot, Sight, report
@@ -71,6 +72,18 @@ def test_recordings_of_the_fleet_are_there_and_one_is_dead() -> None:
         assert any(choices.endswith(f"var-instance={host}") for choices in chosen), host
 
 
+def test_every_dashboard_is_looked_at_in_every_scenario() -> None:
+    names = {shot.name for shot in pictures.shots()}
+    for board in BOARDS:
+        for scenario in pictures.SCENARIOS:
+            name = board.uid if scenario == "fleet" else f"{board.uid}-{scenario}"
+            assert (name in names) != (scenario == "fleet" and board.of_one_host), name
+    assert {shot.name for shot in pictures.shots(scenarios=["dead"])} == {
+        f"{board.uid}-dead" for board in BOARDS
+    }
+    assert set(pictures.IMAGES.values()) <= {*names, "also"}
+
+
 def test_the_address_of_a_shot_has_its_choices_time_and_theme() -> None:
     shot = Shot("mps-host", "x", "var-instance=a:9400", "now-5m")
     url = shot.url("http://g", dark=False)
@@ -85,6 +98,11 @@ def test_the_address_of_a_shot_has_its_choices_time_and_theme() -> None:
         (Sight("b", "p", "", cut=False, canvas=False, text="0"), ""),
         (Sight("b", "p", "bad query", cut=False, canvas=True, text=""), "error badge: bad query"),
         (Sight("b", "p", "", cut=True, canvas=True, text=""), "title cut"),
+        (
+            Sight("b", "p", "", cut=False, canvas=True, text="", marks=41),
+            "covered by 41 annotations",
+        ),
+        (Sight("b", "p", "", cut=False, canvas=True, text="", marks=40), ""),
         (Sight("b", "p", "", cut=False, canvas=False, text=""), "nothing drawn, no text"),
         (
             Sight("b", "p", "", cut=False, canvas=False, text="Data does not have a time field"),

@@ -48,7 +48,7 @@ def test_two_logs_become_one_story() -> None:
         ("server", e.ServerExiting()),  # where stamps are equal, the server goes first
         ("control", e.ServerReady(110)),
         ("control", e.ServerExited(110, 0)),
-        ("server", e.ServerProcess(modern=True)),
+        ("server", e.ServerProcess()),
     ]
     assert [entry.at for entry in found] == [at("00:01"), at("00:01"), at("00:02"), at("00:03")]
 
@@ -191,7 +191,7 @@ def test_a_clock_set_back_stops_nothing() -> None:
         if now == at("20:03"):
             assert sequencer.complete_until == pytest.approx(at("20:02.900"))
     assert [entry.event for entry in found] == [
-        e.ServerProcess(modern=True),
+        e.ServerProcess(),
         e.UiOpened(),
         e.ServerExiting(),
         e.UiClosed(),
@@ -203,7 +203,7 @@ def test_lines_of_one_log_keep_their_order_though_threads_stamp_them() -> None:
     sequencer = LogMerger(PIPE)
     sequencer.add_chunk(chunk("server", "00:01.005 S110 Startup\n00:01.001 S110 Exiting"))
     assert [entry.event for entry in out(sequencer)] == [
-        e.ServerProcess(modern=True),
+        e.ServerProcess(),
         e.ServerExiting(),
     ]
 

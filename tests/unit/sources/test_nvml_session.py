@@ -377,7 +377,7 @@ def test_a_thread_that_does_not_come_out_is_left_alone(caplog: pytest.LogCapture
     nvml.tick()
     seen = nvml.observe()
     assert seen.outcome is Outcome.REFUSED
-    assert "has not come out" in (seen.error or "")
+    assert "is blocked inside NVML" in (seen.error or "")
     assert len(caplog.records) == 1
     library.now += 1
     assert nvml.observe() == replace(seen, at=library.now)

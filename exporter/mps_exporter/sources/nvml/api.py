@@ -89,7 +89,7 @@ SESSION_GONE = frozenset(
         Code.LIB_RM_VERSION_MISMATCH,
     }
 )
-"""NVML as a whole must be initialized anew: the driver was unloaded or replaced."""
+"""NVML as a whole must be initialized again: the driver was unloaded or replaced."""
 
 
 def code_name(code: int) -> str:

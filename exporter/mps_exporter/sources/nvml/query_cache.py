@@ -46,7 +46,7 @@ class QueryCache:
     def __init__(self, device_name: str) -> None:
         self.device_name = device_name
         self.session_gone = False
-        """Some answer said that NVML must be initialized anew."""
+        """NVML must be initialized again."""
         self._refused: dict[str, float] = {}
         """Question -> when it is worth putting again; ONCE: never."""
         self._logged: set[tuple[str, int]] = set()

@@ -1,9 +1,9 @@
-"""NVML as a source: finds the devices, observes them, and comes back after what goes wrong.
+"""NVML as a source: opens the devices, reads them, and recovers after errors.
 
-NVML is initialized at the first observation. It is initialized anew when the driver was reloaded,
-when the set of GPUs that the kernel lists changed, and now and then while a GPU is lost, more and
-more rarely and between two collections, since it costs the healthy ones a second of their GPM
-counters. What was counted so far is kept.
+NVML is initialized at the first observation. It is initialized again when the driver was reloaded,
+when the set of GPUs that the kernel lists changed, and while a GPU is lost: at growing intervals
+and between two collections, since it costs the healthy GPUs a second of their GPM counters. What
+was counted so far is kept.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from mps_exporter.sources.nvml.api import (
     GPU_GONE,
     SESSION_GONE,
     Code,
-    Device,
     NvmlApi,
     NvmlError,
 )
-from mps_exporter.sources.nvml.device import DeviceLocation, DeviceReader, MigDeviceReader
+from mps_exporter.sources.nvml.device import DeviceLocation, DeviceReader
+from mps_exporter.sources.nvml.mig import MigInstances
 from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
 from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS
 from mps_exporter.sources.nvml.xid import XidCounts, XidWatcher
@@ -38,14 +38,14 @@ LOST = Reading("up", 0.0)
 NEVER = float("inf")
 
 TICK_OVERDUE_SECONDS = 5.0
-"""Nobody ticks who has not done so for this long: then a collection does what a tick should."""
+"""If no tick has come for this long, a collection does its work."""
 
 TICK_SECONDS = 1.0
-"""How often :meth:`NvmlSession.tick` wants to be called.
+"""How often :meth:`NvmlSession.tick` should be called.
 
-GPM counts cycles, not time: over an interval in which the clock moves, the busier part weighs more
-(6 % too much at 7 s). And the PCIe counters turn over every 70 ms, which is told from GPM's rate
-only as long as that is less than 2 GiB off.
+GPM counts cycles, not time: over an interval in which the clock rate changes, the busier part
+weighs more (6 % too much at 7 s). And the PCIe counters wrap every 70 ms, which GPM's rate corrects
+only while it is less than 2 GiB off.
 """
 
 REMEDIES = {
@@ -59,8 +59,8 @@ REMEDIES = {
         "while it was in use; reload it or reboot"
     ),
     Code.IN_USE: (
-        "the thread that waits for Xid errors has not come out of NVML, so that NVML cannot be "
-        "initialized anew; the driver hangs, or the exporter must be restarted"
+        "the thread that waits for Xid errors is blocked inside NVML, so NVML cannot be "
+        "initialized again: the driver hangs, or the exporter must be restarted"
     ),
     Code.NO_PERMISSION: "no permission to open /dev/nvidiactl and /dev/nvidia*",
 }
@@ -75,7 +75,7 @@ class Clock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NvmlOptions:
-    """What can be set. Durations in seconds."""
+    """Options. Durations in seconds."""
 
     serials: bool = False
     """Read the boards' serial numbers."""
@@ -83,19 +83,19 @@ class NvmlOptions:
     retry_seconds: float = 10.0
     """How often to try again where NVML is missing."""
     lost_retry_seconds: float = 60.0
-    """How long after a GPU was lost to initialize NVML anew; then after twice that, and so on."""
+    """How long after a GPU was lost to initialize NVML again; then after twice that, and so on."""
     lost_retry_most_seconds: float = 600.0
-    """How often at least."""
+    """The longest such interval."""
     mig_refresh_seconds: float = 10.0
     """How often to look for new MIG instances."""
     leave_seconds: float = 3.0
-    """How long to wait for the Xid thread to come out of NVML before NVML is shut down."""
+    """How long to wait for the Xid thread to return from NVML before NVML is shut down."""
     driver_directory: str = "/proc/driver/nvidia/gpus"
-    """Lists the GPUs bound to the driver; a change there is a GPU that came or went."""
+    """Lists the GPUs bound to the driver; it changes when a GPU is added or removed."""
 
 
 class NvmlSession:
-    """The GPUs of this host. Not for several threads at a time: give it one worker of its own."""
+    """The GPUs of this host. Not thread-safe: it needs a worker thread of its own."""
 
     def __init__(
         self,
@@ -122,8 +122,7 @@ class NvmlSession:
         self._driver_version: str | None = None
         self._cuda_version: str | None = None
         self._gpus: list[DeviceReader] = []
-        self._instances: dict[str, list[MigDeviceReader]] = {}
-        self._instances_at: dict[str, float] = {}
+        self._instances = MigInstances(self._api, self._options.mig_refresh_seconds)
         self._missing_gpus: list[GpuObservation] = []
         self._known_gpus: dict[str, GpuObservation] = {}
         self._totals: dict[str, CounterTotals] = {}
@@ -131,7 +130,7 @@ class NvmlSession:
         self._watcher = XidWatcher(self._api, self._xids, self._clock.wall)
 
     def observe(self) -> NvmlObservation:
-        """Read all GPUs. Blocks; never raises for what NVML does."""
+        """Read all GPUs. Blocks; errors of NVML are part of the observation, not raised."""
         at = self._clock.wall()
         self._observed_at = self._clock.monotonic()
         if not self._ensure_open(reopen=self._observed_at - self._ticked_at > TICK_OVERDUE_SECONDS):
@@ -152,15 +151,12 @@ class NvmlSession:
         )
 
     def tick(self) -> None:
-        """Do what cannot wait for a scrape, or should not make it wait.
-
-        Wanted every TICK_SECONDS.
-        """
+        """Do what cannot wait for a scrape, or should not delay it; every TICK_SECONDS."""
         if not self._open or self._closing:
             return
         now = self._ticked_at = self._clock.monotonic()
         if now >= self._reopen_at and now - self._observed_at < 2 * TICK_SECONDS:
-            # Just after a collection: by the next one the handles have answers and a GPM interval.
+            # Just after a collection: by the next one the new handles have a GPM interval.
             if self._ensure_open(reopen=True):
                 self._note_losses(self._observe_gpus())
             return
@@ -170,20 +166,20 @@ class NvmlSession:
             self._watch(now)
 
     def close(self) -> None:
-        """Stop the thread and let go of the driver.
+        """Stop the thread and shut NVML down.
 
-        NVML stays initialized where the Xid thread does not come out of it: the end of the process
-        lets go of it without harm, to shut it down under that thread would not.
+        NVML stays initialized if the Xid thread is blocked inside: shutting it down under that
+        thread could crash, and the end of the process releases it safely.
         """
         self._close_session(self._options.leave_seconds)
 
     # The session: from nvmlInit to nvmlShutdown
 
     def _ensure_open(self, *, reopen: bool = False) -> bool:
-        """Open NVML where that is needed; gives whether it can be read.
+        """Open NVML if needed; returns whether it can be read.
 
         Args:
-            reopen: Open it anew also for a GPU that is lost, where that is due.
+            reopen: Open it again also for a GPU that is lost, if that is due.
         """
         now = self._clock.monotonic()
         bound = self._bound_gpus()
@@ -221,10 +217,10 @@ class NvmlSession:
         self._watch(self._clock.monotonic())
 
     def _missing(self, gone: list[int]) -> Iterator[GpuObservation]:
-        """The GPUs that were there and are not, and those at an index that never told their UUID.
+        """Yield the GPUs that were there and are not, and those whose UUID was never read.
 
-        An index tells little: it shifts when another GPU is gone. So one whose GPU answers at
-        another index now stands for some other GPU that is missing, if there is one.
+        An index shifts when another GPU is gone. So an index whose GPU now answers at another index
+        is that of some other missing GPU, if there is one.
         """
         here = {reader.location.uuid for reader in self._gpus}
         missing = [gpu for uuid, gpu in self._known_gpus.items() if uuid not in here]
@@ -237,13 +233,13 @@ class NvmlSession:
             yield GpuObservation(index, "", lost=True)
 
     def _watch(self, now: float) -> None:
-        """Wait for Xids. Where that is refused, it is tried again, rarely."""
+        """Wait for Xids. If that is refused, it is tried again after RETRY_REFUSED_SECONDS."""
         self._watch_at = now + RETRY_REFUSED_SECONDS
         if self._options.xid_events:
             self._watcher.start([(reader.device, reader.location.uuid) for reader in self._gpus])
 
     def _add_gpu(self, index: int) -> bool:
-        """Open one GPU; gives False where NVML says that it is gone."""
+        """Open one GPU. False: NVML reports that it is gone."""
         try:
             device = self._api.device(index)
             uuid = self._api.text("nvmlDeviceGetUUID", device)
@@ -263,11 +259,11 @@ class NvmlSession:
         return True
 
     def _close_session(self, timeout_seconds: float) -> bool:
-        """Shut NVML down, unless the Xid thread is still inside; gives whether it is shut down."""
+        """Shut NVML down, unless the Xid thread is inside; returns whether it is shut down."""
         for reader in self._readers():
             reader.close()
         self._gpus, self._missing_gpus = [], []
-        self._instances, self._instances_at = {}, {}
+        self._instances.clear()
         if not self._open:
             return True
         self._closing = True
@@ -284,7 +280,7 @@ class NvmlSession:
         return any(reader.queries.session_gone for reader in self._readers())
 
     def _note_losses(self, gpus: list[GpuObservation]) -> None:
-        """Say which GPUs are lost or back, and plan when to look for the lost ones anew."""
+        """Log which GPUs are lost or back, and plan when to open the lost ones again."""
         lost = frozenset(gpu.uuid for gpu in gpus if gpu.lost)
         options = self._options
         if not lost:
@@ -297,14 +293,14 @@ class NvmlSession:
         self._log_losses(lost)
         self._lost = lost
 
-    # What there is
+    # Observations
 
     def _observe_gpus(self) -> list[GpuObservation]:
         now = self._clock.monotonic()
         found: list[GpuObservation] = []
         for reader in list(self._gpus):
             gpu = reader.observe(now)
-            instances = self._mig_instances(reader, now) if not gpu.lost else []
+            instances = [] if gpu.lost else self._instances.of(reader, now, self._totals)
             if instances:
                 # A process of a divided GPU is listed with its instance, and only there.
                 gpu = replace(gpu, processes=(), unread_lists=())
@@ -324,58 +320,8 @@ class NvmlSession:
             readings = (LOST,)
         return replace(gpu, readings=(*readings, *self._xids.readings(gpu.uuid)))
 
-    def _mig_instances(self, parent: DeviceReader, now: float) -> list[MigDeviceReader]:
-        uuid = parent.location.uuid
-        if not parent.mig_enabled:
-            for instance in self._instances.pop(uuid, []):
-                instance.close()
-            return []
-        if now >= self._instances_at.get(uuid, 0.0):
-            self._instances_at[uuid] = now + self._options.mig_refresh_seconds
-            self._refresh_instances(parent)
-        return self._instances.get(uuid, [])
-
-    def _refresh_instances(self, parent: DeviceReader) -> None:
-        uuid = parent.location.uuid
-        before = {one.location.uuid: one for one in self._instances.get(uuid, [])}
-        present: list[MigDeviceReader] = []
-        for device, location in self._mig_devices(parent):
-            instance = before.pop(location.uuid) if location.uuid in before else None
-            if instance is None:
-                totals = self._totals.setdefault(location.uuid, CounterTotals())
-                instance = MigDeviceReader(self._api, device, parent.device, location, totals)
-            present.append(instance)
-        for gone in before.values():
-            gone.close()
-        self._instances[uuid] = present
-
-    def _mig_devices(self, parent: DeviceReader) -> Iterator[tuple[Device, DeviceLocation]]:
-        """Slots without an instance answer NOT_FOUND."""
-        try:
-            slots = self._api.number("nvmlDeviceGetMaxMigDeviceCount", parent.device)
-        except NvmlError as error:
-            parent.queries.session_gone |= error.code in SESSION_GONE
-            return
-        for slot in range(slots):
-            try:
-                yield self._mig_place(parent, slot)
-            except NvmlError as error:
-                parent.queries.session_gone |= error.code in SESSION_GONE
-
-    def _mig_place(self, parent: DeviceReader, slot: int) -> tuple[Device, DeviceLocation]:
-        api = self._api
-        device = api.mig_device(parent.device, slot)
-        return device, DeviceLocation(
-            index=parent.location.index,
-            uuid=api.text("nvmlDeviceGetUUID", device),
-            parent_uuid=parent.location.uuid,
-            gpu_instance=api.number("nvmlDeviceGetGpuInstanceId", device),
-            compute_instance=api.number("nvmlDeviceGetComputeInstanceId", device),
-        )
-
     def _readers(self) -> list[DeviceReader]:
-        instances = [one for some in self._instances.values() for one in some]
-        return [*self._gpus, *instances]
+        return [*self._gpus, *self._instances]
 
     def _bound_gpus(self) -> frozenset[str] | None:
         try:
@@ -383,7 +329,7 @@ class NvmlSession:
         except OSError:
             return None
 
-    # Small matters
+    # Helpers
 
     def _read_cuda_version(self) -> str:
         number = self._api.system_number("nvmlSystemGetCudaDriverVersion_v2")

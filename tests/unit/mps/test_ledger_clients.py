@@ -1,0 +1,206 @@
+"""Clients that share a PID, end unnamed or are refused; limits; lines of unknown kinds."""
+
+from __future__ import annotations
+
+import pytest
+
+from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.observations import DaemonFacts, ProcessFacts
+from mps_exporter.snapshot import ServerSession
+from tests.support.mps_logs import (
+    EIGHT,
+    GPU,
+    GPU_TWO,
+    PIPE,
+    at,
+    more,
+    numbers,
+    observation,
+    read,
+    script,
+    start,
+    summary,
+)
+from tests.support.mps_script import DAEMON, HOLDER, arrives, client, leaves, pending, server_starts
+
+FACTS = DaemonFacts(PIPE, "/log", process=ProcessFacts(630, EIGHT, state="S"))
+UNRECOGNIZED = "mps_control_log_unrecognized_lines_total('server',)"
+
+
+def only_server(tracker: DaemonTracker) -> ServerSession:
+    (server,) = tracker.ledger.view(0.0).servers
+    return server
+
+
+def counted(text: str) -> dict[str, float]:
+    return numbers(read(script(text)).counters)
+
+
+def test_a_pid_that_connects_again_belongs_to_another_process() -> None:
+    tracker = start(script(HOLDER + client("00:05.000", 100, 110)))
+    found = summary(tracker.ledger.view(0.0).counters)
+    assert (found["connections"], found["disconnections"]) == ({"1001": 2}, {"1001": 1})
+    assert found["sessions"] == {"1001": [1, 3.8]}
+    assert [one.connected_at for one in only_server(tracker).clients] == [at("00:05.000")]
+
+
+UNNAMED = (
+    DAEMON
+    + pending("00:01.000", 100, 1001)
+    + server_starts("00:01.001", "00:01.200", 110, 1001)
+    + "00:01.201 S110 Received new client request\n"
+    + arrives("00:02.000", 101, 1001)
+    + "00:03.000 S110 Client process disconnected\n"
+)
+"""A log that names no clients: 100 and 101 connected, one of them left."""
+
+
+def test_a_client_that_left_unnamed_is_counted_once_and_named_by_proc() -> None:
+    tracker = start(script(UNNAMED))
+    assert only_server(tracker).clients_count == 1
+    alive = {110: ProcessFacts(110, EIGHT, state="S"), 101: ProcessFacts(101, EIGHT, state="S")}
+    tracker.ledger.observe(at("00:04"), FACTS, alive, {100, 101, 110})
+    tracker.add_logs(observation(at("00:06"), {}))
+    assert [one.pid for one in only_server(tracker).clients] == [101]
+    assert summary(tracker.ledger.view(0.0).counters)["disconnections"] == {"1001": 1}
+    tracker.ledger.observe(at("00:07"), FACTS, {}, {100, 101})
+    tracker.add_logs(observation(at("00:09"), {}))
+    assert summary(tracker.ledger.view(0.0).counters)["disconnections"] == {"1001": 2}
+
+
+def test_a_client_that_left_unnamed_is_not_lost_with_the_server() -> None:
+    found = summary(
+        read(script(UNNAMED + "00:05.000 C630 Server 110 exited with status 1\n")).counters
+    )
+    assert found["server_exits"] == {"crashed": 1}
+    assert found["losses"] == {"1001 server_crashed": 1}
+    assert found["disconnections"] == {"1001": 2}
+
+
+def test_more_ends_than_clients_change_nothing() -> None:
+    tracker = start(script(UNNAMED + 3 * "00:04.000 S110 Client process disconnected\n"))
+    assert only_server(tracker).clients_count == 0
+    found = summary(tracker.ledger.view(0.0).counters)
+    assert found["disconnections"] == {"1001": 2}
+    assert found["holding_seconds"] == {"1001": 2.799}
+
+
+def test_clients_with_pid_0_have_contexts_of_their_own() -> None:
+    connected = "S110 Client {PID: 0, Context ID: "
+    tracker = start(
+        script(
+            DAEMON
+            + server_starts("00:01.001", "00:01.200", 110, 1001)
+            + f"00:01.200 {connected}0}} connected\n"
+            + f"00:01.200 {connected}1}} connected\n"
+            + f"00:01.300 {connected}0}} connected\n"
+            + f"00:01.300 {connected}1}} connected\n"
+            + f"00:01.300 {connected}2}} connected\n"
+        )
+    )
+    found = [sum(one.contexts.values()) for one in only_server(tracker).clients]
+    assert found == [2, 1]
+
+
+@pytest.mark.parametrize(("until", "abandoned"), [("00:11.199", {}), ("00:11.201", {"1001": 1})])
+def test_a_client_that_does_not_connect_in_ten_seconds_has_given_up(
+    until: str, abandoned: dict[str, int]
+) -> None:
+    tracker = start(
+        script(
+            DAEMON
+            + server_starts("00:00.100", "00:00.200", 90, 1002)
+            + pending("00:00.500", 100, 1001)
+            + "00:01.000 S90 Exiting\n00:01.000 C630 Server 90 exited with status 0\n"
+            + server_starts("00:01.001", "00:01.200", 110, 1001)
+        )
+    )
+    more(tracker, f"{until} C630 NEW CLIENT 7 from user 1001: Server already exists\n")
+    found = summary(tracker.ledger.view(0.0).counters)
+    assert found.get("waits_abandoned", {}) == abandoned
+
+
+STATUS = "S110 Failed to accept client {PID: 300, Context ID: 0} with status 807\n"
+
+
+@pytest.mark.parametrize(("status_at", "refusals"), [("00:03.000", 1), ("00:03.001", 2)])
+def test_a_status_line_belongs_to_the_refusal_of_the_second_before(
+    status_at: str, refusals: int
+) -> None:
+    text = (
+        "00:02.000 S110 Server teardown in progress. Refusing to accept new client "
+        "{PID: 300, Context ID: 0}\n"
+    )
+    found = summary(read(script(HOLDER + text + f"{status_at} {STATUS}")).counters)
+    assert found["rejections"] == {"1001 server_not_ready": refusals}
+
+
+@pytest.mark.parametrize(("again_at", "refusals"), [("00:03.000", 1), ("00:03.001", 2)])
+def test_lines_of_one_second_about_an_invalid_device_are_one_refusal(
+    again_at: str, refusals: int
+) -> None:
+    text = f"00:02.000 K300 Invalid CUDA_VISIBLE_DEVICES.\n{again_at} K300 Invalid \
+CUDA_VISIBLE_DEVICES.\n"
+    found = summary(read(script(HOLDER + text)).counters)
+    assert found["rejections"] == {"1001 invalid_device": refusals}
+
+
+def test_the_first_thread_limit_is_that_of_all_clients_and_later_ones_of_new_ones() -> None:
+    tracker = start(
+        script(
+            HOLDER
+            + "00:02.000 S110 Active Threads Percentage set to 50.0\n"
+            + "00:03.000 S110 Active Threads Percentage set to 20.0\n"
+            + client("00:04.000", 101, 110)
+        )
+    )
+    server = only_server(tracker)
+    assert server.active_thread_ratio == 0.2
+    assert [one.active_thread_ratio for one in server.clients] == [0.5, 0.2]
+
+
+def test_unknown_lines_of_a_server_are_counted_and_numbers_outside_a_list() -> None:
+    assert UNRECOGNIZED not in counted(HOLDER)
+    assert counted(HOLDER + "00:02.000 S110 A new driver says this\n")[UNRECOGNIZED] == 1
+    assert counted(HOLDER + "00:02.000 S110 100\n")[UNRECOGNIZED] == 1
+    blamed = "00:02.000 S110 Client {PID: 100, Context: 1} encountered a fatal GPU error.\n"
+    listed = "00:02.000 S110 The following devices will be reset:\n00:02.000 S110 0\n"
+    assert UNRECOGNIZED not in counted(HOLDER + blamed + listed)
+    assert counted(HOLDER + blamed + "00:02.000 S110 0\n")[UNRECOGNIZED] == 1
+    assert counted(HOLDER + blamed + listed + "00:02.501 S110 0\n")[UNRECOGNIZED] == 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_gpu_that_was_given_to_the_wrong_context_is_moved(late: bool) -> None:
+    def opens(pid: int) -> str:
+        return (
+            f"00:01.200 S110 Client {{PID: {pid}, Context ID: 0}} connected\n"
+            f"00:01.200 S110 Client {{PID: {pid}, Context ID: 1}} connected\n"
+        )
+
+    def gets(pid: int, uuid: str) -> str:
+        return (
+            f"00:01.300 S110 Device NVIDIA H200 (uuid {uuid}) is associated\n"
+            f"00:01.300 S110 Status of client {{PID: {pid}, Context ID: 1}} is ACTIVE\n"
+        )
+
+    text = DAEMON + server_starts("00:01.001", "00:01.100", 110, 1001) + opens(100) + opens(101)
+    text += gets(101, GPU_TWO)
+    if late:
+        text += leaves("00:01.300", 101, 110) + gets(100, GPU)
+        expected = {100: {GPU: 1}}
+    else:
+        text += gets(100, GPU)
+        expected = {100: {GPU: 1}, 101: {GPU_TWO: 1}}
+    found = {one.pid: dict(one.contexts) for one in only_server(start(script(text))).clients}
+    assert found == expected
+
+
+def test_a_server_is_ready_once() -> None:
+    text = HOLDER + "00:05.000 C630 NEW SERVER 110: Ready\n"
+    assert summary(read(script(text)).counters)["startups"] == [1, 0.199]
+
+
+def test_a_server_whose_start_was_not_read_has_no_startup_time() -> None:
+    found = summary(read(script("00:05.000 C630 NEW SERVER 110: Ready\n")).counters)
+    assert "startups" not in found
