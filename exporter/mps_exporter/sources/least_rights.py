@@ -19,7 +19,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NO_GROUP = 65534
 """The group that belongs to nobody: a user's groups are not known here."""
 
-CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE = 6, 7, 19
+CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE = 5, 6, 7, 19
 
 _LIMITS = (
     (resource.RLIMIT_CORE, 0),
@@ -47,8 +47,8 @@ def effective_capabilities() -> int:
 
 
 def may_change_user() -> bool:
-    """Whether a child may be given another user."""
-    needed = 1 << CAP_SETUID | 1 << CAP_SETGID
+    """Whether a child may be given another user, and be killed then."""
+    needed = 1 << CAP_SETUID | 1 << CAP_SETGID | 1 << CAP_KILL
     return os.geteuid() == 0 and effective_capabilities() & needed == needed
 
 
