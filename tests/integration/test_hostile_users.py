@@ -91,7 +91,7 @@ def test_no_file_of_root_is_read_as_a_log(host: OwnHost, way: str) -> None:
     inside: Sequence[str] = ()
     logs = "/tmp/alice/logs"
     if way == "mount":
-        script = f"mkdir -p {logs} && touch {logs}/control.log"
+        script = f"mkdir -p {logs} && mount -t tmpfs tmpfs {logs} && touch {logs}/control.log"
         inside = in_namespaces(
             f"{script} && mount --bind /run/secret/control.log {logs}/control.log", "--mount"
         )
@@ -113,7 +113,7 @@ def test_no_file_of_root_is_read_as_a_log(host: OwnHost, way: str) -> None:
     assert status == 200
     metrics = host.scrape()
     assert SECRET not in page
-    # Without the mount there is an empty file of hers.
+    # (Without her mounts there may be an empty file of hers.)
     size = metrics.value("mps_control_log_size_bytes", daemon="/tmp/alice", log="control")
     assert not size
 
@@ -122,7 +122,7 @@ def test_nobody_silences_a_daemon_by_having_its_pid(host: OwnHost) -> None:
     daemon = host.daemon()
     process = host.start(
         *in_namespaces("true", "--pid", "--fork", "--mount-proc", "--mount"),
-        CONTROL, "-c", HAVE_THE_PID, str(daemon.pid), CONTROL, "-c", SLEEP, "-d",
+        sys.executable, "-c", HAVE_THE_PID, str(daemon.pid), CONTROL, "-c", SLEEP, "-d",
         environment={"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", "CUDA_MPS_LOG_DIRECTORY": LOGS},
         rights=AS_ALICE,
     )  # fmt: skip
