@@ -156,6 +156,10 @@ def render(
     samples.add("mps_exporter_unreadable_environments", (), snapshot.unreadable_environments)
     for uid, count in sorted(snapshot.ignored_processes.items()):
         samples.add("mps_exporter_ignored_processes", (uid,), count)
+    for one in snapshot.containers:
+        samples.add(
+            "mps_container_info", (one.container_id, one.namespace, one.pod, one.container), 1.0
+        )
     samples.add("mps_exporter_unknown_readings_total", (), snapshot.unknown_readings)
     if snapshot.recording is not None:
         recording = snapshot.recording
