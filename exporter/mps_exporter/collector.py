@@ -243,14 +243,21 @@ class Collector:
         self._host.forget(self._daemons.keys())
 
     async def poll_logs(self, deadline_seconds: float = 5.0) -> bool:
-        """Read what the logs gained and fold it into the ledgers; gives whether more is waiting."""
+        """Read what the logs gained and fold it into the ledgers.
+
+        Gives whether more is waiting that may be read at once: of limited daemons, the next poll
+        brings the next part.
+        """
         if "logs" not in self.enabled:
             return False
         async with self._tail_lock:
             facts = [record.facts for record in self._daemons.values()]
             observation = await self._host.poll_logs(facts, deadline_seconds)
             self._on_observation(observation)
-            if any(_daemon_starts(chunk) for chunk in observation.chunks):
+            if any(
+                _daemon_starts(chunk) and not self._is_limited(chunk.pipe_directory)
+                for chunk in observation.chunks
+            ):
                 # Whose line it is: of the daemon that was there, or of one beside it?
                 with contextlib.suppress(SourceError, SourceTimeoutError):
                     self._update_daemons(await self._host.discover(deadline_seconds))
@@ -261,7 +268,14 @@ class Collector:
             for record in self._daemons.values():
                 record.tracker.add_logs(observation)
         self._publish()
-        return any(chunk.complete_until is None for chunk in observation.chunks)
+        return any(
+            chunk.complete_until is None and not self._is_limited(chunk.pipe_directory)
+            for chunk in observation.chunks
+        )
+
+    def _is_limited(self, pipe_directory: str) -> bool:
+        record = self._daemons.get(pipe_directory)
+        return record is not None and record.facts.limited
 
     async def watch_processes(self, deadline_seconds: float = WATCH_SECONDS) -> None:
         """Take in which daemons, servers and queued clients ended, and when."""

@@ -23,6 +23,9 @@ PROBE_CACHE_FACTOR = 5.0
 
 The tool writes 0.4 kB into control.log each time: 2.3 MB a day at a scrape every 15 s."""
 
+LIMITED_SECONDS = 0.5
+"""So long a collection waits for the daemons of ordinary users when all others have answered."""
+
 MIN_POLL_SECONDS = 1.0
 """With less time left, the logs are not read: a read that is late helps nobody."""
 
@@ -42,12 +45,27 @@ class DaemonQueries:
         self._settings = settings
         self._on_observation = on_observation
         self._poll_logs = poll_logs
+        self._limited: dict[str, asyncio.Task[None]] = {}
+        """Questions to daemons of ordinary users that are under way, by pipe directory."""
 
     async def ask(self, run: CollectionRun, records: Iterable[DaemonRecord]) -> None:
-        """Ask every daemon; one that fails or hangs does not keep the others from answering."""
+        """Ask every daemon; one that fails or hangs does not keep the others from answering.
+
+        Those of ordinary users are not waited for longer than LIMITED_SECONDS, nor is it a failure
+        of ours when they do not answer; what they answer later is shown by the next collection.
+        """
+        all_of_them = list(records)
+        limited = self._start_limited(run, [one for one in all_of_them if one.facts.limited])
         outcomes = await asyncio.gather(
-            *(self._ask_daemon(run, record) for record in records), return_exceptions=True
+            *(self._ask_daemon(run, record) for record in all_of_them if not record.facts.limited),
+            return_exceptions=True,
         )
+        if limited:
+            await asyncio.wait(limited, timeout=min(LIMITED_SECONDS, run.remaining_seconds()))
+        for record in all_of_them:
+            name = record.facts.pipe_directory
+            if record.facts.limited and name not in run.probes and record.last_probe is not None:
+                run.probes[name] = record.last_probe  # its last answer, until the next comes
         errors = [outcome for outcome in outcomes if outcome is not None]
         for error in errors:
             if not isinstance(error, SourceError | SourceTimeoutError):
@@ -56,6 +74,25 @@ class DaemonQueries:
             text = "; ".join(sorted({str(error) for error in errors}))
             late = any(isinstance(error, SourceTimeoutError) for error in errors)
             raise SourceTimeoutError(text) if late else SourceError(text)
+
+    def _start_limited(
+        self, run: CollectionRun, records: Iterable[DaemonRecord]
+    ) -> list[asyncio.Task[None]]:
+        """Begin to ask these, where no earlier question is under way; that answer stands."""
+        self._limited = {name: task for name, task in self._limited.items() if not task.done()}
+        started = []
+        for record in records:
+            name = record.facts.pipe_directory
+            if name not in self._limited:
+                task = asyncio.create_task(self._ask_limited(run, record))
+                self._limited[name] = task
+                started.append(task)
+            run.queried.add(name)
+        return started
+
+    async def _ask_limited(self, run: CollectionRun, record: DaemonRecord) -> None:
+        with contextlib.suppress(SourceError, SourceTimeoutError):  # the daemon's metrics say it
+            await self._ask_daemon(run, record)
 
     async def _ask_daemon(self, run: CollectionRun, record: DaemonRecord) -> None:
         """Probe one daemon and, when it is due, its servers."""

@@ -119,6 +119,9 @@ class DaemonFacts:
     None: neither is known."""
     log_owners: tuple[int, ...] = ()
     """The users whose files are accepted as its logs."""
+    limited: bool = False
+    """Another user's than root's and the exporter's own, and not configured: it is asked and read
+    within limits, and nobody waits for it for long."""
     foreground: bool = False
     """Started with -f: it writes no log files."""
     multiuser: bool = False

@@ -281,6 +281,8 @@ class Client:
     for a GPU that the process does not see."""
     state: ClientState | None = None
     state_since: float | None = None
+    confirmed: bool = True
+    """There is a process of this PID, and of a user whom this daemon may serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,8 @@ class Server:
     memory_used_bytes: Mapping[str, int] = field(default_factory=dict)
     possible_unfinished_work: PossibleUnfinishedWork | None = None
     clients: tuple[Client, ...] = ()
+    confirmed: bool = True
+    """Its PID is now a process of the server's program, of a user whom this daemon may serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,6 +455,8 @@ class Snapshot:
     """Containers of processes on the GPUs that the kubelet has names for."""
     unreadable_environments: int | None = None
     """Processes whose MPS variables this exporter has no right to read."""
+    ignored_processes: Mapping[int, int] = field(default_factory=dict)
+    """User -> processes of MPS's programs that are left out: that user has too many."""
     unknown_readings: int | None = None
     """Readings that were left out since the exporter started: the catalogue does not know them."""
     recording: RecordingInfo | None = None

@@ -54,6 +54,7 @@ def test_alertmanager_configuration_is_valid() -> None:
     [
         ("alertname=MpsServerCrashed severity=critical", "pager"),
         ("alertname=MpsServerCrashed severity=critical environment=demo", "demo"),
+        ("alertname=MpsServerCrashed severity=critical daemon_uid=2001", "tickets"),
         ("alertname=MpsUidWaitLong severity=warning", "tickets"),
         ("alertname=MpsWouldHelp severity=info", "none"),
         ("alertname=SomebodyElse severity=critical", "tickets"),

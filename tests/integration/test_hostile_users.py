@@ -6,6 +6,8 @@ the hostile user are programs that only have the name.
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -89,7 +91,7 @@ def test_no_file_of_root_is_read_as_a_log(host: OwnHost, way: str) -> None:
     inside: Sequence[str] = ()
     logs = "/tmp/alice/logs"
     if way == "mount":
-        script = f"mkdir -p {logs} && touch {logs}/control.log"
+        script = f"mkdir -p {logs} && mount -t tmpfs tmpfs {logs} && touch {logs}/control.log"
         inside = in_namespaces(
             f"{script} && mount --bind /run/secret/control.log {logs}/control.log", "--mount"
         )
@@ -111,7 +113,7 @@ def test_no_file_of_root_is_read_as_a_log(host: OwnHost, way: str) -> None:
     assert status == 200
     metrics = host.scrape()
     assert SECRET not in page
-    # Without the mount there is an empty file of hers.
+    # (Without her mounts there may be an empty file of hers.)
     size = metrics.value("mps_control_log_size_bytes", daemon="/tmp/alice", log="control")
     assert not size
 
@@ -120,7 +122,7 @@ def test_nobody_silences_a_daemon_by_having_its_pid(host: OwnHost) -> None:
     daemon = host.daemon()
     process = host.start(
         *in_namespaces("true", "--pid", "--fork", "--mount-proc", "--mount"),
-        CONTROL, "-c", HAVE_THE_PID, str(daemon.pid), CONTROL, "-c", SLEEP, "-d",
+        sys.executable, "-c", HAVE_THE_PID, str(daemon.pid), CONTROL, "-c", SLEEP, "-d",
         environment={"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", "CUDA_MPS_LOG_DIRECTORY": LOGS},
         rights=AS_ALICE,
     )  # fmt: skip
@@ -218,3 +220,152 @@ def test_a_program_that_changes_its_user_is_not_roots(host: OwnHost) -> None:
     host.serve()
     names = [one.labels["daemon"] for one in host.scrape()["mps_control_up"]]
     assert names == [daemon.pipe]
+
+
+RIGHTS = """
+import os, re, sys
+path = os.environ["CUDA_MPS_PIPE_DIRECTORY"] + "/rights.txt"
+status = open("/proc/self/status").read()
+lines = re.findall(r"^(?:Uid|Gid|Groups|CapPrm|CapEff|CapAmb|NoNewPrivs):.*$", status, re.MULTILINE)
+with open(path, "w") as file:
+    print(*lines, "Path: " + os.environ["PATH"], "Cwd: " + os.getcwd(), sep="\\n", file=file)
+"""
+
+
+@pytest.mark.parametrize("exporter", ["root", "user"])
+def test_the_tool_meets_her_socket_with_her_rights(host: OwnHost, exporter: str) -> None:
+    tool = host.outside("/run/stand-ins/rights")
+    tool.write_text(f"#!{sys.executable} -SE\n{RIGHTS}")
+    tool.chmod(0o755)
+    host.daemon("/tmp/alice/pipe", "/tmp/alice/logs", rights=AS_ALICE)
+    host.outside("/tmp/alice/pipe").chmod(0o777)
+    host.daemon()
+    host.outside(PIPE).chmod(0o777)
+    capabilities = "+sys_ptrace,+dac_read_search"
+    unit = ("--reuid=1001", "--regid=1001", "--clear-groups",
+            f"--bounding-set=-all,{capabilities}",
+            f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}")  # fmt: skip
+    host.serve(
+        "--mps.control-binary=/run/stand-ins/rights", rights=() if exporter == "root" else unit
+    )
+    wait_for(lambda: host.scrape() and host.outside("/tmp/alice/pipe/rights.txt").exists())
+    for pipe, uid in (("/tmp/alice/pipe", ALICE), (PIPE, 0)):
+        wait_for(host.outside(f"{pipe}/rights.txt").read_text)
+        text = host.outside(f"{pipe}/rights.txt").read_text()
+        found = dict(line.split(":", 1) for line in text.splitlines())
+        assert set(found["Uid"].split()) == {str(uid if exporter == "root" else 1001)}
+        assert found["Groups"].split() == []
+        for name in ("CapPrm", "CapEff", "CapAmb"):
+            assert int(found[name], 16) == 0, name
+        assert found["NoNewPrivs"].strip() == "1"
+        assert found["Cwd"].strip() == "/"
+
+
+def test_a_thousand_daemons_of_one_user_are_eight(host: OwnHost) -> None:
+    """One process makes them all: children with her variables, and the same name."""
+    daemon = host.daemon()
+    host.serve()
+    calm = wait_for(lambda: timed_scrapes(host))
+    crowd = (
+        "import os, time\n"
+        "for number in range(1000):\n"
+        "    if os.fork() == 0:\n"
+        f"        os.execve({CONTROL!r}, [{CONTROL!r}, '-c', 'import time; time.sleep(3600)',"
+        " '-d'], {'CUDA_MPS_PIPE_DIRECTORY': f'/tmp/alice/{number}'})\n"
+        f"{SLEEP}"
+    )
+    fake(host, {}, crowd)
+    wait_for(lambda: (host.scrape().value("mps_exporter_ignored_processes", uid=str(ALICE)) or 0)
+             >= 1000 - 32)  # fmt: skip
+    crowded = timed_scrapes(host)
+    metrics = host.scrape()
+    assert metrics.value("mps_control_up", daemon=daemon.pipe) == 1
+    names = {one.labels["daemon"] for one in metrics["mps_control_up"]}
+    assert len(names) <= 1 + 8
+    assert all(one.value == 1 for one in metrics["mps_scrape_collector_success"])
+    assert (metrics.value("process_resident_memory_bytes") or 0) < 100e6
+    print(f"median of a scrape: {calm:.3f} s alone, {crowded:.3f} s beside 1000 fakes, "
+          f"{metrics.value('process_resident_memory_bytes')} B")  # fmt: skip
+
+
+def timed_scrapes(host: OwnHost, count: int = 9) -> float:
+    """Give the median time of some scrapes, in seconds."""
+    times = []
+    for _ in range(count):
+        began = time.monotonic()
+        host.scrape()
+        times.append(time.monotonic() - began)
+    return sorted(times)[count // 2]
+
+
+FLOOD = """
+import os, time
+text = "NEW CLIENT 632 from user 2001: Server already exists"
+line = f"[2026-11-21 08:55:42.578 Control   630] {text}\\n".encode()
+with open("/tmp/alice/flooded/control.log", "ab") as log:
+    print("ready", flush=True)
+    while True:
+        log.write(line * 10_000)
+        log.flush()
+        time.sleep(0.1)
+"""
+
+
+def test_all_of_it_at_once(host: OwnHost) -> None:
+    """Files of root's, roots' PID, long paths, a crowd, a hang, a sparse log and a fast one."""
+    root = host.daemon()
+    host.serve("--web.enable-debug", f"--mps.pipe-directory={PIPE}", "--mps.query-timeout=2s",
+               "--collector.timeout=10s")  # fmt: skip
+    calm = timed_scrapes(host)
+    secret = host.outside("/run/secret.log")
+    secret.write_text(f"{SECRET}\n")
+    secret.chmod(0o600)
+    logs = "/tmp/alice/logs"
+    fake(host, {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice/shadow", "CUDA_MPS_LOG_DIRECTORY": logs},
+         inside=in_namespaces(f"mkdir -p {logs} && touch {logs}/control.log && "
+                              f"mount --bind /run/secret.log {logs}/control.log", "--mount"),
+         )  # fmt: skip
+    fake(host, {"CUDA_MPS_PIPE_DIRECTORY": PIPE, "CUDA_MPS_LOG_DIRECTORY": LOGS})
+    fake(host, {"CUDA_MPS_PIPE_DIRECTORY": "/a" * 65_000, "CUDA_MPS_LOG_DIRECTORY": "/a" * 65_000})
+    hanging = host.daemon("/tmp/alice/hangs", "/tmp/alice/hanging", rights=AS_ALICE)
+    hanging.be(mode="hang")
+    host.daemon("/tmp/alice/floods", "/tmp/alice/flooded", rights=AS_ALICE)
+    flood = host.start(sys.executable, "-c", FLOOD, rights=AS_ALICE)
+    assert flood.stdout is not None
+    assert flood.stdout.readline() == b"ready\n"
+    host.daemon("/tmp/alice/sparse", "/tmp/alice/sparse-logs", rights=AS_ALICE)
+    wait_for(lambda: host.scrape().value("mps_control_log_size_bytes",
+                                         daemon="/tmp/alice/sparse", log="control"))  # fmt: skip
+    os.truncate(host.outside("/tmp/alice/sparse-logs/control.log"), 1 << 38)
+    crowd = (
+        "import os\n"
+        "for number in range(200):\n"
+        "    if os.fork() == 0:\n"
+        f"        os.execve({CONTROL!r}, [{CONTROL!r}, '-c', 'import time; time.sleep(3600)',"
+        " '-d'], {'CUDA_MPS_PIPE_DIRECTORY': f'/tmp/alice/{number}'})\n"
+        f"{SLEEP}"
+    )
+    fake(host, {}, crowd)
+    wait_for(lambda: host.scrape().value("mps_exporter_ignored_processes", uid=str(ALICE)))
+    beside = timed_scrapes(host)
+    metrics = host.scrape()
+    began = time.monotonic()
+    crash(root, 7001)
+    wait_for(lambda: shown_crashes(host, 1), 30)
+    seen_after = time.monotonic() - began
+    for _ in range(10):
+        metrics = host.scrape()
+        assert metrics.value("mps_control_up", daemon=PIPE) == 1
+        for collector in ("control", "logs", "process"):
+            name = "mps_scrape_collector_success"
+            assert metrics.value(name, collector=collector) == 1, collector
+    status, page = host.get("/debug/collect")
+    assert status == 200
+    assert SECRET not in page
+    memory = metrics.value("process_resident_memory_bytes") or 0
+    print(f"median of a scrape: {calm:.3f} s alone, {beside:.3f} s beside all of it; the crash was"
+          f" shown after {seen_after:.2f} s; {memory / 1e6:.0f} MB")  # fmt: skip
+    assert memory < 100e6
+    host.start("kill", "-9", str(root.pid)).wait()
+    wait_for(lambda: host.scrape().value(
+        "mps_control_state", daemon=PIPE, mps_control_state="absent") == 1, 30)  # fmt: skip

@@ -24,7 +24,7 @@ from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.log_activity import last_activity
 from mps_exporter.sources.process_watch import at_each_end
-from mps_exporter.sources.run_process import ProcessResult
+from mps_exporter.sources.run_process import ChildRights, ProcessResult
 from tests.support import fake_mps_control
 from tests.support.fake_host import H200
 from tests.support.mps_logs import EIGHT, LOGS, PIPE, Logs, observation, script
@@ -102,8 +102,9 @@ class ScriptedHost:
         stdin: bytes,
         environment: Mapping[str, str],
         timeout_seconds: float,
+        rights: ChildRights,
     ) -> ProcessResult:
-        del argv, environment
+        del argv, environment, rights
         commands = stdin.decode().splitlines()
         self.runs.append(commands)
         if self.gate is not None:

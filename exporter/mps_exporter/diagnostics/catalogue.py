@@ -206,6 +206,11 @@ _VISIBILITY = (
         "not always told apart.", "blindness",
     ),
     Advice(
+        "processes_ignored", "info", "A user has too many control daemons",
+        "Any user may start any number of programs with that name. Those above the limit are not "
+        "read; configured daemons always are.", "blindness",
+    ),
+    Advice(
         "clients_not_shown", "info", "Not all clients are shown individually",
         "Each client costs series in Prometheus; so many clients are most often a mistake. The "
         "counts include them.", "blindness",

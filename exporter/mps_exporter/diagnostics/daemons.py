@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
@@ -38,23 +39,42 @@ def of_daemon(daemon: ControlDaemon, now: float, name_of: UserNameLookup) -> Ite
     yield from _limits(clients, found, name_of)
     for log in daemon.logs:
         if log.size_bytes is not None and log.size_bytes > LOG_LARGE_BYTES:
-            yield found("log_large", partial(_large_texts, log.path, log.size_bytes))
+            yield found("log_large", partial(_large_texts, daemon, log.path, log.size_bytes))
     yield from visibility.of_daemon(daemon, name, found)
 
 
-def _large_texts(path: str, size_bytes: int) -> tuple[str, str]:
-    path = humanize.printable(path, 400)
+def _large_texts(daemon: ControlDaemon, path: str, size_bytes: int) -> tuple[str, str]:
+    shown = humanize.printable(path, 4096)
+    command = ""
+    if shown == path:
+        # As its user: root would truncate whatever a link leads to by then.
+        user = f"sudo -u '#{daemon.facts.user}' " if daemon.facts and daemon.facts.user else ""
+        command = f": {user}truncate -s 0 {shlex.quote(path)}"
     return (
-        f"{path} has {humanize.memory(size_bytes)}.",
-        f"Empty it in place: truncate -s 0 {path}. Then set up logrotate with copytruncate.",
+        f"{humanize.printable(path, 400)} has {humanize.memory(size_bytes)}.",
+        f"Empty it in place{command}. Then set up logrotate with copytruncate.",
     )
 
 
-def _end_ghost(pid: int) -> str:
+def _end_ghost(server: Server) -> str:
+    if not _may_be_ended(server):
+        return (
+            "End that server to free the queue. Its process is not visible to the exporter (ps -C "
+            "nvidia-cuda-mps-server lists all servers). Do not restart the daemon."
+        )
+    pid = server.pid
     return (
         f"If ps -o args= -p {pid} says nvidia-cuda-mps-server, end it (kill -9 {pid}) to free the "
         "queue. Do not restart the daemon."
     )
+
+
+def _may_be_ended(one: Server | Client) -> bool:
+    """Whether its PID may be put into a command: a log can name any process.
+
+    (1 and 2 are init, and the kernel's own.)
+    """
+    return one.confirmed and one.pid > 2
 
 
 def _state(daemon: ControlDaemon, name: str, found: AddFinding, now: float) -> Iterator[Finding]:
@@ -112,7 +132,7 @@ def _free(daemon: ControlDaemon) -> str:
     servers = daemon.facts.servers if daemon.facts is not None else ()
     if control is not None and control.state in _STOPPED:
         return f"The daemon itself is stopped: continue it (kill -CONT {control.pid})."
-    if (ghost := next((one.pid for one in daemon.servers if one.ghost), None)) is not None:
+    if (ghost := next((one for one in daemon.servers if one.ghost), None)) is not None:
         return _end_ghost(ghost)
     if stopped := _pids(server.pid for server in servers if server.state in _STOPPED):
         return f"Its server {stopped} is stopped: continue it (kill -CONT {stopped})."
@@ -184,7 +204,7 @@ def _ghost_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
     without = ("connecting", "creating_context")
     hung = [client.pid for client in server.clients if client.state in without]
     text = f"{_owner(server, name_of)} was started for clients that had died in the queue: "
-    remedy = _end_ghost(server.pid)
+    remedy = _end_ghost(server)
     if hung:
         those = humanize.processes(hung) or humanize.count(len(hung), "client")
         text += f"it serves no client; {those} and all later clients hang."
@@ -200,7 +220,7 @@ def _fault_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
     if left is not None and left > 1:
         clients = f"its {left} clients have"
     torn = [client for client in server.clients if client.state == "torn_down"]
-    pids = _pids(client.pid for client in torn or server.clients if client.pid)
+    pids = _pids(client.pid for client in torn or server.clients if _may_be_ended(client))
     return (
         f"{_owner(server, name_of)} is in FAULT after a fatal GPU error: it accepts no new clients "
         f"until {clients} exited.",
@@ -254,7 +274,7 @@ def _stuck_texts(
             "It cannot use the GPU any more, and new clients may be refused until it has exited. "
             "End it"
         )
-    pids = _pids(client.pid for client in stuck if client.pid)
+    pids = _pids(client.pid for client in stuck if _may_be_ended(client))
     return (
         f"{humanize.count(len(stuck), 'client')} {what}, for {humanize.age(age)}: "
         f"{humanize.join_some([_client(client, name_of) for client in stuck])}.",
@@ -311,7 +331,7 @@ def _wait_texts(
     if idle and daemon.state == "answering":
         text += ". Meanwhile no client is connected: the daemon has not yet replaced the server"
     remedy = (
-        _end_ghost(holder.pid)
+        _end_ghost(holder)
         if holder is not None and holder.ghost
         else "MPS serves one user at a time: the wait ends when all clients of the other user "
         "have exited. Run both as one user, give each user a daemon (with its own "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.catalogue import ADVICE, Finding, Texts
@@ -45,6 +45,19 @@ def of_host(snapshot: Snapshot) -> Iterator[Finding]:
             ADVICE["environment_unreadable"],
             lambda: _environment_texts(humanize.count(count, "process", "processes")),
         )
+    if snapshot.ignored_processes:
+        yield Finding(
+            ADVICE["processes_ignored"], lambda: _ignored_texts(snapshot.ignored_processes)
+        )
+
+
+def _ignored_texts(ignored: Mapping[int, int]) -> tuple[str, str]:
+    users = [f"{uid} ({count})" for uid, count in ignored.items()]
+    return (
+        "More daemons and MPS processes than are shown run for "
+        f"{humanize.count(len(users), 'user')}, by UID: {humanize.join_some(users)}.",
+        "Name the daemons that are wanted with --mps.pipe-directory, and end the others.",
+    )
 
 
 def _environment_texts(processes: str) -> tuple[str, str]:

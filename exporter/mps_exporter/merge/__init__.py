@@ -69,6 +69,7 @@ def merge(
         user_names=_user_names(processes),
         containers=processes.containers if processes is not None else (),
         unreadable_environments=_unreadable_environments(processes),
+        ignored_processes={} if processes is None else processes.ignored_programs,
     )
 
 

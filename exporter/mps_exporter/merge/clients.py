@@ -70,7 +70,7 @@ def merge_clients(context: MergeContext, server: ServerInputs) -> tuple[Client, 
         ratio=server.thread_ratio(),
         memory=server.memory_limits(),
     )
-    return tuple(_client(context, session, server.pid, server_limits) for session in sessions)
+    return tuple(_client(context, session, server, server_limits) for session in sessions)
 
 
 def _sessions(server: ServerInputs) -> tuple[ClientSession, ...] | None:
@@ -129,9 +129,12 @@ def _resolve_pid0_clients(
 
 
 def _client(
-    context: MergeContext, session: ClientSession, server_pid: int, server_limits: _ServerLimits
+    context: MergeContext,
+    session: ClientSession,
+    server: ServerInputs,
+    server_limits: _ServerLimits,
 ) -> Client:
-    process = context.processes.get(session.pid)
+    process = context.process(server.daemon.facts, session.pid)
     uid = process.uid if process is not None else session.uid
     attribution = _attribution_of(process.cgroup if process is not None else None)
     environment = process.mps_environment if process is not None else None
@@ -141,7 +144,7 @@ def _client(
     )
     return Client(
         pid=session.pid,
-        server_pid=server_pid,
+        server_pid=server.pid,
         uid=uid,
         user=process.user if process is not None else context.user(uid),
         command=process.name if process is not None else None,
@@ -163,6 +166,7 @@ def _client(
         priority=own.priority,
         percentage_ignored=own.percentage_ignored,
         memory_limit_ignored=own.memory_ignored,
+        confirmed=process is not None and process.state not in ("Z", "X"),
     )
 
 

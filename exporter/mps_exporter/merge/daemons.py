@@ -174,7 +174,7 @@ def _process_of(context: MergeContext, inputs: DaemonInputs, pid: int) -> Proces
     for process in inputs.facts.servers:
         if pid == process.own_pid:
             return context.processes.get(process.pid, process)
-    found = context.processes.get(pid)
+    found = context.process(inputs.facts, pid)
     return found if found is not None and is_server(found) else None
 
 
@@ -217,6 +217,7 @@ def _server(context: MergeContext, inputs: ServerInputs) -> Server:
         memory_used_bytes=context.memory_used(inputs.pid),
         possible_unfinished_work=session.possible_unfinished_work if session is not None else None,
         clients=clients or (),
+        confirmed=process is not None and is_server(process),
     )
 
 

@@ -155,6 +155,17 @@ class MergeContext:
             stranded_before=gpus.at - STRANDED_SECONDS if gpus is not None else math.inf,
         )
 
+    def process(self, daemon: DaemonFacts, pid: int) -> ProcessFacts | None:
+        """Give the process that a daemon calls its server or client; None: it is none of its own.
+
+        The log of an ordinary user's daemon may name any PID. It can serve that user only, so the
+        process of another is not its client, and nothing is told of it.
+        """
+        found = self.processes.get(pid)
+        if found is None or (daemon.limited and found.uid != daemon.user):
+            return None
+        return found
+
     def is_stranded(self, pid: int) -> bool:
         """Whether a process has looked stranded for long enough to be."""
         if self.stranded_since is None:

@@ -143,6 +143,14 @@ CONTROL_DAEMON = _section(
         "The control daemon's process and settings.",
     ),
     (
+        "mps_control_unprivileged_info",
+        "info",
+        (*_D, "uid"),
+        _PROC,
+        "Daemons of ordinary users that are not configured. That user can forge their logs and "
+        "answers; critical alerts about them carry the label daemon_uid.",
+    ),
+    (
         "mps_control_start_time_seconds",
         "gauge",
         _D,
@@ -533,6 +541,14 @@ EXPORTER = _section(
         _PROC,
         "Processes whose own limits could not be read for lack of permissions: CAP_SYS_PTRACE and "
         "CAP_DAC_READ_SEARCH together provide them.",
+    ),
+    (
+        "mps_exporter_ignored_processes",
+        "gauge",
+        ("uid",),
+        _PROC,
+        "Processes with the names of MPS's programs that are left out because their user has more "
+        "than 8 daemons or 32 processes: the 32 users with most of them.",
     ),
     (
         "mps_exporter_unknown_readings_total",

@@ -154,6 +154,8 @@ def render(
         "mps_exporter_build_info", (build.version, build.revision, build.python_version), 1.0
     )
     samples.add("mps_exporter_unreadable_environments", (), snapshot.unreadable_environments)
+    for uid, count in sorted(snapshot.ignored_processes.items()):
+        samples.add("mps_exporter_ignored_processes", (uid,), count)
     for one in snapshot.containers:
         samples.add(
             "mps_container_info", (one.container_id, one.namespace, one.pod, one.container), 1.0
@@ -207,6 +209,8 @@ def _daemon(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str])
             ),
             1.0,
         )
+    if daemon.facts is not None and daemon.facts.limited:
+        add("mps_control_unprivileged_info", (*d, daemon.facts.user), 1.0)
     add("mps_control_start_time_seconds", d, daemon.start_time_seconds)
     add("mps_control_query_duration_seconds", d, daemon.query_duration_seconds)
     add("mps_control_queries_total", d, daemon.queries)

@@ -14,12 +14,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
+from weakref import WeakValueDictionary
 
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.mps.control_protocol import (
@@ -34,7 +44,19 @@ from mps_exporter.mps.control_protocol import (
 )
 from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome
 from mps_exporter.sources.circuit_breaker import CircuitBreaker
-from mps_exporter.sources.run_process import MAX_OUTPUT_BYTES, ProcessResult, run_process
+from mps_exporter.sources.least_rights import (
+    CAP_SYS_PTRACE,
+    PATH,
+    effective_capabilities,
+    may_change_user,
+)
+from mps_exporter.sources.resolve_in_root import opened_directory, process_root
+from mps_exporter.sources.run_process import (
+    MAX_OUTPUT_BYTES,
+    ChildRights,
+    ProcessResult,
+    run_process,
+)
 
 DEFAULT_BINARY = "nvidia-cuda-mps-control"
 
@@ -50,7 +72,12 @@ _MIN_RETRY_SECONDS = 0.1
 _HANG_FRACTION = 0.9
 """Silence for this part of the deadline for one run, all together, is a hang."""
 
+_RUNS = 8
+_RUNS_PER_USER = 2
+"""So many runs of the tool at a time for root's and configured daemons, and for all others."""
+
 _MAX_KEPT_OUTPUT = 4096
+_NO_SLOT = "too many other daemons are being asked"
 _BUSY = "another question to it is still under way"
 
 QueryKind = Literal["probe", "reconciliation"]
@@ -65,6 +92,7 @@ class Runner(Protocol):
         stdin: bytes,
         environment: Mapping[str, str],
         timeout_seconds: float,
+        rights: ChildRights,
     ) -> Awaitable[ProcessResult]:
         """Give how it ended; raise OSError when it could not be started."""
 
@@ -98,6 +126,7 @@ class ControlTool:
         binary: The tool, by name on PATH or by path.
         timeout_seconds: Deadline for one run.
         min_interval_seconds: Within it a probe gives the last observation again (the same object).
+        procfs: Where procfs is mounted.
         run: Runs a program.
         now: Unix time.
         clock: Monotonic time.
@@ -109,6 +138,7 @@ class ControlTool:
         timeout_seconds: float = 2.0,
         min_interval_seconds: float = 5.0,
         *,
+        procfs: str = "/proc",
         run: Runner = run_process,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
@@ -119,6 +149,13 @@ class ControlTool:
         self._run = run
         self._now = now
         self._clock = clock
+        self._procfs = procfs
+        self._may_change_user = may_change_user()
+        has_ptrace = effective_capabilities() >> CAP_SYS_PTRACE & 1
+        self._kept = (CAP_SYS_PTRACE,) if has_ptrace else ()
+        self._slots = asyncio.Semaphore(_RUNS)
+        self._limited_slots = asyncio.Semaphore(_RUNS)
+        self._user_slots: WeakValueDictionary[int | None, asyncio.Semaphore] = WeakValueDictionary()
         self._daemons: dict[str, _QueryState] = {}
         self._runs: Counter[str] = Counter()
         self._failures: dict[str, Counter[str]] = {}
@@ -254,7 +291,10 @@ class ControlTool:
         while exchange.attempts < _ATTEMPTS and deadline - self._clock() >= least:
             if exchange.attempts:
                 await asyncio.sleep(_RETRY_DELAY_SECONDS)
-            attempt = await self._run_once(daemon, known, commands, deadline - self._clock())
+            async with self._slot(daemon, deadline - self._clock()) as free:
+                if not free:
+                    return replace(exchange, error=_NO_SLOT)
+                attempt = await self._run_once(daemon, known, commands, deadline - self._clock())
             least = _MIN_RETRY_SECONDS
             exchange = replace(attempt, attempts=exchange.attempts + 1)
             self._runs[daemon.pipe_directory] += 1
@@ -273,12 +313,11 @@ class ControlTool:
         left_seconds: float,
     ) -> Exchange:
         limit = max(min(left_seconds, self._timeout_seconds), 0.0)
-        environment = {
-            "CUDA_MPS_PIPE_DIRECTORY": daemon.pipe_path,
-            "PATH": os.environ.get("PATH", os.defpath),
-        }
         try:
-            child = await self._run((self._binary,), stdin_text(commands), environment, limit)
+            with self._reached(daemon) as (path, rights):
+                environment = {"CUDA_MPS_PIPE_DIRECTORY": path, "PATH": PATH}
+                argv = (shutil.which(self._binary) or self._binary,)
+                child = await self._run(argv, stdin_text(commands), environment, limit, rights)
         except OSError as error:
             return Exchange(commands, Outcome.ABSENT, error=cannot_run(self._binary, error))
         exchange = _exchange(commands, child, limit)
@@ -287,6 +326,46 @@ class ControlTool:
             why = f"{exchange.error}, and no more time was left"
             return replace(exchange, outcome=Outcome.SKIPPED, error=why)
         return exchange
+
+    @contextmanager
+    def _reached(self, daemon: DaemonFacts) -> Iterator[tuple[str, ChildRights]]:
+        """Give the name of the pipe directory for the tool, and as whom it asks there.
+
+        It runs as the daemon's user where that can be done, and has no capability. Only to reach
+        root's own daemons in containers it must look into /proc/PID/root, which takes
+        CAP_SYS_PTRACE; the directories of others are opened here, and it has a descriptor.
+        """
+        user, path = daemon.user, daemon.pipe_path
+        uid = user if user and self._may_change_user else None
+        if not process_root(path, self._procfs)[0]:
+            yield path, ChildRights(uid)
+        elif not user:
+            yield path, ChildRights(uid, self._kept)
+        else:
+            with opened_directory(path, self._procfs) as directory:
+                yield f"/proc/self/fd/{directory}", ChildRights(uid, descriptors=(directory,))
+
+    @asynccontextmanager
+    async def _slot(self, daemon: DaemonFacts, timeout_seconds: float) -> AsyncIterator[bool]:
+        """Wait until the tool may be run once more; gives whether it may.
+
+        Daemons of ordinary users, which may all hang, do not use up the runs of the others.
+        """
+        slots = [self._slots]
+        if daemon.limited:
+            own = self._user_slots.get(daemon.user)
+            if own is None:
+                own = self._user_slots[daemon.user] = asyncio.Semaphore(_RUNS_PER_USER)
+            slots = [own, self._limited_slots]
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(max(timeout_seconds, 0.0)):
+                    for slot in slots:
+                        await held.enter_async_context(slot)
+            except TimeoutError:
+                yield False
+                return
+            yield True
 
     def _make_observation(
         self,

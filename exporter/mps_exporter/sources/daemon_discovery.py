@@ -30,7 +30,7 @@ from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.log_parser import control_line_of
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
 from mps_exporter.sources.container_logs import ContainerLogs
-from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER, FairShare
+from mps_exporter.sources.fair_share import MAX_DAEMONS, MAX_DAEMONS_PER_USER, FairShare
 from mps_exporter.sources.lanes import Lanes
 from mps_exporter.sources.pipe_directory import PipeDirectory, identity_of, look_at, owner_of
 from mps_exporter.sources.processes import HOST_USERS, Processes
@@ -192,7 +192,8 @@ class DaemonDiscovery:
                 continue
             if known is None:
                 count[daemon.uid] += 1
-                if not self._is_trusted(daemon.uid) and count[daemon.uid] > MAX_DAEMONS_PER_USER:
+                if not self._has_room(daemon.uid, count):
+                    count[daemon.uid] -= 1
                     self._left_out[daemon.uid] += 1
                     continue
             elif known.configured and not daemon.place.belongs_to(daemon.uid, strictly=True):
@@ -201,6 +202,7 @@ class DaemonDiscovery:
             if daemon.writes_the_default_log and facts.process is daemon.program.process:
                 self._default_log_of = facts.pipe_directory
             entries[identity] = facts
+        entries = {name: self._limited(facts) for name, facts in entries.items()}
         own = [self._drop_foreign_default_log(facts, logs) for facts in entries.values()]
         self._found, self._with_root = _with_unique_names(own, self._with_root)
         return self._found
@@ -226,6 +228,19 @@ class DaemonDiscovery:
                 for facts in processes.values()
             ),
         )
+
+    def _has_room(self, uid: int, count: Counter[int]) -> bool:
+        """Whether one more daemon of this user is shown."""
+        others = sum(shown for user, shown in count.items() if not self._is_trusted(user))
+        return self._is_trusted(uid) or (
+            count[uid] <= MAX_DAEMONS_PER_USER and others <= MAX_DAEMONS
+        )
+
+    def _limited(self, facts: DaemonFacts) -> DaemonFacts:
+        own = facts.configured or (
+            facts.owner_uid is not None and self._is_trusted(facts.owner_uid)
+        )
+        return facts if own else replace(facts, limited=True)
 
     def _ignored(self) -> dict[int, int]:
         """Users whose processes are left out, those with most of them first."""

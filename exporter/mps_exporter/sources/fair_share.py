@@ -10,6 +10,8 @@ MAX_PROGRAMS_PER_USER = 32
 """Eight daemons, their servers, and runs of the control tool."""
 
 MAX_DAEMONS_PER_USER = 8
+MAX_DAEMONS = 64
+"""Of all users but root together."""
 
 MAX_PROGRAMS = 512
 """Of all users but root together; eight GPUs of seven MIG instances make 56 daemons of one user."""

@@ -49,22 +49,7 @@ class Lanes(Generic[T]):
         Raises:
             Whatever one of them raised.
         """
-        self._asked = {
-            name: one
-            for name, one in self._asked.items()
-            if name in questions or not one.done.is_set()
-        }
-        hung = Counter(one.user for one in self._asked.values() if not one.done.is_set())
-        late = {name for name, one in self._asked.items() if not one.done.is_set()}
-        for name, (user, function) in questions.items():
-            if name in self._asked:
-                continue  # under way, or done after the last call
-            limit = MAX_HUNG if user in (None, 0) else MAX_HUNG_PER_USER
-            if hung[user] >= limit or len(late) >= MAX_HUNG:
-                continue
-            if hung[user] and user not in (None, 0):
-                late.add(name)  # it may hang as well: its answer is for the next call
-            self._asked[name] = _start(user, function)
+        late = self._start_all(questions)
         end = time.monotonic() + self._wait_seconds
         for name, one in self._asked.items():
             if name not in late:
@@ -78,6 +63,33 @@ class Lanes(Generic[T]):
                     raise found.error
                 answers[name] = found.answers[0]
         return answers
+
+    def _start_all(
+        self, questions: Mapping[Hashable, tuple[int | None, Callable[[], T]]]
+    ) -> set[Hashable]:
+        """Start those that are not under way; gives those that are not waited for."""
+        self._asked = {
+            name: one
+            for name, one in self._asked.items()
+            if name in questions or not one.done.is_set()
+        }
+        hung = Counter(one.user for one in self._asked.values() if not one.done.is_set())
+        late = {name for name, one in self._asked.items() if not one.done.is_set()}
+        for name, (user, function) in questions.items():
+            if name in self._asked:
+                continue  # under way, or done after the last call
+            limit = MAX_HUNG if user in (None, 0) else MAX_HUNG_PER_USER
+            others = sum(count for other, count in hung.items() if other not in (None, 0))
+            if hung[user] >= limit or (user not in (None, 0) and others >= MAX_HUNG):
+                continue
+            if hung[user] and user not in (None, 0):
+                late.add(name)  # it may hang as well: its answer is for the next call
+                hung[user] += 1
+            try:
+                self._asked[name] = _start(user, function)
+            except RuntimeError:  # no thread is left (systemd: TasksMax=); those before come first
+                break
+        return late
 
 
 def _start(user: int | None, function: Callable[[], T]) -> _Question[T]:

@@ -63,6 +63,7 @@ class LiveHost:
             settings.mps_control_binary,
             settings.mps_query_timeout,
             settings.mps_min_query_interval,
+            procfs=settings.path_procfs,
         )
         self._logs = LogReaderPool(LogReader(procfs=settings.path_procfs))
         self._watch = ProcessWatch(opener(settings.path_procfs))
@@ -218,4 +219,5 @@ def _alive(observation: ProcfsObservation, pids: Collection[int]) -> dict[int, f
 
 def _target(daemon: DaemonFacts) -> LogTarget:
     owners = frozenset(daemon.log_owners)
-    return LogTarget(daemon.pipe_directory, daemon.log_directory, daemon.root, owners)
+    limited = daemon.user if daemon.limited else None
+    return LogTarget(daemon.pipe_directory, daemon.log_directory, daemon.root, owners, limited)

@@ -45,6 +45,8 @@ class LogTarget(NamedTuple):
     """Under which both are reached from here."""
     owners: frozenset[int] = frozenset({0})
     """The users whose files are believed to be this daemon's logs."""
+    limited: int | None = None
+    """The user within whose share of a poll they are read; None: there is no limit."""
 
 
 @dataclass(slots=True)
@@ -91,13 +93,15 @@ class LogReader:
             states=tuple(state for part in parts for state in part.states),
         )
 
-    def read_daemon(self, target: LogTarget, at: float) -> LogsObservation:
-        """Read what the logs of one daemon gained.
+    def read_daemon(
+        self, target: LogTarget, at: float, most_bytes: int | None = None
+    ) -> LogsObservation:
+        """Read what the logs of one daemon gained: of each this much at most.
 
         A log that is readable and has no chunk has gained nothing. A chunk without complete_until
         says that more is waiting: ask again soon.
         """
-        pipe_directory, log_directory, root, owners = target
+        pipe_directory, log_directory, root, owners, _ = target
         # After the clock was set back, what is written now is news all the same.
         self._bounds.started_at = min(self._bounds.started_at, self.clock())
         daemon = self._daemons.get(pipe_directory)
@@ -111,7 +115,7 @@ class LogReader:
             tail.path, tail.owners = _path(root, log_directory, tail.log), owners
             try:
                 tail.check_file(daemon.tails["control"])
-                chunk = self._read(daemon, tail, pipe_directory)
+                chunk = self._read(daemon, tail, pipe_directory, most_bytes)
             except OSError as error:
                 tail.fail(error)
             else:
@@ -120,7 +124,8 @@ class LogReader:
         if any(chunk.data for chunk in read):
             daemon.last_data_at = at
         if at - daemon.last_data_at > SETTLING_SECONDS:
-            read = [chunk for chunk in read if chunk.restarted or chunk.lost_bytes]
+            # (One of which more is waiting is not idle.)
+            read = [one for one in read if one.restarted or one.complete_until is None]
         return LogsObservation(at=at, chunks=tuple(read), states=tuple(states))
 
     def daemons(self) -> set[str]:
@@ -137,12 +142,14 @@ class LogReader:
         """Let go of all files."""
         self.forget(self.daemons())
 
-    def _read(self, daemon: _DaemonLogs, tail: LogTail, pipe_directory: str) -> LogChunk | None:
+    def _read(
+        self, daemon: _DaemonLogs, tail: LogTail, pipe_directory: str, most_bytes: int | None
+    ) -> LogChunk | None:
         if tail.descriptor is None:
             return None
         looked_at = self.clock()
         other = daemon.tails["server" if tail.log == "control" else "control"]
-        data, history, complete = tail.read(other.zone)
+        data, history, complete = tail.read(other.zone, most_bytes)
         chunk = LogChunk(
             at=self.clock(),
             pipe_directory=pipe_directory,
@@ -160,7 +167,7 @@ class LogReader:
 
 def unread_states(target: LogTarget, why: str) -> tuple[LogState, ...]:
     """Give the states of logs that are not looked at."""
-    pipe_directory, log_directory, root, _ = target
+    pipe_directory, log_directory, root, *_ = target
     return tuple(
         LogState(pipe_directory, log, _path(root, log_directory, log), readable=False, error=why)
         for log in LOGS

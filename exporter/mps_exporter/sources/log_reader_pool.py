@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,18 @@ from mps_exporter.sources.worker_thread import WorkerThread
 
 MAX_THREADS = 64
 """More than a host has daemons: eight GPUs of seven MIG instances make 56."""
+
+MAX_LIMITED_THREADS = 16
+"""Those for daemons of ordinary users, whose logs may hang for as long as these like."""
+
+USER_POLL_BYTES = 128 * 1024
+LIMITED_POLL_BYTES = 256 * 1024
+"""How much one poll reads of all logs of one user, and of all users, but root's and those that were
+configured. Five polls a second make 1.3 MB/s, a quarter of what a core can take in; daemons write
+some kB/s."""
+
+MIN_POLL_BYTES = 4096
+"""Of each log."""
 
 HUNG_SECONDS = 1.0
 """A poll does not wait for the logs of a daemon whose reading takes so long already."""
@@ -45,6 +58,8 @@ class _Reading:
 
     since: float
     task: asyncio.Task[LogsObservation | None]
+    user: int | None
+    """Who has a limit; None: nobody has."""
 
 
 class LogReaderPool:
@@ -64,7 +79,10 @@ class LogReaderPool:
         """By pipe directory."""
         self._on_threads: set[str] = set()
         """Those that have a thread."""
-        self._free_threads = asyncio.Semaphore(MAX_THREADS)
+        self._free_threads = {
+            False: asyncio.Semaphore(MAX_THREADS),
+            True: asyncio.Semaphore(MAX_LIMITED_THREADS),
+        }
         self._idle: list[WorkerThread] = []
         self._parts: list[tuple[str, LogsObservation]] = []
         """What was read, by pipe directory, and not given yet."""
@@ -88,8 +106,11 @@ class LogReaderPool:
         names = {target.pipe_directory for target in targets}
         for gone in self._tails.daemons() - names - set(kept):
             self._start(gone, self._tails.forget, [gone])
+        shares = _shares(targets)
         for target in targets:
-            self._start(target[0], self._tails.read_daemon, target, at)
+            limit = shares.get(target.limited)
+            user = target.limited
+            self._start(target[0], self._tails.read_daemon, target, at, limit, user=user)
         await self._wait(min(deadline_seconds, PASS_SECONDS))
         self._take_finished()
         parts = [part for pipe, part in self._parts if pipe in names]
@@ -120,17 +141,25 @@ class LogReaderPool:
             worker.close()
 
     def _start(
-        self, pipe_directory: str, function: Callable[..., LogsObservation | None], *arguments: Any
+        self,
+        pipe_directory: str,
+        function: Callable[..., LogsObservation | None],
+        *arguments: Any,
+        user: int | None = None,
     ) -> None:
         """Call it on a thread, unless an earlier call for this daemon has not returned."""
         if pipe_directory not in self._readings:
-            work = self._on_thread(pipe_directory, partial(function, *arguments))
-            self._readings[pipe_directory] = _Reading(self._clock(), asyncio.create_task(work))
+            work = self._on_thread(pipe_directory, user, partial(function, *arguments))
+            task = asyncio.create_task(work)
+            self._readings[pipe_directory] = _Reading(self._clock(), task, user)
 
     async def _on_thread(
-        self, pipe_directory: str, function: Callable[[], LogsObservation | None]
+        self,
+        pipe_directory: str,
+        user: int | None,
+        function: Callable[[], LogsObservation | None],
     ) -> LogsObservation | None:
-        async with self._free_threads:
+        async with self._free_threads[user is not None]:
             worker = self._idle.pop() if self._idle else WorkerThread("logs")
             self._on_threads.add(pipe_directory)
             try:
@@ -142,7 +171,12 @@ class LogReaderPool:
 
     async def _wait(self, timeout_seconds: float) -> None:
         now = self._clock()
-        tasks = [one.task for one in self._readings.values() if now - one.since < HUNG_SECONDS]
+        readings = self._readings.values()
+        # Of a user one of whose logs hangs, another may.
+        slow = {one.user for one in readings if one.user and now - one.since >= HUNG_SECONDS}
+        tasks = [
+            one.task for one in readings if now - one.since < HUNG_SECONDS and one.user not in slow
+        ]
         if tasks:
             await asyncio.wait(tasks, timeout=max(timeout_seconds, 0.0))
 
@@ -166,6 +200,13 @@ class LogReaderPool:
             why = _HANGS if pipe in self._on_threads else _NO_THREAD
             return {(pipe, state.log): state for state in unread_states(target, why)}
         return {}
+
+
+def _shares(targets: Sequence[LogTarget]) -> dict[int | None, int]:
+    """Give how many bytes of each log of a limited user are read."""
+    daemons = Counter(target.limited for target in targets if target.limited is not None)
+    share = min(USER_POLL_BYTES, LIMITED_POLL_BYTES // max(1, len(daemons)))
+    return {user: max(MIN_POLL_BYTES, share // (2 * count)) for user, count in daemons.items()}
 
 
 def _with_idle_chunks(part: LogsObservation) -> LogsObservation:

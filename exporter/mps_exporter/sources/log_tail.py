@@ -26,6 +26,9 @@ from mps_exporter.sources.resolve_in_root import opened_directory
 FINGERPRINT_BYTES = 64
 """A file whose last bytes before our position have changed was truncated and written anew."""
 
+BEHIND_BYTES = 64 * 1024 * 1024
+"""A log that grew by more than this beyond what was read is skipped up to its last lines."""
+
 PARTIAL_BYTES = 128
 """What is kept of a line that is half written: more than its stamp."""
 
@@ -49,6 +52,7 @@ class ReadLimits:
     """How far back a first look goes."""
     poll_bytes: int
     """How much one reading brings, at most."""
+    behind_bytes: int = BEHIND_BYTES
 
 
 @dataclass(slots=True)
@@ -126,7 +130,11 @@ class LogTail:
     def _check_found(
         self, control: LogTail, directory: int, name: str, found: os.stat_result
     ) -> None:
+        same = (found.st_dev, found.st_ino) == (self._device, self._inode)
         if (why := self._why_not(found)) is not None:
+            if self.descriptor is not None and stat.S_ISREG(found.st_mode) and not same:
+                self.error = None  # the daemon goes on writing to the file that we hold
+                return
             self.close()
             self.error = why
             return
@@ -134,9 +142,8 @@ class LogTail:
         if self.descriptor is None:
             self._open(control, directory, name)
             return
-        is_other = (found.st_dev, found.st_ino) != (self._device, self._inode)
         # Go over to a new file, once the old one is read to its end.
-        if is_other and found.st_size > 0 and os.fstat(self.descriptor).st_size <= self._offset:
+        if not same and found.st_size > 0 and os.fstat(self.descriptor).st_size <= self._offset:
             self.close()
             self._open(control, directory, name)
 
@@ -240,30 +247,36 @@ class LogTail:
 
     # ------------------------------------------------------------------ reading
 
-    def read(self, fallback: LogZone | None) -> tuple[bytes, bool, bool]:
+    def read(
+        self, fallback: LogZone | None, most_bytes: int | None = None
+    ) -> tuple[bytes, bool, bool]:
         """Give what is new, whether it is history, and whether it goes to the file's end.
 
         All of it has one offset to Unix time (that of `mark`), and is either history or not.
 
         Args:
             fallback: The zone of the daemon's other log.
+            most_bytes: How much is read at most, if less than always.
         """
         descriptor = self.descriptor
         if descriptor is None:
             return b"", False, False
+        most_bytes = self.limits.poll_bytes if most_bytes is None else most_bytes
         found = os.fstat(descriptor)
         size = found.st_size
         if self._was_truncated(descriptor, size):
             self._offset = self._history_until = 0
             self._fingerprint = self._partial_line = b""
             self.restarted = True
-        wanted = min(size - self._offset, self.limits.poll_bytes)
+        if size - self._offset > self.limits.behind_bytes:
+            self._skip_to(find_next_line(descriptor, size - self.limits.backlog_bytes, size))
+        wanted = min(size - self._offset, most_bytes, self.limits.poll_bytes)
         if self._history_until > self._offset:
             wanted = min(wanted, self._history_until - self._offset)
         data = os.pread(descriptor, wanted, self._offset) if wanted > 0 else b""
         # A size that the file does not have (it may be an old one, of a network's file system) is
         # no reason to wait for more.
-        complete = self._offset + len(data) >= size or not data
+        complete = self._offset + len(data) >= size or (wanted > 0 and not data)
         mtime = found.st_mtime if complete else None
         if data:
             data = self._cut_at_zone_change(data, mtime, fallback)
@@ -272,6 +285,12 @@ class LogTail:
             self._fingerprint = (self._fingerprint + data[-FINGERPRINT_BYTES:])[-FINGERPRINT_BYTES:]
         history = bool(data) and self._offset <= self._history_until
         return data, history, complete
+
+    def _skip_to(self, offset: int) -> None:
+        self.lost_bytes += offset - self._offset
+        self._offset = offset
+        self._fingerprint = self._partial_line = b""
+        self.restarted = True
 
     def _was_truncated(self, descriptor: int, size: int) -> bool:
         fingerprint = self._fingerprint

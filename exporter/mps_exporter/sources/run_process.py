@@ -9,7 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import Any, cast
+
+from mps_exporter.sources.least_rights import NO_GROUP, give_up_rights
 
 MAX_OUTPUT_BYTES = 1 << 20
 """Of each stream; a program that writes more is killed."""
@@ -31,11 +34,28 @@ class ProcessResult:
     duration_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class ChildRights:
+    """As whom a program runs."""
+
+    uid: int | None = None
+    """None: as this program."""
+    capabilities: tuple[int, ...] = ()
+    """What it keeps of this program's."""
+    descriptors: tuple[int, ...] = ()
+    """Of this program, open in the child by the same numbers."""
+
+
 async def run_process(
-    argv: Sequence[str], stdin: bytes, environment: Mapping[str, str], timeout_seconds: float
+    argv: Sequence[str],
+    stdin: bytes,
+    environment: Mapping[str, str],
+    timeout_seconds: float,
+    rights: ChildRights = ChildRights(),
 ) -> ProcessResult:
     """Run a program in a session of its own, with this environment and no other.
 
+    It has no capability but those that are named, and gets none; see least_rights for its limits.
     Whatever happens, also when the caller is cancelled, the program's process group is dead and
     reaped afterwards; one that the kernel does not let die is reaped when it does.
 
@@ -52,7 +72,11 @@ async def run_process(
         stderr=asyncio.subprocess.PIPE,
         env=dict(environment),
         cwd="/",
+        umask=0o077,
         start_new_session=True,
+        pass_fds=rights.descriptors,
+        preexec_fn=partial(give_up_rights, *rights.capabilities),
+        **_as_user(rights.uid),
     )
     timed_out = False
     try:
@@ -75,6 +99,10 @@ async def run_process(
         output_exceeded=protocol.output_exceeded,
         duration_seconds=time.monotonic() - started,
     )
+
+
+def _as_user(uid: int | None) -> dict[str, Any]:
+    return {} if uid is None else {"user": uid, "group": NO_GROUP, "extra_groups": []}
 
 
 _ENDING: set[asyncio.Future[None]] = set()

@@ -96,6 +96,7 @@ MADE_UP = {
     "percentage_ignored": Snapshot(1.0, daemons=(client(percentage_ignored="lots"),)),
     "memory_limit_ignored": Snapshot(1.0, daemons=(client(memory_limit_ignored="9=1G"),)),
     "environment_unreadable": Snapshot(1.0, daemons=(client(environment_readable=False),)),
+    "processes_ignored": Snapshot(1.0, ignored_processes={2001: 5}),
     "logs_unreadable": Snapshot(1.0, daemons=(daemon(logs=(UNREADABLE,)),)),
     "log_large": Snapshot(1.0, daemons=(daemon(logs=(LARGE,)),)),
     "tool_missing": Snapshot(1.0, daemons=(daemon(state=None, error=NO_TOOL),)),
@@ -307,6 +308,54 @@ def test_rights_that_lack_for_other_processes_than_clients() -> None:
     assert names(Snapshot(1.0, daemons=(clients,), unreadable_environments=2)) == [
         "environment_unreadable"
     ]
+
+
+def test_no_process_is_named_for_ending_that_may_be_another() -> None:
+    """A log can name any PID; it is in a command only when /proc shows that it is what it says."""
+    clients = [
+        Client(30, 20, state="torn_down", state_since=0.5),
+        Client(31, 20, state="torn_down", state_since=0.5, confirmed=False),
+        Client(1, 20, state="torn_down", state_since=0.5),
+        Client(2, 20, state="torn_down", state_since=0.5),
+    ]
+    found = findings(
+        Snapshot(1.0, daemons=(daemon(servers=(Server(20, state="FAULT", clients=(*clients,)),)),))
+    )
+    assert {one.advice.name for one in found} == {"server_in_fault", "client_stuck"}
+    assert {tuple(re.findall(r"kill [\d ]+", one.remedy)) for one in found} == {("kill 30",)}
+    for pid, seen in ((1, True), (952, False)):
+        ghost = Server(pid, state="ACTIVE", ghost=True, confirmed=seen)
+        (one,) = findings(Snapshot(1.0, daemons=(daemon(servers=(ghost,)),)))
+        assert "kill" not in one.remedy
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [
+        ("/var/log/mps/control.log", "truncate -s 0 /var/log/mps/control.log."),
+        ("/a/log$(touch PWNED); x #/b", "truncate -s 0 '/a/log$(touch PWNED); x #/b'."),
+        ("/a/it's", "truncate -s 0 '/a/it'\"'\"'s'."),
+        ("/a/\x1b[2J\n", None),
+    ],
+)
+def test_a_path_in_a_command_is_quoted(path: str, command: str | None) -> None:
+    log = LogState("/mps", "control", path, readable=True, size_bytes=2 << 30)
+    (one,) = findings(Snapshot(1.0, daemons=(daemon(logs=(log,)),)))
+    assert command is None or command in one.remedy
+    assert ("truncate -s" in one.remedy) == (command is not None)
+
+
+def test_a_users_log_is_emptied_as_that_user() -> None:
+    """Root would truncate what a link leads to."""
+    facts = DaemonFacts("/mps", "/a", owner_uid=2001, limited=True)
+    (one,) = findings(Snapshot(1.0, daemons=(daemon(logs=(LARGE,), facts=facts),)))
+    assert "sudo -u '#2001' truncate -s 0 " in one.remedy
+
+
+def test_users_with_too_many_daemons_are_named() -> None:
+    (finding,) = findings(Snapshot(1.0, ignored_processes={2001: 992, 2002: 1}))
+    assert finding.advice.name == "processes_ignored"
+    assert "2 users, by UID: 2001 (992); 2002 (1)" in finding.evidence
 
 
 def test_many_processes_of_one_kind_are_one_finding() -> None:

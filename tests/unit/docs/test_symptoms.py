@@ -20,6 +20,7 @@ MOMENTS = 24
 NO_PAGE = {
     "gpu_lost", "log_large", "not_exclusive_mode", "tool_missing", "source_unreadable",
     "logs_unreadable", "directories_assumed", "web_configuration_unusable",
+    "processes_ignored",
 }  # fmt: skip
 """Findings of the host or of the exporter, not of a program: their remedy says all there is."""
 

@@ -41,7 +41,13 @@ def test_alert_has_only_fields_of_an_alert(rule: Rule) -> None:
     assert rule.fields.keys() <= {
         "alert", "expr", "for", "keep_firing_for", "labels", "annotations",
     }  # fmt: skip
-    assert rule.labels.keys() == {"severity"}
+    wanted = {"severity"}
+    if (
+        rule.labels["severity"] == "critical"
+        and "$labels.daemon" in rule.annotations["description"]
+    ):
+        wanted.add("daemon_uid")
+    assert rule.labels.keys() == wanted
     assert rule.labels["severity"] in {"critical", "warning", "info"}
 
 

@@ -11,7 +11,8 @@ import pytest
 from mps_exporter.observations import DaemonFacts, Outcome, ProcessFacts
 from mps_exporter.sources.circuit_breaker import CircuitBreaker
 from mps_exporter.sources.control_tool import ControlTool
-from mps_exporter.sources.run_process import ProcessResult
+from mps_exporter.sources.least_rights import PATH
+from mps_exporter.sources.run_process import ChildRights, ProcessResult
 from tests.support import fake_mps_control
 from tests.support.fake_host import H200, server
 
@@ -34,6 +35,7 @@ class Desk:
     asked: list[list[str]] = field(default_factory=list)
     environments: list[Mapping[str, str]] = field(default_factory=list)
     limits: list[float] = field(default_factory=list)
+    rights: list[ChildRights] = field(default_factory=list)
 
     def tool(self, min_interval_seconds: float = 0.0) -> ControlTool:
         return ControlTool(
@@ -47,8 +49,10 @@ class Desk:
         stdin: bytes,
         environment: Mapping[str, str],
         timeout_seconds: float,
+        rights: ChildRights,
     ) -> ProcessResult:
         assert list(argv) == ["tool"]
+        self.rights.append(rights)
         self.asked.append(stdin.decode().split("\n")[:-1])
         self.environments.append(environment)
         self.limits.append(timeout_seconds)
@@ -86,9 +90,7 @@ async def test_the_tool_gets_a_minimal_environment(
     monkeypatch.setenv("SECRET", "x")
     desk.answers = [OK]
     await desk.tool().probe(replace(DAEMON, root="/proc/9/root"), 5)
-    assert desk.environments == [
-        {"CUDA_MPS_PIPE_DIRECTORY": "/proc/9/root/tmp/mps", "PATH": "/opt/bin"}
-    ]
+    assert desk.environments == [{"CUDA_MPS_PIPE_DIRECTORY": "/proc/9/root/tmp/mps", "PATH": PATH}]
     assert desk.limits == [2.0]
 
 

@@ -38,8 +38,10 @@ class Disks(LogReader):
         self.gates: dict[str, threading.Event] = {}
         self.inside: list[str] = []
 
-    def read_daemon(self, target: LogTarget, at: float) -> LogsObservation:
-        found = super().read_daemon(target, at)  # the offsets move on
+    def read_daemon(
+        self, target: LogTarget, at: float, most_bytes: int | None = None
+    ) -> LogsObservation:
+        found = super().read_daemon(target, at, most_bytes)  # the offsets move on
         if gate := self.gates.get(target[0]):
             self.inside.append(target[0])
             gate.wait()

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from mps_exporter.sources.fair_share import MAX_PROGRAMS_PER_USER, FairShare
+
+OWN, ALICE, BOB = 900, 2001, 2002
+
+
+class Table:
+    """Processes, and how often each was looked at."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, tuple[int | None, int | None]] = {}
+        self.looks = 0
+
+    def start(self, pid: int, user: int | None, parent: int = 1) -> None:
+        self.rows[pid] = user, parent
+
+    def look(self, pid: int) -> tuple[int | None, int | None]:
+        self.looks += 1
+        return self.rows[pid]
+
+
+def test_roots_and_our_own_are_all_looked_at_and_some_of_each_other() -> None:
+    table = Table()
+    for number in range(100):
+        table.start(1000 + number, 0)
+        table.start(2000 + number, OWN)
+        table.start(3000 + number, ALICE)
+        table.start(4000 + number, BOB)
+    chosen, left_out = FairShare(OWN).choose(sorted(table.rows), table.look)
+    assert [pid for pid in chosen if pid < 3000] == [*range(1000, 1100), *range(2000, 2100)]
+    assert [pid for pid in chosen if pid >= 3000] == [
+        *range(3000, 3000 + MAX_PROGRAMS_PER_USER), *range(4000, 4000 + MAX_PROGRAMS_PER_USER)
+    ]  # fmt: skip
+    assert left_out == {ALICE: 100 - MAX_PROGRAMS_PER_USER, BOB: 100 - MAX_PROGRAMS_PER_USER}
+
+
+def test_servers_of_roots_daemon_are_looked_at_whoever_they_serve() -> None:
+    """A server runs as its clients' user."""
+    table = Table()
+    for number in range(100):
+        table.start(100 + number, ALICE)
+    table.start(5000, 0)
+    table.start(5001, ALICE, parent=5000)
+    table.start(5002, ALICE, parent=5001)  # she forks from it
+    chosen, _ = FairShare(OWN).choose(sorted(table.rows), table.look)
+    assert [pid for pid in chosen if pid >= 5000] == [5000, 5001]
+
+
+def test_who_was_chosen_stays() -> None:
+    table, share = Table(), FairShare(OWN)
+    table.start(9000, ALICE)
+    share.choose([9000], table.look)
+    for pid in range(1, 1001):
+        table.start(pid, ALICE)
+    chosen, _ = share.choose(sorted(table.rows), table.look)
+    assert 9000 in chosen
+
+
+def test_a_crowd_is_looked_at_once() -> None:
+    table, share = Table(), FairShare(OWN)
+    for pid in range(1000):
+        table.start(pid, ALICE)
+    share.choose(sorted(table.rows), table.look)
+    assert table.looks == 1000
+    for _ in range(16):
+        share.choose(sorted(table.rows), table.look)
+    assert table.looks <= 2000 + 1000 // 16
+
+
+def test_all_users_together_have_a_bound() -> None:
+    table = Table()
+    for pid in range(2000):
+        table.start(pid, 100_000 + pid)  # subordinate users
+    chosen, left_out = FairShare(OWN).choose(sorted(table.rows), table.look)
+    assert len(chosen) == 512
+    assert left_out.total() == 2000 - 512

@@ -1,0 +1,108 @@
+"""Logs that grow faster than they are read, and whose they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mps_exporter.sources.log_reader import LogReader, LogTarget
+from mps_exporter.sources.log_reader_pool import (
+    LIMITED_POLL_BYTES,
+    MIN_POLL_BYTES,
+    USER_POLL_BYTES,
+    LogReaderPool,
+    _shares,
+)
+from tests.support.log_folder import PIPE, LogFolder, own_logs, state
+from tests.support.mps_logs import script
+from tests.support.waiting import PATIENCE_SECONDS
+
+LINE = "59:00.000 C630 UI closed"
+
+
+def test_a_log_of_another_user_is_none(tmp_path: Path) -> None:
+    host = LogFolder(tmp_path)
+    host.write("control", LINE)
+    other = LogTarget(PIPE, str(tmp_path), owners=frozenset({os.geteuid() + 1}))
+    found = host.tails.poll([other])
+    assert not state(found, "control").readable
+    assert f"belongs to user {os.geteuid()}" in (state(found, "control").error or "")
+    assert found.chunks == ()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_one_that_another_user_puts_in_its_place_is_not_read(tmp_path: Path) -> None:
+    host = LogFolder(tmp_path)
+    host.write("control", LINE)
+    assert state(host.poll(), "control").readable
+    (tmp_path / "new").write_bytes(b"forged\n")
+    os.chown(tmp_path / "new", 2001, 2001)
+    (tmp_path / "new").rename(tmp_path / "control.log")
+    assert host.data("control") == b""
+    host.tails.forget(host.tails.daemons())
+    assert not state(host.poll(), "control").readable
+
+
+def test_what_is_far_behind_is_skipped_and_counted(tmp_path: Path) -> None:
+    """truncate -s makes a file of any size at once."""
+    host = LogFolder(tmp_path, backlog_bytes=4096)
+    host.write("control", LINE)
+    host.poll()
+    log = tmp_path / "control.log"
+    os.truncate(log, 1 << 36)
+    host.write("control", f"{LINE}\n{LINE}")
+    (chunk, *_) = [one for one in host.poll().chunks if one.log == "control"]
+    assert chunk.restarted
+    assert chunk.lost_bytes > (1 << 36) - 8192
+    assert chunk.data == script(LINE).control
+    assert chunk.complete_until is not None
+
+
+def test_a_limit_of_nothing_reads_nothing_and_says_so(tmp_path: Path) -> None:
+    tails = LogReader()
+    target = own_logs(PIPE, tmp_path)
+    (tmp_path / "control.log").write_bytes(b"")
+    tails.read_daemon(target, tails.clock())
+    with (tmp_path / "control.log").open("ab") as file:
+        file.write(script(LINE).control * 100)
+    first = tails.read_daemon(target, tails.clock(), 50)
+    (chunk,) = [one for one in first.chunks if one.log == "control"]
+    assert (len(chunk.data), chunk.complete_until) == (50, None)
+    nothing = tails.read_daemon(target, tails.clock() + 100, 0)
+    (chunk,) = [one for one in nothing.chunks if one.log == "control"]
+    assert (chunk.data, chunk.complete_until) == (b"", None)
+    tails.close()
+
+
+def test_users_share_a_poll() -> None:
+    def target(name: str, user: int | None) -> LogTarget:
+        return LogTarget(name, "/l", limited=user)
+
+    assert _shares([target("/a", None)]) == {}
+    assert _shares([target("/a", None), target("/b", 1)]) == {1: USER_POLL_BYTES // 2}
+    four = [target(f"/{number}", number) for number in range(1, 5)]
+    assert set(_shares(four).values()) == {LIMITED_POLL_BYTES // 8}
+    crowd = [target(f"/{number}", 1) for number in range(1000)]
+    assert _shares([*crowd, target("/b", 2)]) == {1: MIN_POLL_BYTES, 2: USER_POLL_BYTES // 2}
+
+
+async def test_one_poll_reads_a_users_share_and_all_of_the_others(tmp_path: Path) -> None:
+    pool = LogReaderPool()
+    data = script(LINE).control
+    data *= 2 * USER_POLL_BYTES // len(data)
+    targets = []
+    for name, user in (("root", None), ("alice", 2001)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "control.log").write_bytes(b"")
+        targets.append(own_logs(f"/{name}", tmp_path / name)._replace(limited=user))
+    await pool.poll(targets, PATIENCE_SECONDS)
+    for name in ("root", "alice"):
+        with (tmp_path / name / "control.log").open("ab") as file:
+            file.write(data)
+    read = {"/root": 0, "/alice": 0}
+    for chunk in (await pool.poll(targets, PATIENCE_SECONDS)).chunks:
+        read[chunk.pipe_directory] += len(chunk.data)
+    await pool.close()
+    assert read == {"/root": len(data), "/alice": USER_POLL_BYTES // 2}
