@@ -287,7 +287,8 @@ async def test_a_hurried_scraper_does_not_hurry_the_others(host: ScriptedHost) -
     answers = asyncio.Event()
 
     async def slow(deadline_seconds: float) -> NvmlObservation:
-        await answers.wait()
+        async with asyncio.timeout(deadline_seconds):  # as each source does
+            await answers.wait()
         return await read_gpus(deadline_seconds)
 
     host.read_gpus = slow  # type: ignore[method-assign]
