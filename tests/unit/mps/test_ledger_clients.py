@@ -85,6 +85,13 @@ def test_more_ends_than_clients_change_nothing() -> None:
     assert found["holding_seconds"] == {"1001": 2.799}
 
 
+def test_after_the_last_unnamed_end_a_pid_may_connect_again() -> None:
+    tracker = start(script(UNNAMED + "00:04.000 S110 Client process disconnected\n"))
+    more(tracker, arrives("00:05.000", 101, 1001))
+    assert only_server(tracker).clients_count == 1
+    assert summary(tracker.ledger.view(0.0).counters)["connections"] == {"1001": 3}
+
+
 def test_clients_with_pid_0_have_contexts_of_their_own() -> None:
     connected = "S110 Client {PID: 0, Context ID: "
     tracker = start(
