@@ -150,6 +150,17 @@ class DaemonFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ContainerName:
+    """What Kubernetes calls a container."""
+
+    container_id: str
+    """As in Attribution: with the runtime in front."""
+    namespace: str
+    pod: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProcfsObservation:
     """One walk through /proc."""
 
@@ -162,6 +173,8 @@ class ProcfsObservation:
     unreadable_environments: int = 0
     ignored_programs: Mapping[int, int] = field(default_factory=dict)
     """User -> processes of MPS's programs that are not looked at: that user has too many."""
+    containers: tuple[ContainerName, ...] = ()
+    """Those of the processes that the kubelet has names for."""
     error: str | None = None
 
 

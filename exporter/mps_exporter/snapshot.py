@@ -12,7 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from mps_exporter.observations import DaemonFacts, GpuObservation, LogName, LogState, ProcessFacts
+from mps_exporter.observations import (
+    ContainerName,
+    DaemonFacts,
+    GpuObservation,
+    LogName,
+    LogState,
+    ProcessFacts,
+)
 
 ControlState = Literal["answering", "absent", "unresponsive", "draining", "refused"]
 CONTROL_STATES: tuple[ControlState, ...] = (
@@ -141,6 +148,23 @@ class Wait:
     """The process is gone; its entry is not: the daemon hangs when its turn comes."""
 
 
+TimelineKind = Literal["held", "ghost", "idle", "waited"]
+"""Clients of this user were connected; this user's server was a ghost; it was idle while others
+waited; a client of this user waited behind another user's server."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineSpan:
+    """A part of the last ten minutes of one daemon."""
+
+    kind: TimelineKind
+    uid: int | None
+    start: float
+    end: float
+    """As far as the logs have been read."""
+    ongoing: bool = False
+
+
 IncidentKind = Literal[
     "daemon_started",
     "daemon_died",
@@ -218,6 +242,10 @@ class LedgerView:
     counters: LogMetricValues = field(default_factory=dict)
     incidents: tuple[Incident, ...] = ()
     """The last ones, oldest first."""
+    timeline: tuple[TimelineSpan, ...] = ()
+    """Of the last ten minutes, oldest first."""
+    timeline_since: float | None = None
+    """What was before this moment is not known; None: nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +335,8 @@ class ControlDaemon:
     counters: LogMetricValues | None = None
     """None: no log of this daemon was ever readable, so nothing was counted."""
     incidents: tuple[Incident, ...] = ()
+    timeline: tuple[TimelineSpan, ...] = ()
+    timeline_since: float | None = None
     dropped_clients: int = 0
     error: str | None = None
     facts: DaemonFacts | None = None
@@ -417,6 +447,8 @@ class Snapshot:
     collectors: tuple[CollectorResult, ...] = ()
     user_names: Mapping[int, str] = field(default_factory=dict)
     """User -> name, of the processes that were identified: also of those that only wait."""
+    containers: tuple[ContainerName, ...] = ()
+    """Containers of processes on the GPUs that the kubelet has names for."""
     unreadable_environments: int | None = None
     """Processes whose MPS variables this exporter has no right to read."""
     unknown_readings: int | None = None

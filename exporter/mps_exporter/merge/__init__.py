@@ -67,6 +67,7 @@ def merge(
         daemons=merged,
         collectors=collectors,
         user_names=_user_names(processes),
+        containers=processes.containers if processes is not None else (),
         unreadable_environments=_unreadable_environments(processes),
     )
 

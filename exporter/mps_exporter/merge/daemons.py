@@ -99,6 +99,8 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         logs=inputs.logs,
         counters=ledger.counters if inputs.was_readable else None,
         incidents=ledger.incidents,
+        timeline=ledger.timeline,
+        timeline_since=ledger.timeline_since,
         dropped_clients=dropped,
         error=inputs.probe.error if inputs.probe is not None else None,
         facts=facts,
