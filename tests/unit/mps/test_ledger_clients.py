@@ -85,6 +85,13 @@ def test_more_ends_than_clients_change_nothing() -> None:
     assert found["holding_seconds"] == {"1001": 2.799}
 
 
+def test_after_the_last_unnamed_end_a_pid_may_connect_again() -> None:
+    tracker = start(script(UNNAMED + "00:04.000 S110 Client process disconnected\n"))
+    more(tracker, arrives("00:05.000", 101, 1001))
+    assert only_server(tracker).clients_count == 1
+    assert summary(tracker.ledger.view(0.0).counters)["connections"] == {"1001": 3}
+
+
 def test_clients_with_pid_0_have_contexts_of_their_own() -> None:
     connected = "S110 Client {PID: 0, Context ID: "
     tracker = start(
@@ -118,6 +125,51 @@ def test_a_client_that_does_not_connect_in_ten_seconds_has_given_up(
     more(tracker, f"{until} C630 NEW CLIENT 7 from user 1001: Server already exists\n")
     found = summary(tracker.ledger.view(0.0).counters)
     assert found.get("waits_abandoned", {}) == abandoned
+
+
+def test_a_waiter_that_is_refused_has_given_up() -> None:
+    refused = "S110 Server teardown in progress. Refusing to accept new client "
+    tracker = start(
+        script(
+            DAEMON
+            + server_starts("00:00.100", "00:00.200", 90, 1002)
+            + pending("00:00.500", 100, 1001)
+            + "00:01.000 S90 Exiting\n00:01.000 C630 Server 90 exited with status 0\n"
+            + server_starts("00:01.001", "00:01.200", 110, 1001)
+            + f"00:01.300 {refused}{{PID: 100, Context ID: 0}}\n"
+        )
+    )
+    found = summary(tracker.ledger.view(0.0).counters)
+    assert found["waits_abandoned"] == {"1001": 1}
+    assert found["rejections"] == {"1001 server_not_ready": 1}
+
+
+def test_a_context_of_a_client_whose_connection_was_not_read() -> None:
+    text = "S110 Client {PID: 300, Context ID: 1} connected\n"
+    tracker = start(script(f"{HOLDER}00:02.000 {text}"))
+    found = {one.pid: sum(one.contexts.values()) for one in only_server(tracker).clients}
+    assert found == {100: 1, 300: 1}
+
+
+def test_without_control_log_a_server_has_started_when_it_says_so() -> None:
+    logs = script("00:01.000 O110 Startup\n00:01.250 O110 Server has started\n")
+    found = summary(read(logs, readable=("server",)).counters)
+    assert (found["server_starts"], found["startups"]) == ({"None": 1}, [1, 0.25])
+
+
+def test_a_server_whose_queued_client_died_before_it_was_ready_is_a_ghost() -> None:
+    text = (
+        DAEMON
+        + pending("00:01.000", 100, 1001)
+        + "00:01.001 C630 Starting new server 110 for \
+user 1001\n"
+    )
+    text += pending("00:05.000", 100, 1002) + "00:06.000 C630 NEW SERVER 110: Ready\n"
+    tracker = start(script(text))
+    reused = {110: ProcessFacts(110, EIGHT, state="S"), 100: ProcessFacts(100, EIGHT + 5)}
+    tracker.ledger.observe(at("00:07"), FACTS, reused, {100, 110})
+    tracker.add_logs(observation(at("00:09"), {}))
+    assert only_server(tracker).ghost
 
 
 STATUS = "S110 Failed to accept client {PID: 300, Context ID: 0} with status 807\n"
