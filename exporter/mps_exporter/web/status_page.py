@@ -210,7 +210,7 @@ def numbers(totals: TotalsView, now: float) -> tuple[Number, ...]:
         Number("Incidents in 24 h", incidents, seen, "warning" if totals.incidents_24h else ""),
         Number(
             "SM activity",
-            "not readable" if activity is None else humanize.percent(activity),
+            unknown if activity is None else humanize.percent(activity),
             "mean of all GPUs" if (totals.gpus or 0) > 1 and activity is not None else "",
         ),
     )

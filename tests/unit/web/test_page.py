@@ -61,7 +61,7 @@ def test_a_number_that_is_not_known_is_no_zero() -> None:
     assert number(blind, "GPUs")[0] == "not known"
     assert number(blind, "Waiting") == ("not known", "control.log cannot be read")
     assert number(blind, "Incidents in 24 h")[0] == "not known"
-    assert number(blind, "SM activity")[0] == "not readable"
+    assert number(blind, "SM activity")[0] == "not known"
     unknown = hosts.server(pid=9, clients_connected=None)
     host = hosts.snapshot(hosts.daemon(hosts.server(hosts.client(1)), unknown))
     assert number(host, "Clients")[0] == "1 or more"
