@@ -8,8 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mps_exporter import humanize
+
 if TYPE_CHECKING:
     from mps_exporter.sources.recording import Recording
+
+MAX_MESSAGE_CHARACTERS = 500
 
 
 class StartError(Exception):
@@ -27,7 +31,8 @@ def load_recording(path: Path) -> Recording:
     try:
         return read(path)
     except RecordingError as error:
-        raise StartError(str(error)) from error
+        # What it quotes is from the file, and goes to a terminal.
+        raise StartError(humanize.printable(str(error), MAX_MESSAGE_CHARACTERS)) from error
 
 
 def on_signals(action: Callable[[], object], *signals: signal.Signals) -> None:

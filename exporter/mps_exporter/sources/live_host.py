@@ -54,7 +54,11 @@ class LiveHost:
                 out of NVML only every 0.5 s, and the end of the program would wait for it.
         """
         self._settings = settings
-        self._procfs = DaemonDiscovery(settings.path_procfs, passwd=settings.path_passwd)
+        self._procfs = DaemonDiscovery(
+            settings.path_procfs,
+            passwd=settings.path_passwd,
+            container_logs=settings.path_container_logs,
+        )
         self._control = ControlTool(
             settings.mps_control_binary,
             settings.mps_query_timeout,
