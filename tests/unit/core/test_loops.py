@@ -135,3 +135,13 @@ async def test_a_served_replay_counts_on() -> None:
         await service.close()
     failed = [v for k, v in shown.items() if "server_exits" in k and '"start_failed"' in k]
     assert sum(failed) >= 6 * (LOOPS - 1)
+
+
+async def test_an_older_page_that_is_rendered_later_does_not_fall() -> None:
+    played = await moments("server-killed")
+    loops = LoopCounters()
+    loops.begin(1, played[0])
+    newer = counts(loops.applied(1, played[-1]))
+    older = counts(loops.applied(1, played[0]))
+    assert older
+    assert all(number(value) >= number(newer[key]) for key, value in older.items())
