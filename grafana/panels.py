@@ -148,12 +148,16 @@ def tile(
     none: str = "no data",
     decimals: int | None = None,
     no_mps: bool = False,
+    words: tuple[State, ...] = (),
     width: int = 4,
     height: int = 4,
 ) -> Panel:
-    """One large number, or the word for it; with no_mps, the words for a host without a daemon."""
+    """One large number, or the word for it; with no_mps, the words for a host without a daemon.
+
+    States are all that there is to say; words stand for some numbers of many.
+    """
     if no_mps:
-        expr = f"{expr} or {_NO_MPS}"
+        expr, words = f"{expr} or {_NO_MPS}", (NO_MPS, *words)
     defaults: Json = {
         "unit": unit,
         "thresholds": (Steps(((None, QUIET),)) if states else steps).json(),
@@ -163,8 +167,8 @@ def tile(
     }
     if decimals is not None:
         defaults["decimals"] = decimals
-    if states or no_mps:
-        defaults["mappings"] = mappings(*([NO_MPS] if no_mps else []), *states)
+    if states or words:
+        defaults["mappings"] = mappings(*words, *states)
     return Panel(
         "stat", title, description, (Query(expr, moment=True),), width, height, defaults,
         options={

@@ -25,11 +25,11 @@ class Outcome(StrEnum):
     TIMEOUT = "timeout"
     """Nobody answered before the deadline."""
     ABSENT = "absent"
-    """There is nobody to ask: no daemon, no tool, no library."""
+    """Nothing to query: no daemon, no tool, no library."""
     REFUSED = "refused"
     """An answer came, and it was no (also after one retry)."""
     UNPARSABLE = "unparsable"
-    """An answer came that nobody here understands."""
+    """A reply of unknown wording."""
     SKIPPED = "skipped"
     """Not asked: the circuit breaker is open, or the answer could harm the host."""
 
@@ -106,7 +106,7 @@ class DaemonFacts:
     root: str = ""
     """Prefix under which both directories are reached from here: "" or "/proc/PID/root"."""
     directories_assumed: bool = False
-    """The process's environment could not be read and nothing else told: these are the defaults."""
+    """These are the defaults: the process's environment could not be read, and no other source."""
     log_directory_assumed: bool = False
     """Its environment could not be read: the log directory is empty, or the default one where the
     log has lines of this daemon. (The pipe directory can still be sure: the lock in it names its
@@ -118,7 +118,7 @@ class DaemonFacts:
     """Whose daemon it is: the user of its process, else the owner of the configured directory.
     None: neither is known."""
     log_owners: tuple[int, ...] = ()
-    """The users whose files are believed to be its logs."""
+    """The users whose files are accepted as its logs."""
     foreground: bool = False
     """Started with -f: it writes no log files."""
     multiuser: bool = False
@@ -133,7 +133,7 @@ class DaemonFacts:
 
     @property
     def user(self) -> int | None:
-        """Whose daemon it is; recordings of earlier versions tell only the process's user."""
+        """Whose daemon it is; recordings of earlier versions have only the process's user."""
         if self.owner_uid is None and self.process is not None:
             return self.process.uid
         return self.owner_uid

@@ -117,7 +117,7 @@ HOST_TABLE = table(
         f"avg by ({HOSTS}) {SM_ACTIVITY}",
     ),
     (
-        Column("State", "A", states=HOST_STATES, width=150),
+        Column("State", "A", states=HOST_STATES, width=165),
         Column("Host", "instance", links=(
             to_host("mps-host", "This host"),
             to_host("mps-sharing", "Who holds the GPU and who waits"),
@@ -279,7 +279,7 @@ WASTE = (
         decimals=0,
         width=12,
         links=[to_host_of_series("mps-host", "This host")],
-        none="no gap",
+        none="no gap is known",
     ),
 )
 

@@ -213,7 +213,7 @@ SPEED = (
             color_of("byRegexp", "/(thermal|brake|hw)_.*slowdown$/", BAD),
         ),
         numbers=True,
-        none="Nothing lowered the clocks.",
+        none="No reason is known.",
     ),
 )
 
@@ -279,7 +279,7 @@ LINKS_AND_ERRORS = (
         ),
         width=12,
         height=8,
-        none="None in this time range, or not counted.",
+        none="None is known in this time range.",
     ),
 )
 

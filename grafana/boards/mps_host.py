@@ -171,7 +171,7 @@ PER_GPU = (
         overrides=users_alike(),
         width=8,
         legend=False,
-        none="No client has an SM limit.",
+        none="No SM limit is known.",
     ),
     graph(
         "Memory of clients, stacked",

@@ -41,7 +41,7 @@ FAULTS = "mps_server_faults_total"
 XIDS = "mps_gpu_xid_errors_total"
 
 NOTHING = "0 * count(mps_exporter_build_info)"
-NONE = "Nothing happened in this time range."
+NONE = "None is known in this time range."
 
 TILES = (
     tile(
@@ -146,6 +146,7 @@ BLAST = (
         Query(f"topk(5, {new_in_range(LOSSES, 'uid')} > 0)", "uid {{uid}}"),
         overrides=users_alike(),
         decimals=0,
+        none="none is known",
         width=10,
         height=7,
     ),

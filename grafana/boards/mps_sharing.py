@@ -122,7 +122,7 @@ WAIT_LENGTHS = (
         ),
         width=8,
         height=8,
-        none="No wait ended in this time range.",
+        none="No wait is known to have ended.",
     ),
     table(
         "Waits by user",
@@ -185,7 +185,7 @@ COSTS = (
         overrides=users_alike(),
         width=12,
         height=8,
-        none="Nobody overtook in this time range.",
+        none="No overtaking is known in this time range.",
     ),
 )
 

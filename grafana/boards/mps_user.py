@@ -32,6 +32,7 @@ from grafana.style import (
     SECONDS,
     USER_STATES,
     WARN,
+    State,
     at_most,
 )
 
@@ -66,8 +67,8 @@ TILES = (
         f' or count(mps_client_state{{uid=~"$uid", state="torn_down"}} == 1) * 0 + 26'
         f" or count(mps_client_info{_MINE}) * 0 + 23"
         f" or count(mps_server_info{_MINE}) * 0 + 21"
-        f" or {_NONE_CONNECTED}",
-        states=USER_STATES,
+        f" or {_NONE_CONNECTED} or {UNREACHABLE}",
+        states=(*DAEMON_STATES[:1], *USER_STATES),
     ),
     names_tile(
         "Behind",
@@ -89,8 +90,8 @@ TILES = (
         "Queue place",
         "For information: 1 is next. Users are served in the order in which they began to wait; "
         "the turn comes when the holder's last client exits and the daemon's back-off is over.",
-        f"max({POSITION})",
-        none="not waiting",
+        f"max({POSITION}) or {_NONE_CONNECTED}",
+        words=(State(0, "not waiting", QUIET),),
     ),
     tile(
         "Connected",
@@ -249,7 +250,7 @@ BOARD = Board(
                 overrides=causes_alike(),
                 width=12,
                 height=8,
-                none="No program was lost or refused in this time range.",
+                none="No lost or refused program is known in this time range.",
             ),
             TO_WHOM,
         ), collapsed=True),

@@ -24,7 +24,7 @@ import yaml
 
 from grafana.boards import BOARDS
 from grafana.pictures import hosts, server
-from grafana.pictures.look import Shot, Sight, look, report
+from grafana.pictures.look import Shot, Sight, look, report, wrong
 from tests.browser.devtools import browser
 from tests.support.ports import free_port
 from tests.unit.grafana.stage import JOB, programs, start, until_ready
@@ -64,7 +64,7 @@ IMAGES = {
     "dashboard-fleet.png": "mps-fleet",
     "dashboard-sharing.png": "mps-sharing-tour",
     "dashboard-incidents.png": "mps-incidents-tour",
-    "dashboard-user.png": "mps-user",
+    "dashboard-user.png": "mps-user-tour",
     "dashboard-dcgm.png": "also",
 }
 """Pictures of the documents, and what they show."""
@@ -143,7 +143,7 @@ async def take_images(folder: Path, address: str, also: Path | None) -> list[str
                     tab, found[shot], address, Path(drawn), width=1400, dark=True, docked=False
                 )
                 shutil.copy(next(Path(drawn).glob(f"{shot}-*-closed.png")), folder / name)
-            lines += [line for line in report(sights, tab.complaints) if "FAULT" in line]
+            lines += wrong(report(sights, tab.complaints))
     return lines
 
 
@@ -167,7 +167,7 @@ async def take(chosen: argparse.Namespace, address: str) -> list[str]:
                 )
                 said = list(report(sights, tab.complaints[before:]))
                 print(*said, sep="\n", flush=True)
-                lines += [f"{shot.name} at {width}: {s}" for s in said if "FAULT" in s]
+                lines += [f"{shot.name} at {width}: {line}" for line in wrong(said)]
     return lines
 
 
@@ -228,9 +228,9 @@ async def _looked(chosen: argparse.Namespace, address: str) -> list[str]:
     return await take(chosen, address)
 
 
-def _said(wrong: list[str]) -> int:
-    print(*(wrong or ["Nothing is wrong."]), sep="\n")
-    return int(bool(wrong))
+def _said(found: list[str]) -> int:
+    print(*(found or ["Nothing is wrong."]), sep="\n")
+    return int(bool(found))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from tests.browser.devtools import Page
 DRAWN_SECONDS = 60.0
 """How long panels may load on a busy machine."""
 SETTLED_SECONDS = 1.5
+_FAULT = "  FAULT "
 MOST_MARKS = 40
 """More annotations than this hide the curves of a graph of a third of a screen."""
 HIGHEST = 6000
@@ -176,4 +177,9 @@ def report(sights: Iterable[Sight], complaints: Iterable[str]) -> Iterator[str]:
         yield f"  {drawn:6} {sight.panel}: {sight.text[:100]}"
         faults += [f"{sight.dashboard} / {sight.panel}: {fault}" for fault in sight.faults]
     faults += [f"console: {each}" for each in complaints if _matters(each)]
-    yield from (f"  FAULT {fault}" for fault in faults)
+    yield from (f"{_FAULT}{fault}" for fault in faults)
+
+
+def wrong(lines: Iterable[str]) -> list[str]:
+    """Give the lines of a report that name a fault; a panel may show the word, too."""
+    return [line for line in lines if line.startswith(_FAULT)]

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from grafana.boards import BOARDS
 from grafana.pictures import __main__ as pictures
 from grafana.pictures import hosts, server
-from grafana.pictures.look import Shot, Sight, report
+from grafana.pictures.look import Shot, Sight, report, wrong
 from tests.support.player import RECORDINGS
 
 
@@ -114,6 +114,12 @@ def test_the_report_names_what_is_wrong_with_a_panel(sight: Sight, fault: str) -
     assert list(sight.faults) == ([fault] if fault else [])
     (_, *faults) = report([sight], [])
     assert faults == ([f"  FAULT b / p: {fault}"] if fault else [])
+
+
+def test_a_panel_that_shows_the_word_is_not_at_fault() -> None:
+    healthy = Sight("b", "p", "", cut=False, canvas=True, text="server in FAULT")
+    assert wrong(report([healthy], [])) == []
+    assert wrong(report([healthy], ["x"])) == ["  FAULT console: x"]
 
 
 def test_the_report_names_complaints_of_the_console() -> None:
