@@ -19,7 +19,23 @@ umask 022
 VERSION=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$TREE/exporter/mps_exporter/__init__.py")
 PYTHONS='3.11 3.12 3.13 3.14' # those that the packages have compiled modules for
 STAGE=$(mktemp -d)
-trap 'rm -rf "$STAGE"' EXIT
+LOG="$STAGE/.log"
+end() {
+  local status=$?
+  [ "$status" = 0 ] || cat "$LOG" >&2
+  rm -rf "$STAGE"
+  exit "$status"
+}
+trap end EXIT
+
+# Not `timed`, which runs its command in a condition: there `set -e` has no effect, and a package that
+# lacks files would be built.
+step() { # LABEL COMMAND...
+  local label=$1
+  shift
+  say "$label ..."
+  "$@" >"$LOG" 2>&1
+}
 
 # An archive in which nothing of this machine is left.
 archive() { # FILE FOLDER NAME...
@@ -60,7 +76,7 @@ stage_root() { # MACHINE
   local python="$ROOTFS/usr/lib/mps-exporter/python" doc=usr/share/doc/mps-exporter
   if ! [ -e "$wheels/.complete" ]; then
     mkdir -p "$wheels"
-    timed "fetching the dependencies for $1" fetch_wheels "$1" "$wheels"
+    fetch_wheels "$1" "$wheels"
     touch "$wheels/.complete"
   fi
   mkdir -p "$python"
@@ -137,11 +153,11 @@ monitoring() {
 for tool in nfpm helm; do
   [ -x "$BIN/$tool" ] || "$ROOT/tools/install-go-tools.sh" "$tool"
 done
-timed 'sdist and wheel' python_package
-timed 'packages for amd64' linux_packages x86_64 amd64
-timed 'packages for arm64' linux_packages aarch64 arm64
-timed 'the chart' chart
-timed 'rules, runbooks and dashboards' monitoring
+step 'sdist and wheel' python_package
+step 'packages for amd64' linux_packages x86_64 amd64
+step 'packages for arm64' linux_packages aarch64 arm64
+step 'the chart' chart
+step 'rules, runbooks and dashboards' monitoring
 cp "$TREE/deploy/install.sh" "$OUT/install.sh"
 "$PYTHON" "$TREE/tools/release_notes.py" "$VERSION" >"$OUT/NOTES.md"
 (cd "$OUT" && rm -f SHA256SUMS .gitignore && sha256sum -- *.* >SHA256SUMS)

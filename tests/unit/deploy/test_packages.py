@@ -40,8 +40,9 @@ def test_wheels_for_several_pythons_share_a_folder(tmp_path: Path) -> None:
     both = {"p/__init__.py": "x = 1", "p/_c.pyx": "no", "p/py.typed": ""}
     wheels = [
         wheel(tmp_path, "cp311", **both, **{"p/_c.cpython-311.so": "a"}),
-        wheel(tmp_path, "cp312", **both, **{"p/_c.cpython-312.so": "b"}),
-    ]
+        wheel(tmp_path, "cp312", **both, **{"p/_c.cpython-312.so": "b"},
+              **{"p-1.data/data/share/man/man1/p.1": ""}),
+    ]  # fmt: skip
     bundle(wheels, tmp_path / "out")
     found = {
         str(path.relative_to(tmp_path / "out"))
@@ -231,3 +232,10 @@ def test_the_entry_of_awesome_alerts_has_its_form() -> None:
         assert list(rule) == [key for key in order if key in rule]
         assert rule["severity"] in ("critical", "warning", "info")
         assert not re.search(r"[a-z_]+:mps", rule["query"]), "nobody has our recording rules there"
+
+
+def test_a_step_that_fails_ends_the_release() -> None:
+    """Bash ignores errors within a command that is a condition, as `timed` runs its command."""
+    text = (ROOT / "tools" / "release.sh").read_text("utf-8")
+    assert not re.search(r"^\s*timed ", text, re.MULTILINE)
+    assert len(re.findall(r"^step '", text, re.MULTILINE)) == 5
