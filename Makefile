@@ -118,6 +118,11 @@ pictures: install tools-servers ## Look at the dashboards in a real Grafana (GRA
 	@tools/install-system.sh chromium
 	python -m grafana.pictures $(or $(ARGS),build/pictures)
 
+.PHONY: page-pictures
+page-pictures: install ## Draw the status page in each situation (ARGS="FOLDER NAME...")
+	@tools/install-system.sh chromium
+	python -m tests.browser.pictures $(or $(ARGS),build/page-pictures)
+
 .PHONY: images
 images: install tools-servers ## Make the pictures of docs/images: of dashboards (GRAFANA=/its/folder) and benchmarks
 	@tools/install-system.sh chromium

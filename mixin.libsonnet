@@ -6,9 +6,10 @@
 local shipped = {
   // Which targets are exporters.
   selector: 'job="mps-exporter"',
-  // In front of /ALERT.md, and of /UID of a dashboard.
-  runbookUrl: 'https://github.com/mps-exporter/mps-exporter/blob/main/prometheus/runbooks',
-  dashboardUrl: 'http://localhost:3000/d',
+  // In front of /ALERT.md, and of /UID of a dashboard: 'https://grafana.example.org/d'. Where it is
+  // null, alerts have no such link.
+  runbookUrl: null,
+  dashboardUrl: null,
   // Alert -> the number in its expression, as it is written there.
   thresholds: {
     MpsClientMemoryNearLimit: '0.95',
@@ -22,6 +23,12 @@ local shipped = {
   },
 };
 
+// What the files have in their place.
+local written = {
+  runbook_url: 'https://github.com/mps-exporter/mps-exporter/blob/main/prometheus/runbooks',
+  dashboard_url: 'http://localhost:3000/d',
+};
+
 {
   _config+:: shipped,
 
@@ -33,12 +40,19 @@ local shipped = {
       rule.expr, ' ' + shipped.thresholds[name], ' ' + config.thresholds[name]
     ),
 
+  local addresses = { runbook_url: config.runbookUrl, dashboard_url: config.dashboardUrl },
+
+  local linked(annotations) = {
+    [name]: if std.objectHas(written, name)
+    then std.strReplace(annotations[name], written[name], addresses[name])
+    else annotations[name]
+    for name in std.objectFields(annotations)
+    if std.get(addresses, name, '') != null
+  },
+
   local configured(rule) = rule {
     expr: std.strReplace(threshold(rule), shipped.selector, config.selector),
-    [if std.objectHas(rule, 'annotations') then 'annotations']+: {
-      runbook_url: std.strReplace(super.runbook_url, shipped.runbookUrl, config.runbookUrl),
-      dashboard_url: std.strReplace(super.dashboard_url, shipped.dashboardUrl, config.dashboardUrl),
-    },
+    [if std.objectHas(rule, 'annotations') then 'annotations']: linked(rule.annotations),
   },
 
   local groupsOf(text) = [

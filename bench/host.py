@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -30,6 +31,9 @@ DAEMONS = 2
 CLIENTS_PER_GPU = 48
 OTHER_PROCESSES = 400
 """Processes that have nothing to do with MPS."""
+
+DROP_ONE_IN = "BENCH_DROP_ONE_IN"
+"""Variable of bench.stage: lose one event in so many."""
 
 USERS = (1001, 1002, 1003)
 CLIENT_BYTES = 1 << 30
@@ -91,6 +95,9 @@ class Daemon:
     """Of the user whose turn is next."""
     files: dict[str, TextIO] = field(default_factory=dict)
     """Its logs: open for as long as it lives, whatever becomes of their names."""
+    cgroup: str = "0::/\n"
+    caused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """What its counters must show: (metric, label value beside the daemon's) -> events."""
 
     @property
     def pipe(self) -> Path:
@@ -122,6 +129,7 @@ class Daemon:
             file = self.files[name] = (self.logs / f"{name}.log").open("a")
         file.write("".join(f"{prefix}{line}\n" for line in lines))
         file.flush()
+        self.caused["mps_control_log_lines_total", name] += len(lines)
 
     def close(self) -> None:
         """Its process ends, so its files are closed."""
@@ -187,35 +195,65 @@ class FullHost:
         """A daemon and its server start."""
         daemon.pid = next(self._pids)
         argv = ["/usr/bin/nvidia-cuda-mps-control", "-d"]
-        self.proc.add(daemon.pid, argv=argv, environ=daemon.environment, started=self._started)
+        self.proc.add(
+            daemon.pid, argv=argv, environ=daemon.environment, started=self._started,
+            cgroup=daemon.cgroup,
+        )  # fmt: skip
         daemon.log("control", f"Starting control daemon using socket {daemon.pipe}/control")
+        daemon.caused["mps_control_starts_total", ""] += 1
         self._start_server(daemon)
 
     def _start_server(self, daemon: Daemon) -> None:
         daemon.server = next(self._pids)
         self.proc.add(
             daemon.server, argv=["nvidia-cuda-mps-server"], environ=daemon.environment,
-            parent=daemon.pid, uid=daemon.user, started=self._started,
+            parent=daemon.pid, uid=daemon.user, started=self._started, cgroup=daemon.cgroup,
         )  # fmt: skip
         daemon.log(
             "control",
             f"Starting new server {daemon.server} for user {daemon.user}",
             f"NEW SERVER {daemon.server}: Ready",
         )
+        daemon.caused["mps_server_starts_total", str(daemon.user)] += 1
 
     def restart(self, daemon: Daemon) -> None:
         """A daemon ends with all that it serves, and starts again."""
         self.leave(daemon, list(daemon.clients))
         daemon.log("control", "Exit")
+        daemon.caused["mps_server_exits_total", "requested"] += 1
+        for client in daemon.waiting.values():
+            daemon.caused["mps_uid_waits_abandoned_total", str(client.uid)] += 1
         for pid in (*daemon.waiting, daemon.server, daemon.pid):
             self.proc.remove(pid)
         daemon.waiting.clear()
         daemon.close()
         self.start(daemon)
 
+    def start_job(self, number: int) -> Daemon:
+        """A Slurm job starts a daemon of its own, in directories of its own."""
+        cgroup = f"0::/system.slice/slurmstepd.scope/job_{number}/step_0/user/task_0\n"
+        daemon = Daemon(number, self.folder, (), cgroup=cgroup)
+        daemon.pipe.mkdir()
+        daemon.logs.mkdir()
+        (daemon.pipe / "replies").mkdir()
+        (daemon.pipe / "control_lock").touch()
+        self.start(daemon)
+        self._replies(daemon)
+        return daemon
+
+    def end_job(self, daemon: Daemon) -> None:
+        """It ends, and its directories are removed."""
+        for pid in (daemon.server, daemon.pid):
+            self.proc.remove(pid)
+        daemon.close()
+        shutil.rmtree(daemon.pipe)
+        shutil.rmtree(daemon.logs)
+
     def connect(self, daemon: Daemon, gpus: Iterable[int]) -> list[int]:
         """A client comes for each of these GPUs; gives their PIDs."""
         came = [self._spawn(daemon, gpu, daemon.user) for gpu in gpus]
+        if daemon.waiting:
+            daemon.caused["mps_uid_overtakes_total", str(daemon.user)] += len(came)
         self._served(daemon, came, "Server already exists")
         return [client.pid for client in came]
 
@@ -241,11 +279,14 @@ class FullHost:
         daemon.log("server", "Server has been notified to shutdown", "Exiting")
         time.sleep(0.005)
         daemon.log("control", f"Server {daemon.server} exited with status 0")
+        daemon.caused["mps_server_exits_total", "requested"] += 1
         self.proc.remove(daemon.server)
         came = list(daemon.waiting.values())
         daemon.waiting.clear()
         if came:
             daemon.user = came[0].uid
+            daemon.caused["mps_uid_handovers_total", ""] += 1
+            daemon.caused["mps_uid_wait_seconds_count", str(daemon.user)] += len(came)
         self._start_server(daemon)
         self._served(daemon, came, "Server already exists")
 
@@ -271,6 +312,7 @@ class FullHost:
         for client in came:
             pid = client.pid
             daemon.clients[pid] = client
+            daemon.caused["mps_client_connections_total", str(client.uid)] += 1
             control += [
                 "Accepting connection...",
                 f"NEW CLIENT {pid} from user {client.uid}: {words}",
@@ -292,7 +334,9 @@ class FullHost:
         """These clients end."""
         lines: list[str] = []
         for pid in pids:
-            del daemon.clients[pid]
+            client = daemon.clients.pop(pid)
+            daemon.caused["mps_client_disconnections_total", str(client.uid)] += 1
+            daemon.caused["mps_client_session_seconds_count", str(client.uid)] += 1
             self.proc.remove(pid)
             context = f"{{PID: {pid}, Context ID: 1}}"
             lines += [

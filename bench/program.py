@@ -101,10 +101,10 @@ def _installed() -> dict[str, str]:
 
 
 @contextmanager
-def running(full: FullHost) -> Iterator[Program]:
+def running(full: FullHost, **environment_variables: str) -> Iterator[Program]:
     """Start the exporter on a made-up host, and end it."""
     port = free_port()
-    environment = _installed()
+    environment = _installed() | environment_variables
     command = [sys.executable, "-m", "bench.stage", str(full.folder), *full.flags,
                f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
     started = time.monotonic()

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -28,6 +29,7 @@ from typing import Any
 import aiohttp
 import yaml
 from aiohttp import web
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
@@ -183,13 +185,17 @@ def host(clients: int = CLIENTS, gpus: int = GPUS) -> Snapshot:
         gpu_indexes={card.uuid: card.index for card in cards},
         daemons=tuple(daemons),
         collectors=tuple(CollectorResult(name, True, 0.01) for name in names),  # type: ignore[arg-type]
+        unreadable_environments=0,
+        unknown_readings=0,
     )
 
 
 def exposition(clients: int = CLIENTS, gpus: int = GPUS) -> bytes:
     """What the exporter on such a host says; HOST stands where hosts differ."""
     families = render(host(clients, gpus), Build("0", "", "3.11"))
-    return Encoder().encode(families, (), TEXT_0_0_4)
+    process = CollectorRegistry()
+    ProcessCollector(registry=process)
+    return Encoder().encode(families, tuple(process.collect()), TEXT_0_0_4)
 
 
 def pods(hosts: int) -> bytes:
@@ -223,6 +229,21 @@ def by_name(text: bytes) -> Counter[str]:
 def series(text: bytes) -> int:
     """Samples of one scrape."""
     return by_name(text).total()
+
+
+def series_table() -> Iterator[str]:
+    """Give the table of docs/fleet.md."""
+    full, half = exposition(), exposition(CLIENTS // 2)
+    idle, one_gpu = exposition(0), exposition(0, GPUS - 1)
+    yield "| | series |"
+    yield "|---|---|"
+    yield f"| the exporter itself | {series(exposition(0, 0))} |"
+    yield (
+        f"| a GPU with its own control daemon, without clients | {series(idle) - series(one_gpu)} |"
+    )
+    per_client = (series(full) - series(half)) / (GPUS * CLIENTS / 2)
+    yield f"| a client with one GPU | {per_client:.0f} |"
+    yield f"| a host of {GPUS} GPUs with {CLIENTS} clients each | {series(full):,} |"
 
 
 def print_sizes() -> None:

@@ -1,10 +1,14 @@
-"""A day of a busy host in minutes: does the exporter stay as small as it was?
+"""A day of a busy host in minutes: does the exporter count right, and stay as small as it was?
 
-    python -m bench.soak [--minutes N] [--clients N]
+    python -m bench.soak [--minutes N] [--clients N] [--drop-one-in N]
 
-Clients come and go by the hundred, users take turns, daemons restart, logs are rotated in both
-ways, NVML fails now and then, and a scraper asks all the time. Ends with status 1 when something
-grew, or when a counter went down without a restart of its daemon.
+Clients come and go by the hundred, users take turns, daemons restart, jobs bring daemons of new
+names, logs are rotated in both ways, NVML fails now and then, and a scraper asks all the time. What
+the host caused is counted apart from the exporter, and the exporter's counters must show the same.
+Ends with status 1 when a counter differs or went down, when memory grew by more than the limit per
+hour, or when threads, descriptors or children became more.
+
+--drop-one-in N loses one event in N inside the exporter on purpose: the soak must fail.
 """
 
 from __future__ import annotations
@@ -15,20 +19,35 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.host import Daemon, FullHost
+from bench.host import DROP_ONE_IN, Daemon, FullHost
 from bench.program import Program, running
 
 WARM_UP_SHARE = 0.3
-DRIFT_MEGABYTES = 2.0
+WARM_UP_SECONDS = 300.0
+"""Tables that are bounded fill up meanwhile; of a short run the share above."""
+MEGABYTES_PER_HOUR = 2.0
+NOISE_MEGABYTES = 0.5
+"""What the mean of some minutes varies by on a host on which nothing changes."""
+SPARE_THREADS = 4
+"""Of those that read logs: as many as there ever were daemons at a time are kept."""
 STEP_SECONDS = 0.25
+CHECK_SECONDS = 15.0
+SETTLE_SECONDS = 30.0
+"""So long the exporter may take to have counted what happened, on a busy machine."""
+JOB_SECONDS = 3.0
+FIRST_JOB = 1000
 NVML_GPU_IS_LOST = 15
 
-_SAMPLE = re.compile(r"^(\w+)(\{.*\})? (\S+)$")
+_SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _COUNTER = re.compile(r"_total$|_count$|_sum$|_bucket$")
+
+Sample = tuple[str, str, str]
+"""Daemon, metric, value of the label beside the daemon's ("": none)."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +85,64 @@ def counters(lines: Iterable[str]) -> Iterable[tuple[str, float]]:
     for line in lines:
         match = _SAMPLE.match(line)
         if match and _COUNTER.search(match[1]):
-            yield f"{match[1]}{match[2] or ''}", float(match[3])
+            yield f"{match[1]}{{{match[2] or ''}}}", float(match[3])
+
+
+def samples(page: str) -> dict[Sample, float]:
+    """Give what a page says of daemons, where at most one further label tells what of."""
+    found: dict[Sample, float] = {}
+    for line in page.splitlines():
+        if match := _SAMPLE.match(line):
+            labels = dict(_LABEL.findall(match[2] or ""))
+            daemon = labels.pop("daemon", None)
+            if daemon is not None and len(labels) <= 1:
+                found[daemon, match[1], next(iter(labels.values()), "")] = float(match[3])
+    return found
+
+
+class Truth:
+    """What happened on the host since the exporter started to count, beside what it counted."""
+
+    def __init__(self, daemons: Sequence[Daemon], page: str) -> None:
+        self._daemons = daemons
+        self._counted = samples(page)
+        self._caused = {daemon.number: daemon.caused.copy() for daemon in daemons}
+
+    def events(self) -> int:
+        """How many events there were."""
+        return sum(
+            (daemon.caused - self._caused[daemon.number]).total() for daemon in self._daemons
+        )
+
+    def differences(self, page: str) -> list[str]:
+        """Where the page is not what happened."""
+        counted = samples(page)
+        found = []
+        for daemon in self._daemons:
+            for key, value in self._expected(daemon).items():
+                sample = (str(daemon.pipe), *key)
+                got = counted.get(sample, 0.0)
+                if got != value:
+                    found.append(f"{daemon.pipe.name} {' '.join(key)}: {got:g}, not {value:g}")
+        return found
+
+    def _expected(self, daemon: Daemon) -> Mapping[tuple[str, str], float]:
+        before = self._caused[daemon.number]
+        return {
+            key: self._counted.get((str(daemon.pipe), *key), 0.0) + events - before[key]
+            for key, events in daemon.caused.items()
+        } | {
+            ("mps_control_log_size_bytes", log): path.stat().st_size
+            for log in ("control", "server")
+            if (path := daemon.logs / f"{log}.log").exists()
+        }
+
+    def settle(self, scrape: Callable[[], str], seconds: float = SETTLE_SECONDS) -> list[str]:
+        """Wait until the exporter has counted everything; gives what it did not count."""
+        end = time.monotonic() + seconds
+        while (missing := self.differences(scrape())) and time.monotonic() < end:
+            time.sleep(STEP_SECONDS)
+        return missing
 
 
 @dataclass
@@ -75,7 +151,11 @@ class Chaos:
 
     full: FullHost
     size: int
+    settle: Callable[[], object] = lambda: None
+    """Waits until the exporter has read what was written."""
     happened: dict[str, int] = field(default_factory=dict)
+    jobs: list[tuple[float, Daemon]] = field(default_factory=list)
+    """Daemons of jobs, with when they end."""
 
     def step(self, chance: random.Random) -> None:
         """A little of everything."""
@@ -84,11 +164,12 @@ class Chaos:
         full = self.full
         events: tuple[tuple[str, float, Callable[[], object]], ...] = (
             ("restart", 0.01, lambda: full.restart(daemon)),
-            ("copytruncate", 0.03, lambda: full.rotate(daemon)),
+            ("copytruncate", 0.01, lambda: self.rotate(daemon)),
             ("rename", 0.005, lambda: full.rename(daemon)),
             ("queue", 0.03, lambda: full.queue(daemon, daemon.gpus)),
             ("hand-over", 0.1 if daemon.waiting else 0.0, lambda: full.hand_over(daemon)),
             ("nvml", 0.02, lambda: full.fail(NVML_GPU_IS_LOST)),
+            ("job", 0.03, self.start_job),
         )
         for name, odds, happen in events:
             if chance.random() < odds:
@@ -96,7 +177,23 @@ class Chaos:
                 happen()
         if self.full.nvml.failing and chance.random() < 0.3:
             self.full.fail(None)
+        while self.jobs and time.monotonic() > self.jobs[0][0]:
+            full.end_job(self.jobs.pop(0)[1])
         self.full.tell()
+
+    def rotate(self, daemon: Daemon) -> None:
+        """Copy and truncate the logs.
+
+        What nobody has read before is lost with any reader: the exporter is given the time.
+        """
+        self.settle()
+        self.full.rotate(daemon)
+        self.settle()
+
+    def start_job(self) -> None:
+        """A job with a daemon of its own comes, for some seconds."""
+        job = self.full.start_job(FIRST_JOB + self.happened["job"])
+        self.jobs.append((time.monotonic() + JOB_SECONDS, job))
 
     def turn_over(self, daemon: Daemon, chance: random.Random) -> None:
         """Some clients leave, others come."""
@@ -109,25 +206,32 @@ class Chaos:
         self.happened["clients"] = self.happened.get("clients", 0) + coming
 
 
-def soak(seconds: float, clients: int) -> int:
+def soak(seconds: float, clients: int, drop_one_in: int = 0) -> int:
     """Run it; gives the exit status."""
-    chance = random.Random(10)
     with (
         tempfile.TemporaryDirectory() as folder,
         FullHost(Path(folder), clients) as full,
-        running(full) as program,
+        running(full, **{DROP_ONE_IN: str(drop_one_in)}) as program,
     ):
         program.until_good("mps_client_contexts")
-        return judge(*watch(full, program, seconds, clients, chance))
+        return judge(*watch(full, program, seconds, clients))
 
 
 def watch(
-    full: FullHost, program: Program, seconds: float, clients: int, chance: random.Random
-) -> tuple[list[Reading], Counters, Chaos]:
-    """Let things happen and look on."""
-    began = time.monotonic()
-    seen, chaos, readings = Counters(), Chaos(full, clients), list[Reading]()
-    while (now := time.monotonic() - began) < seconds:
+    full: FullHost, program: Program, seconds: float, clients: int
+) -> tuple[list[Reading], Counters, list[str], Chaos]:
+    """Let things happen and look on; ends early when something was not counted."""
+    began = checked_at = time.monotonic()
+    chance = random.Random(10)
+    seen, readings = Counters(), list[Reading]()
+    truth = Truth(full.daemons, program.scrape())
+    missing: list[str] = []
+
+    def settle() -> None:
+        missing[:] = missing or truth.settle(program.scrape)
+
+    chaos = Chaos(full, clients, settle)
+    while (now := time.monotonic() - began) < seconds and not missing:
         chaos.step(chance)
         seen.see(program.scrape())
         readings.append(
@@ -137,34 +241,47 @@ def watch(
             last = readings[-1]
             print(
                 f"{now:6.0f} s  {last.megabytes:6.1f} MB  {last.threads} threads  "
-                f"{last.descriptors} descriptors  {last.children} children  {chaos.happened}",
+                f"{last.descriptors} descriptors  {last.children} children  "
+                f"{truth.events()} events  {chaos.happened}",
                 flush=True,
             )
+        if time.monotonic() - checked_at > CHECK_SECONDS:
+            settle()
+            checked_at = time.monotonic()
         time.sleep(STEP_SECONDS)
     full.fail(None)
-    return readings, seen, chaos
+    settle()
+    print(f"{truth.events()} events, {len(missing)} counters differ")
+    return readings, seen, missing, chaos
 
 
-def judge(readings: Sequence[Reading], seen: Counters, chaos: Chaos) -> int:
-    """Say whether something grew."""
-    warm = readings[int(len(readings) * WARM_UP_SHARE) :]
+def judge(readings: Sequence[Reading], seen: Counters, missing: Sequence[str], chaos: Chaos) -> int:
+    """Say whether something was not counted, or grew."""
+    end = readings[-1].at
+    warm_up = max(WARM_UP_SHARE * end, min(WARM_UP_SECONDS, end / 2))
+    warm = [row for row in readings if row.at >= warm_up]
     part = max(1, len(warm) // 4)
     first, last = warm[:part], warm[-part:]
-    transitions = [f"a counter went down: {one}" for one in seen.fallen[:10]]
-    drift = mean(row.megabytes for row in last) - mean(row.megabytes for row in first)
-    print(f"memory after warm-up: {mean(row.megabytes for row in first):.1f} MB, then "
-          f"{drift:+.2f} MB; highest {max(row.megabytes for row in readings):.1f} MB")  # fmt: skip
-    if drift > DRIFT_MEGABYTES:
-        transitions.append(f"memory grew by {drift:.2f} MB")
+    found = [f"a counter went down: {one}" for one in seen.fallen[:10]]
+    found += [f"a counter is not what happened: {one}" for one in missing[:10]]
+    hours = (mean(row.at for row in last) - mean(row.at for row in first)) / 3600
+    growth = mean(row.megabytes for row in last) - mean(row.megabytes for row in first)
+    print(
+        f"memory after warm-up: {mean(row.megabytes for row in first):.1f} MB, then "
+        f"{growth:+.2f} MB in {hours * 60:.1f} minutes; "
+        f"highest {max(row.megabytes for row in readings):.1f} MB"
+    )
+    if growth > NOISE_MEGABYTES + MEGABYTES_PER_HOUR * hours:
+        found.append(f"memory grew by {growth:.2f} MB in {hours * 60:.1f} minutes")
     for name in ("threads", "descriptors", "children"):
         before = min(getattr(row, name) for row in first)
         after = min(getattr(row, name) for row in last)
         print(f"{name}: {before}, then {after}")
-        if after > before:
-            transitions.append(f"{name} grew from {before} to {after}")
+        if after > before + (SPARE_THREADS if name == "threads" else 0):
+            found.append(f"{name} grew from {before} to {after}")
     print(f"{len(readings)} scrapes, {len(seen.last)} counters watched, {chaos.happened}")
-    print("\n".join(transitions) or "steady")
-    return 1 if transitions else 0
+    print("\n".join(found) or "steady")
+    return 1 if found else 0
 
 
 def mean(numbers: Iterable[float]) -> float:
@@ -175,11 +292,15 @@ def mean(numbers: Iterable[float]) -> float:
 
 def main(arguments: Sequence[str]) -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.soak", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=384)
+    parser.add_argument("--drop-one-in", type=int, default=0, metavar="N")
     given = parser.parse_args(arguments)
-    return soak(given.minutes * 60, given.clients)
+    return soak(given.minutes * 60, given.clients, given.drop_one_in)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@
     python -m bench.stage FOLDER [flags of mps-exporter]
 
 FOLDER is that of a bench.host.FullHost in another process, which tells through files what its GPUs
-do.
+do. With BENCH_DROP_ONE_IN=N in the environment it loses one event in N, for bench.soak to notice.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from mps_exporter.memory import limit_malloc_arenas
 
 limit_malloc_arenas()  # as exporter/mps_exporter/cli.py does before it imports the rest
 
-from bench.host import TickingNvml, uuid_of  # noqa: E402
+from bench.host import DROP_ONE_IN, TickingNvml, uuid_of  # noqa: E402
 from mps_exporter import cli  # noqa: E402
+from mps_exporter.mps.counters import Counters  # noqa: E402
 from mps_exporter.sources import live_host  # noqa: E402
 from mps_exporter.sources.nvml import NvmlSession  # noqa: E402
 from mps_exporter.sources.nvml.accumulators import GPM_ALL  # noqa: E402
@@ -64,9 +67,22 @@ class StagedNvml(TickingNvml):
         return super().system_text(function)
 
 
+def drop_events(one_in: int) -> None:
+    """Lose one event in so many between the log's line and its counter."""
+    increment, events = Counters.increment, count(1)
+
+    def lossy(self: Counters, name: str, by: int = 1, **labels: Any) -> None:
+        if name == "mps_control_log_lines_total" or next(events) % one_in:
+            increment(self, name, by, **labels)
+
+    Counters.increment = lossy  # type: ignore[method-assign]
+
+
 def main() -> int:
     """Run it."""
     folder = Path(sys.argv[1])
+    if one_in := int(os.environ.get(DROP_ONE_IN, "0")):
+        drop_events(one_in)
     live_host.NvmlSession = lambda options: NvmlSession(StagedNvml(folder), None, options)  # type: ignore[assignment, misc]
     return cli.main(sys.argv[2:])
 

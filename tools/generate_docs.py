@@ -3,8 +3,9 @@
 Pages: docs/metrics.md, docs/configuration.md, docs/mps-exporter.1. Tables, each between a mark and
 ``<!-- end -->``:
 ``<!-- advice -->`` in docs/troubleshooting.md, ``<!-- alerts -->`` in docs/alerts.md,
-``<!-- symptoms -->`` in docs/symptoms/README.md. And the chart's copies of rules and dashboards,
-with its table of values (tools/chart.py).
+``<!-- symptoms -->`` in docs/symptoms/README.md, ``<!-- series -->`` in docs/fleet.md. And the
+chart's copies of rules and dashboards, with its table of values (tools/chart.py), and the entry for
+awesome-prometheus-alerts.
 
 With --check it writes nothing, and exits with 1 when a page is not up to date.
 """
@@ -20,11 +21,12 @@ from pathlib import Path
 
 import yaml
 
+from bench.rules import series_table
 from mps_exporter.command_table import COMMANDS, default_text, grouped
 from mps_exporter.config import FLAGS
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.metrics.catalogue import CATALOGUE
-from tools import chart
+from tools import awesome_alerts, chart
 from tools.man_page import man_page
 from tools.symptoms import KINDS, symptoms, thread_link
 
@@ -191,6 +193,7 @@ TABLES = {
     "symptoms/README.md": ("symptoms", symptoms_table),
     "troubleshooting.md": ("advice", advice_table),
     "alerts.md": ("alerts", alerts_table),
+    "fleet.md": ("series", series_table),
 }
 
 
@@ -207,6 +210,7 @@ def filled(name: str) -> Iterator[str]:
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "metrics.md": metrics_page,
     "configuration.md": configuration_page,
+    "../deploy/discovery/awesome-prometheus-alerts.yml": awesome_alerts.entry,
     "mps-exporter.1": man_page,
     **{name: partial(filled, name) for name in TABLES},
 }

@@ -3,6 +3,7 @@
 #
 #   tools/install-go-tools.sh [helm] [kubeconform] [dashboard-linter] [nfpm]   without names: all four
 #   tools/install-go-tools.sh prometheus3 promtool3  where no Debian package has them
+#   tools/install-go-tools.sh cosign                 to sign a release
 #
 # A tool is built again when its version below changes, and only then. It takes half a
 # minute to three minutes each on two cores. Where the machine has no Go that is new
@@ -19,11 +20,12 @@ source_of() { # TOOL -> package@version
     helm) echo helm.sh/helm/v3/cmd/helm@v3.19.0 ;;
     kubeconform) echo github.com/yannh/kubeconform/cmd/kubeconform@v0.7.0 ;;
     nfpm) echo github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.0 ;;
+    cosign) echo github.com/sigstore/cosign/v2/cmd/cosign@v2.6.5 ;;
     dashboard-linter) sed -n 's/^VERSION=/github.com\/grafana\/dashboard-linter@/p' "$ROOT/grafana/linter/build.sh" ;;
     # Prometheus 3.5, the release with long support: v0.305 of the module.
     prometheus3) echo github.com/prometheus/prometheus/cmd/prometheus@v0.305.1 ;;
     promtool3) echo github.com/prometheus/prometheus/cmd/promtool@v0.305.1 ;;
-    *) fail "unknown tool: $1" "known are: helm kubeconform dashboard-linter nfpm prometheus3 promtool3" ;;
+    *) fail "unknown tool: $1" "known are: helm kubeconform dashboard-linter nfpm cosign prometheus3 promtool3" ;;
   esac
 }
 

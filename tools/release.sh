@@ -84,17 +84,21 @@ stage_root() { # MACHINE
   put 644 deploy/systemd/port-9401.conf "$doc/examples/port-9401.conf"
   put 644 LICENSE "$doc/copyright"
   put 644 CHANGELOG.md "$doc/CHANGELOG.md"
-  man_page
+  put 644 docs/mps-exporter.1 usr/share/man/man1/mps-exporter.1
+  gzip --no-name -9 "$ROOTFS/usr/share/man/man1/mps-exporter.1"
+  completions
   find "$ROOTFS" -type d -exec chmod 755 {} +
   find "$ROOTFS/usr/lib/mps-exporter/python" -type f -exec chmod 644 {} +
 }
 
-# A program that prints it, where the tree has one.
-man_page() {
-  [ -e "$TREE/tools/man_page.py" ] || return 0
-  mkdir -p "$ROOTFS/usr/share/man/man1"
-  "$PYTHON" "$TREE/tools/man_page.py" >"$ROOTFS/usr/share/man/man1/mps-exporter.1"
-  gzip --no-name -9 "$ROOTFS/usr/share/man/man1/mps-exporter.1"
+completions() {
+  local share="$ROOTFS/usr/share"
+  mkdir -p "$share/bash-completion/completions" "$share/zsh/vendor-completions"
+  export PYTHONPATH="$TREE/exporter"
+  "$PYTHON" -m mps_exporter completion bash >"$share/bash-completion/completions/mps-exporter"
+  "$PYTHON" -m mps_exporter completion zsh >"$share/zsh/vendor-completions/_mps-exporter"
+  unset PYTHONPATH
+  chmod 644 "$share/bash-completion/completions/mps-exporter" "$share/zsh/vendor-completions/_mps-exporter"
 }
 
 linux_packages() { # MACHINE ARCHITECTURE

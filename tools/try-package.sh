@@ -128,7 +128,11 @@ rm "$MACHINE/.complete"
 cp "$PACKAGE" "$MACHINE/root/package.deb"
 cp "$INSTALL" "$MACHINE/root/install.sh"
 boot
-wait_for 'systemd has started' inside systemctl is-system-running --wait
+# "degraded" where a part of it asks for more than a machine in namespaces has, such as modules.
+has_started() {
+  case $(inside systemctl is-system-running || true) in running | degraded) ;; *) return 1 ;; esac
+}
+wait_for 'systemd has started' has_started
 inside systemctl start dbus 2>/dev/null || true
 say "$SUITE: $(inside sed -n 's/^PRETTY_NAME=//p' /etc/os-release), $(inside python3 -V), started"
 

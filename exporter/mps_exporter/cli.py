@@ -9,13 +9,17 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import mps_exporter
 from mps_exporter.config import InvalidSettingError, Settings, duration, load
 from mps_exporter.logging import configure
 from mps_exporter.memory import limit_malloc_arenas
-from mps_exporter.parser import DIAGNOSIS_FAILED, WRONG_USAGE, UsageError, parse
+from mps_exporter.parser import DIAGNOSIS_FAILED, WRONG_USAGE, UsageError, did_you_mean, parse
 from mps_exporter.terminal import open_closed_streams, print_output, print_status
+
+if TYPE_CHECKING:
+    from mps_exporter.commands.doctor_processes import Whom
 
 
 def version_text() -> str:
@@ -54,8 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, settings: Settings, given: dict[str, object]) -> int:
-    # The doctor reports itself what it could not see.
-    level = "error" if command == "doctor" else settings.log_level
+    # What a single look could not see is in what it prints.
+    brief = command == "doctor" or given.get("once") or given.get("textfile")
+    level = "error" if brief else settings.log_level
     configure(level, settings.log_format)
     limit_malloc_arenas()
     # Late imports: --help and --version answer at once, and the parts that a command does not
@@ -76,7 +81,19 @@ Start = Callable[[Settings, Mapping[str, object]], Coroutine[None, None, int] | 
 
 
 def _serve(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, None, int]:
-    del given
+    if given["textfile"] is not None:
+        from mps_exporter.commands.once import write_metrics
+
+        path = Path(str(given["textfile"]))
+        if path.suffix != ".prom":
+            raise InvalidSettingError(
+                f"--textfile: {path}: node_exporter reads only files whose names end in .prom"
+            )
+        return write_metrics(settings, path)
+    if given["once"]:
+        from mps_exporter.commands.once import print_metrics
+
+        return print_metrics(settings)
     from mps_exporter.commands.serve import serve
 
     return serve(settings)
@@ -97,8 +114,17 @@ def _demo(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, No
 
 def _doctor(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, None, int]:
     from mps_exporter.commands.doctor import diagnose
+    from mps_exporter.commands.doctor_report import CHECKS
 
-    recording, moment = given["recording"], given["at"]
+    recording, moment, check = given["recording"], given["at"], given["check"]
+    if check is not None and check not in CHECKS:
+        raise InvalidSettingError(
+            f"--check: no finding {check!r}{did_you_mean(str(check), CHECKS)}; "
+            "docs/troubleshooting.md lists them"
+        )
+    others = [flag for flag in ("json", "pid", "user", "job") if given[flag]]
+    if check is not None and others:
+        raise InvalidSettingError(f"--check and --{others[0]}: give one of them")
     if recording is None and moment is not None:
         raise InvalidSettingError("--at: is a moment of a recording: give --recording too")
     return diagnose(
@@ -106,7 +132,44 @@ def _doctor(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, 
         as_json=bool(given["json"]),
         recording=None if recording is None else Path(str(recording)),
         at_seconds=None if moment is None else _duration("--at", str(moment)),
+        check=None if check is None else str(check),
+        whom=_whom(given),
     )
+
+
+def _whom(given: Mapping[str, object]) -> Whom | None:
+    """Of which processes doctor is asked; None: of the host."""
+    named = [name for name in ("pid", "user", "job") if given[name] is not None]
+    if not named:
+        return None
+    from mps_exporter.commands.doctor_processes import Whom
+
+    if len(named) > 1:
+        raise InvalidSettingError(f"--{named[0]} and --{named[1]}: give one of them")
+    value = str(given[named[0]])
+    if named == ["job"]:
+        return Whom(job=value)
+    if named == ["user"]:
+        return Whom(uid=user_number(value))
+    if not (value.isascii() and value.isdecimal() and int(value)):
+        raise InvalidSettingError(f"--pid: {value!r} must be the number of a process")
+    return Whom(pid=int(value))
+
+
+def user_number(name: str) -> int:
+    """Return the UID of a user, given by name or number.
+
+    Raises:
+        InvalidSettingError: Nobody has this name.
+    """
+    import pwd
+
+    if name.isascii() and name.isdecimal():
+        return int(name)
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        raise InvalidSettingError(f"--user: no user is named {name!r}") from None
 
 
 def _record(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, None, int]:

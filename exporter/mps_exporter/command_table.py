@@ -52,6 +52,15 @@ COMMANDS = {
         Command(
             "serve",
             "Serve the metrics of this host. The default.",
+            (
+                Option("--once", "Print the metrics once, without counters, and exit."),
+                Option(
+                    "--textfile",
+                    "Write them to FILE (*.prom, for the textfile collector of node_exporter), "
+                    "and exit.",
+                    "FILE",
+                ),
+            ),
             exit_statuses="0 stopped by a signal, 1 it could not start or go on, 2 wrong usage.",
         ),
         Command(
@@ -69,7 +78,16 @@ COMMANDS = {
             "doctor",
             "Diagnose this host once, and print how to fix each problem.",
             (
+                Option("--pid", "Say why this process hangs, fails or runs without MPS.", "PID"),
+                Option("--user", "The same of each process of a user.", "NAME"),
+                Option("--job", "The same of each client of a Slurm job or a pod.", "ID"),
                 Option("--json", "Print JSON."),
+                Option(
+                    "--check",
+                    "Report one finding, or 'critical' for any critical one, in a line. Exit "
+                    "status: 0 it is not there, 1 it is there, 2 not known, 3 wrong usage.",
+                    "NAME",
+                ),
                 Option("--recording", "Diagnose the end of a recording instead.", "FILE"),
                 Option("--at", "Not its end, but so long after its start.", "DURATION"),
             ),

@@ -49,6 +49,7 @@ class Settings:
     mps_reconcile_interval: float = 900.0
     path_procfs: str = "/proc"
     path_passwd: str = "/etc/passwd"
+    path_container_logs: str = "/var/log/containers"
     collector_nvml: bool = True
     collector_control: bool = True
     collector_logs: bool = True
@@ -251,6 +252,8 @@ FLAGS: tuple[Flag, ...] = (
          commands=_FOLLOWING),
     Flag("path.procfs", _directory, "Where procfs is mounted.", "DIR", commands=_HOST),
     Flag("path.passwd", _text, "File with the names of users.", "FILE", commands=_HOST),
+    Flag("path.container-logs", _text, "Directory of the kubelet that names containers.", "DIR",
+         commands=_HOST),
     *(
         Flag(f"collector.{name}", _switch, _COLLECTOR_HELP[name])
         for name in COLLECTORS

@@ -257,11 +257,3 @@ def describe_incident(one: Incident, name_of: UserNameLookup) -> str:
     if one.count > 1:
         text += f" ({one.count} times)"
     return sentence(text)
-
-
-SEVERE_INCIDENTS = frozenset(
-    {"daemon_died", "server_crashed", "server_start_failed", "fault", "unfinished_work", "ghost"}
-)
-NOTABLE_INCIDENTS = frozenset(
-    {"client_rejected", "client_terminated", "wait_abandoned", "wait_started"}
-)

@@ -25,11 +25,11 @@ class Outcome(StrEnum):
     TIMEOUT = "timeout"
     """Nobody answered before the deadline."""
     ABSENT = "absent"
-    """There is nobody to ask: no daemon, no tool, no library."""
+    """Nothing to query: no daemon, no tool, no library."""
     REFUSED = "refused"
     """An answer came, and it was no (also after one retry)."""
     UNPARSABLE = "unparsable"
-    """An answer came that nobody here understands."""
+    """A reply of unknown wording."""
     SKIPPED = "skipped"
     """Not asked: the circuit breaker is open, or the answer could harm the host."""
 
@@ -65,6 +65,34 @@ class ProcessFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessView:
+    """What /proc shows of one process that somebody asks about."""
+
+    pid: int
+    present: bool = True
+    uid: int | None = None
+    """The effective user."""
+    state: str = ""
+    command: str = ""
+    """The program's name only."""
+    pipe_directory: str | None = None
+    """Where it looks for a daemon; None: its environment cannot be read."""
+    names_directory: bool = False
+    """CUDA_MPS_PIPE_DIRECTORY is set; else the directory is CUDA's default."""
+    path_error: str | None = None
+    """Why it cannot use that directory, with the folder on the way that is missing or closed to
+    its user."""
+    daemon_directory: str | None = None
+    """`pipe_directory` of the daemon whose directory it is, by device and inode."""
+    shares_memory_with_daemon: bool | None = None
+    """Whether its /dev/shm is that daemon's; None: cannot be seen."""
+    debug_variables: tuple[str, ...] = ()
+    """Names of variables in its environment that make CUDA slow or serial."""
+    oom_kills: int | None = None
+    """Processes of its control group that the kernel has ended for want of memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonFacts:
     """One control daemon: running (found in /proc) or only configured."""
 
@@ -78,7 +106,7 @@ class DaemonFacts:
     root: str = ""
     """Prefix under which both directories are reached from here: "" or "/proc/PID/root"."""
     directories_assumed: bool = False
-    """The process's environment could not be read and nothing else told: these are the defaults."""
+    """These are the defaults: the process's environment could not be read, and no other source."""
     log_directory_assumed: bool = False
     """Its environment could not be read: the log directory is empty, or the default one where the
     log has lines of this daemon. (The pipe directory can still be sure: the lock in it names its
@@ -90,7 +118,7 @@ class DaemonFacts:
     """Whose daemon it is: the user of its process, else the owner of the configured directory.
     None: neither is known."""
     log_owners: tuple[int, ...] = ()
-    """The users whose files are believed to be its logs."""
+    """The users whose files are accepted as its logs."""
     foreground: bool = False
     """Started with -f: it writes no log files."""
     multiuser: bool = False
@@ -105,7 +133,7 @@ class DaemonFacts:
 
     @property
     def user(self) -> int | None:
-        """Whose daemon it is; recordings of earlier versions tell only the process's user."""
+        """Whose daemon it is; recordings of earlier versions have only the process's user."""
         if self.owner_uid is None and self.process is not None:
             return self.process.uid
         return self.owner_uid
@@ -122,6 +150,17 @@ class DaemonFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ContainerName:
+    """What Kubernetes calls a container."""
+
+    container_id: str
+    """As in Attribution: with the runtime in front."""
+    namespace: str
+    pod: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProcfsObservation:
     """One walk through /proc."""
 
@@ -134,6 +173,8 @@ class ProcfsObservation:
     unreadable_environments: int = 0
     ignored_programs: Mapping[int, int] = field(default_factory=dict)
     """User -> processes of MPS's programs that are not looked at: that user has too many."""
+    containers: tuple[ContainerName, ...] = ()
+    """Those of the processes that the kubelet has names for."""
     error: str | None = None
 
 

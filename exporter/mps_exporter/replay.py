@@ -19,12 +19,19 @@ from mps_exporter.sources.replay_host import ReplayHost
 STEP_SECONDS = 0.5
 """How closely a recording is gone through up to where it is wanted: 129 s of it take 0.2 s."""
 
+MAX_STEPS = 5000
+"""Beyond 40 minutes the steps are longer."""
+
+MIN_SCENE_SECONDS = 1.0
+"""A recording of one moment would be replayed as fast as it goes."""
+
 
 async def advance(
     host: ReplayHost, collector: Collector, target: float, *, step_seconds: float = STEP_SECONDS
 ) -> Snapshot:
     """Take a collector through a recording, and hold it so many seconds after its start."""
     elapsed = 0.0
+    step_seconds = max(step_seconds, target / MAX_STEPS)
     while True:
         host.hold(elapsed)
         await collector.poll_logs()
@@ -95,11 +102,13 @@ class ReplayPlayer:
         while True:
             playing = self._current()
             follower = asyncio.create_task(playing.collector.follow())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._jumped.wait(), playing.seconds_left())
-            follower.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await follower
+            seconds = max(playing.seconds_left(), MIN_SCENE_SECONDS)
+            try:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._jumped.wait(), seconds)
+            finally:
+                follower.cancel()
+            await asyncio.wait((follower,))  # and not `await follower`: who is cancelled here ends
             self._jumped.clear()
             jumps, self._jumps = self._jumps, []
             await self._enter(jumps[-1][0] if jumps else self._after(playing.scene))

@@ -12,7 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from mps_exporter.observations import DaemonFacts, GpuObservation, LogName, LogState, ProcessFacts
+from mps_exporter.observations import (
+    ContainerName,
+    DaemonFacts,
+    GpuObservation,
+    LogName,
+    LogState,
+    ProcessFacts,
+)
 
 ControlState = Literal["answering", "absent", "unresponsive", "draining", "refused"]
 CONTROL_STATES: tuple[ControlState, ...] = (
@@ -75,7 +82,7 @@ class ClientSession:
     server_pid: int
     uid: int | None
     connected_at: float | None
-    """None: it was there before anybody looked, and no log tells since when."""
+    """None: it was there at the first look, and no log shows since when."""
     contexts: Mapping[str, int] = field(default_factory=dict)
     """GPU UUID -> contexts."""
     active_thread_ratio: float | None = None
@@ -83,13 +90,13 @@ class ClientSession:
     pinned_memory_limit_bytes: Mapping[int, int] | None = None
     """Device ordinal -> the server's limit when this client connected; None: not known."""
     state: ClientState | None = None
-    """None: the log does not tell."""
+    """None: the log does not show it."""
     state_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PossibleUnfinishedWork:
-    """A client that ended alone, as one does that leaves GPU work behind, and nobody came since."""
+    """A client that ended alone, as slowly as with unfinished work; no client connected since."""
 
     pid: int
     uid: int | None
@@ -117,8 +124,8 @@ class ServerSession:
     client_limit: int | None = None
     """The limit that the log named when it refused a client."""
     ghost: bool = False
-    """Ready for a user whose queued clients are all dead, and nobody ever connected; or its log
-    says that a queued client sent no credentials, and nobody got a context since."""
+    """Ready for a user whose queued clients are all dead, and no client ever connected; or its log
+    says that a queued client sent no credentials, and no client has had a context since."""
     clients: tuple[ClientSession, ...] = ()
     clients_count: int = 0
     """Fewer than there are in clients, where the log (before driver 580) says that one left, but
@@ -139,6 +146,23 @@ class Wait:
     """Whose server holds the GPU."""
     dead: bool = False
     """The process is gone; its entry is not: the daemon hangs when its turn comes."""
+
+
+TimelineKind = Literal["held", "ghost", "idle", "waited"]
+"""Clients of this user were connected; this user's server was a ghost; it was idle while others
+waited; a client of this user waited behind another user's server."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineSpan:
+    """A part of the last ten minutes of one daemon."""
+
+    kind: TimelineKind
+    uid: int | None
+    start: float
+    end: float
+    """As far as the logs have been read."""
+    ongoing: bool = False
 
 
 IncidentKind = Literal[
@@ -209,15 +233,19 @@ class LedgerView:
     servers: tuple[ServerSession, ...] = ()
     waits: tuple[Wait, ...] = ()
     handover_backoff_seconds: float | None = None
-    """The daemon's present retry interval, while somebody waits or it was asked to quit."""
+    """The daemon's present retry interval, while a client waits or it was asked to quit."""
     daemon_ended_at: float | None = None
     """It quit (daemon_started_at is None then) or died (daemon_died)."""
     daemon_died: bool = False
     devices: Mapping[int, str] = field(default_factory=dict)
-    """Device ordinal of the daemon -> GPU UUID, as far as the logs told."""
+    """Device ordinal of the daemon -> GPU UUID, as far as the logs show it."""
     counters: LogMetricValues = field(default_factory=dict)
     incidents: tuple[Incident, ...] = ()
     """The last ones, oldest first."""
+    timeline: tuple[TimelineSpan, ...] = ()
+    """Of the last ten minutes, oldest first."""
+    timeline_since: float | None = None
+    """What was before this moment is not known; None: nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +264,7 @@ class Client:
     pid_namespace: int | None = None
     limit_source: LimitSource = "unknown"
     """Whose active thread percentage is the lower one. "unknown": its environment cannot be read,
-    or it cannot be told which GPU its memory limit is for. All limits of a client are upper bounds:
+    or it is not known which GPU its memory limit is for. All limits of a client are upper bounds:
     a program may lower its own as it starts (os.environ), which is not seen from outside."""
     environment_readable: bool | None = None
     connected_at: float | None = None
@@ -282,7 +310,7 @@ class ControlDaemon:
     pipe_directory: str
     log_directory: str
     state: ControlState | None
-    """None: nobody asked, and /proc does not tell."""
+    """None: no query was sent, and /proc does not show it."""
     pid: int | None = None
     uid: int | None = None
     user: str | None = None
@@ -307,6 +335,8 @@ class ControlDaemon:
     counters: LogMetricValues | None = None
     """None: no log of this daemon was ever readable, so nothing was counted."""
     incidents: tuple[Incident, ...] = ()
+    timeline: tuple[TimelineSpan, ...] = ()
+    timeline_since: float | None = None
     dropped_clients: int = 0
     error: str | None = None
     facts: DaemonFacts | None = None
@@ -417,6 +447,8 @@ class Snapshot:
     collectors: tuple[CollectorResult, ...] = ()
     user_names: Mapping[int, str] = field(default_factory=dict)
     """User -> name, of the processes that were identified: also of those that only wait."""
+    containers: tuple[ContainerName, ...] = ()
+    """Containers of processes on the GPUs that the kubelet has names for."""
     unreadable_environments: int | None = None
     """Processes whose MPS variables this exporter has no right to read."""
     unknown_readings: int | None = None

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from tests.browser.devtools import browser
-from tests.browser.recorded import recorded
+from tests.browser.recorded import played
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import served
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
-DESK = (1040, 800)
+DESK = (1200, 800)
 PHONE = (360, 740)
 SHOTS = (
     # file, recording, seconds, screen, dark
@@ -38,14 +38,11 @@ SHOTS = (
 async def main() -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     for file, recording, seconds, (width, height), dark in SHOTS:
-        backend = FakeBackend(snapshot=await recorded(recording, seconds))
+        found = await played(recording, seconds)
+        backend = FakeBackend(snapshot=found[-1], earlier=found)
         async with served(backend, version="") as (shown, _), browser() as page:
             await page.look(width, height, dark=dark)
-            address = shown[0].replace("127.0.0.1", "localhost")
-            await page.open(f"http://{address}/")
-            await page.evaluate(
-                "document.querySelector('.host').textContent = 'gpu-host:9400'"
-            )  # not the port of the day
+            await page.open(f"http://{shown[0]}/")
             await page.screenshot(IMAGES / file)
         sys.stdout.write(f"{IMAGES / file}\n")
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from mps_exporter.snapshot import Incident
 from tests.browser.axe import script as axe_script
 from tests.browser.devtools import Page, browser
 from tests.browser.recorded import recorded
@@ -20,7 +22,11 @@ from tests.unit.web.serving import served
 PHONE = (360, 740)
 DESK = (1200, 900)
 
-TEXT = "document.getElementById('status').innerText"
+TEXT = r"document.getElementById('status').textContent.replace(/\s+/g, ' ')"
+"""All of it: what is folded, too."""
+
+
+OPEN_ALL = "document.querySelectorAll('details').forEach(one => { one.open = true; })"
 
 
 @pytest.fixture
@@ -47,6 +53,7 @@ async def assert_well_made(page: Page, url: str) -> None:
         for dark in (False, True):
             await page.look(width, height, dark=dark)
             await page.open(url)
+            await page.evaluate(OPEN_ALL)
             assert await page.evaluate("document.documentElement.scrollWidth") <= width
             assert await violations(page) == []
     assert page.complaints == []
@@ -57,14 +64,15 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
     ("limits", 8, r"GPU 0 is used without MPS by process 782 \(\S+ of root\); its "
      r"CUDA_MPS_PIPE_DIRECTORY is /tmp/lab-limits/nowhere, where no daemon runs\.",
      ["The compute mode of GPU 0 is default", "1 process without MPS", "12 of 132 SMs",
-      "66 of 132 SMs", "all 132 SMs", "of at most 2.0 GiB", "no limit seen"]),
+      "66 of 132 SMs", "no limit", "of at most 2.0 GiB", "no limit seen"]),
     ("wait-served", 4, r"User 1002 has waited \d s behind user 1001's server 699\.",
-     ["Who waits for whom", "Run both as one user"]),
+     ["Who held the GPU, who waited", "Run both as one user",
+      "ps -o pid,user,stat,etime,args -p"]),
     ("wait-served", 9, r"GPU 0 is used without MPS by process 531 \(\S+ of root\)\.",
      ["User 1002's process 705 was served after 6.3 s."]),
     ("three-users", 2.5, r"User 1002 has waited \d s behind .*, and one more client waits\.", []),
     ("wait-abandoned-sigkill", 5, r"Process 846 died while waiting in the queue",
-     ["nobody: it is dead, and still queued", "do not restart the daemon"]),
+     ["is dead and still in the queue", "do not restart the daemon"]),
     ("wait-abandoned-sigkill", 10, r"User 1002's server 863 was started for clients that had died",
      ["does not answer: it hangs on its ghost server", "end it (kill -9 863)"]),
     ("fault", 4.5, r"A fatal GPU error in user 1001's server 794: MPS blames process 790; 1 other "
@@ -111,7 +119,17 @@ async def test_each_incident_says_the_right_thing(
 
 
 @pytest.mark.parametrize(
-    "make", [hosts.waiting, hosts.healthy, hosts.fault, hosts.blind, hosts.nasty, hosts.snapshot]
+    "make",
+    [
+        hosts.waiting,
+        hosts.healthy,
+        hosts.fault,
+        hosts.blind,
+        hosts.nasty,
+        hosts.snapshot,
+        hosts.full,
+        hosts.without_gpu,
+    ],
 )
 async def test_the_page_is_well_made(page: Page, make: Any) -> None:
     async with served(FakeBackend(snapshot=make()), enable_debug=True) as (shown, _):
@@ -133,6 +151,111 @@ async def until(page: Page, expression: str) -> None:
     await waiting.until_awaited(lambda: page.evaluate(expression))
 
 
+@pytest.mark.parametrize("blocked", [False, True])
+async def test_an_incident_is_shown(page: Page, blocked: bool) -> None:
+    """By the event stream; where there is none, by fetching every few seconds."""
+    backend = FakeBackend(snapshot=hosts.healthy())
+    async with served(backend) as (shown, _):
+        if blocked:
+            await page.call("Network.setBlockedURLs", urls=["*/api/v1/events"])
+        await page.open(f"http://{shown[0]}/")
+        how = "Fetched every 5 s" if blocked else "Live"
+        await until(page, f"document.getElementById('freshness').textContent.startsWith('{how}')")
+        backend.snapshot = hosts.crashed()
+        happened = Incident(at=hosts.NOW - 40, kind="server_crashed", uid=1001)
+        await backend.incidents.put(("/tmp/nvidia-mps", happened))
+        await until(page, f"{TEXT}.includes('crashed; 2 clients were lost')")
+
+
+SET_UP = """(() => {
+  const group = [...document.querySelectorAll('.group')][3];
+  group.open = true;
+  group.querySelector('.sort').click();
+  group.querySelector('.sort').click();
+  group.querySelector('.scroll').scrollTop = 10;
+  group.querySelector('summary').focus();
+  window.scrollTo(0, 300);
+  window.kept = group;
+  window.row = group.querySelector('tbody tr');
+})()"""
+
+
+async def test_what_the_reader_did_stays(page: Page) -> None:
+    """Opened rows, the order of a table, focus and scroll position."""
+    backend = FakeBackend(snapshot=hosts.full())
+    async with served(backend) as (shown, _):
+        await page.look(*DESK)
+        await page.open(f"http://{shown[0]}/")
+        await page.evaluate(SET_UP)
+        order = "[...window.kept.querySelectorAll('tbody th')].map(c => Number(c.dataset.v))"
+        before = await page.evaluate(order)
+        top = "window.kept.querySelector('summary').getBoundingClientRect().top"
+        scrolled = "window.kept.querySelector('.scroll').scrollTop"
+        place = await page.evaluate(top)
+        assert before == sorted(before, reverse=True)
+        assert len(before) > 1
+        within = await page.evaluate(scrolled)
+        # The last client of the table is gone, and a server has crashed.
+        again = hosts.full()
+        (server,) = again.daemons[0].servers
+        left = tuple(one for one in server.clients if one.pid != before[-1])
+        crash = Incident(at=hosts.NOW, kind="server_crashed", uid=1, server_pid=9)
+        changed = replace(
+            again.daemons[0], servers=(replace(server, clients=left),), incidents=(crash,)
+        )
+        backend.snapshot = replace(again, daemons=(changed, *again.daemons[1:]))
+        await until(page, f"{TEXT}.includes('server 9 crashed')")
+
+        assert await page.evaluate(order) == before[:-1]
+        assert await page.evaluate("window.kept.isConnected && window.row.isConnected")
+        assert await page.evaluate("window.kept.open")
+        assert await page.evaluate(scrolled) == within
+        assert await page.evaluate(
+            "document.activeElement === window.kept.querySelector('summary')"
+        )
+        assert abs(await page.evaluate(top) - place) < 2  # though the page above it has grown
+        assert page.complaints == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
+async def test_a_full_host_is_two_screens_high(page: Page, width: int, height: int) -> None:
+    async with served(FakeBackend(snapshot=hosts.full())) as (shown, _):
+        await page.look(width, height)
+        await page.open(f"http://{shown[0]}/")
+        assert await page.evaluate("document.documentElement.scrollHeight") < 2 * height
+
+
+async def test_a_command_is_copied(page: Page) -> None:
+    async with served(FakeBackend(snapshot=hosts.waiting())) as (shown, _):
+        await page.open(f"http://{shown[0]}/")
+        await page.call("Page.bringToFront")
+        await page.call(
+            "Runtime.evaluate",
+            userGesture=True,  # nothing is copied for a script alone
+            expression="document.addEventListener('copy', () => {"
+            " window.copied = String(getSelection()); });"
+            "navigator.clipboard.writeText = async () => { throw new Error('not allowed'); };"
+            "document.querySelector('.copy').click()",
+        )
+        await until(page, "document.querySelector('.copy').textContent === 'Copied'")
+        assert await page.evaluate("window.copied") == "ps -o pid,user,stat,etime,args -p 641"
+
+
+async def test_everything_is_reached_by_keyboard(page: Page) -> None:
+    async with served(FakeBackend(snapshot=hosts.full())) as (shown, _):
+        await page.look(*DESK)
+        await page.open(f"http://{shown[0]}/")
+        key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
+        for element, done in (
+            (".group summary", "document.querySelector('.group').open"),
+            (".group .sort", "document.querySelector('.group th').ariaSort === 'ascending'"),
+        ):
+            await page.evaluate(f"document.querySelector('{element}').focus()")
+            for kind in ("keyDown", "keyUp"):
+                await page.call("Input.dispatchKeyEvent", type=kind, **key)
+            await until(page, done)
+
+
 async def test_the_page_keeps_itself_fresh(page: Page) -> None:
     backend = FakeBackend(snapshot=hosts.healthy())
     async with served(backend) as (shown, stop):
@@ -141,7 +264,7 @@ async def test_the_page_keeps_itself_fresh(page: Page) -> None:
         assert "All is well" in await page.evaluate(TEXT)
         backend.snapshot = hosts.waiting()
         await until(page, f"{TEXT}.includes('Bob has waited 4 min')")
-        assert await page.evaluate("document.title.startsWith('✖ MPS on')")
+        assert await page.evaluate("document.title") == "▲ MPS on gpu-host"
         announced = "document.getElementById('announcement').textContent"
         assert "Bob has waited" in await page.evaluate(announced)
         assert await page.evaluate("window.mark") == 1  # the same page, not loaded anew

@@ -338,8 +338,8 @@ def test_each_layout_watches_and_mounts_what_it_is_about() -> None:
         for layout in LAYOUTS
     }
     assert volumes == {
-        "devicePlugin": {"passwd", "mps-root"},
-        "dra": {"passwd"},
+        "devicePlugin": {"passwd", "container-logs", "mps-root"},
+        "dra": {"passwd", "container-logs"},
         "plain": {"passwd", "tmp", "var-log"},
     }
     pod = daemonset("devicePlugin.resources={nvidia.com/gpu.shared,nvidia.com/h200}")

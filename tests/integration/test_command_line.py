@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import pty
 import re
@@ -260,6 +261,25 @@ def test_the_announcement_names_what_is_listened_on(tmp_path: Path) -> None:
     port = re.search(r"address=127\.0\.0\.1:(\d+)", output)
     assert port is not None, output
     assert f"Status page  https://127.0.0.1:{port[1]}/\n" in output
+
+
+def test_a_recording_of_one_moment_ends_at_once_and_moves_no_cursor(tmp_path: Path) -> None:
+    """It has no length, so its loops follow each other; and its words go to the terminal."""
+    path = tmp_path / "short.rec.gz"
+    header = {
+        "format": "mps-exporter-recording", "version": 2, "scenario": "\x1b[2Jgone",
+        "machine": "", "driver_version": "", "recorded_at": "", "started_at": 1000.0,
+        "exporter_version": "", "anonymised": False,
+    }  # fmt: skip
+    look = {"kind": "procfs", "observation": {"at": 1000.0}}
+    path.write_bytes(gzip.compress(f"{json.dumps(header)}\n{json.dumps(look)}\n".encode()))
+    flags = ["--web.listen-address=127.0.0.1:0"]
+    with started("serve", f"--replay={path}", *flags) as process:
+        output = until_it_says(process, "Ctrl-C")
+        process.terminate()
+        assert process.wait(PATIENCE_SECONDS) == 0
+    assert "\x1b" not in output
+    assert "x1b[2Jgone" in output
 
 
 def test_a_socket_is_no_address_for_a_browser(tmp_path: Path) -> None:

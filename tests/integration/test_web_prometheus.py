@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,18 @@ import pytest
 import trustme
 from aiohttp import ClientError, ClientSession
 
-from tests.integration.test_web_config_conformance import tool
 from tests.support.ports import free_port
 from tests.support.waiting import until_awaited
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import served
+
+
+def tool(name: str) -> str:
+    here = Path(__file__).resolve().parents[2] / ".tools" / "bin" / name
+    found = str(here) if here.exists() else shutil.which(name)
+    assert found, f"{name} is missing: tools/install-system.sh servers brings it"
+    return found
+
 
 CONFIG = """
 global: {{scrape_interval: 1s, scrape_timeout: 900ms}}

@@ -6,8 +6,14 @@ import asyncio
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mps_exporter.sources.recording import Recording, RecordingError, read
+from mps_exporter import humanize
+
+if TYPE_CHECKING:
+    from mps_exporter.sources.recording import Recording
+
+MAX_MESSAGE_CHARACTERS = 500
 
 
 class StartError(Exception):
@@ -20,10 +26,13 @@ def load_recording(path: Path) -> Recording:
     Raises:
         StartError: It cannot be read.
     """
+    from mps_exporter.sources.recording import RecordingError, read
+
     try:
         return read(path)
     except RecordingError as error:
-        raise StartError(str(error)) from error
+        # What it quotes is from the file, and goes to a terminal.
+        raise StartError(humanize.printable(str(error), MAX_MESSAGE_CHARACTERS)) from error
 
 
 def on_signals(action: Callable[[], object], *signals: signal.Signals) -> None:

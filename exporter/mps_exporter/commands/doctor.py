@@ -2,63 +2,82 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mps_exporter.collector import Collector
 from mps_exporter.commands import doctor_report
-from mps_exporter.commands.common import StartError, load_recording
+from mps_exporter.commands.common import StartError
+from mps_exporter.commands.once import look
 from mps_exporter.config import Settings
-from mps_exporter.replay import advance
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources.replay_host import ReplayHost
 from mps_exporter.terminal import print_output, supports_colour
 
-PAUSE_SECONDS = 1.5
-"""Between the two looks: one server must be this old before it is asked."""
+if TYPE_CHECKING:
+    from mps_exporter.commands.doctor_processes import Whom
 
 
 async def diagnose(
-    settings: Settings, *, as_json: bool, recording: Path | None, at_seconds: float | None
+    settings: Settings,
+    *,
+    as_json: bool,
+    recording: Path | None,
+    at_seconds: float | None,
+    check: str | None = None,
+    whom: Whom | None = None,
 ) -> int:
-    """Look at the host once and print what is found; gives the exit status."""
+    """Look at the host once and print what is found; gives the exit status.
+
+    Args:
+        settings: Of the collector.
+        as_json: Print JSON.
+        recording: Look at this instead of the host.
+        at_seconds: Of the recording: the moment; None: its end.
+        check: Report only this, in one line: see doctor_report.check.
+        whom: Say what is wrong with these processes, not with the host.
+    """
     if recording is None:
-        snapshot = await _collect_twice(settings)
+        snapshot = await look(settings)
     else:
         snapshot = await _collect_from_recording(settings, recording, at_seconds)
+    if check is not None:
+        status, line = doctor_report.check(snapshot, check)
+        _print(line)
+        return status
     paint = (
         doctor_report.coloured if supports_colour(sys.stdout, os.environ) else doctor_report.plain
     )
-    lines = doctor_report.report(snapshot, paint)
+    if whom is None:
+        lines = doctor_report.report(snapshot, paint)
+        _print(doctor_report.as_json(snapshot) if as_json else "\n".join(lines))
+        return doctor_report.exit_status(snapshot)
+    # A diagnosis of the host is made without these, and sooner.
+    from mps_exporter.commands import process_report
+    from mps_exporter.commands.doctor_processes import check as check_processes
+
+    procfs = settings.path_procfs if recording is None else None
+    checks = check_processes(whom, snapshot, procfs)
+    _print(process_report.as_json(checks) if as_json else process_report.text(checks, paint))
+    return process_report.exit_status(checks)
+
+
+def _print(text: str) -> None:
     try:
-        print_output(doctor_report.as_json(snapshot) if as_json else "\n".join(lines))
+        print_output(text)
     except OSError as error:
         raise StartError(f"cannot print what was found: {error.strerror}") from error
-    return doctor_report.exit_status(snapshot)
-
-
-async def _collect_twice(settings: Settings) -> Snapshot:
-    """Look twice: the second look is one at a host that is known.
-
-    By then a server is old enough to be asked, and the GPUs' activity has an interval to be of.
-    """
-    host = LiveHost(replace(settings, mps_min_query_interval=0.0))
-    collector = Collector(host, settings)
-    try:
-        await collector.collect()
-        await asyncio.sleep(PAUSE_SECONDS)
-        return await collector.collect()
-    finally:
-        await host.close()
 
 
 async def _collect_from_recording(
     settings: Settings, path: Path, at_seconds: float | None
 ) -> Snapshot:
+    # A live host is diagnosed without these, and 0.05 s sooner.
+    from mps_exporter.collector import Collector
+    from mps_exporter.commands.common import load_recording
+    from mps_exporter.replay import advance
+    from mps_exporter.sources.replay_host import ReplayHost
+
     recording = load_recording(path)
     length = recording.duration_seconds
     if at_seconds is not None and at_seconds > length:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics import Finding, Severity, findings, most_severe, unseen
+from mps_exporter.diagnostics import ADVICE, Finding, Severity, findings, most_severe, unseen
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 
 Painter = Callable[[str, str], str]
@@ -35,6 +35,42 @@ def coloured(text: str, style: str) -> str:
 def exit_status(snapshot: Snapshot) -> int:
     """0, 1 (warnings) or 2 (critical); what is only information is no fault."""
     return EXIT_STATUS[most_severe(findings(snapshot))]
+
+
+HEALTHY, UNHEALTHY, UNKNOWN = 0, 1, 2
+"""Statuses of a check, as node-problem-detector defines them."""
+
+CHECK_CHARACTERS = 120
+"""Longest line of a check."""
+
+CHECKS = ("critical", *(name for name, advice in ADVICE.items() if advice.kind == "state"))
+"""Names of checks: any critical finding, or one finding."""
+
+_NVML_CHECKS = frozenset({"gpu_lost", "unfit_gpu"})
+"""Checks for which the GPUs need to be read, and nothing else."""
+
+
+def check(snapshot: Snapshot, name: str) -> tuple[int, str]:
+    """Return the status of one check, and a line that says why.
+
+    What could not be read neither sets nor clears it: the status is then UNKNOWN.
+    """
+    for finding in findings(snapshot):
+        if name == finding.advice.name or name == finding.advice.severity == "critical":
+            return UNHEALTHY, _brief(f"{finding.advice.name}: {finding.evidence}")
+    failed = {result.name: result.error for result in snapshot.collectors if not result.success}
+    if name in _NVML_CHECKS:
+        unknown = [failed["nvml"] or "no answer"] if "nvml" in failed else []
+    else:
+        unknown = [*unseen(snapshot), *(f"{name} could not be read" for name in failed)]
+    if unknown:
+        return UNKNOWN, _brief(f"{name}: not known: {'; '.join(unknown)}")
+    return HEALTHY, f"{name}: no"
+
+
+def _brief(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= CHECK_CHARACTERS else f"{text[: CHECK_CHARACTERS - 3]}..."
 
 
 def report(snapshot: Snapshot, paint: Painter = plain) -> Iterator[str]:
@@ -76,7 +112,8 @@ def _finding(finding: Finding, paint: Painter) -> Iterator[str]:
 
 def _gpus(snapshot: Snapshot, paint: Painter) -> Iterator[str]:
     if not snapshot.gpus:
-        yield "GPUs: none seen"
+        errors = [one.error for one in snapshot.collectors if one.name == "nvml" and one.error]
+        yield f"GPUs: {humanize.printable(errors[0], 400)}" if errors else "GPUs: none seen"
         return
     versions = f"driver {snapshot.driver_version}" if snapshot.driver_version else ""
     yield f"GPUs  {paint(versions, 'dim')}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import mps_exporter
+from mps_exporter import humanize
 from mps_exporter.backend import CollectorBackend, build
 from mps_exporter.commands.common import StartError, load_recording, on_signals
 from mps_exporter.config import Settings
@@ -28,6 +31,8 @@ from mps_exporter.web.state import TLS_CONTEXT, WEB_CONFIG
 from mps_exporter.web.webconfig import WebConfigError
 
 WILDCARD_HOSTS = ("", "[::]", "0.0.0.0")  # noqa: S104 - to tell a person where to look
+
+MAX_HEADER_CHARACTERS = 500
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +67,7 @@ async def serve(settings: Settings, replay: Replay | None = None) -> int:
         systemd_socket=settings.web_systemd_socket,
         max_requests=settings.web_max_requests,
         enable_debug=settings.web_enable_debug,
+        host=os.environ.get("NODE_NAME") or socket.gethostname(),
         version=mps_exporter.__version__,
         revision=build().revision,
     )
@@ -160,11 +166,16 @@ def _print_replay_notice(player: ReplayPlayer, settings: Settings, addresses_tex
         )
     else:
         header = player.header
+        scenario, machine, driver, recorded_at = (
+            humanize.printable(text, MAX_HEADER_CHARACTERS)
+            for text in (
+                header.scenario, header.machine, header.driver_version, header.recorded_at
+            )
+        )  # fmt: skip
         what = (
             f"  A recording of a real host, not this one, in a loop of {seconds:.0f} s.\n"
-            f"  {header.scenario}\n"
-            f"  Recorded on {header.machine}, driver {header.driver_version}, "
-            f"{header.recorded_at}.\n\n"
+            f"  {scenario}\n"
+            f"  Recorded on {machine}, driver {driver}, {recorded_at}.\n\n"
         )
     print_status(f"\n{what}{addresses_text}\n  Ctrl-C ends it.\n\n")
 

@@ -98,7 +98,7 @@ _STATES = (
         "Until it is ready its clients hang in cuInit; most servers are ready within a second.",
     ),
     Advice(
-        "daemon_absent", "warning", "A control daemon is gone",
+        "daemon_absent", "critical", "A control daemon is gone",
         "CUDA silently continues without MPS if it finds no daemon: without sharing, and without "
         "limits.",
     ),
@@ -218,15 +218,15 @@ _VISIBILITY = (
 
 _RECENT_INCIDENTS = (
     Advice(
-        "daemon_died", "warning", "A control daemon died",
+        "daemon_died", "critical", "A control daemon died",
         "Its server and all clients are lost with it.", "news",
     ),
     Advice(
-        "server_crashed", "warning", "A server crashed",
+        "server_crashed", "critical", "A server crashed",
         "All its clients are lost at once; the log reports an exit with status 0.", "news",
     ),
     Advice(
-        "server_start_failed", "warning", "A server could not start",
+        "server_start_failed", "critical", "A server could not start",
         "The daemon retries twenty times a second for as long as a client waits.", "news",
     ),
     Advice(

@@ -19,7 +19,7 @@ __all__ = ["DaemonInputs", "control_state", "merge", "pids_of_interest"]
 
 
 def pids_of_interest(gpus: NvmlObservation | None, daemons: Iterable[DaemonInputs]) -> set[int]:
-    """The processes that somebody named: to be identified in /proc."""
+    """The processes that a source named: to be identified in /proc."""
     pids: set[int] = set()
     for gpu in gpus.gpus if gpus is not None else ():
         pids.update(process.pid for process in gpu.processes or ())
@@ -67,6 +67,7 @@ def merge(
         daemons=merged,
         collectors=collectors,
         user_names=_user_names(processes),
+        containers=processes.containers if processes is not None else (),
         unreadable_environments=_unreadable_environments(processes),
     )
 

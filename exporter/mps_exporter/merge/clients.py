@@ -24,7 +24,7 @@ _attribution_of = lru_cache(maxsize=1024)(parse_cgroup)
 
 @dataclass(frozen=True, slots=True)
 class _ClientLimits:
-    """What a client may use, as far as its environment and its server tell."""
+    """What a client may use, according to its environment and its server."""
 
     source: LimitSource = "unknown"
     ratio: float | None = None
@@ -40,7 +40,7 @@ _NOT_KNOWN = _ClientLimits()
 
 @dataclass(frozen=True, slots=True)
 class _ServerLimits:
-    """What a server gives to its clients."""
+    """The limits that a server sets for its clients."""
 
     gpus: limits.DaemonGpus
     ordinals: Mapping[str, int]
@@ -53,7 +53,7 @@ class _ServerLimits:
 
 
 def merge_clients(context: MergeContext, server: ServerInputs) -> tuple[Client, ...] | None:
-    """Merge all that is known of a server's clients; None: neither the log nor the tool tells."""
+    """Merge what is known of a server's clients; None: neither log nor control tool shows them."""
     sessions = _sessions(server)
     if sessions is None:
         return None
@@ -109,7 +109,7 @@ def _resolve_pid0_clients(
     """Clients that the daemon calls PID 0, since it lives in a PID namespace of its own.
 
     NVML knows their true PIDs. Where it lists as many MPS processes on the server's GPUs as the
-    daemon has clients, they are these; else nobody can say which are whose.
+    daemon has clients, they are these; else it is not known which are whose.
     """
     listed: dict[int, dict[str, int]] = {}
     for gpu in context.gpus.values():
@@ -135,7 +135,7 @@ def _client(
     uid = process.uid if process is not None else session.uid
     attribution = _attribution_of(process.cgroup if process is not None else None)
     environment = process.mps_environment if process is not None else None
-    # Without its environment: whether it lowered its own limits, nobody here may know.
+    # Without its environment: whether it lowered its own limits is not known.
     own = (
         _NOT_KNOWN if environment is None else _limits(context, session, server_limits, environment)
     )
@@ -195,7 +195,7 @@ def _limits(
     server_limits: _ServerLimits,
     environment: Mapping[str, str],
 ) -> _ClientLimits:
-    """Give a client's limits; those that have the same reasons are worked out once."""
+    """Return a client's limits; equal ones are computed once."""
     allowed_ratio = session.active_thread_ratio  # at connect
     if allowed_ratio is None:
         allowed_ratio = server_limits.ratio

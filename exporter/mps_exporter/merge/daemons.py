@@ -14,7 +14,7 @@ from mps_exporter.snapshot import Client, ControlDaemon, ControlState, Server
 
 
 def control_state(inputs: DaemonInputs) -> ControlState | None:
-    """Why a daemon answers or not; None when nobody asked and /proc does not tell."""
+    """Why a daemon answers or not; None when no query was sent and /proc does not show it."""
     probe = inputs.probe
     alive = _alive(inputs)
     unasked: ControlState | None = "absent" if inputs.facts.lock_tested and not alive else None
@@ -32,7 +32,7 @@ def control_state(inputs: DaemonInputs) -> ControlState | None:
     if inputs.hung:
         return "unresponsive"
     if probe.outcome in (Outcome.SKIPPED, Outcome.TIMEOUT):
-        return None  # nobody was asked, or it has served somebody since
+        return None  # no query was sent, or it has served a client since
     if alive and _may_drain(inputs, probe):
         return None
     return "refused"
@@ -43,12 +43,12 @@ def _alive(inputs: DaemonInputs) -> bool:
 
 
 def _tool_ran(probe: ControlObservation) -> bool:
-    """Whether somebody was asked: the tool itself may be missing."""
+    """Whether a query was sent: the tool itself may be missing."""
     return any(exchange.return_code is not None for exchange in probe.exchanges)
 
 
 def _may_drain(inputs: DaemonInputs, probe: ControlObservation) -> bool:
-    """Whether this may be a daemon that was asked to quit, which only control.log tells for sure.
+    """Whether this may be a daemon that was asked to quit, which only control.log proves.
 
     While it drains, the tool says that it cannot send the command, or nothing (driver 580).
     """
@@ -99,6 +99,8 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         logs=inputs.logs,
         counters=ledger.counters if inputs.was_readable else None,
         incidents=ledger.incidents,
+        timeline=ledger.timeline,
+        timeline_since=ledger.timeline_since,
         dropped_clients=dropped,
         error=inputs.probe.error if inputs.probe is not None else None,
         facts=facts,
@@ -219,7 +221,7 @@ def _server(context: MergeContext, inputs: ServerInputs) -> Server:
 
 
 def _contexts(uuids: Iterable[str], clients: Iterable[Client]) -> dict[str, int]:
-    """GPU UUID -> CUDA contexts of all clients; 0 on a GPU of the daemon that nobody uses."""
+    """GPU UUID -> CUDA contexts of all clients; 0 on a GPU of the daemon that no client uses."""
     contexts = dict.fromkeys(uuids, 0)
     for client in clients:
         for uuid, count in client.contexts.items():

@@ -66,10 +66,10 @@ def _memory_committed_bytes(gpu: GpuObservation, clients: Sequence[Client]) -> i
 
 
 def _processes_by_kind(gpu: GpuObservation, servers: frozenset[int]) -> dict[ProcessKind, set[int]]:
-    """The processes by what they are to MPS, as far as the lists that could be read tell.
+    """The processes by what they are to MPS, as far as the lists that could be read show.
 
-    A client is told from a process beside MPS by the MPS list alone, so that without it, which old
-    drivers lack, neither is known. A server is known by its PID, wherever it is listed.
+    Only the MPS list distinguishes a client from a process without MPS, so that without it, which
+    old drivers lack, neither is known. A server is known by its PID, wherever it is listed.
     """
     if gpu.processes is None:
         return {}
@@ -97,7 +97,7 @@ def _stranded(
     daemons: tuple[ControlDaemon, ...],
     inputs: Sequence[DaemonInputs],
 ) -> tuple[int, ...] | None:
-    """Find the MPS processes without a server; None: it cannot be told.
+    """Find the MPS processes without a server; None: not known.
 
     Certain where no server is on the GPU, or where every daemon's log names all its clients. A
     process that waits in a queue is listed by NVML, too, and lacks a server for another reason.

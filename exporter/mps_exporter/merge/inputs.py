@@ -80,7 +80,7 @@ class ServerInputs:
 
     @property
     def clients_logged(self) -> bool:
-        """Whether the server's log tells its clients."""
+        """Whether the server's log names its clients."""
         return self.session is not None and self.daemon.log_readable("server")
 
     def state(self) -> str | None:
@@ -162,11 +162,11 @@ class MergeContext:
         return self.stranded_since.get(pid, math.inf) <= self.stranded_before
 
     def user(self, uid: int | None) -> str | None:
-        """The name of a user, where a process of theirs told it."""
+        """The name of a user, where one of its processes shows it."""
         return None if uid is None else self.users.get(uid)
 
     def memory_used(self, pid: int) -> Mapping[str, int]:
-        """GPU UUID -> bytes that the process uses there, as far as NVML tells."""
+        """GPU UUID -> bytes that the process uses there, as far as NVML reports it."""
         return self.memory_by_process.get(pid, {})
 
 

@@ -323,6 +323,14 @@ CLIENTS = _section(
         "where a limit cannot be determined.",
     ),
     (
+        "mps_container_info",
+        "info",
+        ("container_id", "pod_namespace", "pod_name", "container_name"),
+        "/var/log/containers",
+        "What Kubernetes calls the container of a process on a GPU; container_id is that of "
+        "mps_client_info. Absent where the kubelet's log directory is not mounted.",
+    ),
+    (
         "mps_client_start_time_seconds",
         "gauge",
         _DSP,

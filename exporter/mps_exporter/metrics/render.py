@@ -154,6 +154,10 @@ def render(
         "mps_exporter_build_info", (build.version, build.revision, build.python_version), 1.0
     )
     samples.add("mps_exporter_unreadable_environments", (), snapshot.unreadable_environments)
+    for one in snapshot.containers:
+        samples.add(
+            "mps_container_info", (one.container_id, one.namespace, one.pod, one.container), 1.0
+        )
     samples.add("mps_exporter_unknown_readings_total", (), snapshot.unknown_readings)
     if snapshot.recording is not None:
         recording = snapshot.recording

@@ -1,6 +1,6 @@
 """Whose process is it? Container, pod, job and unit, read from the paths of its control groups.
 
-No runtime, kubelet or scheduler is asked: the names stand in /proc/PID/cgroup, in version 1
+No runtime, kubelet or scheduler is queried: the names are in /proc/PID/cgroup, in version 1
 ("4:memory:/docker/<id>", a line for each hierarchy) and in version 2 ("0::/system.slice/…").
 """
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Whom a process belongs to, as far as its control groups tell."""
+    """What a process belongs to, according to its control groups."""
 
     container_id: str | None = None
     """As kube-state-metrics writes it: "containerd://…", "docker://…", "cri-o://…", "podman://…".
@@ -77,7 +77,7 @@ def parse_cgroup(cgroup: str | None) -> Attribution:
 
 
 def _paths(cgroup: str) -> Iterator[list[str]]:
-    """Give the components of each distinct path: version 2 first, then systemd's hierarchy."""
+    """Return the components of each distinct path: version 2 first, then systemd's hierarchy."""
     lines = [line.split(":", 2) for line in cgroup.split("\n")]
     hierarchies = [(parts[1], parts[2]) for parts in lines if len(parts) == 3]
     hierarchies.sort(key=lambda item: (item[0] != "", item[0] != "name=systemd"))

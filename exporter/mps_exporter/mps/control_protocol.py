@@ -1,4 +1,4 @@
-"""What the control tool is asked, and what its answers mean.
+"""The commands of the control tool, and its replies.
 
 Several commands share one run of the tool. Their replies come back in order and without anything
 between them, and an empty reply leaves no trace:
@@ -13,7 +13,7 @@ between them, and an empty reply leaves no trace:
     get_device_client_list 457               [0] 00:00.0, NVIDIA H200
                                              455.1           (process.context)
 
-So only replies that can be told apart stand side by side, and between two that cannot stands
+So only replies that can be distinguished are adjacent, and between two that cannot there is
 ``get_default_active_thread_percentage``, which always answers with one line. Every run of the tool
 asks something that has an answer: no output at all, with status 0, is what a collision with another
 caller looks like. The texts are those of driver 580; the tool exits with 0 whatever it prints.
@@ -59,7 +59,7 @@ class ForbiddenCommandError(ValueError):
 
 
 def stdin_text(commands: Iterable[str]) -> bytes:
-    """Give the text for the tool's standard input: the only place where it is made.
+    """Return the text for the tool's standard input: the only place where it is made.
 
     Raises:
         ForbiddenCommandError: A command is not one of READ_ONLY.
@@ -132,7 +132,7 @@ class Failure:
 def server_commands(
     server_pid: int, devices: Sequence[int] = (), *, map_devices: bool
 ) -> tuple[str, ...]:
-    """Give the questions about one server.
+    """Return the queries about one server.
 
     Args:
         server_pid: The server, as the daemon numbers processes.
@@ -151,7 +151,7 @@ def server_commands(
 
 
 def limit_commands(server_pid: int, devices: Sequence[int]) -> tuple[str, ...]:
-    """Give the questions about memory limits, a fence after every one but the last."""
+    """Return the queries about memory limits, a fence after every one but the last."""
     questions = [
         question
         for device in devices
@@ -177,7 +177,7 @@ def parse_failure(exchange: Exchange) -> Failure | None:
 
 
 CANNOT_SEND = "Cannot send command to MPS control daemon"
-"""What a caller is told that collides with another, and everybody while the daemon drains."""
+"""The reply to a caller that collides with another, and to all while the daemon drains."""
 
 _ERROR_PATTERNS: tuple[tuple[Literal["absent", "refused"], tuple[str, ...]], ...] = (
     ("absent", ("Cannot find MPS control daemon process",)),
@@ -238,7 +238,7 @@ def parse_reconciliation(observation: ControlObservation) -> tuple[ServerReply |
 
 
 def _server_of(commands: Sequence[str]) -> int | None:
-    """Give the server that the commands ask about."""
+    """Return the server that the commands are about."""
     for command in commands:
         words = command.split(" ")
         if len(words) > 1 and words[0] in _SERVER_VERBS and _is_number(words[1]):

@@ -212,7 +212,7 @@ class ServerFaults:
     def _add_victim(self, fault: Fault, pid: int, when: Moment) -> None:
         if (pid and pid in fault.victims) or len(fault.victims) >= MAX_CONTEXTS:
             return
-        # Where the log blames nobody, one of them caused it, and all are of one user.
+        # Where the log blames no client, one of them caused it, and all are of one user.
         first = pid in fault.blamed or not fault.blamed
         own = first and pid not in fault.victims and (bool(fault.blamed) or not fault.victims)
         cause = "own_fault" if own else "neighbour_fault"

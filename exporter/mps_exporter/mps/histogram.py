@@ -1,4 +1,4 @@
-"""Durations in buckets, while they are being counted."""
+"""Builds histograms of durations."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ class HistogramBuilder:
         self._sum += seconds
 
     def snapshot(self) -> Histogram:
-        """Give what was counted so far."""
+        """Return what was counted so far."""
         return Histogram(self._bounds, tuple(self._counts), round(self._sum, 3))

@@ -61,6 +61,7 @@ class Ledger:
         state.counters.increment("mps_control_log_lines_total", counted=entry.counted, log=log)
         when = _new(Moment, (entry.at, entry.counted, state.counters, state.incidents))
         state.readable[log] = True
+        state.timeline.line_read(entry.at)
         if type(entry.event) not in TIMELESS_EVENTS:
             state.advance_to(entry.at)
         # Some daemons write both logs into one file: the component shows which one a line is of.
@@ -178,6 +179,7 @@ class Ledger:
         for server in state.servers:
             waits += server.ghost_waits()
         show_backoff = bool(waits) or daemon.quit_requested_at is not None
+        timeline_since, timeline = state.timeline.snapshot(now)
         quit_in_order = daemon.ended_at is not None and not daemon.died
         return LedgerView(
             at=now,
@@ -194,6 +196,8 @@ class Ledger:
             devices=state.gpus.by_ordinal({d for one in state.servers for d in one.devices}),
             counters=state.counters.snapshot(),
             incidents=state.incidents.snapshot(),
+            timeline=timeline,
+            timeline_since=timeline_since,
         )
 
 

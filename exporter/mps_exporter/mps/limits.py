@@ -60,7 +60,7 @@ def _leading_number(text: str) -> float | None:
 
 
 def effective_ratio(client: float | None, server: float | None) -> float | None:
-    """Give the share of the SMs in force: the lower of the client's and the server's.
+    """Return the share of the SMs in force: the lower of the client's and the server's.
 
     The server's is the one when the client connected. Measured: server 50 %, client 90 % -> 50 %.
     None: neither is known.
@@ -70,7 +70,7 @@ def effective_ratio(client: float | None, server: float | None) -> float | None:
 
 
 def sm_limit(ratio: float, sm_count: int, compute_capability: tuple[int, int] | None) -> int | None:
-    """Give the SMs that a ratio (0-1) leaves a client on a GPU with sm_count SMs.
+    """Return the SMs that a ratio (0-1) leaves a client on a GPU with sm_count SMs.
 
     Measured on Hopper (compute capability 9.0) with 132 SMs, at 70 percentages: rounded down to an
     even number, at least 8. A ratio of 1 is all of them on any GPU. None: how other architectures
@@ -135,11 +135,11 @@ _NO_DEVICE = re.compile(r"-\d+|[A-FH-LN-Za-z]\w*", re.ASCII)
 
 
 def visible_gpus(text: str | None, gpus: DaemonGpus) -> tuple[str, ...] | None:
-    """Give the GPUs that a client with this CUDA_VISIBLE_DEVICES sees, in its order.
+    """Return the GPUs that a client with this CUDA_VISIBLE_DEVICES sees, in its order.
 
     Measured with two GPUs of one model: a client counts the daemon's GPUs in the driver's order,
     whatever the daemon's own CUDA_VISIBLE_DEVICES says, and picks from these. The first entry that
-    names no device ends the list (CUDA's documentation). None: it cannot be told, as for entries
+    names no device ends the list (CUDA's documentation). None: it is not known, as for entries
     of MIG, of mixed kinds, or that appear twice.
     """
     if text is None:
@@ -170,7 +170,7 @@ class MemoryLimits:
     """What a client's CUDA_MPS_PINNED_DEVICE_MEM_LIMIT does."""
 
     bytes_by_uuid: Mapping[str, int] | None = field(default_factory=dict)
-    """None: it cannot be told which GPU an entry is for."""
+    """None: it is not known which GPU an entry is for."""
     ignored: bool = False
     """One entry is for a GPU that the client does not see: CUDA silently ignores all of them."""
 
@@ -221,7 +221,7 @@ def parse_client_priority(text: str | None) -> int | None:
 def context_limit(
     compute_capability: tuple[int, int] | None, driver_version: str | None
 ) -> int | None:
-    """Give how many client contexts one server takes on one GPU.
+    """Return how many client contexts one server takes on one GPU.
 
     16 before Volta; 48 since (measured, also on driver 580); 60 since driver 590 (CUDA 13.1), all
     with the default CUDA_DEVICE_MAX_CONNECTIONS of 2: raising that lowers them. Smaller on MIG.

@@ -53,7 +53,7 @@ class Continuation(LogEvent):
 
 @dataclass(frozen=True, slots=True)
 class Unrecognized(LogEvent):
-    """A line that nobody here understands: a reply to a query, or a driver's new wording."""
+    """A line of unknown wording: a reply to a query, or a driver's new wording."""
 
     text: str
     """The message, shortened."""

@@ -22,7 +22,7 @@ from mps_exporter.mps.log_parser import Line, parse_line
 from mps_exporter.observations import LogChunk, LogName
 
 MAX_LINE_BYTES = 65536
-"""A line longer than this is read over, and counted as one that nobody understands."""
+"""A line longer than this is skipped, and counted as unrecognized."""
 
 BLOCK_BYTES = 65536
 """How much is taken apart at once: a long backlog is kept as bytes, not as events."""
@@ -43,7 +43,7 @@ LINE_TOO_LONG = Unrecognized("(a line too long to be one)")
 
 
 class LogEntry(NamedTuple):
-    """An event with when, where and by whom it was written."""
+    """An event with when, in which log and by which process it was written."""
 
     at: float
     """Unix time in seconds."""
@@ -73,7 +73,7 @@ class LogMerger:
         self._log(log).readable = readable
 
     def add_chunk(self, chunk: LogChunk) -> None:
-        """Take in bytes of one of the logs, in the order in which they were read."""
+        """Add bytes of one of the logs, in the order in which they were read."""
         log = self._log(chunk.log)
         log.readable = True
         log.add_chunk(chunk)
@@ -83,7 +83,7 @@ class LogMerger:
         self._log(log).mark_idle(until)
 
     def pop_ready(self, now: float) -> Iterator[LogEntry]:
-        """Give the entries whose place in the order is certain."""
+        """Yield the entries whose place in the order is certain."""
         server, control = self._server, self._control
         overdue = now - MAX_HOLD_SECONDS
         for log in (server, control):
@@ -170,20 +170,20 @@ class _LogBuffer:
         return self._entries.popleft()[2]
 
     def pop_until(self, key: float, *, including: bool) -> Iterator[LogEntry]:
-        """Give what comes before this place in the order, as far as it is taken apart."""
+        """Yield what comes before this place in the order, as far as it is parsed."""
         held = self._entries
         while held and (held[0][0] < key or (including and held[0][0] == key)):
             yield held.popleft()[2]
 
     def pop_read_after(self, moment: float) -> Iterator[LogEntry]:
-        """Give what was read after this moment."""
+        """Yield what was read after this moment."""
         while (head := self.peek()) is not None and head[1] > moment:
             yield self.pop()
 
     def holds_back(self, key: float) -> bool:
         """Whether a line that belongs before this key may still come.
 
-        Asked only of a log whose next line, if there is one, comes later.
+        Called only for a log whose next line, if there is one, comes later.
         """
         if not self.readable or self._entries:
             return False

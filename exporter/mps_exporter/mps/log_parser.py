@@ -8,7 +8,7 @@ The stamp is local time without a zone. The component is one of Control, Server,
 
 The wording has changed at least twice. Every shape below stands under an example: "580" was seen on
 that driver, "550" stands for 535 to 550, "T4" for a log of 2021, "R340" for the first release.
-Nothing here fails, whatever the bytes: what is not understood is Unrecognized.
+Nothing here raises, whatever the bytes: unknown wording is Unrecognized.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ DAEMON_ACTIVITY_LINE = re.compile(
     rb"(?:Accepting connection|NEW UI|NEW CLIENT|NEW SERVER|Server \d+ exited)",
     re.MULTILINE,
 )
-"""The control daemon serves somebody: its one thread is not stuck."""
+"""The control daemon serves a client or a tool: its one thread is not stuck."""
 
 
 def control_line_of(pid: int) -> re.Pattern[bytes]:
-    """Give the pattern of the lines that the control daemon with this PID writes."""
+    """Return the pattern of the lines that the control daemon with this PID writes."""
     return re.compile(rb"^\[[^\]\n]* Control +%d\] " % pid, re.MULTILINE)
 
 
@@ -203,7 +203,7 @@ def _shapes(*rows: tuple[str, _Build | e.LogEvent]) -> _Shapes:
 
 
 def _required_text(pattern: str) -> str:
-    """Give the longest plain text of a shape: to look for it costs less than to try the shape."""
+    """Return the longest plain text of a shape: searching for it is faster than matching."""
     plain = pattern
     while (
         inner := re.sub(r"\([^()]*\)[?*]?", "\n", plain.replace(r"\(", "\n").replace(r"\)", "\n"))

@@ -20,11 +20,11 @@ from mps_exporter.observations import ControlObservation, DaemonFacts, Outcome, 
 from mps_exporter.snapshot import LedgerView
 
 UNRESPONSIVE_PROCESS_STATES = frozenset("DTtZX")
-"""States of a process that answers nobody: in the kernel and deaf (mostly for a moment), stopped,
+"""States of a process that does not respond: blocked in the kernel (mostly for a moment), stopped,
 traced, zombie, dead."""
 
 BACKOFF_SECONDS = 60.0
-"""After an answer that explained nothing, the same is asked again no sooner; then twice as late."""
+"""Shortest interval after a reply that explained nothing; it doubles each time."""
 
 SETTLING_SECONDS = 1.0
 """A server this young is left alone: its log lines may not have been read yet."""
@@ -65,7 +65,7 @@ class ServerAnswers:
 
 
 def with_probe(answers: ServerAnswers, observation: ControlObservation | None) -> ServerAnswers:
-    """Take in a probe: servers that are gone lose their answers."""
+    """Apply a probe: servers that are gone lose their answers."""
     reply = probe_reply(observation)
     if reply is None:
         return replace(answers, probe=None)
@@ -81,9 +81,9 @@ def with_servers(
     requested: Collection[int] = (),
     view: LedgerView | None = None,
 ) -> ServerAnswers:
-    """Take in a reconciliation; what was asked once in a server's life is kept."""
+    """Apply a reconciliation; what is queried once in a server's life is kept."""
     if observation.outcome is Outcome.SKIPPED:
-        return answers  # nobody was asked
+        return answers  # no server was queried
     servers = dict(answers.servers)
     answered_at = {pid: at for pid, at in answers.answered_at.items() if pid in servers}
     for reply in server_replies(observation):
@@ -145,7 +145,7 @@ def servers_due(
 
     All that are able, when the interval is over, or when the daemon has a server that the log does
     not explain or the other way round; where the logs cannot be read, when the shorter blind
-    interval is over. None while the daemon is asked to quit or holds a ghost: both make it deaf.
+    interval is over. None while the daemon is asked to quit or holds a ghost: both block it.
     """
     if answers.probe is None or view.quit_requested_at is not None:
         return ()

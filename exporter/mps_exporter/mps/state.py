@@ -14,6 +14,7 @@ from mps_exporter.mps.gpu_names import GpuNames
 from mps_exporter.mps.incidents import Incidents
 from mps_exporter.mps.moment import Moment
 from mps_exporter.mps.servers import MAX_SERVERS, Servers, TrackedServer
+from mps_exporter.mps.timeline import Occupant, Timeline
 from mps_exporter.mps.waits import ClientQueue
 from mps_exporter.observations import LogName
 
@@ -89,6 +90,7 @@ class DaemonState:
         self.servers = Servers(self.readable, self.queue, self.gpus)
         self.counters = Counters()
         self.incidents = Incidents()
+        self.timeline = Timeline()
         self.server_log_at: float | None = None
         """The last line of server.log."""
         self._clock_ms: int | None = None
@@ -119,7 +121,11 @@ class DaemonState:
         to, clock = round(at * 1000.0), self._clock_ms
         if clock is None or to < clock - CLOCK_JUMP_MS:
             self._clock_ms = to
+            if clock is not None:
+                self.timeline.restart()
             return
+        if to > clock:
+            self.timeline.add(clock, to, self._occupants())
         start = max(clock, self._counted_from_ms or 0)
         if to > start:
             occupied = [server for server in self.servers if server.occupied]
@@ -127,10 +133,27 @@ class DaemonState:
                 self.counters.accumulate(
                     "mps_uid_holding_seconds_total", to - start, uid=server.uid
                 )
-            admitting = any(server.clients.admissions for server in self.servers)
-            if not occupied and not admitting and self.queue.has_blocked_clients():
+            if self._is_idle_while_waiting():
                 self.counters.accumulate("mps_uid_handover_idle_seconds_total", to - start)
         self._clock_ms = max(to, clock)
+
+    def _is_idle_while_waiting(self) -> bool:
+        if any(server.occupied or server.clients.admissions for server in self.servers):
+            return False
+        return self.queue.has_blocked_clients()
+
+    def _occupants(self) -> set[Occupant]:
+        """What goes on now, for the timeline."""
+        found: set[Occupant] = {("waited", e.uid) for e in self.queue if e.blocked and not e.dead}
+        for server in self.servers:
+            if server.ghost:
+                found.add(("ghost", server.uid))
+                found.update(("waited", wait.uid) for wait in server.ghost_waits())
+            elif server.occupied:
+                found.add(("held", server.uid))
+        if self._is_idle_while_waiting():
+            found.update(("idle", one.uid) for one in self.servers if not one.ghost)
+        return found
 
     def _next_timer(self) -> float:
         due = float("inf")

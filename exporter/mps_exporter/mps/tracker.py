@@ -1,4 +1,4 @@
-"""From what the tails bring to the ledger: one daemon's logs, put in order and entered."""
+"""Follows the logs of one daemon: merges them in order and applies them to its ledger."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mps_exporter.mps.log_merger import LogEntry, LogMerger
 from mps_exporter.observations import LogsObservation
 
 RECONCILE_WAIT_SECONDS = 5.0
-"""So long an answer of the control tool waits for the logs to come as far as it."""
+"""How long a reply of the control tool waits until the logs are read up to its time."""
 
 SILENCE_SECONDS = 0.25
 """A daemon goes on with what it began within 0.1 s (driver 580), or it is stuck."""
@@ -20,7 +20,7 @@ MAX_FOREIGN_SERVERS = 64
 
 
 class DaemonTracker:
-    """The logs of one daemon, followed."""
+    """The logs of one daemon."""
 
     def __init__(self, pipe_directory: str) -> None:
         self.pipe_directory = pipe_directory
@@ -34,7 +34,7 @@ class DaemonTracker:
         self._foreign_servers: dict[int, None] = {}
 
     def add_logs(self, observation: LogsObservation) -> None:
-        """Take in what this daemon's logs gained; the rest of the observation is skipped.
+        """Add what this daemon's logs gained; the rest of the observation is skipped.
 
         A log that is readable and brought no bytes had gained nothing when it was looked at.
         """
@@ -55,7 +55,7 @@ class DaemonTracker:
         self.advance(observation.at)
 
     def advance(self, now: float) -> None:
-        """Enter the lines whose place in the order is certain by now."""
+        """Apply the lines whose place in the order is certain by now."""
         ledger = self.ledger
         for entry in self._merger.pop_ready(now):
             if self._pending_reconcile is not None and entry.at > self._pending_reconcile[0]:
@@ -71,7 +71,7 @@ class DaemonTracker:
     def silent_since(self) -> float | None:
         """Since when the daemon seems stuck, by its logs; None: it does not, or it is too early.
 
-        It is no proof: who wants to know must ask the daemon.
+        It is no proof: only a query of the daemon is.
         """
         since, complete_until = self.ledger.silent_since, self._merger.complete_until
         if since is None or complete_until is None or complete_until < since + SILENCE_SECONDS:
@@ -85,16 +85,16 @@ class DaemonTracker:
         listed: Collection[int] | None,
         replies: Iterable[ServerReply],
     ) -> None:
-        """Take in what the control tool said, as soon as the logs have been read up to then.
+        """Apply the control tool's replies, as soon as the logs have been read up to then.
 
-        A server that the tool names before the log's line of its start has been entered would be
-        taken for one from before; so the answer waits. See Ledger.reconcile.
+        A server that the tool lists before the log line of its start is applied would be taken for
+        an older one; so the reply waits. See Ledger.reconcile.
 
         Args:
-            now: Unix time. A recording may give its first answer before its time.
-            at: When the tool was asked.
+            now: Unix time. A recording may contain its first reply before its time.
+            at: When the daemon was queried.
             listed: The servers that the daemon named; None: it did not say.
-            replies: What each of its servers said.
+            replies: What it replied about each of its servers.
         """
         self._pending_reconcile = at, listed, tuple(replies)
         self._apply_pending_reconcile(now)

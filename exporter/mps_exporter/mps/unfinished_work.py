@@ -2,8 +2,8 @@
 
 A client that ends, in any way, without waiting for its kernels leaves them to the server, which
 meets a fatal error 0.1 to 0.3 s later. MPS then names one of the clients that are still there. The
-end of a client takes two lines, and the time between them tells such an end from an ordinary one
-(driver 580.159.04, H200):
+end of a client takes two lines, and the time between them distinguishes such an end from an
+ordinary one (driver 580.159.04, H200):
 
     52.688 ... with status 806, assuming client {PID: 477, Context ID: 1} exit    its context ends
     52.851 Client {PID: 472, Context: 1} encountered a fatal GPU error.           472 is innocent
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 CONTEXT_TO_FAULT_SECONDS = (0.1, 0.3)
 """From the end of the context to the fault: 0.122 to 0.257 s were measured, and once 0.362 s, where
-the work was on pinned host memory: there nobody is named."""
+the work was on pinned host memory: there no client is named."""
 
 LONG_END_SECONDS = (0.12, 0.8)
 """From the end of the context to the end of the process, of a client that ends by itself: 0.146 to
@@ -202,7 +202,7 @@ def just_ended(at: float, gpus: Collection[str], endings: Iterable[Ending]) -> t
     """Return the clients whose context ended when that of a culprit would have.
 
     One of 132 that left work behind, beside others, ended as quickly as an ordinary client, in
-    0.021 s: a quick end does not accuse anybody, but it leaves a doubt.
+    0.021 s: a quick end is no evidence, but it leaves a doubt.
     """
     least, most = CONTEXT_TO_FAULT_SECONDS
     return tuple(
@@ -273,7 +273,7 @@ def last_on_gpu(
     present: Iterable[Collection[str]],
     before: Iterable[Last],
 ) -> list[Last]:
-    """Return who may have left work that nobody has met yet, when a client has just ended.
+    """Return who may have left work that no client has met yet, when a client has just ended.
 
     Args:
         ending: The client.

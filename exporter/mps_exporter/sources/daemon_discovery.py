@@ -26,8 +26,10 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Literal
 
+from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.log_parser import control_line_of
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
+from mps_exporter.sources.container_logs import ContainerLogs
 from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER, FairShare
 from mps_exporter.sources.lanes import Lanes
 from mps_exporter.sources.pipe_directory import PipeDirectory, identity_of, look_at, owner_of
@@ -49,6 +51,7 @@ SERVER_PROGRAM = "nvidia-cuda-mps-server"
 DEFAULT_PIPE_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108 - where MPS has it
 """The second is that of newer daemons which run as root."""
 DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
+CONTAINER_LOGS = "/var/log/containers"
 
 MAX_NAME_BYTES = 255
 """A daemon whose directory has a longer path is called by its beginning and a hash of it. (The
@@ -129,6 +132,7 @@ class DaemonDiscovery:
     Args:
         root: Where procfs is mounted.
         passwd: File with the names of users.
+        container_logs: Folder with the kubelet's links to the logs of containers.
         now: Unix time.
         clock: Monotonic time.
     """
@@ -137,11 +141,13 @@ class DaemonDiscovery:
         self,
         root: str = "/proc",
         passwd: str = HOST_USERS,
+        container_logs: str = CONTAINER_LOGS,
         *,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._processes = Processes(root, passwd, clock)
+        self._container_logs = ContainerLogs(container_logs)
         self._now = now
         self._own_uid = os.geteuid()
         self._share = FairShare(self._own_uid)
@@ -209,6 +215,11 @@ class DaemonDiscovery:
             processes=processes,
             gone=tuple(sorted(wanted - processes.keys() - unknown.keys())),
             ignored_programs=self._ignored(),
+            containers=self._container_logs.names(
+                container_id
+                for facts in processes.values()
+                if (container_id := parse_cgroup(facts.cgroup).container_id) is not None
+            ),
             error=self._unplaced_error() or self._hung_error() or _unread_error(unknown),
             unreadable_environments=sum(
                 facts.mps_environment is None and facts.state not in "ZX"

@@ -45,9 +45,20 @@ FOREGROUND = (
 class LiveHost:
     """Host over NVML, /proc, the control tool and the log files."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, brief: bool = False) -> None:
+        """Open the sources.
+
+        Args:
+            settings: What to read, and how.
+            brief: For one or two collections. The driver is asked for no events: its thread comes
+                out of NVML only every 0.5 s, and the end of the program would wait for it.
+        """
         self._settings = settings
-        self._procfs = DaemonDiscovery(settings.path_procfs, passwd=settings.path_passwd)
+        self._procfs = DaemonDiscovery(
+            settings.path_procfs,
+            passwd=settings.path_passwd,
+            container_logs=settings.path_container_logs,
+        )
         self._control = ControlTool(
             settings.mps_control_binary,
             settings.mps_query_timeout,
@@ -63,7 +74,9 @@ class LiveHost:
         self._looked_at = float("-inf")
         self._seen: dict[int, float | None] = {}
         """Processes that cannot be watched: start time; None: gone."""
-        self._nvml = NvmlSession(options=NvmlOptions(serials=settings.collector_nvml_serials))
+        self._nvml = NvmlSession(
+            options=NvmlOptions(serials=settings.collector_nvml_serials, xid_events=not brief)
+        )
         self._workers = {name: WorkerThread(name) for name in ("procfs", "nvml")}
         # Our own questions wait for each other; behind one that hangs nobody waits.
         self._locks = {name: asyncio.Lock() for name in (*self._workers, "logs")}

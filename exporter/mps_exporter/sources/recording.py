@@ -19,7 +19,9 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import re
+import stat
 import time
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,9 +30,11 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from mps_exporter.mps.withhold import LogFilter, withhold_unknown
 from mps_exporter.observations import (
     ControlObservation,
     LogChunk,
+    LogName,
     LogsObservation,
     LogState,
     NvmlObservation,
@@ -49,6 +53,23 @@ POLL_SECONDS = 1.0
 
 FIRST_ANSWER_SECONDS = 5.0
 """How long a source may have taken for its first answer."""
+
+MAX_BYTES = 128 << 20
+"""Of the whole recording, unpacked. In memory it takes up to five times that."""
+MAX_LINE_BYTES = 32 << 20
+"""A first look at the logs of eight daemons has 16 MiB."""
+MAX_LINE_LISTS = 1_000_000
+MAX_RATIO = 100
+"""Unpacked to packed; recordings of real hosts have 30."""
+RATIO_FREE_BYTES = 8 << 20
+MAX_NUMBER = 2.0**64
+MAX_MOMENT = 4_102_444_800.0
+"""The year 2100."""
+MAX_DURATION_SECONDS = 7 * 86400.0
+MAX_EARLY_SECONDS = 86400.0
+"""The end of a process is an observation of the moment of its end, which may lie before."""
+MAX_LOAD_SECONDS = 60.0
+_MOMENTS = frozenset({"at", "started_at", "start_time_seconds", "complete_until"})
 
 FORMAT = "mps-exporter-recording"
 VERSION = 2
@@ -98,6 +119,9 @@ def _converter() -> JsonConverter:
 
 def as_json(observation: Observation) -> tuple[str, str]:
     """An observation as a recording holds it, for a person: (source, JSON)."""
+    if isinstance(observation, LogsObservation):
+        chunks = (replace(c, data=withhold_unknown(c.data)) for c in observation.chunks)
+        observation = replace(observation, chunks=tuple(chunks))
     text = json.dumps(_converter().unstructure(observation), indent=1)
     return _NAMES[type(observation)], text
 
@@ -105,7 +129,9 @@ def as_json(observation: Observation) -> tuple[str, str]:
 class Anonymiser:
     """Replaces what could name a person or a machine, the same thing always by the same."""
 
-    _UUID = re.compile(r"\b(GPU|MIG)-([0-9a-f]{8}(?:-[0-9a-f]{4}){0,3}(?:-[0-9a-f]{12})?)\b")
+    _UUID = re.compile(
+        r"\b(GPU|MIG)-([0-9a-f]{8}(?:-[0-9a-f]{4}){0,3}(?:-[0-9a-f]{12})?)\b", re.IGNORECASE
+    )
 
     def __init__(self) -> None:
         self._uuids: dict[str, str] = {}
@@ -127,6 +153,7 @@ class Anonymiser:
                 processes={
                     pid: self._process(facts) for pid, facts in observation.processes.items()
                 },
+                containers=(),
             )
         if isinstance(observation, NvmlObservation):
             return replace(
@@ -147,7 +174,7 @@ class Anonymiser:
 
     def _uuid(self, match: re.Match[str]) -> str:
         kind, digits = match.groups()
-        head = digits[:8]
+        head = digits[:8].lower()
         number = self._uuids.setdefault(head, f"{len(self._uuids) + 1:08x}")
         whole = f"{number}-0000-4000-8000-{number:0>12}"
         return f"{kind}-{whole[: len(digits)]}"
@@ -164,6 +191,7 @@ class RecordingWriter:
         self._anonymiser = Anonymiser() if header.anonymised else None
         self._previous: dict[str, Observation] = {}
         self._last_at = header.started_at
+        self._log_filters: dict[tuple[str, LogName], LogFilter] = {}
         first = _converter().unstructure(header) | {"format": FORMAT, "version": VERSION}
         try:
             self._file = GzipAppender(path, self._line(first))
@@ -193,7 +221,8 @@ class RecordingWriter:
         key = stream_of(observation)
         if isinstance(observation, LogsObservation):
             # The sizes in the states change with every line; without lines nothing has changed.
-            chunks = tuple(self._zoned(c) for c in observation.chunks if c.data or c.restarted)
+            known = [self._known_lines(chunk) for chunk in observation.chunks]
+            chunks = tuple(self._zoned(c) for c in known if c.data or c.restarted)
             if not chunks and observation.states == getattr(
                 self._previous.get(key), "states", None
             ):
@@ -208,6 +237,11 @@ class RecordingWriter:
         if self._anonymiser is not None:
             observation = self._anonymiser.observation(observation)
         self._write({"kind": kind, "observation": _converter().unstructure(observation)})
+
+    def _known_lines(self, chunk: LogChunk) -> LogChunk:
+        lines = self._log_filters.setdefault((chunk.pipe_directory, chunk.log), LogFilter())
+        void = chunk.restarted or chunk.lost_bytes > 0
+        return replace(chunk, data=lines.feed(chunk.data, restarted=void))
 
     @staticmethod
     def _zoned(chunk: LogChunk) -> LogChunk:
@@ -250,33 +284,53 @@ class Recording:
 
 
 def read(path: Path) -> Recording:
-    """Read a recording.
+    """Read a recording, which may come from anybody.
 
     Raises:
-        RecordingError: The file is missing, no recording, of a newer version, or damaged. A
-            recording that ends early (a full disk, a killed recorder) is read as far as it goes.
+        RecordingError: The file is missing, no recording, of a newer version, damaged, or beyond
+            the limits above. A recording that ends early (a full disk, a killed recorder) is read
+            as far as it goes.
     """
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            lines = _lines(path, file)
-            header = _header(path, next(lines, None))
-            observations: list[Observation] = []
-            ended_at = header.started_at
-            for number, record in enumerate(lines, start=2):
-                if record.get("kind") == "end":
-                    ended_at = max(ended_at, float(record["at"]))
-                    break
-                try:
-                    observation = _observation(record, header.version)
-                except Exception as error:
-                    raise RecordingError(
-                        f"{path}: line {number} is no observation: {_first_line(error)}"
-                    ) from error
-                observations.append(observation)
-                ended_at = max(ended_at, observation.at)
+        with path.open("rb") as raw:
+            if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
+                raise RecordingError(f"cannot read recording {path}: it is no regular file")
+            return _read(path, _lines(path, raw))
     except OSError as error:
         reason = error.strerror or str(error)
         raise RecordingError(f"cannot read recording {path}: {reason}") from error
+
+
+def _read(path: Path, lines: Iterator[dict[str, Any]]) -> Recording:
+    give_up_at = time.monotonic() + MAX_LOAD_SECONDS
+    header = _header(path, next(lines, None))
+    latest = header.started_at + MAX_DURATION_SECONDS
+    observations: list[Observation] = []
+    ended_at = header.started_at
+    for number, record in enumerate(lines, start=2):
+        try:
+            is_end = record.get("kind") == "end"
+            observation = None if is_end else _observation(record, header.version)
+            at = float(record["at"]) if observation is None else observation.at
+        except Exception as error:
+            raise RecordingError(
+                f"{path}: line {number} is no observation: {_first_line(error)}"
+            ) from error
+        if not header.started_at - MAX_EARLY_SECONDS <= at <= latest:
+            raise RecordingError(
+                f"{path}: line {number} is not of the {MAX_DURATION_SECONDS / 86400:.0f} days from "
+                "the recording's start"
+            )
+        ended_at = max(ended_at, at)
+        if observation is None:
+            break
+        observations.append(observation)
+        if time.monotonic() > give_up_at:
+            raise RecordingError(
+                f"{path}: line {number}: reading took longer than {MAX_LOAD_SECONDS:.0f} s"
+            )
+    if not observations:
+        raise RecordingError(f"{path} holds no observation: its recorder was ended at once")
     return Recording(header, tuple(observations), ended_at)
 
 
@@ -287,27 +341,59 @@ def _observation(record: dict[str, Any], version: int) -> Observation:
     return _converter().structure(fields, _KINDS[kind])
 
 
-def _lines(path: Path, file: IO[str]) -> Iterator[dict[str, Any]]:
-    number = 0
+def _lines(path: Path, raw: IO[bytes]) -> Iterator[dict[str, Any]]:
+    file = gzip.GzipFile(fileobj=raw)
+    number = size = 0
     while True:
         try:
-            line = file.readline()
+            line = file.readline(MAX_LINE_BYTES + 1)
         except EOFError:
             return  # cut short: what was complete has been delivered
-        except (UnicodeDecodeError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
+        except gzip.zlib.error as error:  # type: ignore[attr-defined]
             raise RecordingError(f"{path}: damaged after line {number}: {error}") from error
         if not line:
             return
         number += 1
+        size += len(line)
+        _check_size(path, number, line, size, raw.tell())
         try:
-            record = json.loads(line)
+            record = json.loads(
+                line, parse_float=_number, parse_int=_number, parse_constant=_number,
+                object_hook=_checked,
+            )  # fmt: skip
+        except RecursionError:
+            raise RecordingError(f"{path}: line {number} is nested too deeply") from None
         except ValueError as error:
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             raise RecordingError(f"{path}: line {number} is not JSON: {error}") from error
         if not isinstance(record, dict):
             raise RecordingError(f"{path}: line {number} is not an object")
         yield record
+
+
+def _check_size(path: Path, number: int, line: bytes, size: int, compressed: int) -> None:
+    if len(line) > MAX_LINE_BYTES or line.count(b"[") + line.count(b"{") > MAX_LINE_LISTS:
+        raise RecordingError(f"{path}: line {number} is too large")
+    if size > MAX_BYTES:
+        raise RecordingError(f"{path}: larger than {MAX_BYTES >> 20} MiB when unpacked")
+    if size > RATIO_FREE_BYTES and size > MAX_RATIO * compressed:
+        raise RecordingError(f"{path}: unpacks to more than {MAX_RATIO} times its size")
+
+
+def _number(text: str) -> float | int:
+    number = float(text)
+    if not abs(number) <= MAX_NUMBER:
+        raise ValueError(f"the number {text[:20]} is out of range")
+    return int(text) if text.lstrip("-").isdecimal() else number
+
+
+def _checked(record: dict[str, Any]) -> dict[str, Any]:
+    for key in _MOMENTS & record.keys():
+        moment = record[key]
+        if isinstance(moment, float | int) and not 0 <= moment <= MAX_MOMENT:
+            raise ValueError(f"{key} is no moment: {moment:g}")
+    return record
 
 
 def _header(path: Path, record: dict[str, Any] | None) -> Header:

@@ -13,9 +13,10 @@ from dataclasses import asdict
 
 from aiohttp import web
 
-from mps_exporter.snapshot import Incident
+from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.user_names import UserNames
 from mps_exporter.web.backend import Backend
+from mps_exporter.web.history import History
 from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
 from mps_exporter.web.responses import text
 from mps_exporter.web.slow_clients import connection_of
@@ -85,6 +86,14 @@ class Events:
         self._kept: deque[ServerSentEvent] = deque(maxlen=REPLAYED)
         self.streams: set[Stream] = set()
         self.user_names = UserNames()
+        self.history = History()
+        self.last_at = 0.0
+        """When the last incident came, by the clock of the event loop."""
+
+    def note(self, snapshot: Snapshot) -> None:
+        """Remember of a collection what outlives it."""
+        self.user_names.update(snapshot)
+        self.history.add(snapshot)
 
     async def follow(self, backend: Backend) -> None:
         """Until cancelled."""
@@ -93,6 +102,7 @@ class Events:
 
     def add(self, daemon: str, incident: Incident) -> None:
         """Something happened."""
+        self.last_at = asyncio.get_running_loop().time()
         self._number += 1
         data = json.dumps(asdict(incident_view(daemon, incident, self.user_names)), allow_nan=False)
         event = (

@@ -1,4 +1,4 @@
-"""How many of something may run at once, so that one guest cannot fill the house."""
+"""Limits on requests in progress: in all, and for one client address."""
 
 from __future__ import annotations
 

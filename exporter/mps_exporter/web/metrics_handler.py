@@ -103,7 +103,7 @@ async def metrics(request: web.Request) -> web.Response:
     try:
         with request.app[SCRAPE_LIMITER].acquire(request.remote or ""):
             snapshot = await backend.collect(seconds, collectors)
-            request.app[EVENTS].user_names.update(snapshot)
+            request.app[EVENTS].note(snapshot)
             body = await request.app[RENDERINGS].render(backend, snapshot, form, gzip)
     except LimitExceededError:
         return text(

@@ -1,10 +1,9 @@
-"""Connections, and what is not put up with on them.
+"""Limits on connections: their number, and timeouts for reading a request and writing a response.
 
-aiohttp gives a client all the time in the world to send a request and to take its answer, and
-takes on any number of clients. So connections are accepted here, each wrapped in a
-:class:`Connection` that knows for how long it has kept us waiting. Once a second those that
-overdid it are cut; and when the house is full, the one that has waited longest, of the address that
-has most, makes room: who sends its request at once is never locked out by those who do not.
+aiohttp has none of them. So connections are accepted here, each wrapped in a :class:`Connection`
+that knows since when it waits for the client. Once a second those beyond a timeout are aborted. At
+the limit on connections the one that has been idle longest, of the address with the most
+connections, is aborted for the new one.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import asyncio
 import errno
 import logging
 import socket
+from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable
 from typing import cast
@@ -26,25 +26,25 @@ from mps_exporter.web.state import TLSContext
 _log = logging.getLogger(__name__)
 
 MAX_UNANSWERED_BYTES = 65_536
-"""What a client may send before its request is complete: far above what aiohttp accepts."""
+"""Of a request that is not complete: far above what aiohttp accepts."""
 TLS_CLOSE_TIMEOUT = 2.0
+TLS_RECORD_BYTES = 16_384
 SWEEP_INTERVAL = 1.0
 
 
 class Connection(asyncio.Protocol):
-    """aiohttp's protocol with a watch on it."""
+    """aiohttp's protocol with timeouts."""
 
     def __init__(self, server: Connections, address: str) -> None:
         self.address = address
         self.busy = 0
-        """Requests being answered."""
+        """Requests in progress."""
         self.waiting_since: float | None = asyncio.get_running_loop().time()
-        """Since when we wait for a request to become complete; None while it is our turn, or
-        between requests."""
+        """Since when a request is being received; None while one is answered, or between them."""
         self.idle_since = self.waiting_since
         self.unsent_since: float | None = None
         self.on_lost: Callable[[], None] | None = None
-        """Called when it is gone: for who would otherwise wait for nobody."""
+        """Called when it is closed."""
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._inner: asyncio.Protocol | None = None
@@ -81,12 +81,12 @@ class Connection(asyncio.Protocol):
         return self._inner.eof_received() if self._inner is not None else None
 
     def pause_writing(self) -> None:
-        """The client takes too slowly."""
+        """The write buffer is full."""
         if self._inner is not None:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """It took some."""
+        """The write buffer has room again."""
         if self._inner is not None:
             self._inner.resume_writing()
 
@@ -102,14 +102,14 @@ class Connection(asyncio.Protocol):
         self.idle_since = asyncio.get_running_loop().time()
 
     def abort(self) -> None:
-        """End it now, whatever is still to be sent."""
+        """Close it now, and drop what is still to be sent."""
         if self._transport is not None:
             self._transport.abort()
         else:
             self._server.cancel_handshake(self)
 
     def is_overdue(self, now: float, options: WebOptions) -> bool:
-        """Whether it kept us waiting for too long."""
+        """Whether a timeout has passed."""
         unsent = self._transport is not None and self._transport.get_write_buffer_size() > 0
         if not unsent:
             self.unsent_since = None
@@ -129,21 +129,24 @@ class Connections:
         self.new_protocol = server
         self._options = options
         self._tls = tls
+        if tls is not None:
+            # asyncio gives each connection 256 KiB to receive into, and none has larger records.
+            sslproto.SSLProtocol.max_size = TLS_RECORD_BYTES
         self._open: dict[Connection, asyncio.Task[None] | None] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
     async def accept(self, listener: socket.socket) -> None:
-        """Take on connections until cancelled."""
+        """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 client, address = await loop.sock_accept(listener)
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    continue  # this one client went away before it was taken on
-                _log.warning("cannot take on a connection", extra={"fields": {"err": error}})
+                    continue  # this client went away before it was accepted
+                _log.warning("cannot accept a connection", extra={"fields": {"err": error}})
                 self._evict_idle()
                 await asyncio.sleep(0.1)
                 continue
@@ -160,6 +163,8 @@ class Connections:
     async def _start(self, connection: Connection, client: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         try:
+            if self._tls is not None:
+                await _readable(client)
             context = await self._tls() if self._tls is not None else None
             if context is None:
                 await loop.connect_accepted_socket(lambda: connection, client)
@@ -188,13 +193,13 @@ class Connections:
         self._open.pop(connection, None)
 
     def cancel_handshake(self, connection: Connection) -> None:
-        """End it before it stands."""
+        """Close it before the handshake is done."""
         task = self._open.pop(connection, None)
         if task is not None:
             task.cancel()
 
     def _evict_idle(self) -> bool:
-        """Cut one that is not being answered. False when all are."""
+        """Abort one without a request in progress. False when all have one."""
         idle = [connection for connection in self._open if not connection.busy]
         if not idle:
             return False
@@ -211,7 +216,7 @@ class Connections:
         return True
 
     async def abort_overdue(self) -> None:
-        """Cut those that keep us waiting, until cancelled."""
+        """Abort those beyond a timeout, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_INTERVAL)
@@ -221,9 +226,20 @@ class Connections:
                     connection.abort()
 
     def abort_all(self) -> None:
-        """End what is left."""
+        """Abort all."""
         for connection in list(self._open):
             connection.abort()
+
+
+async def _readable(client: socket.socket) -> None:
+    """Wait for the first byte, before TLS takes its memory: 0.3 MB for each idle connection."""
+    loop = asyncio.get_running_loop()
+    came = asyncio.Event()
+    loop.add_reader(client, came.set)
+    try:
+        await came.wait()
+    finally:
+        loop.remove_reader(client)
 
 
 def connection_of(request: web.Request) -> Connection | None:

@@ -1,4 +1,4 @@
-"""What the status page and its JSON show of a snapshot: the same for both.
+"""The status of the host as data: the page and /api/v1/status show the same.
 
 Names that other people chose (programs, users, units) are made fit to be shown here, once.
 The fields are documented in docs/api.md; they are an interface, so none may change its meaning.
@@ -12,9 +12,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mps_exporter import humanize
-from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Wait
+from mps_exporter.diagnostics import ADVICE
+from mps_exporter.diagnostics.actions import Action
+from mps_exporter.snapshot import (
+    Client,
+    ControlDaemon,
+    Gpu,
+    Incident,
+    RecordingInfo,
+    Server,
+    Snapshot,
+    TimelineKind,
+    Wait,
+)
+from mps_exporter.web.history import History
 
-Severity = Literal["trouble", "warning", "notice", "ok"]
+Severity = Literal["critical", "warning", "info", "ok"]
+"""Those of the doctor and of the alerts; ok only for an answer such as "All is well"."""
+DAY_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +45,11 @@ class FindingView:
     """As in the metric mps_advice."""
     why: str = ""
     uuid: str | None = None
+    first_seen: float | None = None
+    """Since when every collection had it, where the moment of its beginning is not known."""
+    actions: tuple[Action, ...] = ()
+    runbook_url: str | None = None
+    docs_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +117,17 @@ class WaitView:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanView:
+    """A part of the last ten minutes."""
+
+    kind: TimelineKind
+    user: str
+    uid: int | None
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonView:
     """A control daemon."""
 
@@ -116,6 +147,19 @@ class DaemonView:
     """Both logs: without them incidents and waits cannot be seen."""
     servers: tuple[ServerView, ...]
     waits: tuple[WaitView, ...]
+    waits_visible: bool
+    """control.log can be read: nothing else shows who waits."""
+    timeline: tuple[SpanView, ...]
+    timeline_since: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleView:
+    """The activity of a GPU at one collection."""
+
+    at: float
+    utilization_ratio: float | None
+    sm_active_ratio: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +183,7 @@ class GpuView:
     processes_by_kind: dict[str, int] | None
     stranded_clients: int | None
     served_by: tuple[str, ...]
+    samples: tuple[SampleView, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +206,67 @@ class IncidentView:
     seconds: float | None
 
 
-def gpu_view(gpu: Gpu) -> GpuView:
+@dataclass(frozen=True, slots=True)
+class SourceView:
+    """A source of the exporter."""
+
+    name: str
+    success: bool
+    duration_seconds: float
+    error: str | None
+    read_at: float | None
+    """When it was last read without an error; None: not since the exporter started."""
+
+
+@dataclass(frozen=True, slots=True)
+class TotalsView:
+    """The host in numbers; None: not known."""
+
+    gpus: int | None
+    clients: int | None
+    clients_at_least: int
+    """Those of the servers whose clients are known."""
+    waiting: int | None
+    longest_wait_seconds: float | None
+    incidents_24h: int | None
+    """Of severity warning and critical."""
+    incidents_since: float | None
+    """Of what was before this moment not all is known; None: all of the 24 hours is."""
+    sm_active_ratio: float | None
+    """The mean of the GPUs that have the reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExporterView:
+    """Name and version of the exporter."""
+
+    name: str
+    version: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """All that the page shows. Documented in docs/api.md."""
+
+    api_version: str
+    taken_at: float
+    host: str
+    exporter: ExporterView
+    recording: RecordingInfo | None
+    driver_version: str | None
+    cuda_version: str | None
+    headline: FindingView
+    findings: tuple[FindingView, ...]
+    blind_spots: tuple[FindingView, ...]
+    totals: TotalsView
+    sources: tuple[SourceView, ...]
+    gpus: tuple[GpuView, ...]
+    daemons: tuple[DaemonView, ...]
+    incidents: tuple[IncidentView, ...]
+
+
+def gpu_view(gpu: Gpu, now: float, history: History) -> GpuView:
     """A GPU as it is shown."""
     seen = gpu.observation
     return GpuView(
@@ -184,6 +289,10 @@ def gpu_view(gpu: Gpu) -> GpuView:
         else None,
         stranded_clients=gpu.stranded_clients,
         served_by=tuple(humanize.printable(name, 400) for name in gpu.served_by),
+        samples=tuple(
+            SampleView(one.at, one.utilization_ratio, one.sm_active_ratio)
+            for one in history.samples(gpu.uuid, now)
+        ),
     )
 
 
@@ -268,13 +377,32 @@ def daemon_view(daemon: ControlDaemon, name_of: humanize.UserNameLookup, now: fl
         logs_readable=daemon.follows("control") and daemon.follows("server"),
         servers=tuple(_server(server) for server in daemon.servers),
         waits=tuple(_wait(wait, daemon, name_of, now) for wait in waits),
+        waits_visible=daemon.follows("control"),
+        timeline=tuple(
+            SpanView(
+                kind=span.kind,
+                user=name_of(span.uid),
+                uid=span.uid,
+                start=span.start,
+                end=now if span.ongoing else span.end,
+            )
+            for span in daemon.timeline
+        ),
+        timeline_since=daemon.timeline_since,
     )
 
 
+_SEVERITIES: dict[str, Severity] = {
+    "ghost": "critical",
+    "client_terminated": "warning",
+    "wait_abandoned": "warning",
+}
+"""Of kinds of incidents that are no finding; others are for information."""
+
+
 def _severity(kind: str) -> Severity:
-    if kind in humanize.SEVERE_INCIDENTS:
-        return "trouble"
-    return "warning" if kind in humanize.NOTABLE_INCIDENTS else "notice"
+    advice = ADVICE.get(kind)
+    return _SEVERITIES.get(kind, "info") if advice is None else advice.severity
 
 
 def incident_view(daemon: str, one: Incident, name_of: humanize.UserNameLookup) -> IncidentView:
@@ -308,3 +436,54 @@ def incident_views(
     ]
     found.reverse()  # of two at the same moment, the one that was noted later comes first
     return tuple(sorted(found, key=lambda one: -one.at))
+
+
+def source_views(snapshot: Snapshot, history: History) -> tuple[SourceView, ...]:
+    """The sources of this collection."""
+    return tuple(
+        SourceView(
+            name=result.name,
+            success=result.success,
+            duration_seconds=result.duration_seconds,
+            error=humanize.printable(result.error, 400) if result.error else None,
+            read_at=snapshot.taken_at if result.success else history.read_at(result.name),
+        )
+        for result in snapshot.collectors
+    )
+
+
+def totals(
+    snapshot: Snapshot,
+    daemons: Iterable[DaemonView],
+    incidents: Iterable[IncidentView],
+    began_at: float | None,
+) -> TotalsView:
+    """The host in numbers."""
+    daemons = [daemon for daemon in daemons if daemon.state != "absent"]
+    failed = {result.name for result in snapshot.collectors if not result.success}
+    counts = [server.clients_connected for daemon in daemons for server in daemon.servers]
+    known = [count for count in counts if count is not None]
+    all_known = (
+        len(known) == len(counts)
+        and "process" not in failed
+        and all(daemon.servers_count is not None for daemon in daemons)
+    )
+    waits = [wait for daemon in daemons for wait in daemon.waits]
+    seen = "process" not in failed and all(daemon.waits_visible for daemon in daemons)
+    recent = [
+        one
+        for one in incidents
+        if one.severity in ("critical", "warning") and snapshot.taken_at - one.at <= DAY_SECONDS
+    ]
+    activity = [one for gpu in snapshot.gpus if (one := gpu.reading("sm_activity")) is not None]
+    begin = snapshot.taken_at - DAY_SECONDS
+    return TotalsView(
+        gpus=None if "nvml" in failed and not snapshot.gpus else len(snapshot.gpus),
+        clients=sum(known) if all_known else None,
+        clients_at_least=sum(known),
+        waiting=len(waits) if seen or waits else None,
+        longest_wait_seconds=max((wait.seconds for wait in waits), default=None),
+        incidents_24h=len(recent) if recent or all(d.logs_readable for d in daemons) else None,
+        incidents_since=began_at if began_at is not None and began_at > begin else None,
+        sm_active_ratio=sum(activity) / len(activity) if activity else None,
+    )

@@ -1,36 +1,104 @@
-"""The advice for this host as the status page and its JSON show it."""
+"""The findings of this host as the status page and its JSON show them, and the whole status."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
 from mps_exporter import diagnostics, humanize
+from mps_exporter.diagnostics.actions import actions, docs_url, runbook_url
 from mps_exporter.diagnostics.visibility import of_web_configuration
-from mps_exporter.snapshot import Snapshot
-from mps_exporter.web.status_api import FindingView, Severity
+from mps_exporter.snapshot import RecordingInfo, Snapshot
+from mps_exporter.user_names import UserNames
+from mps_exporter.web.history import History
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_api import (
+    ExporterView,
+    FindingView,
+    HostStatus,
+    Severity,
+    daemon_view,
+    gpu_view,
+    incident_views,
+    source_views,
+    totals,
+)
 
-LONG_WAIT_SECONDS = 60.0
-"""Who has waited for longer is shown as trouble."""
-
-_SEVERITIES: dict[diagnostics.Severity, Severity] = {
-    "critical": "trouble",
-    "warning": "warning",
-    "info": "notice",
-}
-_ORDER: tuple[Severity, ...] = ("trouble", "warning", "notice", "ok")
+API_VERSION = "1"
+_ORDER: tuple[Severity, ...] = ("critical", "warning", "info")
 
 
-def current_findings(
-    snapshot: Snapshot, name_of: humanize.UserNameLookup
-) -> tuple[FindingView, ...]:
-    """What is wrong, was a moment ago, or could be better; the worst first.
-
-    Of findings that are equally bad and have a time, the newest comes first.
-    """
-    found = diagnostics.in_order(
-        (*diagnostics.findings(snapshot, name_of), *diagnostics.recent_incidents(snapshot, name_of))
+def make_status(
+    snapshot: Snapshot,
+    options: WebOptions,
+    config_error: str | None = None,
+    user_names: UserNames | None = None,
+    history: History | None = None,
+) -> HostStatus:
+    """A snapshot in the form that people and programs read."""
+    name_of = user_names or UserNames(snapshot)
+    history = history or History()
+    now = snapshot.taken_at
+    states = diagnostics.findings(snapshot, name_of)
+    news = diagnostics.recent_incidents(snapshot, name_of)
+    current = [one for one in (*states, *news) if one.advice.kind != "blindness"]
+    blind = [one for one in states if one.advice.kind == "blindness"]
+    if config_error is not None:
+        blind.append(of_web_configuration(config_error))
+    unseen = tuple(_finding_view(one, snapshot, history) for one in blind)
+    found = _ordered(_finding_view(one, snapshot, history) for one in diagnostics.in_order(current))
+    daemons = tuple(daemon_view(daemon, name_of, now) for daemon in snapshot.daemons)
+    incidents = incident_views(snapshot.daemons, name_of)
+    status = HostStatus(
+        api_version=API_VERSION,
+        taken_at=now,
+        host=options.host,
+        exporter=ExporterView(options.name, options.version, options.revision),
+        recording=snapshot.recording,
+        driver_version=snapshot.driver_version,
+        cuda_version=snapshot.cuda_version,
+        headline=headline(snapshot, found, unseen),
+        findings=found,
+        blind_spots=unseen,
+        totals=totals(snapshot, daemons, incidents, history.began_at),
+        sources=source_views(snapshot, history),
+        gpus=tuple(gpu_view(gpu, now, history) for gpu in snapshot.gpus),
+        daemons=daemons,
+        incidents=incidents,
     )
-    shown = [
-        _finding_view(one, snapshot.taken_at) for one in found if one.advice.kind != "blindness"
-    ]
+    if snapshot.recording is None:
+        return status
+    shifted: HostStatus = _in_viewer_time(status, snapshot.recording.viewer_time)
+    return shifted
+
+
+TIMES = {
+    "at", "connected_at", "end", "first_seen", "incidents_since", "read_at", "since", "start",
+    "started_at", "state_since", "taken_at", "timeline_since",
+}  # fmt: skip
+"""Fields of the status that are Unix times."""
+
+
+def _in_viewer_time(value: Any, viewer_time: Callable[[float], float]) -> Any:
+    """Return a view in which recorded times are those at which the viewer was shown them."""
+    if isinstance(value, tuple):
+        return tuple(_in_viewer_time(one, viewer_time) for one in value)
+    if not is_dataclass(value) or isinstance(value, type | RecordingInfo):
+        return value
+    changes = {}
+    for field in fields(value):
+        old = getattr(value, field.name)
+        if field.name in TIMES and isinstance(old, float | int):
+            changes[field.name] = viewer_time(old)
+        elif isinstance(old, tuple) or is_dataclass(old):
+            changes[field.name] = _in_viewer_time(old, viewer_time)
+    return replace(value, **changes)
+
+
+def _ordered(found: Iterable[FindingView]) -> tuple[FindingView, ...]:
+    """The worst first; of those that are equally bad and have a time, the newest first."""
+    shown = list(found)
     ordered: list[FindingView] = []
     for severity in _ORDER:
         group = [finding for finding in shown if finding.severity == severity]
@@ -43,50 +111,48 @@ def _newest_first(finding: FindingView) -> float:
     return -(finding.since or 0.0)
 
 
-def blind_spots(
-    snapshot: Snapshot, name_of: humanize.UserNameLookup, config_error: str | None = None
-) -> tuple[FindingView, ...]:
-    """What the exporter could not read, and what to do about it."""
-    found = [
-        one for one in diagnostics.findings(snapshot, name_of) if one.advice.kind == "blindness"
-    ]
-    if config_error is not None:
-        found.append(of_web_configuration(config_error))
-    return tuple(_finding_view(one, snapshot.taken_at) for one in found)
-
-
-def _finding_view(one: diagnostics.Finding, now: float) -> FindingView:
-    severity = _SEVERITIES[one.advice.severity]
-    if one.advice.name == "several_users_one_daemon" and one.since is not None:
-        severity = "trouble" if now - one.since > LONG_WAIT_SECONDS else severity
+def _finding_view(one: diagnostics.Finding, snapshot: Snapshot, history: History) -> FindingView:
+    advice = one.advice
     return FindingView(
-        severity,
-        one.evidence,
-        one.remedy,
-        humanize.printable(one.daemon, 400) if one.daemon else None,
-        one.since,
-        one.advice.name,
-        one.advice.why,
-        one.uuid or None,
+        severity=advice.severity,
+        text=one.evidence,
+        remedy=one.remedy,
+        daemon=humanize.printable(one.daemon, 400) if one.daemon else None,
+        since=one.since,
+        name=advice.name,
+        why=advice.why,
+        uuid=one.uuid or None,
+        first_seen=history.first_seen(one),
+        actions=actions(one, snapshot),
+        runbook_url=runbook_url(advice.name),
+        docs_url=docs_url(advice.name),
     )
 
 
-def headline(snapshot: Snapshot, found: tuple[FindingView, ...]) -> FindingView:
+def headline(
+    snapshot: Snapshot, found: tuple[FindingView, ...], unseen: tuple[FindingView, ...] = ()
+) -> FindingView:
     """The one thing to read when there is time for one.
 
     What could merely be better is no headline: it stands below the answer.
     """
-    urgent = next((one for one in found if one.severity in ("trouble", "warning")), None)
+    urgent = next((one for one in found if one.severity in ("critical", "warning")), None)
     if urgent is not None:
         return urgent
     unknown = diagnostics.unseen(snapshot)
+    if not snapshot.daemons and not snapshot.gpus:
+        # Without a driver nothing else on this page can be expected to be there.
+        failed = [one.name for one in snapshot.collectors if not one.success]
+        driver = next((one for one in unseen if one.name == "source_unreadable"), None)
+        if driver is not None and failed == ["nvml"]:
+            return driver
     if not snapshot.daemons and unknown:
         return FindingView(
-            "notice", humanize.sentence(f"no daemon was seen, but {'; '.join(unknown)}")
+            "info", humanize.sentence(f"no daemon was seen, but {'; '.join(unknown)}")
         )
     if not snapshot.daemons:
         return FindingView(
-            "notice",
+            "info",
             "No MPS control daemon runs on this host.",
             "Start one with nvidia-cuda-mps-control -d, or name its directory with "
             "--mps.pipe-directory if it hides from /proc.",
@@ -96,7 +162,7 @@ def headline(snapshot: Snapshot, found: tuple[FindingView, ...]) -> FindingView:
         return quit_
     answer = _answer(snapshot)
     if unknown:
-        return FindingView("notice", f"{humanize.capitalize('; '.join((*answer, *unknown)))}.")
+        return FindingView("info", f"{humanize.capitalize('; '.join((*answer, *unknown)))}.")
     well = "All is well: " if _clients(snapshot) else ""
     return FindingView("ok", f"{well}{answer[0]}, and nobody waits.")
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from aiohttp import web
 
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.web import status_page as status_page_module
 from mps_exporter.web.assets import PAGE_ASSETS
 from mps_exporter.web.backend import Backend
-from mps_exporter.web.events import EVENTS
+from mps_exporter.web.events import EVENTS, Events
 from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
 from mps_exporter.web.responses import text
 from mps_exporter.web.state import BACKEND, OPTIONS, WEB_CONFIG
-from mps_exporter.web.status_report import make_status
+from mps_exporter.web.status_findings import make_status
+from mps_exporter.web.status_page import render
 
 REUSE_SECONDS = 1.0
-"""A status that is not older is good enough for the next one who asks."""
+"""A status that is not older serves the next one who asks, unless an incident came since."""
+AFTER_INCIDENT_SECONDS = 0.2
+"""Incidents in a row cause no more collections than this allows."""
 COLLECT_TIMEOUT_SECONDS = 5.0
 
 
@@ -33,11 +34,15 @@ class StatusRenderer:
         self._latest: tuple[float, Snapshot] | None = None
         self._collecting: asyncio.Task[Snapshot] | None = None
 
-    async def snapshot(self, backend: Backend) -> Snapshot:
+    async def snapshot(self, backend: Backend, events: Events) -> Snapshot:
         """The last snapshot when it is fresh, else a new one."""
         loop = asyncio.get_running_loop()
-        if self._latest is not None and loop.time() - self._latest[0] < REUSE_SECONDS:
-            return self._latest[1]
+        if self._latest is not None:
+            taken_at, snapshot = self._latest
+            if events.last_at > taken_at:
+                await asyncio.sleep(taken_at + AFTER_INCIDENT_SECONDS - loop.time())
+            elif loop.time() - taken_at < REUSE_SECONDS:
+                return snapshot
         if self._collecting is None:
             self._collecting = loop.create_task(self._collect(backend))
         return await asyncio.shield(self._collecting)
@@ -52,20 +57,18 @@ class StatusRenderer:
 
     async def answer(self, request: web.Request, *, as_json: bool) -> bytes:
         """The status, in one of its forms."""
-        snapshot = await self.snapshot(request.app[BACKEND])
-        request.app[EVENTS].user_names.update(snapshot)
+        events = request.app[EVENTS]
+        snapshot = await self.snapshot(request.app[BACKEND], events)
+        events.note(snapshot)
         options = request.app[OPTIONS]
         watch = request.app.get(WEB_CONFIG)
         error = str(watch.error) if watch is not None and watch.error is not None else None
-        user_names = request.app[EVENTS].user_names
-        # Not request.host: without the header, aiohttp before 3.14 asks the resolver, for seconds.
-        host = request.headers.get("Host") or socket.gethostname()
 
         def encode() -> bytes:
-            status = make_status(snapshot, options, error, user_names)
+            status = make_status(snapshot, options, error, events.user_names, events.history)
             if as_json:
                 return json.dumps(asdict(status), allow_nan=False).encode() + b"\n"
-            return status_page_module.render(status, options, host).encode()
+            return render(status, options).encode()
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
 

@@ -1,245 +1,510 @@
-"""The status page: the answer first, then who uses which GPU, then what happened."""
+"""The status page: what the template needs beyond the status itself, and the template's engine.
+
+The template is templates/status.html. Everything is escaped (autoescape), and an unknown name is an
+error (StrictUndefined). Drawings are inline SVG whose coordinates are computed here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from statistics import median
+
+import jinja2
 
 from mps_exporter import humanize
-from mps_exporter.web import status_cards
+from mps_exporter.diagnostics.actions import DOCS
 from mps_exporter.web.assets import address
-from mps_exporter.web.html import Markup, h, join
+from mps_exporter.web.history import WINDOW_SECONDS
 from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_api import FindingView, IncidentView, WaitView
-from mps_exporter.web.status_report import HostStatus
+from mps_exporter.web.status_api import (
+    ClientView,
+    DaemonView,
+    GpuView,
+    HostStatus,
+    SampleView,
+    ServerView,
+    TotalsView,
+)
 
-SHOWN_INCIDENTS = 25
+SHOWN_INCIDENTS = 8
+SHOWN_GROUPS = 4
+SHOWN_FINDINGS = 4
+SHOWN_WAITS = 4
+MAX_LANES = 6
+SPARSE_SAMPLES = 20
+"""Fewer in ten minutes are called sparse."""
+GAP_SECONDS = 30.0
+"""A line of activity is broken where a sample is missing for longer, and for longer than usual."""
+
+_DAEMON_STATES = {
+    "answering": "answers",
+    "absent": "does not run",
+    "unresponsive": "does not answer",
+    "draining": "is draining",
+    "refused": "refuses to answer",
+    None: "state not known",
+}
+_CLIENT_STATES = {
+    "connecting": "connected, without a context",
+    "creating_context": "creating its context",
+    "torn_down": "torn down by a fatal GPU error",
+}
+"""An active client is what is expected; one that waits is in the queue."""
+_KINDS = (
+    ("direct", "process without MPS", "processes without MPS"),
+    ("graphics", "graphics process", "graphics processes"),
+)
+_SOURCES = {
+    "nvml": "GPUs (NVML)",
+    "control": "control tool",
+    "logs": "logs",
+    "process": "processes (/proc)",
+}
 
 
-def render(status: HostStatus, options: WebOptions, host: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Number:
+    """One of the numbers at the top of the page."""
+
+    label: str
+    value: str
+    note: str = ""
+    severity: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Clients of one server on one GPU that run the same program for the same user."""
+
+    key: str
+    daemon: DaemonView
+    server: ServerView
+    user: str
+    program: str
+    clients: tuple[ClientView, ...]
+    limit: str
+    memory: str
+    sm_ratios: tuple[float, float] | None
+    """The lowest and the highest SM limit; None where one is not known."""
+    memory_ratio: float | None
+    """The GPU memory of all of them."""
+    state: str
+    """What some of them do, where it is not what is expected."""
+    alarm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A rectangle of a lane, in thousandths of its width."""
+
+    kind: str
+    x: float
+    width: float
+    title: str
+
+
+@dataclass(slots=True)
+class Lane:
+    """One user's line in "who held the GPU, who waited"."""
+
+    user: str
+    bars: list[Bar] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    ends_at: float = 0.0
+
+    @property
+    def summary(self) -> str:
+        """How long this user held the GPU and waited."""
+        words = {"held": "held", "waited": "waited", "idle": "idle, others waited",
+                 "ghost": "ghost server"}  # fmt: skip
+        parts = [
+            f"{words[kind]} {humanize.age(self.seconds[kind])}"
+            for kind in words
+            if self.seconds.get(kind, 0.0) >= 0.5
+        ]
+        return " · ".join(parts)
+
+
+def render(status: HostStatus, options: WebOptions) -> str:
     """The whole page."""
-    title = f"{_mark(status.headline)}MPS on {humanize.printable(host)}"
-    head = h(
-        "head",
-        h("meta", charset="utf-8"),
-        h("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        h("meta", name="color-scheme", content="light dark"),
-        h("title", title),
-        h("link", rel="icon", type="image/svg+xml", href=address("icon.svg")),
-        h("link", rel="stylesheet", href=address("status.css")),
-        h("script", src=address("status.js"), defer=True),
-        h("noscript", h("meta", http_equiv="refresh", content="10")),
+    return _template().render(status=status, options=options).lstrip()
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("mps_exporter.web"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
     )
-    body = h(
-        "body",
-        _header(status, options, host),
-        h("main", _main(status), id="status"),
-        _footer(status, options),
-        h("p", "", id="announcement", class_="unseen", role="status"),
+    environment.filters.update(
+        age=humanize.age,
+        ago=humanize.ago,
+        count=humanize.count,
+        duration=humanize.duration,
+        iso=humanize.iso_timestamp,
+        memory=humanize.memory,
+        percent=humanize.percent,
+        printable=humanize.printable,
+        sentence=humanize.sentence,
+        upper_first=humanize.capitalize,
     )
-    return f"<!doctype html>\n{h('html', head, body, lang='en')}\n"
+    environment.globals.update(
+        DOCS=DOCS,
+        MAX_LANES=MAX_LANES,
+        SHOWN_FINDINGS=SHOWN_FINDINGS,
+        SHOWN_GROUPS=SHOWN_GROUPS,
+        SHOWN_INCIDENTS=SHOWN_INCIDENTS,
+        SHOWN_WAITS=SHOWN_WAITS,
+        activity_note=activity_note,
+        address=address,
+        belongs_to=belongs_to,
+        client_state=client_state,
+        daemon_states=_DAEMON_STATES,
+        facts=facts,
+        groups=groups,
+        contexts=contexts,
+        lane_window=lane_window,
+        lanes=lanes,
+        lone_daemons=lone_daemons,
+        memory_of=memory_of,
+        memory_pair=memory_pair,
+        numbers=numbers,
+        reading_aid=reading_aid,
+        served_gpus=served_gpus,
+        sm_limit_of=sm_limit_of,
+        source_names=_SOURCES,
+        sparkline=sparkline,
+    )
+    return environment.get_template("status.html")
 
 
-def _mark(headline: FindingView) -> str:
-    return {"trouble": "✖ ", "warning": "▲ "}.get(headline.severity, "")
+# ---------------------------------------------------------------------- the numbers
 
 
-def _header(status: HostStatus, options: WebOptions, host: str) -> Markup:
-    return h(
-        "header",
-        h(
-            "div",
-            h("h1", "MPS on ", h("span", humanize.printable(host), class_="host")),
-            h("p", _versions(status), class_="quiet"),
+def numbers(totals: TotalsView, now: float) -> tuple[Number, ...]:
+    """GPUs, clients, waiting, incidents, SM activity."""
+    unknown = "not known"
+    clients = str(totals.clients)
+    if totals.clients is None:
+        clients = f"{totals.clients_at_least} or more" if totals.clients_at_least else unknown
+    waiting = Number("Waiting", unknown, "control.log cannot be read")
+    if totals.waiting is not None:
+        longest = totals.longest_wait_seconds
+        note = "nobody waits" if longest is None else f"longest {humanize.age(longest)}"
+        waiting = Number("Waiting", str(totals.waiting), note, "warning" if totals.waiting else "")
+    since = totals.incidents_since
+    seen = "" if since is None else f"the exporter began {humanize.ago(now - since)}"
+    incidents = unknown if totals.incidents_24h is None else str(totals.incidents_24h)
+    activity = totals.sm_active_ratio
+    return (
+        Number("GPUs", unknown if totals.gpus is None else str(totals.gpus)),
+        Number("Clients", clients),
+        waiting,
+        Number("Incidents in 24 h", incidents, seen, "warning" if totals.incidents_24h else ""),
+        Number(
+            "SM activity",
+            "not readable" if activity is None else humanize.percent(activity),
+            "mean of all GPUs" if (totals.gpus or 0) > 1 and activity is not None else "",
         ),
-        h(
-            "nav",
-            h("a", "Metrics", href=options.telemetry_path.lstrip("/")),
-            h("a", "JSON", href="api/v1/status"),
-            h("a", "Debug", href="debug/collect") if options.enable_debug else None,
-            aria_label="Other views",
-        ),
-        class_="top",
     )
 
 
-def _versions(status: HostStatus) -> str:
-    parts = []
-    if status.driver_version:
-        parts.append(f"driver {humanize.printable(status.driver_version)}")
-    if status.cuda_version:
-        parts.append(f"CUDA {humanize.printable(status.cuda_version)}")
-    return " · ".join(parts)
+# ---------------------------------------------------------------------- who held, who waited
 
 
-def _main(status: HostStatus) -> Markup:
-    return join(
-        (
-            _demo(status),
-            _headline(status.headline, [one for one in status.findings if one != status.headline]),
-            _queue(status),
-            h("section", h("h2", "GPUs and clients"), status_cards.cards(status), class_="gpus"),
-            _blind_spots(status.blind_spots),
-            _incidents(status),
-        )
+LANE_WINDOWS = (60.0, 120.0, 300.0, WINDOW_SECONDS)
+
+
+def lane_window(status: HostStatus) -> float:
+    """The seconds that the lanes show: ten minutes, or less while less is known of any daemon."""
+    known = [one.timeline_since for one in status.daemons if one.timeline_since is not None]
+    age = status.taken_at - min(known, default=0.0)
+    return next((window for window in LANE_WINDOWS if window >= age), WINDOW_SECONDS)
+
+
+def lanes(status: HostStatus, daemon: DaemonView) -> list[Lane]:
+    """A lane for each user who held the GPU or waited, those of the last change first."""
+    now, window = status.taken_at, lane_window(status)
+    begin, scale = now - window, 1000 / window
+    found: dict[str, Lane] = {}
+    for span in daemon.timeline:
+        start, end = max(span.start, begin), min(span.end, now)
+        if end <= start:
+            continue
+        lane = found.setdefault(span.user, Lane(span.user))
+        title = f"{span.user}: {_SPANS[span.kind]} for {humanize.age(span.end - span.start)}"
+        lane.bars.append(Bar(span.kind, (start - begin) * scale, (end - start) * scale, title))
+        lane.seconds[span.kind] = lane.seconds.get(span.kind, 0.0) + end - start
+        lane.ends_at = max(lane.ends_at, end)
+    users = {span.uid: span.user for span in daemon.timeline}
+    for one in status.incidents:
+        if one.daemon == daemon.pipe_directory and one.at > begin and one.kind in _MARKED:
+            hit = [found[user]] if (user := users.get(one.uid)) in found else found.values()
+            for lane in hit:
+                lane.bars.append(Bar("mark", (one.at - begin) * scale, 4.0, one.text))
+    return sorted(found.values(), key=lambda lane: -lane.ends_at)
+
+
+_SPANS = {
+    "held": "clients connected",
+    "waited": "waited",
+    "idle": "server idle while others waited",
+    "ghost": "ghost server",
+}
+_MARKED = ("server_crashed", "daemon_died", "fault", "unfinished_work", "server_start_failed")
+
+
+# ---------------------------------------------------------------------- activity of a GPU
+
+
+def sparkline(samples: Sequence[SampleView], name: str, now: float) -> str:
+    """The path of a line, 600 wide and 20 high; broken where nothing was read."""
+    gaps = [after.at - before.at for before, after in pairwise(samples)]
+    longest = max(GAP_SECONDS, 2.5 * median(gaps)) if gaps else GAP_SECONDS
+    path: list[str] = []
+    last: float | None = None
+    alone = False
+    for sample in samples:
+        ratio: float | None = getattr(sample, name)
+        if ratio is None:
+            last = None
+            continue
+        x = max(0.0, sample.at - now + WINDOW_SECONDS)
+        y = 20 - 18 * max(0.0, min(1.0, ratio)) - 1
+        starts = last is None or sample.at - last > longest
+        if starts and alone:
+            path.append("h1")  # a sample between two gaps shows as a dot
+        path.append(f"{'M' if starts else 'L'}{x:.0f} {y:.1f}")
+        alone = starts
+        last = sample.at
+    if alone:
+        path.append("h1")
+    return "".join(path)
+
+
+def activity_note(status: HostStatus) -> str:
+    """How often the values of the lines were read."""
+    count = max((len(gpu.samples) for gpu in status.gpus), default=0)
+    if not count:
+        return ""
+    sparse = ": sparse, nothing is read between scrapes" if count < SPARSE_SAMPLES else ""
+    return f"Lines: the last 10 minutes, {humanize.count(count, 'collection')}{sparse}."
+
+
+def memory_pair(used: float, total: float) -> str:
+    """30.0 of 140 GiB: the unit once, where both have the same."""
+    one, other = humanize.memory(used).split(), humanize.memory(total).split()
+    return f"{one[0] if one[1] == other[1] else ' '.join(one)} of {' '.join(other)}"
+
+
+def facts(gpu: GpuView) -> str:
+    """What else there is to know of a GPU."""
+    found = []
+    if gpu.power_watts is not None:
+        found.append(f"{gpu.power_watts:.0f} W")
+    if gpu.temperature_celsius is not None:
+        found.append(f"{gpu.temperature_celsius:.0f} °C")
+    if gpu.compute_mode not in (None, "default"):
+        found.append(str(gpu.compute_mode).replace("_", " "))
+    kinds = gpu.processes_by_kind or {}
+    found += [humanize.count(kinds[kind], *names) for kind, *names in _KINDS if kinds.get(kind)]
+    if gpu.stranded_clients:
+        found.append(f"{humanize.count(gpu.stranded_clients, 'client')} without a server")
+    return " · ".join(found)
+
+
+def reading_aid(gpu: GpuView) -> str:
+    """What the two numbers mean, where they differ much; empty otherwise."""
+    busy, active = gpu.utilization_ratio, gpu.sm_active_ratio
+    if busy is None or active is None or busy < 0.5 or active > busy / 2:
+        return ""
+    return (
+        f"Something ran {humanize.percent(busy)} of the time, on {humanize.percent(active)} of the "
+        "SMs on average: it does not fill this GPU."
     )
 
 
-def _demo(status: HostStatus) -> Markup | None:
-    recording = status.recording
-    if recording is None:
-        return None
-    speed = "" if recording.speed == 1 else f", at {recording.speed:g} times its speed"
-    return h(
-        "aside",
-        h("strong", "Demo. "),
-        "This is a recording of another host, not this one: ",
-        humanize.sentence(humanize.printable(recording.scenario, 300)),
-        h(
-            "span",
-            f" Recorded on {humanize.printable(recording.machine, 200)}, "
-            f"{humanize.printable(recording.recorded_at)}{speed}; it repeats "
-            f"(round {recording.loop}).",
-            class_="quiet",
-        ),
-        class_="demo",
-        aria_label="Demo",
-    )
+# ---------------------------------------------------------------------- clients
 
 
-def _remedy(finding: FindingView) -> Markup | None:
-    return h("p", finding.remedy, class_="remedy") if finding.remedy else None
-
-
-_SIGNS = {"trouble": "✖", "warning": "▲", "notice": "●", "ok": "✔"}
-_SIGN_WORDS = {"trouble": "Trouble:", "warning": "Warning:", "notice": "Note:", "ok": "Fine:"}
-
-
-def sign(severity: str) -> Markup:
-    """A severity as a sign and, for those who do not see it, as a word."""
-    return join(
-        (
-            h("span", _SIGNS[severity], class_=f"sign {severity}", aria_hidden="true"),
-            h("span", f"{_SIGN_WORDS[severity]} ", class_="unseen"),
-        )
-    )
-
-
-def _headline(first: FindingView, others: Sequence[FindingView]) -> Markup:
-    more = [h("li", sign(one.severity), h("div", h("p", one.text), _remedy(one))) for one in others]
-    return h(
-        "section",
-        h(
-            "div",
-            sign(first.severity),
-            h("div", h("p", first.text, class_="answer", id="headline"), _remedy(first)),
-            class_="first",
-        ),
-        h("ul", more, class_="findings") if more else None,
-        class_=f"headline {first.severity}",
-        aria_label="Summary",
-    )
-
-
-def _queue(status: HostStatus) -> Markup | None:
-    waits = [(daemon, wait) for daemon in status.daemons for wait in daemon.waits]
-    if not waits:
-        return None
-    several = len(status.daemons) > 1
-    rows = [
-        h(
-            "tr",
-            h("th", wait.user, h("span", f" process {wait.pid}", class_="quiet"), scope="row"),
-            h("td", _behind(wait), data_label="behind"),
-            h("td", humanize.age(wait.seconds), data_label="for", class_="number"),
-            h("td", h("code", daemon.pipe_directory), data_label="at") if several else None,
-            class_="dead" if wait.dead else None,
-        )
-        for daemon, wait in waits
+def lone_daemons(status: HostStatus) -> list[DaemonView]:
+    """Daemons with clients whose GPUs are not among those that are shown."""
+    shown = {gpu.uuid for gpu in status.gpus}
+    return [
+        daemon
+        for daemon in status.daemons
+        if shown.isdisjoint(daemon.gpu_uuids) and any(server.clients for server in daemon.servers)
     ]
-    return h(
-        "section",
-        h("h2", "Who waits for whom"),
-        h(
-            "table",
-            h(
-                "thead",
-                h(
-                    "tr",
-                    h("th", "Waiting", scope="col"),
-                    h("th", "Behind", scope="col"),
-                    h("th", "For", scope="col", class_="number"),
-                    h("th", "Daemon", scope="col") if several else None,
-                ),
-            ),
-            h("tbody", rows),
-            class_="queue",
-        ),
+
+
+def contexts(server: ServerView) -> str:
+    """How many of a server's contexts are in use, on its fullest GPU."""
+    counts = [
+        (server.contexts[uuid], limit)
+        for uuid, limit in server.contexts_limit.items()
+        if uuid in server.contexts
+    ]
+    if not counts:
+        return ""
+    used, limit = max(counts)
+    return f"{used} of {limit} contexts{' on the fullest GPU' if len(counts) > 1 else ''}"
+
+
+def served_gpus(daemon: DaemonView, status: HostStatus) -> str:
+    """The GPUs of a daemon by index."""
+    indexes = [gpu.index for gpu in status.gpus if gpu.uuid in daemon.gpu_uuids]
+    return f"GPU{'s' if len(indexes) > 1 else ''} {', '.join(indexes)}" if indexes else ""
+
+
+def groups(status: HostStatus, gpu: GpuView | None, only: DaemonView | None = None) -> list[Group]:
+    """The clients on a GPU (None: those of a daemon whose GPUs are not shown), largest first."""
+    found: dict[tuple[str, int, str, str], list[ClientView]] = {}
+    owners: dict[tuple[str, int, str, str], tuple[DaemonView, ServerView]] = {}
+    for daemon in status.daemons:
+        if daemon is not only and (gpu is None or gpu.uuid not in daemon.gpu_uuids):
+            continue
+        first = gpu is not None and gpu.uuid == daemon.gpu_uuids[0]
+        for server in daemon.servers:
+            for client in server.clients:
+                here = gpu is None or client.is_on(gpu.uuid) or (first and client.has_unknown_gpu)
+                if here:
+                    program = client.program or "unknown program"
+                    key = (daemon.pipe_directory, server.pid, client.user, program)
+                    found.setdefault(key, []).append(client)
+                    owners[key] = daemon, server
+    made = [
+        _group(f"{gpu.uuid if gpu else ''}-{number}", *owners[key], key[2], key[3], clients, gpu)
+        for number, (key, clients) in enumerate(found.items())
+    ]
+    return sorted(made, key=lambda group: (not group.alarm, -len(group.clients)))
+
+
+def _group(
+    key: str,
+    daemon: DaemonView,
+    server: ServerView,
+    user: str,
+    program: str,
+    clients: Sequence[ClientView],
+    gpu: GpuView | None,
+) -> Group:
+    total = gpu.memory_total_bytes if gpu is not None else None
+    ratios = [_sm_ratio(client, gpu) for client in clients]
+    known = [ratio for ratio in ratios if ratio is not None]
+    used = [client.memory_used_bytes.get(gpu.uuid) if gpu else None for client in clients]
+    sizes = [size for size in used if size is not None]
+    states = {state for client in clients if (state := _CLIENT_STATES.get(client.state or ""))}
+    odd = [client for client in clients if client.state in _CLIENT_STATES]
+    return Group(
+        key=key,
+        daemon=daemon,
+        server=server,
+        user=user,
+        program=program,
+        clients=tuple(clients),
+        limit=_limit_text(known, len(ratios), gpu),
+        memory=_memory_text(sizes, len(used)),
+        sm_ratios=(min(known), max(known)) if known and len(known) == len(ratios) else None,
+        memory_ratio=sum(sizes) / total if total and len(sizes) == len(used) else None,
+        state=f"{len(odd)} {' or '.join(sorted(states))}" if odd else "",
+        alarm=any(client.state == "torn_down" for client in clients) or server.ghost,
     )
 
 
-def _behind(wait: WaitView) -> Markup:
-    if wait.dead:
-        return join("nobody: it is dead, and still queued")
-    server = "" if wait.behind_server_pid is None else f" server {wait.behind_server_pid}"
-    return join((wait.behind_user, h("span", server, class_="quiet")))
+def _sm_ratio(client: ClientView, gpu: GpuView | None) -> float | None:
+    """The SM limit as a share of the GPU's SMs; 1: none; None: not known."""
+    limit = client.sm_limit.get(gpu.uuid) if gpu is not None else None
+    if limit is not None and gpu is not None and gpu.sm_count:
+        return min(1.0, limit / gpu.sm_count)
+    return client.active_thread_ratio
 
 
-def _blind_spots(found: Sequence[FindingView]) -> Markup | None:
-    if not found:
-        return None
-    return h(
-        "section",
-        h("h2", "What cannot be seen"),
-        h(
-            "ul",
-            [
-                h("li", sign(one.severity), h("div", h("p", one.text), _remedy(one)))
-                for one in found
-            ],
-            class_="findings",
-        ),
+def _share(ratio: float, gpu: GpuView | None) -> str:
+    count = gpu.sm_count if gpu is not None else None
+    return f"{ratio * count:.0f}" if count else humanize.percent(ratio)
+
+
+def _limit_text(known: Sequence[float], count: int, gpu: GpuView | None) -> str:
+    """The SM limits of a group. They are not added up: each client may use its own in full."""
+    if len(known) < count:
+        return "SM limit not known" if not known else "some SM limits not known"
+    low, high = min(known), max(known)
+    if low >= 1:
+        return "no SM limit"
+    of = f" of {gpu.sm_count} SMs" if gpu is not None and gpu.sm_count else " of the SMs"
+    if low == high:
+        return f"at most {_share(low, gpu)}{of}"
+    return f"at most {_share(low, gpu)} to {_share(high, gpu)}{of}"
+
+
+def _memory_text(sizes: Sequence[int], count: int) -> str:
+    if len(sizes) < count:
+        return "memory not known" if not sizes else "some memory not known"
+    low, high = humanize.memory(min(sizes)), humanize.memory(max(sizes))
+    if low != high:
+        return f"{low} to {high}"
+    return f"{low} each" if count > 1 else low
+
+
+def client_state(client: ClientView, now: float) -> str:
+    """What a client does, and for how long; empty where it is what is expected."""
+    state = _CLIENT_STATES.get(client.state or "", "")
+    if state and client.state_since is not None:
+        state += f" for {humanize.age(now - client.state_since)}"
+    return state
+
+
+def belongs_to(client: ClientView) -> str:
+    """The job, pod, container or unit of a client; the first that is known."""
+    owners = (
+        ("Slurm job", client.slurm_job_id, 40),
+        ("pod", client.pod_uid, 40),
+        ("container", client.container_id, 12),
+        ("unit", client.systemd_unit, 60),
     )
+    return next((f"{kind} {name[:length]}" for kind, name, length in owners if name), "")
 
 
-def _incidents(status: HostStatus) -> Markup:
-    found, now, several = status.incidents, status.taken_at, len(status.daemons) > 1
-    if not found:
-        seen = all(daemon.logs_readable for daemon in status.daemons)
-        text = "No events yet." if seen else "No event was seen, but not all logs can be read."
-        content = h("p", text, class_="quiet")
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A quantity of a client, as text and as shares of the whole GPU."""
+
+    text: str
+    value: float
+    """For sorting; -1: not known."""
+    used: float | None = None
+    limit: float | None = None
+
+
+def sm_limit_of(client: ClientView, gpu: GpuView | None) -> Amount:
+    """The SM limit. What a client uses of it cannot be measured."""
+    ratio = _sm_ratio(client, gpu)
+    if ratio is None:
+        return Amount("not known", -1)
+    # "At most": a program may lower its limits while it starts, which is not seen from outside.
+    text = "no limit" if ratio >= 1 else _limit_text([ratio], 1, gpu)
+    return Amount(text, ratio, limit=ratio)
+
+
+def memory_of(client: ClientView, gpu: GpuView | None) -> Amount:
+    """Memory in use and its limit, if there is one."""
+    uuid = gpu.uuid if gpu is not None else ""
+    used, limit = client.memory_used_bytes.get(uuid), client.memory_limit_bytes.get(uuid)
+    total = gpu.memory_total_bytes if gpu is not None else None
+    bound = limit / total if limit is not None and total else None
+    if used is None:
+        text = f"at most {humanize.memory(limit)}" if limit else "not known"
+        return Amount(text, -1, limit=bound)
+    if limit:
+        text = f"{humanize.memory(used)} of at most {humanize.memory(limit)}"
     else:
-        content = h("ol", [_incident(one, now, several) for one in found[:SHOWN_INCIDENTS]],
-                    class_="incidents")  # fmt: skip
-    rest = len(found) - SHOWN_INCIDENTS
-    return h(
-        "section",
-        h("h2", "What happened"),
-        content,
-        h("p", f"… and {rest} earlier, in the ", h("a", "JSON", href="api/v1/status"), ".",
-          class_="quiet") if rest > 0 else None,
-    )  # fmt: skip
-
-
-def _incident(one: IncidentView, now: float, several: bool) -> Markup:
-    moment = humanize.iso_timestamp(one.at)
-    return h(
-        "li",
-        h("time", humanize.ago(now - one.at), datetime=moment, title=moment),
-        sign(one.severity),
-        h(
-            "span",
-            one.text,
-            h("span", f" {one.daemon}", class_="quiet") if several else None,
-        ),
-    )
-
-
-def _footer(status: HostStatus, options: WebOptions) -> Markup:
-    revision = f" ({options.revision[:12]})" if options.revision else ""
-    moment = humanize.iso_timestamp(status.taken_at)
-    return h(
-        "footer",
-        h("p", "As of ", h("time", moment[:19].replace("T", " "), " UTC", datetime=moment),
-          id="freshness"),
-        h("p", f"{options.name} {options.version}{revision}", class_="quiet"),
-    )  # fmt: skip
+        no_limit = "limit not known" if client.limit_source == "unknown" else "no limit seen"
+        text = f"{humanize.memory(used)}, {no_limit}"
+    return Amount(text, used, used / total if total else None, bound)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.host import FullHost
-from bench.soak import Chaos, Counters, Reading, judge
+from bench.soak import Chaos, Counters, Reading, Truth, judge
 
 CALM = Reading(0.0, 50.0, 6, 11, 0)
 
@@ -27,20 +27,62 @@ def test_a_counter_that_goes_down_is_named() -> None:
     assert seen.fallen == ['x_total{a="1"}: 5.0 -> 4.0']
 
 
+def hour_of(**change: float) -> list[Reading]:
+    """An hour in which something is otherwise in the last half."""
+    after = replace(CALM, **change)  # type: ignore[arg-type]
+    return [replace(CALM if at < 1800 else after, at=float(at)) for at in range(0, 3600, 10)]
+
+
 @pytest.mark.parametrize(
     ("change", "status"),
     [
         ({}, 0),
-        ({"megabytes": 51.9}, 0),
-        ({"megabytes": 52.1}, 1),
-        ({"threads": 7}, 1),
+        ({"megabytes": 51.4}, 0),
+        ({"megabytes": 51.8}, 1),
+        ({"threads": 8}, 0),
+        ({"threads": 11}, 1),
         ({"descriptors": 12}, 1),
         ({"children": 1}, 1),
     ],
 )
 def test_growth_is_a_failure(chaos: Chaos, change: dict[str, float], status: int) -> None:
-    readings = [CALM] * 70 + [replace(CALM, **change)] * 30  # type: ignore[arg-type]
-    assert judge(readings, Counters(), chaos) == status
+    assert judge(hour_of(**change), Counters(), [], chaos) == status
+
+
+def test_what_was_not_counted_is_a_failure(chaos: Chaos) -> None:
+    assert judge(hour_of(), Counters(), ["pipe0 mps_control_starts_total: 0, not 1"], chaos) == 1
+
+
+def page_of(full: FullHost) -> str:
+    """What an exporter shows that counted all from the beginning."""
+    lines = []
+    for daemon in full.daemons:
+        for (metric, value), events in daemon.caused.items():
+            label = "log" if "_log_" in metric else "uid"
+            more = f',{label}="{value}"' if value else ""
+            lines.append(f'{metric}{{daemon="{daemon.pipe}"{more}}} {events}')
+        for log in ("control", "server"):
+            size = (daemon.logs / f"{log}.log").stat().st_size
+            labels = f'daemon="{daemon.pipe}",log="{log}"'
+            lines.append(f"mps_control_log_size_bytes{{{labels}}} {size}")
+    return "\n".join(lines)
+
+
+def test_one_event_that_is_not_counted_is_noticed(chaos: Chaos) -> None:
+    full = chaos.full
+    truth = Truth(full.daemons, page_of(full))
+    daemon = full.daemons[0]
+    full.queue(daemon, daemon.gpus)
+    full.connect(daemon, daemon.gpus)
+    full.hand_over(daemon)
+    full.rotate(daemon)
+    full.connect(daemon, daemon.gpus)
+    page = page_of(full)
+    assert truth.differences(page) == []
+    connections = f'mps_client_connections_total{{daemon="{daemon.pipe}",uid="1002"}} 2'
+    assert connections in page
+    (difference,) = truth.differences(page.replace(connections, connections[:-1] + "1"))
+    assert difference == "pipe0 mps_client_connections_total 1002: 1, not 2"
 
 
 def test_a_restart_takes_all_clients_along(chaos: Chaos) -> None:

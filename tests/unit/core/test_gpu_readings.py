@@ -27,7 +27,7 @@ from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome, 
 from mps_exporter.snapshot import Gpu, Snapshot
 from mps_exporter.web import status_page
 from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_report import make_status
+from mps_exporter.web.status_findings import make_status
 from tests.support.scripted_host import ScriptedHost
 from tests.unit.web.snapshots import NASTY
 
@@ -91,7 +91,7 @@ def test_no_reading_costs_a_page(several: list[Reading]) -> None:
     assert "mps_exporter_build" in {name.removesuffix("_info") for name in found}
     status = make_status(seen, WebOptions())
     json.dumps(asdict(status), allow_nan=False)
-    status_page.render(status, WebOptions(), "host").encode()
+    status_page.render(status, WebOptions()).encode()
     "\n".join(doctor_report.report(seen)).encode()
     doctor_report.as_json(seen).encode()
 

@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,13 @@ from mps_exporter.observations import (
     ProcfsObservation,
     Reading,
 )
-from mps_exporter.sources import recording_v1
+from mps_exporter.sources import recording, recording_v1
 from mps_exporter.sources.recording import (
     Header,
     RecordingCursor,
     RecordingError,
     RecordingWriter,
+    as_json,
     read,
 )
 from mps_exporter.sources.recording_v1 import QUANTITIES
@@ -47,9 +49,9 @@ HEADER = Header(
 texts = st.text(max_size=20)
 moments = st.floats(1000, 2000, allow_nan=False)
 processes = st.builds(
-    ProcessFacts, pid=st.integers(1, 9), start_time_seconds=moments, uid=st.none() | st.integers(0),
-    user=st.none() | texts, name=texts, state=texts, namespace_pids=st.tuples(st.integers(1, 9)),
-    cgroup=st.none() | texts,
+    ProcessFacts, pid=st.integers(1, 9), start_time_seconds=moments,
+    uid=st.none() | st.integers(0, 2**32), user=st.none() | texts, name=texts, state=texts,
+    namespace_pids=st.tuples(st.integers(1, 9)), cgroup=st.none() | texts,
     mps_environment=st.none() | st.dictionaries(texts, texts, max_size=2),
 )  # fmt: skip
 observations: st.SearchStrategy[Observation] = st.one_of(
@@ -72,7 +74,7 @@ observations: st.SearchStrategy[Observation] = st.one_of(
                 GpuObservation, index=st.integers(0, 7), uuid=texts,
                 processes=st.none() | st.tuples(st.builds(GpuProcess, st.integers(1, 9),
                                                           st.just("mps"), st.none())),
-                readings=st.tuples(st.builds(Reading, texts, st.floats(allow_nan=False))),
+                readings=st.tuples(st.builds(Reading, texts, st.floats(-1e18, 1e18))),
             )
         ),
     ),
@@ -106,12 +108,35 @@ def chunk(at: float, data: bytes, log: str = "control") -> LogChunk:
 STATES = (LogState("/p", "control", "/l/control.log", readable=True, size_bytes=5),)
 
 
-@given(st.binary())
+SERVER = b"[2026-11-21 08:55:42.578 Server   640] "
+SOCKET = b"[2026-11-21 08:55:42.578 Control   630] Starting control daemon using socket /"
+
+
+@given(st.binary(max_size=50).filter(lambda data: not set(data) & set(b"\r\n")))
 @settings(max_examples=60, deadline=None)
-def test_bytes_of_logs_survive(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    seen = LogsObservation(1001.0, (chunk(1001.0, data + b"\xff\n"),), STATES)
+def test_bytes_of_known_lines_survive(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    seen = LogsObservation(1001.0, (chunk(1001.0, SOCKET + data + b"\xff\n"),), STATES)
     recording = read(written(tmp_path_factory.mktemp("r") / "x.rec.gz", seen))
     assert recording.observations == (seen,)
+
+
+def test_other_lines_are_not_recorded(tmp_path: Path) -> None:
+    """A log may lead to any file of the host; half a line waits for its other half."""
+    secret = b"root:$6$salt$hash:20228:0:99999:7:::\n"
+    seen = [
+        LogsObservation(1001.0, (chunk(1001.0, secret + SERVER + b"Exi"),), STATES),
+        LogsObservation(1002.0, (chunk(1002.0, b"ting\n" + SERVER + secret),), STATES),
+    ]
+    path = written(tmp_path / "x.rec.gz", *seen)
+    assert "root:" not in gzip.decompress(path.read_bytes()).decode()
+    first, second = [one for one in read(path).observations if isinstance(one, LogsObservation)]
+    assert first.chunks[0].data.startswith(b"(withheld: 36 bytes")
+    assert second.chunks[0].data.startswith(SERVER + b"Exiting\n" + SERVER + b"(withheld: 36 b")
+    source, text = as_json(seen[0])
+    assert source == "logs"
+    assert "root:" not in text
 
 
 def test_what_only_repeats_is_not_written_again(tmp_path: Path) -> None:
@@ -137,7 +162,7 @@ def test_a_cursor_returns_the_latest_observation(tmp_path: Path) -> None:
 
 
 def test_logs_are_kept_until_they_are_followed(tmp_path: Path) -> None:
-    first, second = chunk(1001.0, b"a\n"), chunk(1005.0, b"b\n")
+    first, second = chunk(1001.0, SERVER + b"Exiting\n"), chunk(1005.0, SERVER + b"Exiting\n")
     cursor = RecordingCursor(
         read(
             written(
@@ -160,7 +185,7 @@ def test_logs_are_kept_until_they_are_followed(tmp_path: Path) -> None:
 def test_an_anonymised_recording_contains_no_user_name(tmp_path: Path) -> None:
     facts = ProcessFacts(7, 1.0, 1001, "alice", "secret-project")
     server = ProcessFacts(8, 1.0, 0, "root", "nvidia-cuda-mps-server")
-    line = f"Device NVIDIA H200 (uuid {UUID}) is associated\n".encode()
+    line = SERVER + f"Device NVIDIA H200 (uuid {UUID}) is associated\n".encode()
     header = Header(**{**{name: getattr(HEADER, name) for name in Header.__slots__},
                        "anonymised": True})  # fmt: skip
     path = written(
@@ -385,3 +410,93 @@ def test_a_recording_that_ends_early_is_read_as_far_as_it_goes(tmp_path: Path) -
     got = read(path).observations
     assert 0 < len(got) < len(seen)
     assert list(got) == seen[: len(got)]
+
+
+# ------------------------------------------------------------------------- from anybody
+
+LINE = (
+    '{"format":"mps-exporter-recording","version":2,"scenario":"","machine":"","driver_version":"",'
+    '"recorded_at":"","started_at":%s,"exporter_version":"","anonymised":false}\n'
+)
+FIRST = LINE % "1000"
+LOOK = '{"kind":"procfs","observation":{"at":%s}}\n'
+END = '{"kind":"end","at":%s}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (FIRST, "holds no observation"),
+        (FIRST + END % "1000", "holds no observation"),
+        (LINE % "Infinity" + LOOK % "1000", "out of range"),
+        (LINE % "-1" + LOOK % "1000", "started_at is no moment"),
+        (LINE % "1e308" + LOOK % "1000", "out of range"),
+        (LINE % "5000000000" + LOOK % "1000", "started_at is no moment"),
+        (FIRST + LOOK % "1e18", "at is no moment"),
+        (FIRST + LOOK % "1e400", "out of range"),
+        (FIRST + LOOK % "NaN", "out of range"),
+        (FIRST + LOOK % "4000000000", "is not of the 7 days"),
+        (LINE % "4000000000" + LOOK % "1", "is not of the 7 days"),
+        (FIRST + LOOK % "1001" + END % "4000000000", "is not of the 7 days"),
+        (FIRST + LOOK % "1001" + '{"kind":"end"}\n', "no observation: KeyError"),
+        (FIRST + LOOK % "1001" + END % '"x"', "no observation: ValueError"),
+        (FIRST + LOOK % "1001" + END % "null", "no observation: TypeError"),
+        (FIRST + LOOK % "1001" + END % "[]", "no observation: TypeError"),
+        (FIRST + "[" * 100_000 + "\n", "nested too deeply"),
+        (FIRST + '{"a":' * 100_000 + "\n", "nested too deeply"),
+        (FIRST + '{"kind":[' + "[]," * 1_000_001 + "0]}\n", "line 2 is too large"),
+        (FIRST + " " * (33 << 20) + "\n", "line 2 is too large"),
+        (FIRST + (" " * (1 << 20) + "{}\n") * 9, "line 2 is no observation"),
+        (FIRST + (LOOK % ("1001" + " " * (1 << 20))) * 9, "times its size"),
+    ],
+)
+def test_a_hostile_recording_is_refused_with_one_error(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    path = tmp_path / "evil.rec.gz"
+    path.write_bytes(gzip.compress(text.encode(), 9))
+    with pytest.raises(RecordingError) as refused:
+        read(path)
+    assert reason in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_recording_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, Path("/dev/zero")):
+        with pytest.raises(RecordingError):
+            read(path)
+
+
+def test_what_no_recording_needs_is_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "long.rec.gz"
+    look = LOOK % "1001"
+    path.write_bytes(gzip.compress((FIRST + look * 100).encode()))
+    assert len(read(path).observations) == 100
+    monkeypatch.setattr(recording, "MAX_BYTES", len(FIRST + look * 50))
+    with pytest.raises(RecordingError, match="when unpacked"):
+        read(path)
+    monkeypatch.undo()
+    monkeypatch.setattr(recording, "MAX_LOAD_SECONDS", -1.0)
+    with pytest.raises(RecordingError, match="reading took longer"):
+        read(path)
+
+
+def test_what_an_anonymised_recording_keeps(tmp_path: Path) -> None:
+    """docs/recordings.md lists it."""
+    facts = ProcessFacts(
+        630, 1000.0, uid=1001, user="jane", name="jane-train", cgroup="0::/user.slice/jane",
+        mps_environment={"CUDA_MPS_PIPE_DIRECTORY": "/home/jane/mps", "CUDA_MPS_TOKEN": "secret"},
+    )  # fmt: skip
+    look = ProcfsObservation(
+        1001.0, daemons=(DaemonFacts("/home/jane/mps", "/home/jane/log", process=facts),)
+    )
+    line = f"[2026-11-21 08:55:42.578 Control 630] Device {UUID.upper()} of jane\n"
+    logs = LogsObservation(1002.0, (chunk(1002.0, line.encode()),))
+    path = written(tmp_path / "a.rec.gz", look, logs, header=replace(HEADER, anonymised=True))
+    text = gzip.decompress(path.read_bytes()).decode()
+    for kept in ("/home/jane/mps", "/home/jane/log", '"uid":1001', "/user.slice/jane", "secret"):
+        assert kept in text
+    for gone in ('"jane"', "jane-train", UUID, UUID.upper()):
+        assert gone not in text

@@ -26,7 +26,7 @@ from mps_exporter.sources.recording import read
 from mps_exporter.sources.replay_host import ReplayHost
 from mps_exporter.user_names import UserNames
 from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_report import make_status
+from mps_exporter.web.status_findings import make_status
 from tests.support.player import RECORDINGS
 from tests.support.waiting import until_awaited
 

@@ -8,7 +8,7 @@ from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import DaemonFacts, LogState
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_report import make_status
+from mps_exporter.web.status_findings import make_status
 from tests.support.mps_logs import EIGHT, PIPE, read, sample
 
 LOGS = tuple(LogState(PIPE, log, f"/l/{log}.log", readable=True) for log in ("control", "server"))

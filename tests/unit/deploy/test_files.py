@@ -271,3 +271,15 @@ def test_chart_and_program_have_the_same_version() -> None:
 
     chart = document(CHART / "Chart.yaml")
     assert chart["appVersion"] == mps_exporter.__version__
+
+
+def test_the_documented_installation_checks_hashes() -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text("utf-8")
+    section = page.partition("\n## systemd\n")[2].partition("\n## ")[0]
+    assert "pip install" not in section
+    assert section.count("deploy/systemd/install-package.sh /opt/mps-exporter") == 2
+    script = (SYSTEMD / "install-package.sh").read_text("utf-8")
+    installs = [line for line in script.splitlines() if line.startswith('"$pip" install')]
+    assert len(installs) == 3
+    assert all('"${locked[@]}"' in line or "--no-index" in line for line in installs)
+    assert "--require-hashes" in script

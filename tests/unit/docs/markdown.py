@@ -83,6 +83,13 @@ def pictures(page: Path) -> Iterator[str]:
             yield str(token.attrs["src"])
 
 
+def quotes(page: Path) -> Iterator[str]:
+    """What stands in backquotes in the text."""
+    for token in _inline(page):
+        if token.type == "code_inline":
+            yield token.content
+
+
 @cache
 def anchors(page: Path) -> frozenset[str]:
     """The anchors of headings, as GitHub and Forgejo make them."""

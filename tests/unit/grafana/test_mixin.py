@@ -37,11 +37,22 @@ def key(fields: Json) -> str:
     return json.dumps(fields, sort_keys=True)
 
 
-def test_as_shipped_it_is_the_files_themselves() -> None:
-    mixin = evaluated()
+def test_with_the_addresses_of_the_files_it_is_the_files_themselves() -> None:
+    addresses = {"dashboardUrl": DASHBOARD_BASE, "runbookUrl": RUNBOOK_BASE}
+    mixin = evaluated(json.dumps({name: url.rstrip("/") for name, url in addresses.items()}))
     assert sorted(map(key, rules_of(mixin))) == sorted(key(dict(rule.fields)) for rule in rules())
     committed = {path.name: load(path) for path in DASHBOARDS.glob("*.json")}
     assert mixin["dashboards"] == committed
+
+
+def test_without_addresses_there_are_no_links() -> None:
+    def texts(annotations: Any) -> str:
+        return key({name: annotations[name] for name in ("description", "summary")})
+
+    found = [rule["annotations"] for rule in rules_of(evaluated()) if "alert" in rule]
+    assert {name for one in found for name in one} == {"description", "summary"}
+    shipped = [rule.annotations for rule in rules() if rule.alert]
+    assert sorted(map(texts, found)) == sorted(map(texts, shipped))
 
 
 def test_it_forgets_no_file() -> None:

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from bench.rules import by_name, exposition, series
 from mps_exporter.metrics.catalogue import CATALOGUE
 from tests.unit.rules import promql, templates
 from tests.unit.rules.fleet import PAGE, dropped, kept_for_long, settings
@@ -49,3 +50,13 @@ def test_a_full_host_is_below_the_limit_of_samples() -> None:
     assert output
     assert 2 * int(output[1].replace(",", "")) < scrape["sample_limit"]
     assert scrape["job_name"] == "mps-exporter"
+
+
+def test_the_sizes_of_the_page_are_those_of_the_program() -> None:
+    """The table is generated; these stand in sentences and comments."""
+    page = PAGE.read_text("utf-8")
+    full = exposition()
+    few = sum(count for name, count in by_name(full).items() if not dropped(name))
+    assert f"A host with 8 full GPUs has {series(full):,} series." in page
+    assert f"such a host has {few:,} series" in page
+    assert f"| the exporter itself | {series(exposition(0, 0))} |" in page

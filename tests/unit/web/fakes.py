@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip as gzip_module
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from mps_exporter.metrics.content_format import ContentFormat, Syntax
@@ -15,6 +15,8 @@ from mps_exporter.web.backend import DebugReport
 @dataclass
 class FakeBackend:
     snapshot: Snapshot = field(default_factory=lambda: Snapshot(taken_at=1_000.0))
+    earlier: Sequence[Snapshot] = ()
+    """Collections that the history of the page remembers, oldest first."""
     ready: bool = True
     enabled_collectors: tuple[str, ...] = COLLECTORS
     body: bytes = b"mps_control_up 1\n"

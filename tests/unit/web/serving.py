@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from mps_exporter.web.app import create_app
+from mps_exporter.web.events import EVENTS
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.server import serve
 from tests.support.waiting import PATIENCE_SECONDS
@@ -18,7 +19,7 @@ from tests.unit.web.fakes import FakeBackend
 async def served(
     backend: FakeBackend, **options: Any
 ) -> AsyncIterator[tuple[Sequence[str], asyncio.Event]]:
-    settings = WebOptions(**{"listen_addresses": ("127.0.0.1:0",), **options})
+    settings = WebOptions(**{"listen_addresses": ("127.0.0.1:0",), "host": "gpu-host", **options})
     stop = asyncio.Event()
     shown: list[str] = []
     listening = asyncio.Event()
@@ -28,6 +29,8 @@ async def served(
         listening.set()
 
     app = create_app(backend, settings)
+    for snapshot in backend.earlier:
+        app[EVENTS].note(snapshot)
     task = asyncio.create_task(serve(app, settings, stop, on_listening=on_listening))
     started = asyncio.create_task(listening.wait())
     try:

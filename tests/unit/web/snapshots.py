@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from mps_exporter.observations import GpuObservation, LogState, Reading
 from mps_exporter.snapshot import (
+    COLLECTORS,
     Client,
+    CollectorName,
     CollectorResult,
     ControlDaemon,
     Gpu,
@@ -14,6 +16,7 @@ from mps_exporter.snapshot import (
     RecordingInfo,
     Server,
     Snapshot,
+    TimelineSpan,
     Wait,
 )
 
@@ -177,3 +180,84 @@ def blind() -> Snapshot:
         ),
         unreadable_environments=3,
     )  # fmt: skip
+
+
+def full(gpus: int = 8, clients: int = 48) -> Snapshot:
+    """A host with two daemons, all its GPUs taken; a client of another user waits."""
+    uuids = [f"GPU-{index:08d}-0000-4000-8000-000000000001" for index in range(gpus)]
+    cards = tuple(
+        gpu(
+            observation=replace(gpu().observation, index=index, uuid=uuid),
+            index=str(index),
+            uuid=uuid,
+            processes_by_kind={"mps_client": clients, "mps_server": 1},
+        )
+        for index, uuid in enumerate(uuids)
+    )
+    daemons = []
+    for number, served in enumerate((uuids[: gpus // 2], uuids[gpus // 2 :])):
+        uid = 1001 + number
+        programs = ("train.py", "serve.py")
+        found = tuple(
+            client(
+                10_000 * (number + 1) + 100 * index + one,
+                uid=uid,
+                user=f"user{uid}",
+                server_pid=5000 + number,
+                command=programs[one % 8 == 7],
+                contexts={uuid: 1},
+                memory_used_bytes={uuid: 764 * 2**20},
+                memory_limit_bytes={},
+                active_thread_ratio=1.0,
+                sm_limit={uuid: 132},
+            )
+            for index, uuid in enumerate(served)
+            for one in range(clients)
+        )
+        server_ = server(
+            *found,
+            pid=5000 + number,
+            uid=uid,
+            user=f"user{uid}",
+            contexts=dict.fromkeys(served, clients),
+            contexts_limit=dict.fromkeys(served, 48),
+        )
+        waits = (Wait(pid=777, uid=1003, since=NOW - 95, behind_uid=uid),) if number else ()
+        spans = [TimelineSpan("held", uid, NOW - 600, NOW, ongoing=True)]
+        if waits:
+            spans.append(TimelineSpan("waited", 1003, NOW - 95, NOW, ongoing=True))
+        daemons.append(
+            daemon(
+                server_,
+                pipe_directory=f"/run/mps/{number}",
+                gpu_uuids=tuple(served),
+                waits=waits,
+                timeline=tuple(spans),
+                timeline_since=NOW - 600,
+            )
+        )
+    return snapshot(*daemons, gpus=cards)
+
+
+def without_gpu() -> Snapshot:
+    """A host without a driver, and without MPS."""
+    failed = CollectorResult(
+        "nvml", success=False, duration_seconds=0.001,
+        error="libnvidia-ml.so.1 was not found: install the NVIDIA driver; in a container, let the "
+        "NVIDIA runtime mount it (capability utility)",
+    )  # fmt: skip
+    names: tuple[CollectorName, ...] = ("process", "logs", "control")
+    others = (CollectorResult(name, success=True, duration_seconds=0.002) for name in names)
+    return Snapshot(taken_at=NOW, collectors=(failed, *others))
+
+
+def logs_unreadable() -> Snapshot:
+    """Clients share a GPU, and neither log can be read."""
+    logs = tuple(
+        replace(log, path=f"/var/log/nvidia-mps/{log.log}.log", readable=False,
+                error="Permission denied")
+        for log in daemon().logs
+    )  # fmt: skip
+    found = tuple(CollectorResult(name, success=True, duration_seconds=0.01) for name in COLLECTORS)
+    one = server(client(641, state=None), client(642, state=None))
+    return snapshot(daemon(one, logs=logs), collectors=found)

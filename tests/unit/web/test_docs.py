@@ -6,9 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
-from mps_exporter.snapshot import CONTROL_STATES, IncidentKind
+from mps_exporter.diagnostics.actions import Action
+from mps_exporter.snapshot import CONTROL_STATES, IncidentKind, TimelineKind
 from mps_exporter.web import status_api
-from mps_exporter.web.status_report import ExporterView, HostStatus
 from mps_exporter.web.webconfig.config import HEADERS, TLSConfig
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -17,8 +17,13 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 @pytest.mark.parametrize(
     "kind",
     [
-        HostStatus,
-        ExporterView,
+        status_api.HostStatus,
+        status_api.ExporterView,
+        status_api.TotalsView,
+        status_api.SourceView,
+        status_api.SpanView,
+        status_api.SampleView,
+        Action,
         status_api.FindingView,
         status_api.GpuView,
         status_api.DaemonView,
@@ -37,7 +42,12 @@ def test_every_field_of_the_api_is_documented(kind: Any) -> None:
 def test_every_word_of_the_api_is_documented() -> None:
     text = (DOCS / "api.md").read_text("utf-8")
 
-    words = (*get_args(IncidentKind), *CONTROL_STATES, *get_args(status_api.Severity))
+    words = (
+        *get_args(IncidentKind),
+        *get_args(TimelineKind),
+        *CONTROL_STATES,
+        *get_args(status_api.Severity),
+    )
     assert [word for word in words if f"`{word}`" not in text] == []
 
 

@@ -14,8 +14,8 @@ from mps_exporter.diagnostics import ADVICE
 from mps_exporter.snapshot import CollectorResult, Incident, RecordingInfo, Snapshot, Wait
 from mps_exporter.web import status_handler as status_module
 from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_findings import make_status
 from mps_exporter.web.status_page import render
-from mps_exporter.web.status_report import make_status
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.unit.web import snapshots as hosts
 from tests.unit.web.fakes import FakeBackend
@@ -36,19 +36,19 @@ def headline(snapshot: Snapshot) -> tuple[str, str]:
             hosts.healthy(),
             ("ok", "All is well: 2 clients share 1 GPU through 1 server, and nobody waits."),
         ),
-        (hosts.waiting(), ("trouble", "Bob has waited 4 min behind alice's server 634.")),
+        (hosts.waiting(), ("warning", "Bob has waited 4 min behind alice's server 634.")),
         (hosts.waiting(20), ("warning", "Bob has waited 20 s behind alice's server 634.")),
         (
             hosts.crashed(),
-            ("warning", "Alice's server 634 crashed; 2 clients were lost (processes 641 and "
+            ("critical", "Alice's server 634 crashed; 2 clients were lost (processes 641 and "
              "642), 40 s ago."),
         ),
         (
             hosts.fault(),
-            ("trouble", "Alice's server 634 is in FAULT after a fatal GPU error: it accepts no new "
-             "clients until its client has exited."),
+            ("critical", "Alice's server 634 is in FAULT after a fatal GPU error: it accepts no "
+             "new clients until its client has exited."),
         ),
-        (hosts.snapshot(), ("notice", "No MPS control daemon runs on this host.")),
+        (hosts.snapshot(), ("info", "No MPS control daemon runs on this host.")),
         (
             hosts.snapshot(hosts.daemon()),
             ("ok", "MPS is up and idle: no server runs, and nobody waits."),
@@ -59,17 +59,17 @@ def headline(snapshot: Snapshot) -> tuple[str, str]:
         ),
         (
             hosts.snapshot(hosts.daemon(state="unresponsive")),
-            ("trouble", "The MPS daemon /tmp/nvidia-mps does not answer: programs that start now "
+            ("critical", "The MPS daemon /tmp/nvidia-mps does not answer: programs that start now "
              "hang."),
         ),
         (
             hosts.snapshot(hosts.daemon(state="absent", pid=None)),
-            ("warning", "No MPS daemon runs at /tmp/nvidia-mps: programs started for it use the "
+            ("critical", "No MPS daemon runs at /tmp/nvidia-mps: programs started for it use the "
              "GPU without MPS, and without its limits."),
         ),
         (
             hosts.snapshot(hosts.daemon(hosts.server(ghost=True))),
-            ("trouble", "Alice's server 634 was started for clients that had died in the queue: "
+            ("critical", "Alice's server 634 was started for clients that had died in the queue: "
              "the daemon will hang as soon as another user's client connects."),
         ),
     ],
@@ -132,7 +132,7 @@ BOTH = hosts.daemon().logs
     ],
 )  # fmt: skip
 def test_the_headline_says_what_is_not_known(snapshot: Snapshot, text: str) -> None:
-    assert headline(snapshot) == ("notice", text)
+    assert headline(snapshot) == ("info", text)
 
 
 def test_the_page_claims_no_absence_that_was_not_seen() -> None:
@@ -143,7 +143,7 @@ def test_the_page_claims_no_absence_that_was_not_seen() -> None:
         hosts.daemon(hosts.server(hidden), none, logs=()),
         hosts.daemon(pipe_directory="/tmp/other", servers_count=None),
     )
-    text = render(make_status(snapshot, WebOptions()), WebOptions(), "host")
+    text = render(make_status(snapshot, WebOptions()), WebOptions())
 
     for claim in ("nobody", "no limit", "No events yet", "All is well", "0 clients",
                   "No server runs"):  # fmt: skip
@@ -177,13 +177,13 @@ def test_old_crashes_are_history() -> None:
 
 def test_the_newest_trouble_leads() -> None:
     crash = Incident(at=NOW - 200, kind="server_crashed", server_pid=1, uid=1001)
-    refused = Incident(at=NOW - 2, kind="client_rejected", uid=1002, detail="context_limit")
+    refused = Incident(at=NOW - 2, kind="server_start_failed", uid=1002)
     happened = hosts.snapshot(hosts.daemon(incidents=(crash, refused)))
     assert [one.name for one in make_status(happened, WebOptions()).findings] == [
-        "client_rejected",
+        "server_start_failed",
         "server_crashed",
     ]
-    assert "was refused" in headline(happened)[1]
+    assert "could not start" in headline(happened)[1]
     gone = hosts.daemon(state="absent", pid=None, incidents=(crash, refused))
     assert headline(hosts.snapshot(gone))[1].startswith("No MPS daemon runs")
 
@@ -208,7 +208,7 @@ async def test_names_outlive_the_processes(
     crash = Incident(at=NOW - 1, kind="server_crashed", server_pid=634, uid=1001)
     backend.snapshot = hosts.snapshot(hosts.daemon(incidents=(crash,)))
 
-    assert "Alice&#x27;s server 634 crashed" in await (await client.get("/")).text()
+    assert "Alice&#39;s server 634 crashed" in await (await client.get("/")).text()
 
 
 def test_blind_spots_say_what_to_do() -> None:
@@ -230,7 +230,7 @@ def test_what_could_be_better_is_no_headline() -> None:
 
     assert status.headline.text.startswith("All is well")
     (note,) = status.findings
-    assert (note.severity, note.name, note.uuid) == ("notice", "not_exclusive_mode", hosts.UUID)
+    assert (note.severity, note.name, note.uuid) == ("info", "not_exclusive_mode", hosts.UUID)
 
 
 def test_the_page_says_what_the_doctor_says() -> None:
@@ -288,11 +288,12 @@ async def test_the_page_shows_who_uses_what(backend: FakeBackend, make_client: M
     text = (await page(make_client)).text
 
     for words in (
-        "All is well", "GPU 0 NVIDIA H200", "99 %", "12 %", "30.0 GiB of 140 GiB", "195 W",
+        "All is well", "GPU 0 NVIDIA H200", "99 %", "12 %", "30.0 of 140 GiB", "195 W",
         "61 °C", "exclusive process", "1 process without MPS", "/tmp/nvidia-mps", "answers",
         "Alice's server", "2 of 48 contexts", "up 2 h 5 min", "train.py",
-        "alice · process 641 · for 4 min", "at most 33 of 132 SMs", "1.5 GiB of at most 2.0 GiB",
-        "up to all 132 SMs", "1.5 GiB, no limit seen", "it does not fill this GPU",
+        "641", "for 4 min", "at most 33 of 132 SMs", "1.5 GiB of at most 2.0 GiB",
+        "no SM limit", "1.5 GiB, no limit seen", "it does not fill this GPU",
+        "Clients of alice's server 634 at /tmp/nvidia-mps",
     ):  # fmt: skip
         assert words in text, words
 
@@ -304,7 +305,7 @@ async def test_the_page_shows_who_waits(backend: FakeBackend, make_client: MakeC
 
     assert "Bob has waited 4 min behind alice's server 634." in text
     assert "MPS serves one user at a time" in text
-    assert "Who waits for whom" in text
+    assert "bob process 700\nhas waited 4 min behind alice server 634" in text
 
 
 async def test_the_page_says_what_a_client_is_stuck_in(
@@ -336,9 +337,9 @@ async def test_without_nvml_the_daemons_are_there(
 
     text = (await page(make_client)).text
 
-    assert "MPS daemon" in text
+    assert "GPU not known" in text
     assert "at most 25 % of the SMs" in text
-    assert "SM limit not known" in text
+    assert "some SM limits not known" in text
     assert "no NVML library" in text
 
 

@@ -55,7 +55,7 @@ class CounterTotals:
     active: RatioIntegral = field(default_factory=RatioIntegral)
     pcie_bytes: dict[str, float] = field(default_factory=dict)
     link_errors: dict[str, set[int]] = field(default_factory=dict)
-    """Kind of NVLink error -> links that ever told how many."""
+    """Kind of NVLink error -> links that ever reported a count."""
 
 
 class BusyAccumulator:
@@ -105,7 +105,7 @@ class BusyAccumulator:
         )
 
     def readings(self) -> Iterator[Reading]:
-        """The counters, as long as somebody counts."""
+        """The counters, while they are sampled."""
         if self._observed:
             yield Reading("busy_time", self._total.seconds)
             yield _unobserved("busy", self._total.unobserved_seconds)
@@ -248,7 +248,7 @@ class GpmAccumulator:
         self._base_pcie = {}
 
     def readings(self) -> Iterator[Reading]:
-        """The ratios over the last interval, and the counters, as long as somebody counts."""
+        """The ratios over the last interval, and the counters, while they are sampled."""
         for name, ratio in self._ratios.items():
             yield Reading(f"{name}_activity", ratio)
         if self._occupancy is not None:

@@ -125,7 +125,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class ListedProcess:
-    """A row of a process list; memory in bytes, None where the driver does not tell."""
+    """A row of a process list; memory in bytes, None where the driver does not report it."""
 
     pid: int
     used_memory: int | None
@@ -156,7 +156,7 @@ class NvmlApi(Protocol):
     """NVML, as far as it is used here. All methods block.
 
     They may be called from any thread; all but ``wait_event`` let one caller in at a time. Before
-    ``shutdown``, nobody may be in ``wait_event`` any more.
+    ``shutdown``, no thread may be in ``wait_event``.
     """
 
     def init(self) -> None:
@@ -166,10 +166,10 @@ class NvmlApi(Protocol):
         """Call nvmlShutdown; handles are void afterwards."""
 
     def system_number(self, function: str) -> int:
-        """A function without a device that gives one number."""
+        """A function without a device that returns one number."""
 
     def system_text(self, function: str) -> str:
-        """A function without a device that gives a word."""
+        """A function without a device that returns text."""
 
     def device(self, index: int) -> Device:
         """Call nvmlDeviceGetHandleByIndex_v2."""
@@ -181,13 +181,13 @@ class NvmlApi(Protocol):
         """A number that is the same for the same device as long as NVML stays initialized."""
 
     def number(self, function: str, device: Device, *arguments: Argument) -> int:
-        """A function that gives one number."""
+        """A function that returns one number."""
 
     def numbers(self, function: str, device: Device, *arguments: Argument) -> tuple[int, ...]:
-        """A function that gives several numbers, or a structure of numbers in its own order."""
+        """A function that returns several numbers, or a structure of numbers in its own order."""
 
     def text(self, function: str, device: Device, *arguments: Argument) -> str:
-        """A function that gives a word."""
+        """A function that returns text."""
 
     def memory(self, device: Device) -> Memory:
         """Call nvmlDeviceGetMemoryInfo_v2, or the older nvmlDeviceGetMemoryInfo."""

@@ -1,4 +1,4 @@
-"""One GPU, or one MIG instance: everything it tells, in one observation."""
+"""One GPU, or one MIG instance: all readings in one observation."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class DeviceReader:
             self.queries.record_defect(type(accumulator).__name__, error)
 
     def _refresh_slow_values(self, now: float) -> None:
-        """Ask anew what will be too old before the next tick: that is as far off as the last."""
+        """Query again what will be too old at the next tick, which is as far off as the last."""
         ahead = SLOW if self._ticked_at is None else min(1.2 * (now - self._ticked_at), SLOW)
         self._ticked_at = now
         self._mig(now, ahead)

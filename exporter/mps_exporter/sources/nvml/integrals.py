@@ -35,7 +35,7 @@ class SampleIntegral:
     last_timestamp: int | None = None
     """Of the newest sample that was counted, in µs."""
     counted_at: float | None = None
-    """When samples were last counted, by the clock that nobody sets; None: never."""
+    """When samples were last counted, on the monotonic clock; None: never."""
     _period: float = USUAL_PERIOD_SECONDS
 
     def start(self, samples: Iterable[tuple[int, float]], now: float) -> None:
@@ -48,7 +48,7 @@ class SampleIntegral:
 
         Args:
             samples: (timestamp in µs, percent) pairs in any order.
-            now: By a clock that nobody sets. What passed since samples were last counted bounds a
+            now: Monotonic time in seconds. What passed since samples were last counted bounds a
                 hole: the timestamps follow the host's clock, which may jump.
         """
         elapsed_seconds = self.unseen_for(now)
@@ -75,7 +75,7 @@ class SampleIntegral:
         self.unobserved_seconds += max(0.0, min(hole, elapsed_seconds - covered))
 
     def skip(self, samples: Iterable[tuple[int, float]], now: float) -> None:
-        """Start anew after the host's clock was set back, or the buffer was lost."""
+        """Start again after the host's clock was set back, or the buffer was lost."""
         self.unobserved_seconds += self.unseen_for(now)
         self.start(samples, now)
 
@@ -92,7 +92,7 @@ class RatioIntegral:
     """By what was active."""
     unobserved_seconds: float = 0.0
     seen_until: float | None = None
-    """Up to when every second is in one of the two, by a clock that nobody sets; None: nobody has
+    """Up to when every second is in one of the two, on the monotonic clock; None: nothing has
     looked yet."""
 
     def add(self, now: float, ratios: Mapping[str, float]) -> None:
@@ -104,7 +104,7 @@ class RatioIntegral:
             self.seconds[name] = self.seconds.get(name, 0.0) + interval * ratio
 
     def skip(self, now: float) -> None:
-        """Note that nobody knows what was since the last call."""
+        """Note that what happened since the last call is not known."""
         self.unobserved_seconds += self._reach(now)
 
     def _reach(self, now: float) -> float:
@@ -123,8 +123,8 @@ def percent_to_ratio(percent: float) -> float | None:
 def unwrapped_increment(before: int, now: int, expected: float) -> int:
     """How far a 32-bit counter went, given about how far it should have gone.
 
-    The counter alone tells the increment only modulo 2**32, which at 50 GB/s is gone in 90 ms. A
-    second, coarser measurement of the same traffic tells how often it turned over: the answer is
+    The counter alone shows the increment only modulo 2**32, which at 50 GB/s is gone in 90 ms. A
+    second, coarser measurement of the same traffic shows how often it wrapped: the answer is
     the possible increment nearest to it, exact when that measurement is off by less than 2 GiB.
 
     Args:

@@ -3,7 +3,7 @@
 * An MPS client shows in the compute list and in the MPS list. With a server on two GPUs, the MPS
   list of one GPU may also hold clients of the other, with 0 bytes: what the compute list does not
   have is not on this GPU.
-* An MPS server is an ordinary compute process here; telling it from others needs /proc.
+* An MPS server is an ordinary compute process here; distinguishing it from others needs /proc.
 * Memory may be "not available" (all bits set); that is None, not 16 EiB.
 * A list that could not be read is not an empty one: without the MPS list every client would look
   like a process beside MPS. Which lists are missing is said beside the processes.

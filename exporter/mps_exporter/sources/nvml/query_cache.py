@@ -30,7 +30,7 @@ RETRY_REFUSED_SECONDS = 600.0
 """How often to put a question again whose refusal may be lifted."""
 
 DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What arithmetic raises on an answer that nobody foresaw: infinity, a list too short. It costs the
+"""What arithmetic raises on an unexpected answer: infinity, a list too short. It costs the
 reading, never the source."""
 DEFECT = -1
 """Stands for them among NVML's codes."""
@@ -63,9 +63,9 @@ class QueryCache:
         """Ask, unless the answer is still good or there will never be one.
 
         Args:
-            name: What is asked; questions with the same name are the same question.
+            name: Identifies the query: those with the same name are the same.
             read: Asks NVML; whatever else it raises than NvmlError is a defect, and is logged once.
-            now: A clock that nobody sets, in seconds.
+            now: Monotonic time in seconds.
             every: Seconds for which an answer is good.
             ahead: Ask also when the answer will be good for less than this.
 
@@ -129,7 +129,7 @@ class QueryCache:
         return at >= self._refused.get(name, 0.0)
 
     def clear(self) -> None:
-        """Ask everything anew: the device has changed its ways."""
+        """Query everything again: the device behaves differently now."""
         self._refused.clear()
         self._logged.clear()
         self._cached.clear()

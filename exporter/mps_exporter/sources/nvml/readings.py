@@ -1,4 +1,4 @@
-"""Every value of a GPU that NVML gives as it is: one line each.
+"""Every value of a GPU that NVML returns directly: one line each.
 
 A line says which quantity, which call, the factor from NVML's unit to the base unit, and how often
 it is worth asking. To add a reading, add a line here and the metric of this quantity to
@@ -28,12 +28,12 @@ from mps_exporter.observations import Reading
 from mps_exporter.sources.nvml.api import Argument, Device, NvmlApi, NvmlError
 
 EACH = 0.0
-"""Asked at each collection: costs microseconds."""
+"""Queried at each collection: costs microseconds."""
 SLOW = 5.0
 """May change at any time, but costs a good part of a millisecond, or more. This and what is slower
 is renewed between collections, so that no collection need wait for it."""
 MINUTE = 60.0
-"""Changes when somebody changes a setting, or counts what is rare; costs a millisecond or so."""
+"""Changes with a setting, or counts rare events; costs a millisecond or so."""
 HOUR = 3600.0
 """Does not change while the driver is loaded, but for a repair or a new board."""
 
@@ -51,7 +51,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One call and the readings it gives."""
+    """One call and its readings."""
 
     call: str
     """The NVML function with its arguments: the row's name."""
@@ -59,7 +59,7 @@ class Row:
     every: float = EACH
     """Seconds for which the answer is good."""
     unless: str | None = None
-    """Asked only where the row of this name is not available."""
+    """Queried only where the row of this name is not available."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def number(
     every: float = EACH,
     **labels: str,
 ) -> Row:
-    """A row whose call gives one number."""
+    """A row whose call returns one number."""
 
     def read(api: NvmlApi, device: Device) -> Iterable[Reading]:
         value = api.number(function, device, *arguments)
@@ -115,7 +115,7 @@ def number(
 def first(
     quantity: str, function: str, scale: float = 1.0, every: float = EACH, **labels: str
 ) -> Row:
-    """A row whose call gives several numbers, of which the first counts."""
+    """A row whose call returns several numbers, of which the first counts."""
 
     def read(api: NvmlApi, device: Device) -> Iterable[Reading]:
         value = api.numbers(function, device)[0]
@@ -203,8 +203,8 @@ def nvlink_rows(errors_answered: dict[str, set[int]]) -> tuple[Row, ...]:
     """What is added up over the links of one GPU.
 
     Args:
-        errors_answered: Kind of error -> links that ever told how many; kept up here. Outlives the
-            session: a sum over fewer links than before would look like a counter that was reset.
+        errors_answered: Kind of error -> links that ever reported a count; updated here.
+            It outlives the session: a sum over fewer links would look like a counter reset.
     """
     links: set[int] = set()
     return (
@@ -239,7 +239,7 @@ def _of_links(api: NvmlApi, device: Device, field: int, answered: set[int]) -> l
     Args:
         api: NVML.
         device: The GPU.
-        field: What is asked.
+        field: What is queried.
         answered: The links that it has: those that ever answered. Kept up here.
 
     Returns:
@@ -362,7 +362,7 @@ ROWS: tuple[Row, ...] = (
     Row("nvmlDeviceGetGpuFabricInfoV", _fabric, MINUTE),
     Row("nvmlDeviceGetGridLicensableFeatures_v4", _vgpu_licence, MINUTE),
 )  # fmt: skip
-"""Asked one by one."""
+"""Queried one by one."""
 
 
 def _error(quantity: str, field: int, kind: str, scope: int = 0) -> FieldRow:
@@ -424,7 +424,7 @@ FIELDS: tuple[FieldRow, ...] = (
     _error("nvlink_errors", 59, "recovery"),
     _error("nvlink_errors", 160, "ecc_data"),
 )  # fmt: skip
-"""Asked together, one call for each cadence, and again only those that this GPU has."""
+"""Queried together, one call for each cadence, and again only those that this GPU has."""
 
 PCIE_TRANSMIT_FIELD = 197
 PCIE_RECEIVE_FIELD = 198

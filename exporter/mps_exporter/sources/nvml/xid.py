@@ -66,8 +66,8 @@ class XidCounts:
     def readings(self, uuid: str) -> Iterator[Reading]:
         """What is known of one GPU.
 
-        Counters only while somebody watches: one that stands still says that nothing happened. When
-        an Xid came last stays true, and is what a person wants to know of a GPU that is lost.
+        Counters only while events are awaited: a constant one would say that nothing happened. The
+        time of the last Xid stays true, and is needed most for a GPU that is lost.
         """
         with self._lock:
             watched = uuid in self._watched
@@ -97,7 +97,7 @@ class XidWatcher:
 
     @property
     def started(self) -> bool:
-        """Whether somebody waits for events."""
+        """Whether a thread waits for events."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, devices: Sequence[tuple[Device, str]]) -> None:
@@ -148,7 +148,7 @@ class XidWatcher:
         """Stop waiting, before NVML is shut down.
 
         Returns:
-            Whether nobody is inside NVML any more. To shut it down under the waiting thread would
+            Whether no thread is inside NVML. To shut it down under the waiting thread would
             end the process.
         """
         self._stop.set()

@@ -14,8 +14,7 @@ runs changes nothing: what was in force stays in force, and the log says so.
 """
 
 from .auth import install
-from .config import WebConfig, parse
-from .errors import WebConfigError
+from .config import WebConfig, WebConfigError, parse
 from .reload import WebConfigWatch
 
 __all__ = ["WebConfig", "WebConfigError", "WebConfigWatch", "install", "parse"]

@@ -13,18 +13,18 @@ from .config import WebConfig
 from .passwords import Passwords, TooManyChecksError
 from .reload import WebConfigWatch
 from .tls import alternative_names
-from .token_bucket import TokenBucket
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def credentials(header: str) -> tuple[str, bytes] | None:
     """User and password of an Authorization header; None when there are none in it."""
+    # One blank and nothing else stands between the two, as in Go.
     scheme, _, encoded = header.partition(" ")
     if scheme.lower() != "basic":
         return None
     try:
-        decoded = base64.b64decode(encoded.strip(), validate=True)
+        decoded = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
         return None
     user, colon, password = decoded.partition(b":")
@@ -34,6 +34,28 @@ def credentials(header: str) -> tuple[str, bytes] | None:
 def _refusal(status: int, words: str, **headers: str) -> web.Response:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return web.Response(text=f"{status} {words}\n", status=status, headers=named)
+
+
+class TokenBucket:
+    """``burst`` requests at once, and one more each ``interval`` seconds."""
+
+    def __init__(self, interval_seconds: float, burst: int, now: float) -> None:
+        self.interval_seconds = interval_seconds
+        self.burst = burst
+        self._tokens = float(burst)
+        self._at = now
+
+    def allow(self, now: float) -> bool:
+        """Take a token, if there is one."""
+        if not self.interval_seconds:
+            return True
+        gained = max(0.0, now - self._at) / self.interval_seconds
+        self._tokens = min(float(self.burst), self._tokens + gained)
+        self._at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
 
 
 class _AuthMiddleware:
@@ -62,7 +84,7 @@ class _AuthMiddleware:
 
     def _check_client_san(self, request: web.Request, config: WebConfig) -> web.Response | None:
         allowed = config.tls.client_allowed_sans
-        if not allowed:
+        if allowed is None:
             return None
         transport = request.transport
         certificate = transport.get_extra_info("peercert") if transport is not None else None
@@ -75,7 +97,8 @@ class _AuthMiddleware:
             return None
         given = credentials(request.headers.get("Authorization", ""))
         try:
-            if given is not None and await self._passwords.valid(config.users, *given):
+            address = request.remote or ""
+            if given is not None and await self._passwords.valid(config.users, *given, address):
                 return None
         except TooManyChecksError:
             return _refusal(503, "Service Unavailable: too many logins", Retry_After="5")

@@ -3,23 +3,81 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import WebConfigError
-from .names import (
-    CLIENT_AUTH,
-    CLIENT_AUTH_IMPOSSIBLE,
-    CURVES,
-    TLS12_SUITES,
-    TLS13_SUITES,
-    VERSIONS,
-)
-
 if TYPE_CHECKING:
     from .document import Value
+
+
+class WebConfigError(Exception):
+    """A file that cannot be used; the message names the file, the key and the reason."""
+
+    def __init__(self, reason: str, *, key: str = "", line: int | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.key = key
+        self.line = line
+        self.path = ""
+
+    def __str__(self) -> str:
+        place = self.path if self.line is None else f"{self.path}:{self.line}"
+        return ": ".join(part for part in (place, self.key, self.reason) if part)
+
+
+TLS13_SUITES = frozenset(
+    {"TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"}
+)
+"""Always on with TLS 1.3, here as in Go: neither can choose among them."""
+
+TLS12_SUITES = {
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA": "ECDHE-ECDSA-AES128-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA": "ECDHE-RSA-AES128-SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA": "ECDHE-ECDSA-AES256-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA": "ECDHE-RSA-AES256-SHA",
+}
+"""Go's name -> OpenSSL's: those that Go 1.26 does not call insecure, and the only ones ever on."""
+
+HTTP2_SUITES = frozenset(
+    {"TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"}
+)
+"""Without one of them Go does not serve HTTP/2, and the program does not start."""
+
+CURVES = {
+    "CurveP256": "prime256v1",
+    "CurveP384": "secp384r1",
+    "CurveP521": "secp521r1",
+    "X25519": "X25519",
+}
+
+VERSIONS = {
+    "TLS10": ssl.TLSVersion.TLSv1,
+    "TLS11": ssl.TLSVersion.TLSv1_1,
+    "TLS12": ssl.TLSVersion.TLSv1_2,
+    "TLS13": ssl.TLSVersion.TLSv1_3,
+}
+
+CLIENT_AUTH = {
+    "": ssl.CERT_NONE,
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
+
+CLIENT_AUTH_IMPOSSIBLE = frozenset(
+    {"RequestClientCert", "RequireAnyClientCert", "RequireClientCert"}
+)
+"""They take certificates without verifying them: Python's ssl module cannot, and nobody should."""
 
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "Strict-Transport-Security": (),
@@ -32,8 +90,11 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
 
 _HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0,
-            "h": 3600.0}  # fmt: skip
+_NANOSECONDS = {
+    "ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9,
+    "h": 3600 * 10**9,
+}  # fmt: skip
+_MAX_NANOSECONDS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +108,8 @@ class TLSConfig:
     key_file: str = ""
     client_ca_file: str = ""
     client_auth_type: str = ""
-    client_allowed_sans: tuple[str, ...] = ()
+    client_allowed_sans: tuple[str, ...] | None = None
+    """None: any. Empty: nobody."""
     min_version: str = "TLS12"
     max_version: str = "TLS13"
     cipher_suites: tuple[str, ...] = ()
@@ -100,9 +162,10 @@ def parse(content: bytes, directory: Path) -> WebConfig:
     )
     http = top["http_server_config"].fields(("http2", "headers"))
     interval, burst = _rate(top["rate_limit"])
+    http2 = http["http2"].flag(default=True)
     return WebConfig(
-        tls=_tls(top["tls_server_config"], directory),
-        http2=http["http2"].flag(default=True),
+        tls=_tls(top["tls_server_config"], directory, http2=http2),
+        http2=http2,
         headers=dict(_header(name, value) for name, value in http["headers"].members()),
         users=dict(_user(name, value) for name, value in top["basic_auth_users"].members()),
         rate_interval_seconds=interval,
@@ -110,7 +173,7 @@ def parse(content: bytes, directory: Path) -> WebConfig:
     )
 
 
-def _tls(section: Value, directory: Path) -> TLSConfig:
+def _tls(section: Value, directory: Path, *, http2: bool) -> TLSConfig:
     names = tuple(TLSConfig.__dataclass_fields__)
     fields = section.fields(names)
 
@@ -120,6 +183,7 @@ def _tls(section: Value, directory: Path) -> TLSConfig:
             raise fields[name].error("no file has a NUL in its name")
         return str(directory / text) if text else ""
 
+    sans = fields["client_allowed_sans"]
     config = TLSConfig(
         cert=fields["cert"].text(),
         key=fields["key"].text(),
@@ -128,7 +192,9 @@ def _tls(section: Value, directory: Path) -> TLSConfig:
         key_file=path("key_file"),
         client_ca_file=path("client_ca_file"),
         client_auth_type=fields["client_auth_type"].text(),
-        client_allowed_sans=tuple(value.text() for value in fields["client_allowed_sans"].items()),
+        client_allowed_sans=(
+            None if sans.is_null else tuple(value.text() for value in sans.items())
+        ),
         min_version=_known(fields["min_version"], VERSIONS, "TLS version", "TLS12"),
         max_version=_known(fields["max_version"], VERSIONS, "TLS version", "TLS13"),
         cipher_suites=tuple(
@@ -142,7 +208,23 @@ def _tls(section: Value, directory: Path) -> TLSConfig:
     )
     if config.enabled:
         _check_tls(config, fields, section)
+        _check_suites(config, fields["cipher_suites"], http2=http2)
     return config
+
+
+def _check_suites(config: TLSConfig, suites: Value, *, http2: bool) -> None:
+    chosen = set(config.cipher_suites)
+    if not chosen:
+        return
+    if chosen <= TLS13_SUITES and config.max_version != "TLS13":
+        raise suites.error(
+            "only suites of TLS 1.3, but max_version is below it: nobody could connect"
+        )
+    if http2 and config.min_version != "TLS13" and chosen.isdisjoint(HTTP2_SUITES):
+        raise suites.error(
+            f"HTTP/2 needs {' or '.join(sorted(HTTP2_SUITES))}: add one, or set "
+            "http_server_config.http2: false"
+        )
 
 
 def _check_tls(config: TLSConfig, fields: Mapping[str, Value], section: Value) -> None:
@@ -162,13 +244,18 @@ def _check_tls(config: TLSConfig, fields: Mapping[str, Value], section: Value) -
         raise section.error(
             "there is a client CA, but no client_auth_type that asks for certificates"
         )
-    if config.client_allowed_sans and not verifies:
+    if config.client_allowed_sans is not None and not verifies:
         raise fields["client_allowed_sans"].error(
             "has no effect without a client_auth_type that asks for certificates"
         )
     order = tuple(VERSIONS)
     if order.index(config.min_version) > order.index(config.max_version):
         raise fields["min_version"].error("is above max_version: nobody could connect")
+    if verifies and config.min_version in ("TLS10", "TLS11"):
+        raise fields["min_version"].error(
+            "is below TLS12 with client certificates: OpenSSL would take those with SHA-1 or short "
+            "keys, too"
+        )
 
 
 def _known(
@@ -218,7 +305,7 @@ def _duration(value: Value) -> float:
         return 0.0
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise value.error('must be a duration with its unit, such as "1s" or "500ms", or 0')
-    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
-
-
-__all__ = ["TLSConfig", "WebConfig", "WebConfigError", "parse"]
+    nanoseconds = sum(Decimal(number) * _NANOSECONDS[unit] for number, unit in parts)
+    if nanoseconds > _MAX_NANOSECONDS:
+        raise value.error("is longer than 292 years")
+    return float(nanoseconds) / 1e9

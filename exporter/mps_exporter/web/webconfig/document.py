@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 
 import yaml
 
-from .errors import WebConfigError
+from .config import WebConfigError
 
 _TAG = "tag:yaml.org,2002:"
+_DIRECTIVE = re.compile(rb"^(?:\xef\xbb\xbf)?%", re.MULTILINE)
+_NO_KEY = frozenset({f"{_TAG}null", f"{_TAG}binary"})
+_MAX_INTEGER = 2**63 - 1
 
 
 class Value:
@@ -44,20 +48,17 @@ class Value:
         if not isinstance(self._node, yaml.MappingNode):
             raise self.error("must be a mapping of keys to values")
         seen: set[str] = set()
-        for name, _ in self._node.value:
-            if not isinstance(name, yaml.ScalarNode):
-                raise WebConfigError(
-                    "a key must be a plain word", key=self.key, line=name.start_mark.line + 1
-                )
+        for name, node in self._node.value:
+            line = name.start_mark.line + 1
+            if name.tag == f"{_TAG}merge":
+                reason = "merge keys (<<) are not supported: write the keys out"
+                raise WebConfigError(reason, key=self.key, line=line)
+            if not isinstance(name, yaml.ScalarNode) or name.tag in _NO_KEY:
+                raise WebConfigError("a key must be a plain word", key=self.key, line=line)
             if name.value in seen:
-                raise WebConfigError(
-                    "is there twice", key=self._below(name.value), line=name.start_mark.line + 1
-                )
+                raise WebConfigError("is there twice", key=self._below(name.value), line=line)
             seen.add(name.value)
-        self._loader.flatten_mapping(self._node)
-        merged = {name.value: node for name, node in self._node.value}
-        for name, node in merged.items():
-            yield name, Value(node, self._below(name), self._loader)
+            yield name.value, Value(node, self._below(name.value), self._loader)
 
     def _below(self, name: str) -> str:
         return f"{self.key}.{name}" if self.key else name
@@ -100,6 +101,11 @@ class Value:
             return default
         if not isinstance(self._node, yaml.ScalarNode):
             raise self.error("must be a string")
+        implicit = self._loader.resolve(  # type: ignore[no-untyped-call]
+            yaml.ScalarNode, self._node.value, (True, False)
+        )
+        if self._node.tag not in (implicit, f"{_TAG}str"):
+            raise self.error("has a tag that cannot be used here")
         return str(self._node.value)
 
     def flag(self, *, default: bool) -> bool:
@@ -124,7 +130,15 @@ class Value:
             return default
         if not isinstance(self._node, yaml.ScalarNode) or self._node.tag != f"{_TAG}int":
             raise self.error("must be a whole number")
-        return int(self._loader.construct_yaml_int(self._node))
+        # YAML 1.1 has numbers to the base of 60, and Go has none.
+        number = (
+            int(self._loader.construct_yaml_int(self._node))
+            if ":" not in self._node.value
+            else None
+        )
+        if number is None or abs(number) > _MAX_INTEGER:
+            raise self.error("must be a whole number below 2^63, to the base of ten")
+        return number
 
 
 def read(content: bytes) -> Value:
@@ -133,6 +147,9 @@ def read(content: bytes) -> Value:
     Raises:
         WebConfigError: It is no YAML.
     """
+    if _DIRECTIVE.search(content):
+        # Go programs take %YAML 1.1 only, PyYAML takes any.
+        raise WebConfigError("no valid YAML here: directives (%) are not supported")
     try:
         loader = yaml.SafeLoader(content)
         node = loader.get_single_node()

@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
 
 MAX_PASSWORD_BYTES = 72
 """All that bcrypt looks at. Go compares the first 72 bytes of a longer password; so do we."""
 MAX_WAITING = 64
 REMEMBERED_FAILURES = 100
+REMEMBERED_ADDRESSES = 10_000
 
 Key = bytes
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class TooManyChecksError(Exception):
@@ -43,24 +49,43 @@ def dummy_hash(users: Mapping[str, str]) -> str:
     return f"$2b${cost}$" + "." * 53
 
 
+@dataclass(slots=True)
+class _Check:
+    """A password that waits to be checked."""
+
+    key: Key
+    hashed: str
+    password: bytes
+    address: str
+    result: asyncio.Future[bool]
+
+
 class Passwords:
     """Checks on one thread of its own, and remembers answers.
 
-    A bcrypt check takes some 70 ms of a processor: it must stall neither the event loop nor, when
-    a hundred wrong ones come at once, the right one that was seen before. Passwords are remembered
-    only as a keyed digest, and successes apart from failures: no flood of failures can push a
-    success out.
+    A bcrypt check takes some 70 ms of a processor, so a flood of wrong passwords fills any queue.
+    Two things keep right ones from being locked out. Those that were seen before are remembered, as
+    a keyed digest and apart from failures: no flood can push a success out. And of those that wait
+    the one goes first whose address has failed least, among these the newest: with the oldest
+    first, each would wait for longer than a scraper does. When too many wait, the last in this
+    order is sent away.
     """
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
         self._good: dict[str, Key] = {}
         self._bad: OrderedDict[Key, None] = OrderedDict()
-        self._under_way: dict[Key, asyncio.Future[bool]] = {}
+        self._failures: OrderedDict[str, int] = OrderedDict()
+        """Address -> wrong passwords since the last right one."""
+        self._waiting: list[_Check] = []
+        """In the order in which they came."""
+        self._worker: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bcrypt")
 
-    async def valid(self, users: Mapping[str, str], user: str, password: bytes) -> bool:
-        """Whether this user has this password.
+    async def valid(
+        self, users: Mapping[str, str], user: str, password: bytes, address: str
+    ) -> bool:
+        """Whether this user has this password; ``address`` is the client's.
 
         Raises:
             TooManyChecksError: Too many wait already.
@@ -71,24 +96,45 @@ class Passwords:
             return True
         if key in self._bad:
             return False
-        checking = self._under_way.get(key)
-        if checking is None:
-            if len(self._under_way) >= MAX_WAITING:
-                raise TooManyChecksError
-            checking = asyncio.get_running_loop().run_in_executor(
-                self._thread, check, hashed or dummy_hash(users), password
-            )
-            self._under_way[key] = checking
-            checking.add_done_callback(lambda _: self._under_way.pop(key, None))
-        valid = await asyncio.shield(checking) and hashed is not None
+        network = network_of(address)
+        check = _Check(
+            key, hashed or dummy_hash(users), password, network,
+            asyncio.get_running_loop().create_future(),
+        )  # fmt: skip
+        self._enqueue(check)
+        valid = await check.result and hashed is not None
         if valid:
             self._good = {name: one for name, one in self._good.items() if name in users}
             self._good[user] = key
+            self._failures.pop(network, None)
         else:
-            self._bad[key] = None
-            while len(self._bad) > REMEMBERED_FAILURES:
-                self._bad.popitem(last=False)
+            _remember(self._bad, key, None, REMEMBERED_FAILURES)
+            failures = self._failures.pop(network, 0) + 1
+            _remember(self._failures, network, failures, REMEMBERED_ADDRESSES)
         return valid
+
+    def _enqueue(self, check: _Check) -> None:
+        self._waiting.append(check)
+        if len(self._waiting) > MAX_WAITING:
+            # Of equals min() gives the first, which has waited longest.
+            last = min(self._waiting, key=lambda one: -self._failures.get(one.address, 0))
+            self._waiting.remove(last)
+            last.result.set_exception(TooManyChecksError())
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._check_waiting(), name="passwords")
+
+    async def _check_waiting(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            newest_first = reversed(self._waiting)
+            chosen = min(newest_first, key=lambda one: self._failures.get(one.address, 0))
+            same = [one for one in self._waiting if one.key == chosen.key]
+            self._waiting = [one for one in self._waiting if one.key != chosen.key]
+            valid = await loop.run_in_executor(self._thread, check, chosen.hashed, chosen.password)
+            for one in same:
+                if not one.result.done():
+                    one.result.set_result(valid)
+            await asyncio.sleep(0)  # their failures count before the next is chosen
 
     def _digest(self, user: str, hashed: str | None, password: bytes) -> Key:
         name = user.encode("utf-8", "surrogateescape")
@@ -98,4 +144,23 @@ class Passwords:
 
     def close(self) -> None:
         """Let go of the thread."""
+        if self._worker is not None:
+            self._worker.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def network_of(address: str) -> str:
+    """The address, of IPv6 the /64: one host may have all addresses of that."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address  # a Unix socket
+    if parsed.version == 6 and parsed.ipv4_mapped is None:
+        return str(ipaddress.ip_network((int(parsed), 64), strict=False))
+    return address
+
+
+def _remember(table: OrderedDict[K, V], key: K, value: V, limit: int) -> None:
+    table[key] = value
+    while len(table) > limit:
+        table.popitem(last=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import ssl
 import time
@@ -10,16 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .config import WebConfig, parse
-from .errors import WebConfigError
-from .tls import make_context
+from .config import WebConfig, WebConfigError, parse
+from .tls import make_context, read_files
 
 _log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_SECONDS = 1.0
-
-Stamp = tuple[tuple[int, int, int, int] | None, ...]
-"""Device, inode, size and modification time of each file; None: it is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,41 +25,27 @@ class Loaded:
 
     config: WebConfig
     context: ssl.SSLContext | None
-    files: tuple[str, ...]
-    stamp: Stamp
+    digest: bytes
+    """Of all files. Sizes and times would not do: an editor may keep both."""
 
 
-def _stamp(files: tuple[str, ...]) -> Stamp:
-    stamps: list[tuple[int, int, int, int] | None] = []
-    for file in files:
-        try:
-            stat = Path(file).stat()
-        except (OSError, ValueError):  # a ValueError of a name that no file can have
-            stamps.append(None)
-        else:
-            stamps.append((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    return tuple(stamps)
-
-
-def load(path: str) -> Loaded:
-    """Read the file and everything it names.
+def load(path: str, before: Loaded | None = None) -> Loaded:
+    """Read the file and everything it names; gives ``before`` when nothing has changed.
 
     Raises:
         WebConfigError: Something is wrong with it.
     """
-    files: tuple[str, ...] = (path,)
     try:
-        stamp = _stamp(files)
         try:
             content = Path(path).read_bytes()
         except OSError as error:
             raise WebConfigError(f"cannot be read: {error.strerror}") from error
         config = parse(content, Path(path).parent)
-        context = None
-        if config.tls.enabled:
-            files = (path, *config.tls.files)
-            stamp = _stamp(files)  # before they are read: a change meanwhile is seen later
-            context = make_context(config.tls)
+        files = read_files(config.tls) if config.tls.enabled else {}
+        digest = _digest(content, *files.values())
+        if before is not None and digest == before.digest:
+            return before
+        context = make_context(config.tls, files) if config.tls.enabled else None
     except WebConfigError as error:
         error.path = path
         raise
@@ -70,7 +53,14 @@ def load(path: str) -> Loaded:
         unforeseen = WebConfigError(f"cannot be used: {type(error).__name__}: {error}")
         unforeseen.path = path
         raise unforeseen from error
-    return Loaded(config, context, files, stamp)
+    return Loaded(config, context, digest)
+
+
+def _digest(*contents: bytes) -> bytes:
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(len(content).to_bytes(8, "big") + content)
+    return digest.digest()
 
 
 class WebConfigWatch:
@@ -129,10 +119,8 @@ class WebConfigWatch:
             self._checked_at = time.monotonic()
 
     def _check_files(self) -> None:
-        if self.error is None and _stamp(self._loaded.files) == self._loaded.stamp:
-            return  # while it is broken, each look tries again: the mend may be in another file
         try:
-            new = load(self.path)
+            new = load(self.path, self._loaded)
             if (new.context is None) != (self._loaded.context is None):
                 error = WebConfigError(
                     "TLS cannot be switched on or off while the program runs: restart it",
@@ -148,6 +136,8 @@ class WebConfigWatch:
                 )
             self.error = error
         else:
+            if new is self._loaded and self.error is None:
+                return
             self.error = None
             self._loaded = new
             _log.info("the web configuration was read anew", extra={"fields": {"file": self.path}})

@@ -12,18 +12,40 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .config import TLSConfig
-from .errors import WebConfigError
-from .names import CLIENT_AUTH, CURVES, TLS12_SUITES, VERSIONS
+from .config import CLIENT_AUTH, CURVES, TLS12_SUITES, VERSIONS, TLSConfig, WebConfigError
 
 _KEY = "tls_server_config"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+_GO_KEYS = tuple(
+    bytes.fromhex(oid)
+    for oid in (
+        "06092a864886f70d010101",  # RSA
+        "06032b6570",  # Ed25519
+        "06072a8648ce3d0201 06052b81040021",  # ECDSA with P-224,
+        "06072a8648ce3d0201 06082a8648ce3d030107",  # P-256,
+        "06072a8648ce3d0201 06052b81040022",  # P-384,
+        "06072a8648ce3d0201 06052b81040023",  # P-521
+    )
+)
+"""The keys that Go can serve with: algorithm and curve as a certificate holds them (RFC 5480)."""
 
 
-def make_context(config: TLSConfig) -> ssl.SSLContext:
-    """Load certificates and set everything.
+def read_files(config: TLSConfig) -> dict[str, bytes]:
+    """The content of the files that it names, by key of the configuration.
 
     Raises:
-        WebConfigError: A file cannot be read, or does not hold what it should.
+        WebConfigError: One cannot be read.
+    """
+    files = {key: getattr(config, key) for key in ("cert_file", "key_file", "client_ca_file")}
+    return {key: _read(path, key) for key, path in files.items() if path}
+
+
+def make_context(config: TLSConfig, files: Mapping[str, bytes]) -> ssl.SSLContext:
+    """Set everything, with certificates from ``files`` (see read_files).
+
+    Raises:
+        WebConfigError: A file does not hold what it should.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
@@ -36,8 +58,8 @@ def make_context(config: TLSConfig) -> ssl.SSLContext:
         _versions_and_ciphers(context, config)
     with _refusals("curve_preferences"):
         _curves(context, config)
-    _certificate(context, config)
-    _clients(context, config)
+    _certificate(context, config, files)
+    _clients(context, config, files)
     return context
 
 
@@ -55,13 +77,9 @@ def _refusals(key: str) -> Iterator[None]:
 
 def _versions_and_ciphers(context: ssl.SSLContext, config: TLSConfig) -> None:
     minimum = config.min_version
-    ciphers = [TLS12_SUITES[name] for name in config.cipher_suites if name in TLS12_SUITES]
-    if config.cipher_suites and not ciphers:
-        if config.max_version != "TLS13":
-            raise WebConfigError(
-                "only suites of TLS 1.3, but max_version is below it: nobody could connect",
-                key=f"{_KEY}.cipher_suites",
-            )
+    chosen = config.cipher_suites or TLS12_SUITES
+    ciphers = [TLS12_SUITES[name] for name in chosen if name in TLS12_SUITES]
+    if not ciphers:
         minimum = "TLS13"
     with warnings.catch_warnings():
         # TLS 1.0 and 1.1 are deprecated; who asks for them by name knows.
@@ -69,7 +87,7 @@ def _versions_and_ciphers(context: ssl.SSLContext, config: TLSConfig) -> None:
         context.maximum_version = VERSIONS[config.max_version]
         context.minimum_version = VERSIONS[minimum]
     if minimum in ("TLS10", "TLS11"):
-        ciphers = [*(ciphers or ["DEFAULT"]), "@SECLEVEL=0"]
+        ciphers.append("@SECLEVEL=0")
     if ciphers:
         context.set_ciphers(":".join(ciphers))
 
@@ -121,10 +139,12 @@ def _no_passphrase() -> str:
     raise ValueError("the key is encrypted, and nobody is here to type its passphrase")
 
 
-def _certificate(context: ssl.SSLContext, config: TLSConfig) -> None:
-    cert = _read(config.cert_file, "cert_file") if config.cert_file else config.cert.encode()
-    key = _read(config.key_file, "key_file") if config.key_file else config.key.encode()
+def _certificate(context: ssl.SSLContext, config: TLSConfig, files: Mapping[str, bytes]) -> None:
+    cert = files.get("cert_file", config.cert.encode())
+    key = files.get("key_file", config.key.encode())
     place = f"{_KEY}.cert_file" if config.cert_file else f"{_KEY}.cert"
+    for name, content in ((place, cert), (place.replace("cert", "key"), key)):
+        _refuse_byte_order_mark(content, name)
     try:
         with _as_file(cert) as cert_path, _as_file(key) as key_path:
             context.load_cert_chain(cert_path, key_path, password=_no_passphrase)
@@ -135,9 +155,53 @@ def _certificate(context: ssl.SSLContext, config: TLSConfig) -> None:
         if reason == "KEY_VALUES_MISMATCH":
             reason = "the key does not belong to the certificate"
         raise WebConfigError(f"certificate and key cannot be used: {reason}", key=place) from error
+    if not _public_key(_first_certificate(cert)).startswith(_GO_KEYS):
+        raise WebConfigError(
+            "the certificate's key must be RSA, Ed25519, or ECDSA with P-224 to P-521", key=place
+        )
 
 
-def _clients(context: ssl.SSLContext, config: TLSConfig) -> None:
+def _refuse_byte_order_mark(content: bytes, key: str) -> None:
+    if content.startswith(_BYTE_ORDER_MARK):
+        raise WebConfigError("begins with a byte order mark: no PEM data", key=key)
+
+
+def _first_certificate(pem: bytes) -> bytes:
+    """The first certificate of a file that OpenSSL could read, as DER."""
+    text = pem.decode("latin-1")
+    start = text.index("-----BEGIN CERTIFICATE-----")
+    end = text.index("-----END CERTIFICATE-----", start) + len("-----END CERTIFICATE-----")
+    return ssl.PEM_cert_to_DER_cert(text[start:end])
+
+
+def _public_key(certificate: bytes) -> bytes:
+    """The algorithm and the public key of a certificate in DER (RFC 5280, 4.1)."""
+    body = _value(_value(certificate))
+    if body[0] == 0xA0:  # the version; left out it is 1
+        body = _after(body)
+    for _ in ("serial number", "signature", "issuer", "validity", "subject"):
+        body = _after(body)
+    return _value(_value(body))
+
+
+def _header_length(der: bytes) -> tuple[int, int]:
+    """Bytes of tag and length, and of the value."""
+    if der[1] < 0x80:
+        return 2, der[1]
+    count = der[1] & 0x7F
+    return 2 + count, int.from_bytes(der[2 : 2 + count], "big")
+
+
+def _value(der: bytes) -> bytes:
+    header, length = _header_length(der)
+    return der[header : header + length]
+
+
+def _after(der: bytes) -> bytes:
+    return der[sum(_header_length(der)) :]
+
+
+def _clients(context: ssl.SSLContext, config: TLSConfig, files: Mapping[str, bytes]) -> None:
     context.verify_mode = CLIENT_AUTH[config.client_auth_type]
     if context.verify_mode == ssl.CERT_NONE:
         return
@@ -145,11 +209,12 @@ def _clients(context: ssl.SSLContext, config: TLSConfig) -> None:
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # the host's, as Go does
         return
     key = "client_ca_file" if config.client_ca_file else "client_ca"
-    content = (
-        _read(config.client_ca_file, key) if config.client_ca_file else config.client_ca.encode()
-    )
+    content = files.get("client_ca_file", config.client_ca.encode())
+    _refuse_byte_order_mark(content, f"{_KEY}.{key}")
+    # As in Go, an intermediate authority may be trusted alone: many PKIs hand out only that.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
-        context.load_verify_locations(cadata=content.decode("ascii", "replace"))
+        context.load_verify_locations(cadata=content.decode("ascii", "ignore"))
     except (ssl.SSLError, ValueError) as error:  # a ValueError where it is empty
         reason = getattr(error, "reason", None) or error
         raise WebConfigError(f"no certificate in it: {reason}", key=f"{_KEY}.{key}") from error

@@ -1,0 +1,74 @@
+"""What ``mps-exporter doctor --pid`` prints: the answer, then what was checked, in order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from mps_exporter.commands.doctor_report import Painter, plain
+from mps_exporter.diagnostics.one_process import Check, Outcome, conclusion
+
+PAGES = "docs/symptoms"
+EXIT_STATUS: Mapping[Outcome, int] = {"ok": 0, "unknown": 0, "warning": 1, "problem": 1}
+_MARKS: Mapping[Outcome, tuple[str, str]] = {
+    "ok": ("ok", "good"),
+    "problem": ("PROBLEM", "critical"),
+    "warning": ("warning", "warning"),
+    "unknown": ("not seen", "dim"),
+}
+
+
+def text(checks: Mapping[int, Sequence[Check]], paint: Painter = plain) -> str:
+    """The report of each process for a person."""
+    return "\n\n".join("\n".join(report(pid, found, paint)) for pid, found in checks.items())
+
+
+def as_json(checks: Mapping[int, Sequence[Check]]) -> str:
+    """The reports for a program."""
+    objects = [as_objects(pid, found) for pid, found in checks.items()]
+    return json.dumps({"version": 1, "processes": objects}, indent=2)
+
+
+def report(pid: int, checks: Sequence[Check], paint: Painter = plain) -> Iterator[str]:
+    """The lines for a person."""
+    answer = conclusion(list(checks))
+    _, style = _MARKS[answer.outcome]
+    yield f"{paint(f'Process {pid}', style)}: {answer.text}"
+    if answer.remedy:
+        yield f"    do:    {answer.remedy}"
+    if answer.page:
+        yield f"    see:   {PAGES}/{answer.page}.md"
+    yield ""
+    yield "Checked, in this order:"
+    for check in checks:
+        mark, style = _MARKS[check.outcome]
+        yield f"  {paint(f'{mark:8}', style)}  {check.name}: {check.text}"
+        if check is not answer and check.remedy and check.outcome != "ok":
+            yield f"            do: {check.remedy}"
+
+
+def as_objects(pid: int, checks: Sequence[Check]) -> dict[str, object]:
+    """The same for a program."""
+    answer = conclusion(list(checks))
+    return {
+        "pid": pid,
+        "outcome": answer.outcome,
+        "conclusion": answer.text,
+        "remedy": answer.remedy or None,
+        "page": f"{PAGES}/{answer.page}.md" if answer.page else None,
+        "checks": [
+            {
+                "name": check.name,
+                "outcome": check.outcome,
+                "text": check.text,
+                "remedy": check.remedy or None,
+                "page": f"{PAGES}/{check.page}.md" if check.page else None,
+            }
+            for check in checks
+        ],
+    }
+
+
+def exit_status(checks: Mapping[int, Sequence[Check]]) -> int:
+    """1 where something is wrong with one of the processes, else 0."""
+    return max(EXIT_STATUS[conclusion(list(found)).outcome] for found in checks.values())

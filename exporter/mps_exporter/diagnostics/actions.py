@@ -1,0 +1,277 @@
+"""What goes with a finding: a command to copy, who may run it, and the runbook.
+
+A command is given only where every part of it is known and safe to paste: paths are quoted, and one
+with control characters gives no command. A command that ends a process names it by what was seen in
+the same snapshot, and checks the name of a server before it kills it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from mps_exporter import humanize
+from mps_exporter.diagnostics.catalogue import Finding
+from mps_exporter.snapshot import ControlDaemon, Gpu, Snapshot
+
+MAX_PIDS = 20
+"""More processes than this are not put into one command."""
+
+DOCS = "https://github.com/mps-exporter/mps-exporter/blob/main/"
+
+_RUNBOOKS = {
+    "ghost_server": "MpsGhostServer",
+    "daemon_unresponsive": "MpsControlDaemonUnresponsive",
+    "server_in_fault": "MpsServerStuckInFault",
+    "gpu_lost": "MpsGpuRecoveryNeeded",
+    "daemon_died": "MpsControlDaemonDied",
+    "server_crashed": "MpsServerCrashed",
+    "server_start_failed": "MpsServerCrashLooping",
+    "queued_client_dead": "MpsQueuedClientDead",
+    "client_stuck": "MpsClientStuck",
+    "possible_unfinished_work": "MpsUnfinishedWork",
+    "several_users_one_daemon": "MpsUidWaitLong",
+    "server_starting_long": "MpsServerStuckStarting",
+    "daemon_absent": "MpsControlDaemonDown",
+    "daemon_refuses": "MpsControlDaemonRefusing",
+    "daemon_draining": "MpsControlDaemonDraining",
+    "daemon_quit": "MpsControlDaemonDown",
+    "unfinished_work": "MpsUnfinishedWork",
+    "fault": "MpsServerFault",
+    "client_rejected": "MpsClientsRejected",
+    "process_bypasses_mps": "MpsProcessBypassesMps",
+    "pipe_directory_mismatch": "MpsProcessBypassesMps",
+    "daemon_not_reached": "MpsProcessBypassesMps",
+    "stranded_client": "MpsStrandedClient",
+    "log_large": "MpsControlLogLarge",
+    "source_unreadable": "MpsExporterCollectorFailing",
+    "tool_missing": "MpsExporterCollectorFailing",
+    "logs_unreadable": "MpsExporterLogsUnreadable",
+    "not_exclusive_mode": "MpsNotExclusiveMode",
+    "mps_would_help": "MpsWouldHelp",
+}
+_HANGS = "symptoms/every-cuda-program-hangs-and-the-control-tool-too.md"
+_WITHOUT_MPS = "symptoms/cannot-find-mps-control-daemon-process.md"
+_PAGES = {
+    "ghost_server": _HANGS,
+    "daemon_unresponsive": _HANGS,
+    "queued_client_dead": _HANGS,
+    "server_in_fault": "symptoms/cuda-error-807-mps-server-not-ready.md",
+    "client_stuck": "symptoms/a-client-is-connected-and-hangs.md",
+    "several_users_one_daemon": "symptoms/a-program-hangs-in-cuinit.md",
+    "server_starting_long": "symptoms/a-program-hangs-in-cuinit.md",
+    "daemon_absent": _WITHOUT_MPS,
+    "daemon_died": _WITHOUT_MPS,
+    "daemon_quit": _WITHOUT_MPS,
+    "daemon_draining": "symptoms/quit-does-not-return.md",
+    "server_crashed": "symptoms/all-programs-died-at-once.md",
+    "fault": "symptoms/all-programs-died-at-once.md",
+    "unfinished_work": "symptoms/all-programs-died-at-once.md",
+    "possible_unfinished_work": "symptoms/cuda-error-46-devices-unavailable.md",
+    "client_rejected": "symptoms/cuda-error-808-809-mps-max-clients-reached.md",
+    "stranded_client": "symptoms/the-next-job-fails-after-one-was-killed.md",
+    "percentage_ignored": "symptoms/a-limit-has-no-effect.md",
+    "memory_limit_ignored": "symptoms/a-limit-has-no-effect.md",
+    "process_bypasses_mps": "symptoms/a-limit-has-no-effect.md",
+    "environment_unreadable": "deployment.md#required-privileges",
+    "directories_assumed": "deployment.md#required-privileges",
+    "web_configuration_unusable": "web-config.md",
+}
+"""The page on each finding; the others are in troubleshooting.md."""
+
+_OWNER = "root, or the user of these processes"
+_DAEMON_OWNER = "root, or the user who runs the daemon"
+_ANYBODY = "any user"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A command for a person to run."""
+
+    command: str
+    run_as: str
+    effect: str
+    """What it does, in a few words."""
+
+
+def runbook_url(name: str) -> str | None:
+    """The runbook of the alert on the same condition."""
+    alert = _RUNBOOKS.get(name)
+    return None if alert is None else f"{DOCS}prometheus/runbooks/{alert}.md"
+
+
+def docs_url(name: str) -> str:
+    """The page of the documentation on this kind of finding."""
+    return f"{DOCS}docs/{_PAGES.get(name, 'troubleshooting.md')}"
+
+
+def actions(finding: Finding, snapshot: Snapshot) -> tuple[Action, ...]:
+    """The commands for a finding; empty where none is known to be right."""
+    name = finding.advice.name
+    for daemon in snapshot.daemons:
+        if daemon.pipe_directory == finding.daemon and (of_daemon := _OF_DAEMONS.get(name)):
+            return tuple(of_daemon(daemon))
+    for gpu in snapshot.gpus:
+        if gpu.uuid == finding.uuid and (of_gpu := _OF_GPUS.get(name)):
+            return tuple(of_gpu(gpu))
+    if name == "source_unreadable" and not snapshot.gpus:
+        return (Action("nvidia-smi -L", _ANYBODY, "shows whether the driver is loaded"),)
+    return ()
+
+
+def _quoted(path: str) -> str | None:
+    """A path as one word of a shell; None where it cannot be shown as it is."""
+    return shlex.quote(path) if path and humanize.printable(path, len(path)) == path else None
+
+
+def _pids(pids: Iterable[int]) -> str:
+    known = sorted({pid for pid in pids if pid})
+    return "" if len(known) > MAX_PIDS else " ".join(map(str, known))
+
+
+def _look(pids: Iterable[int], effect: str) -> Iterable[Action]:
+    if numbers := _pids(pids):
+        command = f"ps -o pid,user,stat,etime,args -p {numbers.replace(' ', ',')}"
+        yield Action(command, _ANYBODY, effect)
+
+
+def _kill(pids: Iterable[int], effect: str) -> Iterable[Action]:
+    if numbers := _pids(pids):
+        yield Action(f"kill {numbers}", _OWNER, effect)
+
+
+def _ghost(daemon: ControlDaemon) -> Iterable[Action]:
+    for server in daemon.servers:
+        if server.ghost:
+            yield Action(
+                f"ps -o args= -p {server.pid} | grep nvidia-cuda-mps-server && "
+                f"kill -9 {server.pid}",
+                "root, or the user of this server",
+                "ends the ghost server; the daemon stays",
+            )
+
+
+def _unresponsive(daemon: ControlDaemon) -> Iterable[Action]:
+    if any(server.ghost for server in daemon.servers):
+        return _ghost(daemon)
+    facts = daemon.facts
+    processes = () if facts is None else (*filter(None, (facts.process,)), *facts.servers)
+    stopped = [process.pid for process in processes if process.state in ("T", "t")]
+    if numbers := _pids(stopped):
+        return [Action(f"kill -CONT {numbers}", _OWNER, "lets the stopped process go on")]
+    return _look((process.pid for process in processes), "shows what they are stuck in")
+
+
+def _stuck(daemon: ControlDaemon) -> Iterable[Action]:
+    clients = [client for server in daemon.servers for client in server.clients]
+    creating = (client.pid for client in clients if client.state == "creating_context")
+    yield from _look(creating, "state D: it hangs in the driver")
+    yield from _kill(
+        (client.pid for client in clients if client.state == "torn_down"),
+        "ends clients that cannot use the GPU any more",
+    )
+
+
+def _in_fault(daemon: ControlDaemon) -> Iterable[Action]:
+    failed = [server for server in daemon.servers if server.state == "FAULT"]
+    torn = [one.pid for s in failed for one in s.clients if one.state == "torn_down"]
+    left = torn or [client.pid for server in failed for client in server.clients]
+    return _kill(left, "ends the clients that are left; then the server recovers")
+
+
+def _holders(daemon: ControlDaemon) -> Iterable[Action]:
+    if any(server.ghost for server in daemon.servers):
+        return _ghost(daemon)
+    behind = {wait.behind_uid for wait in daemon.waits}
+    pids = [c.pid for s in daemon.servers if s.uid in behind for c in s.clients]
+    effect = "shows the programs that hold the GPU"
+    if len(pids) > MAX_PIDS and (uid := next(iter(behind))) is not None:
+        return [Action(f"ps -o pid,stat,etime,args -u {uid}", _ANYBODY, effect)]
+    return _look(pids, effect)
+
+
+def _starting(daemon: ControlDaemon) -> Iterable[Action]:
+    pids = (server.pid for server in daemon.servers if server.state == "INITIALIZING")
+    return _look(pids, "state D: it hangs in the driver")
+
+
+def _leaving(daemon: ControlDaemon) -> Iterable[Action]:
+    pids = [client.pid for server in daemon.servers for client in server.clients]
+    return _look(pids, "shows the clients that it waits for")
+
+
+def _start(daemon: ControlDaemon) -> Iterable[Action]:
+    pipe, log = _quoted(daemon.pipe_directory), _quoted(daemon.log_directory)
+    if daemon.state == "absent" and pipe and log:
+        yield Action(
+            f"CUDA_MPS_PIPE_DIRECTORY={pipe} CUDA_MPS_LOG_DIRECTORY={log} "
+            "nvidia-cuda-mps-control -d",
+            "root, or the user who ran it before",
+            "starts the daemon",
+        )
+
+
+def _logs(daemon: ControlDaemon) -> Iterable[Action]:
+    for log in daemon.logs:
+        if not log.readable and (path := _quoted(log.path)):
+            yield Action(f"namei -l {path}", _ANYBODY, "shows which directory keeps it out")
+
+
+def _large(daemon: ControlDaemon) -> Iterable[Action]:
+    largest = max(daemon.logs, key=lambda log: log.size_bytes or 0)
+    if path := _quoted(largest.path):
+        yield Action(f"truncate -s 0 {path}", _DAEMON_OWNER, "empties the log; its lines are lost")
+
+
+def _kernel_log(_of: ControlDaemon | Gpu) -> Iterable[Action]:
+    yield Action("dmesg -T | grep -i xid", "root", "the driver's account of it")
+
+
+def _exclusive(gpu: Gpu) -> Iterable[Action]:
+    if gpu.index.isdecimal():
+        yield Action(
+            f"nvidia-smi -i {gpu.index} -c EXCLUSIVE_PROCESS",
+            "root, while nobody uses the GPU",
+            "only MPS may use the GPU then",
+        )
+
+
+def _stranded(gpu: Gpu) -> Iterable[Action]:
+    return _kill(gpu.stranded_pids or (), "ends them, and frees their GPU memory")
+
+
+def _use_mps(gpu: Gpu) -> Iterable[Action]:
+    directories = [_quoted(one) for one in gpu.served_by]
+    if len(directories) == 1 and directories[0]:
+        yield Action(
+            f"export CUDA_MPS_PIPE_DIRECTORY={directories[0]}",
+            "the user of the process, before it is started again",
+            "sends it to the daemon",
+        )
+
+
+_OF_DAEMONS: dict[str, Callable[[ControlDaemon], Iterable[Action]]] = {
+    "ghost_server": _ghost,
+    "daemon_unresponsive": _unresponsive,
+    "server_in_fault": _in_fault,
+    "client_stuck": _stuck,
+    "several_users_one_daemon": _holders,
+    "server_starting_long": _starting,
+    "daemon_absent": _start,
+    "daemon_quit": _start,
+    "daemon_died": _start,
+    "daemon_draining": _leaving,
+    "log_large": _large,
+    "logs_unreadable": _logs,
+    "server_crashed": _kernel_log,
+    "fault": _kernel_log,
+    "unfinished_work": _kernel_log,
+}
+_OF_GPUS: dict[str, Callable[[Gpu], Iterable[Action]]] = {
+    "gpu_lost": _kernel_log,
+    "not_exclusive_mode": _exclusive,
+    "stranded_client": _stranded,
+    "process_bypasses_mps": _use_mps,
+    "pipe_directory_mismatch": _use_mps,
+}

@@ -1,0 +1,438 @@
+"""Why one process hangs, fails or runs without MPS: the checks, in the order of a CUDA start.
+
+Pure: from a snapshot of the host and, on a live host, from what /proc shows of the process. The
+first check that finds a problem is the answer; those before it were passed, or could not be made.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from mps_exporter import humanize
+from mps_exporter.diagnostics.catalogue import Finding
+from mps_exporter.observations import ProcessView
+from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
+
+Outcome = Literal["ok", "problem", "warning", "unknown"]
+
+SOCKET_PATH_BYTES = 107
+"""Longest path of a Unix socket that the kernel takes; the daemon's is DIRECTORY/control."""
+
+CONTEXT_SECONDS = 30.0
+"""A context is made in some ten milliseconds; after this long the client is stuck."""
+
+NEAR_LIMIT_RATIO = 0.95
+
+_BLOCKING = ("ghost_server", "daemon_unresponsive", "daemon_draining", "server_starting_long")
+_PAGES = {
+    "ghost_server": "every-cuda-program-hangs-and-the-control-tool-too",
+    "daemon_unresponsive": "every-cuda-program-hangs-and-the-control-tool-too",
+    "daemon_draining": "quit-does-not-return",
+    "server_starting_long": "server-encountered-a-fatal-exception",
+    "server_in_fault": "cuda-error-807-mps-server-not-ready",
+}
+_REFUSALS = {
+    "context_limit": "cuda-error-808-809-mps-max-clients-reached",
+    "server_not_ready": "cuda-error-807-mps-server-not-ready",
+    "invalid_device": "invalid-cuda-visible-devices",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at, and what was found."""
+
+    name: str
+    outcome: Outcome
+    text: str
+    remedy: str = ""
+    page: str = ""
+    """Of docs/symptoms, without its folder and suffix."""
+
+
+def conclusion(checks: list[Check]) -> Check:
+    """The check that answers the question: the first problem, else the first warning."""
+    for outcome in ("problem", "warning"):
+        for check in checks:
+            if check.outcome == outcome:
+                return check
+    unknown = [check.text for check in checks if check.outcome == "unknown"]
+    if unknown:
+        return Check("conclusion", "unknown", f"Nothing wrong was seen, but {unknown[0]}")
+    return Check("conclusion", "ok", "Nothing is wrong with this process as far as MPS goes.")
+
+
+def check_process(
+    pid: int, snapshot: Snapshot, found: tuple[Finding, ...], view: ProcessView | None
+) -> list[Check]:
+    """Make all checks of a process.
+
+    Args:
+        pid: As the host numbers processes.
+        snapshot: The host.
+        found: The findings of that snapshot.
+        view: What /proc shows of the process; None: this is a recording.
+    """
+    place = _find(pid, snapshot)
+    checks = list(_process(pid, view, place))
+    if view is not None and not view.present:
+        return [*checks, *_history(pid, snapshot)]
+    daemon = place.daemon or _daemon_named(snapshot, view)
+    if view is not None:
+        checks += _directory(view, daemon)
+    checks += _daemon(daemon, snapshot, view)
+    if daemon is not None:
+        checks += _blocked(daemon, found, place)
+    checks += _connection(pid, daemon, snapshot, place)
+    checks += _limits(place.client, snapshot)
+    if view is not None:
+        checks += _variables(view)
+        checks += _memory(view)
+    return [*checks, *_history(pid, snapshot)]
+
+
+def pids_of(snapshot: Snapshot, *, uid: int | None = None, job: str | None = None) -> list[int]:
+    """The clients, waiting processes and processes without MPS of a user, or of a job.
+
+    A job is a Slurm job's number, or the UID of a pod; a process that waits is of no known job.
+    """
+    found: set[int] = set()
+    for daemon in snapshot.daemons:
+        for server in daemon.servers:
+            for client in server.clients:
+                if (uid is not None and client.uid == uid) or (
+                    job is not None and job in (client.slurm_job_id, client.pod_uid)
+                ):
+                    found.add(client.pid)
+        found |= {wait.pid for wait in daemon.waits if uid is not None and wait.uid == uid}
+    for gpu in snapshot.gpus:
+        found |= {one.pid for one in gpu.direct_processes if uid is not None and one.uid == uid}
+    return sorted(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a process stands in MPS."""
+
+    daemon: ControlDaemon | None = None
+    server: Server | None = None
+    client: Client | None = None
+    wait: Wait | None = None
+    direct_on: tuple[Gpu, ...] = ()
+
+
+def _find(pid: int, snapshot: Snapshot) -> _Place:
+    direct = tuple(gpu for gpu in snapshot.gpus if pid in gpu.direct_pids)
+    for daemon in snapshot.daemons:
+        for server in daemon.servers:
+            for client in server.clients:
+                if client.pid == pid:
+                    return _Place(daemon, server, client, direct_on=direct)
+        for wait in daemon.waits:
+            if wait.pid == pid:
+                return _Place(daemon, wait=wait, direct_on=direct)
+    return _Place(direct_on=direct)
+
+
+def _daemon_named(snapshot: Snapshot, view: ProcessView | None) -> ControlDaemon | None:
+    if view is None or view.daemon_directory is None:
+        return None
+    return next(
+        (one for one in snapshot.daemons if one.pipe_directory == view.daemon_directory), None
+    )
+
+
+def _process(pid: int, view: ProcessView | None, place: _Place) -> Iterator[Check]:
+    if view is None:
+        yield Check("process", "unknown", "a recording has no files of the process itself.")
+        return
+    if not view.present:
+        text = f"No process {pid} is there"
+        waits = place.wait is not None
+        if waits:
+            text += "; it died while it waited in the daemon's queue"
+        yield Check(
+            "process", "problem" if waits else "warning", f"{text}.",
+            "See the finding queued_client_dead of mps-exporter doctor." if waits else "",
+            "every-cuda-program-hangs-and-the-control-tool-too" if waits else "",
+        )  # fmt: skip
+        return
+    name = humanize.printable(view.command or "?")
+    if view.state in ("T", "t"):
+        yield Check(
+            "process", "problem", f"Process {pid} ({name}) is stopped (state {view.state}).",
+            f"kill -CONT {pid}, or let the debugger go on.",
+        )  # fmt: skip
+    elif view.state == "Z":
+        yield Check(
+            "process", "problem", f"Process {pid} ({name}) has ended; its parent has not taken "
+            "notice (state Z).", "Look at the parent process.",
+        )  # fmt: skip
+    elif view.state == "D":
+        yield Check(
+            "process", "warning", f"Process {pid} ({name}) is inside the kernel and cannot be "
+            "interrupted (state D): in the driver, or on a file system that does not answer.",
+            f"cat /proc/{pid}/stack, as root, twice: the same function says where.",
+        )  # fmt: skip
+    else:
+        yield Check("process", "ok", f"Process {pid} ({name}) runs as user {view.uid}.")
+
+
+def _directory(view: ProcessView, daemon: ControlDaemon | None) -> Iterator[Check]:
+    if view.pipe_directory is None:
+        yield Check(
+            "directory", "unknown",
+            "the environment of the process cannot be read (only its user and root may), so which "
+            "pipe directory it uses is not known.",
+        )  # fmt: skip
+        return
+    shown = humanize.printable(view.pipe_directory, 400)
+    length = len(f"{view.pipe_directory}/control".encode())
+    if length > SOCKET_PATH_BYTES:
+        yield Check(
+            "directory", "problem",
+            f"The path of its control socket has {length} bytes; a socket's path has at most "
+            f"{SOCKET_PATH_BYTES}.",
+            "A shorter CUDA_MPS_PIPE_DIRECTORY, for the daemon and its clients.",
+            "cannot-find-mps-control-daemon-process",
+        )  # fmt: skip
+    elif view.path_error is not None:
+        yield Check(
+            "directory", "problem", f"It cannot use {shown}: {view.path_error}.",
+            "Let its user pass each folder on the way (chmod o+x), or mount the directory into "
+            "its container.",
+            "cuda-error-805-mps-connection-failed" if daemon else "a-limit-has-no-effect",
+        )  # fmt: skip
+    else:
+        source = "CUDA_MPS_PIPE_DIRECTORY" if view.names_directory else "the default"
+        yield Check("directory", "ok", f"It uses {shown} ({source}).")
+
+
+def _daemon(
+    daemon: ControlDaemon | None, snapshot: Snapshot, view: ProcessView | None
+) -> Iterator[Check]:
+    if daemon is None:
+        if view is None or view.pipe_directory is None:
+            yield Check("daemon", "unknown", "which daemon it would use is not known.")
+            return
+        others = [one.pipe_directory for one in snapshot.daemons if one.state != "absent"]
+        there = (
+            f" Daemons run at {humanize.join_some([humanize.printable(one) for one in others])}."
+            if others
+            else " No control daemon runs on this host."
+        )
+        yield Check(
+            "daemon", "problem" if view.names_directory or others else "warning",
+            "No control daemon serves its pipe directory: it runs without MPS, without sharing "
+            f"and without limits.{there}",
+            f"CUDA_MPS_PIPE_DIRECTORY={shlex.quote(others[0])} for the process, and start it again."
+            if others else "nvidia-cuda-mps-control -d, then start the process again.",
+            "a-limit-has-no-effect",
+        )  # fmt: skip
+        return
+    shown = humanize.printable(daemon.pipe_directory, 400)
+    if daemon.state == "absent":
+        yield Check(
+            "daemon", "problem", f"The daemon at {shown} is gone.",
+            "Start it, then the process again.", "cannot-find-mps-control-daemon-process",
+        )  # fmt: skip
+        return
+    uid = view.uid if view is not None else None
+    if uid is not None and daemon.uid not in (None, 0, uid):
+        yield Check(
+            "daemon", "problem",
+            f"The daemon at {shown} was started by user {daemon.uid}, and cannot start a server "
+            f"for user {uid}: the process gets error 805.",
+            "Run the daemon as root, or give the process a directory without a daemon.",
+            "cuda-error-805-mps-connection-failed",
+        )  # fmt: skip
+        return
+    if view is not None and view.shares_memory_with_daemon is False:
+        yield Check(
+            "daemon", "problem",
+            f"The process and the daemon at {shown} have different /dev/shm: it cannot share "
+            "memory with the server.",
+            "Mount the daemon's /dev/shm into the process's container.",
+            "cuda-error-805-mps-connection-failed",
+        )  # fmt: skip
+        return
+    yield Check("daemon", "ok", f"The daemon at {shown} is {daemon.state or 'there'}.")
+
+
+def _blocked(daemon: ControlDaemon, found: tuple[Finding, ...], place: _Place) -> Iterator[Check]:
+    served = place.client is not None and place.client.state in ("active", "torn_down")
+    names = _BLOCKING if served else (*_BLOCKING, "server_in_fault")
+    for finding in found:
+        name = finding.advice.name
+        if finding.daemon == daemon.pipe_directory and name in names:
+            yield Check(
+                "service", "warning" if served else "problem", finding.evidence, finding.remedy,
+                _PAGES[name],
+            )  # fmt: skip
+
+
+def _connection(
+    pid: int, daemon: ControlDaemon | None, snapshot: Snapshot, place: _Place
+) -> Iterator[Check]:
+    now = snapshot.taken_at
+    if (wait := place.wait) is not None:
+        behind = f" behind user {wait.behind_uid}" if wait.behind_uid is not None else ""
+        yield Check(
+            "connection", "problem",
+            f"It has waited in the daemon's queue{behind} for {humanize.age(now - wait.since)}.",
+            "Wait: killing it makes everything hang when its turn comes. It is served when the "
+            "last client of the other user has left, and up to 51 s after.",
+            "a-program-hangs-in-cuinit",
+        )  # fmt: skip
+    elif (client := place.client) is not None:
+        yield _client(client, now)
+    elif place.direct_on:
+        indexes = ", ".join(gpu.index for gpu in place.direct_on)
+        yield Check(
+            "connection", "problem",
+            f"It has a context on GPU {indexes} and is no client of a running MPS server: it "
+            "started without MPS, or its server has gone.",
+            "Start it again with the daemon's CUDA_MPS_PIPE_DIRECTORY.", "a-limit-has-no-effect",
+        )  # fmt: skip
+    elif daemon is not None and not daemon.follows("control"):
+        yield Check(
+            "connection", "unknown",
+            "whether it waits cannot be seen: control.log is not readable.",
+        )  # fmt: skip
+    else:
+        yield Check(
+            "connection", "warning",
+            f"Process {pid} is no client of MPS, does not wait for it, and has no context on a "
+            "GPU: it has made no CUDA call yet, or hangs elsewhere.",
+            f"py-spy dump --pid {pid}, or cat /proc/{pid}/stack as root.",
+        )  # fmt: skip
+
+
+def _client(client: Client, now: float) -> Check:
+    since = now - client.state_since if client.state_since is not None else None
+    age = f" for {humanize.age(since)}" if since is not None else ""
+    if client.state in ("connecting", "creating_context"):
+        stuck = since is not None and since >= CONTEXT_SECONDS
+        return Check(
+            "connection", "problem" if stuck else "ok",
+            f"It is connected to server {client.server_pid}, and has had no context{age}.",
+            "See what server.log says of the server, and whether the server is in state T or D."
+            if stuck else "", "a-client-is-connected-and-hangs" if stuck else "",
+        )  # fmt: skip
+    if client.state == "torn_down":
+        return Check(
+            "connection", "problem",
+            "A fatal GPU error has taken its context away: it cannot use the GPU any more.",
+            f"End process {client.pid} and start it again; until it ends, newcomers get error 807.",
+            "cuda-error-700-illegal-address-under-mps",
+        )  # fmt: skip
+    return Check("connection", "ok", f"It has been a client of server {client.server_pid}{age}.")
+
+
+def _limits(client: Client | None, snapshot: Snapshot) -> Iterator[Check]:
+    if client is None:
+        return
+    if client.percentage_ignored is not None:
+        yield Check(
+            "limits", "problem",
+            f"Its CUDA_MPS_ACTIVE_THREAD_PERCENTAGE "
+            f"({humanize.printable(client.percentage_ignored)}) is ignored.",
+            "A number above 0 and at most 100.", "a-limit-has-no-effect",
+        )  # fmt: skip
+    if client.memory_limit_ignored is not None:
+        yield Check(
+            "limits", "problem",
+            "Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT "
+            f"({humanize.printable(client.memory_limit_ignored)}) is ignored: an entry names no "
+            "GPU that the process sees.",
+            "UUIDs, or ordinals within its own CUDA_VISIBLE_DEVICES.", "a-limit-has-no-effect",
+        )  # fmt: skip
+    for uuid, limit in client.memory_limit_bytes.items():
+        used = client.memory_used_bytes.get(uuid)
+        if used is not None and limit and used >= NEAR_LIMIT_RATIO * limit:
+            yield Check(
+                "limits", "warning",
+                f"It uses {humanize.memory(used)} of at most {humanize.memory(limit)} on GPU "
+                f"{snapshot.gpu_indexes.get(uuid, uuid)}: the next allocation can fail.",
+                "A higher limit, before it starts.", "cuda-error-2-out-of-memory-under-mps",
+            )  # fmt: skip
+    if client.environment_readable is False:
+        yield Check("limits", "unknown", "limits that it sets for itself cannot be seen.")
+    if client.sm_limit:
+        sms = ", ".join(f"{count} SMs" for count in client.sm_limit.values())
+        yield Check("limits", "ok", f"It may use at most {sms}.")
+    else:
+        yield Check("limits", "unknown", "how many SMs it may use is not known.")
+
+
+def _variables(view: ProcessView) -> Iterator[Check]:
+    if view.debug_variables:
+        yield Check(
+            "variables", "warning",
+            f"Its environment has {', '.join(view.debug_variables)}: debugging or profiling slows "
+            "it down or makes its kernels run one after the other.",
+            "Unset them, unless that is meant.",
+        )  # fmt: skip
+
+
+def _memory(view: ProcessView) -> Iterator[Check]:
+    if view.oom_kills:
+        yield Check(
+            "memory", "warning",
+            f"The kernel has ended {humanize.count(view.oom_kills, 'process', 'processes')} of its "
+            "control group for want of host memory.",
+            "A higher memory limit of the job or pod. A client that is ended so while it computes "
+            "takes its neighbours along.",
+            "all-programs-died-at-once",
+        )  # fmt: skip
+
+
+def _history(pid: int, snapshot: Snapshot) -> Iterator[Check]:
+    for daemon in snapshot.daemons:
+        for incident in daemon.incidents:
+            if (text := _part_in(pid, incident)) is not None:
+                yield Check(
+                    "history", "problem" if text[1] else "warning",
+                    f"{humanize.ago(snapshot.taken_at - incident.at)}: {text[0]}",
+                    page=text[1],
+                )  # fmt: skip
+
+
+def _part_in(pid: int, incident: Incident) -> tuple[str, str] | None:
+    """What an incident has to do with a process, and the page; None: nothing."""
+    if incident.left_by_pid == pid:
+        return (
+            f"it ended with GPU work in flight and took "
+            f"{humanize.count(len(incident.pids), 'client')} down.",
+            "all-programs-died-at-once",
+        )
+    if pid in incident.pids:
+        if incident.left_by_pid is not None:
+            return (
+                f"it was lost because process {incident.left_by_pid} ended with GPU work in "
+                "flight (error 700 or 719).",
+                "all-programs-died-at-once",
+            )
+        if incident.kind == "fault":
+            blamed = " MPS blames this process." if incident.blamed_pid == pid else ""
+            return (
+                f"it was lost to a fatal GPU error (error 700 or 719).{blamed}",
+                "cuda-error-700-illegal-address-under-mps",
+            )
+        if incident.kind in ("server_crashed", "daemon_died"):
+            return "it lost its server (error 806).", "cuda-error-806-mps-rpc-failure"
+        if incident.kind == "client_terminated":
+            return (
+                "it was terminated through the daemon (error 810).",
+                "cuda-error-810-mps-client-terminated",
+            )
+        if incident.kind == "client_rejected":
+            return f"it was refused: {humanize.printable(incident.detail)}.", _REFUSALS.get(
+                incident.detail, "cuda-error-46-devices-unavailable"
+            )
+    if incident.blamed_pid == pid:
+        return "MPS blames it for a fatal GPU error.", ""
+    return None

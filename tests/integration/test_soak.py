@@ -1,0 +1,12 @@
+"""The soak notices when the exporter loses an event now and then."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.soak import soak
+
+
+def test_lost_events_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert soak(6.0, 384, drop_one_in=200) == 1
+    assert "a counter is not what happened: pipe" in capsys.readouterr().out

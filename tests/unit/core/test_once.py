@@ -1,0 +1,228 @@
+"""One look at a host: how long it takes, its checks, and the file for node_exporter."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mps_exporter.cli import main
+from mps_exporter.collector import Collector
+from mps_exporter.commands.doctor_report import (
+    CHECKS,
+    HEALTHY,
+    UNHEALTHY,
+    UNKNOWN,
+    check,
+    report,
+)
+from mps_exporter.commands.once import (
+    CONFIRMING_SECONDS,
+    MEASURING_SECONDS,
+    pause_seconds,
+    write_whole,
+)
+from mps_exporter.config import Settings
+from mps_exporter.diagnostics import ADVICE
+from mps_exporter.replay import advance
+from mps_exporter.snapshot import CollectorResult, Snapshot
+from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS
+from mps_exporter.sources.recording import read
+from mps_exporter.sources.replay_host import ReplayHost
+from tests.support.player import RECORDINGS
+
+ROOT = Path(__file__).parents[3]
+SAMPLE = re.compile(r"^(\w+)(\{.*\})? \S+$")
+
+
+async def seen(name: str, at: float) -> Snapshot:
+    host = ReplayHost(read(RECORDINGS / f"{name}.rec.gz"))
+    return await advance(host, Collector(host, Settings()), at)
+
+
+def blind(snapshot: Snapshot, source: str) -> Snapshot:
+    """The same where a source could not be read."""
+    return replace(
+        snapshot,
+        collectors=tuple(
+            replace(one, success=False, error="no answer") if one.name == source else one
+            for one in snapshot.collectors
+        ),
+    )
+
+
+# -------------------------------------------------------------------------------- the pause
+
+
+async def test_a_healthy_host_is_looked_at_for_as_long_as_its_gpus_need() -> None:
+    assert MIN_SAMPLE_INTERVAL_SECONDS < MEASURING_SECONDS < 0.6
+    healthy = await seen("quiet", 30)
+    assert pause_seconds(healthy, 0.05) == pytest.approx(MEASURING_SECONDS - 0.05)
+    assert pause_seconds(healthy, 3.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "at"), [("tour", 25), ("stranded", 1), ("wedge-times", 3), ("fault-held", 4)]
+)
+async def test_what_was_found_is_confirmed(name: str, at: float) -> None:
+    troubled = await seen(name, at)
+    assert pause_seconds(troubled, 0.5) == pytest.approx(CONFIRMING_SECONDS - 0.5)
+
+
+async def test_a_hung_daemon_has_taken_the_pause_already() -> None:
+    hung = await seen("wedge-times", 12)
+    assert hung.daemons[0].state == "unresponsive"
+    assert pause_seconds(hung, Settings().mps_query_timeout) == 0
+
+
+async def test_a_second_look_does_not_make_a_source_readable() -> None:
+    snapshot = blind(await seen("quiet", 30), "nvml")
+    assert pause_seconds(snapshot, 0.0) == MEASURING_SECONDS
+
+
+async def test_a_young_server_is_given_time() -> None:
+    healthy = await seen("quiet", 30)
+    (daemon,) = healthy.daemons
+    young = replace(daemon.servers[0], start_time_seconds=healthy.taken_at - 0.5)
+    snapshot = replace(healthy, daemons=(replace(daemon, servers=(young,)),))
+    assert pause_seconds(snapshot, 0.0) == CONFIRMING_SECONDS
+
+
+# ------------------------------------------------------------------------------ the checks
+
+
+async def test_a_check_says_whether_a_finding_is_there() -> None:
+    ghost = await seen("wedge-times", 8)
+    status, line = check(ghost, "ghost_server")
+    assert status == UNHEALTHY
+    assert line.startswith("ghost_server: User 1002's server 6811")
+    assert check(ghost, "critical")[0] == UNHEALTHY
+    assert check(await seen("quiet", 30), "ghost_server") == (HEALTHY, "ghost_server: no")
+    assert check(await seen("quiet", 30), "critical") == (HEALTHY, "critical: no")
+
+
+@pytest.mark.parametrize("source", ["nvml", "control", "logs", "process"])
+async def test_what_cannot_be_seen_neither_sets_nor_clears_a_check(source: str) -> None:
+    healthy = blind(await seen("quiet", 30), source)
+    assert check(healthy, "ghost_server")[0] == UNKNOWN
+    assert check(healthy, "critical")[0] == UNKNOWN
+    troubled = blind(await seen("wedge-times", 8), source)
+    assert check(troubled, "ghost_server")[0] == UNHEALTHY
+
+
+async def test_a_check_of_gpus_needs_the_driver_only() -> None:
+    healthy = await seen("quiet", 30)
+    assert check(blind(healthy, "logs"), "gpu_lost")[0] == HEALTHY
+    assert check(blind(healthy, "nvml"), "gpu_lost")[0] == UNKNOWN
+
+
+async def test_unreadable_logs_are_unknown() -> None:
+    healthy = await seen("quiet", 30)
+    (daemon,) = healthy.daemons
+    logs = tuple(replace(log, readable=False) for log in daemon.logs)
+    snapshot = replace(healthy, daemons=(replace(daemon, logs=logs),))
+    assert check(snapshot, "ghost_server")[0] == UNKNOWN
+
+
+@pytest.mark.parametrize("name", CHECKS)
+async def test_a_check_is_one_short_line(name: str) -> None:
+    for snapshot in (await seen("wedge-times", 8), await seen("doctor", 20)):
+        daemon = replace(snapshot.daemons[0], pipe_directory=f"/tmp/{'x' * 200}\n")
+        hostile = replace(snapshot, daemons=(daemon, *snapshot.daemons[1:]))
+        for one in (hostile, blind(hostile, "logs")):
+            _, line = check(one, name)
+            assert len(line) <= 120
+            assert line.isprintable()
+
+
+def test_checks_on_the_command_line(capfd: pytest.CaptureFixture[str]) -> None:
+    at_the_ghost = [f"--recording={RECORDINGS / 'wedge-times.rec.gz'}", "--at=8s"]
+    assert main(["doctor", "--check", "ghost_server", *at_the_ghost]) == 1
+    assert len(capfd.readouterr().out.splitlines()) == 1
+    assert main(["doctor", "--check", "gpu_lost", *at_the_ghost]) == 0
+    assert main(["doctor", "--check", "gpu_lots"]) == 3
+    assert "did you mean gpu_lost?" in capfd.readouterr().err
+    assert main(["doctor", "--check", "gpu_lost", "--json"]) == 3
+    assert main(["doctor", "--check", "gpu_lost", "--pid=1"]) == 3
+
+
+def test_node_problem_detector_is_configured_with_checks_that_exist() -> None:
+    path = ROOT / "deploy" / "node-problem-detector" / "mps-exporter.json"
+    document = json.loads(path.read_text())
+    conditions = {one["type"] for one in document["conditions"]}
+    assert {rule["condition"] for rule in document["rules"]} == conditions
+    for rule in document["rules"]:
+        command, flag, name, timeout = rule["args"]
+        assert (command, flag) == ("doctor", "--check")
+        assert ADVICE[name].severity == "critical"
+        # The check must say "not known" before it is killed for taking too long.
+        assert timeout == "--collector.timeout=8s"
+        assert rule["timeout"] == "12s"
+    checked = {rule["args"][2] for rule in document["rules"]}
+    assert checked == {name for name, advice in ADVICE.items() if advice.severity == "critical"}
+    assert document["pluginConfig"]["max_output_length"] >= 120
+
+
+# --------------------------------------------------------------------------- without a driver
+
+
+def test_a_missing_driver_is_reported_first() -> None:
+    error = "libnvidia-ml.so.1 was not found: install the NVIDIA driver"
+    result = CollectorResult("nvml", success=False, duration_seconds=0.1, error=error)
+    lines = list(report(Snapshot(taken_at=1000.0, collectors=(result,))))
+    assert lines[0] == f"GPUs: {error}"
+
+
+# ------------------------------------------------------------------------------- the file
+
+
+def test_the_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "mps.prom"
+    write_whole(path, b"old\n")
+    with path.open() as reader:
+        write_whole(path, b"new\n")
+        assert reader.read() == "old\n"
+    assert path.read_bytes() == b"new\n"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert [one.name for one in tmp_path.iterdir()] == ["mps.prom"]
+
+
+def test_where_the_file_cannot_be_written_nothing_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "mps.prom"
+    path.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_whole(path, b"new\n")
+    assert [one.name for one in tmp_path.iterdir()] == ["mps.prom"]
+
+
+def test_the_metrics_of_one_look(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mps.prom"
+    host = ["--no-collector.nvml", "--no-mps.discovery", f"--mps.pipe-directory={tmp_path}/mps"]
+    assert main([f"--textfile={path}", *host]) == 0
+    assert main(["--once", *host]) == 0
+    printed = capfd.readouterr().out
+    written = path.read_text()
+    assert "mps_scrape_collector_success" in written
+    assert "process_cpu" not in written
+    assert not re.search(r"^# TYPE \w+ (counter|histogram)", written, re.MULTILINE)
+    samples = [line for line in written.splitlines() if not line.startswith("#")]
+    assert samples
+    assert all(SAMPLE.match(line) for line in samples)  # without time stamps
+    assert {line.split("{")[0].split()[0] for line in samples} == {
+        line.split("{")[0].split()[0] for line in printed.splitlines() if line[0] != "#"
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "words"),
+    [("mps.txt", 2, "end in .prom"), ("nowhere/mps.prom", 1, "cannot write")],
+)
+def test_a_file_that_is_of_no_use_is_refused(
+    name: str, status: int, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--no-collector.nvml", "--no-mps.discovery", f"--mps.pipe-directory={tmp_path}/mps"]
+    assert main([f"--textfile={tmp_path / name}", *flags]) == status
+    assert words in capfd.readouterr().err

@@ -1,0 +1,280 @@
+"""What is said of one process: on recordings of real hosts, and of made-up files in /proc."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mps_exporter.cli import main
+from mps_exporter.commands import process_report
+from mps_exporter.diagnostics import findings
+from mps_exporter.diagnostics.one_process import (
+    Check,
+    check_process,
+    conclusion,
+    pids_of,
+)
+from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcessView
+from mps_exporter.snapshot import Snapshot
+from mps_exporter.sources.process_view import view_process
+from tests.support.player import RECORDINGS, Player
+
+PAGES = Path(__file__).parents[3] / "docs" / "symptoms"
+
+
+async def snapshot_at(recording: str, seconds: float) -> Snapshot:
+    player = Player(RECORDINGS / f"{recording}.rec.gz")
+    metrics = await player.to(player.recording.header.started_at + seconds)
+    return metrics.snapshot
+
+
+def answer(snapshot: Snapshot, pid: int, view: ProcessView | None = None) -> Check:
+    return conclusion(check_process(pid, snapshot, findings(snapshot), view))
+
+
+@pytest.mark.parametrize(
+    ("recording", "seconds", "pid", "outcome", "words", "page"),
+    [
+        ("wait-served", 0.6, 705, "problem", "queue behind user 1001", "a-program-hangs-in-cuinit"),
+        ("deaf-server", 9.1, 6421, "problem", "server 6429 was started for clients that had died",
+         "every-cuda-program-hangs-and-the-control-tool-too"),
+        ("fault-held", 2.9, 1168, "problem", "taken its context away",
+         "cuda-error-700-illegal-address-under-mps"),
+        ("fault-held", 2.9, 1201, "problem", "it was refused",
+         "cuda-error-807-mps-server-not-ready"),
+        ("ending-jobs", 54.9, 3942, "problem", "process 3965 ended with GPU work in flight",
+         "all-programs-died-at-once"),
+        ("ending-jobs", 54.9, 3965, "problem", "it ended with GPU work in flight and took 3",
+         "all-programs-died-at-once"),
+        ("ending-jobs", 4.8, 3430, "problem", "terminated through the daemon",
+         "cuda-error-810-mps-client-terminated"),
+        ("server-killed", 2.9, 744, "problem", "lost its server",
+         "cuda-error-806-mps-rpc-failure"),
+        ("memory-ordinals", 0.6, 3989, "problem", "(1=1G) is ignored", "a-limit-has-no-effect"),
+        ("containers", 11.0, 976, "problem", "no client of a running MPS server",
+         "a-limit-has-no-effect"),
+        ("draining", 1.7, 1073, "warning", "was asked to quit", "quit-does-not-return"),
+        ("stopped", 5.8, 948, "warning", "does not answer",
+         "every-cuda-program-hangs-and-the-control-tool-too"),
+    ],
+)  # fmt: skip
+async def test_the_answer_on_a_real_host(
+    recording: str, seconds: float, pid: int, outcome: str, words: str, page: str
+) -> None:
+    found = answer(await snapshot_at(recording, seconds), pid)
+    assert (found.outcome, found.page) == (outcome, page)
+    assert words in found.text
+    assert (PAGES / f"{page}.md").exists()
+
+
+async def test_nothing_wrong_is_said_only_where_everything_was_seen() -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    assert answer(snapshot, 1797).outcome == "unknown"
+    (daemon,) = [one for one in snapshot.daemons if one.servers]
+    view = ProcessView(
+        1797, uid=1001, state="S", command="cl", pipe_directory=daemon.pipe_directory,
+        names_directory=True, daemon_directory=daemon.pipe_directory,
+    )  # fmt: skip
+    assert answer(snapshot, 1797, view).outcome == "ok"
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "words"),
+    [
+        ({"state": "T"}, "problem", "is stopped"),
+        ({"state": "Z"}, "problem", "has ended"),
+        ({"state": "D"}, "warning", "inside the kernel"),
+        ({"present": False}, "warning", "No process 1797 is there"),
+        ({"pipe_directory": "/" + "p" * 100}, "problem", "has 109 bytes"),
+        ({"path_error": "/a is closed to user 1001 (mode 0700)"}, "problem", "/a is closed"),
+        ({"shares_memory_with_daemon": False}, "problem", "different /dev/shm"),
+        ({"debug_variables": ("CUDA_INJECTION64_PATH",)}, "warning", "CUDA_INJECTION64_PATH"),
+        ({"oom_kills": 2}, "warning", "ended 2 processes"),
+        ({"pipe_directory": None}, "unknown", "environment of the process cannot be read"),
+    ],
+)
+async def test_what_the_process_itself_shows(
+    changes: dict[str, object], outcome: str, words: str
+) -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    (daemon,) = [one for one in snapshot.daemons if one.servers]
+    view = ProcessView(
+        1797, uid=1001, state="S", command="cl", pipe_directory=daemon.pipe_directory,
+        names_directory=True, daemon_directory=daemon.pipe_directory,
+    )  # fmt: skip
+    found = answer(snapshot, 1797, replace(view, **changes))  # type: ignore[arg-type]
+    assert (found.outcome, words in found.text) == (outcome, True), found
+
+
+async def test_a_process_whose_directory_nobody_serves() -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    view = ProcessView(
+        77, uid=1001, state="S", command="x", pipe_directory="/srv/m p", names_directory=True
+    )
+    found = answer(snapshot, 77, view)
+    assert found.outcome == "problem"
+    assert "No control daemon serves its pipe directory" in found.text
+    daemon = snapshot.daemons[0].pipe_directory
+    assert f"CUDA_MPS_PIPE_DIRECTORY={daemon} for" in found.remedy
+
+
+async def test_a_daemon_of_an_ordinary_user_serves_nobody_else() -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    daemons = tuple(replace(daemon, uid=1001) for daemon in snapshot.daemons)
+    snapshot = replace(snapshot, daemons=daemons)
+    view = ProcessView(
+        77, uid=1002, state="S", command="x", pipe_directory=daemons[0].pipe_directory,
+        names_directory=True, daemon_directory=daemons[0].pipe_directory,
+    )  # fmt: skip
+    assert "gets error 805" in answer(snapshot, 77, view).text
+
+
+async def test_processes_of_a_user() -> None:
+    snapshot = await snapshot_at("wait-served", 0.6)
+    assert pids_of(snapshot, uid=1002) == [705]
+    assert 694 in pids_of(snapshot, uid=1001)
+    assert pids_of(snapshot, job="17") == []
+
+
+def test_the_report_gives_the_answer_first() -> None:
+    checks = [
+        Check("process", "ok", "It runs."),
+        Check("connection", "problem", "It waits.", "Wait.", "a-program-hangs-in-cuinit"),
+        Check("variables", "warning", "CUDA_PROFILE is set.", "Unset it."),
+    ]
+    lines = list(process_report.report(7, checks))
+    assert lines[:3] == [
+        "Process 7: It waits.",
+        "    do:    Wait.",
+        "    see:   docs/symptoms/a-program-hangs-in-cuinit.md",
+    ]
+    assert lines[5:] == [
+        "  ok        process: It runs.",
+        "  PROBLEM   connection: It waits.",
+        "  warning   variables: CUDA_PROFILE is set.",
+        "            do: Unset it.",
+    ]
+    assert process_report.exit_status({7: checks[:1], 8: checks}) == 1
+    assert process_report.exit_status({7: checks[:1]}) == 0
+    assert json.loads(json.dumps(process_report.as_objects(7, checks)))["outcome"] == "problem"
+
+
+def sleeper(**environment: str) -> subprocess.Popen[bytes]:
+    """A process that is there, and whose environment is that of its program."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.readline()  # it runs: its environment is its own
+    return process
+
+
+def test_a_real_process_is_looked_at(tmp_path: Path) -> None:
+    pipe = tmp_path / "real" / "pipe"
+    pipe.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    directory = f"{tmp_path}/link/pipe"
+    with sleeper(CUDA_MPS_PIPE_DIRECTORY=directory, CUDA_LAUNCH_BLOCKING="1") as process:
+        us = ProcessFacts(os.getpid(), 0.0)
+        daemon = DaemonFacts(str(pipe), "", process=us)
+        view = view_process(process.pid, [DaemonFacts("/elsewhere", ""), daemon])
+        process.kill()
+    assert view.present
+    assert view.uid == os.geteuid()
+    assert (view.pipe_directory, view.names_directory) == (directory, True)
+    assert (view.path_error, view.daemon_directory) == (None, str(pipe))
+    assert view.shares_memory_with_daemon
+    assert view.debug_variables == ("CUDA_LAUNCH_BLOCKING",)
+
+
+@pytest.mark.parametrize(
+    ("directory", "why"),
+    [
+        ("{0}/none/x", "{0}/none is not there"),
+        ("{0}/file/x", "{0}/file is not a directory"),
+        ("{0}/loop/x", "{0}/loop is a loop of links"),
+        ("{0}/a/../none", "{0}/none is not there"),
+    ],
+)
+def test_why_a_directory_cannot_be_used(tmp_path: Path, directory: str, why: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with sleeper(CUDA_MPS_PIPE_DIRECTORY=directory.format(tmp_path)) as process:
+        view = view_process(process.pid, [])
+        process.kill()
+    assert view.path_error == why.format(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_a_folder_closed_to_the_user_of_the_process(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    (closed / "pipe").mkdir(parents=True)
+    closed.chmod(0o700)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder != Path("/") and folder.stat().st_uid == os.geteuid() and "pytest" in str(folder):
+            folder.chmod(0o755)
+    process = subprocess.Popen(
+        ["setpriv", "--reuid=1002", "--clear-groups", "cat"], stdin=subprocess.PIPE,
+        env={"CUDA_MPS_PIPE_DIRECTORY": str(closed / "pipe"), "PATH": os.environ["PATH"]},
+    )  # fmt: skip
+    with process:
+        comm = Path(f"/proc/{process.pid}/comm")
+        while comm.read_text() != "cat\n":  # setpriv becomes it
+            assert process.poll() is None
+        view = view_process(process.pid, [])
+        process.kill()
+    assert view.uid == 1002
+    assert view.path_error == f"{closed} is closed to user 1002 (mode 0700)"
+
+
+def test_a_process_that_is_not_there() -> None:
+    with sleeper() as process:
+        process.kill()
+    assert not view_process(process.pid, []).present
+
+
+def test_the_default_directory_need_not_be_there(tmp_path: Path) -> None:
+    with sleeper(PATH="/bin") as process:
+        view = view_process(process.pid, [])
+        process.kill()
+    assert (view.pipe_directory, view.names_directory) == ("/tmp/nvidia-mps", False)
+    assert view.path_error is None
+
+
+def doctor(*words: str) -> int:
+    return main(["doctor", *words])
+
+
+def test_doctor_tells_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    recording = f"--recording={RECORDINGS}/wait-served.rec.gz"
+    assert doctor("--pid", "705", recording, "--at", "700ms") == 1
+    assert capsys.readouterr().out.startswith("Process 705: It has waited in the daemon's queue")
+    assert doctor("--user", "1002", recording, "--at", "700ms", "--json") == 1
+    (process,) = json.loads(capsys.readouterr().out)["processes"]
+    assert (process["pid"], process["outcome"]) == (705, "problem")
+    assert process["page"] == "docs/symptoms/a-program-hangs-in-cuinit.md"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--pid", "x"], "'x' must be the number of a process"),
+        (["--pid", "0"], "'0' must be the number of a process"),
+        (["--user", "no such user"], "no user is named 'no such user'"),
+        (["--pid", "1", "--job", "2"], "--pid and --job: give one of them"),
+        (["--job", "77", f"--recording={RECORDINGS}/quiet.rec.gz"], "no process of job 77"),
+    ],
+)
+def test_doctor_of_nobody(
+    words: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor(*words) == 3
+    assert message in capfd.readouterr().err

@@ -1,0 +1,153 @@
+"""Every flag, variable, path, target and command that a page quotes exists.
+
+In backquotes and in blocks of code, also where a block is marked and cannot be run. A path is one
+of this tree if its first part is; what is made there (``build/``, ``.venv/``) is not looked for.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from mps_exporter.config import FLAGS, REVISION_VARIABLE
+from tests.unit.docs.markdown import ROOT, blocks, files, pages, quotes
+
+# What the changelog says of earlier versions is history.
+CURRENT = [page for page in pages() if page.name != "CHANGELOG.md"]
+EACH = pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
+
+OURS = re.compile(r"(?<![\w-])--(?:no-)?(?:web|mps|path|collector|log|replay|page)\.[a-z][a-z.-]*")
+VARIABLE = re.compile(r"\bMPS_EXPORTER_[A-Z_]*[A-Z]\b")
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*(?![\w.-])")
+PATH = re.compile(r"(?<![\w./$~<-])\.{0,2}/?[\w.-]+(?:/[\w.*-]+)+/?")
+MADE = {"build", ".venv", ".tools", "dist"}
+TOPS = {Path(name).parts[0] for name in files()} - MADE
+COMMANDS = ("serve", "demo", "doctor", "record", "completion")
+
+SYSTEM = {
+    # What a host has on which the command is meant to be run.
+    "cat", "cd", "curl", "df", "dmesg", "docker", "done", "echo", "export", "for", "fuser",
+    "grep", "helm", "install", "ipmitool", "journalctl", "kubectl", "ln", "ls", "lspci",
+    "nvidia-smi", "pgrep", "ps", "python3", "rm", "sh", "sudo", "systemctl", "systemd-sysusers",
+    "tail", "timeout", "tr", "userdel",
+}  # fmt: skip
+
+
+@cache
+def helped(*words: str) -> frozenset[str]:
+    """The flags that a program of ours explains."""
+    result = subprocess.run(
+        [*words, "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return frozenset(re.findall(r"--[a-z][a-z0-9.-]*", result.stdout))
+
+
+def programs() -> str:
+    return str(Path(sys.executable).with_name("mps-exporter"))
+
+
+def code(page: Path) -> Iterator[str]:
+    """Everything that is quoted on a page, line by line."""
+    yield from quotes(page)
+    for block in blocks(page):
+        if block.language != "mermaid":
+            yield from block.text.replace("\\\n", " ").splitlines()
+
+
+@EACH
+def test_every_flag_of_the_exporter_exists(page: Path) -> None:
+    known = {f"--{flag.name}" for flag in FLAGS} | {f"--no-{flag.name}" for flag in FLAGS}
+    given = {found.rstrip(".-") for line in code(page) for found in OURS.findall(line)}
+    # Several flags at once: `--collector.nvml.…`.
+    prefixes = {flag for flag in given if any(name.startswith(f"{flag}.") for name in known)}
+    assert {flag for flag in given - prefixes if "external-url" not in flag} - known == set()
+
+
+@EACH
+def test_every_variable_exists(page: Path) -> None:
+    known = {flag.variable for flag in FLAGS} | {REVISION_VARIABLE}
+    assert {name for line in code(page) for name in VARIABLE.findall(line)} - known == set()
+
+
+@EACH
+def test_every_command_of_the_exporter_has_its_flags(page: Path) -> None:
+    wrong = []
+    for line in code(page):
+        for found in re.finditer(r"(?:^|^\$ |sudo |/bin/)mps-exporter +([^|;&)`#]*)", line):
+            words = found[1].split()
+            command = next((word for word in words if not word.startswith("-")), "")
+            if words and words[0] in COMMANDS:
+                command = words[0]
+            elif words and words[0].startswith("--"):
+                command = "serve"
+            else:
+                continue
+            known = helped(programs(), command) | helped(programs())
+            wrong += [f"{command} {flag}" for flag in FLAG.findall(found[1]) if flag not in known]
+    assert wrong == []
+
+
+@EACH
+def test_every_path_of_the_tree_exists(page: Path) -> None:
+    missing = []
+    for line in code(page):
+        for found in PATH.findall(line):
+            name = found.removeprefix("./").rstrip("/.")
+            # docs/alerts.md is about prometheus/, and names what is there from there.
+            places = (ROOT, ROOT / "prometheus")
+            if Path(name).parts[0] in TOPS and not any(any(one.glob(name)) for one in places):
+                missing.append(found)
+    assert missing == []
+
+
+@EACH
+def test_every_target_of_make_exists(page: Path) -> None:
+    targets = set(re.findall(r"^\.PHONY: (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        found
+        for line in code(page)
+        for found in re.findall(r"(?:^|\s)make ([a-z][a-z0-9-]*)", line)
+    }
+    assert named - targets == set()
+
+
+@EACH
+def test_every_command_is_one_of_ours_or_of_the_host(page: Path) -> None:
+    """In blocks of shell: a misspelt or vanished program is found also where it cannot be run."""
+    unknown = []
+    for block in blocks(page):
+        if block.language != "sh":
+            continue
+        for line in block.text.replace("\\\n", " ").splitlines():
+            word = re.sub(r"^(\s*\w+=\S*)+ ", "", line).split(maxsplit=1)[:1]
+            name = word[0] if word else "#"
+            if name.startswith("#") or name in SYSTEM or name in ("make", "mps-exporter", "python"):
+                continue
+            ours = "mps-exporter" in name or (ROOT / name).exists()
+            if "/" in name and (ours or (ROOT / "deploy" / "jobs" / Path(name).name).exists()):
+                continue
+            unknown.append(line)
+    assert unknown == []
+
+
+def test_what_is_wrong_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "`--mps.pipe-directoryy` `MPS_EXPORTER_NO` `docs/no.md` `make nothing`\n\n"
+        "`mps-exporter doctor --nothing`\n\n```sh\nkubetcl get pods\n```\n"
+    )
+    for check in (
+        test_every_variable_exists, test_every_command_of_the_exporter_has_its_flags,
+        test_every_path_of_the_tree_exists, test_every_target_of_make_exists,
+        test_every_command_is_one_of_ours_or_of_the_host,
+    ):  # fmt: skip
+        with pytest.raises(AssertionError):
+            check(page)
+    known = {f"--{flag.name}" for flag in FLAGS}
+    assert next(OURS.findall(line) for line in quotes(page))[0] not in known

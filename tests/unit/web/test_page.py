@@ -1,0 +1,414 @@
+"""What the page draws: numbers, lanes, lines, groups, commands; and what it must not do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from mps_exporter import diagnostics
+from mps_exporter.diagnostics import ADVICE
+from mps_exporter.diagnostics.actions import Action, actions, docs_url, runbook_url
+from mps_exporter.observations import LogState, Reading
+from mps_exporter.snapshot import CollectorResult, Incident, Snapshot, TimelineSpan, Wait
+from mps_exporter.web import history as history_module
+from mps_exporter.web import status_page
+from mps_exporter.web.events import EVENTS
+from mps_exporter.web.history import History
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_api import HostStatus
+from mps_exporter.web.status_findings import make_status
+from tests.unit.docs.markdown import ROOT
+from tests.unit.web import snapshots as hosts
+from tests.unit.web.fakes import FakeBackend
+
+MakeClient = Callable[..., Awaitable[Any]]
+NOW, UUID = hosts.NOW, hosts.UUID
+
+
+def status_of(snapshot: Snapshot, history: History | None = None) -> HostStatus:
+    return make_status(snapshot, WebOptions(host="node-7"), history=history)
+
+
+def page_of(snapshot: Snapshot) -> str:
+    return status_page.render(status_of(snapshot), WebOptions())
+
+
+def number(snapshot: Snapshot, label: str) -> tuple[str, str]:
+    found = status_page.numbers(status_of(snapshot).totals, snapshot.taken_at)
+    return next((one.value, one.note) for one in found if one.label == label)
+
+
+# ---------------------------------------------------------------------- numbers
+
+
+def test_the_five_numbers() -> None:
+    host = hosts.waiting(95)
+    assert number(host, "GPUs") == ("1", "")
+    assert number(host, "Clients") == ("2", "")
+    assert number(host, "Waiting") == ("1", "longest 2 min")
+    assert number(host, "SM activity") == ("12 %", "")
+    assert number(hosts.healthy(), "Waiting") == ("0", "nobody waits")
+
+
+def test_a_number_that_is_not_known_is_no_zero() -> None:
+    blind = hosts.blind()
+    assert number(blind, "GPUs")[0] == "not known"
+    assert number(blind, "Waiting") == ("not known", "control.log cannot be read")
+    assert number(blind, "Incidents in 24 h")[0] == "not known"
+    assert number(blind, "SM activity")[0] == "not readable"
+    unknown = hosts.server(pid=9, clients_connected=None)
+    host = hosts.snapshot(hosts.daemon(hosts.server(hosts.client(1)), unknown))
+    assert number(host, "Clients")[0] == "1 or more"
+
+
+def test_incidents_are_those_of_a_day_that_matter() -> None:
+    happened = tuple(
+        Incident(at=NOW - age, kind=kind, uid=1001)  # type: ignore[arg-type]
+        for age, kind in ((90_000, "fault"), (80_000, "server_crashed"), (70, "daemon_started"),
+                          (60, "wait_started"), (50, "client_terminated"))
+    )  # fmt: skip
+    assert number(hosts.snapshot(hosts.daemon(incidents=happened)), "Incidents in 24 h")[0] == "2"
+
+
+# ---------------------------------------------------------------------- lanes
+
+
+def test_a_lane_for_each_user_and_marks_where_something_broke() -> None:
+    spans = (
+        TimelineSpan("held", 1001, NOW - 900, NOW - 60),
+        TimelineSpan("idle", 1001, NOW - 60, NOW - 30),
+        TimelineSpan("waited", 1002, NOW - 300, NOW - 30, ongoing=True),
+    )
+    crash = Incident(at=NOW - 60, kind="server_crashed", uid=1001)
+    made = hosts.daemon(
+        hosts.server(), timeline=spans, timeline_since=NOW - 600, incidents=(crash,)
+    )
+    status = status_of(hosts.snapshot(made))
+    waiter, holder = status_page.lanes(status, status.daemons[0])
+
+    assert (waiter.user, holder.user) == ("user 1002", "alice")
+    assert [(bar.kind, round(bar.x), round(bar.width)) for bar in holder.bars] == [
+        ("held", 0, 900), ("idle", 900, 50), ("mark", 900, 4),
+    ]  # fmt: skip
+    assert [(bar.kind, round(bar.x), round(bar.width)) for bar in waiter.bars] == [
+        ("waited", 500, 500),
+    ]  # fmt: skip
+    assert waiter.summary == "waited 5 min"
+
+
+@pytest.mark.parametrize(
+    ("known", "window"), [(5, 60), (61, 120), (290, 300), (301, 600), (4000, 600), (None, 600)]
+)
+def test_the_lanes_show_what_is_known_but_ten_minutes_at_most(
+    known: float | None, window: float
+) -> None:
+    since = None if known is None else NOW - known
+    status = status_of(hosts.snapshot(hosts.daemon(timeline_since=since)))
+    assert status_page.lane_window(status) == window
+
+
+def test_what_was_before_the_exporter_looked_is_marked_as_unknown() -> None:
+    span = TimelineSpan("held", 1001, NOW - 30, NOW)
+    known = hosts.daemon(hosts.server(), timeline=(span,), timeline_since=NOW - 30)
+    assert 'class="unknown" width="500.0"' in page_of(hosts.snapshot(known))
+    page = page_of(hosts.snapshot(hosts.daemon(timeline_since=NOW - 30)))
+    assert "Nobody held the GPU in the last 60 s, as far as it was seen." in page
+
+
+# ---------------------------------------------------------------------- history
+
+
+def at(seconds: float, busy: float | None = 0.5) -> Snapshot:
+    readings = () if busy is None else (Reading("gpu_utilization", busy),)
+    seen = replace(hosts.gpu().observation, readings=readings)
+    return replace(hosts.healthy(), taken_at=NOW + seconds, gpus=(hosts.gpu(observation=seen),))
+
+
+def history_of(*moments: tuple[float, float | None]) -> History:
+    history = History()
+    for seconds, busy in moments:
+        history.add(at(seconds, busy))
+    return history
+
+
+def line(history: History, now: float) -> str:
+    gpu = status_of(at(now), history).gpus[0]
+    return status_page.sparkline(gpu.samples, "utilization_ratio", NOW + now)
+
+
+def test_a_line_of_activity() -> None:
+    assert line(history_of((0, 0.0), (10, 1.0)), 10) == "M590 19.0L600 1.0"
+
+
+def test_what_was_not_read_is_a_gap() -> None:
+    missing = history_of((0, 0.5), (10, 0.5), (20, None), (30, 0.5), (40, 0.5))
+    assert line(missing, 40) == "M560 10.0L570 10.0M590 10.0L600 10.0"
+    nobody = history_of((0, 0.5), (10, 0.5), (20, 0.5), (200, 0.5))
+    assert line(nobody, 200) == "M400 10.0L410 10.0L420 10.0M600 10.0h1"
+    assert line(history_of((0, None)), 0) == ""
+
+
+def test_scrapes_far_apart_are_a_line_all_the_same() -> None:
+    assert "M" not in line(history_of((0, 0.5), (60, 0.5), (120, 0.5)), 120)[1:]
+
+
+def test_few_collections_are_called_sparse() -> None:
+    status = status_of(at(60), history_of((0, 0.5), (60, 0.5)))
+    assert status_page.activity_note(status) == (
+        "Lines: the last 10 minutes, 2 collections: sparse, nothing is read between scrapes."
+    )
+
+
+def test_the_history_is_bounded() -> None:
+    history = history_of(*((second / 4, 0.5) for second in range(4 * 900)))
+    kept = history.samples(UUID, NOW + 900)
+    assert len(kept) <= history_module.MAX_SAMPLES
+    assert kept[0].at >= NOW + 900 - history_module.WINDOW_SECONDS
+    for number in range(history_module.MAX_GPUS + 5):
+        history.add(replace(at(1000), gpus=(hosts.gpu(uuid=f"GPU-{number}"),)))
+    assert len(history._samples) == history_module.MAX_GPUS
+
+
+def test_a_replay_that_begins_again_begins_a_new_history() -> None:
+    history = history_of((0, 0.5), (10, 0.5), (-50, 0.5))
+    assert [one.at for one in history.samples(UUID, NOW)] == [NOW - 50]
+    assert history.began_at == NOW - 50
+
+
+def test_a_scrape_of_other_collectors_is_no_gap() -> None:
+    history = history_of((0, 0.5))
+    only = CollectorResult("logs", success=True, duration_seconds=0.1)
+    history.add(replace(at(10), gpus=(), collectors=(only,)))
+    assert len(history.samples(UUID, NOW + 10)) == 1
+
+
+def test_a_source_that_fails_says_when_it_was_last_read() -> None:
+    history = history_of((0, 0.5))
+    failed = CollectorResult("nvml", success=False, duration_seconds=5.0, error="late")
+    status = status_of(replace(at(40), collectors=(failed,)), history)
+    assert (status.sources[0].read_at, status.sources[0].error) == (NOW, "late")
+    assert "failed, last read 40 s ago" in status_page.render(status, WebOptions())
+
+
+def test_a_finding_without_a_moment_is_dated_by_the_collections() -> None:
+    history = History()
+    ghost = hosts.snapshot(hosts.daemon(hosts.server(ghost=True)))
+    history.add(ghost)
+    ghost = replace(ghost, taken_at=NOW + 20)
+    history.add(ghost)
+    assert status_of(ghost, history).headline.first_seen == NOW
+    history.add(replace(hosts.healthy(), taken_at=NOW + 30))
+    assert status_of(ghost, history).headline.first_seen is None
+
+
+# ---------------------------------------------------------------------- groups
+
+
+def test_clients_are_grouped_by_user_and_program() -> None:
+    status = status_of(hosts.full())
+    found = status_page.groups(status, status.gpus[0])
+    assert [(len(one.clients), one.program, one.user, one.limit, one.memory) for one in found] == [
+        (42, "train.py", "user1001", "no SM limit", "764 MiB each"),
+        (6, "serve.py", "user1001", "no SM limit", "764 MiB each"),
+    ]
+
+
+def test_limits_are_never_added_up() -> None:
+    assert "4800" not in page_of(hosts.full())
+    two = (hosts.client(1, sm_limit={UUID: 13}), hosts.client(2, sm_limit={UUID: 66}))
+    status = status_of(hosts.snapshot(hosts.daemon(hosts.server(*two))))
+    (found,) = status_page.groups(status, status.gpus[0])
+    assert (found.limit, found.sm_ratios) == ("at most 13 to 66 of 132 SMs", (13 / 132, 0.5))
+
+
+def test_a_client_in_trouble_comes_first() -> None:
+    torn = hosts.client(9, command="odd", state="torn_down", state_since=NOW - 5)
+    many = (hosts.client(pid) for pid in range(1, 5))
+    status = status_of(hosts.snapshot(hosts.daemon(hosts.server(*many, torn))))
+    first = status_page.groups(status, status.gpus[0])[0]
+    assert (first.program, first.alarm) == ("odd", True)
+    assert first.state == "1 torn down by a fatal GPU error"
+
+
+def test_everything_beyond_the_first_few_is_folded() -> None:
+    many = tuple(hosts.client(pid, command=f"program-{pid}") for pid in range(1, 48))
+    waits = tuple(Wait(pid, 1002, NOW - 5, 1001) for pid in range(100, 140))
+    page = page_of(hosts.snapshot(hosts.daemon(hosts.server(*many), waits=waits)))
+    assert "43 more programs, 43 clients" in page
+    assert "36 more clients in the queue" in page
+
+
+# ---------------------------------------------------------------------- commands
+
+
+def found_of(snapshot: Snapshot, name: str) -> tuple[Action, ...]:
+    news = diagnostics.recent_incidents(snapshot)
+    found = (*diagnostics.findings(snapshot), *news)
+    return actions(next(one for one in found if one.advice.name == name), snapshot)
+
+
+def test_the_command_that_ends_a_ghost_checks_what_it_kills() -> None:
+    (one,) = found_of(hosts.snapshot(hosts.daemon(hosts.server(ghost=True))), "ghost_server")
+    assert one.command == "ps -o args= -p 634 | grep nvidia-cuda-mps-server && kill -9 634"
+    assert one.run_as == "root, or the user of this server"
+
+
+def test_a_wait_names_the_programs_that_hold_the_gpu() -> None:
+    (one,) = found_of(hosts.waiting(), "several_users_one_daemon")
+    assert one.command == "ps -o pid,user,stat,etime,args -p 641"
+    (one,) = found_of(hosts.full(), "several_users_one_daemon")
+    assert one.command == "ps -o pid,stat,etime,args -u 1002"
+
+
+@pytest.mark.parametrize(
+    ("directory", "command"),
+    [
+        ("/tmp/mps", "CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/l "
+                     "nvidia-cuda-mps-control -d"),
+        ("/tmp/$(reboot) `id`", "CUDA_MPS_PIPE_DIRECTORY='/tmp/$(reboot) `id`' "
+                                "CUDA_MPS_LOG_DIRECTORY=/l nvidia-cuda-mps-control -d"),
+        ("/tmp/x\nreboot", None),
+        ("/tmp/x\u202e", None),
+    ],
+)  # fmt: skip
+def test_a_path_in_a_command_is_quoted_or_there_is_no_command(
+    directory: str, command: str | None
+) -> None:
+    gone = hosts.daemon(state="absent", pid=None, pipe_directory=directory, log_directory="/l")
+    found = found_of(hosts.snapshot(gone), "daemon_absent")
+    assert [one.command for one in found] == ([] if command is None else [command])
+
+
+def test_a_command_against_a_log_names_it_quoted() -> None:
+    large = LogState("/tmp/nvidia-mps", "control", "/l/a b'c", readable=True, size_bytes=1 << 31)
+    (one,) = found_of(hosts.snapshot(hosts.daemon(logs=(large,))), "log_large")
+    assert one.command == "truncate -s 0 '/l/a b'\"'\"'c'"
+
+
+def test_every_runbook_and_page_is_there() -> None:
+    for name in ADVICE:
+        for url in (runbook_url(name), docs_url(name)):
+            if url is not None:
+                path = url.partition("/blob/main/")[2].partition("#")[0]
+                assert (ROOT / path).is_file(), f"{name}: {path}"
+
+
+# ---------------------------------------------------------------------- hostile names
+
+
+class Reader(HTMLParser):
+    """What a browser would make of the page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes.extend(attrs)
+
+
+EVIL = "\"'><img src=x onerror=alert(1)></title></script><script>alert(2)</script>{{ 7*7 }}"
+
+
+def evil_hosts() -> dict[str, Snapshot]:
+    one = hosts.client(641)
+    names = ("command", "user", "container_id", "pod_uid", "slurm_job_id", "systemd_unit")
+    found = {
+        f"client.{name}": hosts.snapshot(
+            hosts.daemon(hosts.server(hosts.client(641, **{name: EVIL})))
+        )
+        for name in names
+    }
+    for name in ("pipe_directory", "log_directory", "user"):
+        found[f"daemon.{name}"] = hosts.snapshot(
+            hosts.daemon(hosts.server(one), **{name: EVIL}, state="absent", uid=1)
+        )
+    seen = hosts.gpu().observation
+    for name in ("name", "compute_mode"):
+        odd = hosts.gpu(observation=replace(seen, **{name: EVIL}))  # type: ignore[arg-type]
+        found[f"gpu.{name}"] = replace(hosts.healthy(), gpus=(odd,))
+    served = hosts.gpu(served_by=(EVIL,), index=EVIL)
+    found["gpu.served_by"] = replace(hosts.healthy(), gpus=(served,))
+    for name in ("user", "state"):
+        odd_server = hosts.server(one, **{name: EVIL})
+        found[f"server.{name}"] = hosts.snapshot(hosts.daemon(odd_server))
+    incident = Incident(at=NOW - 1, kind="server_start_failed", uid=1, detail=EVIL)
+    found["incident"] = hosts.snapshot(hosts.daemon(incidents=(incident,)))
+    failed = CollectorResult("nvml", success=False, duration_seconds=0.1, error=EVIL)
+    found["error"] = replace(hosts.healthy(), collectors=(failed,))
+    log = LogState("/tmp/nvidia-mps", "control", f"/l/{EVIL}", readable=False, error=EVIL)
+    found["log"] = hosts.snapshot(hosts.daemon(logs=(log,)))
+    found["versions"] = replace(hosts.healthy(), driver_version=EVIL, cuda_version=EVIL)
+    return found
+
+
+@pytest.mark.parametrize("place", evil_hosts())
+def test_markup_in_a_name_stays_text(place: str) -> None:
+    snapshot = evil_hosts()[place]
+    status = make_status(snapshot, WebOptions(host=EVIL))
+    page = status_page.render(status, WebOptions())
+    reader = Reader()
+    reader.feed(page)
+
+    assert reader.tags.count("script") == 1
+    assert "img" not in reader.tags
+    assert not [name for name, _ in reader.attributes if name.startswith("on") or name == "style"]
+    assert "{{ 7*7 }}" in page  # of the host's name: not evaluated
+    urls = [value or "" for name, value in reader.attributes if name in ("href", "src")]
+    own = ("https://github.com/mps-exporter/", "static/", "api/", "-/", "metrics")
+    assert all(url.startswith(own) for url in urls)
+    json.dumps(asdict(status))
+
+
+# ---------------------------------------------------------------------- over HTTP
+
+
+async def test_the_title_is_the_host_whatever_the_request_says(
+    backend: FakeBackend, make_client: MakeClient
+) -> None:
+    backend.snapshot = hosts.healthy()
+    client = await make_client(host="node-7")
+    page = await (await client.get("/", headers={"Host": "evil.example"})).text()
+
+    assert "<title>MPS on node-7</title>" in page
+    assert "evil.example" not in page
+
+
+async def test_an_incident_makes_the_last_status_too_old(
+    backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mps_exporter.web.status_handler.REUSE_SECONDS", 3600.0)
+    backend.snapshot = hosts.healthy()
+    client = await make_client()
+    assert "All is well" in await (await client.get("/")).text()
+    backend.snapshot = hosts.crashed()
+    assert "All is well" in await (await client.get("/")).text()
+    hub = client.server.app[EVENTS]
+    hub.add("/tmp/nvidia-mps", Incident(at=NOW, kind="server_crashed", uid=1001))
+
+    assert "crashed; 2 clients were lost" in await (await client.get("/")).text()
+
+
+async def test_incidents_in_a_row_cost_few_collections(
+    backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mps_exporter.web.status_handler.AFTER_INCIDENT_SECONDS", 0.5)
+    monkeypatch.setattr("mps_exporter.web.status_handler.REUSE_SECONDS", 3600.0)
+    client = await make_client()
+    await (await client.get("/")).read()
+    hub = client.server.app[EVENTS]
+
+    async def ask() -> None:
+        hub.add("/tmp/nvidia-mps", Incident(at=NOW, kind="client_rejected", uid=1001))
+        await (await client.get("/")).read()
+
+    await asyncio.gather(*(ask() for _ in range(10)))
+    assert len(backend.collections) == 2

@@ -1,0 +1,1 @@
+"""Prometheus' own reader of web configuration files, to compare with."""
