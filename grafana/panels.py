@@ -422,6 +422,12 @@ def status_history(
     )  # fmt: skip
 
 
+_NOT_KNOWN: Json = {
+    "type": "special",
+    "options": {"match": "nan", "result": {"text": "-", "color": "transparent"}},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A table's column: what it is called, and how its cells look."""
@@ -488,7 +494,8 @@ class Column:
             cells["thresholds"] = self.steps.only_bad().json()
             cells["color"] = {"mode": "thresholds"}
         if self.states:
-            cells["mappings"] = mappings(*self.states)
+            # What is not known has no colour; it had that of the text.
+            cells["mappings"] = [*mappings(*self.states), _NOT_KNOWN]
             cells["custom__align"] = "left"
         if cells:
             cells["custom__cellOptions"] = {"type": "color-background", "mode": "basic"}
@@ -540,9 +547,7 @@ def table(
             "noValue": none,
             "color": {"mode": "thresholds"},
             "thresholds": PLAIN.json(),
-            "mappings": [
-                {"type": "special", "options": {"match": "nan", "result": {"text": "-"}}}
-            ],
+            "mappings": [_NOT_KNOWN],
             "custom": {"align": "auto", "cellOptions": {"type": "auto"}, "filterable": False,
                        "inspect": False},
         },

@@ -168,10 +168,10 @@ ALERTS = table(
     "them the tiles above still work.",
     (_with_action(f"topk(50, max by ({_WHERE}) ({_RANK}))"), _with_action(_SINCE)),
     (
-        Column("Severity", "A", states=_SEVERITIES, width=100),
-        Column("Alert", "alertname", width=215, links=(to_runbook(),)),
+        Column("Severity", "A", states=_SEVERITIES, width=95),
+        Column("Alert", "alertname", width=200, links=(to_runbook(),)),
         Column("Host", "instance", width=170, links=(to_host("mps-host", "This host"),)),
-        Column("Since", "B", unit=AGO, width=150),
+        Column("Since", "B", unit=AGO, width=140),
         Column("What to do first", "action", texts=tuple(first_steps().items())),
         Column("User", "uid", hidden=True),
         Column("GPU", "gpu", hidden=True),

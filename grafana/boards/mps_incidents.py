@@ -192,9 +192,9 @@ RECOVERY = (
             f'label_replace({_IN_TROUBLE}, "uid", "unknown", "uid", "")',
             "uid {{uid}} · {{instance}}",
         ),
-        Query(f"count(mps_exporter_build_info) * 0 + 1 unless on () count({_IN_TROUBLE})",
+        Query(f"count(mps_exporter_build_info) * 0 + 1 unless on () count({_IN_TROUBLE})"
+            f" or {UNREACHABLE}",
               "all servers"),
-        Query(UNREACHABLE, "all servers"),
         states=(*DAEMON_STATES[:1], State(1, "none in trouble", GOOD), *SERVER_STATES),
         width=24,
         height=7,

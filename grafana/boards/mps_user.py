@@ -228,10 +228,9 @@ BOARD = Board(
                 ),
                 Query(
                     f"{_NONE_CONNECTED} unless on () count(mps_server_info{_MINE}"
-                    f" or mps_uid_waiting_clients{_MINE} > 0)",
+                    f" or mps_uid_waiting_clients{_MINE} > 0) or {UNREACHABLE}",
                     "uid $uid",
                 ),
-                Query(UNREACHABLE, "uid $uid"),
                 states=(*DAEMON_STATES[:1], *USER_STATES[:1], *HOLDER_STATES),
                 height=10,
             ),
