@@ -24,7 +24,6 @@ CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE = 5, 6, 7, 19
 _LIMITS = (
     (resource.RLIMIT_CORE, 0),
     (resource.RLIMIT_CPU, 10),
-    (resource.RLIMIT_AS, 4 << 30),
     (resource.RLIMIT_NOFILE, 64),
 )
 

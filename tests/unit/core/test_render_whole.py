@@ -9,7 +9,7 @@ from mps_exporter.metrics.mps_catalogue import MPS_METRICS
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.log_metrics import LOG_METRICS
-from mps_exporter.observations import GpuObservation, LogState
+from mps_exporter.observations import ContainerName, DaemonFacts, GpuObservation, LogState
 from mps_exporter.snapshot import (
     Client,
     CollectorResult,
@@ -42,7 +42,7 @@ DAEMON = ControlDaemon(
     handover_backoff_seconds=12.8, gpu_uuids=(U,),
     logs=(LogState(D, "control", "/var/log/mps/control.log", True, 13),
           LogState(D, "server", "/var/log/mps/server.log", False, 14)),
-    dropped_clients=15,
+    dropped_clients=15, facts=DaemonFacts(D, "/var/log/mps", owner_uid=1003, limited=True),
 )  # fmt: skip
 GPU = Gpu(
     GpuObservation(
@@ -58,6 +58,8 @@ SNAPSHOT = Snapshot(
     collectors=(CollectorResult("nvml", False, 0.125, timed_out=True),),
     unreadable_environments=18, unknown_readings=19,
     recording=RecordingInfo("a test", "a host", "580.3", "then", 2.0),
+    containers=(ContainerName("containerd://c0ffee", "research", "train-0", "main"),),
+    ignored_processes={1004: 21},
 )  # fmt: skip
 
 DS, DSP, G = (D, "20"), (D, "20", "30"), ("0", U)
@@ -67,6 +69,7 @@ SHOWN = {
     "mps_control_info": {
         (D, "10", "0", "root", "/var/log/mps", "580.1", "2", "true", "0,1"): 1,
     },
+    "mps_control_unprivileged_info": {(D, "1003"): 1},
     "mps_control_start_time_seconds": {(D,): 101},
     "mps_control_query_duration_seconds": {(D,): 0.25},
     "mps_control_queries_total": {(D,): 9},
@@ -93,6 +96,7 @@ SHOWN = {
         (*DSP, "1001", "ann", "train", "c0ffee", "pod-1", "77", "job.service", "4026531836",
          "client"): 1,
     },
+    "mps_container_info": {("containerd://c0ffee", "research", "train-0", "main"): 1},
     "mps_client_start_time_seconds": {DSP: 103},
     "mps_client_state": {
         (*DSP, "1001", "creating_context"): 1, (D, "", "40", "1002", "waiting"): 1,
@@ -122,6 +126,7 @@ SHOWN = {
     "mps_scrape_collector_timeout": {("nvml",): 1},
     "mps_exporter_unreadable_environments": {(): 18},
     "mps_exporter_unknown_readings_total": {(): 19},
+    "mps_exporter_ignored_processes": {("1004",): 21},
     "mps_exporter_recording_info": {("a test", "a host", "580.3", "then", "2"): 1},
     "mps_gpu_info": {
         (*G, "GPU-parent", "1/0", "NVIDIA H200", "0000:3b:00.0", "Hopper", "9.0", "580.2", "13.0",
