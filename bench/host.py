@@ -172,7 +172,7 @@ class FullHost:
         for daemon in self.daemons:
             (daemon.pipe / "replies").mkdir(parents=True)
             daemon.logs.mkdir()
-            (daemon.pipe / "control_lock").touch()
+            # No control_lock: none of these processes exists, so none could hold it.
             self.start(daemon)
         for number in range(other_processes):
             self.proc.add(30_000 + number, argv=[f"/usr/bin/program{number}"])
@@ -236,7 +236,6 @@ class FullHost:
         daemon.pipe.mkdir()
         daemon.logs.mkdir()
         (daemon.pipe / "replies").mkdir()
-        (daemon.pipe / "control_lock").touch()
         self.start(daemon)
         self._replies(daemon)
         return daemon
