@@ -165,6 +165,7 @@ class FullHost:
             )
         )
         share = gpus // daemons
+        self.jobs: list[Daemon] = []
         self.daemons = [
             Daemon(number, folder, range(number * share, (number + 1) * share))
             for number in range(daemons)
@@ -186,7 +187,7 @@ class FullHost:
 
     def __exit__(self, *_exception: object) -> None:
         """Its daemons close their files."""
-        for daemon in self.daemons:
+        for daemon in (*self.daemons, *self.jobs):
             daemon.close()
 
     # -- what happens on the host
@@ -237,6 +238,7 @@ class FullHost:
         daemon.logs.mkdir()
         (daemon.pipe / "replies").mkdir()
         self.start(daemon)
+        self.jobs.append(daemon)
         self._replies(daemon)
         return daemon
 
@@ -245,6 +247,7 @@ class FullHost:
         for pid in (daemon.server, daemon.pid):
             self.proc.remove(pid)
         daemon.close()
+        self.jobs.remove(daemon)
         shutil.rmtree(daemon.pipe)
         shutil.rmtree(daemon.logs)
 

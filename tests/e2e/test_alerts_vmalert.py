@@ -47,7 +47,7 @@ the same in both runs."""
 
 REPORTED_AT_ONCE = {
     "MpsServerCrashed": r"Clients lost: 2( \(2 of uid 0\))?\. They get",
-    "MpsServerFault": "met 1 fatal GPU error within 5 minutes on GPU 0",
+    "MpsServerFault": "had 1 fatal GPU error within 5 minutes on GPU 0",
 }
 """vmalert asks the database for what it has just recorded, which it may not find yet: a text that
 names the users who lost clients can come without them."""

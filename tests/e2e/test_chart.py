@@ -481,7 +481,7 @@ def test_extras_are_added() -> None:
     )  # fmt: skip
     (container,) = pod["containers"]
     assert container["args"][-1] == "--log.level=debug"
-    assert container["env"] == [{"name": "TZ", "value": "UTC"}]
+    assert [one["name"] for one in container["env"]] == ["NODE_NAME", "TZ"]
     assert pod["volumes"][-1] == {"name": "a", "hostPath": {"path": "/a"}}
     assert container["volumeMounts"][-1] == {"name": "a", "mountPath": "/a"}
     assert container["livenessProbe"]["periodSeconds"] == 7

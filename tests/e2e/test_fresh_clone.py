@@ -48,7 +48,7 @@ async def test_make_demo_as_the_readme_says(tmp_path: Path) -> None:
     # Progress on all that takes its time, and where to look.
     for step in ("making .venv", "installing what the exporter needs", "installing mps-exporter"):
         assert re.search(rf"^==> {step}.*: done in \d+ s$", printed, re.MULTILINE), printed
-    assert f"http://localhost:{PORT}/" in printed
+    assert f"http://127.0.0.1:{PORT}/" in printed
 
 
 async def _serves(process: asyncio.subprocess.Process, log: Path) -> None:
