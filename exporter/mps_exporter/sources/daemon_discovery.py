@@ -31,7 +31,6 @@ from mps_exporter.mps.log_parser import control_line_of
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
 from mps_exporter.sources.container_logs import ContainerLogs
 from mps_exporter.sources.fair_share import MAX_DAEMONS, MAX_DAEMONS_PER_USER, FairShare
-from mps_exporter.sources.lanes import Lanes
 from mps_exporter.sources.pipe_directory import PipeDirectory, identity_of, look_at, owner_of
 from mps_exporter.sources.processes import HOST_USERS, Processes
 from mps_exporter.sources.procfs_parse import (
@@ -44,6 +43,7 @@ from mps_exporter.sources.resolve_in_root import (
     opened_directory,
     resolve_in_root,
 )
+from mps_exporter.sources.threaded_calls import ThreadedCalls
 
 CONTROL_PROGRAM = "nvidia-cuda-mps-control"
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
@@ -152,8 +152,8 @@ class DaemonDiscovery:
         self._own_uid = os.geteuid()
         self._share = FairShare(self._own_uid)
         self._left_out = Counter[int]()
-        self._lanes, self._looks = Lanes[_Look](), dict[Hashable, _Look]()
-        self._place_lanes, self._places = Lanes[_Place](), dict[Hashable, _Place]()
+        self._look_calls, self._looks = ThreadedCalls[_Look](), dict[Hashable, _Look]()
+        self._place_calls, self._places = ThreadedCalls[_Place](), dict[Hashable, _Place]()
         self._found: tuple[DaemonFacts, ...] = ()
         self._unplaced: list[int] = []
         self._hung: list[str] = []
@@ -267,7 +267,7 @@ class DaemonDiscovery:
     def _look_at_configured(
         self, configured: Sequence[tuple[str, str | None]]
     ) -> Iterator[tuple[tuple[str, str | None], _Place]]:
-        found = self._place_lanes.ask(
+        found = self._place_calls.ask(
             {one: (None, partial(self._look_at_place, *one)) for one in configured}
         )
         self._hung += [f"the directory {one[0]}" for one in configured if one not in found]
@@ -295,7 +295,7 @@ class DaemonDiscovery:
             for one in programs
             if one.is_control and one.process.parent_pid not in controls
         }
-        found = self._lanes.ask(
+        found = self._look_calls.ask(
             {
                 name: (one.process.uid, partial(self._look_at_program, one, configured))
                 for name, one in asked.items()

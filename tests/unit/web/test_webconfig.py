@@ -126,6 +126,32 @@ async def test_while_the_files_are_read_others_get_what_is_in_force(
     watch.close()
 
 
+async def test_a_signal_while_the_files_are_read_has_them_read_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "web.yml"
+    path.write_text("rate_limit: {interval: 1s, burst: 5}\n")
+    watch = WebConfigWatch.start(str(path))
+    path.write_text("rate_limit: {interval: 1s, burst: 10}\n")
+    entered, released = threading.Event(), threading.Event()
+
+    def slow(path: str, before: Loaded | None = None) -> Loaded:
+        found = load(path, before)
+        entered.set()
+        released.wait(PATIENCE_SECONDS)
+        return found
+
+    monkeypatch.setattr(watching, "load", slow)
+    first = asyncio.create_task(watch.check_files())
+    assert await asyncio.to_thread(entered.wait, PATIENCE_SECONDS)
+    path.write_text("rate_limit: {interval: 1s, burst: 20}\n")  # too late for the first look
+    second = asyncio.create_task(watch.check_files())
+    released.set()
+    await asyncio.gather(first, second)
+    assert watch.current.rate_burst == 20
+    watch.close()
+
+
 async def test_a_change_that_keeps_size_and_time_is_seen(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

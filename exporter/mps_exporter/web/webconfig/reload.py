@@ -106,14 +106,16 @@ class WebConfigWatch:
         return self._loaded.context
 
     async def _refresh(self) -> None:
-        if time.monotonic() - self._checked_at >= CHECK_INTERVAL_SECONDS:
+        # While one request has the files looked at, the others get what is in force.
+        due = time.monotonic() - self._checked_at >= CHECK_INTERVAL_SECONDS
+        if due and not self._checking.locked():
             await self.check_files()
 
     async def check_files(self) -> None:
-        """Look at the files now; never fails."""
-        if self._checking.locked() or self._closed:
-            return  # what is in force serves those who come while somebody looks
+        """Look at the files now, after a look that is under way; never fails."""
         async with self._checking:
+            if self._closed:
+                return
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._thread, self._check_files)
             self._checked_at = time.monotonic()

@@ -5,8 +5,8 @@ from collections.abc import Callable, Hashable, Iterator
 
 import pytest
 
-from mps_exporter.sources import lanes
-from mps_exporter.sources.lanes import Lanes
+from mps_exporter.sources import threaded_calls
+from mps_exporter.sources.threaded_calls import ThreadedCalls
 from tests.support.waiting import PATIENCE_SECONDS
 
 ALICE, BOB = 2001, 2002
@@ -41,12 +41,12 @@ def asked(user: int | None, function: Callable[[], str]) -> tuple[int | None, Ca
 
 
 def test_one_that_hangs_costs_its_own_answer(gate: Gate) -> None:
-    found = Lanes[str](0.05).ask({"a": asked(ALICE, gate), "b": asked(0, at_once)})
+    found = ThreadedCalls[str](0.05).ask({"a": asked(ALICE, gate), "b": asked(0, at_once)})
     assert found == {"b": "now"}
 
 
 def test_nobody_waits_for_it_again_and_it_is_not_asked_twice(gate: Gate) -> None:
-    some = Lanes[str](0.05)
+    some = ThreadedCalls[str](0.05)
     some.ask({"a": asked(ALICE, gate)})
     some._wait_seconds = PATIENCE_SECONDS * 10  # whoever waited now would never return
     assert some.ask({"a": asked(ALICE, gate), "b": asked(0, at_once)}) == {"b": "now"}
@@ -54,7 +54,7 @@ def test_nobody_waits_for_it_again_and_it_is_not_asked_twice(gate: Gate) -> None
 
 
 def test_what_comes_late_is_given_by_a_later_call(gate: Gate) -> None:
-    some = Lanes[str](0.05)
+    some = ThreadedCalls[str](0.05)
     some.ask({"a": asked(ALICE, gate)})
     waiting = some._asked["a"].done
     gate.open.set()
@@ -66,14 +66,14 @@ def test_what_comes_late_is_given_by_a_later_call(gate: Gate) -> None:
 
 def test_a_user_whose_question_hangs_is_waited_for_no_more(gate: Gate) -> None:
     """She may name another directory of the same file server each time."""
-    some = Lanes[str](0.05)
+    some = ThreadedCalls[str](0.05)
     some.ask({"a": asked(ALICE, gate)})
     some._wait_seconds = PATIENCE_SECONDS * 10
     questions: dict[Hashable, tuple[int | None, Callable[[], str]]] = {
         number: asked(ALICE, gate) for number in range(100)
     }
     assert some.ask({**questions, "b": asked(BOB, at_once)}) == {"b": "now"}
-    assert gate.started <= lanes.MAX_HUNG_PER_USER + 1
+    assert gate.started <= threaded_calls.MAX_HUNG_PER_USER + 1
 
 
 def test_an_error_is_raised() -> None:
@@ -81,7 +81,7 @@ def test_an_error_is_raised() -> None:
         raise OSError(24, "Too many open files")
 
     with pytest.raises(OSError, match="Too many"):
-        Lanes[str](PATIENCE_SECONDS).ask({"a": asked(0, fails)})
+        ThreadedCalls[str](PATIENCE_SECONDS).ask({"a": asked(0, fails)})
 
 
 def test_without_a_free_thread_the_first_ones_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,5 +94,5 @@ def test_without_a_free_thread_the_first_ones_are_asked(monkeypatch: pytest.Monk
         real(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    some = Lanes[str](PATIENCE_SECONDS)
+    some = ThreadedCalls[str](PATIENCE_SECONDS)
     assert some.ask({"a": asked(0, at_once), "b": asked(ALICE, at_once)}) == {"a": "now"}

@@ -31,7 +31,7 @@ class _Question(Generic[T]):
     error: BaseException | None = None
 
 
-class Lanes(Generic[T]):
+class ThreadedCalls(Generic[T]):
     """Questions by name. A name that hangs is not asked again until it has returned."""
 
     def __init__(self, wait_seconds: float = WAIT_SECONDS) -> None:
@@ -102,5 +102,5 @@ def _start(user: int | None, function: Callable[[], T]) -> _Question[T]:
             question.error = error
         question.done.set()
 
-    threading.Thread(target=run, name="lane", daemon=True).start()
+    threading.Thread(target=run, name="threaded-call", daemon=True).start()
     return question
