@@ -101,9 +101,14 @@ def runbook_url(name: str) -> str | None:
     return None if alert is None else f"{DOCS}prometheus/runbooks/{alert}.md"
 
 
+def docs_page(name: str) -> str:
+    """The page on this kind of finding, below docs/."""
+    return _PAGES.get(name, "troubleshooting.md")
+
+
 def docs_url(name: str) -> str:
-    """The page of the documentation on this kind of finding."""
-    return f"{DOCS}docs/{_PAGES.get(name, 'troubleshooting.md')}"
+    """The address of that page."""
+    return f"{DOCS}docs/{docs_page(name)}"
 
 
 def actions(finding: Finding, snapshot: Snapshot) -> tuple[Action, ...]:

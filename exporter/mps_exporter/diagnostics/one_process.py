@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mps_exporter import humanize
+from mps_exporter.diagnostics.actions import docs_page
 from mps_exporter.diagnostics.catalogue import Finding
+from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES
 from mps_exporter.observations import ProcessView
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
 
 Outcome = Literal["ok", "problem", "warning", "unknown"]
-
-SOCKET_PATH_BYTES = 107
-"""Longest path of a Unix socket that the kernel takes; the daemon's is DIRECTORY/control."""
 
 CONTEXT_SECONDS = 30.0
 """A context is made in some ten milliseconds; after this long the client is stuck."""
@@ -27,13 +26,6 @@ CONTEXT_SECONDS = 30.0
 NEAR_LIMIT_RATIO = 0.95
 
 _BLOCKING = ("ghost_server", "daemon_unresponsive", "daemon_draining", "server_starting_long")
-_PAGES = {
-    "ghost_server": "every-cuda-program-hangs-and-the-control-tool-too",
-    "daemon_unresponsive": "every-cuda-program-hangs-and-the-control-tool-too",
-    "daemon_draining": "quit-does-not-return",
-    "server_starting_long": "server-encountered-a-fatal-exception",
-    "server_in_fault": "cuda-error-807-mps-server-not-ready",
-}
 _REFUSALS = {
     "context_limit": "cuda-error-808-809-mps-max-clients-reached",
     "server_not_ready": "cuda-error-807-mps-server-not-ready",
@@ -270,7 +262,7 @@ def _blocked(daemon: ControlDaemon, found: tuple[Finding, ...], place: _Place) -
         if finding.daemon == daemon.pipe_directory and name in names:
             yield Check(
                 "service", "warning" if served else "problem", finding.evidence, finding.remedy,
-                _PAGES[name],
+                docs_page(name).removeprefix("symptoms/").removesuffix(".md"),
             )  # fmt: skip
 
 

@@ -51,6 +51,9 @@ PROBE: tuple[str, ...] = ("get_server_list", FENCE)
 """Answered by the daemon alone, without a server's help. Without the fence an empty list of servers
 and a collision would look the same."""
 
+SOCKET_PATH_BYTES = 107
+"""Longest path of a Unix socket that the kernel takes; the daemon's is DIRECTORY/control."""
+
 _QUOTED_CHARACTERS = 200
 
 

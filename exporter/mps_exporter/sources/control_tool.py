@@ -34,6 +34,7 @@ from weakref import WeakValueDictionary
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.mps.control_protocol import (
     PROBE,
+    SOCKET_PATH_BYTES,
     Failure,
     ServerReply,
     limit_commands,
@@ -59,9 +60,6 @@ from mps_exporter.sources.run_process import (
 )
 
 DEFAULT_BINARY = "nvidia-cuda-mps-control"
-
-SOCKET_PATH_BYTES = 107
-"""What the address of a Unix socket can hold."""
 
 _RETRY_DELAY_SECONDS = 0.04
 _ATTEMPTS = 2

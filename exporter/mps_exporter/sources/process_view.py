@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mps_exporter.observations import DaemonFacts, ProcessView
+from mps_exporter.sources.daemon_discovery import DEFAULT_PIPE_DIRECTORIES
 from mps_exporter.sources.procfs_parse import (
     parse_arguments,
     parse_mps_environment,
@@ -21,8 +22,6 @@ from mps_exporter.sources.procfs_parse import (
     parse_status,
     text_of,
 )
-
-DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 - CUDA's own default
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where a server and its clients share memory
 
@@ -61,7 +60,7 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
     if environment:
         variables = parse_mps_environment(environment)
         named = bool(variables.get("CUDA_MPS_PIPE_DIRECTORY"))
-        directory = variables.get("CUDA_MPS_PIPE_DIRECTORY") or DEFAULT_PIPE_DIRECTORY
+        directory = variables.get("CUDA_MPS_PIPE_DIRECTORY") or DEFAULT_PIPE_DIRECTORIES[0]
         debug = _debug_variables(environment)
     root = str(base / "root")
     path_error, path = None, None
