@@ -78,13 +78,17 @@ def everything(quick: bool, picture: Path | None) -> Iterator[str]:
         against("its CPU", full.whole.cpu, CPU_MS, " ms"),
         against(f"its time / that of {full.slowest}", over, OF_SLOWEST, ""),
         against("its time / that of all sources and the page one by one", of_sum, OF_SLOWEST, ""),
-        *(against(f"exposition {one.form.version}, times faster", one.ratio, FASTER, "", least=True)
-          for one in compared),
+        *(
+            against(
+                f"exposition {one.form.version}, times faster", one.ratio, FASTER, "", least=True
+            )
+            for one in compared
+        ),
         against("straightness of cost (R²)", straight, LINEAR, "", least=True),
         against("resident memory", seen.megabytes, MEGABYTES, " MB"),
         against("start to first good scrape", seen.first_scrape_seconds, START_SECONDS, " s"),
         against("control.log in a day", grown, control_log.BAR_MEGABYTES, " MB"),
-    ]  # fmt: skip
+    ]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -67,17 +67,26 @@ async def measure(folder: Path) -> Growth:
     """Ask the stand-in."""
     tool = folder / fake_mps_control.NAME
     source = Path(fake_mps_control.__file__)
-    tool.write_text(f"#!/bin/sh\nexec {sys.executable} -S -E {source}\n")  # fmt: skip
+    tool.write_text(f"#!/bin/sh\nexec {sys.executable} -S -E {source}\n")
     tool.chmod(0o755)
     state = {
         "pid": 445,
         "log_directory": str(folder),
-        "devices": [{"ordinal": 0, "pci": "0000:00.06.00", "name": "NVIDIA H200",
-                     "uuid": "GPU-00000000-1111-2222-3333-444444444444"}],
-        "servers": [{"pid": SERVER,
-                     "clients": [{"pid": 100_000 + n, "contexts": {"0": [1]}}
-                                 for n in range(CLIENTS)]}],
-    }  # fmt: skip
+        "devices": [
+            {
+                "ordinal": 0,
+                "pci": "0000:00.06.00",
+                "name": "NVIDIA H200",
+                "uuid": "GPU-00000000-1111-2222-3333-444444444444",
+            }
+        ],
+        "servers": [
+            {
+                "pid": SERVER,
+                "clients": [{"pid": 100_000 + n, "contexts": {"0": [1]}} for n in range(CLIENTS)],
+            }
+        ],
+    }
     (folder / fake_mps_control.STATE_FILE).write_text(json.dumps(state))
     daemon = DaemonFacts(
         pipe_directory=str(folder), log_directory=str(folder), process=ProcessFacts(445, 0.0)
@@ -103,9 +112,11 @@ def recorded() -> Iterator[tuple[int, int]]:
     """Give (commands, bytes) of each run of the tool that a real daemon logged."""
     data = b"".join(
         chunk.data
-        for one in read(RECORDING).observations if isinstance(one, LogsObservation)
-        for chunk in one.chunks if chunk.log == "control"
-    )  # fmt: skip
+        for one in read(RECORDING).observations
+        if isinstance(one, LogsObservation)
+        for chunk in one.chunks
+        if chunk.log == "control"
+    )
     for run in _RUN.findall(data):
         yield run.count(b"] Cmd:"), len(run)
 

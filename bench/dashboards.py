@@ -131,9 +131,11 @@ def questions(
         least = {"": 0, "1m": 60}[panel.get("interval", "")]
         pace = max(step, least, seconds // panel.get("maxDataPoints", PIXELS))
         values = {
-            "__interval": f"{pace}s", "__rate_interval": f"{max(4 * SCRAPE_SECONDS, pace)}s",
-            "__range": f"{seconds}s", "__range_s": str(seconds),
-        }  # fmt: skip
+            "__interval": f"{pace}s",
+            "__rate_interval": f"{max(4 * SCRAPE_SECONDS, pace)}s",
+            "__range": f"{seconds}s",
+            "__range_s": str(seconds),
+        }
         for target in panel["targets"]:
             expr = filled(target["expr"], **values)
             name = f"{panel['title']} {target['refId']}"
@@ -171,21 +173,31 @@ def main() -> None:
             series, samples = write_fleet(file, kinds, options.hosts, options.hours, used)
         print(f"{options.hosts} hosts, {series} series, {samples} samples; loading them ...")
         subprocess.run(
-            [program("promtool"), "tsdb", "create-blocks-from", "openmetrics", "--quiet",
-             folder / "fleet.om", folder / "data"],
-            check=True, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                program("promtool"),
+                "tsdb",
+                "create-blocks-from",
+                "openmetrics",
+                "--quiet",
+                folder / "fleet.om",
+                folder / "data",
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         (folder / "prometheus.yml").write_text("global: {}\n")
         address = f"127.0.0.1:{free_port()}"
         started.append(
             start(
-                folder, "prometheus", program(options.program),
+                folder,
+                "prometheus",
+                program(options.program),
                 f"--config.file={folder / 'prometheus.yml'}",
                 f"--storage.tsdb.path={folder / 'data'}",
                 "--storage.tsdb.retention.time=10y",
                 f"--web.listen-address={address}",
             )
-        )  # fmt: skip
+        )
         until_ready(f"http://{address}/-/ready")
         looks = [look(Prometheus(address), options.dashboard, options.hours) for _ in range(4)]
     names = looks[0].keys()

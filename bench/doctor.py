@@ -33,9 +33,12 @@ def report(runs: int) -> Iterator[str]:
             tool, pipes = install_tool(Path(folder)), Path(folder) / "mps"
             set_daemon(pipes, mode=mode)
             flags = [
-                "--no-mps.discovery", "--no-collector.nvml", f"--mps.control-binary={tool}",
-                f"--mps.pipe-directory={pipes}", f"--mps.log-directory={folder}",
-            ]  # fmt: skip
+                "--no-mps.discovery",
+                "--no-collector.nvml",
+                f"--mps.control-binary={tool}",
+                f"--mps.pipe-directory={pipes}",
+                f"--mps.log-directory={folder}",
+            ]
             wall, cpu = measure([sys.executable, "-m", "mps_exporter", "doctor", *flags], runs)
         met = "met   " if wall <= bar else "NOT MET"
         yield (

@@ -57,15 +57,22 @@ def crowd() -> Snapshot:
     daemons = []
     for daemon in full.daemons:
         servers = [
-            replace(server, clients=tuple(
-                replace(
-                    client,
-                    connected_at=round(full.taken_at - chance.uniform(0, 86_400), 3),
-                    memory_used_bytes={uuid: chance.randrange(1 << 20, 1 << 34, 1 << 20)
-                                       for uuid in client.memory_used_bytes},
-                ) for client in server.clients
-            )) for server in daemon.servers
-        ]  # fmt: skip
+            replace(
+                server,
+                clients=tuple(
+                    replace(
+                        client,
+                        connected_at=round(full.taken_at - chance.uniform(0, 86_400), 3),
+                        memory_used_bytes={
+                            uuid: chance.randrange(1 << 20, 1 << 34, 1 << 20)
+                            for uuid in client.memory_used_bytes
+                        },
+                    )
+                    for client in server.clients
+                ),
+            )
+            for server in daemon.servers
+        ]
         daemons.append(replace(daemon, servers=tuple(servers)))
     return replace(full, daemons=tuple(daemons))
 
@@ -84,10 +91,11 @@ def next_page(families: Sequence[Family], chance: random.Random) -> list[Family]
         return float(round(moved)) if value > 1000 else round(moved, 3)
 
     return [
-        family if family.spec.name.endswith(STEADY)
+        family
+        if family.spec.name.endswith(STEADY)
         else Family(family.spec, tuple((labels, later(value)) for labels, value in family.samples))  # type: ignore[misc]
         for family in families
-    ]  # fmt: skip
+    ]
 
 
 @dataclass(frozen=True)

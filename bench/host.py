@@ -197,9 +197,12 @@ class FullHost:
         daemon.pid = next(self._pids)
         argv = ["/usr/bin/nvidia-cuda-mps-control", "-d"]
         self.proc.add(
-            daemon.pid, argv=argv, environ=daemon.environment, started=self._started,
+            daemon.pid,
+            argv=argv,
+            environ=daemon.environment,
+            started=self._started,
             cgroup=daemon.cgroup,
-        )  # fmt: skip
+        )
         daemon.log("control", f"Starting control daemon using socket {daemon.pipe}/control")
         daemon.caused["mps_control_starts_total", ""] += 1
         self._start_server(daemon)
@@ -207,9 +210,14 @@ class FullHost:
     def _start_server(self, daemon: Daemon) -> None:
         daemon.server = next(self._pids)
         self.proc.add(
-            daemon.server, argv=["nvidia-cuda-mps-server"], environ=daemon.environment,
-            parent=daemon.pid, uid=daemon.user, started=self._started, cgroup=daemon.cgroup,
-        )  # fmt: skip
+            daemon.server,
+            argv=["nvidia-cuda-mps-server"],
+            environ=daemon.environment,
+            parent=daemon.pid,
+            uid=daemon.user,
+            started=self._started,
+            cgroup=daemon.cgroup,
+        )
         daemon.log(
             "control",
             f"Starting new server {daemon.server} for user {daemon.user}",
@@ -295,7 +303,9 @@ class FullHost:
     def _spawn(self, daemon: Daemon, gpu: int, uid: int) -> Client:
         pid = next(self._pids)
         self.proc.add(
-            pid, argv=["/opt/conda/bin/python3", "train.py"], uid=uid,
+            pid,
+            argv=["/opt/conda/bin/python3", "train.py"],
+            uid=uid,
             environ={
                 **daemon.environment,
                 "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
@@ -304,7 +314,7 @@ class FullHost:
             started=time.time() - BOOT_TIME,
             cgroup=f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{pid:08x}"
             f"_0000_4000_8000_000000000000.slice/cri-containerd-{pid:064x}.scope\n",
-        )  # fmt: skip
+        )
         return Client(pid, gpu, uid)
 
     def _served(self, daemon: Daemon, came: Iterable[Client], words: str) -> None:
@@ -370,8 +380,9 @@ class FullHost:
         """Let NVML and the control tool say what is so now."""
         for daemon in self.daemons:
             for gpu in daemon.gpus:
-                used = [(pid, CLIENT_BYTES) for pid, one in daemon.clients.items()
-                        if one.gpu == gpu]  # fmt: skip
+                used = [
+                    (pid, CLIENT_BYTES) for pid, one in daemon.clients.items() if one.gpu == gpu
+                ]
                 clients = [ListedProcess(pid, amount) for pid, amount in used]
                 lists: dict[ProcessKind, list[ListedProcess]] = {
                     "Compute": [*clients, ListedProcess(daemon.server, 70 << 20)],
@@ -382,12 +393,16 @@ class FullHost:
             self._replies(daemon)
         self._write(
             "nvml.json",
-            json.dumps([
-                {kind: [(row.pid, row.used_memory) for row in rows]
-                 for kind, rows in gpu.processes.items()}
-                for gpu in self.nvml.gpus
-            ]),
-        )  # fmt: skip
+            json.dumps(
+                [
+                    {
+                        kind: [(row.pid, row.used_memory) for row in rows]
+                        for kind, rows in gpu.processes.items()
+                    }
+                    for gpu in self.nvml.gpus
+                ]
+            ),
+        )
 
     def fail(self, code: int | None) -> None:
         """Every call of NVML fails from now on; None ends it."""
@@ -417,11 +432,15 @@ class FullHost:
         }
         pid = daemon.server
         commands = [
-            "get_server_list", "get_default_active_thread_percentage",
-            "get_default_client_priority", f"get_server_status {pid}",
-            f"get_active_thread_percentage {pid}", f"get_client_list {pid}",
-            f"get_device_client_list {pid}", f"device_query {pid} --csv",
-        ]  # fmt: skip
+            "get_server_list",
+            "get_default_active_thread_percentage",
+            "get_default_client_priority",
+            f"get_server_status {pid}",
+            f"get_active_thread_percentage {pid}",
+            f"get_client_list {pid}",
+            f"get_device_client_list {pid}",
+            f"device_query {pid} --csv",
+        ]
         for ordinal in range(len(daemon.gpus)):
             commands.append(f"get_device_pinned_mem_limit {pid} {ordinal}")
             commands.append(f"get_default_device_pinned_mem_limit {ordinal}")

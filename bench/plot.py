@@ -65,10 +65,12 @@ def svg(title: str, lines: Sequence[Line], bar: float) -> str:
     for number, line in enumerate(lines):
         points = [place(x, y) for x, y in line.points]
         drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<polyline points="{drawn}" fill="none" stroke="{line.colour}" '
-                     'stroke-width="2"/>')  # fmt: skip
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{line.colour}"/>'
-                  for x, y in points]  # fmt: skip
+        parts.append(
+            f'<polyline points="{drawn}" fill="none" stroke="{line.colour}" stroke-width="2"/>'
+        )
+        parts += [
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{line.colour}"/>' for x, y in points
+        ]
         parts.append(
             f'<text x="{LEFT + 14}" y="{TOP + 18 + 18 * number}" fill="{line.colour}">'
             f"{line.name}</text>"

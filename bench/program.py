@@ -105,8 +105,14 @@ def running(full: FullHost, **environment_variables: str) -> Iterator[Program]:
     """Start the exporter on a made-up host, and end it."""
     port = free_port()
     environment = _installed() | environment_variables
-    command = [sys.executable, "-m", "bench.stage", str(full.folder), *full.flags,
-               f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "bench.stage",
+        str(full.folder),
+        *full.flags,
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
     started = time.monotonic()
     with (full.folder / "exporter.log").open("wb") as log:
         process = subprocess.Popen(command, stderr=log, cwd=ROOT, env=environment)

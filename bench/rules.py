@@ -143,39 +143,65 @@ def host(clients: int = CLIENTS, gpus: int = GPUS) -> Snapshot:
         uuid = f"GPU-{HOST}{number:04d}-0000-4000-8000-000000000000"
         pipe = f"/run/nvidia-mps/{number}"
         server = Server(
-            pid=5_000 + number, uid=1001, user="user1001", start_time_seconds=NOW - 900,
-            state="ACTIVE", ghost=False, clients_connected=clients, contexts={uuid: clients},
-            contexts_limit={uuid: 60}, active_thread_ratio=1.0, memory_used_bytes={uuid: 7 * 10**7},
+            pid=5_000 + number,
+            uid=1001,
+            user="user1001",
+            start_time_seconds=NOW - 900,
+            state="ACTIVE",
+            ghost=False,
+            clients_connected=clients,
+            contexts={uuid: clients},
+            contexts_limit={uuid: 60},
+            active_thread_ratio=1.0,
+            memory_used_bytes={uuid: 7 * 10**7},
             pinned_memory_limit_bytes={uuid: 2 * 10**9},
             clients=tuple(client(number, index, uuid) for index in range(clients)),
-        )  # fmt: skip
+        )
         daemons.append(
             ControlDaemon(
-                pipe_directory=pipe, log_directory=f"/var/log/mps/{number}", state="answering",
-                pid=4_000 + number, uid=0, user="root", start_time_seconds=NOW - 9000,
-                binary_version="13000", protocol="2", multiuser=False,
-                query_duration_seconds=0.003, queries=1000, default_active_thread_ratio=1.0,
-                default_client_priority=0, servers_count=1, servers=(server,),
+                pipe_directory=pipe,
+                log_directory=f"/var/log/mps/{number}",
+                state="answering",
+                pid=4_000 + number,
+                uid=0,
+                user="root",
+                start_time_seconds=NOW - 9000,
+                binary_version="13000",
+                protocol="2",
+                multiuser=False,
+                query_duration_seconds=0.003,
+                queries=1000,
+                default_active_thread_ratio=1.0,
+                default_client_priority=0,
+                servers_count=1,
+                servers=(server,),
                 waits=(Wait(20_000 + number, 1002, NOW - 20, 1001),),
-                handover_backoff_seconds=51.2, gpu_uuids=(uuid,),
+                handover_backoff_seconds=51.2,
+                gpu_uuids=(uuid,),
                 logs=tuple(
                     LogState(pipe, log, f"{log}.log", readable=True, size_bytes=10**6)
                     for log in ("control", "server")
                 ),
                 counters=counters(uuid),
             )
-        )  # fmt: skip
+        )
         cards.append(
             Gpu(
                 observation=replace(card, index=number, uuid=uuid),
-                index=str(number), uuid=uuid, served_by=(pipe,), stranded_clients=0,
+                index=str(number),
+                uuid=uuid,
+                served_by=(pipe,),
+                stranded_clients=0,
                 processes_by_kind={
-                    "mps_client": clients, "mps_server": 1, "direct": 0, "graphics": 0,
+                    "mps_client": clients,
+                    "mps_server": 1,
+                    "direct": 0,
+                    "graphics": 0,
                 },
                 sm_committed_ratio=clients * 0.04,
                 client_memory_committed_bytes=clients * 2 * 10**9,
             )
-        )  # fmt: skip
+        )
     names = ("nvml", "control", "logs", "process")
     return Snapshot(
         taken_at=NOW,
@@ -407,25 +433,32 @@ async def measure(hosts: int, minutes: float) -> None:
         config = Path(folder, "prometheus.yml")
         config.write_text(yaml.safe_dump(configuration(hosts, port)))
         process = await asyncio.create_subprocess_exec(
-            program("prometheus3"), f"--config.file={config}",
-            f"--storage.tsdb.path={folder}/data", f"--web.listen-address={base}",
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
+            program("prometheus3"),
+            f"--config.file={config}",
+            f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address={base}",
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
         try:
             deadline = time.monotonic() + minutes * 60
             while time.monotonic() < deadline:
                 await asyncio.sleep(5)
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                     await times.look(base)
-            print(f"{hosts} hosts, {minutes:g} minutes, on {os.cpu_count()} cores "
-                  f"with {os.getloadavg()[0]:.1f} busy processes:")  # fmt: skip
+            print(
+                f"{hosts} hosts, {minutes:g} minutes, on {os.cpu_count()} cores "
+                f"with {os.getloadavg()[0]:.1f} busy processes:"
+            )
             print(f"  {await number(base, 'sum(up)'):.0f} targets up")
             every = await number(base, "count({__name__=~'.+'})")
             ours = await number(base, "count({__name__=~'.+:.+'})")
             print(f"  {every:.0f} series, of which our rules made {ours:.0f}")
             scrape = await number(base, "max(scrape_duration_seconds{job='mps-exporter'})")
-            print(f"  {resident_bytes(process.pid) / 1e9:.1f} GB resident, "
-                  f"slowest scrape {scrape:.3f} s")  # fmt: skip
+            print(
+                f"  {resident_bytes(process.pid) / 1e9:.1f} GB resident, "
+                f"slowest scrape {scrape:.3f} s"
+            )
         finally:
             process.terminate()
             await process.wait()

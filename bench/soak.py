@@ -293,9 +293,10 @@ def mean(numbers: Iterable[float]) -> float:
 def main(arguments: Sequence[str]) -> int:
     """Run it."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.soak", description=__doc__,
+        prog="python -m bench.soak",
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=384)
     parser.add_argument("--drop-one-in", type=int, default=0, metavar="N")

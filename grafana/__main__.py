@@ -51,9 +51,11 @@ def main(arguments: list[str] | None = None) -> int:
         "--check", action="store_true", help="write nothing; fail where a file is not current"
     )
     parser.add_argument(
-        "--export", type=Path, metavar="FOLDER",
+        "--export",
+        type=Path,
+        metavar="FOLDER",
         help="write them there for grafana.com and for imports by hand, and nothing else",
-    )  # fmt: skip
+    )
     chosen = parser.parse_args(arguments)
     if chosen.export is not None:
         export(chosen.export)

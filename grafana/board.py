@@ -221,15 +221,29 @@ _EXPLAINED = {
 def _links(*, carry: bool) -> list[Json]:
     # All hosts must not travel: a dashboard of one host would obey, and show all at once.
     boards = {
-        "type": "dashboards", "title": "MPS dashboards", "tags": [TAGS[0]], "asDropdown": True,
-        "includeVars": carry, "keepTime": True, "targetBlank": False, "icon": "external link",
-        "tooltip": "", "url": "",
-    }  # fmt: skip
+        "type": "dashboards",
+        "title": "MPS dashboards",
+        "tags": [TAGS[0]],
+        "asDropdown": True,
+        "includeVars": carry,
+        "keepTime": True,
+        "targetBlank": False,
+        "icon": "external link",
+        "tooltip": "",
+        "url": "",
+    }
     words = {
-        "type": "link", "title": "Documentation", "tags": [], "asDropdown": False,
-        "includeVars": False, "keepTime": False, "targetBlank": True, "icon": "doc",
-        "tooltip": "Documentation of these dashboards", "url": f"{REPOSITORY}/docs/dashboards.md",
-    }  # fmt: skip
+        "type": "link",
+        "title": "Documentation",
+        "tags": [],
+        "asDropdown": False,
+        "includeVars": False,
+        "keepTime": False,
+        "targetBlank": True,
+        "icon": "doc",
+        "tooltip": "Documentation of these dashboards",
+        "url": f"{REPOSITORY}/docs/dashboards.md",
+    }
     return [boards, words]
 
 
@@ -251,15 +265,22 @@ def _annotation(name: str, color: str, expr: str, title: str, text: str, tags: s
 
 def _annotations(*, shown: bool) -> list[Json]:
     builtin = {
-        "builtIn": 1, "datasource": {"type": "grafana", "uid": "-- Grafana --"}, "enable": True,
-        "hide": True, "iconColor": "rgba(0, 211, 255, 1)", "name": "Annotations & Alerts",
+        "builtIn": 1,
+        "datasource": {"type": "grafana", "uid": "-- Grafana --"},
+        "enable": True,
+        "hide": True,
+        "iconColor": "rgba(0, 211, 255, 1)",
+        "name": "Annotations & Alerts",
         "type": "dashboard",
-    }  # fmt: skip
+    }
     # Moments, not regions: an alert that fires for an hour would cover an hour of each graph.
     alerts = _annotation(
-        "Alerts", "red",
+        "Alerts",
+        "red",
         'ALERTS_FOR_STATE{alertname=~"Mps.*", severity=~"critical|warning"} * 1000'
         ' and ignoring (alertstate) ALERTS{alertname=~"Mps.*", alertstate="firing"}',
-        "{{alertname}}", "{{instance}} {{daemon}}", "severity",
-    )  # fmt: skip
+        "{{alertname}}",
+        "{{instance}} {{daemon}}",
+        "severity",
+    )
     return [builtin, {**alerts, "enable": shown}]

@@ -39,12 +39,16 @@ def exported(board: Board) -> Json:
     return {
         "__inputs": [
             {
-                "name": INPUT, "label": "Prometheus", "description": "It scrapes the exporters.",
-                "type": "datasource", "pluginId": "prometheus", "pluginName": "Prometheus",
+                "name": INPUT,
+                "label": "Prometheus",
+                "description": "It scrapes the exporters.",
+                "type": "datasource",
+                "pluginId": "prometheus",
+                "pluginName": "Prometheus",
             },
         ],
         "__requires": needed,
         "id": None,
         **dashboard,
         "editable": True,
-    }  # fmt: skip
+    }

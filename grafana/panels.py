@@ -109,10 +109,13 @@ def gpus_alike() -> tuple[Json, ...]:
 def dashed(query: str, color: str = QUIET) -> Json:
     """Draw a query as a dashed line that does not stack: a limit, or all there is."""
     return color_of(
-        "byFrameRefID", query, color, custom__fillOpacity=0,
+        "byFrameRefID",
+        query,
+        color,
+        custom__fillOpacity=0,
         custom__stacking={"mode": "none", "group": "A"},
         custom__lineStyle={"fill": "dash", "dash": [10, 10]},
-    )  # fmt: skip
+    )
 
 
 def dotted(matcher: str, what: str) -> Json:
@@ -170,7 +173,13 @@ def tile(
     if states or words:
         defaults["mappings"] = mappings(*words, *states)
     return Panel(
-        "stat", title, description, (Query(expr, moment=True),), width, height, defaults,
+        "stat",
+        title,
+        description,
+        (Query(expr, moment=True),),
+        width,
+        height,
+        defaults,
         options={
             "reduceOptions": _LAST,
             "colorMode": "background" if steps not in (PLAIN, CALM) or states else "value",
@@ -180,7 +189,7 @@ def tile(
             "textMode": "value",
             "wideLayout": True,
         },
-    )  # fmt: skip
+    )
 
 
 def names_tile(
@@ -189,17 +198,32 @@ def names_tile(
     """Names instead of numbers: (expression, legend that is the name, colour) each."""
     letters = "ABCDEFGH"
     return Panel(
-        "stat", title, description,
-        tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries), width, 4,
-        {"unit": COUNT, "noValue": none, "thresholds": Steps(((None, QUIET),)).json(),
-         "color": {"mode": "thresholds"}},
+        "stat",
+        title,
+        description,
+        tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries),
+        width,
+        4,
+        {
+            "unit": COUNT,
+            "noValue": none,
+            "thresholds": Steps(((None, QUIET),)).json(),
+            "color": {"mode": "thresholds"},
+        },
         tuple(
             color_of("byFrameRefID", letters[index], color)
             for index, (_, _, color) in enumerate(queries)
         ),
-        {"reduceOptions": _LAST, "colorMode": "background", "graphMode": "none",
-         "justifyMode": "center", "orientation": "auto", "textMode": "name", "wideLayout": True},
-    )  # fmt: skip
+        {
+            "reduceOptions": _LAST,
+            "colorMode": "background",
+            "graphMode": "none",
+            "justifyMode": "center",
+            "orientation": "auto",
+            "textMode": "name",
+            "wideLayout": True,
+        },
+    )
 
 
 def numbers_tile(
@@ -213,18 +237,34 @@ def numbers_tile(
     """Several numbers with their names beside each other: (expression, name, unit) each."""
     letters = "ABCDEFGH"
     return Panel(
-        "stat", title, description,
-        tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries), width, height,
-        {"unit": COUNT, "noValue": none, "thresholds": PLAIN.json(), "decimals": 0,
-         "color": {"mode": "thresholds"}},
+        "stat",
+        title,
+        description,
+        tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries),
+        width,
+        height,
+        {
+            "unit": COUNT,
+            "noValue": none,
+            "thresholds": PLAIN.json(),
+            "decimals": 0,
+            "color": {"mode": "thresholds"},
+        },
         tuple(
             override("byFrameRefID", letters[index], unit=unit)
-            for index, (_, _, unit) in enumerate(queries) if unit != COUNT
+            for index, (_, _, unit) in enumerate(queries)
+            if unit != COUNT
         ),
-        {"reduceOptions": _LAST, "colorMode": "value", "graphMode": "none",
-         "justifyMode": "center", "orientation": "auto", "textMode": "value_and_name",
-         "wideLayout": True},
-    )  # fmt: skip
+        {
+            "reduceOptions": _LAST,
+            "colorMode": "value",
+            "graphMode": "none",
+            "justifyMode": "center",
+            "orientation": "auto",
+            "textMode": "value_and_name",
+            "wideLayout": True,
+        },
+    )
 
 
 def graph(
@@ -279,14 +319,25 @@ def graph(
     if decimals is not None:
         defaults["decimals"] = decimals
     return Panel(
-        "timeseries", title, description, queries, width, height, defaults, tuple(overrides),
+        "timeseries",
+        title,
+        description,
+        queries,
+        width,
+        height,
+        defaults,
+        tuple(overrides),
         {
-            "legend": {"displayMode": "table" if numbers else "list", "placement": "bottom",
-                       "showLegend": legend, "calcs": ["lastNotNull", "max"] if numbers else []},
+            "legend": {
+                "displayMode": "table" if numbers else "list",
+                "placement": "bottom",
+                "showLegend": legend,
+                "calcs": ["lastNotNull", "max"] if numbers else [],
+            },
             "tooltip": {"mode": "multi", "sort": "desc", "hideZeros": bars},
         },
         min_step=min_step,
-    )  # fmt: skip
+    )
 
 
 def events(title: str, description: str, *queries: Query, **more: object) -> Panel:
@@ -333,7 +384,14 @@ def ranking(
         defaults["decimals"] = decimals
     asked = Query(f"sort_desc({query.expr})", query.legend, moment=True)
     return Panel(
-        "bargauge", title, description, (asked,), width, height, defaults, tuple(overrides),
+        "bargauge",
+        title,
+        description,
+        (asked,),
+        width,
+        height,
+        defaults,
+        tuple(overrides),
         {
             "reduceOptions": _LAST,
             "displayMode": "basic",
@@ -350,7 +408,7 @@ def ranking(
             "maxVizHeight": 36,
             "legend": {"showLegend": False},
         },
-    )  # fmt: skip
+    )
 
 
 def _states(states: tuple[State, ...]) -> Json:
@@ -384,7 +442,13 @@ def timeline(
     Grafana calls it an error where there is no series at all, so one query has to answer always.
     """
     return Panel(
-        "state-timeline", title, description, queries, width, height, _states(states),
+        "state-timeline",
+        title,
+        description,
+        queries,
+        width,
+        height,
+        _states(states),
         options={
             "mergeValues": True,
             "showValue": "auto",
@@ -394,7 +458,7 @@ def timeline(
             "legend": _STATES_LEGEND,
             "tooltip": {"mode": "single", "sort": "none"},
         },
-    )  # fmt: skip
+    )
 
 
 def status_history(
@@ -409,7 +473,13 @@ def status_history(
     defaults = _states(states)
     defaults["custom"] = {"fillOpacity": 85, "lineWidth": 0}
     return Panel(
-        "status-history", title, description, queries, width, height, defaults,
+        "status-history",
+        title,
+        description,
+        queries,
+        width,
+        height,
+        defaults,
         options={
             "showValue": "never",
             "rowHeight": 0.9,
@@ -419,7 +489,7 @@ def status_history(
             "tooltip": {"mode": "single", "sort": "none"},
         },
         points=80,
-    )  # fmt: skip
+    )
 
 
 _NOT_KNOWN: Json = {
@@ -540,16 +610,24 @@ def table(
     unused = {f"Value #{letter}": True for letter in letters if f"Value #{letter}" not in names}
     order = {source: position for position, source in enumerate(names)}
     return Panel(
-        "table", title, description,
-        tuple(Query(query, moment=True, form="table") for query in queries), width, height,
+        "table",
+        title,
+        description,
+        tuple(Query(query, moment=True, form="table") for query in queries),
+        width,
+        height,
         {
             "unit": COUNT,
             "noValue": none,
             "color": {"mode": "thresholds"},
             "thresholds": PLAIN.json(),
             "mappings": [_NOT_KNOWN],
-            "custom": {"align": "auto", "cellOptions": {"type": "auto"}, "filterable": False,
-                       "inspect": False},
+            "custom": {
+                "align": "auto",
+                "cellOptions": {"type": "auto"},
+                "filterable": False,
+                "inspect": False,
+            },
         },
         tuple(column.override() for column in columns),
         {
@@ -557,19 +635,27 @@ def table(
             "cellHeight": "lg" if two_lines else "sm",
             # Pages would take a third of a table's height, and hide the rest behind a click.
             "enablePagination": False,
-            "footer": {"show": False, "enablePagination": False, "countRows": False,
-                       "reducer": ["sum"], "fields": ""},
+            "footer": {
+                "show": False,
+                "enablePagination": False,
+                "countRows": False,
+                "reducer": ["sum"],
+                "fields": "",
+            },
             "sortBy": [{"displayName": sort, "desc": descending}],
         },
         (
             {"id": "merge", "options": {}},
-            {"id": "organize", "options": {
-                "excludeByName": {"Time": True, **unused},
-                "indexByName": order,
-                "renameByName": names,
-            }},
+            {
+                "id": "organize",
+                "options": {
+                    "excludeByName": {"Time": True, **unused},
+                    "indexByName": order,
+                    "renameByName": names,
+                },
+            },
         ),
-    )  # fmt: skip
+    )
 
 
 def share_graph(title: str, description: str, *queries: Query, **more: object) -> Panel:

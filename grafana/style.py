@@ -24,9 +24,17 @@ UNUSED = "#4f6d9a"
 # A user's colour goes by the last digit of the uid: the same in every panel, in whatever order
 # users come. No red and no green: those say something. All are seen on white and on black.
 BY_LAST_DIGIT = (
-    "#5794f2", "#b877d9", "#c2841a", "#2f9fb8", "#d65db1",
-    "#9c9328", "#7d73e6", "#b0753c", "#e07a1f", "#7890ab",
-)  # fmt: skip
+    "#5794f2",
+    "#b877d9",
+    "#c2841a",
+    "#2f9fb8",
+    "#d65db1",
+    "#9c9328",
+    "#7d73e6",
+    "#b0753c",
+    "#e07a1f",
+    "#7890ab",
+)
 OF_CAUSES = {
     "server_crashed": "red",
     "daemon_died": "dark-red",

@@ -20,8 +20,9 @@ GRAFANA = "http://localhost:3000"
 def linked(text: str, *, runbooks: str | None, grafana: str | None) -> str:
     """Give a file of rules with these addresses; a link without one is left out."""
     for name, shipped, address in (
-        ("runbook_url", RUNBOOKS, runbooks), ("dashboard_url", GRAFANA, grafana),
-    ):  # fmt: skip
+        ("runbook_url", RUNBOOKS, runbooks),
+        ("dashboard_url", GRAFANA, grafana),
+    ):
         line = re.compile(rf"^( *{name}: ){re.escape(shipped)}(.*\n)", re.MULTILINE)
         given = None if address is None else rf"\g<1>{address.rstrip('/')}\g<2>"
         text = line.sub(given or "", text)

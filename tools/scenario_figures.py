@@ -129,10 +129,17 @@ async def training() -> str:
                 )
             )
     return table(
-        ("trainings at once", "MPS", "the slowest took", "trainings a minute",
-         "highest utilization", "highest SM activity", "highest power"),
+        (
+            "trainings at once",
+            "MPS",
+            "the slowest took",
+            "trainings a minute",
+            "highest utilization",
+            "highest SM activity",
+            "highest power",
+        ),
         rows,
-    )  # fmt: skip
+    )
 
 
 @figures
@@ -156,8 +163,13 @@ async def streams() -> str:
 async def percentages() -> str:
     """A small job beside a big one."""
     return table(
-        ("the small job", "its SMs", "its kernels a second", "the big job's kernels a second",
-         "SM activity"),
+        (
+            "the small job",
+            "its SMs",
+            "its kernels a second",
+            "the big job's kernels a second",
+            "SM activity",
+        ),
         (
             (
                 name,
@@ -168,7 +180,7 @@ async def percentages() -> str:
             )
             for name, one in facts("percentages").items()
         ),
-    )  # fmt: skip
+    )
 
 
 @figures
@@ -191,15 +203,25 @@ async def containers() -> str:
         (said,) = one["said"]
         error = f"fails with `{said['name']}`" if said["event"] == "error" else "computes"
         direct = f"{one['direct_processes']:.0f}"
-        rows.append((
-            name, error, f"{one['clients']:.0f}", direct,
-            ", ".join(f"`{found}`" for found in one["findings"]),
-        ))  # fmt: skip
+        rows.append(
+            (
+                name,
+                error,
+                f"{one['clients']:.0f}",
+                direct,
+                ", ".join(f"`{found}`" for found in one["findings"]),
+            )
+        )
     return table(
-        ("namespaces of the container", "the process", "clients seen", "processes without MPS",
-         "findings on the spot"),
+        (
+            "namespaces of the container",
+            "the process",
+            "clients seen",
+            "processes without MPS",
+            "findings on the spot",
+        ),
         rows,
-    )  # fmt: skip
+    )
 
 
 @figures
@@ -216,11 +238,15 @@ async def daemons() -> str:
         for server in daemon.servers:
             for client in server.clients:
                 gpus = metrics.all("mps_client_contexts", pid=client.pid)
-                rows.append((
-                    f"`{daemon.pipe_directory}`", "separate" if inside else "the host's",
-                    str(server.pid), f"{client.pid} of user {server.uid}",
-                    ", ".join(sorted(labels["gpu"] for labels, _ in gpus)),
-                ))  # fmt: skip
+                rows.append(
+                    (
+                        f"`{daemon.pipe_directory}`",
+                        "separate" if inside else "the host's",
+                        str(server.pid),
+                        f"{client.pid} of user {server.uid}",
+                        ", ".join(sorted(labels["gpu"] for labels, _ in gpus)),
+                    )
+                )
     return table(("daemon", "PID namespace", "server", "client", "GPU"), rows)
 
 
@@ -230,20 +256,24 @@ async def limits() -> str:
     player = Player(RECORDINGS / "limits.rec.gz")
     metrics = await player.to(player.recording.header.started_at + 8)
     clients = [
-        client for daemon in metrics.snapshot.daemons for server in daemon.servers
+        client
+        for daemon in metrics.snapshot.daemons
+        for server in daemon.servers
         for client in server.clients
-    ]  # fmt: skip
+    ]
     rows = []
     for client in sorted(clients, key=lambda one: one.pid):
         limit = next(iter(client.memory_limit_bytes.values()), None)
         ratio = client.active_thread_ratio
-        rows.append((
-            str(client.pid),
-            "not known" if ratio is None else humanize.percent(ratio),
-            ", ".join(str(sms) for sms in client.sm_limit.values()),
-            "none" if limit is None else humanize.memory(limit),
-            ", ".join(humanize.memory(used) for used in client.memory_used_bytes.values()),
-        ))  # fmt: skip
+        rows.append(
+            (
+                str(client.pid),
+                "not known" if ratio is None else humanize.percent(ratio),
+                ", ".join(str(sms) for sms in client.sm_limit.values()),
+                "none" if limit is None else humanize.memory(limit),
+                ", ".join(humanize.memory(used) for used in client.memory_used_bytes.values()),
+            )
+        )
     return table(
         ("client", "active threads", "SMs it may use", "memory limit", "memory it uses"), rows
     )
@@ -276,18 +306,24 @@ async def handovers() -> str:
         count = metrics.value("mps_uid_handovers_total") or 0
         idle = metrics.value("mps_uid_handover_idle_seconds_total")
         held = sum(
-            value for _, value in metrics.all("mps_uid_holding_seconds_total")
+            value
+            for _, value in metrics.all("mps_uid_holding_seconds_total")
             if isinstance(value, int | float)
-        )  # fmt: skip
+        )
         overtakes = metrics.value("mps_uid_overtakes_total") or 0
-        rows.append((
-            f"`{name}`", f"{count:.0f}", seconds(idle), seconds(held), f"{overtakes:.0f}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                f"`{name}`",
+                f"{count:.0f}",
+                seconds(idle),
+                seconds(held),
+                f"{overtakes:.0f}",
+            )
+        )
     return table(
-        ("recording", "hand-overs", "GPU idle for them", "GPU in use",
-         "clients that overtook"),
+        ("recording", "hand-overs", "GPU idle for them", "GPU in use", "clients that overtook"),
         rows,
-    )  # fmt: skip
+    )
 
 
 # ------------------------------------------------------------------------------- dying

@@ -99,8 +99,12 @@ COMMANDS = {
             "Record what the exporter reads on this host, to replay it elsewhere.",
             (
                 Option("recording", "The file to write.", "FILE", required=True),
-                Option("--duration", "How long; Ctrl-C ends it early and keeps the file.",
-                       "DURATION", default="60s"),
+                Option(
+                    "--duration",
+                    "How long; Ctrl-C ends it early and keeps the file.",
+                    "DURATION",
+                    default="60s",
+                ),
                 Option("--interval", "Time between collections.", "DURATION", default="1s"),
                 Option("--anonymise", "Replace UUIDs, serials, names of users and programs."),
                 Option("--scenario", "What is going on, for the reader.", "TEXT"),
@@ -112,7 +116,7 @@ COMMANDS = {
             (Option("shell", "The shell.", "SHELL", values=SHELLS, required=True),),
         ),
     )
-}  # fmt: skip
+}
 
 GROUPS = {
     "web": "Web server",

@@ -15,8 +15,12 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import TextIO
 
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING,
-           "error": logging.ERROR}  # fmt: skip
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "error": logging.ERROR,
+}
 _NAMES = {logging.WARNING: "warn", logging.CRITICAL: "error"}
 
 STDERR = 2
@@ -132,9 +136,14 @@ class _StderrHandler(logging.Handler):
 
     def _format_dropped(self) -> str:
         record = logging.LogRecord(
-            __name__, logging.WARNING, "", 0,
-            "log lines were dropped: standard error was not read", None, None,
-        )  # fmt: skip
+            __name__,
+            logging.WARNING,
+            "",
+            0,
+            "log lines were dropped: standard error was not read",
+            None,
+            None,
+        )
         record.fields = {"lines": self._dropped}
         return self.format(record)
 

@@ -109,8 +109,9 @@ def parse(words: Sequence[str]) -> tuple[str, dict[str, Any]] | str:
             fail(f"{option.metavar} is missing: {option.help.rstrip('.').lower()}", name)
         if option.values and value not in option.values:
             near = did_you_mean(value, option.values)
-            fail(f"{option.metavar}: {value!r} must be one of {', '.join(option.values)}{near}",
-                 name)  # fmt: skip
+            fail(
+                f"{option.metavar}: {value!r} must be one of {', '.join(option.values)}{near}", name
+            )
     return name, found
 
 

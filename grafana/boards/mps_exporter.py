@@ -56,8 +56,7 @@ WHICH = table(
     (
         Column("Reachable", "B", states=(State(1, "yes", GOOD), State(0, "no", QUIET)), width=95),
         Column("Host", "instance", links=(to_host("mps-host", "This host"),)),
-        Column("Failing", "A", states=(State(99, "-", "transparent"),),
-               steps=at_most(1), width=85),
+        Column("Failing", "A", states=(State(99, "-", "transparent"),), steps=at_most(1), width=85),
         Column("Unread logs", "C", steps=at_most(1), width=105),
         Column("Unread limits", "D", steps=noticed_from(1), width=110),
         Column("Not exported", "E", steps=noticed_from(1), width=110),
@@ -77,7 +76,7 @@ WHICH = table(
     none="No exporter is scraped.",
     found=TARGETS,
     height=10,
-)  # fmt: skip
+)
 
 READ = (
     graph(

@@ -118,19 +118,22 @@ HOST_TABLE = table(
     ),
     (
         Column("State", "A", states=HOST_STATES, width=165),
-        Column("Host", "instance", links=(
-            to_host("mps-host", "This host"),
-            to_host("mps-sharing", "Who holds the GPU and who waits"),
-            to_host("mps-incidents", "Its incidents"),
-            to_host("mps-gpu", "Its GPUs"),
-            to_host("mps-exporter", "Its exporter: what is not monitored"),
-        )),
+        Column(
+            "Host",
+            "instance",
+            links=(
+                to_host("mps-host", "This host"),
+                to_host("mps-sharing", "Who holds the GPU and who waits"),
+                to_host("mps-incidents", "Its incidents"),
+                to_host("mps-gpu", "Its GPUs"),
+                to_host("mps-exporter", "Its exporter: what is not monitored"),
+            ),
+        ),
         Column("Waiting", "B", steps=noticed_from(1), width=75),
         Column("Longest wait", "C", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=110),
         Column("Lost", "D", steps=at_most(1), width=60, decimals=0),
         Column("Crashes", "E", steps=at_most(1), width=75, decimals=0),
-        Column("Idle share", "F", unit=SHARE, steps=noticed_from(IDLE_WARN), width=80,
-               decimals=1),
+        Column("Idle share", "F", unit=SHARE, steps=noticed_from(IDLE_WARN), width=80, decimals=1),
         Column("Clients", "G", width=70),
         Column("Utilization", "H", unit=SHARE, gauge=True, decimals=0, width=90),
         Column("SM activity", "I", unit=SHARE, gauge=True, decimals=0, width=90),
@@ -140,7 +143,7 @@ HOST_TABLE = table(
     none="No exporter is scraped.",
     found=TARGETS,
     height=10,
-)  # fmt: skip
+)
 
 _SEVERITIES = (State(2, "critical", BAD), State(1, "warning", WARN))
 _WHERE = "alertname, job, instance, daemon, server, gpu, uid"
@@ -297,4 +300,4 @@ BOARD = Board(
         Row("Who is waiting?", WAITS, collapsed=True),
         Row("What is in the fleet, and is it well used?", (*INVENTORY, *WASTE), collapsed=True),
     ),
-)  # fmt: skip
+)

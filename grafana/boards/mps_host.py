@@ -134,8 +134,9 @@ CLIENTS = table(
         Column("SMs", "C", width=60),
         Column("Memory", "D", unit=BYTES, width=95),
         Column("Memory limit", "E", unit=BYTES, width=110),
-        Column("Limit used", "F", unit=SHARE, steps=noticed_from(MEMORY_WARN), decimals=0,
-               width=95),
+        Column(
+            "Limit used", "F", unit=SHARE, steps=noticed_from(MEMORY_WARN), decimals=0, width=95
+        ),
         Column("Connected", "G", unit=AGO, width=130),
         Column("Contexts", "A", width=85),
         Column("Limits from", "limit_source", width=110),
@@ -151,7 +152,7 @@ CLIENTS = table(
     none="No client is known.",
     found="mps_client_info",
     height=9,
-)  # fmt: skip
+)
 
 _SHARE_OF_SMS = "mps_client_sm_limit / on (job, instance, uuid) group_left mps_gpu_sms"
 PER_GPU = (
@@ -196,7 +197,7 @@ PER_GPU = (
         overrides=(*users_alike(), color_of("byFrameRefID", "B", QUIET), dashed("C", BAD)),
         none="No GPU reports its memory.",
     ),
-)  # fmt: skip
+)
 
 BOARD = Board(
     uid="mps-host",
@@ -210,43 +211,50 @@ BOARD = Board(
     ),
     rows=(
         Row("Is this host healthy?", TILES),
-        Row("Since when?", (
-            timeline(
-                "Daemons and servers",
-                "Healthy: green. A row for each control daemon, and one for the server of each "
-                "user. A gap is a time without a server. Grey: no MPS, or unreachable.",
-                Query(DAEMON_STATE, "{{daemon}}"),
-                Query(
-                    f'label_replace({SERVER_STATE}, "uid", "unknown", "uid", "")',
-                    "server of uid {{uid}}",
+        Row(
+            "Since when?",
+            (
+                timeline(
+                    "Daemons and servers",
+                    "Healthy: green. A row for each control daemon, and one for the server of each "
+                    "user. A gap is a time without a server. Grey: no MPS, or unreachable.",
+                    Query(DAEMON_STATE, "{{daemon}}"),
+                    Query(
+                        f'label_replace({SERVER_STATE}, "uid", "unknown", "uid", "")',
+                        "server of uid {{uid}}",
+                    ),
+                    Query(f"{NO_DAEMON} unless on () count({DAEMON_STATE})", "this host"),
+                    states=(*DAEMON_STATES, *SERVER_STATES),
+                    height=6,
                 ),
-                Query(f"{NO_DAEMON} unless on () count({DAEMON_STATE})", "this host"),
-                states=(*DAEMON_STATES, *SERVER_STATES),
-                height=6,
             ),
-        )),
+        ),
         Row("Who uses it, and with what limits?", (CLIENTS,)),
         Row("GPU $gpu: how is it used?", PER_GPU, repeat="gpu", collapsed=True),
-        Row("Is MPS worth it here?", (
-            graph(
-                "Processes on the GPUs",
-                "Healthy: clients of MPS, and no direct process with them: a direct process takes "
-                "turns with all clients together. Several direct processes and a wide gap between "
-                "utilization and SM activity: MPS would let them run at once.",
-                Query(
-                    'sum by (kind) (mps_gpu_processes{kind!~"mps_server|graphics"}) > 0',
-                    "{{kind}}",
+        Row(
+            "Is MPS worth it here?",
+            (
+                graph(
+                    "Processes on the GPUs",
+                    "Healthy: clients of MPS, and no direct process with them: a direct process "
+                    "takes turns with all clients together. Several direct processes and a wide "
+                    "gap between utilization and SM activity: MPS would let them run at once.",
+                    Query(
+                        'sum by (kind) (mps_gpu_processes{kind!~"mps_server|graphics"}) > 0',
+                        "{{kind}}",
+                    ),
+                    stacked=True,
+                    overrides=(
+                        color_of("byName", "mps_client", USED),
+                        color_of("byName", "direct", "purple"),
+                    ),
+                    decimals=0,
+                    numbers=True,
+                    width=24,
+                    none="No compute process is known in this time range.",
                 ),
-                stacked=True,
-                overrides=(
-                    color_of("byName", "mps_client", USED),
-                    color_of("byName", "direct", "purple"),
-                ),
-                decimals=0,
-                numbers=True,
-                width=24,
-                none="No compute process is known in this time range.",
             ),
-        ), collapsed=True),
+            collapsed=True,
+        ),
     ),
-)  # fmt: skip
+)

@@ -192,14 +192,16 @@ RECOVERY = (
             f'label_replace({_IN_TROUBLE}, "uid", "unknown", "uid", "")',
             "uid {{uid}} · {{instance}}",
         ),
-        Query(f"count(mps_exporter_build_info) * 0 + 1 unless on () count({_IN_TROUBLE})"
+        Query(
+            f"count(mps_exporter_build_info) * 0 + 1 unless on () count({_IN_TROUBLE})"
             f" or {UNREACHABLE}",
-              "all servers"),
+            "all servers",
+        ),
         states=(*DAEMON_STATES[:1], State(1, "none in trouble", GOOD), *SERVER_STATES),
         width=24,
         height=7,
     ),
-)  # fmt: skip
+)
 
 _CAUSES = (
     ("crashed", "server crashed"),
@@ -223,9 +225,14 @@ LAST = table(
     (
         Column("When", "A", unit=AGO, width=160),
         Column("What", "cause", width=220, texts=_CAUSES),
-        Column("Host", "instance", links=(
-            to_host("mps-host", "This host"), to_host("mps-gpu", "Its GPUs"),
-        )),
+        Column(
+            "Host",
+            "instance",
+            links=(
+                to_host("mps-host", "This host"),
+                to_host("mps-gpu", "Its GPUs"),
+            ),
+        ),
         Column("Daemon", "daemon"),
         Column("GPU", "gpu", width=80),
         Column("Job", "job", hidden=True),
@@ -233,7 +240,7 @@ LAST = table(
     sort="When",
     none="No incident was ever seen here.",
     height=8,
-)  # fmt: skip
+)
 
 BOARD = Board(
     uid="mps-incidents",

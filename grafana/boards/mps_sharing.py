@@ -153,7 +153,7 @@ WAIT_LENGTHS = (
         found="last_over_time(mps_uid_wait_seconds_count[$__range])",
         width=16,
     ),
-)  # fmt: skip
+)
 
 COSTS = (
     share_graph(
@@ -200,20 +200,24 @@ BOARD = Board(
     ),
     rows=(
         Row("Who holds the GPU, and who waits for it?", TILES),
-        Row("When? Daemon $daemon", (
-            timeline(
-                "Holders and waiters",
-                "Healthy: no long orange, no red. A row for each user. Blue: clients are "
-                "connected. Orange: clients hang in cuInit behind the user whose row is blue. "
-                "Red: the user's server is idle and others wait for it to be replaced, or a "
-                "process died in the queue. The first row is the daemon.",
-                Query(f"max by ({HOSTS}) ({DAEMON_STATE}) or {NO_DAEMON}", "daemon"),
-                Query(HOLDERS, "uid {{uid}}"),
-                states=(*DAEMON_STATES, *HOLDER_STATES),
-                height=8,
+        Row(
+            "When? Daemon $daemon",
+            (
+                timeline(
+                    "Holders and waiters",
+                    "Healthy: no long orange, no red. A row for each user. Blue: clients are "
+                    "connected. Orange: clients hang in cuInit behind the user whose row is blue. "
+                    "Red: the user's server is idle and others wait for it to be replaced, or a "
+                    "process died in the queue. The first row is the daemon.",
+                    Query(f"max by ({HOSTS}) ({DAEMON_STATE}) or {NO_DAEMON}", "daemon"),
+                    Query(HOLDERS, "uid {{uid}}"),
+                    states=(*DAEMON_STATES, *HOLDER_STATES),
+                    height=8,
+                ),
             ),
-        ), repeat="daemon"),
+            repeat="daemon",
+        ),
         Row("How long are the waits?", WAIT_LENGTHS),
         Row("What do hand-overs cost, and who overtakes the queue?", COSTS, collapsed=True),
     ),
-)  # fmt: skip
+)

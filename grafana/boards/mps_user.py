@@ -105,7 +105,7 @@ TILES = (
         steps=at_most(1),
         decimals=0,
     ),
-)  # fmt: skip
+)
 
 WHERE = table(
     "Where do I wait, and what comes next?",
@@ -208,50 +208,63 @@ BOARD = Board(
         job(),
         instance(hidden=True),
         Variable(
-            "uid", "User", "mps_client_connections_total", everything=False, filters=False,
+            "uid",
+            "User",
+            "mps_client_connections_total",
+            everything=False,
+            filters=False,
             several=False,
         ),
     ),
     rows=(
         Row("Why is my job waiting?", TILES),
-        Row("Behind whom, since when, and what comes next?", (
-            WHERE,
-            timeline(
-                "Who holds the GPUs that I use",
-                "Healthy: no long orange, no red. A row for each user on each daemon that this "
-                "user's programs use or wait for. Blue: clients are connected. Orange: they "
-                "hang in cuInit behind the user whose row is blue.",
-                Query(
-                    f"({HOLDERS}) and on ({DAEMONS}) (mps_server_info{_MINE}"
-                    f" or mps_uid_waiting_clients{_MINE} > 0)",
-                    "uid {{uid}} · {{instance}}",
+        Row(
+            "Behind whom, since when, and what comes next?",
+            (
+                WHERE,
+                timeline(
+                    "Who holds the GPUs that I use",
+                    "Healthy: no long orange, no red. A row for each user on each daemon that this "
+                    "user's programs use or wait for. Blue: clients are connected. Orange: they "
+                    "hang in cuInit behind the user whose row is blue.",
+                    Query(
+                        f"({HOLDERS}) and on ({DAEMONS}) (mps_server_info{_MINE}"
+                        f" or mps_uid_waiting_clients{_MINE} > 0)",
+                        "uid {{uid}} · {{instance}}",
+                    ),
+                    Query(
+                        f"{_NONE_CONNECTED} unless on () count(mps_server_info{_MINE}"
+                        f" or mps_uid_waiting_clients{_MINE} > 0) or {UNREACHABLE}",
+                        "uid $uid",
+                    ),
+                    states=(*DAEMON_STATES[:1], *USER_STATES[:1], *HOLDER_STATES),
+                    height=10,
                 ),
-                Query(
-                    f"{_NONE_CONNECTED} unless on () count(mps_server_info{_MINE}"
-                    f" or mps_uid_waiting_clients{_MINE} > 0) or {UNREACHABLE}",
-                    "uid $uid",
-                ),
-                states=(*DAEMON_STATES[:1], *USER_STATES[:1], *HOLDER_STATES),
-                height=10,
             ),
-        )),
+        ),
         Row("What do I get?", (GOT,)),
-        Row("What did I lose, and when?", (
-            events(
-                "Lost or refused, by cause",
-                "Healthy: empty. Programs that MPS took down or refused. neighbour_fault and "
-                "server_crashed were not this user's fault.",
-                Query(new_in_step(f"mps_client_losses_total{_MINE}", "cause"), "lost: {{cause}}"),
-                Query(
-                    new_in_step(f"mps_client_rejections_total{_MINE}", "cause"),
-                    "refused: {{cause}}",
+        Row(
+            "What did I lose, and when?",
+            (
+                events(
+                    "Lost or refused, by cause",
+                    "Healthy: empty. Programs that MPS took down or refused. neighbour_fault and "
+                    "server_crashed were not this user's fault.",
+                    Query(
+                        new_in_step(f"mps_client_losses_total{_MINE}", "cause"), "lost: {{cause}}"
+                    ),
+                    Query(
+                        new_in_step(f"mps_client_rejections_total{_MINE}", "cause"),
+                        "refused: {{cause}}",
+                    ),
+                    overrides=causes_alike(),
+                    width=12,
+                    height=8,
+                    none="No lost or refused program is known in this time range.",
                 ),
-                overrides=causes_alike(),
-                width=12,
-                height=8,
-                none="No lost or refused program is known in this time range.",
+                TO_WHOM,
             ),
-            TO_WHOM,
-        ), collapsed=True),
+            collapsed=True,
+        ),
     ),
-)  # fmt: skip
+)

@@ -35,12 +35,35 @@ SCRAPE_SECONDS = 5
 DEAD = "gpu99-dead:9400"
 SLOW = "slow-tour:9400"
 FLEET = (
-    "tour", "three-users", "wait-served", "starved", "stopped", "fault-held", "fault", "limits",
-    "context-limit", "server-killed", "daemon-killed", "crash-loop", "draining", "percentages",
-    "wait-abandoned-sigkill", "training-10-mps", "training-10-direct", "two-gpus-one-daemon",
-    "three-daemons", "multi-user", "own-pid-namespace", "terminate-client", "containers",
-    "streams", "data-parallel", "memory-limit", "stranded", "foreground",
-)  # fmt: skip
+    "tour",
+    "three-users",
+    "wait-served",
+    "starved",
+    "stopped",
+    "fault-held",
+    "fault",
+    "limits",
+    "context-limit",
+    "server-killed",
+    "daemon-killed",
+    "crash-loop",
+    "draining",
+    "percentages",
+    "wait-abandoned-sigkill",
+    "training-10-mps",
+    "training-10-direct",
+    "two-gpus-one-daemon",
+    "three-daemons",
+    "multi-user",
+    "own-pid-namespace",
+    "terminate-client",
+    "containers",
+    "streams",
+    "data-parallel",
+    "memory-limit",
+    "stranded",
+    "foreground",
+)
 
 
 def replays() -> dict[str, str]:
@@ -104,12 +127,13 @@ def scraped(folder: Path) -> Iterator[str]:
     ]
     config = {
         "global": {
-            "scrape_interval": f"{SCRAPE_SECONDS}s", "scrape_timeout": f"{SCRAPE_SECONDS}s",
+            "scrape_interval": f"{SCRAPE_SECONDS}s",
+            "scrape_timeout": f"{SCRAPE_SECONDS}s",
             "evaluation_interval": "10s",
         },
         "rule_files": [str(ROOT / "rules" / "*.yml"), str(ROOT / "dcgm-compat.rules.yml")],
         "scrape_configs": [{"job_name": JOB, "static_configs": targets}],
-    }  # fmt: skip
+    }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     with programs() as started:
         named = [f"{name.partition(':')[0]}={recording}" for name, recording in replayed.items()]
@@ -120,12 +144,14 @@ def scraped(folder: Path) -> Iterator[str]:
         )
         started.append(
             start(
-                folder, "prometheus", program("prometheus"),
+                folder,
+                "prometheus",
+                program("prometheus"),
                 f"--config.file={folder / 'prometheus.yml'}",
                 f"--storage.tsdb.path={folder / 'tsdb'}",
                 f"--web.listen-address=127.0.0.1:{prometheus}",
             )
-        )  # fmt: skip
+        )
         until_ready(f"http://127.0.0.1:{prometheus}/-/ready")
         yield f"http://127.0.0.1:{prometheus}"
 
@@ -174,9 +200,10 @@ async def take(chosen: argparse.Namespace, address: str) -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     """Run everything and look."""
     parser = argparse.ArgumentParser(
-        prog="python -m grafana.pictures", description=__doc__,
+        prog="python -m grafana.pictures",
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("folder", type=Path, help="where the pictures go")
     parser.add_argument(
         "--minutes", type=float, default=20, help="to let the recordings play first"

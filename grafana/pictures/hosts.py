@@ -76,7 +76,10 @@ def eight_gpus(seconds: float) -> Snapshot:
     gpus = tuple(
         Gpu(
             GpuObservation(
-                number, uuid, name="NVIDIA H200", sm_count=132,
+                number,
+                uuid,
+                name="NVIDIA H200",
+                sm_count=132,
                 readings=(
                     Reading("up", 1.0),
                     Reading("busy_time", seconds * 0.9),
@@ -91,7 +94,7 @@ def eight_gpus(seconds: float) -> Snapshot:
             uuid=uuid,
         )
         for number, uuid in enumerate(uuids)
-    )  # fmt: skip
+    )
     return Snapshot(
         taken_at=time.time(),
         driver_version="595.71.05",

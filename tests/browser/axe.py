@@ -28,8 +28,11 @@ def _fetch(file: Path) -> None:
     HERE.mkdir(parents=True, exist_ok=True)
     subprocess.run(
         [npm, "pack", f"axe-core@{VERSION}", "--silent"],
-        cwd=HERE, check=True, capture_output=True, timeout=600,
-    )  # fmt: skip
+        cwd=HERE,
+        check=True,
+        capture_output=True,
+        timeout=600,
+    )
     package = HERE / f"axe-core-{VERSION}.tgz"
     with tarfile.open(package) as archive:
         member = archive.extractfile("package/axe.min.js")

@@ -61,41 +61,106 @@ async def assert_well_made(page: Page, url: str) -> None:
 
 
 INCIDENTS: list[tuple[str, float, str, list[str]]] = [
-    ("limits", 8, r"GPU 0 is used without MPS by process 782 \(\S+ of root\); its "
-     r"CUDA_MPS_PIPE_DIRECTORY is /tmp/lab-limits/nowhere, where no daemon runs\.",
-     ["The compute mode of GPU 0 is default", "1 process without MPS", "12 of 132 SMs",
-      "66 of 132 SMs", "no limit", "of at most 2.0 GiB", "no limit seen"]),
-    ("wait-served", 4, r"User 1002 has waited \d s behind user 1001's server 699\.",
-     ["Who held the GPU, who waited", "Run both as one user",
-      "ps -o pid,user,stat,etime,args -p"]),
-    ("wait-served", 9, r"GPU 0 is used without MPS by process 531 \(\S+ of root\)\.",
-     ["User 1002's process 705 was served after 6.3 s."]),
+    (
+        "limits",
+        8,
+        r"GPU 0 is used without MPS by process 782 \(\S+ of root\); its "
+        r"CUDA_MPS_PIPE_DIRECTORY is /tmp/lab-limits/nowhere, where no daemon runs\.",
+        [
+            "The compute mode of GPU 0 is default",
+            "1 process without MPS",
+            "12 of 132 SMs",
+            "66 of 132 SMs",
+            "no limit",
+            "of at most 2.0 GiB",
+            "no limit seen",
+        ],
+    ),
+    (
+        "wait-served",
+        4,
+        r"User 1002 has waited \d s behind user 1001's server 699\.",
+        [
+            "Who held the GPU, who waited",
+            "Run both as one user",
+            "ps -o pid,user,stat,etime,args -p",
+        ],
+    ),
+    (
+        "wait-served",
+        9,
+        r"GPU 0 is used without MPS by process 531 \(\S+ of root\)\.",
+        ["User 1002's process 705 was served after 6.3 s."],
+    ),
     ("three-users", 2.5, r"User 1002 has waited \d s behind .*, and one more client waits\.", []),
-    ("wait-abandoned-sigkill", 5, r"Process 846 died while waiting in the queue",
-     ["is dead and still in the queue", "do not restart the daemon"]),
-    ("wait-abandoned-sigkill", 10, r"User 1002's server 863 was started for clients that had died",
-     ["does not answer: it hangs on its ghost server", "end it (kill -9 863)"]),
-    ("fault", 4.5, r"A fatal GPU error in user 1001's server 794: MPS blames process 790; 1 other "
-     r"client was lost", ["recovered from the fatal error after 33 ms"]),
-    ("fault-held", 6, r"Root's server 1171 is in FAULT after a fatal GPU error",
-     ["until its client has exited", "Root's process 1201 was refused"]),
-    ("server-killed", 3, r"Root's server 750 crashed; 2 clients were lost \(processes 744 and "
-     r"745\), \d s ago\.", ["Programs that were connected must be restarted"]),
+    (
+        "wait-abandoned-sigkill",
+        5,
+        r"Process 846 died while waiting in the queue",
+        ["is dead and still in the queue", "do not restart the daemon"],
+    ),
+    (
+        "wait-abandoned-sigkill",
+        10,
+        r"User 1002's server 863 was started for clients that had died",
+        ["does not answer: it hangs on its ghost server", "end it (kill -9 863)"],
+    ),
+    (
+        "fault",
+        4.5,
+        r"A fatal GPU error in user 1001's server 794: MPS blames process 790; 1 other "
+        r"client was lost",
+        ["recovered from the fatal error after 33 ms"],
+    ),
+    (
+        "fault-held",
+        6,
+        r"Root's server 1171 is in FAULT after a fatal GPU error",
+        ["until its client has exited", "Root's process 1201 was refused"],
+    ),
+    (
+        "server-killed",
+        3,
+        r"Root's server 750 crashed; 2 clients were lost \(processes 744 and "
+        r"745\), \d s ago\.",
+        ["Programs that were connected must be restarted"],
+    ),
     ("daemon-killed", 4.5, r"The daemon died; 1 client was lost", []),
     ("crash-loop", 2, r"A server for root could not start", ["(6 times)"]),
-    ("stopped", 7, r"The MPS daemon \S+ does not answer: programs that start now hang\.",
-     ["continue it (kill -CONT 946)"]),
+    (
+        "stopped",
+        7,
+        r"The MPS daemon \S+ does not answer: programs that start now hang\.",
+        ["continue it (kill -CONT 946)"],
+    ),
     ("draining", 5, r"The MPS daemon \S+ was asked to quit and waits for its clients", []),
-    ("context-limit", 5, r"A client of root was refused: the server has reached its limit of "
-     r"client contexts", ["48 of 48 contexts"]),
-    ("terminate-client", 2, r"MPS is up|All is well",
-     ["Root's process 1259 was terminated by an operator."]),
-    ("quiet", 30, r"All is well: 2 clients share 1 GPU through 1 server, and no client waits\.",
-     ["The compute mode of GPU 0 is default"]),
-    ("foreground", 3, r"1 client uses 1 GPU through 1 server; whether clients wait is not "
-     r"known: the daemon runs in the foreground and writes no logs",
-     ["runs in the foreground (-f)", "What cannot be seen"]),
-]  # fmt: skip
+    (
+        "context-limit",
+        5,
+        r"A client of root was refused: the server has reached its limit of "
+        r"client contexts",
+        ["48 of 48 contexts"],
+    ),
+    (
+        "terminate-client",
+        2,
+        r"MPS is up|All is well",
+        ["Root's process 1259 was terminated by an operator."],
+    ),
+    (
+        "quiet",
+        30,
+        r"All is well: 2 clients share 1 GPU through 1 server, and no client waits\.",
+        ["The compute mode of GPU 0 is default"],
+    ),
+    (
+        "foreground",
+        3,
+        r"1 client uses 1 GPU through 1 server; whether clients wait is not "
+        r"known: the daemon runs in the foreground and writes no logs",
+        ["runs in the foreground (-f)", "What cannot be seen"],
+    ),
+]
 
 
 async def test_each_incident_says_the_right_thing(

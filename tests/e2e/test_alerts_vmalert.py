@@ -35,9 +35,17 @@ from tests.unit.rules.rulebook import RULE_FILES
 from tests.unit.rules.servers import program
 
 RECORDINGS = {
-    "one-client", "server-killed", "fault", "crash-loop", "stopped", "draining",
-    "wait-abandoned-sigkill", "wait-served", "context-limit", "foreground",
-}  # fmt: skip
+    "one-client",
+    "server-killed",
+    "fault",
+    "crash-loop",
+    "stopped",
+    "draining",
+    "wait-abandoned-sigkill",
+    "wait-served",
+    "context-limit",
+    "foreground",
+}
 """Of each kind of rule one; all of them are with the tests of Prometheus."""
 
 
@@ -73,8 +81,10 @@ def as_reported_by_vmalert(incident: Incident) -> Incident:
 def test_vmalert_takes_our_rules_as_they_are() -> None:
     done = subprocess.run(
         [program("vmalert"), "-dryRun", *(f"-rule={file}" for file in RULE_FILES)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -53,8 +53,16 @@ def helm(*arguments: str) -> str:
 
 def words(*values: str, kubernetes: str = "1.30.0", chart: Path = CHART) -> list[str]:
     settings = [word for value in (IMAGE, *values) for word in ("--set", value)]
-    return ["template", "mps-exporter", str(chart), "--namespace", "monitoring",
-            "--kube-version", kubernetes, *settings]  # fmt: skip
+    return [
+        "template",
+        "mps-exporter",
+        str(chart),
+        "--namespace",
+        "monitoring",
+        "--kube-version",
+        kubernetes,
+        *settings,
+    ]
 
 
 def template(*values: str, kubernetes: str = "1.30.0", chart: Path = CHART) -> str:
@@ -86,9 +94,14 @@ def daemonset(*values: str) -> dict[str, Any]:
 def test_helm_lint_finds_nothing() -> None:
     for layout in LAYOUTS:
         helm(
-            "lint", "--strict", "--kube-version", "1.30.0", "--set", f"layout={layout},{IMAGE}",
+            "lint",
+            "--strict",
+            "--kube-version",
+            "1.30.0",
+            "--set",
+            f"layout={layout},{IMAGE}",
             str(CHART),
-        )  # fmt: skip
+        )
 
 
 @pytest.fixture(scope="session")
@@ -116,10 +129,25 @@ CUSTOM = "PodMonitor,ServiceMonitor,PrometheusRule"
 def conform(schemas: Path, version: str, text: str) -> subprocess.CompletedProcess[str]:
     location = f"{schemas}/{version}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
     return subprocess.run(
-        [tool("kubeconform"), "-strict", "-output", "json", "-verbose", "-skip", CUSTOM,
-         "-kubernetes-version", version, "-schema-location", location, "-"],
-        input=text, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            tool("kubeconform"),
+            "-strict",
+            "-output",
+            "json",
+            "-verbose",
+            "-skip",
+            CUSTOM,
+            "-kubernetes-version",
+            version,
+            "-schema-location",
+            location,
+            "-",
+        ],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def check(schemas: Path, version: str, text: str) -> None:
@@ -136,8 +164,12 @@ def check(schemas: Path, version: str, text: str) -> None:
     [("devicePlugin", "podMonitor"), ("dra", "serviceMonitor"), ("plain", "podMonitor")],
 )
 def test_every_layout_is_valid_in(schemas: Path, version: str, layout: str, monitor: str) -> None:
-    values = (f"layout={layout}", "podMonitor.enabled=false", f"{monitor}.enabled=true",
-              "web.configSecret=web")  # fmt: skip
+    values = (
+        f"layout={layout}",
+        "podMonitor.enabled=false",
+        f"{monitor}.enabled=true",
+        "web.configSecret=web",
+    )
     check(schemas, version, template(*values, kubernetes=version))
 
 
@@ -147,8 +179,11 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("flux")
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", str(CHART)],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     for name in filter(None, listed.split("\0")):
         source = ROOT / name
         if source.is_file() and not source.is_symlink():
@@ -179,9 +214,11 @@ def parent(fetched: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parent") / "gpus"
     (folder / "templates").mkdir(parents=True)
     dependency = {
-        "name": "mps-exporter", "version": "*", "repository": f"file://{fetched}",
+        "name": "mps-exporter",
+        "version": "*",
+        "repository": f"file://{fetched}",
         "condition": "mps-exporter.enabled",
-    }  # fmt: skip
+    }
     chart = {"apiVersion": "v2", "name": "gpus", "version": "1.0.0", "dependencies": [dependency]}
     (folder / "Chart.yaml").write_text(yaml.safe_dump(chart))
     helm("dependency", "build", str(folder))
@@ -296,18 +333,28 @@ def test_an_unknown_alert_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("interval", "timeout", "taken"),
-    [("15s", "10s", True), ("1m", "60s", True), ("500ms", "1s", False), ("5s", "10s", False),
-     ("1m", "90s", False), ("2m", "61000ms", True)],
-)  # fmt: skip
+    [
+        ("15s", "10s", True),
+        ("1m", "60s", True),
+        ("500ms", "1s", False),
+        ("5s", "10s", False),
+        ("1m", "90s", False),
+        ("2m", "61000ms", True),
+    ],
+)
 @pytest.mark.parametrize("kind", ["podMonitor", "serviceMonitor"])
 def test_a_timeout_longer_than_the_interval_is_refused(
     kind: str, interval: str, timeout: str, *, taken: bool
 ) -> None:
     """Prometheus would drop the whole job, and the operator says so in its log only."""
-    result = run_helm(*words(
-        "podMonitor.enabled=false", f"{kind}.enabled=true", f"{kind}.interval={interval}",
-        f"{kind}.scrapeTimeout={timeout}",
-    ))  # fmt: skip
+    result = run_helm(
+        *words(
+            "podMonitor.enabled=false",
+            f"{kind}.enabled=true",
+            f"{kind}.interval={interval}",
+            f"{kind}.scrapeTimeout={timeout}",
+        )
+    )
     assert (result.returncode == 0) == taken, result.stderr
     assert taken or f"shorter than {kind}.scrapeTimeout" in result.stderr
 
@@ -360,9 +407,17 @@ def test_a_layout_that_could_see_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["layout=slurm", "port=0", "unknown=1", "rights=root", "prometheusRule.grafanaUrl=here",
-     "podMonitor.sampleLimit=many", "image.digest=sha256:12", "commonLabels.a=1"],
-)  # fmt: skip
+    [
+        "layout=slurm",
+        "port=0",
+        "unknown=1",
+        "rights=root",
+        "prometheusRule.grafanaUrl=here",
+        "podMonitor.sampleLimit=many",
+        "image.digest=sha256:12",
+        "commonLabels.a=1",
+    ],
+)
 def test_values_that_mean_nothing_are_refused(wrong: str) -> None:
     assert "values don't meet the specifications of the schema" in refused(wrong)
 
@@ -396,9 +451,12 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "switch"),
-    [("PodMonitor", "podMonitor"), ("ServiceMonitor", "serviceMonitor"),
-     ("PrometheusRule", "prometheusRule")],
-)  # fmt: skip
+    [
+        ("PodMonitor", "podMonitor"),
+        ("ServiceMonitor", "serviceMonitor"),
+        ("PrometheusRule", "prometheusRule"),
+    ],
+)
 def test_a_cluster_without_the_operator_is_told_the_switch(kind: str, switch: str) -> None:
     """A cluster lists its kinds; `helm template` alone knows group versions only."""
     others = {"podMonitor", "serviceMonitor", "prometheusRule"} - {switch}
@@ -417,10 +475,14 @@ def test_two_monitors_at_once_are_refused() -> None:
 
 def test_a_monitor_has_what_its_values_say() -> None:
     spec = only(
-        "PodMonitor", "podMonitor.sampleLimit=15000", "podMonitor.namespace=observed",
-        "podMonitor.relabelings[0].action=labeldrop", "podMonitor.relabelings[0].regex=pod",
-        "podMonitor.metricRelabelings[0].action=drop", "podMonitor.metricRelabelings[0].regex=x",
-    )["spec"]  # fmt: skip
+        "PodMonitor",
+        "podMonitor.sampleLimit=15000",
+        "podMonitor.namespace=observed",
+        "podMonitor.relabelings[0].action=labeldrop",
+        "podMonitor.relabelings[0].regex=pod",
+        "podMonitor.metricRelabelings[0].action=drop",
+        "podMonitor.metricRelabelings[0].regex=x",
+    )["spec"]
     assert spec["sampleLimit"] == 15000
     assert spec["namespaceSelector"] == {"matchNames": ["monitoring"]}
     (endpoint,) = spec["podMetricsEndpoints"]
@@ -458,14 +520,20 @@ def test_the_image_is_put_together_from_its_parts() -> None:
 
 def test_security_contexts_go_over_the_charts_own() -> None:
     pod = daemonset(
-        "podSecurityContext.supplementalGroups={4}", "podSecurityContext.runAsUser=1000",
-        "podSecurityContext.seLinuxOptions.type=spc_t", "securityContext.privileged=false",
+        "podSecurityContext.supplementalGroups={4}",
+        "podSecurityContext.runAsUser=1000",
+        "podSecurityContext.seLinuxOptions.type=spc_t",
+        "securityContext.privileged=false",
         "rights=least",
-    )  # fmt: skip
+    )
     assert pod["securityContext"] == {
-        "runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 65532, "supplementalGroups": [4],
-        "seccompProfile": {"type": "RuntimeDefault"}, "seLinuxOptions": {"type": "spc_t"},
-    }  # fmt: skip
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "runAsGroup": 65532,
+        "supplementalGroups": [4],
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "seLinuxOptions": {"type": "spc_t"},
+    }
     security = pod["containers"][0]["securityContext"]
     assert security["privileged"] is False
     assert security["readOnlyRootFilesystem"] is True
@@ -473,12 +541,17 @@ def test_security_contexts_go_over_the_charts_own() -> None:
 
 def test_extras_are_added() -> None:
     pod = daemonset(
-        "extraArgs={--log.level=debug}", "extraEnv[0].name=TZ", "extraEnv[0].value=UTC",
-        "extraVolumes[0].name=a", "extraVolumes[0].hostPath.path=/a",
-        "extraVolumeMounts[0].name=a", "extraVolumeMounts[0].mountPath=/a",
-        "livenessProbe.periodSeconds=7", "readinessProbe.exec.command={true}",
+        "extraArgs={--log.level=debug}",
+        "extraEnv[0].name=TZ",
+        "extraEnv[0].value=UTC",
+        "extraVolumes[0].name=a",
+        "extraVolumes[0].hostPath.path=/a",
+        "extraVolumeMounts[0].name=a",
+        "extraVolumeMounts[0].mountPath=/a",
+        "livenessProbe.periodSeconds=7",
+        "readinessProbe.exec.command={true}",
         "global.imagePullSecrets[0].name=pull",
-    )  # fmt: skip
+    )
     (container,) = pod["containers"]
     assert container["args"][-1] == "--log.level=debug"
     assert [one["name"] for one in container["env"]] == ["NODE_NAME", "TZ"]

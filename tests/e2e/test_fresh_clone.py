@@ -35,9 +35,13 @@ async def test_make_demo_as_the_readme_says(tmp_path: Path) -> None:
     log = tmp_path / "output"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_shell(
-            "make demo", cwd=clone, env={"PATH": "/usr/bin:/bin", "HOME": str(home)},
-            stdout=output, stderr=output, start_new_session=True,
-        )  # fmt: skip
+            "make demo",
+            cwd=clone,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(home)},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
     try:
         await _serves(process, log)
     finally:

@@ -22,8 +22,10 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("release") / "out"
     result = subprocess.run(
         [str(ROOT / "tools" / "release-check.sh"), str(out)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     assert "both builds are identical" in result.stderr
     return out
@@ -72,10 +74,20 @@ def test_the_package_runs_with_nothing_but_python(release: Path, tmp_path: Path)
     subprocess.run(["dpkg-deb", "-x", str(package), str(tmp_path)], check=True)
     recording = ROOT / "tests" / "recordings" / "quiet.rec.gz"
     result = subprocess.run(
-        [str(tmp_path / "usr/bin/mps-exporter"), "doctor", "--recording", str(recording),
-         "--at", "30s", "--json"],
-        capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
+        [
+            str(tmp_path / "usr/bin/mps-exporter"),
+            "doctor",
+            "--recording",
+            str(recording),
+            "--at",
+            "30s",
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin"},
+    )
     assert result.returncode in (0, 1, 2), result.stderr
     json.loads(result.stdout)
     assert list(tmp_path.rglob("__pycache__")) == [], "it writes nothing"

@@ -33,8 +33,9 @@ async def run(names: list[str], out: Path, limit_seconds: float) -> int:
             async with lab(name, words, client, out) as one:
                 await asyncio.wait_for(scenario(one), 240)
             failed += [f"{name}: {check.name}" for check in one.checks if not check.ok]
-    print(f"\n{len(names)} scenarios, {len(failed)} failed checks, "
-          f"{time.monotonic() - began:.0f} s")  # fmt: skip
+    print(
+        f"\n{len(names)} scenarios, {len(failed)} failed checks, {time.monotonic() - began:.0f} s"
+    )
     for line in failed:
         print(f"  FAIL {line}")
     return len(failed)

@@ -118,9 +118,14 @@ class Round:
         """Send the control daemon a command and return its reply."""
         try:
             return subprocess.run(
-                [CONTROL], input=f"{command}\n", text=True, capture_output=True, timeout=10,
-                env=self._environment, check=False,
-            ).stdout  # fmt: skip
+                [CONTROL],
+                input=f"{command}\n",
+                text=True,
+                capture_output=True,
+                timeout=10,
+                env=self._environment,
+                check=False,
+            ).stdout
         except subprocess.TimeoutExpired:
             return "no reply within 10 s"
 
@@ -131,9 +136,12 @@ class Round:
         with output.open("w") as file:
             popen = subprocess.Popen(
                 [*(binary or [str(self.programs / program)]), *arguments],
-                env=self._environment, stdout=file, stderr=subprocess.STDOUT, text=True,
+                env=self._environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                text=True,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         process = Process(role, popen, output)
         self.processes.append(process)
         return process
@@ -159,8 +167,11 @@ class Round:
         at = time.time()
         if how in SIGNALS:
             os.kill(process.pid, SIGNALS[how])
-        work = " ".join(map(str, process.popen.args[1:4])) if isinstance(
-            process.popen.args, list) else ""  # fmt: skip
+        work = (
+            " ".join(map(str, process.popen.args[1:4]))
+            if isinstance(process.popen.args, list)
+            else ""
+        )
         self.ends.append(End(process.pid, how, in_flight, at, words, work))
 
     def newcomer(self) -> None:
@@ -177,8 +188,9 @@ class Round:
         for process in self.processes:
             error = re.search(r"ERR (\d+)|CUDA error: (.*)", process.text())
             if error and process.pid not in self.own_faults:
-                victims.append({"pid": process.pid, "role": process.role,
-                                "error": error[1] or error[2]})  # fmt: skip
+                victims.append(
+                    {"pid": process.pid, "role": process.role, "error": error[1] or error[2]}
+                )
         return {
             "ends": [asdict(end) for end in self.ends],
             "victims": victims,
@@ -272,8 +284,14 @@ def without_work(what: str, how: str, neighbours: str) -> Scenario:
             process = one.run("leaver", "leave", *LONG_WORK, "pause", "25")
             word = "queued"
         else:  # short kernels
-            process = one.run("leaver", "leave", "nop", "0", "100",
-                              *(["pause", "25"] if how in SIGNALS else [how]))  # fmt: skip
+            process = one.run(
+                "leaver",
+                "leave",
+                "nop",
+                "0",
+                "100",
+                *(["pause", "25"] if how in SIGNALS else [how]),
+            )
             word = "queued"
         process.wait_for(word)
         time.sleep(0.5)
@@ -295,8 +313,15 @@ def in_order(number: int, neighbours: str) -> Scenario:
         group = [one.run("leaver", "leave", "read", "2", "1", "loop", "3") for _ in range(number)]
         for process in group:
             process.popen.wait()
-            one.ends.append(End(process.pid, "in order", in_flight=False, at=time.time(),
-                                neighbours=f"{number} at once"))  # fmt: skip
+            one.ends.append(
+                End(
+                    process.pid,
+                    "in order",
+                    in_flight=False,
+                    at=time.time(),
+                    neighbours=f"{number} at once",
+                )
+            )
         time.sleep(0.5)
         one.newcomer()
 
@@ -389,8 +414,15 @@ def rounds_with_work() -> Iterator[tuple[str, Scenario]]:
         (*SIGNALS, *CALLS), ("busy1", "busy3", "idle3", "none", "writing2+idle1")
     ):
         yield f"leave-{how}-{near}", leave(how, near)
-    works = ("device 2000 3", "device 20 500", "device 2 4000", "host 200 100", "graph 100 100",
-             "streams 100 100", "read 200 100")  # fmt: skip
+    works = (
+        "device 2000 3",
+        "device 20 500",
+        "device 2 4000",
+        "host 200 100",
+        "graph 100 100",
+        "streams 100 100",
+        "read 200 100",
+    )
     for work, near in product(works, ("busy2", "idle2", "none")):
         yield f"leave-{work.replace(' ', '-')}-{near}", leave("SIGKILL", near, work.split())
     for near in ("busy7", "writing7", "idle7", "busy3+idle4"):
@@ -444,8 +476,11 @@ def rounds_of_torch() -> Iterator[tuple[str, Scenario]]:
 def plan() -> list[tuple[str, Scenario]]:
     """Return all rounds, by name."""
     return [
-        *rounds_with_work(), *rounds_without_work(), *rounds_with_own_faults(), *rounds_of_torch(),
-    ]  # fmt: skip
+        *rounds_with_work(),
+        *rounds_without_work(),
+        *rounds_with_own_faults(),
+        *rounds_of_torch(),
+    ]
 
 
 def gpus() -> list[str]:
@@ -477,8 +512,9 @@ def main() -> int:
                     return
                 number, name, scenario = jobs.pop()
             label = f"{number:03d}-{name}"
-            one = Round(label, gpu, programs, folder / label, arguments.out / label,
-                        arguments.exporter)  # fmt: skip
+            one = Round(
+                label, gpu, programs, folder / label, arguments.out / label, arguments.exporter
+            )
             try:
                 one.start()
                 scenario(one)

@@ -110,21 +110,32 @@ COMPARED: tuple[tuple[str, str, float, float | None, float], ...] = (
     ("pcie.link.gen.max", "pcie_link_generation{max}", 1, 0.0, 0),
     ("pcie.link.width.current", "pcie_link_width{current}", 1, 0.0, 0),
     ("pcie.link.width.max", "pcie_link_width{max}", 1, 0.0, 0),
-    ("ecc.errors.corrected.volatile.dram",
-     "ecc_errors{corrected,volatile,dram}", 1, 0.0, 0),
-    ("ecc.errors.corrected.volatile.sram",
-     "ecc_errors{corrected,volatile,sram}", 1, 0.0, 0),
-    ("ecc.errors.uncorrected.aggregate.dram",
-     "ecc_errors{uncorrected,aggregate,dram}", 1, 0.0, 0),
-    ("ecc.errors.uncorrected.aggregate.sram",
-     "ecc_errors{uncorrected,aggregate,sram}", 1, 0.0, 0),
-    ("clocks_event_reasons_counters.sw_power_cap",
-     "clock_event_time{sw_power_cap}", 1e-6, 0.02, 0.5),
-    ("clocks_event_reasons_counters.sw_thermal_slowdown",
-     "clock_event_time{sw_thermal_slowdown}", 1e-6, 0.02, 0.5),
-    ("clocks_event_reasons_counters.hw_thermal_slowdown",
-     "clock_event_time{hw_thermal_slowdown}", 1e-6, 0.02, 0.5),
-)  # fmt: skip
+    ("ecc.errors.corrected.volatile.dram", "ecc_errors{corrected,volatile,dram}", 1, 0.0, 0),
+    ("ecc.errors.corrected.volatile.sram", "ecc_errors{corrected,volatile,sram}", 1, 0.0, 0),
+    ("ecc.errors.uncorrected.aggregate.dram", "ecc_errors{uncorrected,aggregate,dram}", 1, 0.0, 0),
+    ("ecc.errors.uncorrected.aggregate.sram", "ecc_errors{uncorrected,aggregate,sram}", 1, 0.0, 0),
+    (
+        "clocks_event_reasons_counters.sw_power_cap",
+        "clock_event_time{sw_power_cap}",
+        1e-6,
+        0.02,
+        0.5,
+    ),
+    (
+        "clocks_event_reasons_counters.sw_thermal_slowdown",
+        "clock_event_time{sw_thermal_slowdown}",
+        1e-6,
+        0.02,
+        0.5,
+    ),
+    (
+        "clocks_event_reasons_counters.hw_thermal_slowdown",
+        "clock_event_time{hw_thermal_slowdown}",
+        1e-6,
+        0.02,
+        0.5,
+    ),
+)
 
 
 def key(quantity: str, labels: tuple[tuple[str, str], ...]) -> str:
@@ -357,14 +368,11 @@ def scrape(interval: float, seconds: float, begin: float, *, ticks: bool) -> dic
 
     return {
         "increase": {one: increase(f"{one}_time") for one in COUNTERS},
-        "unobserved": {
-            one: increase(f"unobserved_time{{{one}}}")
-            for one in ("busy", "active")
-        },
+        "unobserved": {one: increase(f"unobserved_time{{{one}}}") for one in ("busy", "active")},
         "joules": increase("energy"),
         "mean watts": statistics.fmean(one["power"] for one in seen),
         "scrapes": len(seen),
-    }  # fmt: skip
+    }
 
 
 def integrals(report: Report, load: str, meanwhile: Callable[[], None]) -> None:
@@ -523,9 +531,10 @@ def costs(report: Report, where: str) -> dict[str, Any]:
         report.say(f"{name:52}{len(each):>7}{statistics.median(each):>9.2f} ms{max(each):>9.2f} ms")
     middle = statistics.median(found["a collection"])
     report.check(
-        f"{where}: a collection of one GPU costs at most 8 ms", middle <= 8.0,
+        f"{where}: a collection of one GPU costs at most 8 ms",
+        middle <= 8.0,
         f"median {middle:.2f} ms, max {max(found['a collection']):.2f} ms",
-    )  # fmt: skip
+    )
     report.results[f"costs, {where}"] = {
         "calls": {name: [statistics.median(each), max(each), len(each)] for name, each in rows},
         "milliseconds": found,
@@ -682,8 +691,9 @@ def loads(report: Report, load: str, source: NvmlSession, library: PynvmlApi) ->
     time.sleep(2.0)
     with report.section("idle, one process with a context"):
         idle = compare(report, "idle", source)
-        report.check("idle: no utilization", idle["gpu_utilization"] < 0.02, idle[
-            "gpu_utilization"])  # fmt: skip
+        report.check(
+            "idle: no utilization", idle["gpu_utilization"] < 0.02, idle["gpu_utilization"]
+        )
     with report.section(
         "tensor cores: bfloat16 products of random 8192 x 8192, at the power limit"
     ):
@@ -711,9 +721,10 @@ def loads(report: Report, load: str, source: NvmlSession, library: PynvmlApi) ->
             found = seen.get("sm_activity", 0.0)
             report.say(f"load: {account}")
             report.check(
-                f"{blocks} blocks: SM activity", abs(found - blocks / sms) < 0.01,
+                f"{blocks} blocks: SM activity",
+                abs(found - blocks / sms) < 0.01,
                 f"{found:.4f}, expected {blocks / sms:.4f}",
-            )  # fmt: skip
+            )
             utilization = seen["gpu_utilization"]
             report.check(f"{blocks} blocks: utilization", utilization > 0.95, utilization)
 
@@ -743,8 +754,9 @@ class Parts:
     def __init__(self, report: Report, out: Path) -> None:
         self._report, self._out = report, out
         self._raw: dict[str, Any] = {
-            "machine": platform.platform(), "pynvml": metadata.version(PACKAGE),
-        }  # fmt: skip
+            "machine": platform.platform(),
+            "pynvml": metadata.version(PACKAGE),
+        }
         known = nvidia_smi("--help-query-gpu")
         UNKNOWN_TO_SMI.update(name for name in SMI_FIELDS if f'"{name}"' not in known)
         self._library = PynvmlApi()

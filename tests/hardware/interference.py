@@ -65,8 +65,11 @@ def measure(rounds: int) -> dict[str, object]:
         pipe, log = folder / "pipe", folder / "log"
         pipe.mkdir()
         log.mkdir()
-        env = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
-               "CUDA_MPS_LOG_DIRECTORY": str(log)}  # fmt: skip
+        env = {
+            **os.environ,
+            "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(log),
+        }
         subprocess.run([CONTROL, "-d"], env=env, check=True, timeout=30)
         seconds = 2 * rounds * (TURN_SECONDS + SETTLING_SECONDS) + 8
         output = folder / "client.out"

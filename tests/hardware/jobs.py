@@ -34,8 +34,9 @@ async def _busy_neighbours_lost(
     await asyncio.sleep(0.4)
     await end(lab, daemon, leaver)
     await lab.run(1.5)
-    lost = sum(one.event("error") is not None or one.process.poll() is not None
-               for one in neighbours)  # fmt: skip
+    lost = sum(
+        one.event("error") is not None or one.process.poll() is not None for one in neighbours
+    )
     await lab.left(*neighbours, leaver)
     return lost
 
@@ -43,12 +44,23 @@ async def _busy_neighbours_lost(
 async def _script(lab: Lab, daemon: Daemon, *arguments: str, uid: int = 0) -> None:
     """Run the script as a user, and note what it said."""
     as_user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
-    command = [*(("setpriv", *as_user) if uid else ()), "sh", str(TERMINATE), *arguments,
-               "--pipe-directory", str(daemon.pipe)]  # fmt: skip
+    command = [
+        *(("setpriv", *as_user) if uid else ()),
+        "sh",
+        str(TERMINATE),
+        *arguments,
+        "--pipe-directory",
+        str(daemon.pipe),
+    ]
     done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=60, check=False,
+        subprocess.run,
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
         env={"PATH": os.environ["PATH"]},
-    )  # fmt: skip
+    )
     output = f"{done.returncode}: {done.stderr.strip()}"
     lab.facts[f"script {' '.join(arguments[::2])} as {uid}"] = output
     if not uid:
@@ -70,9 +82,14 @@ async def _in_its_container(lab: Lab, daemon: Daemon, leaver: Client) -> None:
     children = Path(f"/proc/{leaver.pid}/task/{leaver.pid}/children").read_text().split()
     inside = ["nsenter", f"--target={children[0]}", "--pid", "--mount", "sh", str(TERMINATE)]
     done = await asyncio.to_thread(
-        subprocess.run, [*inside, "--own-pid-namespace", "--pipe-directory", str(daemon.pipe)],
-        capture_output=True, text=True, timeout=60, check=False, env={"PATH": os.environ["PATH"]},
-    )  # fmt: skip
+        subprocess.run,
+        [*inside, "--own-pid-namespace", "--pipe-directory", str(daemon.pipe)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PATH": os.environ["PATH"]},
+    )
     output = f"{done.returncode}: {done.stderr.strip()}"
     ok = done.returncode == 0 and "terminated client" in output
     lab.note("the hook", ok=ok, wanted="0: terminated client", got=output)
@@ -102,9 +119,10 @@ async def ending_jobs(lab: Lab) -> None:
         "the script, then SIGKILL": (_by_the_script, ()),
         "mps-run.sh and SIGTERM to all": (_by_a_signal_to_the_job, (str(SCRIPTS / "mps-run.sh"),)),
         "a preStop hook in a PID namespace": (
-            _in_its_container, ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"),
+            _in_its_container,
+            ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"),
         ),
-    }  # fmt: skip
+    }
     for words, (end, before) in ways.items():
         lost = await _busy_neighbours_lost(lab, daemon, leave, end, before=before)
         lab.note(f"busy neighbours lost: {words}", ok=lost == 0, wanted=0, got=lost)
@@ -142,8 +160,12 @@ async def _as_cuda_says(
         limited = int(str(ready.get("free_bytes", 0))) < 2 * LIMIT
         got = metrics.value("mps_client_memory_limit_bytes", daemon=daemon.label, pid=client.pid)
         words = f"daemon {sees}, CUDA_VISIBLE_DEVICES={visible}, {text}"
-        lab.note(f"limit: {words}", ok=got == (LIMIT if limited else None),
-                 wanted=LIMIT if limited else None, got=got)  # fmt: skip
+        lab.note(
+            f"limit: {words}",
+            ok=got == (LIMIT if limited else None),
+            wanted=LIMIT if limited else None,
+            got=got,
+        )
     for client in clients:
         client.kill()
     await lab.left(*clients)
@@ -168,10 +190,12 @@ async def memory_ordinals_two_gpus(lab: Lab) -> None:
     views = (None, "0", "1", "0,1", "1,0", second, f"{second},{first}")
     # By UUID, a GPU that the client does not see was not measured: the exporter tells no limit.
     reported = [
-        (view, text) for view in views for text in texts
+        (view, text)
+        for view in views
+        for text in texts
         if not (text.startswith(first) and view in ("1", second))
         and not (text.startswith(second) and view == "0")
-    ]  # fmt: skip
+    ]
     await _with_daemon(lab, lab.daemon("all"), reported, "all")
     await _with_daemon(lab, lab.daemon("reversed", CUDA_VISIBLE_DEVICES="1,0"), reported, "1,0")
     own = [(view, text) for view, text in reported if view in (None, "0")]

@@ -93,9 +93,14 @@ class Daemon:
     def tool(self, text: str, seconds: float = 20) -> str:
         """Run the control tool: only a lab may ask for changes."""
         done = subprocess.run(
-            [CONTROL], input=f"{text}\n", text=True, env=self.environment, timeout=seconds,
-            capture_output=True, check=False,
-        )  # fmt: skip
+            [CONTROL],
+            input=f"{text}\n",
+            text=True,
+            env=self.environment,
+            timeout=seconds,
+            capture_output=True,
+            check=False,
+        )
         return done.stdout + done.stderr
 
     def quit(self) -> None:
@@ -151,9 +156,13 @@ class Lab:
     # -- actors
 
     def daemon(
-        self, name: str = "mps", *, uid: int | None = None, arguments: Sequence[str] = ("-d",),
+        self,
+        name: str = "mps",
+        *,
+        uid: int | None = None,
+        arguments: Sequence[str] = ("-d",),
         **environment: str,
-    ) -> Daemon:  # fmt: skip
+    ) -> Daemon:
         """Start a control daemon."""
         pipe, log = self.folder / name, self.folder / f"{name}-log"
         for directory in (pipe, log):
@@ -182,11 +191,20 @@ class Lab:
         return daemon
 
     def client(
-        self, mode: str, seconds: float, *, daemon: Daemon | None = None, uid: int = 0,
-        mebibytes: int = 64, blocks: int = 8, streams: int = 1,
-        command: Sequence[str] | None = None, before: Sequence[str] = (),
-        more: Mapping[str, str] | None = None, **environment: str,
-    ) -> Client:  # fmt: skip
+        self,
+        mode: str,
+        seconds: float,
+        *,
+        daemon: Daemon | None = None,
+        uid: int = 0,
+        mebibytes: int = 64,
+        blocks: int = 8,
+        streams: int = 1,
+        command: Sequence[str] | None = None,
+        before: Sequence[str] = (),
+        more: Mapping[str, str] | None = None,
+        **environment: str,
+    ) -> Client:
         """Start a CUDA client of a daemon (None: without MPS), by another program if need be."""
         pipe = str(daemon.pipe) if daemon is not None else str(self.folder / "nowhere")
         env = {
@@ -208,9 +226,13 @@ class Lab:
         ]
         with output.open("wb") as file:
             process = subprocess.Popen(
-                [*before, *_as(uid), *words], env=env, stdout=file, stderr=subprocess.STDOUT,
-                cwd="/", start_new_session=True,
-            )  # fmt: skip
+                [*before, *_as(uid), *words],
+                env=env,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                start_new_session=True,
+            )
         client = Client(process, output, uid)
         self.clients.append(client)
         return client
@@ -263,9 +285,12 @@ class Lab:
         print(f"    {mark} {name}: {got}" + ("" if ok else f" (wanted {wanted})"), flush=True)
 
     def check(
-        self, metrics: Metrics, name: str, wanted: float | tuple[float, float] | None,
+        self,
+        metrics: Metrics,
+        name: str,
+        wanted: float | tuple[float, float] | None,
         **labels: object,
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """A metric must have this value, or lie in this range, or (None) not be there."""
         got = metrics.value(name, **labels)
         ok = _fits(got, wanted)
@@ -290,9 +315,13 @@ class Lab:
         self._truth(metrics.snapshot.taken_at, f"{name}_sum", labels, got)
 
     async def until(
-        self, name: str, wanted: float | tuple[float, float] | None, *, seconds: float = 10,
+        self,
+        name: str,
+        wanted: float | tuple[float, float] | None,
+        *,
+        seconds: float = 10,
         **labels: object,
-    ) -> Metrics:  # fmt: skip
+    ) -> Metrics:
         """Collect until a metric has this value; a check in itself."""
         end = time.monotonic() + seconds
         while True:
@@ -353,8 +382,10 @@ def machine() -> tuple[str, str]:
     """(what GPUs, which driver), for the recordings' headers."""
     text = subprocess.run(
         ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     rows = [row.split(", ") for row in text.strip().splitlines()]
     return f"{len(rows)} x {rows[0][0]}, Linux {platform.release()}", rows[0][1]
 

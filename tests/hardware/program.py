@@ -34,9 +34,16 @@ def exporter_program(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run mps-exporter, and end it."""
     process = subprocess.Popen(
-        [*before, sys.executable, "-m", "mps_exporter", f"--web.listen-address=127.0.0.1:{PORT}",
-         *flags], env={**os.environ, **environment},
-    )  # fmt: skip
+        [
+            *before,
+            sys.executable,
+            "-m",
+            "mps_exporter",
+            f"--web.listen-address=127.0.0.1:{PORT}",
+            *flags,
+        ],
+        env={**os.environ, **environment},
+    )
     try:
         end = time.monotonic() + 15
         while time.monotonic() < end:
@@ -110,8 +117,14 @@ async def without_nvml(lab: Lab) -> None:
     await lab.ready(client)
     uuid = (await lab.look()).snapshot.gpus[0].uuid
     library = _nvml_path()
-    hide = ("unshare", "--mount", "sh", "-c",
-            f'mount --bind /dev/null {library} && exec "$@"', "sh")  # fmt: skip
+    hide = (
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        f'mount --bind /dev/null {library} && exec "$@"',
+        "sh",
+    )
     with exporter_program("--mps.min-query-interval=0s", before=hide):
         await asyncio.sleep(2)
         page = await asyncio.to_thread(scrape)
@@ -128,10 +141,15 @@ async def without_nvml(lab: Lab) -> None:
 def _nvml_path() -> Path:
     name = ctypes.util.find_library("nvidia-ml") or "libnvidia-ml.so.1"
     maps = subprocess.run(
-        [sys.executable, "-c",
-         f"import ctypes; ctypes.CDLL({name!r}); print(open('/proc/self/maps').read())"],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            f"import ctypes; ctypes.CDLL({name!r}); print(open('/proc/self/maps').read())",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     return Path(next(line.split()[-1] for line in maps.splitlines() if "nvidia-ml" in line))
 
 
@@ -141,9 +159,14 @@ async def forty_clients(lab: Lab) -> None:
     worker = lab.client("spin", 75, daemon=daemon, blocks=8)
     crowd = [lab.client("idle", 80, daemon=daemon, mebibytes=8) for _ in range(40)]
     await lab.ready(worker, *crowd, seconds=40)
-    smi = _timed(lambda: subprocess.run(
-        ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv"], check=True, capture_output=True,
-    ), 9)  # fmt: skip
+    smi = _timed(
+        lambda: subprocess.run(
+            ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv"],
+            check=True,
+            capture_output=True,
+        ),
+        9,
+    )
     with exporter_program("--mps.min-query-interval=0s"):
         fresh = _timed(scrape, 15)
         page = scrape()
@@ -174,8 +197,12 @@ async def forty_clients(lab: Lab) -> None:
     for name, figure in figures.items():
         print(f"    {name}: {figure}")
     lab.note("forty-one clients", ok=figures["clients"] == 41, wanted=41, got=figures["clients"])
-    lab.note("a fresh scrape is quicker than nvidia-smi --query-gpu", ok=fresh < smi,
-             wanted=f"< {smi:.4f}", got=f"{fresh:.4f}")  # fmt: skip
+    lab.note(
+        "a fresh scrape is quicker than nvidia-smi --query-gpu",
+        ok=fresh < smi,
+        wanted=f"< {smi:.4f}",
+        got=f"{fresh:.4f}",
+    )
     lab.note("share of a core at 1 s scrapes", ok=cpu < 0.02, wanted="< 0.02", got=f"{cpu:.4f}")
     worker.kill()
     for client in crowd:

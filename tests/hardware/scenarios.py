@@ -107,8 +107,10 @@ async def limits(lab: Lab) -> None:
 def _memory_as_nvidia_smi(lab: Lab, metrics: Metrics, d: str, clients: list[Client]) -> None:
     text = subprocess.run(
         ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     used = {int(pid): int(mib) for pid, mib in (row.split(", ") for row in text.splitlines())}
     for client in clients:
         got = metrics.value("mps_client_memory_used_bytes", daemon=d, pid=client.pid)
@@ -126,8 +128,12 @@ async def _silence(lab: Lab, daemon: Daemon) -> None:
     await lab.look()
     await asyncio.sleep(0.3)
     probe = daemon.lines("control") - before
-    lab.note("control.log lines of a collection in which nothing changed", ok=probe <= 10,
-             wanted="<= 10", got=probe)  # fmt: skip
+    lab.note(
+        "control.log lines of a collection in which nothing changed",
+        ok=probe <= 10,
+        wanted="<= 10",
+        got=probe,
+    )
     lab.facts["log_lines_per_probe"] = probe
     from mps_exporter.mps.query_schedule import ServerAnswers
 
@@ -138,8 +144,12 @@ async def _silence(lab: Lab, daemon: Daemon) -> None:
     await lab.look()
     await asyncio.sleep(0.3)
     whole = daemon.lines("control") - before
-    lab.note("control.log lines of probe and reconciliation", ok=whole - probe <= 40,
-             wanted=f"<= 40 + {probe}", got=whole)  # fmt: skip
+    lab.note(
+        "control.log lines of probe and reconciliation",
+        ok=whole - probe <= 40,
+        wanted=f"<= 40 + {probe}",
+        got=whole,
+    )
     lab.facts["log_lines_per_reconciliation"] = whole - probe
 
 
@@ -256,9 +266,13 @@ async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> N
 async def _what_doctor_says(lab: Lab, d: str, ghost: int) -> str | None:
     """Run the doctor as a person would, and give the command with which it ends the ghost."""
     done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-m", "mps_exporter", "doctor", "--json"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        subprocess.run,
+        [sys.executable, "-m", "mps_exporter", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     found = {
         one["name"]: one["remedy"]
         for one in json.loads(done.stdout or '{"findings": []}')["findings"]
@@ -698,8 +712,13 @@ async def context_limit(lab: Lab) -> None:
         await asyncio.sleep(0.1)
     refused = sum(client.event("error") is not None for client in crowd)
     metrics = await lab.look()
-    lab.check(metrics, "mps_client_rejections_total", (refused, 3 * refused), daemon=d,
-              cause="context_limit")  # fmt: skip
+    lab.check(
+        metrics,
+        "mps_client_rejections_total",
+        (refused, 3 * refused),
+        daemon=d,
+        cause="context_limit",
+    )
     lab.check(metrics, "mps_server_client_contexts", 48, daemon=d)
     lab.check(metrics, "mps_server_client_contexts_limit", 48, daemon=d)
     lab.check(metrics, "mps_gpu_processes", 48, kind="mps_client")
@@ -762,10 +781,12 @@ async def stranded(lab: Lab) -> None:
     d = daemon.label
     # A process that never calls CUDA again does not notice that its server is gone.
     sleeper = lab.client(
-        "sleep", 0, daemon=daemon,
+        "sleep",
+        0,
+        daemon=daemon,
         command=[sys.executable, str(HERE / "sleeper.py"), "14"],
         PYTHONPATH=os.environ.get("PYTHONPATH", ""),
-    )  # fmt: skip
+    )
     await lab.ready(sleeper)
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     server = metrics.snapshot.daemons[0].servers[0].pid
@@ -788,10 +809,15 @@ async def _training(lab: Lab, processes: int, *, mps: bool) -> None:
     daemon = lab.daemon() if mps else None
     python = [sys.executable, str(HERE / "train.py")]
     crowd = [
-        lab.client("train", 0, daemon=daemon, command=[*python, "4000"],
-                   PYTHONPATH=os.environ.get("PYTHONPATH", ""))
+        lab.client(
+            "train",
+            0,
+            daemon=daemon,
+            command=[*python, "4000"],
+            PYTHONPATH=os.environ.get("PYTHONPATH", ""),
+        )
         for _ in range(processes)
-    ]  # fmt: skip
+    ]
     kinds = "mps_client" if mps else "direct"
     await lab.until("mps_gpu_processes", processes, kind=kinds, seconds=60)
     while any(client.process.poll() is None for client in crowd):
@@ -830,10 +856,17 @@ async def tour(lab: Lab) -> None:
     d = daemon.label
     await lab.run(4)
     limited = [
-        lab.client("spin", 38, daemon=daemon, uid=1001, mebibytes=size, blocks=blocks,
-                   CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=text)
+        lab.client(
+            "spin",
+            38,
+            daemon=daemon,
+            uid=1001,
+            mebibytes=size,
+            blocks=blocks,
+            CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=text,
+        )
         for text, size, blocks in (("10", 512, 8), ("25", 1024, 20), ("50", 2048, 40))
-    ]  # fmt: skip
+    ]
     free = lab.client(
         "idle", 36, daemon=daemon, uid=1001, mebibytes=400, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G"
     )
@@ -935,8 +968,9 @@ async def doctor(lab: Lab) -> None:
     for server in ghost:
         os.kill(server.pid, signal.SIGKILL)
     await _advised(lab)
-    sleeper = lab.client("sleep", 0, daemon=daemon,
-                         command=[sys.executable, str(HERE / "sleeper.py"), "60"])  # fmt: skip
+    sleeper = lab.client(
+        "sleep", 0, daemon=daemon, command=[sys.executable, str(HERE / "sleeper.py"), "60"]
+    )
     await lab.ready(sleeper)
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     os.kill(metrics.snapshot.daemons[0].servers[0].pid, signal.SIGKILL)
@@ -947,11 +981,16 @@ async def doctor(lab: Lab) -> None:
     pipe, log = lab.folder / "front", lab.folder / "front-log"
     for directory in (pipe, log):
         directory.mkdir()
-    env = {**daemon.environment, "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
-           "CUDA_MPS_LOG_DIRECTORY": str(log)}  # fmt: skip
-    lab.others.append(subprocess.Popen(
-        [CONTROL, "-f"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ))  # fmt: skip
+    env = {
+        **daemon.environment,
+        "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
+        "CUDA_MPS_LOG_DIRECTORY": str(log),
+    }
+    lab.others.append(
+        subprocess.Popen(
+            [CONTROL, "-f"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+    )
     await _advised(lab, "logs_unreadable")
 
 
@@ -990,8 +1029,14 @@ async def two_daemons(lab: Lab) -> None:
         lab.check(metrics, "mps_server_client_contexts", 1, daemon=daemon.label, gpu=index)
         lab.check(metrics, "mps_gpu_served", 1, daemon=daemon.label, gpu=index)
         lab.check(metrics, "mps_gpu_served", None, daemon=daemon.label, gpu=1 - index)
-        lab.check(metrics, "mps_client_info", 1, daemon=daemon.label, pid=clients[index].pid,
-                  uid=1001 + index)  # fmt: skip
+        lab.check(
+            metrics,
+            "mps_client_info",
+            1,
+            daemon=daemon.label,
+            pid=clients[index].pid,
+            uid=1001 + index,
+        )
     await lab.left(*clients)
     for daemon in daemons:
         daemon.quit()
@@ -1023,7 +1068,11 @@ async def fault_two_gpus(lab: Lab) -> None:
 
 
 DOUBLE = (
-    "two-gpus-one-daemon", "two-daemons", "fault-two-gpus", "three-daemons", "data-parallel",
+    "two-gpus-one-daemon",
+    "two-daemons",
+    "fault-two-gpus",
+    "three-daemons",
+    "data-parallel",
     "memory-ordinals-two-gpus",
-)  # fmt: skip
+)
 """Scenarios that want two GPUs."""

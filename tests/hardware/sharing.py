@@ -83,15 +83,25 @@ async def streams(lab: Lab) -> None:
 async def percentages(lab: Lab) -> None:
     daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
     for name, small_share, big_share in (
-        ("alone", "100", None), ("without limits", "100", "100"), ("25 and 75 %", "25", "75"),
-    ):  # fmt: skip
+        ("alone", "100", None),
+        ("without limits", "100", "100"),
+        ("25 and 75 %", "25", "75"),
+    ):
         big = []
         if big_share is not None:
-            big = [lab.client("spin", 7, daemon=daemon, blocks=132 * 32,
-                              CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=big_share)]  # fmt: skip
+            big = [
+                lab.client(
+                    "spin",
+                    7,
+                    daemon=daemon,
+                    blocks=132 * 32,
+                    CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=big_share,
+                )
+            ]
             await lab.ready(*big)
-        small = lab.client("spin", 5, daemon=daemon, blocks=8,
-                           CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=small_share)  # fmt: skip
+        small = lab.client(
+            "spin", 5, daemon=daemon, blocks=8, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=small_share
+        )
         await lab.ready(small)
         metrics = await lab.until(
             "mps_client_sm_limit", (1, 132), daemon=daemon.label, pid=small.pid
@@ -134,14 +144,20 @@ async def containers(lab: Lab) -> None:
     for name, namespaces, script in (
         ("own IPC namespace", ("--ipc",), 'exec "$@"'),
         ("own IPC namespace and /dev/shm", ("--ipc", "--mount"), own_shm),
-        ("own PID and IPC namespace", ("--pid", "--fork", "--kill-child", "--ipc", "--mount"),
-         own_shm),
+        (
+            "own PID and IPC namespace",
+            ("--pid", "--fork", "--kill-child", "--ipc", "--mount"),
+            own_shm,
+        ),
         ("no pipe directory", ("--mount",), own_pipe),
-    ):  # fmt: skip
+    ):
         client = lab.client(
-            "idle", 20, daemon=daemon, CUDA_VISIBLE_DEVICES="0",
+            "idle",
+            20,
+            daemon=daemon,
+            CUDA_VISIBLE_DEVICES="0",
             before=("unshare", *namespaces, "sh", "-c", script, "sh"),
-        )  # fmt: skip
+        )
         lab.facts[name] = await _outcome(lab, daemon, client)
         lab.note(name, ok=True, wanted="any", got=lab.facts[name])
         client.kill()
@@ -156,9 +172,10 @@ async def containers(lab: Lab) -> None:
 async def framework_crash(lab: Lab) -> None:
     daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
     train = [sys.executable, str(HERE / "train.py"), "60000"]
-    neighbours = [lab.client("train", 0, daemon=daemon, command=train, more=PYTHON,
-                         CUDA_VISIBLE_DEVICES="0")
-                  for _ in range(2)]  # fmt: skip
+    neighbours = [
+        lab.client("train", 0, daemon=daemon, command=train, more=PYTHON, CUDA_VISIBLE_DEVICES="0")
+        for _ in range(2)
+    ]
     crash = [sys.executable, str(HERE / "crash.py"), "4"]
     culprit = lab.client(
         "crash", 0, daemon=daemon, command=crash, more=PYTHON, CUDA_VISIBLE_DEVICES="0"
@@ -168,8 +185,13 @@ async def framework_crash(lab: Lab) -> None:
     await lab.left(culprit, seconds=20)
     metrics = await lab.run(3)
     for cause in ("own_fault", "neighbour_fault"):
-        lab.check(metrics, "mps_client_losses_total", 1 if cause == "own_fault" else 2,
-                  daemon=daemon.label, cause=cause)  # fmt: skip
+        lab.check(
+            metrics,
+            "mps_client_losses_total",
+            1 if cause == "own_fault" else 2,
+            daemon=daemon.label,
+            cause=cause,
+        )
     lab.check(metrics, "mps_server_faults_total", 1, daemon=daemon.label, gpu=0)
     survivors = sum(client.process.poll() is None for client in neighbours)
     lab.facts["survivors"] = survivors
@@ -202,30 +224,49 @@ async def three_daemons(lab: Lab) -> None:
     daemons = [lab.daemon(f"mps{index}", CUDA_VISIBLE_DEVICES=str(index)) for index in (0, 1)]
     inner = lab.folder / "inner"
     inner.mkdir()
-    hidden = Daemon(inner / "pipe", inner / "log", {
-        "PATH": os.environ["PATH"],
-        "CUDA_VISIBLE_DEVICES": "0",
-        "CUDA_MPS_PIPE_DIRECTORY": str(inner / "pipe"),
-        "CUDA_MPS_LOG_DIRECTORY": str(inner / "log"),
-    })  # fmt: skip
-    script = (f"mount -t tmpfs none {inner} && mkdir -m 777 {hidden.pipe} {hidden.log} && "
-              f"{CONTROL} -d; sleep 90")  # fmt: skip
+    hidden = Daemon(
+        inner / "pipe",
+        inner / "log",
+        {
+            "PATH": os.environ["PATH"],
+            "CUDA_VISIBLE_DEVICES": "0",
+            "CUDA_MPS_PIPE_DIRECTORY": str(inner / "pipe"),
+            "CUDA_MPS_LOG_DIRECTORY": str(inner / "log"),
+        },
+    )
+    script = (
+        f"mount -t tmpfs none {inner} && mkdir -m 777 {hidden.pipe} {hidden.log} && "
+        f"{CONTROL} -d; sleep 90"
+    )
     outer = subprocess.Popen(
-        ["unshare", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child", "sh", "-c",
-         script], env=hidden.environment,
-    )  # fmt: skip
+        [
+            "unshare",
+            "--pid",
+            "--mount",
+            "--fork",
+            "--mount-proc",
+            "--kill-child",
+            "sh",
+            "-c",
+            script,
+        ],
+        env=hidden.environment,
+    )
     lab.others.append(outer)
     lab.daemons.append(hidden)
     await lab.until("mps_control_up", 1, daemon=hidden.label)
-    lab.note("its directory is not to be seen from the host", ok=not hidden.pipe.exists(),
-             wanted=False, got=hidden.pipe.exists())  # fmt: skip
+    lab.note(
+        "its directory is not to be seen from the host",
+        ok=not hidden.pipe.exists(),
+        wanted=False,
+        got=hidden.pipe.exists(),
+    )
     enter = ("nsenter", f"--target={_inner_pid(outer.pid)}", "--mount", "--pid")
     clients = [
         lab.client("spin", 12, daemon=daemon, uid=1001 + index)
         for index, daemon in enumerate(daemons)
     ]
-    inside = lab.client("spin", 12, daemon=hidden, uid=1003, before=enter,
-                        CUDA_VISIBLE_DEVICES="0")  # fmt: skip
+    inside = lab.client("spin", 12, daemon=hidden, uid=1003, before=enter, CUDA_VISIBLE_DEVICES="0")
     await lab.ready(*clients, inside)
     pids = [client.pid for client in clients] + [_inner_pid(inside.pid)]
     for index, daemon in enumerate([*daemons, hidden]):
@@ -233,8 +274,7 @@ async def three_daemons(lab: Lab) -> None:
         metrics = await lab.until("mps_server_clients", 1, daemon=d)
         lab.check(metrics, "mps_control_up", 1, daemon=d)
         lab.check(metrics, "mps_client_info", 1, daemon=d, pid=pids[index], uid=1001 + index)
-        lab.check(metrics, "mps_client_memory_used_bytes", (1, 1 << 36), daemon=d,
-                  pid=pids[index])  # fmt: skip
+        lab.check(metrics, "mps_client_memory_used_bytes", (1, 1 << 36), daemon=d, pid=pids[index])
         lab.check(metrics, "mps_gpu_served", 1, daemon=d, gpu=index % 2)
     metrics = await lab.look()
     for gpu, count in ((0, 2), (1, 1)):
@@ -243,8 +283,9 @@ async def three_daemons(lab: Lab) -> None:
     await lab.left(*clients, inside)
     metrics = await lab.run(1)
     for index, daemon in enumerate([*daemons, hidden]):
-        lab.check(metrics, "mps_client_disconnections_total", 1, daemon=daemon.label,
-                  uid=1001 + index)  # fmt: skip
+        lab.check(
+            metrics, "mps_client_disconnections_total", 1, daemon=daemon.label, uid=1001 + index
+        )
     for daemon in daemons:
         daemon.quit()
     outer.kill()
@@ -257,28 +298,42 @@ async def three_daemons(lab: Lab) -> None:
 async def data_parallel(lab: Lab) -> None:
     daemon = lab.daemon()
     for name, served_by, small in (
-        ("alone", None, 0), ("beside 4 small trainings a GPU", None, 4),
+        ("alone", None, 0),
+        ("beside 4 small trainings a GPU", None, 4),
         ("beside 4 small trainings a GPU, all under MPS", daemon, 4),
-    ):  # fmt: skip
+    ):
         meeting = lab.folder / f"meeting-{len(lab.facts)}"
         train = [sys.executable, str(HERE / "train.py"), "60000"]
         crowd = [
-            lab.client("train", 0, daemon=served_by, command=train,
-                       CUDA_VISIBLE_DEVICES=str(gpu), more=PYTHON)
-            for gpu in (0, 1) for _ in range(small)
-        ]  # fmt: skip
+            lab.client(
+                "train",
+                0,
+                daemon=served_by,
+                command=train,
+                CUDA_VISIBLE_DEVICES=str(gpu),
+                more=PYTHON,
+            )
+            for gpu in (0, 1)
+            for _ in range(small)
+        ]
         await lab.ready(*crowd, seconds=60)
         both = [
-            lab.client("parallel", 0, daemon=served_by, more=PYTHON | NCCL, command=[
-                sys.executable, str(HERE / "data_parallel.py"), str(rank), str(meeting)])
+            lab.client(
+                "parallel",
+                0,
+                daemon=served_by,
+                more=PYTHON | NCCL,
+                command=[sys.executable, str(HERE / "data_parallel.py"), str(rank), str(meeting)],
+            )
             for rank in (0, 1)
-        ]  # fmt: skip
+        ]
         await lab.ready(*both, seconds=60)
         if served_by is not None:
             metrics = await lab.until("mps_server_clients", 2 + 2 * small, daemon=daemon.label)
             for gpu in (0, 1):
-                lab.check(metrics, "mps_gpu_processes", (1 + small, 2 + small), kind="mps_client",
-                          gpu=gpu)  # fmt: skip
+                lab.check(
+                    metrics, "mps_gpu_processes", (1 + small, 2 + small), kind="mps_client", gpu=gpu
+                )
         await lab.left(*both)
         for client in crowd:
             client.kill()

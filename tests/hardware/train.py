@@ -11,10 +11,12 @@ STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 4000
 
 device = torch.device("cuda")
 model = torch.nn.Sequential(
-    torch.nn.Linear(784, 512), torch.nn.ReLU(),
-    torch.nn.Linear(512, 512), torch.nn.ReLU(),
+    torch.nn.Linear(784, 512),
+    torch.nn.ReLU(),
+    torch.nn.Linear(512, 512),
+    torch.nn.ReLU(),
     torch.nn.Linear(512, 10),
-).to(device)  # fmt: skip
+).to(device)
 optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
 inputs = torch.randn(64, 784, device=device)
 labels = torch.randint(0, 10, (64,), device=device)

@@ -181,8 +181,10 @@ INCIDENTS = (
         "fault",
         (
             daemon(
-                "tickets", "MpsServerFault",
-                "Blamed by MPS: 1 of uid 1001. Lost with them: 1 of uid 1001.", **on_gpu(0),
+                "tickets",
+                "MpsServerFault",
+                "Blamed by MPS: 1 of uid 1001. Lost with them: 1 of uid 1001.",
+                **on_gpu(0),
             ),
         ),
     ),
@@ -190,8 +192,10 @@ INCIDENTS = (
         "fault-two-gpus",
         (
             daemon(
-                "tickets", "MpsServerFault",
-                "Blamed by MPS: 1 of uid 0. Lost with them: 1 of uid 0.", **on_gpu(1),
+                "tickets",
+                "MpsServerFault",
+                "Blamed by MPS: 1 of uid 0. Lost with them: 1 of uid 0.",
+                **on_gpu(1),
             ),
         ),
     ),
@@ -200,16 +204,27 @@ INCIDENTS = (
         (
             daemon("tickets", "MpsServerFault", "had 1 fatal GPU error within", **on_gpu(0)),
             daemon(
-                "pager", "MpsServerStuckInFault", "Still connected: PID 1168 .program-1",
-                server="1171", mps_server_state="FAULT",
+                "pager",
+                "MpsServerStuckInFault",
+                "Still connected: PID 1168 .program-1",
+                server="1171",
+                mps_server_state="FAULT",
             ),
             daemon(
-                "tickets", "MpsClientStuck", "PID 1168 .program-1.* was hit by a fatal GPU error",
-                server="1171", pid="1168", uid="0", state="torn_down",
+                "tickets",
+                "MpsClientStuck",
+                "PID 1168 .program-1.* was hit by a fatal GPU error",
+                server="1171",
+                pid="1168",
+                uid="0",
+                state="torn_down",
             ),
             daemon(
-                "tickets", "MpsClientsRejected", "1 client of uid 0 .*error 807",
-                cause="server_not_ready", uid="0",
+                "tickets",
+                "MpsClientsRejected",
+                "1 client of uid 0 .*error 807",
+                cause="server_not_ready",
+                uid="0",
             ),
         ),
     ),
@@ -229,7 +244,9 @@ INCIDENTS = (
         "daemon-killed",
         (
             daemon(
-                "pager", "MpsControlDaemonDown", "is gone; it is configured",
+                "pager",
+                "MpsControlDaemonDown",
+                "is gone; it is configured",
                 mps_control_state="absent",
             ),
         ),
@@ -242,7 +259,9 @@ INCIDENTS = (
         (
             daemon("pager", "MpsControlDaemonDied", r"ago .*Clients lost: 1 \(1 of uid 1001\)"),
             daemon(
-                "pager", "MpsControlDaemonDown", "is gone; it is configured",
+                "pager",
+                "MpsControlDaemonDown",
+                "is gone; it is configured",
                 mps_control_state="absent",
             ),
         ),
@@ -253,7 +272,9 @@ INCIDENTS = (
         "stopped",
         (
             daemon(
-                "pager", "MpsControlDaemonUnresponsive", "is alive but has not answered any",
+                "pager",
+                "MpsControlDaemonUnresponsive",
+                "is alive but has not answered any",
                 mps_control_state="unresponsive",
             ),
         ),
@@ -262,7 +283,9 @@ INCIDENTS = (
         "draining",
         (
             daemon(
-                "tickets", "MpsControlDaemonDraining", r"last clients \(1 connected\)\. Until",
+                "tickets",
+                "MpsControlDaemonDraining",
+                r"last clients \(1 connected\)\. Until",
                 mps_control_state="draining",
             ),
         ),
@@ -327,12 +350,17 @@ INCIDENTS = (
             daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),
             *(
                 daemon(
-                    "pager", "MpsGhostServer",
+                    "pager",
+                    "MpsGhostServer",
                     f"for uid 1002.* Clients hanging on it: PID {pid};.*kill -9 {server}`",
                     server=server,
                 )
                 for server, pid in (
-                    ("6429", 6421), ("6492", 6484), ("6554", 6550), ("6620", 6612), ("6682", 6678)
+                    ("6429", 6421),
+                    ("6492", 6484),
+                    ("6554", 6550),
+                    ("6620", 6612),
+                    ("6682", 6678),
                 )
             ),
         ),
@@ -358,7 +386,8 @@ INCIDENTS = (
         "ending-jobs",
         (
             daemon(
-                "tickets", "MpsUnfinishedWork",
+                "tickets",
+                "MpsUnfinishedWork",
                 "3 clients of .*another client exited with GPU work in flight. "
                 "Exited with work in flight: 1 of uid 0. "
                 "Lost: 3 of uid 0.",
@@ -371,8 +400,11 @@ INCIDENTS = (
         "context-limit",
         (
             daemon(
-                "tickets", "MpsClientsRejected", "refused 4 clients of uid 0 .*808 or 809",
-                cause="context_limit", uid="0",
+                "tickets",
+                "MpsClientsRejected",
+                "refused 4 clients of uid 0 .*808 or 809",
+                cause="context_limit",
+                uid="0",
             ),
             daemon(
                 "tickets", "MpsContextsNearLimit", "admits: 48 of 48", server="1478", **on_gpu(0)
@@ -387,8 +419,10 @@ INCIDENTS = (
             BYPASS,
             daemon("tickets", "MpsUidWaitLong", f"with 1 client.*({HELD})", uid="1002"),
             daemon(
-                "tickets", "MpsServerFault",
-                "Blamed by MPS: 1 of uid 1002. Lost with them: 3 of uid 1002.", **on_gpu(0),
+                "tickets",
+                "MpsServerFault",
+                "Blamed by MPS: 1 of uid 1002. Lost with them: 3 of uid 1002.",
+                **on_gpu(0),
             ),
             daemon("pager", "MpsServerCrashed", r"Clients lost: 3 \(3 of uid 1002\)\. They get"),
         ),
@@ -406,7 +440,7 @@ INCIDENTS = (
         speed=0.2,
         possible=HEALING | QUIT | {"MpsGhostServer"},  # the ghost is killed at once
     ),
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -596,13 +630,18 @@ class Stage:
     async def start_exporter(self, replay: Replay) -> asyncio.subprocess.Process:
         """It replays again and again."""
         return await self.start(
-            program("mps-exporter"), "serve",
-            "--replay", replay.incident.file,
-            "--replay.speed", str(replay.incident.speed),
-            "--web.listen-address", f"127.0.0.1:{replay.port}",
-            "--mps.min-query-interval", "0",
+            program("mps-exporter"),
+            "serve",
+            "--replay",
+            replay.incident.file,
+            "--replay.speed",
+            str(replay.incident.speed),
+            "--web.listen-address",
+            f"127.0.0.1:{replay.port}",
+            "--mps.min-query-interval",
+            "0",
             log=f"exporter-{replay.incident.instance}",
-        )  # fmt: skip
+        )
 
     async def run(self, replay: Replay) -> None:
         """Replays the recording, and ends the exporter before it begins once more."""
@@ -813,15 +852,18 @@ def told(folder: Path, incident: Incident, pages: list[dict[str, str]]) -> list[
         "rule_files": [str(file) for file in RULE_FILES],
         "evaluation_interval": f"{ONE_SCRAPE:g}s",
         "group_eval_order": [group["name"] for group in groups],
-        "tests": [{
-            "interval": f"{ONE_SCRAPE:g}s",
-            "input_series": list(series_of(incident, pages)),
-            "alert_rule_test": [
-                {"eval_time": look, "alertname": name, "exp_alerts": []}
-                for look in looks for name in names
-            ],
-        }],
-    }  # fmt: skip
+        "tests": [
+            {
+                "interval": f"{ONE_SCRAPE:g}s",
+                "input_series": list(series_of(incident, pages)),
+                "alert_rule_test": [
+                    {"eval_time": look, "alertname": name, "exp_alerts": []}
+                    for look in looks
+                    for name in names
+                ],
+            }
+        ],
+    }
     file = folder / "test.yml"
     file.write_text(json.dumps(test))
     done = subprocess.run(
@@ -858,10 +900,20 @@ def _seconds(text: str) -> float:
 def receiver_of(name: str, severity: str) -> str:
     """To whom our Alertmanager passes an alert."""
     done = subprocess.run(
-        [program("amtool"), "config", "routes", "test", "--config.file=alertmanager.yml",
-         f"alertname={name}", f"severity={severity}"],
-        capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
+        [
+            program("amtool"),
+            "config",
+            "routes",
+            "test",
+            "--config.file=alertmanager.yml",
+            f"alertname={name}",
+            f"severity={severity}",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
     return done.stdout.strip()
 
 

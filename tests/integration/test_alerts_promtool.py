@@ -62,7 +62,11 @@ def test_alertmanager_configuration_is_valid() -> None:
 )
 def test_routing(labels: str, receiver: str) -> None:
     reported = run(
-        program("amtool"), "config", "routes", "test", "--config.file=alertmanager.yml",
+        program("amtool"),
+        "config",
+        "routes",
+        "test",
+        "--config.file=alertmanager.yml",
         *labels.split(),
-    )  # fmt: skip
+    )
     assert reported.split() == [receiver]

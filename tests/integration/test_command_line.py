@@ -37,10 +37,14 @@ ENVIRONMENT = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
 def run(command: str) -> subprocess.CompletedProcess[str]:
     """Run in a shell; $E is the program."""
     return subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, check=False, cwd=ROOT,
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
         timeout=PATIENCE_SECONDS,
         env={**ENVIRONMENT, "E": " ".join(PROGRAM), "DEMO": str(DEMO)},
-    )  # fmt: skip
+    )
 
 
 @contextmanager
@@ -223,9 +227,13 @@ def test_a_terminal_shows_what_is_played() -> None:
     words = ("demo", "--chapter=ghost", f"--web.listen-address=127.0.0.1:{free_port()}")
     environment = {key: value for key, value in ENVIRONMENT.items() if key != "COLUMNS"}
     with started(
-        *words, stdin=expected, stdout=expected, stderr=expected, start_new_session=True,
+        *words,
+        stdin=expected,
+        stdout=expected,
+        stderr=expected,
+        start_new_session=True,
         env=environment,
-    ) as one:  # fmt: skip
+    ) as one:
         os.close(expected)
         output = b""
         while not (line := re.search(rb"\r\x1b\[K([^\r\x1b]+)\r\x1b\[K", output)):
@@ -267,10 +275,16 @@ def test_a_recording_of_one_moment_ends_at_once_and_moves_no_cursor(tmp_path: Pa
     """It has no length, so its loops follow each other; and its words go to the terminal."""
     path = tmp_path / "short.rec.gz"
     header = {
-        "format": "mps-exporter-recording", "version": 2, "scenario": "\x1b[2Jgone",
-        "machine": "", "driver_version": "", "recorded_at": "", "started_at": 1000.0,
-        "exporter_version": "", "anonymised": False,
-    }  # fmt: skip
+        "format": "mps-exporter-recording",
+        "version": 2,
+        "scenario": "\x1b[2Jgone",
+        "machine": "",
+        "driver_version": "",
+        "recorded_at": "",
+        "started_at": 1000.0,
+        "exporter_version": "",
+        "anonymised": False,
+    }
     look = {"kind": "procfs", "observation": {"at": 1000.0}}
     path.write_bytes(gzip.compress(f"{json.dumps(header)}\n{json.dumps(look)}\n".encode()))
     flags = ["--web.listen-address=127.0.0.1:0"]

@@ -71,8 +71,11 @@ class Host:
         return subprocess.run(
             ["dash", str(self.script), "--control", str(self.tool), *given, *arguments],
             env={"PATH": os.environ["PATH"], **environment},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
     def terminated(self) -> list[int]:
         """The clients that a daemon was asked to terminate, in order."""
@@ -394,8 +397,10 @@ class Wrapped:
         self.process = subprocess.Popen(
             [*DEFAULT_SIGNALS, str(JOBS / "mps-run.sh"), sys.executable, "-S", "-c", program],
             env={**os.environ, "MPS_TERMINATE_CLIENTS": str(recorder), **environment},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
         self.pid = int(self.line())
 
     def line(self) -> bytes:
@@ -455,8 +460,9 @@ def test_a_wrong_setting_starts_nothing(recorder: Path, seconds: str) -> None:
     done = subprocess.run(
         [str(JOBS / "mps-run.sh"), "touch", str(recorder.parent / "started")],
         env={**os.environ, "MPS_TERMINATE_CLIENTS": str(recorder), "MPS_RUN_GRACE": seconds},
-        capture_output=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        check=False,
+    )
     assert (done.returncode, (recorder.parent / "started").exists()) == (2, False)
 
 

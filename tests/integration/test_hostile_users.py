@@ -100,13 +100,19 @@ def test_no_file_of_root_is_read_as_a_log(host: OwnHost, way: str) -> None:
         inside = in_namespaces(f"mkdir -p {logs} && mount --bind /run/secret {logs}", "--mount")
     else:
         host.outside(logs).symlink_to("/run/secret")
-    fake(host, {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", "CUDA_MPS_LOG_DIRECTORY": logs},
-         inside=inside)  # fmt: skip
+    fake(
+        host,
+        {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", "CUDA_MPS_LOG_DIRECTORY": logs},
+        inside=inside,
+    )
     # One of hers that is what it says, so that it is known when the logs were read.
     honest = host.daemon("/tmp/alice/pipe", "/tmp/alice/honest", rights=AS_ALICE)
     host.serve("--web.enable-debug")
-    wait_for(lambda: host.scrape().value(
-        "mps_control_log_readable", daemon="/tmp/alice/pipe", log="control"))  # fmt: skip
+    wait_for(
+        lambda: host.scrape().value(
+            "mps_control_log_readable", daemon="/tmp/alice/pipe", log="control"
+        )
+    )
     crash(honest, 7001)
     wait_for(lambda: lines_of(host, "/tmp/alice/pipe") == 1)
     status, page = host.get("/debug/collect")
@@ -122,10 +128,17 @@ def test_nobody_silences_a_daemon_by_having_its_pid(host: OwnHost) -> None:
     daemon = host.daemon()
     process = host.start(
         *in_namespaces("true", "--pid", "--fork", "--mount-proc", "--mount"),
-        sys.executable, "-c", HAVE_THE_PID, str(daemon.pid), CONTROL, "-c", SLEEP, "-d",
+        sys.executable,
+        "-c",
+        HAVE_THE_PID,
+        str(daemon.pid),
+        CONTROL,
+        "-c",
+        SLEEP,
+        "-d",
         environment={"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", "CUDA_MPS_LOG_DIRECTORY": LOGS},
         rights=AS_ALICE,
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     host.serve()
@@ -173,8 +186,9 @@ def test_the_end_of_roots_daemon_is_hidden_by_nobody(host: OwnHost) -> None:
         metrics = host.scrape()
         state = {
             one.labels["mps_control_state"]: one.value
-            for one in metrics["mps_control_state"] if one.labels["daemon"] == PIPE
-        }  # fmt: skip
+            for one in metrics["mps_control_state"]
+            if one.labels["daemon"] == PIPE
+        }
         assert [name for name, value in state.items() if value] == ["absent"]
         assert str(ALICE) not in [one.labels["uid"] for one in metrics.get("mps_control_info", ())]
 
@@ -203,18 +217,21 @@ def test_a_program_that_changes_its_user_is_not_roots(host: OwnHost) -> None:
     """She starts a set-user-ID program of root's by the name of a daemon, with her variables."""
     host.outside("/run/set-id").mkdir(mode=0o755)
     host.start(
-        "sh", "-c",
+        "sh",
+        "-c",
         "mount -t tmpfs -o mode=755,suid tmpfs /run/set-id"
         " && cp $(command -v tail) /run/set-id && chmod u+s /run/set-id/tail",
-    ).wait()  # fmt: skip
+    ).wait()
     link = host.outside("/tmp/alice/nvidia-cuda-mps-control")
     link.symlink_to("/run/set-id/tail")
     before = host.pids()
     host.start(
-        "/tmp/alice/nvidia-cuda-mps-control", "-f", "/dev/null",
+        "/tmp/alice/nvidia-cuda-mps-control",
+        "-f",
+        "/dev/null",
         environment={"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", "CUDA_MPS_LOG_DIRECTORY": "/var/log"},
         rights=AS_ALICE,
-    )  # fmt: skip
+    )
     wait_for(lambda: host.pids() - before)
     daemon = host.daemon()
     host.serve()
@@ -242,9 +259,14 @@ def test_the_tool_meets_her_socket_with_her_rights(host: OwnHost, exporter: str)
     host.daemon()
     host.outside(PIPE).chmod(0o777)
     capabilities = "+sys_ptrace,+dac_read_search"
-    unit = ("--reuid=1001", "--regid=1001", "--clear-groups",
-            f"--bounding-set=-all,{capabilities}",
-            f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}")  # fmt: skip
+    unit = (
+        "--reuid=1001",
+        "--regid=1001",
+        "--clear-groups",
+        f"--bounding-set=-all,{capabilities}",
+        f"--inh-caps={capabilities}",
+        f"--ambient-caps={capabilities}",
+    )
     host.serve(
         "--mps.control-binary=/run/stand-ins/rights", rights=() if exporter == "root" else unit
     )
@@ -275,8 +297,12 @@ def test_a_thousand_daemons_of_one_user_are_eight(host: OwnHost) -> None:
         f"{SLEEP}"
     )
     fake(host, {}, crowd)
-    wait_for(lambda: (host.scrape().value("mps_exporter_ignored_processes", uid=str(ALICE)) or 0)
-             >= 1000 - 32)  # fmt: skip
+    wait_for(
+        lambda: (
+            (host.scrape().value("mps_exporter_ignored_processes", uid=str(ALICE)) or 0)
+            >= 1000 - 32
+        )
+    )
     crowded = timed_scrapes(host)
     metrics = host.scrape()
     assert metrics.value("mps_control_up", daemon=daemon.pipe) == 1
@@ -284,8 +310,10 @@ def test_a_thousand_daemons_of_one_user_are_eight(host: OwnHost) -> None:
     assert len(names) <= 1 + 8
     assert all(one.value == 1 for one in metrics["mps_scrape_collector_success"])
     assert (metrics.value("process_resident_memory_bytes") or 0) < 100e6
-    print(f"median of a scrape: {calm:.3f} s alone, {crowded:.3f} s beside 1000 fakes, "
-          f"{metrics.value('process_resident_memory_bytes')} B")  # fmt: skip
+    print(
+        f"median of a scrape: {calm:.3f} s alone, {crowded:.3f} s beside 1000 fakes, "
+        f"{metrics.value('process_resident_memory_bytes')} B"
+    )
 
 
 def timed_scrapes(host: OwnHost, count: int = 9) -> float:
@@ -314,17 +342,26 @@ with open("/tmp/alice/flooded/control.log", "ab") as log:
 def test_all_of_it_at_once(host: OwnHost) -> None:
     """Files of root's, roots' PID, long paths, a crowd, a hang, a sparse log and a fast one."""
     root = host.daemon()
-    host.serve("--web.enable-debug", f"--mps.pipe-directory={PIPE}", "--mps.query-timeout=2s",
-               "--collector.timeout=10s")  # fmt: skip
+    host.serve(
+        "--web.enable-debug",
+        f"--mps.pipe-directory={PIPE}",
+        "--mps.query-timeout=2s",
+        "--collector.timeout=10s",
+    )
     calm = timed_scrapes(host)
     secret = host.outside("/run/secret.log")
     secret.write_text(f"{SECRET}\n")
     secret.chmod(0o600)
     logs = "/tmp/alice/logs"
-    fake(host, {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice/shadow", "CUDA_MPS_LOG_DIRECTORY": logs},
-         inside=in_namespaces(f"mkdir -p {logs} && touch {logs}/control.log && "
-                              f"mount --bind /run/secret.log {logs}/control.log", "--mount"),
-         )  # fmt: skip
+    fake(
+        host,
+        {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice/shadow", "CUDA_MPS_LOG_DIRECTORY": logs},
+        inside=in_namespaces(
+            f"mkdir -p {logs} && touch {logs}/control.log && "
+            f"mount --bind /run/secret.log {logs}/control.log",
+            "--mount",
+        ),
+    )
     fake(host, {"CUDA_MPS_PIPE_DIRECTORY": PIPE, "CUDA_MPS_LOG_DIRECTORY": LOGS})
     fake(host, {"CUDA_MPS_PIPE_DIRECTORY": "/a" * 65_000, "CUDA_MPS_LOG_DIRECTORY": "/a" * 65_000})
     hanging = host.daemon("/tmp/alice/hangs", "/tmp/alice/hanging", rights=AS_ALICE)
@@ -334,8 +371,11 @@ def test_all_of_it_at_once(host: OwnHost) -> None:
     assert flood.stdout is not None
     assert flood.stdout.readline() == b"ready\n"
     host.daemon("/tmp/alice/sparse", "/tmp/alice/sparse-logs", rights=AS_ALICE)
-    wait_for(lambda: host.scrape().value("mps_control_log_size_bytes",
-                                         daemon="/tmp/alice/sparse", log="control"))  # fmt: skip
+    wait_for(
+        lambda: host.scrape().value(
+            "mps_control_log_size_bytes", daemon="/tmp/alice/sparse", log="control"
+        )
+    )
     os.truncate(host.outside("/tmp/alice/sparse-logs/control.log"), 1 << 38)
     crowd = (
         "import os\n"
@@ -363,9 +403,15 @@ def test_all_of_it_at_once(host: OwnHost) -> None:
     assert status == 200
     assert SECRET not in page
     memory = metrics.value("process_resident_memory_bytes") or 0
-    print(f"median of a scrape: {calm:.3f} s alone, {beside:.3f} s beside all of it; the crash was"
-          f" shown after {seen_after:.2f} s; {memory / 1e6:.0f} MB")  # fmt: skip
+    print(
+        f"median of a scrape: {calm:.3f} s alone, {beside:.3f} s beside all of it; the crash was"
+        f" shown after {seen_after:.2f} s; {memory / 1e6:.0f} MB"
+    )
     assert memory < 100e6
     host.start("kill", "-9", str(root.pid)).wait()
-    wait_for(lambda: host.scrape().value(
-        "mps_control_state", daemon=PIPE, mps_control_state="absent") == 1, 30)  # fmt: skip
+    wait_for(
+        lambda: (
+            host.scrape().value("mps_control_state", daemon=PIPE, mps_control_state="absent") == 1
+        ),
+        30,
+    )

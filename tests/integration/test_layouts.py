@@ -166,8 +166,12 @@ def five_daemons() -> Iterator[Field]:
             own_pids=True,
         )
         daemons = {
-            "plain": plain, "slurm": slurm, "plugin": plugin, "claim": claim, "boxed": boxed,
-        }  # fmt: skip
+            "plain": plain,
+            "slurm": slurm,
+            "plugin": plugin,
+            "claim": claim,
+            "boxed": boxed,
+        }
         clients = {
             layout: host.client(
                 daemon,

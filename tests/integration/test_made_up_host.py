@@ -80,14 +80,31 @@ class MadeUpHost:
         }
         started = time.time() - BOOT_TIME - 60
         self.proc.add(
-            DAEMON, argv=["nvidia-cuda-mps-control", "-d"], environ=environment, started=started,
+            DAEMON,
+            argv=["nvidia-cuda-mps-control", "-d"],
+            environ=environment,
+            started=started,
             sockets=[f"{self.pipe}/control"],
-        )  # fmt: skip
-        self.proc.add(SERVER, argv=["nvidia-cuda-mps-server"], parent=DAEMON, environ=environment,
-                      uid=1001, started=started)  # fmt: skip
-        self.proc.add(CLIENT, argv=["/opt/train"], uid=1001, started=started,
-                      environ={**environment, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
-                               "AWS_SECRET_ACCESS_KEY": "hunter2"})  # fmt: skip
+        )
+        self.proc.add(
+            SERVER,
+            argv=["nvidia-cuda-mps-server"],
+            parent=DAEMON,
+            environ=environment,
+            uid=1001,
+            started=started,
+        )
+        self.proc.add(
+            CLIENT,
+            argv=["/opt/train"],
+            uid=1001,
+            started=started,
+            environ={
+                **environment,
+                "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+                "AWS_SECRET_ACCESS_KEY": "hunter2",
+            },
+        )
 
 
 @pytest.fixture
@@ -212,8 +229,14 @@ async def test_unreadable_logs_are_reported(host: MadeUpHost) -> None:
 async def test_a_stopped_server_is_not_asked(host: MadeUpHost) -> None:
     host.connect()
     host.daemon(servers=[server(SERVER, CLIENT, stuck=True)])
-    host.proc.add(SERVER, argv=["nvidia-cuda-mps-server"], parent=DAEMON, uid=1001, state="T",
-                  started=time.time() - BOOT_TIME - 60)  # fmt: skip
+    host.proc.add(
+        SERVER,
+        argv=["nvidia-cuda-mps-server"],
+        parent=DAEMON,
+        uid=1001,
+        state="T",
+        started=time.time() - BOOT_TIME - 60,
+    )
     connected = time.time()
     async with running(host.folder, *host.flags, "--mps.reconcile-interval=1s") as program:
         await program.until("mps_server_clients", 1)

@@ -44,9 +44,13 @@ async def test_promtool_has_nothing_to_say(tmp_path: Path, incident: str) -> Non
         page = await until_awaited(lambda: with_a_server(program))
         assert page.value("mps_exporter_recording_info") == 1
         check = await asyncio.create_subprocess_exec(
-            promtool, "check", "metrics", stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
+            promtool,
+            "check",
+            "metrics",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
         output, _ = await check.communicate(page.text.encode())
         assert (check.returncode, output.decode()) == (0, "")
 
@@ -77,10 +81,14 @@ async def test_prometheus_scrapes_without_an_error(tmp_path: Path, server: str) 
             f"  - {{job_name: mps, static_configs: [{{targets: ['127.0.0.1:{program.port}']}}]}}\n"
         )
         process = await asyncio.create_subprocess_exec(
-            binary, f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}",
-            f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
+            binary,
+            f"--config.file={config}",
+            f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--log.level=error",
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
         try:
             await _scraped(program, f"http://127.0.0.1:{port}")
         finally:

@@ -100,8 +100,9 @@ def _closed(host: OwnHost) -> Daemon:
 
 
 def _in_container() -> list[str]:
-    mounts = [f"mkdir -p {CONTAINER}{one} {one} && mount --bind {CONTAINER}{one} {one}"
-              for one in OPEN]  # fmt: skip
+    mounts = [
+        f"mkdir -p {CONTAINER}{one} {one} && mount --bind {CONTAINER}{one} {one}" for one in OPEN
+    ]
     return ["unshare", "--mount", "sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh"]
 
 
@@ -223,10 +224,12 @@ def test_what_the_table_promises_is_what_there_is(scene: Scene, column: str) -> 
             if row.startswith(beginning):
                 promised[row] = cells[columns.index(column)]
                 shown[row] = (
-                    "yes" if question(seen.unnamed, scene)
-                    else "configured only" if question(seen.named, scene)
+                    "yes"
+                    if question(seen.unnamed, scene)
+                    else "configured only"
+                    if question(seen.named, scene)
                     else "no"
-                )  # fmt: skip
+                )
     assert shown == promised
 
 

@@ -43,10 +43,13 @@ async def test_the_job_of_dcgm_exporter_goes_on(tmp_path: Path, server: str) -> 
         (tmp_path / "prometheus.yml").write_text(config.replace("15s", "1s"))
         port = free_port()
         process = await asyncio.create_subprocess_exec(
-            program(server), f"--config.file={tmp_path / 'prometheus.yml'}",
-            f"--storage.tsdb.path={tmp_path / 'tsdb'}", f"--web.listen-address=127.0.0.1:{port}",
-            "--log.level=error", cwd=tmp_path,
-        )  # fmt: skip
+            program(server),
+            f"--config.file={tmp_path / 'prometheus.yml'}",
+            f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--log.level=error",
+            cwd=tmp_path,
+        )
         try:
             labels = await _until_there(exporter.session, port, "DCGM_FI_DEV_GPU_UTIL")
             assert (labels["job"], labels["gpu"], labels["modelName"]) == (

@@ -243,8 +243,14 @@ async def test_passwords(site: Site) -> None:
     async with visited(site, text) as address:
         assert (await get(address, login=("alice", "right")))[0] == 200
         assert (await get(address, login=("léa", "pässwörd:x")))[0] == 200
-        for login in (("alice", "wrong"), ("bob", "right"), ("", ""), ("alice", ""),
-                      ("léa", "right"), ("alice", "x" * 4000)):  # fmt: skip
+        for login in (
+            ("alice", "wrong"),
+            ("bob", "right"),
+            ("", ""),
+            ("alice", ""),
+            ("léa", "right"),
+            ("alice", "x" * 4000),
+        ):
             assert (await get(address, login=login))[0] == 401
         for raw in (
             "",
@@ -264,8 +270,17 @@ async def test_passwords(site: Site) -> None:
 async def test_every_page_is_behind_the_lock(site: Site) -> None:
     text = f"basic_auth_users:\n  alice: {hashed('right')}\n"
     async with visited(site, text) as address, ClientSession() as session:
-        for path in ("/", "/metrics", "/api/v1/status", "/api/v1/events", "/debug/collect",
-                     "/static/status.css", "/-/healthy", "/-/ready", "/nothing"):  # fmt: skip
+        for path in (
+            "/",
+            "/metrics",
+            "/api/v1/status",
+            "/api/v1/events",
+            "/debug/collect",
+            "/static/status.css",
+            "/-/healthy",
+            "/-/ready",
+            "/nothing",
+        ):
             async with session.get(f"http://{address}{path}") as answer:
                 assert answer.status == 401
 
@@ -376,12 +391,16 @@ async def test_rate_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "words"),
     [
         (None, "web.yml: cannot be read: No such file or directory"),
-        ("tls_server_config:\n  cert_file: none\n  key_file: server.key\n",
-         "tls_server_config.cert_file: cannot read"),
-        ("http_server_config:\n  http2: 7\n",
-         "web.yml:2: http_server_config.http2: must be true or false"),
+        (
+            "tls_server_config:\n  cert_file: none\n  key_file: server.key\n",
+            "tls_server_config.cert_file: cannot read",
+        ),
+        (
+            "http_server_config:\n  http2: 7\n",
+            "web.yml:2: http_server_config.http2: must be true or false",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_broken_file_is_fatal_at_the_start(site: Site, text: str | None, words: str) -> None:
     if text is not None:
         site.write(text)

@@ -60,9 +60,12 @@ class Honest:
 @asynccontextmanager
 async def big_server() -> AsyncIterator[Server]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.unit.web.big_server",
-        stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).resolve().parents[2],
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "tests.unit.web.big_server",
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).resolve().parents[2],
+    )
     assert process.stdout is not None
     try:
         line = await asyncio.wait_for(process.stdout.readline(), PATIENCE_SECONDS)
@@ -215,7 +218,7 @@ async def nonsense(server: Server) -> str:
         b"CONNECT elsewhere:443 HTTP/1.1\r\nHost: a\r\n\r\n",
         b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
         b"GET /metrics HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
-    ]  # fmt: skip
+    ]
     statuses: Counter[str] = Counter()
     for line in lines:
         reader, writer = await connect(server)

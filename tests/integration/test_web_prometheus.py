@@ -83,11 +83,14 @@ async def test_prometheus_scrapes_through_tls_and_basic_auth(tmp_path: Path, nam
     async with served(backend, config_file=str(tmp_path / "web.yml")) as (shown, _):
         (tmp_path / "prometheus.yml").write_text(CONFIG.format(address=shown[0]))
         process = await asyncio.create_subprocess_exec(
-            program, f"--config.file={tmp_path}/prometheus.yml",
-            f"--storage.tsdb.path={tmp_path}/db", f"--web.listen-address=127.0.0.1:{port}",
+            program,
+            f"--config.file={tmp_path}/prometheus.yml",
+            f"--storage.tsdb.path={tmp_path}/db",
+            f"--web.listen-address=127.0.0.1:{port}",
             "--log.level=error",
-            stderr=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
+            stderr=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+        )
         try:
             async with ClientSession() as session:
 

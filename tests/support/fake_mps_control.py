@@ -143,11 +143,17 @@ def process_list(state: dict[str, Any]) -> list[str]:
         sleep_forever()
     row = "{:<9} {:<9} {:<14} {:<25} {:<14} {:<15}".format
     rows = [
-        row(client["pid"], client.get("id", number), server["pid"], "GPU-00000000-1111-2222",
-            client.get("namespace", "4026531836"), client.get("command", "python3"))
+        row(
+            client["pid"],
+            client.get("id", number),
+            server["pid"],
+            "GPU-00000000-1111-2222",
+            client.get("namespace", "4026531836"),
+            client.get("command", "python3"),
+        )
         for server in servers(state)
         for number, client in enumerate(server.get("clients", ()), 1)
-    ]  # fmt: skip
+    ]
     return [row("PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND"), *rows] if rows else []
 
 

@@ -239,8 +239,9 @@ class FakeNvml:
         gpu = self._enter("nvmlGpmSampleGet", device)
         if gpu_instance is not None:
             slots = gpu.instances.values()
-            wanted = [one for one in slots if one.answers["nvmlDeviceGetGpuInstanceId()"] ==
-                      gpu_instance]  # fmt: skip
+            wanted = [
+                one for one in slots if one.answers["nvmlDeviceGetGpuInstanceId()"] == gpu_instance
+            ]
             if not wanted:
                 raise NvmlError(Code.NOT_FOUND, "nvmlGpmMigSampleGet")
             gpu = wanted[0]

@@ -137,13 +137,17 @@ def observation(
         at=now,
         chunks=tuple(
             LogChunk(
-                at=now, pipe_directory=PIPE, log=log, data=data.get(log, b""),
-                history=history, complete_until=end,
+                at=now,
+                pipe_directory=PIPE,
+                log=log,
+                data=data.get(log, b""),
+                history=history,
+                complete_until=end,
             )
             for log in readable
         ),
         states=tuple(LogState(PIPE, log, f"/logs/{log}.log", log in readable) for log in LOGS),
-    )  # fmt: skip
+    )
 
 
 def start(

@@ -112,13 +112,17 @@ class Daemon:
         self.be(**state)
         me, server = state["pid"], self.server
         self._log(
-            "control", "Control", me,
+            "control",
+            "Control",
+            me,
             "Accepting connection...",
             f"NEW CLIENT {shown} from user {uid}: Server already exists",
-        )  # fmt: skip
+        )
         name_of = f"{{PID: {shown}, Context ID: %d}}"
         self._log(
-            "server", "Server", server,
+            "server",
+            "Server",
+            server,
             f"Received new client request for {name_of % 0}",
             f"Client {name_of % 0} connected",
             f"Creating worker thread for client {name_of % 0}",
@@ -127,20 +131,22 @@ class Daemon:
             f"Creating worker thread for client {name_of % 1}",
             f"Device NVIDIA H200 (uuid {GPU}) is associated",
             f"Status of client {name_of % 1} is ACTIVE",
-        )  # fmt: skip
+        )
 
     def queue(self, pid: int, uid: int) -> None:
         """A client is put into the queue behind the server's user; the server has clients."""
         me, server = self.state["pid"], self.server
         self._log(
-            "control", "Control", me,
+            "control",
+            "Control",
+            me,
             "Accepting connection...",
             f"NEW CLIENT {0 if self.own_pids else pid} from user {uid}: "
             "Server is not ready, push client to pending list",
             f"Try shutting down server {server}, backoff is disabled",
             f"Server {server} has 2 active worker threads. Server will not shutdown.",
             f"Control will try shutting down server {server} again in at most 51200ms",
-        )  # fmt: skip
+        )
 
     def _log(self, name: str, component: str, pid: int, *lines: str) -> None:
         now = time.time()
@@ -206,11 +212,17 @@ class OwnHost:
         variables = {"CUDA_MPS_PIPE_DIRECTORY": pipe, "CUDA_MPS_LOG_DIRECTORY": logs}
         before = self.pids()
         process = self.start(
-            "sh", "-c", f'umask {umask}; exec "$@"', "sh",
-            f"{PROGRAMS}/nvidia-cuda-mps-control", f"{STAND_INS}/fake_mps_daemon.py", "-d",
+            "sh",
+            "-c",
+            f'umask {umask}; exec "$@"',
+            "sh",
+            f"{PROGRAMS}/nvidia-cuda-mps-control",
+            f"{STAND_INS}/fake_mps_daemon.py",
+            "-d",
             environment={name: value for name, value in variables.items() if value},
-            inside=inside, rights=rights,
-        )  # fmt: skip
+            inside=inside,
+            rights=rights,
+        )
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         self._youngest = time.time()
@@ -253,11 +265,12 @@ class OwnHost:
         """Start a program of a user; gives its PID."""
         before = self.pids()
         self.start(
-            f"{PROGRAMS}/train", "3600",
+            f"{PROGRAMS}/train",
+            "3600",
             environment=environment,
             rights=[f"--reuid={uid}", f"--regid={uid}", "--clear-groups"],
             cgroup=cgroup,
-        )  # fmt: skip
+        )
         return wait_for(lambda: self._named("train", self.pids() - before))
 
     def _named(self, name: str, pids: set[int]) -> int | None:
@@ -288,14 +301,22 @@ class OwnHost:
         directory.mkdir(exist_ok=True)
         directory.chmod(0o777)
         process = self.start(
-            sys.executable, "-m", "mps_exporter", "serve",
-            f"--web.listen-address=unix:{SOCKET}", f"--mps.control-binary={TOOL}",
-            "--no-collector.nvml", "--mps.min-query-interval=0s",
+            sys.executable,
+            "-m",
+            "mps_exporter",
+            "serve",
+            f"--web.listen-address=unix:{SOCKET}",
+            f"--mps.control-binary={TOOL}",
+            "--no-collector.nvml",
+            "--mps.min-query-interval=0s",
             # Many tests may run at once; what hangs is another matter.
-            "--mps.query-timeout=20s", "--collector.timeout=60s", *flags,
+            "--mps.query-timeout=20s",
+            "--collector.timeout=60s",
+            *flags,
             environment={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
-            rights=rights, inside=inside,
-        )  # fmt: skip
+            rights=rights,
+            inside=inside,
+        )
         self.exporters.append(process)
         wait_for(lambda: self._answers(process))
         return process
@@ -378,8 +399,10 @@ def require_rights() -> None:
         pytest.fail("these tests make namespaces and other users' processes: run them as root")
     tried = subprocess.run(
         ["unshare", "--mount", "--pid", "--net", "--fork", "--mount-proc", "true"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if tried.returncode != 0:
         pytest.fail(f"namespaces cannot be made here (a container?): {tried.stderr.strip()}")
 
@@ -389,10 +412,22 @@ def own_host() -> Iterator[OwnHost]:
     """Make a host, and end everything on it afterwards."""
     require_rights()
     with subprocess.Popen(
-        ["unshare", "--mount", "--pid", "--net", "--fork", "--mount-proc",
-         sys.executable, "-m", "tests.support.own_host"],
-        cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as outer:  # fmt: skip
+        [
+            "unshare",
+            "--mount",
+            "--pid",
+            "--net",
+            "--fork",
+            "--mount-proc",
+            sys.executable,
+            "-m",
+            "tests.support.own_host",
+        ],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as outer:
         assert outer.stdout is not None
         assert outer.stderr is not None
         if outer.stdout.readline() != b"ready\n":

@@ -93,9 +93,15 @@ async def running(folder: Path, *flags: str, **environment: str) -> AsyncIterato
     log = folder / f"exporter-{port}.log"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "mps_exporter", *flags, f"--web.listen-address=127.0.0.1:{port}",
-            stderr=output, env={**os.environ, **environment}, cwd=Path(__file__).parents[2],
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "mps_exporter",
+            *flags,
+            f"--web.listen-address=127.0.0.1:{port}",
+            stderr=output,
+            env={**os.environ, **environment},
+            cwd=Path(__file__).parents[2],
+        )
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_SECONDS)) as session:
         program = Program(process, port, session, log)
         try:

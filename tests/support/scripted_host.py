@@ -43,14 +43,22 @@ class ScriptedHost:
             DAEMON, EIGHT, name="nvidia-cuda-mps-control", state="S", namespace_pids=(DAEMON,)
         )
         self.server = ProcessFacts(
-            SERVER, EIGHT + 1, uid=1001, name="nvidia-cuda-mps-server", state="S",
+            SERVER,
+            EIGHT + 1,
+            uid=1001,
+            name="nvidia-cuda-mps-server",
+            state="S",
             namespace_pids=(SERVER,),
-        )  # fmt: skip
+        )
         self.client = ProcessFacts(CLIENT, EIGHT + 1, uid=1001, state="S", mps_environment={})
         self.facts = DaemonFacts(
-            PIPE, "/log", process=self.daemon, servers=(self.server,), lock_tested=True,
+            PIPE,
+            "/log",
+            process=self.daemon,
+            servers=(self.server,),
+            lock_tested=True,
             lock_holder_pid=DAEMON,
-        )  # fmt: skip
+        )
         self.more_facts: tuple[DaemonFacts, ...] = ()
         self.alive: set[int] = {SERVER, CLIENT}
         self.answers: dict[str, Any] = {

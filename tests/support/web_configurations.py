@@ -22,19 +22,31 @@ HTTP = "http_server_config:\n"
 USERS = "basic_auth_users:\n"
 
 SUITES = (
-    "TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256",
-    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
-    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_AES_128_GCM_SHA256",
+    "TLS_AES_256_GCM_SHA384",
+    "TLS_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
     "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
-    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256", "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
-    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA", "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
-    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA", "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
-    "TLS_RSA_WITH_AES_128_GCM_SHA256", "TLS_RSA_WITH_AES_256_GCM_SHA384",
-    "TLS_RSA_WITH_AES_128_CBC_SHA", "TLS_RSA_WITH_AES_256_CBC_SHA",
-    "TLS_RSA_WITH_3DES_EDE_CBC_SHA", "TLS_RSA_WITH_RC4_128_SHA",
-    "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA", "ECDHE-RSA-AES128-GCM-SHA256", "TLS_MADE_OF_SAND",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
+    "TLS_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_RSA_WITH_RC4_128_SHA",
+    "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA",
+    "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_MADE_OF_SAND",
     "tls_aes_128_gcm_sha256",
-)  # fmt: skip
+)
 VERSIONS = ("TLS10", "TLS11", "TLS12", "TLS13")
 
 Key = (
@@ -52,13 +64,16 @@ def _certificate(key: Key, *, days: int = 3650) -> x509.Certificate:
     algorithm = None if isinstance(key, edwards) else hashes.SHA256()
     return (
         x509.CertificateBuilder()
-        .subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(1).not_valid_before(start)
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(start)
         .not_valid_after(start + timedelta(days=days))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, algorithm)
-    )  # fmt: skip
+    )
 
 
 def write_certificates(folder: Path) -> None:
@@ -333,14 +348,31 @@ def _clients() -> dict[str, str]:
         "sans-without-tls": "tls_server_config:\n  client_allowed_sans: [one]\n",
     }
     for name in (
-        "none.pem", "junk.pem", "empty.pem", "broken.pem", "half-broken.pem", "der.crt", "bom.crt",
-        "chain.crt", "expired.crt", "rsa1024.crt", "k256.crt", "text.crt", "server.key", ".",
-    ):  # fmt: skip
+        "none.pem",
+        "junk.pem",
+        "empty.pem",
+        "broken.pem",
+        "half-broken.pem",
+        "der.crt",
+        "bom.crt",
+        "chain.crt",
+        "expired.crt",
+        "rsa1024.crt",
+        "k256.crt",
+        "text.crt",
+        "server.key",
+        ".",
+    ):
         found[f"ca-{name}"] = required + name + "\n"
     for kind in (
-        "''", "NoClientCert", "RequestClientCert", "RequireAnyClientCert", "RequireClientCert",
-        "VerifyClientCertIfGiven", "RequireAndVerifyClientCert",
-    ):  # fmt: skip
+        "''",
+        "NoClientCert",
+        "RequestClientCert",
+        "RequireAnyClientCert",
+        "RequireClientCert",
+        "VerifyClientCertIfGiven",
+        "RequireAndVerifyClientCert",
+    ):
         found[f"type-{kind}"] = TLS + f"  client_auth_type: {kind}\n"
         found[f"type-ca-{kind}"] = (
             TLS + f"  client_auth_type: {kind}\n  client_ca_file: server.crt\n"
@@ -375,9 +407,31 @@ def _http() -> dict[str, str]:
         "header-block": headers + "Content-Security-Policy: |\n      default-src 'self'\n",
     }
     for value in (
-        "true", "True", "TRUE", "yes", "Yes", "on", "y", "Y", "false", "no", "off", "n", "N", "~",
-        "''", "'true'", "!!bool true", "!!str true", "1", "0", "tRUE", "sometimes", "[]", "{}",
-    ):  # fmt: skip
+        "true",
+        "True",
+        "TRUE",
+        "yes",
+        "Yes",
+        "on",
+        "y",
+        "Y",
+        "false",
+        "no",
+        "off",
+        "n",
+        "N",
+        "~",
+        "''",
+        "'true'",
+        "!!bool true",
+        "!!str true",
+        "1",
+        "0",
+        "tRUE",
+        "sometimes",
+        "[]",
+        "{}",
+    ):
         found[f"http2-{value}"] = HTTP + f"  http2: {value}\n"
     found["http2-off-tls"] = TLS + HTTP + "  http2: false\n"
     return found
@@ -410,9 +464,26 @@ def _users() -> dict[str, str]:
     for cost in ("00", "03", "04", "4", "05", "10", "12", "15", "31", "32", "99", "-4", "0x", " 4"):
         found[f"cost-{cost}"] = USERS + f"  alice: '$2y${cost}${BODY}'\n"
     for user in (
-        "''", "~", "null", "1234", "0x10", "1.5", "true", "'a b'", '"a:b"', "é", '"a\\nb"', '"\\0"',
-        "!!binary YWxpY2U=", "!!str 1", "? [a]", "{a: b}", "2026-01-01", ".inf", "=",
-    ):  # fmt: skip
+        "''",
+        "~",
+        "null",
+        "1234",
+        "0x10",
+        "1.5",
+        "true",
+        "'a b'",
+        '"a:b"',
+        "é",
+        '"a\\nb"',
+        '"\\0"',
+        "!!binary YWxpY2U=",
+        "!!str 1",
+        "? [a]",
+        "{a: b}",
+        "2026-01-01",
+        ".inf",
+        "=",
+    ):
         found[f"name-{user}"] = USERS + f"  {user} : {HASH}\n"
     return found
 
@@ -426,18 +497,81 @@ def _rates() -> dict[str, str]:
         "twice": "rate_limit: {burst: 1, burst: 2}\n",
     }
     for interval in (
-        "1s", "500ms", "1m1.5s", "1h", "1us", "1µs", "1ns", "0", "0s", "0.0", "00", "+0", "-0",
-        "1", "5", "1.0", "1e9", "-1s", "+1s", "1 s", "s", "1d", "1S", ".5s", "1.s", "1.5h",
-        "9999999h", "2562047h", "2562048h", "1e3s", "''", "~", "[]", "1s1s", "'1s'", "true",
-        "1 fortnight", "0x1s", "1_000s", "9223372036854775807", "9223372036854775808ns",
-    ):  # fmt: skip
+        "1s",
+        "500ms",
+        "1m1.5s",
+        "1h",
+        "1us",
+        "1µs",
+        "1ns",
+        "0",
+        "0s",
+        "0.0",
+        "00",
+        "+0",
+        "-0",
+        "1",
+        "5",
+        "1.0",
+        "1e9",
+        "-1s",
+        "+1s",
+        "1 s",
+        "s",
+        "1d",
+        "1S",
+        ".5s",
+        "1.s",
+        "1.5h",
+        "9999999h",
+        "2562047h",
+        "2562048h",
+        "1e3s",
+        "''",
+        "~",
+        "[]",
+        "1s1s",
+        "'1s'",
+        "true",
+        "1 fortnight",
+        "0x1s",
+        "1_000s",
+        "9223372036854775807",
+        "9223372036854775808ns",
+    ):
         found[f"interval-{interval}"] = f"rate_limit: {{interval: {interval}, burst: 5}}\n"
     for burst in (
-        "1", "20", "0", "-1", "+1", "1.0", "1.5", ".5", "1e3", "0x10", "0o10", "010", "0b11",
-        "1_000", "1:30", "many", "''", "'5'", "~", "[]", "true", "2147483648",
-        "9223372036854775807", "9223372036854775808", "100000000000000000000", "!!int '5'",
-        "!!float 5", "1e400", ".inf", ".nan",
-    ):  # fmt: skip
+        "1",
+        "20",
+        "0",
+        "-1",
+        "+1",
+        "1.0",
+        "1.5",
+        ".5",
+        "1e3",
+        "0x10",
+        "0o10",
+        "010",
+        "0b11",
+        "1_000",
+        "1:30",
+        "many",
+        "''",
+        "'5'",
+        "~",
+        "[]",
+        "true",
+        "2147483648",
+        "9223372036854775807",
+        "9223372036854775808",
+        "100000000000000000000",
+        "!!int '5'",
+        "!!float 5",
+        "1e400",
+        ".inf",
+        ".nan",
+    ):
         found[f"burst-{burst}"] = f"rate_limit: {{interval: 1s, burst: {burst}}}\n"
         found[f"burst-unused-{burst}"] = f"rate_limit: {{burst: {burst}}}\n"
     return found

@@ -168,10 +168,8 @@ def _print_replay_notice(player: ReplayPlayer, settings: Settings, addresses_tex
         header = player.header
         scenario, machine, driver, recorded_at = (
             humanize.printable(text, MAX_HEADER_CHARACTERS)
-            for text in (
-                header.scenario, header.machine, header.driver_version, header.recorded_at
-            )
-        )  # fmt: skip
+            for text in (header.scenario, header.machine, header.driver_version, header.recorded_at)
+        )
         what = (
             f"  A recording of a real host, not this one, in a loop of {seconds:.0f} s.\n"
             f"  {scenario}\n"

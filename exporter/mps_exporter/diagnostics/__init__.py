@@ -29,7 +29,7 @@ __all__ = [
     "most_severe",
     "recent_incidents",
     "unseen",
-]  # fmt: skip
+]
 
 
 def findings(snapshot: Snapshot, name_of: UserNameLookup | None = None) -> tuple[Finding, ...]:

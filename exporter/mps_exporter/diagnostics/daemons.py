@@ -249,9 +249,10 @@ def _stuck(
     """Clients that cannot use the GPU, and stay."""
     for state, seconds in (("creating_context", CREATING_LONG_SECONDS), ("torn_down", 0.0)):
         stuck = [
-            client for client in server.clients
+            client
+            for client in server.clients
             if client.state == state and now - (client.state_since or now) >= seconds
-        ]  # fmt: skip
+        ]
         if stuck:
             since = min(client.state_since or now for client in stuck)
             texts = partial(_stuck_texts, server, state, stuck, now - since, name_of)

@@ -147,28 +147,36 @@ def _process(pid: int, view: ProcessView | None, place: _Place) -> Iterator[Chec
         if waits:
             text += "; it died while it waited in the daemon's queue"
         yield Check(
-            "process", "problem" if waits else "warning", f"{text}.",
+            "process",
+            "problem" if waits else "warning",
+            f"{text}.",
             "See the finding queued_client_dead of mps-exporter doctor." if waits else "",
             "every-cuda-program-hangs-and-the-control-tool-too" if waits else "",
-        )  # fmt: skip
+        )
         return
     name = humanize.printable(view.command or "?")
     if view.state in ("T", "t"):
         yield Check(
-            "process", "problem", f"Process {pid} ({name}) is stopped (state {view.state}).",
+            "process",
+            "problem",
+            f"Process {pid} ({name}) is stopped (state {view.state}).",
             f"kill -CONT {pid}, or let the debugger go on.",
-        )  # fmt: skip
+        )
     elif view.state == "Z":
         yield Check(
-            "process", "problem", f"Process {pid} ({name}) has ended; its parent has not taken "
-            "notice (state Z).", "Look at the parent process.",
-        )  # fmt: skip
+            "process",
+            "problem",
+            f"Process {pid} ({name}) has ended; its parent has not taken notice (state Z).",
+            "Look at the parent process.",
+        )
     elif view.state == "D":
         yield Check(
-            "process", "warning", f"Process {pid} ({name}) is inside the kernel and cannot be "
+            "process",
+            "warning",
+            f"Process {pid} ({name}) is inside the kernel and cannot be "
             "interrupted (state D): in the driver, or on a file system that does not answer.",
             f"cat /proc/{pid}/stack, as root, twice: the same function says where.",
-        )  # fmt: skip
+        )
     else:
         yield Check("process", "ok", f"Process {pid} ({name}) runs as user {view.uid}.")
 
@@ -176,28 +184,32 @@ def _process(pid: int, view: ProcessView | None, place: _Place) -> Iterator[Chec
 def _directory(view: ProcessView, daemon: ControlDaemon | None) -> Iterator[Check]:
     if view.pipe_directory is None:
         yield Check(
-            "directory", "unknown",
+            "directory",
+            "unknown",
             "the environment of the process cannot be read (only its user and root may), so which "
             "pipe directory it uses is not known.",
-        )  # fmt: skip
+        )
         return
     shown = humanize.printable(view.pipe_directory, 400)
     length = len(f"{view.pipe_directory}/control".encode())
     if length > SOCKET_PATH_BYTES:
         yield Check(
-            "directory", "problem",
+            "directory",
+            "problem",
             f"The path of its control socket has {length} bytes; a socket's path has at most "
             f"{SOCKET_PATH_BYTES}.",
             "A shorter CUDA_MPS_PIPE_DIRECTORY, for the daemon and its clients.",
             "cannot-find-mps-control-daemon-process",
-        )  # fmt: skip
+        )
     elif view.path_error is not None:
         yield Check(
-            "directory", "problem", f"It cannot use {shown}: {view.path_error}.",
+            "directory",
+            "problem",
+            f"It cannot use {shown}: {view.path_error}.",
             "Let its user pass each folder on the way (chmod o+x), or mount the directory into "
             "its container.",
             "cuda-error-805-mps-connection-failed" if daemon else "a-limit-has-no-effect",
-        )  # fmt: skip
+        )
     else:
         source = "CUDA_MPS_PIPE_DIRECTORY" if view.names_directory else "the default"
         yield Check("directory", "ok", f"It uses {shown} ({source}).")
@@ -217,39 +229,46 @@ def _daemon(
             else " No control daemon runs on this host."
         )
         yield Check(
-            "daemon", "problem" if view.names_directory or others else "warning",
+            "daemon",
+            "problem" if view.names_directory or others else "warning",
             "No control daemon serves its pipe directory: it runs without MPS, without sharing "
             f"and without limits.{there}",
             f"CUDA_MPS_PIPE_DIRECTORY={shlex.quote(others[0])} for the process, and start it again."
-            if others else "nvidia-cuda-mps-control -d, then start the process again.",
+            if others
+            else "nvidia-cuda-mps-control -d, then start the process again.",
             "a-limit-has-no-effect",
-        )  # fmt: skip
+        )
         return
     shown = humanize.printable(daemon.pipe_directory, 400)
     if daemon.state == "absent":
         yield Check(
-            "daemon", "problem", f"The daemon at {shown} is gone.",
-            "Start it, then the process again.", "cannot-find-mps-control-daemon-process",
-        )  # fmt: skip
+            "daemon",
+            "problem",
+            f"The daemon at {shown} is gone.",
+            "Start it, then the process again.",
+            "cannot-find-mps-control-daemon-process",
+        )
         return
     uid = view.uid if view is not None else None
     if uid is not None and daemon.uid not in (None, 0, uid):
         yield Check(
-            "daemon", "problem",
+            "daemon",
+            "problem",
             f"The daemon at {shown} was started by user {daemon.uid}, and cannot start a server "
             f"for user {uid}: the process gets error 805.",
             "Run the daemon as root, or give the process a directory without a daemon.",
             "cuda-error-805-mps-connection-failed",
-        )  # fmt: skip
+        )
         return
     if view is not None and view.shares_memory_with_daemon is False:
         yield Check(
-            "daemon", "problem",
+            "daemon",
+            "problem",
             f"The process and the daemon at {shown} have different /dev/shm: it cannot share "
             "memory with the server.",
             "Mount the daemon's /dev/shm into the process's container.",
             "cuda-error-805-mps-connection-failed",
-        )  # fmt: skip
+        )
         return
     yield Check("daemon", "ok", f"The daemon at {shown} is {daemon.state or 'there'}.")
 
@@ -261,9 +280,12 @@ def _blocked(daemon: ControlDaemon, found: tuple[Finding, ...], place: _Place) -
         name = finding.advice.name
         if finding.daemon == daemon.pipe_directory and name in names:
             yield Check(
-                "service", "warning" if served else "problem", finding.evidence, finding.remedy,
+                "service",
+                "warning" if served else "problem",
+                finding.evidence,
+                finding.remedy,
                 docs_page(name).removeprefix("symptoms/").removesuffix(".md"),
-            )  # fmt: skip
+            )
 
 
 def _connection(
@@ -273,34 +295,39 @@ def _connection(
     if (wait := place.wait) is not None:
         behind = f" behind user {wait.behind_uid}" if wait.behind_uid is not None else ""
         yield Check(
-            "connection", "problem",
+            "connection",
+            "problem",
             f"It has waited in the daemon's queue{behind} for {humanize.age(now - wait.since)}.",
             "Wait: killing it makes everything hang when its turn comes. It is served when the "
             "last client of the other user has left, and up to 51 s after.",
             "a-program-hangs-in-cuinit",
-        )  # fmt: skip
+        )
     elif (client := place.client) is not None:
         yield _client(client, now)
     elif place.direct_on:
         indexes = ", ".join(gpu.index for gpu in place.direct_on)
         yield Check(
-            "connection", "problem",
+            "connection",
+            "problem",
             f"It has a context on GPU {indexes} and is no client of a running MPS server: it "
             "started without MPS, or its server has gone.",
-            "Start it again with the daemon's CUDA_MPS_PIPE_DIRECTORY.", "a-limit-has-no-effect",
-        )  # fmt: skip
+            "Start it again with the daemon's CUDA_MPS_PIPE_DIRECTORY.",
+            "a-limit-has-no-effect",
+        )
     elif daemon is not None and not daemon.follows("control"):
         yield Check(
-            "connection", "unknown",
+            "connection",
+            "unknown",
             "whether it waits cannot be seen: control.log is not readable.",
-        )  # fmt: skip
+        )
     else:
         yield Check(
-            "connection", "warning",
+            "connection",
+            "warning",
             f"Process {pid} is no client of MPS, does not wait for it, and has no context on a "
             "GPU: it has made no CUDA call yet, or hangs elsewhere.",
             f"py-spy dump --pid {pid}, or cat /proc/{pid}/stack as root.",
-        )  # fmt: skip
+        )
 
 
 def _client(client: Client, now: float) -> Check:
@@ -309,18 +336,22 @@ def _client(client: Client, now: float) -> Check:
     if client.state in ("connecting", "creating_context"):
         stuck = since is not None and since >= CONTEXT_SECONDS
         return Check(
-            "connection", "problem" if stuck else "ok",
+            "connection",
+            "problem" if stuck else "ok",
             f"It is connected to server {client.server_pid}, and has had no context{age}.",
             "See the last lines of server.log, and whether the server is in state T or D."
-            if stuck else "", "a-client-is-connected-and-hangs" if stuck else "",
-        )  # fmt: skip
+            if stuck
+            else "",
+            "a-client-is-connected-and-hangs" if stuck else "",
+        )
     if client.state == "torn_down":
         return Check(
-            "connection", "problem",
+            "connection",
+            "problem",
             "A fatal GPU error destroyed its context: it cannot use the GPU any more.",
             f"End process {client.pid} and restart it; until it ends, new clients get error 807.",
             "cuda-error-700-illegal-address-under-mps",
-        )  # fmt: skip
+        )
     return Check("connection", "ok", f"It has been a client of server {client.server_pid}{age}.")
 
 
@@ -329,28 +360,34 @@ def _limits(client: Client | None, snapshot: Snapshot) -> Iterator[Check]:
         return
     if client.percentage_ignored is not None:
         yield Check(
-            "limits", "problem",
+            "limits",
+            "problem",
             f"Its CUDA_MPS_ACTIVE_THREAD_PERCENTAGE "
             f"({humanize.printable(client.percentage_ignored)}) is ignored.",
-            "A number above 0 and at most 100.", "a-limit-has-no-effect",
-        )  # fmt: skip
+            "A number above 0 and at most 100.",
+            "a-limit-has-no-effect",
+        )
     if client.memory_limit_ignored is not None:
         yield Check(
-            "limits", "problem",
+            "limits",
+            "problem",
             "Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT "
             f"({humanize.printable(client.memory_limit_ignored)}) is ignored: an entry names no "
             "GPU that the process sees.",
-            "UUIDs, or ordinals within its own CUDA_VISIBLE_DEVICES.", "a-limit-has-no-effect",
-        )  # fmt: skip
+            "UUIDs, or ordinals within its own CUDA_VISIBLE_DEVICES.",
+            "a-limit-has-no-effect",
+        )
     for uuid, limit in client.memory_limit_bytes.items():
         used = client.memory_used_bytes.get(uuid)
         if used is not None and limit and used >= NEAR_LIMIT_RATIO * limit:
             yield Check(
-                "limits", "warning",
+                "limits",
+                "warning",
                 f"It uses {humanize.memory(used)} of at most {humanize.memory(limit)} on GPU "
                 f"{snapshot.gpu_indexes.get(uuid, uuid)}: the next allocation can fail.",
-                "A higher limit, before it starts.", "cuda-error-2-out-of-memory-under-mps",
-            )  # fmt: skip
+                "A higher limit, before it starts.",
+                "cuda-error-2-out-of-memory-under-mps",
+            )
     if client.environment_readable is False:
         yield Check("limits", "unknown", "limits that it sets for itself cannot be seen.")
     if client.sm_limit:
@@ -363,23 +400,25 @@ def _limits(client: Client | None, snapshot: Snapshot) -> Iterator[Check]:
 def _variables(view: ProcessView) -> Iterator[Check]:
     if view.debug_variables:
         yield Check(
-            "variables", "warning",
+            "variables",
+            "warning",
             f"Its environment has {', '.join(view.debug_variables)}: debugging or profiling slows "
             "it down or makes its kernels run one after the other.",
             "Unset them, unless that is meant.",
-        )  # fmt: skip
+        )
 
 
 def _memory(view: ProcessView) -> Iterator[Check]:
     if view.oom_kills:
         yield Check(
-            "memory", "warning",
+            "memory",
+            "warning",
             f"The kernel has ended {humanize.count(view.oom_kills, 'process', 'processes')} of its "
             "control group because host memory ran out.",
             "Raise the memory limit of the job or pod. If a client is ended like this while it "
             "computes, other clients on its GPU are lost.",
             "all-programs-died-at-once",
-        )  # fmt: skip
+        )
 
 
 def _history(pid: int, snapshot: Snapshot) -> Iterator[Check]:
@@ -387,10 +426,11 @@ def _history(pid: int, snapshot: Snapshot) -> Iterator[Check]:
         for incident in daemon.incidents:
             if (text := _part_in(pid, incident)) is not None:
                 yield Check(
-                    "history", "problem" if text[1] else "warning",
+                    "history",
+                    "problem" if text[1] else "warning",
                     f"{humanize.ago(snapshot.taken_at - incident.at)}: {text[0]}",
                     page=text[1],
-                )  # fmt: skip
+                )
 
 
 def _part_in(pid: int, incident: Incident) -> tuple[str, str] | None:

@@ -257,9 +257,11 @@ def _rights(
             ),
         )
     unreadable = [
-        client.pid for server in daemon.servers for client in server.clients
+        client.pid
+        for server in daemon.servers
+        for client in server.clients
         if client.environment_readable is False
-    ]  # fmt: skip
+    ]
     if unreadable:
         yield found(
             "environment_unreadable",

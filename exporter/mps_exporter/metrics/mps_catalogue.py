@@ -499,10 +499,15 @@ SHARING = _section(
 
 ADVICE_METRICS = _section(
     "Host advice",
-    ("mps_advice", "gauge", ("advice", "severity", "daemon", *_G), "this exporter",
-     "1 for each finding that mps-exporter doctor would print; the doctor also prints why and "
-     "what to do."),
-)  # fmt: skip
+    (
+        "mps_advice",
+        "gauge",
+        ("advice", "severity", "daemon", *_G),
+        "this exporter",
+        "1 for each finding that mps-exporter doctor would print; the doctor also prints why and "
+        "what to do.",
+    ),
+)
 
 EXPORTER = _section(
     "The exporter itself",
@@ -568,5 +573,11 @@ EXPORTER = _section(
 )
 
 MPS_METRICS: tuple[MetricSpec, ...] = (
-    *CONTROL_DAEMON, *SERVERS, *CLIENTS, *WAITS, *SHARING, *ADVICE_METRICS, *EXPORTER,
-)  # fmt: skip
+    *CONTROL_DAEMON,
+    *SERVERS,
+    *CLIENTS,
+    *WAITS,
+    *SHARING,
+    *ADVICE_METRICS,
+    *EXPORTER,
+)

@@ -287,10 +287,11 @@ def last_on_gpu(
         return before
     # What others had left earlier would have hit this one, if it was there for long enough.
     together = [
-        one for one in endings
+        one
+        for one in endings
         if one.ended_at is None or one.ended_at >= closed_at - AFTERMATH_SECONDS
         if one.was_on(gpus)
-    ]  # fmt: skip
+    ]
     unmet = [last for last in before if last.was_on(gpus)]
     able = [one for last in unmet for one in last.endings if one not in together]
     able += [one for one in together if not one.excused]

@@ -25,12 +25,21 @@ from mps_exporter.sources.procfs_parse import (
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where a server and its clients share memory
 
-DEBUG_VARIABLES = frozenset({
-    "COMPUTE_PROFILE", "CUDA_COREDUMP_FILE", "CUDA_DEVICE_WAITS_ON_EXCEPTION",
-    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION", "CUDA_ENABLE_USER_TRIGGERED_COREDUMP",
-    "CUDA_INJECTION32_PATH", "CUDA_INJECTION64_PATH", "CUDA_LAUNCH_BLOCKING", "CUDA_PROFILE",
-    "NSIGHT_CUDA_DEBUGGER", "NVTX_INJECTION64_PATH",
-})  # fmt: skip
+DEBUG_VARIABLES = frozenset(
+    {
+        "COMPUTE_PROFILE",
+        "CUDA_COREDUMP_FILE",
+        "CUDA_DEVICE_WAITS_ON_EXCEPTION",
+        "CUDA_ENABLE_COREDUMP_ON_EXCEPTION",
+        "CUDA_ENABLE_USER_TRIGGERED_COREDUMP",
+        "CUDA_INJECTION32_PATH",
+        "CUDA_INJECTION64_PATH",
+        "CUDA_LAUNCH_BLOCKING",
+        "CUDA_PROFILE",
+        "NSIGHT_CUDA_DEBUGGER",
+        "NVTX_INJECTION64_PATH",
+    }
+)
 """Those for which DCGM's diagnostics warn, and two more that CUDA's documentation calls so."""
 
 _MAX_LINKS = 40

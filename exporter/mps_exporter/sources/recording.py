@@ -358,9 +358,12 @@ def _lines(path: Path, raw: IO[bytes]) -> Iterator[dict[str, Any]]:
         _check_size(path, number, line, size, raw.tell())
         try:
             record = json.loads(
-                line, parse_float=_number, parse_int=_number, parse_constant=_number,
+                line,
+                parse_float=_number,
+                parse_int=_number,
+                parse_constant=_number,
                 object_hook=_checked,
-            )  # fmt: skip
+            )
         except RecursionError:
             raise RecordingError(f"{path}: line {number} is nested too deeply") from None
         except ValueError as error:

@@ -74,9 +74,19 @@ def make_status(
 
 
 TIMES = {
-    "at", "connected_at", "end", "first_seen", "incidents_since", "read_at", "since", "start",
-    "started_at", "state_since", "taken_at", "timeline_since",
-}  # fmt: skip
+    "at",
+    "connected_at",
+    "end",
+    "first_seen",
+    "incidents_since",
+    "read_at",
+    "since",
+    "start",
+    "started_at",
+    "state_since",
+    "taken_at",
+    "timeline_since",
+}
 """Fields of the status that are Unix times."""
 
 

@@ -118,8 +118,12 @@ class Lane:
     @property
     def summary(self) -> str:
         """How long this user held the GPU and waited."""
-        words = {"held": "held", "waited": "waited", "idle": "idle, others waited",
-                 "ghost": "ghost server"}  # fmt: skip
+        words = {
+            "held": "held",
+            "waited": "waited",
+            "idle": "idle, others waited",
+            "ghost": "ghost server",
+        }
         parts = [
             f"{words[kind]} {humanize.age(self.seconds[kind])}"
             for kind in words

@@ -9,8 +9,16 @@ from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.sources.nvml.accumulators import GPM_COUNTED, GPM_RATIOS
 
 OPEN = {
-    "daemon", "gpu", "uuid", "server", "pid", "uid", "user", "fan", "xid",
-}  # fmt: skip
+    "daemon",
+    "gpu",
+    "uuid",
+    "server",
+    "pid",
+    "uid",
+    "user",
+    "fan",
+    "xid",
+}
 """Labels that name something of the host, in every metric but info."""
 
 

@@ -367,9 +367,13 @@ async def test_slow_proc_does_not_hide_a_crash(host: ScriptedHost) -> None:
 
 async def test_what_ran_before_a_reboot_does_not_run(host: ScriptedHost) -> None:
     host.facts = replace(
-        host.facts, process=None, servers=(), configured=True, lock_tested=False,
+        host.facts,
+        process=None,
+        servers=(),
+        configured=True,
+        lock_tested=False,
         lock_holder_pid=None,
-    )  # fmt: skip
+    )
     host.more_facts = (host.facts,)
     host.answers["absent"] = True
     host.edit = lambda _answer: ""

@@ -102,25 +102,33 @@ def test_help_needs_nothing_else() -> None:
     [
         ("doctr", 2, "unknown command 'doctr': did you mean doctor?"),
         ("frobnicate", 2, "unknown command 'frobnicate'"),
-        ("--web.listen-adress=:1", 2,
-         "unknown flag --web.listen-adress: did you mean --web.listen-address?"),
-        ("--no-collector.nvmll", 2,
-         "unknown flag --no-collector.nvmll: did you mean --no-collector.nvml?"),
+        (
+            "--web.listen-adress=:1",
+            2,
+            "unknown flag --web.listen-adress: did you mean --web.listen-address?",
+        ),
+        (
+            "--no-collector.nvmll",
+            2,
+            "unknown flag --no-collector.nvmll: did you mean --no-collector.nvml?",
+        ),
         ("doctor --jsn", 3, "unknown flag --jsn: did you mean --json?"),
         ("--json", 2, "--json is a flag of doctor, not of serve"),
-        ("doctor --web.max-requests=1", 3,
-         "--web.max-requests is a flag of serve and demo, not of doctor"),
+        (
+            "doctor --web.max-requests=1",
+            3,
+            "--web.max-requests is a flag of serve and demo, not of doctor",
+        ),
         ("--log.level=debug doctor", 2, "the command comes first: mps-exporter doctor ..."),
         ("serve now", 2, "unexpected argument 'now'"),
         ("--log.level", 2, "--log.level: needs a value"),
         ("record", 2, "FILE is missing: the file to write"),
         ("record x --duratoin=1s", 2, "unknown flag --duratoin: did you mean --duration?"),
-        ("completion bsh", 2,
-         "SHELL: 'bsh' must be one of bash, zsh, fish: did you mean bash?"),
+        ("completion bsh", 2, "SHELL: 'bsh' must be one of bash, zsh, fish: did you mean bash?"),
         ("demo --chapter=ghosts", 1, "no chapter 'ghosts': did you mean ghost?"),
         ("demo --chapter=xyz", 1, "no chapter 'xyz': --list-chapters lists them"),
     ],
-)  # fmt: skip
+)
 def test_wrong_usage_is_one_line_with_the_nearest(
     words: str, status: int, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,8 +226,10 @@ def test_the_man_page_is_complete_and_correct_roff() -> None:
         pytest.skip("no groff here")
     done = subprocess.run(
         [program, "-man", "-Tascii", "-P-c", "-P-b", "-P-u", "-ww", "-rLL=200n", str(page)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stderr == ""
     text = done.stdout
     for command in COMMANDS:

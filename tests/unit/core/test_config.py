@@ -61,8 +61,9 @@ def test_repeatable_settings_add_up() -> None:
 
 def test_switches_have_a_no() -> None:
     assert parsed("--no-collector.nvml").enabled_collectors() == ("control", "logs", "process")
-    assert not parsed(MPS_EXPORTER_MPS_DISCOVERY="false",
-                      MPS_EXPORTER_MPS_PIPE_DIRECTORY="/a").mps_discovery  # fmt: skip
+    assert not parsed(
+        MPS_EXPORTER_MPS_DISCOVERY="false", MPS_EXPORTER_MPS_PIPE_DIRECTORY="/a"
+    ).mps_discovery
 
 
 @pytest.mark.parametrize(
@@ -82,12 +83,19 @@ def test_switches_have_a_no() -> None:
         (["--collector.clients.max=1000000"], "must be from 0 to 100000"),
         (["--log.level=loud"], "must be one of debug, info, warn, error"),
         (["--mps.log-directory=/l"], "belongs to the pipe directory"),
-        (["--no-collector.nvml", "--no-collector.control", "--no-collector.logs",
-          "--no-collector.process"], "every collector is switched off"),
+        (
+            [
+                "--no-collector.nvml",
+                "--no-collector.control",
+                "--no-collector.logs",
+                "--no-collector.process",
+            ],
+            "every collector is switched off",
+        ),
         (["--no-mps.discovery"], "no control daemon could be found"),
         (["--mps.control-binary="], "must not be empty"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_used_is_refused_with_the_reason(words: list[str], reason: str) -> None:
     with pytest.raises(InvalidSettingError, match=reason.replace("(", r"\(")):
         parsed(*words)

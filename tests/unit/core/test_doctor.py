@@ -43,23 +43,29 @@ DAEMON = ProcessFacts(10, 1.0, 0, "root", "nvidia-cuda-mps-control", "S", 1, (10
 
 def daemon(**more: object) -> ControlDaemon:
     values: dict[str, object] = {
-        "pid": 10, "facts": DaemonFacts(PIPE, "/l", process=DAEMON), **more,
-    }  # fmt: skip
+        "pid": 10,
+        "facts": DaemonFacts(PIPE, "/l", process=DAEMON),
+        **more,
+    }
     return ControlDaemon(PIPE, "/l", values.pop("state", "answering"), **values)  # type: ignore[arg-type]
 
 
 def gpu(*direct: ProcessFacts, served: bool = True, **more: object) -> Gpu:
-    values: dict[str, object] = {"compute_mode": "exclusive_process",
-                                 "compute_capability": (9, 0), **more}  # fmt: skip
+    values: dict[str, object] = {
+        "compute_mode": "exclusive_process",
+        "compute_capability": (9, 0),
+        **more,
+    }
     stranded = values.pop("stranded", None)
     return Gpu(
         GpuObservation(0, "GPU-a", **values),  # type: ignore[arg-type]
-        "0", "GPU-a",
+        "0",
+        "GPU-a",
         direct_pids=tuple(one.pid for one in direct),
         direct_processes=direct,
         served_by=(PIPE,) if served else (),
         stranded_clients=stranded,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 def names(snapshot: Snapshot) -> list[str]:
@@ -67,8 +73,9 @@ def names(snapshot: Snapshot) -> list[str]:
 
 
 def process(pid: int, *inner: int, **environment: str) -> ProcessFacts:
-    return ProcessFacts(pid, 1.0, 1001, "ann", "train", "S", 1, (pid, *inner),
-                        mps_environment=environment)  # fmt: skip
+    return ProcessFacts(
+        pid, 1.0, 1001, "ann", "train", "S", 1, (pid, *inner), mps_environment=environment
+    )
 
 
 def client(**more: object) -> ControlDaemon:
@@ -103,8 +110,11 @@ MADE_UP = {
     "daemon_outside_host_pid_namespace": Snapshot(
         1.0,
         daemons=(
-            daemon(facts=DaemonFacts(PIPE, "/l", process=ProcessFacts(10, 1.0, 0, "root", "c", "S",
-                                                                      1, (10, 1)))),
+            daemon(
+                facts=DaemonFacts(
+                    PIPE, "/l", process=ProcessFacts(10, 1.0, 0, "root", "c", "S", 1, (10, 1))
+                )
+            ),
         ),
     ),
     "daemon_absent": Snapshot(1.0, daemons=(daemon(state="absent", pid=None, facts=None),)),
@@ -135,7 +145,7 @@ MADE_UP = {
     "daemon_not_reached": Snapshot(
         1.0, gpus=(gpu(process(1, 7, CUDA_MPS_PIPE_DIRECTORY=PIPE)),), daemons=(daemon(),)
     ),
-}  # fmt: skip
+}
 
 RECORDED = {
     "ghost_server": ("wait-abandoned-sigkill", "12s"),
@@ -167,8 +177,18 @@ def test_each_trouble_is_named_and_nothing_else(name: str, snapshot: Snapshot) -
 @pytest.mark.parametrize("snapshot", MADE_UP.values(), ids=MADE_UP)
 def test_a_scrape_composes_no_sentence(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = names(snapshot)
-    for function in ("age", "ago", "capitalize", "count", "join_some", "memory", "percent",
-                     "processes", "sentence", "user_name"):  # fmt: skip
+    for function in (
+        "age",
+        "ago",
+        "capitalize",
+        "count",
+        "join_some",
+        "memory",
+        "percent",
+        "processes",
+        "sentence",
+        "user_name",
+    ):
         monkeypatch.delattr(humanize, function)
     (family,) = (
         one for one in render(snapshot, Build("", "", "")) if one.spec.name == "mps_advice"
@@ -196,9 +216,14 @@ def test_every_advice_is_tested() -> None:
 
 
 DEAF = Server(
-    510, uid=1002, user="bob", state="ACTIVE", ghost=True, clients_connected=1,
+    510,
+    uid=1002,
+    user="bob",
+    state="ACTIVE",
+    ghost=True,
+    clients_connected=1,
     clients=(Client(503, 510, uid=1002, state="connecting", state_since=1.0),),
-)  # fmt: skip
+)
 HUNG_USER = Wait(503, 1002, since=1.0, behind_uid=1002)
 
 
@@ -207,8 +232,10 @@ def test_of_a_deaf_server_every_remedy_ends_that_server() -> None:
     host = Snapshot(25.0, daemons=(daemon(state="unresponsive", servers=(DEAF,), waits=waits),))
     found = findings(host)
     assert [one.advice.name for one in found] == [
-        "ghost_server", "daemon_unresponsive", "several_users_one_daemon",
-    ]  # fmt: skip
+        "ghost_server",
+        "daemon_unresponsive",
+        "several_users_one_daemon",
+    ]
     for one in found:
         assert set(re.findall(r"kill -9 (\d+)", one.remedy)) == {"510"}
     assert "process 503 and all later clients hang" in found[0].evidence

@@ -90,10 +90,13 @@ invented = st.builds(
     ).map(tuple),
     states=st.lists(words.filter(bool), unique=True, max_size=2).map(tuple),
 ) | st.builds(
-    lambda stem, kind, words: MetricSpec(f"x_{stem}{'_total' if kind == 'counter' else '_info'}",
-                                         kind, words, ("b", "a")),
-    st.from_regex(r"[a-z_]{0,5}[a-z]", fullmatch=True), st.sampled_from(["counter", "info"]), words,
-)  # fmt: skip
+    lambda stem, kind, words: MetricSpec(
+        f"x_{stem}{'_total' if kind == 'counter' else '_info'}", kind, words, ("b", "a")
+    ),
+    st.from_regex(r"[a-z_]{0,5}[a-z]", fullmatch=True),
+    st.sampled_from(["counter", "info"]),
+    words,
+)
 
 
 def by_the_library(pages: list[Family], form: ContentFormat) -> bytes:

@@ -35,10 +35,14 @@ PROGRAM = Path(mps_exporter.__file__).parent
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 
 known_labels = sorted({label for spec in GPU_METRICS for label in (*spec.labels, STATE)})
-known_values = sorted({
-    value for spec in GPU_METRICS for values in (*spec.values.values(), spec.states)
-    for value in values
-})  # fmt: skip
+known_values = sorted(
+    {
+        value
+        for spec in GPU_METRICS
+        for values in (*spec.values.values(), spec.states)
+        for value in values
+    }
+)
 texts = st.text(st.characters(), max_size=300)  # lone surrogates, line ends, quotes ...
 pairs = st.tuples(st.sampled_from(known_labels) | texts, st.sampled_from(known_values) | texts)
 readings = st.builds(

@@ -39,13 +39,17 @@ def probe(outcome: Outcome, *exchanges: Exchange) -> ControlObservation:
 
 
 RAN = Exchange(
-    ("get_server_list",), Outcome.REFUSED, return_code=1,
+    ("get_server_list",),
+    Outcome.REFUSED,
+    return_code=1,
     stderr="Cannot authenticate or connect to MPS control daemon process\n",
-)  # fmt: skip
+)
 CANNOT_SEND = Exchange(
-    ("get_server_list",), Outcome.REFUSED, return_code=1,
+    ("get_server_list",),
+    Outcome.REFUSED,
+    return_code=1,
     stderr="Cannot send command to MPS control daemon process\n",
-)  # fmt: skip
+)
 ANSWERED = Exchange(("get_server_list",), Outcome.OK, return_code=0, stdout="20\n")
 NOTHING = Exchange(("get_server_list",), Outcome.UNPARSABLE, return_code=0)
 NO_TOOL = Exchange(("get_server_list",), Outcome.ABSENT)
@@ -109,9 +113,13 @@ def gpu(
     unread: tuple[ProcessList, ...] = (),
 ) -> GpuObservation:
     return GpuObservation(
-        index=0, uuid=uuid, sm_count=132, compute_capability=(9, 0), unread_lists=unread,
+        index=0,
+        uuid=uuid,
+        sm_count=132,
+        compute_capability=(9, 0),
+        unread_lists=unread,
         processes=tuple(GpuProcess(pid, kind, used) for pid, kind, used in processes),  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 SERVER = ProcessFacts(20, 2.0, 1001, "ann", "nvidia-cuda-mps-server", "S", 10, (20,))
@@ -119,9 +127,18 @@ SERVER = ProcessFacts(20, 2.0, 1001, "ann", "nvidia-cuda-mps-server", "S", 10, (
 
 def client_facts(pid: int, **environment: str) -> ProcessFacts:
     return ProcessFacts(
-        pid, 3.0, 1001, "ann", "train", "S", 1, (pid,), 4026531836,
-        "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0", environment,
-    )  # fmt: skip
+        pid,
+        3.0,
+        1001,
+        "ann",
+        "train",
+        "S",
+        1,
+        (pid,),
+        4026531836,
+        "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0",
+        environment,
+    )
 
 
 def snapshot(
@@ -136,12 +153,15 @@ def snapshot(
 ) -> Snapshot:
     if session is None:
         session = ServerSession(
-            20, 1001, 2.0, 2.5, "ACTIVE", active_thread_ratio=1.0,
-            clients=tuple(
-                ClientSession(one.pid, 20, 1001, 3.0, {"GPU-a": 1}) for one in clients
-            ),
+            20,
+            1001,
+            2.0,
+            2.5,
+            "ACTIVE",
+            active_thread_ratio=1.0,
+            clients=tuple(ClientSession(one.pid, 20, 1001, 3.0, {"GPU-a": 1}) for one in clients),
             clients_count=len(clients),
-        )  # fmt: skip
+        )
     view = LedgerView(at=9.0, servers=(session,), devices={0: "GPU-a"}, waits=waits)
     facts = replace(RUNNING, servers=(SERVER,))
     inputs = DaemonInputs(
@@ -187,9 +207,11 @@ def test_what_is_true_of_a_daemon_while_its_process_is_there() -> None:
 
     def version(facts: DaemonFacts) -> tuple[int | None, str | None, bool | None]:
         found = merge(
-            taken_at=9.0, gpus=None, processes=None,
+            taken_at=9.0,
+            gpus=None,
+            processes=None,
             daemons=[DaemonInputs(replace(facts, multiuser=True), view=view, logs=READABLE)],
-        ).daemons[0]  # fmt: skip
+        ).daemons[0]
         return found.pid, found.binary_version, found.multiuser
 
     assert version(RUNNING) == (10, "580.1", True)
@@ -206,8 +228,11 @@ def test_processes_are_distinguished() -> None:
     ).gpus[0]
     # 31 is in the MPS list alone: a client of another GPU, a phantom here.
     assert found.processes_by_kind == {
-        "mps_client": 1, "mps_server": 1, "direct": 1, "graphics": 1,
-    }  # fmt: skip
+        "mps_client": 1,
+        "mps_server": 1,
+        "direct": 1,
+        "graphics": 1,
+    }
     assert found.direct_pids == (40,)
     assert found.stranded_clients == 0
     assert found.served_by == (PIPE,)
@@ -256,27 +281,37 @@ def test_a_client_in_the_queue_is_not_stranded(server: tuple[tuple[int, str, int
 
 
 def test_limits_are_the_lower_of_client_and_server() -> None:
-    low = client_facts(30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25",
-                       CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G")  # fmt: skip
+    low = client_facts(
+        30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G"
+    )
     free = client_facts(31)
     session = ServerSession(
-        20, 1001, 2.0, 2.5, "ACTIVE", active_thread_ratio=0.5,
+        20,
+        1001,
+        2.0,
+        2.5,
+        "ACTIVE",
+        active_thread_ratio=0.5,
         pinned_memory_limit_bytes={0: 3 * GIB},
         clients=(
             ClientSession(30, 20, 1001, 3.0, {"GPU-a": 1}),
             ClientSession(31, 20, 1001, 3.0, {"GPU-a": 1}, active_thread_ratio=1.0),
         ),
-    )  # fmt: skip
+    )
     found = snapshot(low, free, processes=ALL, session=session)
     one, other = found.daemons[0].servers[0].clients
     assert (one.active_thread_ratio, one.sm_limit, one.limit_source) == (
-        0.25, {"GPU-a": 32}, "client",
-    )  # fmt: skip
+        0.25,
+        {"GPU-a": 32},
+        "client",
+    )
     assert one.memory_limit_bytes == {"GPU-a": 2 * GIB}
     # It connected when the server still gave everything, and keeps that.
     assert (other.active_thread_ratio, other.sm_limit, other.limit_source) == (
-        1.0, {"GPU-a": 132}, "server",
-    )  # fmt: skip
+        1.0,
+        {"GPU-a": 132},
+        "server",
+    )
     assert other.memory_limit_bytes == {"GPU-a": 3 * GIB}
     assert found.gpus[0].sm_committed_ratio == pytest.approx((32 + 132) / 132)
     assert found.gpus[0].client_memory_committed_bytes == 5 * GIB
@@ -284,9 +319,14 @@ def test_limits_are_the_lower_of_client_and_server() -> None:
 
 def test_a_client_that_asks_for_what_its_server_gives_anyway_has_its_servers_limit() -> None:
     session = ServerSession(
-        20, 1001, 2.0, 2.5, "ACTIVE", active_thread_ratio=0.5,
+        20,
+        1001,
+        2.0,
+        2.5,
+        "ACTIVE",
+        active_thread_ratio=0.5,
         clients=(ClientSession(30, 20, 1001, 3.0, {"GPU-a": 1}),),
-    )  # fmt: skip
+    )
     for percentage, ratio, source in (("49", 0.49, "client"), ("50", 0.5, "server")):
         facts = client_facts(30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=percentage)
         found = snapshot(facts, processes=ALL, session=session)
@@ -321,9 +361,14 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
     one = client_facts(30, **{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G", **environment})
     on = names if "CUDA_VISIBLE_DEVICES" not in environment else ("GPU-b",)
     session = ServerSession(
-        20, 1001, 2.0, 2.5, "ACTIVE", active_thread_ratio=1.0,
+        20,
+        1001,
+        2.0,
+        2.5,
+        "ACTIVE",
+        active_thread_ratio=1.0,
         clients=(ClientSession(30, 20, 1001, 3.0, dict.fromkeys(on, 1)),),
-    )  # fmt: skip
+    )
     devices = (
         ListedDevice(0, "GPU-b", "NVIDIA H200", "0"),
         ListedDevice(1, "GPU-a", "NVIDIA H200", "1"),
@@ -331,9 +376,12 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
     reply = ServerReply(20, "ACTIVE", 1.0, (30,), {}, devices, {})
     facts = replace(RUNNING, servers=(SERVER,))
     inputs = DaemonInputs(
-        facts, probe(Outcome.OK, RAN), ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0),
-        LedgerView(at=9.0, servers=(session,)), READABLE,
-    )  # fmt: skip
+        facts,
+        probe(Outcome.OK, RAN),
+        ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0),
+        LedgerView(at=9.0, servers=(session,)),
+        READABLE,
+    )
     found = merge(
         taken_at=9.0,
         gpus=NvmlObservation(9.0, Outcome.OK, gpus=gpus),
@@ -379,9 +427,14 @@ def test_clients_beyond_the_bound_are_counted_only() -> None:
 
 def test_without_logs_the_control_tool_is_used() -> None:
     reply = ServerReply(
-        20, "FAULT", 0.5, (30,), {0: {30: 2}},
-        (ListedDevice(0, "GPU-a", "NVIDIA H200", "0"),), {0: GIB},
-    )  # fmt: skip
+        20,
+        "FAULT",
+        0.5,
+        (30,),
+        {0: {30: 2}},
+        (ListedDevice(0, "GPU-a", "NVIDIA H200", "0"),),
+        {0: GIB},
+    )
     answers = ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0)
     (daemon,) = snapshot(client_facts(30), processes=ALL, logs=(), answers=answers).daemons
     (server,) = daemon.servers
@@ -433,8 +486,9 @@ def test_everybody_who_was_named_is_identified() -> None:
 
 def test_a_client_of_another_daemon_is_not_given_to_one_that_cannot_number_its_own() -> None:
     """Daemon /a lives in a container and calls its two clients 0; NVML lists one of them."""
-    listed = gpu(*((pid, "compute", 1) for pid in (50, 60, 800, 900)), (800, "mps", 1),
-                 (900, "mps", 1))  # fmt: skip
+    listed = gpu(
+        *((pid, "compute", 1) for pid in (50, 60, 800, 900)), (800, "mps", 1), (900, "mps", 1)
+    )
 
     def daemon(
         name: str, pids: tuple[int, ...], server: ProcessFacts, *clients: int

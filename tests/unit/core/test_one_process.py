@@ -42,28 +42,75 @@ def answer(snapshot: Snapshot, pid: int, view: ProcessView | None = None) -> Che
     ("recording", "seconds", "pid", "outcome", "words", "page"),
     [
         ("wait-served", 0.6, 705, "problem", "queue behind user 1001", "a-program-hangs-in-cuinit"),
-        ("deaf-server", 9.1, 6421, "problem", "server 6429 was started for clients that had died",
-         "every-cuda-program-hangs-and-the-control-tool-too"),
-        ("fault-held", 2.9, 1168, "problem", "destroyed its context",
-         "cuda-error-700-illegal-address-under-mps"),
-        ("fault-held", 2.9, 1201, "problem", "it was refused",
-         "cuda-error-807-mps-server-not-ready"),
-        ("ending-jobs", 54.9, 3942, "problem", "process 3965 ended with GPU work in flight",
-         "all-programs-died-at-once"),
-        ("ending-jobs", 54.9, 3965, "problem", "it ended with GPU work in flight and took 3",
-         "all-programs-died-at-once"),
-        ("ending-jobs", 4.8, 3430, "problem", "terminated through the daemon",
-         "cuda-error-810-mps-client-terminated"),
-        ("server-killed", 2.9, 744, "problem", "lost its server",
-         "cuda-error-806-mps-rpc-failure"),
+        (
+            "deaf-server",
+            9.1,
+            6421,
+            "problem",
+            "server 6429 was started for clients that had died",
+            "every-cuda-program-hangs-and-the-control-tool-too",
+        ),
+        (
+            "fault-held",
+            2.9,
+            1168,
+            "problem",
+            "destroyed its context",
+            "cuda-error-700-illegal-address-under-mps",
+        ),
+        (
+            "fault-held",
+            2.9,
+            1201,
+            "problem",
+            "it was refused",
+            "cuda-error-807-mps-server-not-ready",
+        ),
+        (
+            "ending-jobs",
+            54.9,
+            3942,
+            "problem",
+            "process 3965 ended with GPU work in flight",
+            "all-programs-died-at-once",
+        ),
+        (
+            "ending-jobs",
+            54.9,
+            3965,
+            "problem",
+            "it ended with GPU work in flight and took 3",
+            "all-programs-died-at-once",
+        ),
+        (
+            "ending-jobs",
+            4.8,
+            3430,
+            "problem",
+            "terminated through the daemon",
+            "cuda-error-810-mps-client-terminated",
+        ),
+        ("server-killed", 2.9, 744, "problem", "lost its server", "cuda-error-806-mps-rpc-failure"),
         ("memory-ordinals", 0.6, 3989, "problem", "(1=1G) is ignored", "a-limit-has-no-effect"),
-        ("containers", 11.0, 976, "problem", "no client of a running MPS server",
-         "a-limit-has-no-effect"),
+        (
+            "containers",
+            11.0,
+            976,
+            "problem",
+            "no client of a running MPS server",
+            "a-limit-has-no-effect",
+        ),
         ("draining", 1.7, 1073, "warning", "was asked to quit", "quit-does-not-return"),
-        ("stopped", 5.8, 948, "warning", "does not answer",
-         "every-cuda-program-hangs-and-the-control-tool-too"),
+        (
+            "stopped",
+            5.8,
+            948,
+            "warning",
+            "does not answer",
+            "every-cuda-program-hangs-and-the-control-tool-too",
+        ),
     ],
-)  # fmt: skip
+)
 async def test_the_answer_on_a_real_host(
     recording: str, seconds: float, pid: int, outcome: str, words: str, page: str
 ) -> None:
@@ -78,9 +125,14 @@ async def test_nothing_wrong_is_said_only_where_everything_was_seen() -> None:
     assert answer(snapshot, 1797).outcome == "unknown"
     (daemon,) = [one for one in snapshot.daemons if one.servers]
     view = ProcessView(
-        1797, uid=1001, state="S", command="cl", pipe_directory=daemon.pipe_directory,
-        names_directory=True, daemon_directory=daemon.pipe_directory,
-    )  # fmt: skip
+        1797,
+        uid=1001,
+        state="S",
+        command="cl",
+        pipe_directory=daemon.pipe_directory,
+        names_directory=True,
+        daemon_directory=daemon.pipe_directory,
+    )
     assert answer(snapshot, 1797, view).outcome == "ok"
 
 
@@ -105,9 +157,14 @@ async def test_what_the_process_itself_shows(
     snapshot = await snapshot_at("percentages", 0.9)
     (daemon,) = [one for one in snapshot.daemons if one.servers]
     view = ProcessView(
-        1797, uid=1001, state="S", command="cl", pipe_directory=daemon.pipe_directory,
-        names_directory=True, daemon_directory=daemon.pipe_directory,
-    )  # fmt: skip
+        1797,
+        uid=1001,
+        state="S",
+        command="cl",
+        pipe_directory=daemon.pipe_directory,
+        names_directory=True,
+        daemon_directory=daemon.pipe_directory,
+    )
     found = answer(snapshot, 1797, replace(view, **changes))  # type: ignore[arg-type]
     assert (found.outcome, words in found.text) == (outcome, True), found
 
@@ -129,9 +186,14 @@ async def test_a_daemon_of_an_ordinary_user_serves_nobody_else() -> None:
     daemons = tuple(replace(daemon, uid=1001) for daemon in snapshot.daemons)
     snapshot = replace(snapshot, daemons=daemons)
     view = ProcessView(
-        77, uid=1002, state="S", command="x", pipe_directory=daemons[0].pipe_directory,
-        names_directory=True, daemon_directory=daemons[0].pipe_directory,
-    )  # fmt: skip
+        77,
+        uid=1002,
+        state="S",
+        command="x",
+        pipe_directory=daemons[0].pipe_directory,
+        names_directory=True,
+        daemon_directory=daemons[0].pipe_directory,
+    )
     assert "gets error 805" in answer(snapshot, 77, view).text
 
 
@@ -169,8 +231,10 @@ def sleeper(**environment: str) -> subprocess.Popen[bytes]:
     """A process that is there, and whose environment is that of its program."""
     process = subprocess.Popen(
         [sys.executable, "-c", "print(flush=True); input()"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )
     assert process.stdout is not None
     process.stdout.readline()  # it runs: its environment is its own
     return process
@@ -222,9 +286,10 @@ def test_a_folder_closed_to_the_user_of_the_process(tmp_path: Path) -> None:
         if folder != Path("/") and folder.stat().st_uid == os.geteuid() and "pytest" in str(folder):
             folder.chmod(0o755)
     process = subprocess.Popen(
-        ["setpriv", "--reuid=1002", "--clear-groups", "cat"], stdin=subprocess.PIPE,
+        ["setpriv", "--reuid=1002", "--clear-groups", "cat"],
+        stdin=subprocess.PIPE,
         env={"CUDA_MPS_PIPE_DIRECTORY": str(closed / "pipe"), "PATH": os.environ["PATH"]},
-    )  # fmt: skip
+    )
     with process:
         comm = Path(f"/proc/{process.pid}/comm")
         while comm.read_text() != "cat\n":  # setpriv becomes it

@@ -42,43 +42,64 @@ from mps_exporter.sources.replay_host import ReplayHost
 
 UUID = "GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893"
 HEADER = Header(
-    scenario="a test", machine="nothing", driver_version="580", recorded_at="2026-11-21T00:00:00Z",
-    started_at=1000.0, exporter_version="0", anonymised=False,
-)  # fmt: skip
+    scenario="a test",
+    machine="nothing",
+    driver_version="580",
+    recorded_at="2026-11-21T00:00:00Z",
+    started_at=1000.0,
+    exporter_version="0",
+    anonymised=False,
+)
 
 texts = st.text(max_size=20)
 moments = st.floats(1000, 2000, allow_nan=False)
 processes = st.builds(
-    ProcessFacts, pid=st.integers(1, 9), start_time_seconds=moments,
-    uid=st.none() | st.integers(0, 2**32), user=st.none() | texts, name=texts, state=texts,
-    namespace_pids=st.tuples(st.integers(1, 9)), cgroup=st.none() | texts,
+    ProcessFacts,
+    pid=st.integers(1, 9),
+    start_time_seconds=moments,
+    uid=st.none() | st.integers(0, 2**32),
+    user=st.none() | texts,
+    name=texts,
+    state=texts,
+    namespace_pids=st.tuples(st.integers(1, 9)),
+    cgroup=st.none() | texts,
     mps_environment=st.none() | st.dictionaries(texts, texts, max_size=2),
-)  # fmt: skip
+)
 observations: st.SearchStrategy[Observation] = st.one_of(
     st.builds(
-        ProcfsObservation, at=moments, processes=st.dictionaries(st.integers(1, 9), processes),
+        ProcfsObservation,
+        at=moments,
+        processes=st.dictionaries(st.integers(1, 9), processes),
         daemons=st.tuples(st.builds(DaemonFacts, texts, texts, process=st.none() | processes)),
-        gone=st.tuples(st.integers(1, 9)), error=st.none() | texts,
+        gone=st.tuples(st.integers(1, 9)),
+        error=st.none() | texts,
     ),
     st.builds(
-        ControlObservation, at=moments, pipe_directory=texts, kind=st.just("probe"),
+        ControlObservation,
+        at=moments,
+        pipe_directory=texts,
+        kind=st.just("probe"),
         outcome=st.sampled_from(Outcome),
         exchanges=st.tuples(
             st.builds(Exchange, st.tuples(texts), st.sampled_from(Outcome), texts, texts)
         ),
     ),
     st.builds(
-        NvmlObservation, at=moments, outcome=st.just(Outcome.OK),
+        NvmlObservation,
+        at=moments,
+        outcome=st.just(Outcome.OK),
         gpus=st.tuples(
             st.builds(
-                GpuObservation, index=st.integers(0, 7), uuid=texts,
-                processes=st.none() | st.tuples(st.builds(GpuProcess, st.integers(1, 9),
-                                                          st.just("mps"), st.none())),
+                GpuObservation,
+                index=st.integers(0, 7),
+                uuid=texts,
+                processes=st.none()
+                | st.tuples(st.builds(GpuProcess, st.integers(1, 9), st.just("mps"), st.none())),
                 readings=st.tuples(st.builds(Reading, texts, st.floats(-1e18, 1e18))),
             )
         ),
     ),
-)  # fmt: skip
+)
 
 
 def written(path: Path, *seen: Observation, header: Header = HEADER) -> Path:
@@ -145,8 +166,9 @@ def test_what_only_repeats_is_not_written_again(tmp_path: Path) -> None:
     silent = LogsObservation(1003.0, (), STATES)
     recording = read(written(tmp_path / "x", first, again, silent, silent))
     assert [type(one).__name__ for one in recording.observations] == [
-        "NvmlObservation", "LogsObservation",
-    ]  # fmt: skip
+        "NvmlObservation",
+        "LogsObservation",
+    ]
     assert recording.ended_at == 1003.0
 
 
@@ -186,8 +208,9 @@ def test_an_anonymised_recording_contains_no_user_name(tmp_path: Path) -> None:
     facts = ProcessFacts(7, 1.0, 1001, "alice", "secret-project")
     server = ProcessFacts(8, 1.0, 0, "root", "nvidia-cuda-mps-server")
     line = SERVER + f"Device NVIDIA H200 (uuid {UUID}) is associated\n".encode()
-    header = Header(**{**{name: getattr(HEADER, name) for name in Header.__slots__},
-                       "anonymised": True})  # fmt: skip
+    header = Header(
+        **{**{name: getattr(HEADER, name) for name in Header.__slots__}, "anonymised": True}
+    )
     path = written(
         tmp_path / "x",
         ProcfsObservation(1001.0, processes={7: facts, 8: server}),
@@ -196,11 +219,14 @@ def test_an_anonymised_recording_contains_no_user_name(tmp_path: Path) -> None:
         ),
         LogsObservation(1003.0, (chunk(1003.0, line),), STATES),
         ControlObservation(
-            1004.0, "/p", "probe", Outcome.OK,
+            1004.0,
+            "/p",
+            "probe",
+            Outcome.OK,
             (Exchange(("ps",), Outcome.OK, f"7 1 8 {UUID[:22]} 4026531836"),),
         ),
         header=header,
-    )  # fmt: skip
+    )
     text = gzip.decompress(path.read_bytes()).decode()
     for secret in ("alice", "secret-project", "1652922001234", "5e4dfbf1", "c801"):
         assert secret not in text
@@ -226,19 +252,22 @@ def zipped(text: str) -> bytes:
         pytest.param(zipped("[1]\n"), "is not an object", id="list"),
         pytest.param(
             zipped('{"format": "mps-exporter-recording", "version": 99}\n'),
-            "version 99 of the format, this program reads versions 1 to 2", id="newer",
+            "version 99 of the format, this program reads versions 1 to 2",
+            id="newer",
         ),
         pytest.param(
-            zipped('{"format": "mps-exporter-recording", "version": 2}\n'), "incomplete",
+            zipped('{"format": "mps-exporter-recording", "version": 2}\n'),
+            "incomplete",
             id="incomplete-2",
         ),
         pytest.param(
-            zipped('{"format": "mps-exporter-recording", "version": 1}\n'), "incomplete",
+            zipped('{"format": "mps-exporter-recording", "version": 1}\n'),
+            "incomplete",
             id="incomplete",
         ),
         pytest.param(zipped("{x\n"), "line 1 is not JSON", id="no-json"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_recording_is_refused_with_the_reason(
     tmp_path: Path, content: bytes, reason: str
 ) -> None:
@@ -343,10 +372,17 @@ def test_a_wrong_line_is_named(tmp_path: Path) -> None:
 def by_hand(path: Path, version: int, *gpus: dict[str, object], **more: object) -> Path:
     """A recording of one look at NVML, as it stands in a file."""
     header = {
-        "format": "mps-exporter-recording", "version": version, "scenario": "", "machine": "",
-        "driver_version": "", "recorded_at": "", "started_at": 1000.0, "exporter_version": "0.1.0",
-        "anonymised": False, **more,
-    }  # fmt: skip
+        "format": "mps-exporter-recording",
+        "version": version,
+        "scenario": "",
+        "machine": "",
+        "driver_version": "",
+        "recorded_at": "",
+        "started_at": 1000.0,
+        "exporter_version": "0.1.0",
+        "anonymised": False,
+        **more,
+    }
     seen = {"at": 1001.0, "outcome": "ok", "gpus": gpus, **more}
     lines = (header, {"kind": "nvml", "observation": seen, **more}, {"kind": "end", "at": 1001.0})
     path.write_bytes(zipped("".join(f"{json.dumps(line)}\n" for line in lines)))
@@ -486,9 +522,14 @@ def test_what_no_recording_needs_is_too_much(
 def test_what_an_anonymised_recording_keeps(tmp_path: Path) -> None:
     """docs/recordings.md lists it."""
     facts = ProcessFacts(
-        630, 1000.0, uid=1001, user="jane", name="jane-train", cgroup="0::/user.slice/jane",
+        630,
+        1000.0,
+        uid=1001,
+        user="jane",
+        name="jane-train",
+        cgroup="0::/user.slice/jane",
         mps_environment={"CUDA_MPS_PIPE_DIRECTORY": "/home/jane/mps", "CUDA_MPS_TOKEN": "secret"},
-    )  # fmt: skip
+    )
     look = ProcfsObservation(
         1001.0, daemons=(DaemonFacts("/home/jane/mps", "/home/jane/log", process=facts),)
     )

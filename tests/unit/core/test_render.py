@@ -66,13 +66,17 @@ def test_what_is_not_available_is_absent() -> None:
 
 
 def test_known_causes_start_at_zero() -> None:
-    daemon = ControlDaemon("/p", "/l", "answering", counters=Counters().snapshot(),
-                           gpu_uuids=("GPU-a",))  # fmt: skip
+    daemon = ControlDaemon(
+        "/p", "/l", "answering", counters=Counters().snapshot(), gpu_uuids=("GPU-a",)
+    )
     found = families(Snapshot(taken_at=1.0, daemons=(daemon,), gpu_indexes={"GPU-a": "0"}))
     assert dict(found["mps_server_exits_total"].samples) == {
-        ("/p", "requested"): 0, ("/p", "crashed"): 0,
-        ("/p", "start_failed"): 0, ("/p", "daemon_died"): 0, ("/p", "ghost_ended"): 0,
-    }  # fmt: skip
+        ("/p", "requested"): 0,
+        ("/p", "crashed"): 0,
+        ("/p", "start_failed"): 0,
+        ("/p", "daemon_died"): 0,
+        ("/p", "ghost_ended"): 0,
+    }
     assert dict(found["mps_server_faults_total"].samples) == {("/p", "0", "GPU-a"): 0}
     assert found.keys().isdisjoint({"mps_server_last_exit_timestamp_seconds"})
 
@@ -85,9 +89,11 @@ def test_each_client_has_one_state_and_since_when_unless_it_is_active() -> None:
         Client(503, 20, uid=1002, state="connecting", state_since=3.0),
     )
     waits = (
-        Wait(40, 1002, 4.0, 1001), Wait(41, 1002, 5.0, 1001, dead=True), Wait(0, 1002, 6.0, 1001),
+        Wait(40, 1002, 4.0, 1001),
+        Wait(41, 1002, 5.0, 1001, dead=True),
+        Wait(0, 1002, 6.0, 1001),
         Wait(503, 1002, 7.0, 1002),
-    )  # fmt: skip
+    )
     server = Server(20, uid=1001, clients=clients)
     daemon = ControlDaemon("/p", "/l", "answering", servers=(server,), waits=waits)
     found = families(Snapshot(taken_at=9.0, daemons=(daemon,)))
@@ -136,8 +142,9 @@ def test_clients_without_a_pid_of_their_own_are_counted_only() -> None:
     daemon = ControlDaemon("/p", "/l", "answering", servers=(one, alone), dropped_clients=5)
     found = families(Snapshot(taken_at=1.0, daemons=(daemon,)))
     assert dict(found["mps_client_active_thread_ratio"].samples) == {
-        ("/p", "20", "30"): 0.3, ("/p", "21", "0"): 0.4,
-    }  # fmt: skip
+        ("/p", "20", "30"): 0.3,
+        ("/p", "21", "0"): 0.4,
+    }
     assert len(found["mps_client_info"].samples) == 2
     assert found["mps_client_dropped_series"].samples == ((("/p",), 7),)
 
@@ -198,8 +205,11 @@ def test_no_name_of_a_program_breaks_the_page(name: str) -> None:
 def test_the_reference_pages_are_up_to_date() -> None:
     check = subprocess.run(
         [sys.executable, "-m", "tools.generate_docs", "--check"],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     assert check.stderr == ""
 
 

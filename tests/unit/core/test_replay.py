@@ -86,8 +86,11 @@ async def test_the_first_chapter_shows_limits(playlist: Playlist) -> None:
     snapshot = await moment_of(playlist, playlist.chapters[0].at_seconds)
     (server,) = snapshot.daemons[0].servers
     assert sorted(client.active_thread_ratio or 0 for client in server.clients) == [
-        0.1, 0.25, 0.5, 1.0,
-    ]  # fmt: skip
+        0.1,
+        0.25,
+        0.5,
+        1.0,
+    ]
 
 
 def test_only_names_of_users_and_programs_are_replaced(playlist: Playlist) -> None:

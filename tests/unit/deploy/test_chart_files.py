@@ -66,8 +66,10 @@ def test_a_value_without_a_comment_is_noticed() -> None:
     text = "# Yes.\na: 1\nb: 2\nc:\n  # Yes.\n  d: 1\n  e: 2\n# All.\nf:\n  g: 1\n"
     assert chart.undocumented(text) == ["b", "c.e"]
     assert list(chart.values(text)) == [
-        ("a", 1, "Yes."), ("c.d", 1, "Yes."), ("f", {"g": 1}, "All."),
-    ]  # fmt: skip
+        ("a", 1, "Yes."),
+        ("c.d", 1, "Yes."),
+        ("f", {"g": 1}, "All."),
+    ]
 
 
 def test_the_readme_has_every_value() -> None:

@@ -151,8 +151,11 @@ def test_added_rights_are_handed_on_and_no_others(
 ) -> None:
     words = entry(bounding).stdout.split()
     assert words[:4] == [
-        "libexec/setpriv", f"--inh-caps={handed_on}", f"--ambient-caps={handed_on}", "--",
-    ]  # fmt: skip
+        "libexec/setpriv",
+        f"--inh-caps={handed_on}",
+        f"--ambient-caps={handed_on}",
+        "--",
+    ]
     assert words[4].endswith("/bin/mps-exporter")
     assert words[5:] == ["serve", "--log.level=warn"]
 

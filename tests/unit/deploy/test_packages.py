@@ -40,9 +40,14 @@ def test_wheels_for_several_pythons_share_a_folder(tmp_path: Path) -> None:
     both = {"p/__init__.py": "x = 1", "p/_c.pyx": "no", "p/py.typed": ""}
     wheels = [
         wheel(tmp_path, "cp311", **both, **{"p/_c.cpython-311.so": "a"}),
-        wheel(tmp_path, "cp312", **both, **{"p/_c.cpython-312.so": "b"},
-              **{"p-1.data/data/share/man/man1/p.1": ""}),
-    ]  # fmt: skip
+        wheel(
+            tmp_path,
+            "cp312",
+            **both,
+            **{"p/_c.cpython-312.so": "b"},
+            **{"p-1.data/data/share/man/man1/p.1": ""},
+        ),
+    ]
     bundle(wheels, tmp_path / "out")
     found = {
         str(path.relative_to(tmp_path / "out"))
@@ -50,15 +55,21 @@ def test_wheels_for_several_pythons_share_a_folder(tmp_path: Path) -> None:
         if path.is_file()
     }
     assert found == {
-        "p/__init__.py", "p/_c.cpython-311.so", "p/_c.cpython-312.so", "p-1.dist-info/METADATA",
-    }  # fmt: skip
+        "p/__init__.py",
+        "p/_c.cpython-311.so",
+        "p/_c.cpython-312.so",
+        "p-1.dist-info/METADATA",
+    }
 
 
 @pytest.mark.parametrize(
     ("files", "why"),
-    [({"p/__init__.py": "x = 2"}, "differs"), ({"p-1.data/scripts/x": ""}, "belongs elsewhere"),
-     ({"p/../../x.py": ""}, "belongs elsewhere")],
-)  # fmt: skip
+    [
+        ({"p/__init__.py": "x = 2"}, "differs"),
+        ({"p-1.data/scripts/x": ""}, "belongs elsewhere"),
+        ({"p/../../x.py": ""}, "belongs elsewhere"),
+    ],
+)
 def test_wheels_that_cannot_share_one_end_the_build(
     tmp_path: Path, files: dict[str, str], why: str
 ) -> None:
@@ -130,8 +141,10 @@ def test_a_bill_of_a_folder_lists_that_folder_only(tmp_path: Path) -> None:
     )
     printed = subprocess.run(
         [sys.executable, str(ROOT / "deploy" / "image" / "sbom.py"), str(tmp_path)],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert [one["purl"] for one in json.loads(printed)["components"]] == ["pkg:pypi/p@1"]
 
 

@@ -37,8 +37,11 @@ def files() -> list[str]:
     """Every file of the tree that git knows or would take."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     return sorted(name for name in listed.split("\0") if name and (ROOT / name).is_file())
 
 

@@ -42,9 +42,7 @@ LANGUAGES = {"sh", "console", "yaml", "json", "ini", "text", "promql", "python",
 BLOCKS = [block for page in pages() for block in blocks(page)]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
 UNMARKED = [block for block in SHELL if not block.mark("needs") and not block.mark("runs")]
-DIALOGUES = [
-    block for block in BLOCKS if block.language == "console" and not block.mark("needs")
-]  # fmt: skip
+DIALOGUES = [block for block in BLOCKS if block.language == "console" and not block.mark("needs")]
 
 
 def commands(text: str) -> list[str]:
@@ -71,9 +69,10 @@ def test_every_block_is_shell(block: Block) -> None:
 def test_another_test_runs_it(block: Block) -> None:
     text = (ROOT / str(block.mark("runs"))).read_text("utf-8")
     assert [
-        line for line in commands(block.text)
+        line
+        for line in commands(block.text)
         if not re.search(rf"(?<![\w-]){re.escape(line)}(?![\w-])", text)
-    ] == []  # fmt: skip
+    ] == []
 
 
 @pytest.fixture
@@ -97,8 +96,9 @@ async def test_it_runs(block: Block, tree: Path) -> None:
     folder = tree / (block.mark("in") or "")
     for line in commands(block.text):
         words = line.split()
-        if words[0] == "mps-exporter" and (len(words) == 1 or words[1] in ("demo", "serve")
-                                           or words[1].startswith("--")):  # fmt: skip
+        if words[0] == "mps-exporter" and (
+            len(words) == 1 or words[1] in ("demo", "serve") or words[1].startswith("--")
+        ):
             await _serves(folder, words[1:])
         else:
             await _ends_well(folder, line)
@@ -115,9 +115,16 @@ async def _serves(folder: Path, words: list[str]) -> None:
 
 async def _ends_well(folder: Path, line: str) -> None:
     process = await asyncio.create_subprocess_exec(
-        "bash", "-euo", "pipefail", "-c", line, cwd=folder, env=environment(),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
+        "bash",
+        "-euo",
+        "pipefail",
+        "-c",
+        line,
+        cwd=folder,
+        env=environment(),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
     output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
     if line.startswith("mps-exporter doctor "):  # its status says what it found
         assert process.returncode in (0, 1, 2)

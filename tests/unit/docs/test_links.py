@@ -43,8 +43,15 @@ def test_wrong_links_are_seen() -> None:
     assert wrong(page, "docs/api.md") is None
     assert wrong(page, "docs/api.md#listening") is None
     assert wrong(page, "https://github.com/NVIDIA/dcgm-exporter") is None
-    for link in ("docs/apis.md", "docs/api.md#listen", "#nowhere", "../else", "http://no host/",
-                 "ftp://example.org/", "https:///x"):  # fmt: skip
+    for link in (
+        "docs/apis.md",
+        "docs/api.md#listen",
+        "#nowhere",
+        "../else",
+        "http://no host/",
+        "ftp://example.org/",
+        "https:///x",
+    ):
         assert wrong(page, link), link
 
 

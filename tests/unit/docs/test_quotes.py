@@ -32,11 +32,43 @@ COMMANDS = ("serve", "demo", "doctor", "record", "completion")
 
 SYSTEM = {
     # What a host has on which the command is meant to be run.
-    "cat", "cd", "curl", "df", "dmesg", "docker", "done", "echo", "export", "fi", "for", "fuser",
-    "grep", "helm", "if", "install", "ipmitool", "journalctl", "kubectl", "ln", "ls", "lspci",
-    "nvidia-smi", "pgrep", "ps", "python3", "rm", "scontrol", "sh", "sudo", "systemctl",
-    "systemd-sysusers", "tail", "timeout", "tr", "userdel",
-}  # fmt: skip
+    "cat",
+    "cd",
+    "curl",
+    "df",
+    "dmesg",
+    "docker",
+    "done",
+    "echo",
+    "export",
+    "fi",
+    "for",
+    "fuser",
+    "grep",
+    "helm",
+    "if",
+    "install",
+    "ipmitool",
+    "journalctl",
+    "kubectl",
+    "ln",
+    "ls",
+    "lspci",
+    "nvidia-smi",
+    "pgrep",
+    "ps",
+    "python3",
+    "rm",
+    "scontrol",
+    "sh",
+    "sudo",
+    "systemctl",
+    "systemd-sysusers",
+    "tail",
+    "timeout",
+    "tr",
+    "userdel",
+}
 
 
 @cache
@@ -144,10 +176,12 @@ def test_what_is_wrong_is_noticed(tmp_path: Path) -> None:
         "`mps-exporter doctor --nothing`\n\n```sh\nkubetcl get pods\n```\n"
     )
     for check in (
-        test_every_variable_exists, test_every_command_of_the_exporter_has_its_flags,
-        test_every_path_of_the_tree_exists, test_every_target_of_make_exists,
+        test_every_variable_exists,
+        test_every_command_of_the_exporter_has_its_flags,
+        test_every_path_of_the_tree_exists,
+        test_every_target_of_make_exists,
         test_every_command_is_one_of_ours_or_of_the_host,
-    ):  # fmt: skip
+    ):
         with pytest.raises(AssertionError):
             check(page)
     known = {f"--{flag.name}" for flag in FLAGS}

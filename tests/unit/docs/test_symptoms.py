@@ -18,10 +18,16 @@ METRIC = re.compile(r"\b(mps_[a-z_]+)(?:\{([^}`]*)\})?")
 LABEL = re.compile(r'([a-z_]+)="([^"]*)"')
 MOMENTS = 24
 NO_PAGE = {
-    "gpu_lost", "log_large", "not_exclusive_mode", "tool_missing", "source_unreadable",
-    "logs_unreadable", "directories_assumed", "web_configuration_unusable",
+    "gpu_lost",
+    "log_large",
+    "not_exclusive_mode",
+    "tool_missing",
+    "source_unreadable",
+    "logs_unreadable",
+    "directories_assumed",
+    "web_configuration_unusable",
     "processes_ignored",
-}  # fmt: skip
+}
 """Findings of the host or of the exporter, not of a program: their remedy says all there is."""
 
 
@@ -116,5 +122,6 @@ def test_threads_become_links() -> None:
 
 def test_the_folder_holds_pages_only() -> None:
     assert {path.name for path in FOLDER.iterdir()} == {
-        "README.md", *(symptom.path.name for symptom in SYMPTOMS)
-    }  # fmt: skip
+        "README.md",
+        *(symptom.path.name for symptom in SYMPTOMS),
+    }

@@ -148,26 +148,32 @@ def start_prometheus(
     often = f"{int(SCRAPE_SECONDS * 1000)}ms"
     config = {
         "global": {
-            "scrape_interval": often, "scrape_timeout": often, "evaluation_interval": "1s",
+            "scrape_interval": often,
+            "scrape_timeout": often,
+            "evaluation_interval": "1s",
         },
         "rule_files": [str(ROOT / "rules" / "*.yml")],
-        "scrape_configs": [{
-            "job_name": JOB,
-            "static_configs": [
-                {"targets": [target], "labels": {"instance": name}}
-                for name, target in targets.items()
-            ],
-        }],
-    }  # fmt: skip
+        "scrape_configs": [
+            {
+                "job_name": JOB,
+                "static_configs": [
+                    {"targets": [target], "labels": {"instance": name}}
+                    for name, target in targets.items()
+                ],
+            }
+        ],
+    }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     started.append(
         start(
-            folder, "prometheus", program("prometheus"),
+            folder,
+            "prometheus",
+            program("prometheus"),
             f"--config.file={folder / 'prometheus.yml'}",
             f"--storage.tsdb.path={folder / 'data'}",
             f"--web.listen-address={address}",
         )
-    )  # fmt: skip
+    )
     until_ready(f"http://{address}/-/ready")
     return Prometheus(address)
 
@@ -243,22 +249,32 @@ def backfilled(
             file.writelines(host.lines())
         file.write("# EOF\n")
     subprocess.run(
-        [program("promtool"), "tsdb", "create-blocks-from", "openmetrics", "--quiet",
-         folder / "scraped.om", folder / "data"],
-        check=True, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            program("promtool"),
+            "tsdb",
+            "create-blocks-from",
+            "openmetrics",
+            "--quiet",
+            folder / "scraped.om",
+            folder / "data",
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     (folder / "prometheus.yml").write_text("global: {}\n")
     address = f"127.0.0.1:{free_port()}"
     started.append(
         start(
-            folder, "prometheus", program("prometheus"),
+            folder,
+            "prometheus",
+            program("prometheus"),
             f"--config.file={folder / 'prometheus.yml'}",
             f"--storage.tsdb.path={folder / 'data'}",
             # No scrape failed, and nobody marks the end of a series: what is older has gone.
             f"--query.lookback-delta={2 * SCRAPE_SECONDS:g}s",
             f"--web.listen-address={address}",
         )
-    )  # fmt: skip
+    )
     until_ready(f"http://{address}/-/ready")
     return Prometheus(address)
 
@@ -269,13 +285,22 @@ def start_replay(
     """An exporter that replays a recording, again and again."""
     started.append(
         start(
-            folder, name, sys.executable, "-m", "mps_exporter", "serve",
-            "--replay", RECORDINGS / f"{name}.rec.gz",
-            "--web.listen-address", f"127.0.0.1:{port}",
-            "--mps.min-query-interval", "0",
-            "--log.level", "info",
+            folder,
+            name,
+            sys.executable,
+            "-m",
+            "mps_exporter",
+            "serve",
+            "--replay",
+            RECORDINGS / f"{name}.rec.gz",
+            "--web.listen-address",
+            f"127.0.0.1:{port}",
+            "--mps.min-query-interval",
+            "0",
+            "--log.level",
+            "info",
         )
-    )  # fmt: skip
+    )
 
 
 def replayed(

@@ -58,9 +58,14 @@ def test_exports_ask_for_the_data_source_and_name_what_they_need(tmp_path: Path)
 
 def test_there_are_the_seven() -> None:
     assert [path.stem for path in FILES] == [
-        "mps-exporter", "mps-fleet", "mps-gpu", "mps-host", "mps-incidents", "mps-sharing",
+        "mps-exporter",
+        "mps-fleet",
+        "mps-gpu",
+        "mps-host",
+        "mps-incidents",
+        "mps-sharing",
         "mps-user",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS)
@@ -95,9 +100,17 @@ def test_variables_are_as_grafanas_linter_wants_them(dashboard: Json) -> None:
 
 def test_units_are_grafanas() -> None:
     known = {
-        style.COUNT, style.SHARE, style.SECONDS, style.BYTES, style.BYTES_PER_SECOND, style.WATTS,
-        style.CELSIUS, style.HERTZ, style.AGO, style.WORDS,
-    }  # fmt: skip
+        style.COUNT,
+        style.SHARE,
+        style.SECONDS,
+        style.BYTES,
+        style.BYTES_PER_SECOND,
+        style.WATTS,
+        style.CELSIUS,
+        style.HERTZ,
+        style.AGO,
+        style.WORDS,
+    }
     for path in FILES:
         for panel in panels(load(path)):
             shown = panel["fieldConfig"]

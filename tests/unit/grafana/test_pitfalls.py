@@ -50,124 +50,148 @@ def variable(dashboard: Json, name: str) -> Json:
 
 BROKEN: tuple[tuple[pitfalls.Rule, str, Break], ...] = (
     (
-        pitfalls.states_keep_their_mappings, "mps-sharing",
+        pitfalls.states_keep_their_mappings,
+        "mps-sharing",
         lambda d: defaults(d, "state-timeline").update(color={"mode": "thresholds"}),
     ),
     (
-        pitfalls.states_keep_their_mappings, "mps-fleet",
+        pitfalls.states_keep_their_mappings,
+        "mps-fleet",
         lambda d: defaults(d, "status-history").update(noValue="nothing"),
     ),
     (
-        pitfalls.annotations_are_moments, "mps-host",
+        pitfalls.annotations_are_moments,
+        "mps-host",
         lambda d: d["annotations"]["list"][1].update(expr="mps_exporter_recording_info{}"),
     ),
     (
-        pitfalls.annotations_are_moments, "mps-host",
+        pitfalls.annotations_are_moments,
+        "mps-host",
         lambda d: d["annotations"]["list"][1].update(useValueForTime=False),
     ),
     (
-        pitfalls.annotations_are_moments, "mps-host",
+        pitfalls.annotations_are_moments,
+        "mps-host",
         lambda d: d["annotations"]["list"][1].update(expr="ALERTS{} * 1000"),
     ),
     (
-        pitfalls.annotations_are_moments, "mps-fleet",
+        pitfalls.annotations_are_moments,
+        "mps-fleet",
         lambda d: d["annotations"]["list"][1].update(enable=True),
     ),
     (
-        pitfalls.no_at_within_a_subquery, "mps-fleet",
+        pitfalls.no_at_within_a_subquery,
+        "mps-fleet",
         lambda d: expression(
             d, "status-history", "max_over_time((up and on (job) (x @ end()))[3h:2m] @ end())"
         ),
     ),
     (
-        pitfalls.no_or_between_equal_aggregates, "mps-incidents",
+        pitfalls.no_or_between_equal_aggregates,
+        "mps-incidents",
         lambda d: expression(d, "stat", "time() - max(max(a) or max(b))"),
     ),
     (
-        pitfalls.no_or_between_equal_aggregates, "mps-incidents",
+        pitfalls.no_or_between_equal_aggregates,
+        "mps-incidents",
         lambda d: expression(d, "stat", "sum(max by (x) (a) or (max by (x) (b)))"),
     ),
     (
-        pitfalls.all_hosts_do_not_travel, "mps-fleet",
+        pitfalls.all_hosts_do_not_travel,
+        "mps-fleet",
         lambda d: d["links"][0].update(includeVars=True),
     ),
     (
-        pitfalls.all_hosts_do_not_travel, "mps-fleet",
-        lambda d: defaults(d, "stat").update(
-            links=[{"url": "/d/mps-host?${instance:queryparam}"}]
-        ),
+        pitfalls.all_hosts_do_not_travel,
+        "mps-fleet",
+        lambda d: defaults(d, "stat").update(links=[{"url": "/d/mps-host?${instance:queryparam}"}]),
     ),
     (
-        pitfalls.single_bars_have_names, "mps-incidents",
+        pitfalls.single_bars_have_names,
+        "mps-incidents",
         lambda d: defaults(d, "bargauge").pop("displayName"),
     ),
     (
-        pitfalls.titles_of_tiles_fit, "mps-host",
+        pitfalls.titles_of_tiles_fit,
+        "mps-host",
         lambda d: first(d, "stat").update(title="Clients that are waiting"),
     ),
     (
-        pitfalls.titles_of_tiles_fit, "mps-host",
+        pitfalls.titles_of_tiles_fit,
+        "mps-host",
         lambda d: first(d, "stat")["gridPos"].update(w=3),
     ),
     (
-        pitfalls.controls_take_one_line, "mps-host",
+        pitfalls.controls_take_one_line,
+        "mps-host",
         lambda d: d["links"][0].update(asDropdown=False),
     ),
     (
-        pitfalls.controls_take_one_line, "mps-host",
+        pitfalls.controls_take_one_line,
+        "mps-host",
         lambda d: variable(d, "job").update(hide=0),
     ),
     (
-        pitfalls.nothing_known_is_not_green, "mps-sharing",
+        pitfalls.nothing_known_is_not_green,
+        "mps-sharing",
         lambda d: defaults(d, "stat")["thresholds"]["steps"][0].update(color="green"),
     ),
     (
-        pitfalls.there_are_words_for_nothing, "mps-sharing",
+        pitfalls.there_are_words_for_nothing,
+        "mps-sharing",
         lambda d: expression(d, "state-timeline", "mps_client_info{}"),
     ),
     (
-        pitfalls.there_are_words_for_nothing, "mps-host",
+        pitfalls.there_are_words_for_nothing,
+        "mps-host",
         lambda d: expression(d, "table", "mps_client_info{}"),
     ),
     (
-        pitfalls.colours_mean_something, "mps-gpu",
+        pitfalls.colours_mean_something,
+        "mps-gpu",
         lambda d: defaults(d, "timeseries").update(color={"mode": "palette-classic"}),
     ),
     (
-        pitfalls.gpus_have_numbers, "mps-gpu",
+        pitfalls.gpus_have_numbers,
+        "mps-gpu",
         lambda d: first(d, "timeseries")["options"]["legend"].update(calcs=[]),
     ),
     (
-        pitfalls.unknown_users_have_a_name, "mps-sharing",
+        pitfalls.unknown_users_have_a_name,
+        "mps-sharing",
         lambda d: first(d, "state-timeline")["targets"].append(
             {"expr": "mps_server_info", "legendFormat": "uid {{uid}}"}
         ),
     ),
     (
-        pitfalls.labels_of_rows_are_short, "mps-sharing",
-        lambda d: first(d, "state-timeline")["targets"][0].update(
-            legendFormat="{{instance}}"
-        ),
+        pitfalls.labels_of_rows_are_short,
+        "mps-sharing",
+        lambda d: first(d, "state-timeline")["targets"][0].update(legendFormat="{{instance}}"),
     ),
     (pitfalls.no_heatmap, "mps-sharing", as_heatmap),
     (
-        pitfalls.columns_are_worth_their_room, "mps-fleet",
+        pitfalls.columns_are_worth_their_room,
+        "mps-fleet",
         lambda d: column_shown(d, "Job"),
     ),
     (
-        pitfalls.default_data_source, "mps-fleet",
+        pitfalls.default_data_source,
+        "mps-fleet",
         lambda d: variable(d, "datasource").update(current={}),
     ),
     (
-        pitfalls.counts_are_whole, "mps-fleet",
+        pitfalls.counts_are_whole,
+        "mps-fleet",
         lambda d: defaults(d, "stat").update(unit="short"),
     ),
     (
-        pitfalls.hosts_are_called_hosts, "mps-fleet",
+        pitfalls.hosts_are_called_hosts,
+        "mps-fleet",
         lambda d: variable(d, "instance").update(label="Instance"),
     ),
     (
-        pitfalls.red_is_at_the_bottom, "mps-sharing",
+        pitfalls.red_is_at_the_bottom,
+        "mps-sharing",
         lambda d: [
             panel["targets"][0].update(expr="sum(idle)")
             for panel in panels(d)
@@ -175,15 +199,20 @@ BROKEN: tuple[tuple[pitfalls.Rule, str, Break], ...] = (
         ],
     ),
     (
-        pitfalls.the_lower_half_is_collapsed, "mps-fleet",
+        pitfalls.the_lower_half_is_collapsed,
+        "mps-fleet",
         lambda d: d["time"].update({"from": "now-6h"}),
     ),
     (
-        pitfalls.the_lower_half_is_collapsed, "mps-gpu",
-        lambda d: [panel.update(collapsed=not panel["collapsed"])
-                   for panel in d["panels"] if panel["type"] == "row"],
+        pitfalls.the_lower_half_is_collapsed,
+        "mps-gpu",
+        lambda d: [
+            panel.update(collapsed=not panel["collapsed"])
+            for panel in d["panels"]
+            if panel["type"] == "row"
+        ],
     ),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(

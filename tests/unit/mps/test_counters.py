@@ -55,8 +55,9 @@ def test_what_happened_before_the_exporter_is_not_counted_but_its_moment_is_kept
     assert counters.snapshot() == before
     counters.set_latest("mps_server_last_exit_timestamp_seconds", 7.0, cause="crashed")
     assert counters.snapshot() == {
-        **before, "mps_server_last_exit_timestamp_seconds": {("crashed",): 7.0},
-    }  # fmt: skip
+        **before,
+        "mps_server_last_exit_timestamp_seconds": {("crashed",): 7.0},
+    }
 
 
 def test_a_user_with_one_cause_has_every_cause_from_zero_on() -> None:

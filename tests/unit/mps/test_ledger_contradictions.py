@@ -139,9 +139,14 @@ def test_a_server_known_from_a_late_line_only_is_asked_and_ready() -> None:
     now = at("11:00")
     answers = ServerAnswers(probe=ProbeReply((110,), 1.0))
     requested = servers_due(
-        now=now, interval_seconds=900, blind_interval_seconds=5, answers=answers, facts=FACTS,
-        view=tracker.ledger.view(now), logs_readable=True,
-    )  # fmt: skip
+        now=now,
+        interval_seconds=900,
+        blind_interval_seconds=5,
+        answers=answers,
+        facts=FACTS,
+        view=tracker.ledger.view(now),
+        logs_readable=True,
+    )
     assert requested == (110,)
     said(tracker, now, 456, 457)
     (server,) = tracker.ledger.view(now).servers

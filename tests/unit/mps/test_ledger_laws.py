@@ -68,15 +68,21 @@ CONTROL = st.one_of(
 SERVER = st.one_of(
     shaped("Client {{PID: {pid}, Context ID: {context}}} connected"),
     shaped("Status of client {{PID: {pid}, Context ID: {context}}} is ACTIVE"),
-    shaped("Client {{PID: {pid}, Context ID: {context}}} exiting. "
-           "Number of active client contexts is 0."),
+    shaped(
+        "Client {{PID: {pid}, Context ID: {context}}} exiting. "
+        "Number of active client contexts is 0."
+    ),
     shaped("Client process {pid} disconnected"),
-    shaped("Server failed to recevie command with status 806, assuming client "
-           "{{PID: {pid}, Context ID: {context}}} exit"),
+    shaped(
+        "Server failed to recevie command with status 806, assuming client "
+        "{{PID: {pid}, Context ID: {context}}} exit"
+    ),
     shaped("Client {{PID: {pid}, Context: {context}}} encountered a fatal GPU error."),
     shaped("Client {{PID: {pid}, Context ID: {context}}} on device {context} to be torn down"),
-    shaped("Server teardown in progress. Refusing to accept new client "
-           "{{PID: {pid}, Context ID: {context}}}"),
+    shaped(
+        "Server teardown in progress. Refusing to accept new client "
+        "{{PID: {pid}, Context ID: {context}}}"
+    ),
     shaped("MPS server requesting client {{PID: {pid}, Context ID: {context}}} to exit"),
     shaped("Destroy server context on device {context}"),
     shaped("Creating server context on device {context} (NVIDIA H200)"),
@@ -97,7 +103,7 @@ SERVER = st.one_of(
             "Device NVIDIA H200 (uuid GPU-00000000-1111-2222-3333-444444444444) is associated",
         ]
     ),
-)  # fmt: skip
+)
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 4_000),
@@ -177,8 +183,11 @@ def test_law_garbage_costs_nothing_around_it(garbage: list[tuple[bool, bytes]]) 
     now = logs.stamps()[-1] + 0.5
     chunks = []
     for log in LOGS:
-        junk = [b"?" + part.replace(b"\n", b"?") + b"\n" for side, part in garbage
-                if side == (log == "control")]  # fmt: skip
+        junk = [
+            b"?" + part.replace(b"\n", b"?") + b"\n"
+            for side, part in garbage
+            if side == (log == "control")
+        ]
         lines = logs[log].splitlines(keepends=True)
         for index, part in enumerate(junk):
             lines.insert(index * len(lines) // len(junk), part)

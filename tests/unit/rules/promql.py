@@ -48,9 +48,14 @@ def _catalogue() -> dict[str, Series]:
 _POD = frozenset({"namespace", "pod", "uid"})
 _CONTAINER = {"container", "container_id", "image", "image_id", "image_spec"}
 _POD_INFO = {
-    "host_ip", "pod_ip", "node", "created_by_kind", "created_by_name", "priority_class",
+    "host_ip",
+    "pod_ip",
+    "node",
+    "created_by_kind",
+    "created_by_name",
+    "priority_class",
     "host_network",
-}  # fmt: skip
+}
 FOREIGN = {
     # Prometheus's own, and what the exporter says of its process.
     "up": Series("gauge", TARGET_LABELS),
@@ -62,9 +67,17 @@ FOREIGN = {
 
 OVER_COUNTERS = {"rate", "irate", "increase", "resets"}
 OVER_GAUGES = {
-    "avg_over_time", "min_over_time", "max_over_time", "sum_over_time", "delta", "deriv",
-    "predict_linear", "quantile_over_time", "stddev_over_time", "changes",
-}  # fmt: skip
+    "avg_over_time",
+    "min_over_time",
+    "max_over_time",
+    "sum_over_time",
+    "delta",
+    "deriv",
+    "predict_linear",
+    "quantile_over_time",
+    "stddev_over_time",
+    "changes",
+}
 KEEPS_LABELS = {"round", "abs", "ceil", "floor", "clamp_min", "clamp_max", "sort", "sort_desc"}
 SET_OPERATORS = {"and", "or", "unless"}
 COMPARISONS = {"==", "!=", ">", "<", ">=", "<="}

@@ -18,8 +18,14 @@ RUNBOOKS = ROOT / "runbooks"
 RUNBOOK_BASE = "https://github.com/mps-exporter/mps-exporter/blob/main/prometheus/runbooks/"
 DASHBOARD_BASE = "http://localhost:3000/d/"
 DASHBOARDS = {
-    "mps-fleet", "mps-host", "mps-sharing", "mps-user", "mps-incidents", "mps-gpu", "mps-exporter",
-}  # fmt: skip
+    "mps-fleet",
+    "mps-host",
+    "mps-sharing",
+    "mps-user",
+    "mps-incidents",
+    "mps-gpu",
+    "mps-exporter",
+}
 
 
 @dataclass(frozen=True)

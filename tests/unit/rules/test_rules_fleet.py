@@ -26,9 +26,12 @@ def test_no_rule_needs_what_is_dropped(rule: Rule) -> None:
 def test_what_is_dropped_is_there() -> None:
     all_names = set(CATALOGUE) | {f"{name}_bucket" for name in CATALOGUE}
     assert {name for name in all_names if dropped(name)} == {
-        "mps_client_start_time_seconds", "mps_client_priority", "mps_client_contexts",
-        "mps_client_active_thread_ratio", "mps_client_session_seconds_bucket",
-    }  # fmt: skip
+        "mps_client_start_time_seconds",
+        "mps_client_priority",
+        "mps_client_contexts",
+        "mps_client_active_thread_ratio",
+        "mps_client_session_seconds_bucket",
+    }
 
 
 @pytest.mark.parametrize("rule", records(), ids=str)
@@ -38,9 +41,13 @@ def test_recorded_series_are_kept_or_named_as_not_worth_it(rule: Rule) -> None:
 
 def test_what_is_kept_unrecorded_is_there() -> None:
     assert {name for name in CATALOGUE if kept_for_long(name)} == {
-        "mps_gpu_info", "mps_control_info", "mps_server_exits_total", "mps_server_faults_total",
-        "mps_gpu_xid_errors_total", "mps_gpu_ecc_errors_total",
-    }  # fmt: skip
+        "mps_gpu_info",
+        "mps_control_info",
+        "mps_server_exits_total",
+        "mps_server_faults_total",
+        "mps_gpu_xid_errors_total",
+        "mps_gpu_ecc_errors_total",
+    }
     assert kept_for_long("ALERTS")
 
 

@@ -12,9 +12,12 @@ from tests.unit.rules import promql, templates
 from tests.unit.rules.rulebook import RULE_FILES, Rule, alerts, records, rules
 
 SLOW = {
-    "mps-advice", "mps-clients-memory", "mps-gpus-count", "mps-kubernetes",
+    "mps-advice",
+    "mps-clients-memory",
+    "mps-gpus-count",
+    "mps-kubernetes",
     "mps-recording-quantiles",
-}  # fmt: skip
+}
 """Elsewhere the interval is the site's to choose."""
 
 

@@ -39,8 +39,13 @@ def test_there_are_rules() -> None:
 def test_alert_has_only_fields_of_an_alert(rule: Rule) -> None:
     """`for` or `keep_firing_for` under labels is a label, and no Prometheus complains."""
     assert rule.fields.keys() <= {
-        "alert", "expr", "for", "keep_firing_for", "labels", "annotations",
-    }  # fmt: skip
+        "alert",
+        "expr",
+        "for",
+        "keep_firing_for",
+        "labels",
+        "annotations",
+    }
     wanted = {"severity"}
     if (
         rule.labels["severity"] == "critical"
@@ -164,8 +169,11 @@ def test_alert_is_tested_firing_and_not_firing(name: str) -> None:
     for case in cases:
         for expected in case.expected:
             assert expected["exp_annotations"].keys() == {
-                "summary", "description", "runbook_url", "dashboard_url",
-            }  # fmt: skip
+                "summary",
+                "description",
+                "runbook_url",
+                "dashboard_url",
+            }
             assert "{{" not in expected["exp_annotations"]["description"]
 
 

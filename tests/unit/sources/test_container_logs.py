@@ -49,8 +49,14 @@ def test_new_containers_are_found_and_removed_ones_forgotten(tmp_path: Path) -> 
 
 
 def test_what_is_no_link_of_the_kubelet_is_left_out(tmp_path: Path) -> None:
-    for name in (f"{ID}.log", f"a_b-{ID}.log", f"a_b_c-{ID[:-1]}.log", f"A_b_c-{ID}.log",
-                 f"a_b_c-{ID}.log.gz", f'a"_b_c-{ID}.log'):  # fmt: skip
+    for name in (
+        f"{ID}.log",
+        f"a_b-{ID}.log",
+        f"a_b_c-{ID[:-1]}.log",
+        f"A_b_c-{ID}.log",
+        f"a_b_c-{ID}.log.gz",
+        f'a"_b_c-{ID}.log',
+    ):
         link(tmp_path, name)
     assert ContainerLogs(str(tmp_path)).names([f"containerd://{ID}"]) == ()
 
@@ -71,9 +77,10 @@ def test_the_containers_of_processes_are_looked_up(tmp_path: Path) -> None:
     proc = FakeProc(tmp_path / "proc")
     uid = "d52bd3cb_df62_4cb5_b293_7009055bcaff"
     proc.add(
-        4711, argv=["python"],
+        4711,
+        argv=["python"],
         cgroup=f"0::/kubepods.slice/kubepods-pod{uid}.slice/cri-containerd-{ID}.scope\n",
-    )  # fmt: skip
+    )
     proc.add(4712, argv=["python"])
     folder = tmp_path / "containers"
     folder.mkdir()

@@ -39,9 +39,13 @@ class Desk:
 
     def tool(self, min_interval_seconds: float = 0.0) -> ControlTool:
         return ControlTool(
-            "tool", 2.0, min_interval_seconds, run=self.run, now=lambda: self.time,
+            "tool",
+            2.0,
+            min_interval_seconds,
+            run=self.run,
+            now=lambda: self.time,
             clock=lambda: self.time,
-        )  # fmt: skip
+        )
 
     async def run(
         self,
@@ -73,8 +77,11 @@ async def test_a_probe(desk: Desk) -> None:
     desk.answers = [OK]
     seen = await desk.tool().probe(DAEMON, 1.5)
     assert (seen.at, seen.pipe_directory, seen.kind, seen.outcome) == (
-        1000.0, "/tmp/mps", "probe", Outcome.OK,
-    )  # fmt: skip
+        1000.0,
+        "/tmp/mps",
+        "probe",
+        Outcome.OK,
+    )
     assert seen.error is None
     (exchange,) = seen.exchanges
     assert exchange.commands == ("get_server_list", "get_default_active_thread_percentage")

@@ -398,8 +398,9 @@ def test_without_its_environment_a_daemon_in_a_container_shows_by_its_lock(
         proc.add(pid, argv=[CONTROL, "-d"], sees=root)
         (facts,) = found(proc)
         assert (facts.pipe_directory, facts.root) == (
-            str(tmp_path / "tmp-mps"), f"{proc.root}/{pid}/root",
-        )  # fmt: skip
+            str(tmp_path / "tmp-mps"),
+            f"{proc.root}/{pid}/root",
+        )
 
 
 def test_a_directory_with_a_free_lock_is_not_assumed(proc: FakeProc, tmp_path: Path) -> None:
@@ -660,9 +661,12 @@ def test_a_real_procfs_that_hides() -> None:
     script = 'mount -t proc -o hidepid=2 proc /proc && { sleep 60 & "$1" -c "$2" $!; kill $!; }'
     seen = subprocess.run(
         ["unshare", "--pid", "--fork", "--mount", "sh", "-c", script, "sh", sys.executable, look],
-        capture_output=True, text=True, check=False, cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     if seen.returncode and seen.stderr.startswith(("unshare:", "mount:")):
         pytest.skip(f"no procfs can be mounted here: {seen.stderr.strip()}")
     assert (seen.stdout, seen.stderr) == ("False ()\n", "")

@@ -30,8 +30,9 @@ def test_roots_and_our_own_are_all_looked_at_and_some_of_each_other() -> None:
     chosen, left_out = FairShare(OWN).choose(sorted(table.rows), table.look)
     assert [pid for pid in chosen if pid < 3000] == [*range(1000, 1100), *range(2000, 2100)]
     assert [pid for pid in chosen if pid >= 3000] == [
-        *range(3000, 3000 + MAX_PROGRAMS_PER_USER), *range(4000, 4000 + MAX_PROGRAMS_PER_USER)
-    ]  # fmt: skip
+        *range(3000, 3000 + MAX_PROGRAMS_PER_USER),
+        *range(4000, 4000 + MAX_PROGRAMS_PER_USER),
+    ]
     assert left_out == {ALICE: 100 - MAX_PROGRAMS_PER_USER, BOB: 100 - MAX_PROGRAMS_PER_USER}
 
 

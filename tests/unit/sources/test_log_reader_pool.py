@@ -157,8 +157,9 @@ async def test_what_comes_late_is_complete_only_until_it_was_read(site: Site) ->
     found = await site.pool.poll(site.targets, 0.01)
     assert found.at == site.disks.now
     assert {chunk.log: chunk.complete_until for chunk in found.chunks} == {
-        "control": began, "server": began,
-    }  # fmt: skip
+        "control": began,
+        "server": began,
+    }
 
 
 async def test_one_that_hangs_does_not_block_the_others(site: Site) -> None:
@@ -244,8 +245,9 @@ async def test_logs_that_hang_are_unreadable_after_a_while(
     await left_inside(site)
     found = await site.pool.poll(site.targets, PATIENCE_SECONDS)
     assert {one.log: one.readable for one in found.states if one.pipe_directory == "/a"} == {
-        "control": True, "server": False,
-    }  # fmt: skip
+        "control": True,
+        "server": False,
+    }
     assert [
         record.message
         for record in caplog.records
@@ -341,8 +343,9 @@ async def test_logs_next_to_a_foreground_daemon_are_not_read(tmp_path: Path, pat
     await host.close()
     assert found.chunks == ()
     assert {(one.log, one.readable) for one in found.states} == {
-        ("control", False), ("server", False),
-    }  # fmt: skip
+        ("control", False),
+        ("server", False),
+    }
     assert all("foreground" in (one.error or "") for one in found.states)
     assert found.states[0].path == f"{tmp_path}/control.log"
 

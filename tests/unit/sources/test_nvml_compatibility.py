@@ -69,11 +69,7 @@ def test_every_row_is_ours_or_has_a_reason() -> None:
 
 def test_every_row_that_is_ours_is_recorded_under_its_old_name_and_tested() -> None:
     recorded = {rule["record"] for group in RULES for rule in group["rules"]}
-    series = {
-        name
-        for name, cells in rows().items()
-        if cells[2] != "none" and cells[1] != "label"
-    }  # fmt: skip
+    series = {name for name, cells in rows().items() if cells[2] != "none" and cells[1] != "label"}
     assert {name for name in recorded if name.startswith("DCGM_")} == series
     for name in series:
         assert f"({name})" in TESTS, name

@@ -79,9 +79,19 @@ def comparable(gpu: GpuObservation) -> dict[tuple[str, object], object]:
     }
     fields: dict[tuple[str, object], object] = {
         (name, None): getattr(gpu, name)
-        for name in ("name", "pci_bus_id", "architecture", "compute_capability", "sm_count",
-                     "vbios_version", "serial", "compute_mode", "processes", "lost")
-    }  # fmt: skip
+        for name in (
+            "name",
+            "pci_bus_id",
+            "architecture",
+            "compute_capability",
+            "sm_count",
+            "vbios_version",
+            "serial",
+            "compute_mode",
+            "processes",
+            "lost",
+        )
+    }
     return {**readings, **fields}
 
 

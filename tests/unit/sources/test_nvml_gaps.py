@@ -104,8 +104,10 @@ def test_nvml_is_reopened_without_ticks() -> None:
 def test_mig_instances_of_a_neighbour_are_there_at_once() -> None:
     lost, divided = gpu("GPU-lost"), gpu("GPU-divided")
     divided.answers = {
-        **divided.answers, "nvmlDeviceGetMigMode()": [1, 1], "nvmlDeviceGetMaxMigDeviceCount()": 7,
-    }  # fmt: skip
+        **divided.answers,
+        "nvmlDeviceGetMigMode()": [1, 1],
+        "nvmlDeviceGetMaxMigDeviceCount()": 7,
+    }
     answers = {"nvmlDeviceGetGpuInstanceId()": 7, "nvmlDeviceGetComputeInstanceId()": 0}
     divided.instances = {0: FakeDevice("MIG-a", answers, busy=lambda now: now, metrics=GPM)}
     library = FakeNvml(lost, divided)
@@ -151,8 +153,9 @@ def test_a_gpu_without_a_known_uuid_is_lost_without_one() -> None:
     with opened(library, QUIET) as nvml:
         seen = nvml.observe().gpus
         assert [(one.index, one.uuid, one.lost) for one in seen] == [
-            (0, "GPU-a", False), (1, "", True),
-        ]  # fmt: skip
+            (0, "GPU-a", False),
+            (1, "", True),
+        ]
 
 
 # What can no longer be read
@@ -192,8 +195,10 @@ def test_a_gpu_that_is_divided_has_no_ratios_of_before() -> None:
         assert before["sm_activity"] == 1
         whole = device.answers
         device.answers = {
-            **whole, "nvmlDeviceGetMigMode()": [1, 1], "nvmlDeviceGetMaxMigDeviceCount()": 0,
-        }  # fmt: skip
+            **whole,
+            "nvmlDeviceGetMigMode()": [1, 1],
+            "nvmlDeviceGetMaxMigDeviceCount()": 0,
+        }
         library.fail("nvmlGpmQueryDeviceSupport", Code.NOT_SUPPORTED)
         library.fail("nvmlDeviceGetSamples", Code.NOT_SUPPORTED)
         pass_time(library, nvml, 120)
@@ -314,8 +319,9 @@ def test_a_link_that_does_not_answer_lowers_no_sum() -> None:
         assert (seen[errors], seen[links]) == (400, 4)
         with_links(device, **LINKS, _163_0={"code": 0, "value": 7})
         pass_time(library, nvml, 61)
-        with_links(device, **{**LINKS, "_161_3": FAILED, "_165_3": FAILED},
-                   _163_0={"code": 0, "value": 8})  # fmt: skip
+        with_links(
+            device, **{**LINKS, "_161_3": FAILED, "_165_3": FAILED}, _163_0={"code": 0, "value": 8}
+        )
         pass_time(library, nvml, 61)
         seen = only(nvml.observe())
         assert errors not in seen
@@ -379,8 +385,9 @@ def test_of_a_lost_gpu_the_last_xid_is_known() -> None:
         assert only(nvml.observe())["xid_errors,79"] == 1
         library.now += OPTIONS.lost_retry_seconds + 1
         assert only(nvml.observe()).keys() == {
-            "up", "last_xid_at,79",
-        }  # fmt: skip
+            "up",
+            "last_xid_at,79",
+        }
 
 
 # What was refused

@@ -139,10 +139,14 @@ def test_handles_are_passed_on(binding: PynvmlApi, nvml: Any) -> None:
         return "handle"
 
     nvml(
-        nvmlDeviceGetHandleByIndex=noted, nvmlDeviceGetMigDeviceHandleByIndex=noted,
-        nvmlEventSetCreate=noted, nvmlDeviceRegisterEvents=noted, nvmlEventSetFree=noted,
-        nvmlGpmSampleAlloc=noted, nvmlGpmSampleFree=noted,
-    )  # fmt: skip
+        nvmlDeviceGetHandleByIndex=noted,
+        nvmlDeviceGetMigDeviceHandleByIndex=noted,
+        nvmlEventSetCreate=noted,
+        nvmlDeviceRegisterEvents=noted,
+        nvmlEventSetFree=noted,
+        nvmlGpmSampleAlloc=noted,
+        nvmlGpmSampleFree=noted,
+    )
     device = binding.device(1)
     binding.mig_device(device, 3)
     events = binding.event_set()
@@ -150,8 +154,14 @@ def test_handles_are_passed_on(binding: PynvmlApi, nvml: Any) -> None:
     binding.free_event_set(events)
     binding.gpm_free(binding.gpm_allocate())
     assert requested == [
-        (1,), ("handle", 3), (), ("handle", 8, "handle"), ("handle",), (), ("handle",),
-    ]  # fmt: skip
+        (1,),
+        ("handle", 3),
+        (),
+        ("handle", 8, "handle"),
+        ("handle",),
+        (),
+        ("handle",),
+    ]
 
 
 def test_memory_in_both_versions(binding: PynvmlApi, nvml: Any) -> None:

@@ -48,7 +48,10 @@ def test_the_same_change_twice_in_a_function_has_two_names() -> None:
 
 
 def test_the_tests_of_a_module_are_there() -> None:
-    tests = {test for module in PACKAGE.rglob("*.py")
-             for test in relevant_tests(module.relative_to(PACKAGE).as_posix())}  # fmt: skip
+    tests = {
+        test
+        for module in PACKAGE.rglob("*.py")
+        for test in relevant_tests(module.relative_to(PACKAGE).as_posix())
+    }
     assert tests
     assert [test for test in tests if not (PACKAGE.parents[1] / test).is_file()] == []

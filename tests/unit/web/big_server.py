@@ -28,9 +28,11 @@ async def main() -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await serve(
-        create_app(backend, options), options, stop,
+        create_app(backend, options),
+        options,
+        stop,
         on_listening=lambda shown: print(shown[0], flush=True),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -169,8 +169,11 @@ def blind() -> Snapshot:
         daemon(
             logs=(
                 LogState(
-                    "/tmp/nvidia-mps", "control", "/var/log/nvidia-mps/control.log",
-                    readable=False, error="Permission denied",
+                    "/tmp/nvidia-mps",
+                    "control",
+                    "/var/log/nvidia-mps/control.log",
+                    readable=False,
+                    error="Permission denied",
                 ),
             )
         ),
@@ -179,7 +182,7 @@ def blind() -> Snapshot:
             CollectorResult("nvml", success=False, duration_seconds=0.1, error="no NVML library"),
         ),
         unreadable_environments=3,
-    )  # fmt: skip
+    )
 
 
 def full(gpus: int = 8, clients: int = 48) -> Snapshot:
@@ -242,10 +245,12 @@ def full(gpus: int = 8, clients: int = 48) -> Snapshot:
 def without_gpu() -> Snapshot:
     """A host without a driver, and without MPS."""
     failed = CollectorResult(
-        "nvml", success=False, duration_seconds=0.001,
+        "nvml",
+        success=False,
+        duration_seconds=0.001,
         error="libnvidia-ml.so.1 was not found: install the NVIDIA driver; in a container, let the "
         "NVIDIA runtime mount it (capability utility)",
-    )  # fmt: skip
+    )
     names: tuple[CollectorName, ...] = ("process", "logs", "control")
     others = (CollectorResult(name, success=True, duration_seconds=0.002) for name in names)
     return Snapshot(taken_at=NOW, collectors=(failed, *others))
@@ -254,10 +259,14 @@ def without_gpu() -> Snapshot:
 def logs_unreadable() -> Snapshot:
     """Clients share a GPU, and neither log can be read."""
     logs = tuple(
-        replace(log, path=f"/var/log/nvidia-mps/{log.log}.log", readable=False,
-                error="Permission denied")
+        replace(
+            log,
+            path=f"/var/log/nvidia-mps/{log.log}.log",
+            readable=False,
+            error="Permission denied",
+        )
         for log in daemon().logs
-    )  # fmt: skip
+    )
     found = tuple(CollectorResult(name, success=True, duration_seconds=0.01) for name in COLLECTORS)
     one = server(client(641, state=None), client(642, state=None))
     return snapshot(daemon(one, logs=logs), collectors=found)

@@ -118,8 +118,10 @@ async def test_one_address_leaves_places_for_others(make_client: MakeClient) -> 
     client = await make_client(max_event_streams=4)
     places = client.server.app[events.STREAM_LIMITER]
     async with (
-        client.get("/api/v1/events"), client.get("/api/v1/events"), client.get("/api/v1/events"),
-    ):  # fmt: skip
+        client.get("/api/v1/events"),
+        client.get("/api/v1/events"),
+        client.get("/api/v1/events"),
+    ):
         fourth = await client.get("/api/v1/events")
         assert fourth.status == 503
         assert "one address" in await fourth.text()

@@ -46,12 +46,16 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/webp,*/*;
         ("application/openmetrics-text;version=2.0.0", TEXT),
         ("application/openmetrics-text;version=9.9.9", TEXT),
         ("application/openmetrics-text;version=abc", TEXT),
-        ("application/openmetrics-text;version=2.0.0,text/plain;version=1.0.0;q=0.1",
-         TEXT1 + "underscores"),
+        (
+            "application/openmetrics-text;version=2.0.0,text/plain;version=1.0.0;q=0.1",
+            TEXT1 + "underscores",
+        ),
         ("text/plain;version=1.0.0;escaping=allow-utf-8", TEXT1 + "allow-utf-8"),
         ("text/plain;version=0.0.4,application/openmetrics-text;version=1.0.0;q=0.9", TEXT),
-        ("text/plain;version=0.0.4;q=0.2,application/openmetrics-text;version=1.0.0;q=0.9",
-         OM + "underscores"),
+        (
+            "text/plain;version=0.0.4;q=0.2,application/openmetrics-text;version=1.0.0;q=0.9",
+            OM + "underscores",
+        ),
         ("application/openmetrics-text;q=0, */*", TEXT),
         ("text/plain;q=0, */*;q=0.5", OM + "underscores"),
         ("application/openmetrics-text;q=2", TEXT),
@@ -59,8 +63,11 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/webp,*/*;
         ("application/openmetrics-text;q=nan", TEXT),
         ("application/openmetrics-text;q=1e400", TEXT),
         ("application/openmetrics-text;q=", TEXT),
-        ("application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;"
-         "encoding=delimited;q=0.7,text/plain;version=0.0.4;q=0.3", TEXT),
+        (
+            "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;"
+            "encoding=delimited;q=0.7,text/plain;version=0.0.4;q=0.3",
+            TEXT,
+        ),
         ('application/openmetrics-text;x="a,b;q=0";version=1.0.0', OM + "underscores"),
         (";;;,,,===", TEXT),
         ('"', TEXT),
@@ -68,7 +75,7 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/webp,*/*;
         ("," * 8000, TEXT),
         ("a/b," * 2000 + "application/openmetrics-text", TEXT),
     ],
-)  # fmt: skip
+)
 def test_format(accept: str | None, expected: str) -> None:
     assert choose_format(accept).content_type == expected
 

@@ -70,9 +70,14 @@ def test_a_number_that_is_not_known_is_no_zero() -> None:
 def test_incidents_are_those_of_a_day_that_matter() -> None:
     happened = tuple(
         Incident(at=NOW - age, kind=kind, uid=1001)  # type: ignore[arg-type]
-        for age, kind in ((90_000, "fault"), (80_000, "server_crashed"), (70, "daemon_started"),
-                          (60, "wait_started"), (50, "client_terminated"))
-    )  # fmt: skip
+        for age, kind in (
+            (90_000, "fault"),
+            (80_000, "server_crashed"),
+            (70, "daemon_started"),
+            (60, "wait_started"),
+            (50, "client_terminated"),
+        )
+    )
     assert number(hosts.snapshot(hosts.daemon(incidents=happened)), "Incidents in 24 h")[0] == "2"
 
 
@@ -94,11 +99,13 @@ def test_a_lane_for_each_user_and_marks_where_something_broke() -> None:
 
     assert (waiter.user, holder.user) == ("user 1002", "alice")
     assert [(bar.kind, round(bar.x), round(bar.width)) for bar in holder.bars] == [
-        ("held", 0, 900), ("idle", 900, 50), ("mark", 900, 4),
-    ]  # fmt: skip
+        ("held", 0, 900),
+        ("idle", 900, 50),
+        ("mark", 900, 4),
+    ]
     assert [(bar.kind, round(bar.x), round(bar.width)) for bar in waiter.bars] == [
         ("waited", 500, 500),
-    ]  # fmt: skip
+    ]
     assert waiter.summary == "waited 5 min"
 
 
@@ -269,14 +276,19 @@ def test_a_wait_names_the_programs_that_hold_the_gpu() -> None:
 @pytest.mark.parametrize(
     ("directory", "command"),
     [
-        ("/tmp/mps", "CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/l "
-                     "nvidia-cuda-mps-control -d"),
-        ("/tmp/$(reboot) `id`", "CUDA_MPS_PIPE_DIRECTORY='/tmp/$(reboot) `id`' "
-                                "CUDA_MPS_LOG_DIRECTORY=/l nvidia-cuda-mps-control -d"),
+        (
+            "/tmp/mps",
+            "CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/l nvidia-cuda-mps-control -d",
+        ),
+        (
+            "/tmp/$(reboot) `id`",
+            "CUDA_MPS_PIPE_DIRECTORY='/tmp/$(reboot) `id`' "
+            "CUDA_MPS_LOG_DIRECTORY=/l nvidia-cuda-mps-control -d",
+        ),
         ("/tmp/x\nreboot", None),
         ("/tmp/x\u202e", None),
     ],
-)  # fmt: skip
+)
 def test_a_path_in_a_command_is_quoted_or_there_is_no_command(
     directory: str, command: str | None
 ) -> None:

@@ -40,13 +40,19 @@ def headline(snapshot: Snapshot) -> tuple[str, str]:
         (hosts.waiting(20), ("warning", "Bob has waited 20 s behind alice's server 634.")),
         (
             hosts.crashed(),
-            ("critical", "Alice's server 634 crashed; 2 clients were lost (processes 641 and "
-             "642), 40 s ago."),
+            (
+                "critical",
+                "Alice's server 634 crashed; 2 clients were lost (processes 641 and "
+                "642), 40 s ago.",
+            ),
         ),
         (
             hosts.fault(),
-            ("critical", "Alice's server 634 is in FAULT after a fatal GPU error: it accepts no "
-             "new clients until its client has exited."),
+            (
+                "critical",
+                "Alice's server 634 is in FAULT after a fatal GPU error: it accepts no "
+                "new clients until its client has exited.",
+            ),
         ),
         (hosts.snapshot(), ("info", "No MPS control daemon runs on this host.")),
         (
@@ -59,21 +65,29 @@ def headline(snapshot: Snapshot) -> tuple[str, str]:
         ),
         (
             hosts.snapshot(hosts.daemon(state="unresponsive")),
-            ("critical", "The MPS daemon /tmp/nvidia-mps does not answer: programs that start now "
-             "hang."),
+            (
+                "critical",
+                "The MPS daemon /tmp/nvidia-mps does not answer: programs that start now hang.",
+            ),
         ),
         (
             hosts.snapshot(hosts.daemon(state="absent", pid=None)),
-            ("critical", "No MPS daemon runs at /tmp/nvidia-mps: programs started for it use the "
-             "GPU without MPS, and without its limits."),
+            (
+                "critical",
+                "No MPS daemon runs at /tmp/nvidia-mps: programs started for it use the "
+                "GPU without MPS, and without its limits.",
+            ),
         ),
         (
             hosts.snapshot(hosts.daemon(hosts.server(ghost=True))),
-            ("critical", "Alice's server 634 was started for clients that had died in the queue: "
-             "the daemon will hang as soon as another user's client connects."),
+            (
+                "critical",
+                "Alice's server 634 was started for clients that had died in the queue: "
+                "the daemon will hang as soon as another user's client connects.",
+            ),
         ),
     ],
-)  # fmt: skip
+)
 def test_headline(snapshot: Snapshot, expected: tuple[str, str]) -> None:
     assert headline(snapshot) == expected
 
@@ -118,26 +132,30 @@ BOTH = hosts.daemon().logs
             "server.log is not readable.",
         ),
         (
-            hosts.snapshot(collectors=(CollectorResult("process", success=False,
-                                                       duration_seconds=1.0),)),
+            hosts.snapshot(
+                collectors=(CollectorResult("process", success=False, duration_seconds=1.0),)
+            ),
             "No daemon was seen, but whether other daemons run is not known: the processes could "
             "not be read.",
         ),
         (
-            replace(hosts.healthy(), collectors=(CollectorResult("nvml", success=False,
-                                                                 duration_seconds=1.0),)),
+            replace(
+                hosts.healthy(),
+                collectors=(CollectorResult("nvml", success=False, duration_seconds=1.0),),
+            ),
             "2 clients share 1 GPU through 1 server; GPU activity is not known: the GPUs "
             "could not be read.",
         ),
     ],
-)  # fmt: skip
+)
 def test_the_headline_says_what_is_not_known(snapshot: Snapshot, text: str) -> None:
     assert headline(snapshot) == ("info", text)
 
 
 def test_the_page_claims_no_absence_that_was_not_seen() -> None:
-    hidden = hosts.client(9, limit_source="unknown", memory_limit_bytes={}, sm_limit={},
-                          active_thread_ratio=None)  # fmt: skip
+    hidden = hosts.client(
+        9, limit_source="unknown", memory_limit_bytes={}, sm_limit={}, active_thread_ratio=None
+    )
     none = hosts.server(clients_connected=None)
     snapshot = hosts.snapshot(
         hosts.daemon(hosts.server(hidden), none, logs=()),
@@ -145,11 +163,21 @@ def test_the_page_claims_no_absence_that_was_not_seen() -> None:
     )
     text = render(make_status(snapshot, WebOptions()), WebOptions())
 
-    for claim in ("nobody", "no limit", "No events yet", "All is well", "0 clients",
-                  "No server runs"):  # fmt: skip
+    for claim in (
+        "nobody",
+        "no limit",
+        "No events yet",
+        "All is well",
+        "0 clients",
+        "No server runs",
+    ):
         assert claim not in text
-    for doubt in ("1.5 GiB, limit not known", "No event was seen, but not all logs can be read.",
-                  "clients not known", "Whether a server runs is not known."):  # fmt: skip
+    for doubt in (
+        "1.5 GiB, limit not known",
+        "No event was seen, but not all logs can be read.",
+        "clients not known",
+        "Whether a server runs is not known.",
+    ):
         assert doubt in text
 
 
@@ -224,8 +252,9 @@ def test_blind_spots_say_what_to_do() -> None:
 
 
 def test_what_could_be_better_is_no_headline() -> None:
-    open_to_all = replace(hosts.gpu(), observation=replace(hosts.gpu().observation,
-                                                           compute_mode="default"))  # fmt: skip
+    open_to_all = replace(
+        hosts.gpu(), observation=replace(hosts.gpu().observation, compute_mode="default")
+    )
     status = make_status(replace(hosts.healthy(), gpus=(open_to_all,)), WebOptions())
 
     assert status.headline.text.startswith("All is well")
@@ -237,8 +266,9 @@ def test_the_page_says_what_the_doctor_says() -> None:
     """One table: what `doctor` and mps_advice find is on the page, in the same words."""
     for host in (hosts.waiting(), hosts.fault(), hosts.blind(), hosts.nasty()):
         status = make_status(host, WebOptions())
-        shown = {(one.name, one.text, one.remedy) for one in (*status.findings,
-                                                              *status.blind_spots)}  # fmt: skip
+        shown = {
+            (one.name, one.text, one.remedy) for one in (*status.findings, *status.blind_spots)
+        }
         found = {(one.advice.name, one.evidence, one.remedy) for one in diagnostics.findings(host)}
         assert found
         assert found <= shown
@@ -288,13 +318,30 @@ async def test_the_page_shows_who_uses_what(backend: FakeBackend, make_client: M
     text = (await page(make_client)).text
 
     for words in (
-        "All is well", "GPU 0 NVIDIA H200", "99 %", "12 %", "30.0 of 140 GiB", "195 W",
-        "61 °C", "exclusive process", "1 process without MPS", "/tmp/nvidia-mps", "answers",
-        "Alice's server", "2 of 48 contexts", "up 2 h 5 min", "train.py",
-        "641", "for 4 min", "at most 33 of 132 SMs", "1.5 GiB of at most 2.0 GiB",
-        "no SM limit", "1.5 GiB, no limit seen", "it does not fill this GPU",
+        "All is well",
+        "GPU 0 NVIDIA H200",
+        "99 %",
+        "12 %",
+        "30.0 of 140 GiB",
+        "195 W",
+        "61 °C",
+        "exclusive process",
+        "1 process without MPS",
+        "/tmp/nvidia-mps",
+        "answers",
+        "Alice's server",
+        "2 of 48 contexts",
+        "up 2 h 5 min",
+        "train.py",
+        "641",
+        "for 4 min",
+        "at most 33 of 132 SMs",
+        "1.5 GiB of at most 2.0 GiB",
+        "no SM limit",
+        "1.5 GiB, no limit seen",
+        "it does not fill this GPU",
         "Clients of alice's server 634 at /tmp/nvidia-mps",
-    ):  # fmt: skip
+    ):
         assert words in text, words
 
 
@@ -321,9 +368,12 @@ async def test_the_page_says_what_a_client_is_stuck_in(
     text = (await page(make_client)).text
 
     for words in (
-        "connected, without a context for 2 min", "creating its context for 2 min",
-        "torn down by a fatal GPU error for 2 min", "(kill 643)", "(kill 644)",
-    ):  # fmt: skip
+        "connected, without a context for 2 min",
+        "creating its context for 2 min",
+        "torn down by a fatal GPU error for 2 min",
+        "(kill 643)",
+        "(kill 644)",
+    ):
         assert text.count(words) == 1, words
 
 
@@ -397,8 +447,11 @@ async def test_json_says_what_the_page_says(backend: FakeBackend, make_client: M
     assert status["headline"]["text"] == "Bob has waited 4 min behind alice's server 634."
     wait = status["daemons"][0]["waits"][0]
     assert (wait["user"], wait["behind_user"], wait["behind_server_pid"], wait["seconds"]) == (
-        "bob", "alice", 634, 240.0,
-    )  # fmt: skip
+        "bob",
+        "alice",
+        634,
+        240.0,
+    )
 
 
 async def test_those_who_come_together_share_a_collection(
@@ -438,8 +491,10 @@ async def test_own_files(make_client: MakeClient) -> None:
     client = await make_client()
 
     for name, kind in (
-        ("status.css", "text/css"), ("status.js", "text/javascript"), ("icon.svg", "image/svg+xml"),
-    ):  # fmt: skip
+        ("status.css", "text/css"),
+        ("status.js", "text/javascript"),
+        ("icon.svg", "image/svg+xml"),
+    ):
         answer = await client.get(f"/static/{name}")
         assert answer.status == 200
         assert answer.content_type == kind

@@ -201,9 +201,10 @@ class DeviceReader:
             return kept
         self._cached_fields.pop(every, None)
         wanted = [
-            row for row in self.fields
+            row
+            for row in self.fields
             if row.every == every and self.queries.is_due(_field_name(row), now + ahead)
-        ]  # fmt: skip
+        ]
         if not wanted:
             return ()
         readings: list[Reading] = []

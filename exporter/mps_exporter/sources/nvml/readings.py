@@ -210,12 +210,15 @@ def nvlink_rows(errors_answered: dict[str, set[int]]) -> tuple[Row, ...]:
     return (
         Row("nvmlDeviceGetFieldValues(NVLINK_GET_STATE)", partial(_nvlinks, links), MINUTE),
         *(
-            Row(f"nvmlDeviceGetFieldValues(NVLINK_ERROR_DL_{kind.upper()})",
-                partial(_nvlink_errors, errors_answered.setdefault(kind, set()), kind), MINUTE,
-                unless="nvmlDeviceGetFieldValues(52, 0)")
+            Row(
+                f"nvmlDeviceGetFieldValues(NVLINK_ERROR_DL_{kind.upper()})",
+                partial(_nvlink_errors, errors_answered.setdefault(kind, set()), kind),
+                MINUTE,
+                unless="nvmlDeviceGetFieldValues(52, 0)",
+            )
             for kind in NVLINK_LINK_ERRORS
         ),
-    )  # fmt: skip
+    )
 
 
 def _nvlinks(answered: set[int], api: NvmlApi, device: Device) -> Iterable[Reading]:
@@ -310,32 +313,37 @@ ROWS: tuple[Row, ...] = (
     Row("nvmlDeviceGetPerformanceState", _performance_state),
     # Use
     Row("nvmlDeviceGetUtilizationRates", _utilization),
-    first("engine_utilization", "nvmlDeviceGetEncoderUtilization", PERCENT,
-          engine="encoder"),
-    first("engine_utilization", "nvmlDeviceGetDecoderUtilization", PERCENT,
-          engine="decoder"),
-    first("engine_utilization", "nvmlDeviceGetJpgUtilization", PERCENT,
-          engine="jpeg"),
-    first("engine_utilization", "nvmlDeviceGetOfaUtilization", PERCENT,
-          engine="ofa"),
+    first("engine_utilization", "nvmlDeviceGetEncoderUtilization", PERCENT, engine="encoder"),
+    first("engine_utilization", "nvmlDeviceGetDecoderUtilization", PERCENT, engine="decoder"),
+    first("engine_utilization", "nvmlDeviceGetJpgUtilization", PERCENT, engine="jpeg"),
+    first("engine_utilization", "nvmlDeviceGetOfaUtilization", PERCENT, engine="ofa"),
     # Memory
     MEMORY_ROW,
     Row("nvmlDeviceGetBAR1MemoryInfo", _bar1, SLOW),
     # Power and heat
     number("power", "nvmlDeviceGetPowerUsage", scale=MILLI),
-    number("power_limit", "nvmlDeviceGetEnforcedPowerLimit", scale=MILLI,
-           limit="enforced"),
-    number("power_limit", "nvmlDeviceGetPowerManagementLimit", scale=MILLI,
-           every=MINUTE, limit="requested"),
-    number("power_limit", "nvmlDeviceGetPowerManagementDefaultLimit", scale=MILLI,
-           every=MINUTE, limit="default"),
+    number("power_limit", "nvmlDeviceGetEnforcedPowerLimit", scale=MILLI, limit="enforced"),
+    number(
+        "power_limit",
+        "nvmlDeviceGetPowerManagementLimit",
+        scale=MILLI,
+        every=MINUTE,
+        limit="requested",
+    ),
+    number(
+        "power_limit",
+        "nvmlDeviceGetPowerManagementDefaultLimit",
+        scale=MILLI,
+        every=MINUTE,
+        limit="default",
+    ),
     Row("nvmlDeviceGetPowerManagementLimitConstraints", _power_limit_range, MINUTE),
-    number("energy", "nvmlDeviceGetTotalEnergyConsumption", scale=MILLI,
-           every=SLOW),
+    number("energy", "nvmlDeviceGetTotalEnergyConsumption", scale=MILLI, every=SLOW),
     number("temperature", "nvmlDeviceGetTemperature", 0, sensor="gpu"),
     *(
-        number("temperature_limit", "nvmlDeviceGetTemperatureThreshold", which,
-               every=HOUR, limit=name)
+        number(
+            "temperature_limit", "nvmlDeviceGetTemperatureThreshold", which, every=HOUR, limit=name
+        )
         for which, name in enumerate(TEMPERATURE_LIMITS)
     ),
     Row("nvmlDeviceGetFanSpeed_v2", _fans),
@@ -345,8 +353,7 @@ ROWS: tuple[Row, ...] = (
         for which, name in enumerate(CLOCKS)
     ),
     *(
-        number("clock_max", "nvmlDeviceGetMaxClockInfo", which, scale=MEGA,
-               every=HOUR, clock=name)
+        number("clock_max", "nvmlDeviceGetMaxClockInfo", which, scale=MEGA, every=HOUR, clock=name)
         for which, name in enumerate(CLOCKS)
     ),
     Row(_EVENT_REASONS, _clock_events(_EVENT_REASONS)),
@@ -355,13 +362,12 @@ ROWS: tuple[Row, ...] = (
     *ECC_ROWS,
     # Links
     number("pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration", of="current"),
-    number("pcie_link_generation", "nvmlDeviceGetMaxPcieLinkGeneration", every=HOUR,
-           of="max"),
+    number("pcie_link_generation", "nvmlDeviceGetMaxPcieLinkGeneration", every=HOUR, of="max"),
     number("pcie_link_width", "nvmlDeviceGetCurrPcieLinkWidth", of="current"),
     number("pcie_link_width", "nvmlDeviceGetMaxPcieLinkWidth", every=HOUR, of="max"),
     Row("nvmlDeviceGetGpuFabricInfoV", _fabric, MINUTE),
     Row("nvmlDeviceGetGridLicensableFeatures_v4", _vgpu_licence, MINUTE),
-)  # fmt: skip
+)
 """Queried one by one."""
 
 
@@ -388,15 +394,11 @@ FIELDS: tuple[FieldRow, ...] = (
     _clock_event(270, "hw_thermal_slowdown", SLOW),
     _clock_event(271, "hw_power_brake_slowdown", SLOW),
     # Health
-    FieldRow("retired_pages", 29, labels=(("cause", "multiple_single_bit_errors"),),
-             every=MINUTE),
-    FieldRow("retired_pages", 30, labels=(("cause", "double_bit_error"),),
-             every=MINUTE),
+    FieldRow("retired_pages", 29, labels=(("cause", "multiple_single_bit_errors"),), every=MINUTE),
+    FieldRow("retired_pages", 30, labels=(("cause", "double_bit_error"),), every=MINUTE),
     FieldRow("retired_pages_pending", 31, every=MINUTE),
-    FieldRow("remapped_rows", 142, labels=(("cause", "correctable_error"),),
-             every=MINUTE),
-    FieldRow("remapped_rows", 143, labels=(("cause", "uncorrectable_error"),),
-             every=MINUTE),
+    FieldRow("remapped_rows", 142, labels=(("cause", "correctable_error"),), every=MINUTE),
+    FieldRow("remapped_rows", 143, labels=(("cause", "uncorrectable_error"),), every=MINUTE),
     FieldRow("row_remap_pending", 144, every=MINUTE),
     FieldRow("row_remap_failure", 145, every=MINUTE),
     FieldRow("recovery_action", 230, states=RECOVERY_ACTIONS, every=SLOW),
@@ -414,16 +416,14 @@ FIELDS: tuple[FieldRow, ...] = (
     _error("pcie_errors", 181, "unsupported_request"),
     _error("pcie_errors", 182, "lcrc"),
     _error("pcie_errors", 183, "lane"),
-    FieldRow("nvlink_transmit_bytes", 138, KIBI, scope=ALL_LINKS,
-             every=SLOW),
-    FieldRow("nvlink_receive_bytes", 139, KIBI, scope=ALL_LINKS,
-             every=SLOW),
+    FieldRow("nvlink_transmit_bytes", 138, KIBI, scope=ALL_LINKS, every=SLOW),
+    FieldRow("nvlink_receive_bytes", 139, KIBI, scope=ALL_LINKS, every=SLOW),
     _error("nvlink_errors", 38, "crc_flit"),
     _error("nvlink_errors", 45, "crc_data"),
     _error("nvlink_errors", 52, "replay"),
     _error("nvlink_errors", 59, "recovery"),
     _error("nvlink_errors", 160, "ecc_data"),
-)  # fmt: skip
+)
 """Queried together, one call for each cadence, and again only those that this GPU has."""
 
 PCIE_TRANSMIT_FIELD = 197

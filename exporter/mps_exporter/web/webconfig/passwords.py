@@ -98,9 +98,12 @@ class Passwords:
             return False
         network = network_of(address)
         check = _Check(
-            key, hashed or dummy_hash(users), password, network,
+            key,
+            hashed or dummy_hash(users),
+            password,
+            network,
             asyncio.get_running_loop().create_future(),
-        )  # fmt: skip
+        )
         self._enqueue(check)
         valid = await check.result and hashed is not None
         if valid:
