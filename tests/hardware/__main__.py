@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import tests.hardware.hostile
 import tests.hardware.jobs
 import tests.hardware.program
 import tests.hardware.sharing  # noqa: F401 - they put their scenarios on the list
