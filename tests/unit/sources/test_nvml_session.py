@@ -83,7 +83,7 @@ def test_when_ticks_stop_a_collection_samples(asked: str) -> None:
     with opened(library) as nvml:
         nvml.observe()
         pass_time(library, nvml, 3)
-        library.now += TICKING_SECONDS
+        library.now += 2 * TICKING_SECONDS  # so that this one samples
         library.calls.clear()
         nvml.observe()
         assert library.calls[asked] >= 1
@@ -117,7 +117,7 @@ def test_counters_do_not_depend_on_who_looks_when(gaps: list[float], seed: int) 
                 nvml.tick()
             else:
                 nvml.observe()
-        library.now += TICKING_SECONDS
+        library.now += 2 * TICKING_SECONDS  # so that this one samples
         end = only(nvml.observe())
         took = library.now - started
     busy = end["busy_time"] - begin["busy_time"]
