@@ -12,6 +12,7 @@ from functools import lru_cache
 from mps_exporter.diagnostics import findings
 from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.metrics.gpu_readings import series_of
+from mps_exporter.metrics.render_partitions import add_partitioning
 from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
 from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.snapshot import (
@@ -228,6 +229,7 @@ def _daemon(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str])
     omitted = daemon.dropped_clients
     for server in daemon.servers:
         omitted += _server(samples, daemon, server, indexes)
+    add_partitioning(add, daemon, indexes)
     _waits(samples, daemon)
     _log_metrics(samples, daemon, indexes)
     add("mps_client_dropped_series", d, omitted)
