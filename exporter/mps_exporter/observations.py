@@ -82,12 +82,20 @@ class ProcessView:
     path_error: str | None = None
     """Why it cannot use that directory, with the folder on the way that is missing or closed to
     its user."""
+    closed_folder: str | None = None
+    """The folder that is closed to its user, where the host has it under the same path."""
     daemon_directory: str | None = None
     """`pipe_directory` of the daemon whose directory it is, by device and inode."""
-    shares_memory_with_daemon: bool | None = None
-    """Whether its /dev/shm is that daemon's; None: cannot be seen."""
+    leftover: bool = False
+    """A daemon ran in the directory: its socket or its PID file is there."""
+    other_namespaces: tuple[str, ...] = ()
+    """Kinds of namespaces (of pid, ipc) that it does not share with that daemon."""
+    mps_environment: Mapping[str, str] | None = None
+    """As in ProcessFacts."""
     debug_variables: tuple[str, ...] = ()
     """Names of variables in its environment that make CUDA slow or serial."""
+    missing_libraries: tuple[str, ...] = ()
+    """Names of those among them that name a file which is not there."""
     oom_kills: int | None = None
     """Processes of its control group that the kernel has ended for want of memory."""
 

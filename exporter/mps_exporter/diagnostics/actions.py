@@ -93,6 +93,8 @@ class Action:
     run_as: str
     effect: str
     """What it does, in a few words."""
+    heals: bool = True
+    """False: it only shows more."""
 
 
 def runbook_url(name: str) -> str | None:
@@ -121,11 +123,13 @@ def actions(finding: Finding, snapshot: Snapshot) -> tuple[Action, ...]:
         if gpu.uuid == finding.uuid and (of_gpu := _OF_GPUS.get(name)):
             return tuple(of_gpu(gpu))
     if name == "source_unreadable" and not snapshot.gpus:
-        return (Action("nvidia-smi -L", _ANYBODY, "shows whether the driver is loaded"),)
+        return (
+            Action("nvidia-smi -L", _ANYBODY, "shows whether the driver is loaded", heals=False),
+        )
     return ()
 
 
-def _quoted(path: str) -> str | None:
+def quoted_path(path: str) -> str | None:
     """A path as one word of a shell; None where it cannot be shown as it is."""
     return shlex.quote(path) if path and humanize.printable(path, len(path)) == path else None
 
@@ -138,7 +142,7 @@ def _pids(pids: Iterable[int]) -> str:
 def _look(pids: Iterable[int], effect: str) -> Iterable[Action]:
     if numbers := _pids(pids):
         command = f"ps -o pid,user,stat,etime,args -p {numbers.replace(' ', ',')}"
-        yield Action(command, _ANYBODY, effect)
+        yield Action(command, _ANYBODY, effect, heals=False)
 
 
 def _kill(pids: Iterable[int], effect: str) -> Iterable[Action]:
@@ -192,7 +196,7 @@ def _holders(daemon: ControlDaemon) -> Iterable[Action]:
     pids = [c.pid for s in daemon.servers if s.uid in behind for c in s.clients]
     effect = "shows the programs that hold the GPU"
     if len(pids) > MAX_PIDS and (uid := next(iter(behind))) is not None:
-        return [Action(f"ps -o pid,stat,etime,args -u {uid}", _ANYBODY, effect)]
+        return [Action(f"ps -o pid,stat,etime,args -u {uid}", _ANYBODY, effect, heals=False)]
     return _look(pids, effect)
 
 
@@ -207,7 +211,7 @@ def _leaving(daemon: ControlDaemon) -> Iterable[Action]:
 
 
 def _start(daemon: ControlDaemon) -> Iterable[Action]:
-    pipe, log = _quoted(daemon.pipe_directory), _quoted(daemon.log_directory)
+    pipe, log = quoted_path(daemon.pipe_directory), quoted_path(daemon.log_directory)
     if daemon.state == "absent" and pipe and log:
         yield Action(
             f"CUDA_MPS_PIPE_DIRECTORY={pipe} CUDA_MPS_LOG_DIRECTORY={log} "
@@ -219,18 +223,19 @@ def _start(daemon: ControlDaemon) -> Iterable[Action]:
 
 def _logs(daemon: ControlDaemon) -> Iterable[Action]:
     for log in daemon.logs:
-        if not log.readable and (path := _quoted(log.path)):
-            yield Action(f"namei -l {path}", _ANYBODY, "shows which directory keeps it out")
+        if not log.readable and (path := quoted_path(log.path)):
+            effect = "shows which directory keeps it out"
+            yield Action(f"namei -l {path}", _ANYBODY, effect, heals=False)
 
 
 def _large(daemon: ControlDaemon) -> Iterable[Action]:
     largest = max(daemon.logs, key=lambda log: log.size_bytes or 0)
-    if path := _quoted(largest.path):
+    if path := quoted_path(largest.path):
         yield Action(f"truncate -s 0 {path}", _DAEMON_OWNER, "empties the log; its lines are lost")
 
 
 def _kernel_log(_of: ControlDaemon | Gpu) -> Iterable[Action]:
-    yield Action("dmesg -T | grep -i xid", "root", "the driver's account of it")
+    yield Action("dmesg -T | grep -i xid", "root", "the driver's account of it", heals=False)
 
 
 def _exclusive(gpu: Gpu) -> Iterable[Action]:
@@ -247,7 +252,7 @@ def _stranded(gpu: Gpu) -> Iterable[Action]:
 
 
 def _use_mps(gpu: Gpu) -> Iterable[Action]:
-    directories = [_quoted(one) for one in gpu.served_by]
+    directories = [quoted_path(one) for one in gpu.served_by]
     if len(directories) == 1 and directories[0]:
         yield Action(
             f"export CUDA_MPS_PIPE_DIRECTORY={directories[0]}",

@@ -7,10 +7,10 @@ with the rights of its user: links that lead out of that root are followed insid
 from __future__ import annotations
 
 import errno
-import os
 import stat
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from mps_exporter.observations import DaemonFacts, ProcessView
@@ -22,8 +22,6 @@ from mps_exporter.sources.procfs_parse import (
     parse_status,
     text_of,
 )
-
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where a server and its clients share memory
 
 DEBUG_VARIABLES = frozenset(
     {
@@ -42,6 +40,7 @@ DEBUG_VARIABLES = frozenset(
 )
 """Those for which DCGM's diagnostics warn, and two more that CUDA's documentation calls so."""
 
+_LEFT = ("control", "nvidia-cuda-mps-control.pid")
 _MAX_LINKS = 40
 _MAX_NAMES = 512
 
@@ -63,27 +62,24 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         return ProcessView(pid, present=not gone)
     arguments = parse_arguments(_read(base / "cmdline") or b"")
     command = Path(arguments[0]).name if arguments else found.comm if found else ""
-    directory, named, debug = None, False, tuple[str, ...]()
+    root = str(base / "root")
+    variables, debug = None, dict[str, str]()
     # Of a process that has ended and not been reaped, an empty text can be read.
     environment = _read(base / "environ")
     if environment:
-        variables = parse_mps_environment(environment)
-        named = bool(variables.get("CUDA_MPS_PIPE_DIRECTORY"))
+        variables, debug = parse_mps_environment(environment), _debug_variables(environment)
+    named = bool(variables and variables.get("CUDA_MPS_PIPE_DIRECTORY"))
+    directory, way = None, _Way()
+    if variables is not None:
         directory = variables.get("CUDA_MPS_PIPE_DIRECTORY") or DEFAULT_PIPE_DIRECTORIES[0]
-        debug = _debug_variables(environment)
-    root = str(base / "root")
-    path_error, path = None, None
-    if directory is not None:
-        groups = _groups(base)
-        path_error, path = _walk(root, directory, status.uid, groups)
-        if not named and path is None:
-            path_error = None  # nobody promised that it is there
-    daemon = _same_directory(path, daemons)
-    shares = None
+        way = _walk(root, directory, status.uid, _groups(base))
+        if not named and way.end is None:
+            way = _Way()  # nobody promised that it is there
+    on_host = bool(_same_file(root, "/"))
+    daemon = _same_directory(way.end, daemons)
+    other: tuple[str, ...] = ()
     if daemon is not None and daemon.process is not None:
-        shares = _same_file(
-            root + SHARED_MEMORY, f"{procfs}/{daemon.process.pid}/root{SHARED_MEMORY}"
-        )
+        other = _other_namespaces(base, Path(procfs) / str(daemon.process.pid))
     return ProcessView(
         pid,
         uid=status.uid,
@@ -91,10 +87,20 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         command=command,
         pipe_directory=directory,
         names_directory=named,
-        path_error=path_error,
+        path_error=way.error,
+        closed_folder=way.closed if on_host else None,
         daemon_directory=daemon.pipe_directory if daemon is not None else None,
-        shares_memory_with_daemon=shares,
-        debug_variables=debug,
+        leftover=way.end is not None and any(Path(way.end, name).exists() for name in _LEFT),
+        other_namespaces=other,
+        mps_environment=variables,
+        debug_variables=tuple(sorted(debug)),
+        missing_libraries=tuple(
+            sorted(
+                name
+                for name, value in debug.items()
+                if on_host and name.endswith("_PATH") and value[:1] == "/" and _missing(value)
+            )
+        ),
         oom_kills=_oom_kills(_read(base / "cgroup") or b""),
     )
 
@@ -106,9 +112,31 @@ def _read(path: Path) -> bytes | None:
         return None
 
 
-def _debug_variables(environment: bytes) -> tuple[str, ...]:
-    names = {text_of(entry.partition(b"=")[0]) for entry in environment.split(b"\0")}
-    return tuple(sorted(names & DEBUG_VARIABLES))
+def _debug_variables(environment: bytes) -> dict[str, str]:
+    found = (entry.partition(b"=") for entry in environment.split(b"\0"))
+    names = ((text_of(name), text_of(value)) for name, _, value in found)
+    return {name: value for name, value in names if name in DEBUG_VARIABLES}
+
+
+def _missing(path: str) -> bool:
+    """Whether a file is surely not there."""
+    try:
+        Path(path).stat()
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
+
+
+def _other_namespaces(base: Path, daemon: Path) -> tuple[str, ...]:
+    """The kinds of namespaces that two processes do not share, as far as can be read."""
+    kinds = ("pid", "ipc")
+    return tuple(
+        kind
+        for kind in kinds
+        if _same_file(str(base / "ns" / kind), str(daemon / "ns" / kind)) is False
+    )
 
 
 def _groups(base: Path) -> frozenset[int]:
@@ -121,15 +149,20 @@ def _groups(base: Path) -> frozenset[int]:
     return frozenset(found)
 
 
-def _walk(
-    root: str, path: str, uid: int | None, groups: frozenset[int]
-) -> tuple[str | None, str | None]:
-    """Walk to a directory in this root as this user.
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """The way to a directory, for one user."""
 
-    Returns:
-        Why the user cannot get there (None: nothing in the way is seen), and where the directory
-        is from here (None: it is not there, or the caller may not look).
-    """
+    error: str | None = None
+    """Why the user cannot get there; None: nothing in the way is seen."""
+    closed: str | None = None
+    """The folder that is closed to the user, in the root."""
+    end: str | None = None
+    """Where the directory is from here; None: it is not there, or the caller may not look."""
+
+
+def _walk(root: str, path: str, uid: int | None, groups: frozenset[int]) -> _Way:
+    """Walk to a directory in this root as this user."""
     done: list[str] = []
     names = deque(path.split("/")[:_MAX_NAMES])
     links = 0
@@ -146,28 +179,23 @@ def _walk(
         except (OSError, ValueError) as error:
             # What is closed to the caller need not be closed to the process.
             closed = isinstance(error, PermissionError)
-            return None if closed else f"/{'/'.join((*done, name))} is not there", None
+            return _Way(None if closed else f"/{'/'.join((*done, name))} is not there")
         if target is None:
             done.append(name)
-            if (why := _in_the_way(entry, uid, groups)) is not None:
-                return f"/{'/'.join(done)} {why}", None
+            folder = f"/{'/'.join(done)}"
+            if not stat.S_ISDIR(entry.st_mode):
+                return _Way(f"{folder} is not a directory")
+            if uid and not _may_pass(entry.st_mode, entry.st_uid, entry.st_gid, uid, groups):
+                mode = f"{stat.S_IMODE(entry.st_mode):04o}"
+                return _Way(f"{folder} is closed to user {uid} (mode {mode})", folder)
             continue
         links += 1
         if links > _MAX_LINKS:
-            return f"/{'/'.join((*done, name))} is a loop of links", None
+            return _Way(f"/{'/'.join((*done, name))} is a loop of links")
         if target.startswith("/"):
             done.clear()
         names.extendleft(reversed(target.split("/")))
-    return None, "/".join((root, *done))
-
-
-def _in_the_way(entry: os.stat_result, uid: int | None, groups: frozenset[int]) -> str | None:
-    """Why a user cannot pass this; None: it can."""
-    if not stat.S_ISDIR(entry.st_mode):
-        return "is not a directory"
-    if uid and not _may_pass(entry.st_mode, entry.st_uid, entry.st_gid, uid, groups):
-        return f"is closed to user {uid} (mode {stat.S_IMODE(entry.st_mode):04o})"
-    return None
+    return _Way(end="/".join((root, *done)))
 
 
 def _may_pass(mode: int, owner: int, group: int, uid: int, groups: frozenset[int]) -> bool:
