@@ -12,6 +12,7 @@ from functools import lru_cache
 from mps_exporter.diagnostics import findings
 from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.metrics.gpu_readings import series_of
+from mps_exporter.metrics.render_partitions import add_partitioning
 from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
 from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.snapshot import (
@@ -72,7 +73,7 @@ class Samples:
 
     def __init__(self, wall: Callable[[float], float], gpu_indexes: Mapping[str, str]) -> None:
         self._wall = wall
-        self._gpu_indexes = gpu_indexes
+        self.gpu_indexes = gpu_indexes
         self._gpus: dict[str, Texts] = {}
         self._by_name: dict[str, dict[Texts, SampleValue]] = {}
 
@@ -103,7 +104,7 @@ class Samples:
         """Labels gpu and uuid."""
         found = self._gpus.get(uuid)
         if found is None:
-            found = self._gpus[uuid] = _texts((self._gpu_indexes.get(uuid, ""), uuid), -1)
+            found = self._gpus[uuid] = _texts((self.gpu_indexes.get(uuid, ""), uuid), -1)
         return found
 
     def families(self) -> list[Family]:
@@ -250,6 +251,7 @@ def _daemon(samples: Samples, daemon: ControlDaemon) -> None:
     omitted = daemon.dropped_clients
     for server in daemon.servers:
         omitted += _server(samples, daemon, server)
+    add_partitioning(samples.add, daemon, samples.gpu_indexes)
     _waits(samples, daemon)
     _log_metrics(samples, daemon)
     add("mps_client_dropped_series", d, omitted)

@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.log_parser import control_line_of
+from mps_exporter.mps.protocol_v3 import named_protocol
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
 from mps_exporter.sources.container_logs import ContainerLogs
 from mps_exporter.sources.fair_share import MAX_DAEMONS, MAX_DAEMONS_PER_USER, FairShare
@@ -119,6 +120,7 @@ class _FoundDaemon:
             multiuser=flags.multiuser
             or any(parse_daemon_flags(server.arguments).multiuser for server in servers),
             static_partitioning=flags.static_partitioning,
+            protocol=named_protocol(self.program.arguments, self.program.process.mps_environment),
             lock_holder_pid=self.place.holder,
             lock_tested=self.place.lock_tested,
             servers=tuple(server.process for server in servers),
