@@ -101,6 +101,19 @@ class ProcessView:
 
 
 @dataclass(frozen=True, slots=True)
+class DaemonView:
+    """What /proc and /sys show of a control daemon whose servers cannot start."""
+
+    closed: Mapping[int, str] = field(default_factory=dict)
+    """User -> the folder on the way to the pipe or log directory, in the daemon's root, that is
+    closed to this user, as whom a server runs."""
+    oom_kills: int | None = None
+    """As in ProcessView, of the daemon's control group."""
+    memory_limit_bytes: int | None = None
+    """Of host memory, of that group; None: no limit, or not readable."""
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonFacts:
     """One control daemon: running (found in /proc) or only configured."""
 

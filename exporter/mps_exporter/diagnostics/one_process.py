@@ -71,7 +71,7 @@ def check_process(
     Args:
         pid: As the host numbers processes.
         snapshot: The host.
-        found: The findings of that snapshot.
+        found: The findings of that snapshot, and its recent incidents.
         view: What /proc shows of the process; None: this is a recording.
     """
     place = _find(pid, snapshot)
@@ -334,7 +334,7 @@ def _blocked(
     daemon: ControlDaemon, found: tuple[Finding, ...], place: _Place, snapshot: Snapshot
 ) -> Iterator[Check]:
     served = place.client is not None and place.client.state in ("active", "torn_down")
-    names = _BLOCKING if served else (*_BLOCKING, "server_in_fault")
+    names = _BLOCKING if served else (*_BLOCKING, "server_in_fault", "server_start_failed")
     for finding in found:
         name = finding.advice.name
         if finding.daemon == daemon.pipe_directory and name in names:

@@ -7,13 +7,14 @@ with the rights of its user: links that lead out of that root are followed insid
 from __future__ import annotations
 
 import errno
+import os
 import stat
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mps_exporter.observations import DaemonFacts, ProcessView
+from mps_exporter.observations import DaemonFacts, DaemonView, ProcessView
 from mps_exporter.sources.daemon_discovery import DEFAULT_PIPE_DIRECTORIES
 from mps_exporter.sources.procfs_parse import (
     parse_arguments,
@@ -40,6 +41,7 @@ DEBUG_VARIABLES = frozenset(
 )
 """Those for which DCGM's diagnostics warn, and two more that CUDA's documentation calls so."""
 
+CGROUPS = "/sys/fs/cgroup"
 _LEFT = ("control", "nvidia-cuda-mps-control.pid")
 _MAX_LINKS = 40
 _MAX_NAMES = 512
@@ -105,6 +107,24 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
     )
 
 
+def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") -> DaemonView:
+    """Look at a control daemon whose servers for these users cannot start; never fails."""
+    if facts.process is None:
+        return DaemonView()
+    base = Path(procfs) / str(facts.process.pid)
+    closed: dict[int, str] = {}
+    for uid in uids:
+        for directory in (facts.pipe_directory, facts.log_directory):
+            if uid and directory:
+                # Which groups the server has is not known.
+                way = _walk(str(base / "root"), directory, uid, None)
+                if way.closed is not None and way.error is not None:
+                    closed.setdefault(uid, way.error)
+    cgroup = _read(base / "cgroup") or b""
+    limit = (_memory_file(cgroup, "memory.max") or b"").strip()
+    return DaemonView(closed, _oom_kills(cgroup), int(limit) if limit.isdigit() else None)
+
+
 def _read(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
@@ -161,8 +181,8 @@ class _Way:
     """Where the directory is from here; None: it is not there, or the caller may not look."""
 
 
-def _walk(root: str, path: str, uid: int | None, groups: frozenset[int]) -> _Way:
-    """Walk to a directory in this root as this user."""
+def _walk(root: str, path: str, uid: int | None, groups: frozenset[int] | None) -> _Way:
+    """Walk to a directory in this root as this user; groups: None where they are not known."""
     done: list[str] = []
     names = deque(path.split("/")[:_MAX_NAMES])
     links = 0
@@ -185,7 +205,8 @@ def _walk(root: str, path: str, uid: int | None, groups: frozenset[int]) -> _Way
             folder = f"/{'/'.join(done)}"
             if not stat.S_ISDIR(entry.st_mode):
                 return _Way(f"{folder} is not a directory")
-            if uid and not _may_pass(entry.st_mode, entry.st_uid, entry.st_gid, uid, groups):
+            passes = _may_pass(entry.st_mode, entry.st_uid, entry.st_gid, uid or 0, groups)
+            if uid and not passes and not _has_access_list(here):
                 mode = f"{stat.S_IMODE(entry.st_mode):04o}"
                 return _Way(f"{folder} is closed to user {uid} (mode {mode})", folder)
             continue
@@ -198,13 +219,23 @@ def _walk(root: str, path: str, uid: int | None, groups: frozenset[int]) -> _Way
     return _Way(end="/".join((root, *done)))
 
 
-def _may_pass(mode: int, owner: int, group: int, uid: int, groups: frozenset[int]) -> bool:
-    """Whether the execute bit that applies to this user is set; access lists are not read."""
+def _may_pass(mode: int, owner: int, group: int, uid: int, groups: frozenset[int] | None) -> bool:
+    """Whether the execute bit that applies to this user is set."""
     if owner == uid:
         return bool(mode & stat.S_IXUSR)
+    if groups is None:
+        return bool(mode & (stat.S_IXGRP | stat.S_IXOTH))
     if group in groups:
         return bool(mode & stat.S_IXGRP)
     return bool(mode & stat.S_IXOTH)
+
+
+def _has_access_list(path: str) -> bool:
+    """Whether more than the mode says who may pass; what it says is not read."""
+    try:
+        return "system.posix_acl_access" in os.listxattr(path, follow_symlinks=False)
+    except OSError:
+        return False
 
 
 def _same_directory(path: str | None, daemons: Iterable[DaemonFacts]) -> DaemonFacts | None:
@@ -221,13 +252,17 @@ def _same_file(one: str, other: str) -> bool | None:
         return None
 
 
-def _oom_kills(cgroup: bytes) -> int | None:
-    """From memory.events of a process's control group (version 2, mounted at /sys/fs/cgroup)."""
+def _memory_file(cgroup: bytes, name: str) -> bytes | None:
+    """A file of a process's control group (version 2, mounted at /sys/fs/cgroup)."""
     for line in cgroup.splitlines():
         if line.startswith(b"0::/"):
-            folder = Path("/sys/fs/cgroup") / text_of(line[4:])
-            for entry in (_read(folder / "memory.events") or b"").splitlines():
-                key, _, value = entry.partition(b" ")
-                if key == b"oom_kill" and value.isdigit():
-                    return int(value)
+            return _read(Path(CGROUPS, text_of(line[4:]), name))
+    return None
+
+
+def _oom_kills(cgroup: bytes) -> int | None:
+    for entry in (_memory_file(cgroup, "memory.events") or b"").splitlines():
+        key, _, value = entry.partition(b" ")
+        if key == b"oom_kill" and value.isdigit():
+            return int(value)
     return None
