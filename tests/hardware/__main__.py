@@ -12,7 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import tests.hardware.cost
 import tests.hardware.hangs
+import tests.hardware.hostile
 import tests.hardware.jobs
 import tests.hardware.program
 import tests.hardware.sharing  # noqa: F401 - they put their scenarios on the list
