@@ -88,8 +88,8 @@ class ProcessView:
     """`pipe_directory` of the daemon whose directory it is, by device and inode."""
     leftover: bool = False
     """A daemon ran in the directory: its socket or its PID file is there."""
-    other_namespaces: tuple[str, ...] = ()
-    """Kinds of namespaces (of pid, ipc) that it does not share with that daemon."""
+    own_proc: bool | None = None
+    """Whether the /proc in its root is that of its PID namespace; None: cannot be seen."""
     mps_environment: Mapping[str, str] | None = None
     """As in ProcessFacts."""
     debug_variables: tuple[str, ...] = ()

@@ -54,7 +54,7 @@ def _proved(
         yield (
             f"in the daemon's root, {humanize.printable(closed, 400)}, and the server runs as "
             "that user",
-            "Let it pass that folder (chmod o+x).",
+            "Let it read and pass that folder (chmod o+rx).",
         )
     yield from _gpus(daemon, snapshot)
 

@@ -76,7 +76,7 @@ async def test_without_proof_no_cause_is_named() -> None:
         (
             DaemonView(closed={0: "/run/x is closed to user 0 (mode 0700)"}),
             "Cause: in the daemon's root, /run/x is closed",
-            "chmod o+x",
+            "chmod o+rx",
         ),
         (
             DaemonView(oom_kills=2, memory_limit_bytes=50 << 20),
@@ -181,6 +181,8 @@ def test_the_way_of_a_server_and_its_host_memory(
     assert view.closed == {owner + 1: f"/run is closed to user {owner + 1} (mode 0700)"}
     assert (view.oom_kills, view.memory_limit_bytes) == (2, 50 << 20)
     # Which groups a server has is not known: one that the group may pass is not called closed.
+    (tmp_path / "proc" / "9" / "root" / "run").chmod(0o701)
+    assert view_daemon(facts, {owner + 1}, str(tmp_path / "proc")).closed, "it must read it, too"
     (tmp_path / "proc" / "9" / "root" / "run").chmod(0o750)
     assert view_daemon(facts, {owner + 1}, str(tmp_path / "proc")).closed == {}
     (group / "memory.max").write_text("max\n")
