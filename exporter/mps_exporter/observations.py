@@ -147,6 +147,8 @@ class DaemonFacts:
     """Started with -f: it writes no log files."""
     multiuser: bool = False
     static_partitioning: bool = False
+    protocol: Literal["2", "3"] | None = None
+    """The interface that its arguments or its environment ask for; None: they do not say."""
     lock_holder_pid: int | None = None
     """Who holds the write lock on control_lock (F_GETLK): a live daemon, even when it hangs.
     None: nobody, or it could not be tested (see lock_tested). 0: somebody in a PID namespace that

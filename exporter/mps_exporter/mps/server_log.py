@@ -93,7 +93,7 @@ class ServerLogReader:
         state = self._state
         if not state.readable["control"]:
             for other in state.servers:
-                if other is not server:
+                if other is not server and not other.only_seen_after(when.at):
                     state.server_exited(other, when)
 
     def _server_open(self, server: TrackedServer, when: Moment) -> None:

@@ -35,14 +35,17 @@ from mps_exporter.logging import TransitionLogger
 from mps_exporter.mps.control_protocol import (
     PROBE,
     SOCKET_PATH_BYTES,
-    Failure,
+    ProbeReply,
     ServerReply,
+    failure_of,
+    invocation,
     limit_commands,
+    other_interface,
     parse_probe,
     parse_server,
     server_commands,
-    stdin_text,
 )
+from mps_exporter.mps.protocol_v3 import DETAILS_V3, FIXED_V3, PROBE_V3, SERVERS, V2_PARTITIONS
 from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome
 from mps_exporter.sources.circuit_breaker import CircuitBreaker
 from mps_exporter.sources.least_rights import (
@@ -115,6 +118,10 @@ class _QueryState:
     probed_at: float = float("-inf")
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Server -> ordinals of its devices, once it told which device is which."""
+    interface: str | None = None
+    """The one in which it answered last; None: it has not answered yet."""
+    fixed: tuple[str, tuple[Exchange, ...]] = ("", ())
+    """What changes with a v3 daemon's servers only, and the list of servers it was for."""
 
 
 class ControlTool:
@@ -176,11 +183,55 @@ class ControlTool:
             if (why := _skip_reason(daemon, known.breaker)) is not None:
                 return self._skipped(daemon, "probe", why)
             at, clock = self._now(), self._clock()
-            exchange = await self._query(daemon, known, PROBE, deadline)
-            observation = self._make_observation(daemon, known, "probe", at, (exchange,))
-            if exchange.outcome not in (Outcome.SKIPPED, Outcome.TIMEOUT):
+            exchanges = await self._probe(daemon, known, deadline)
+            observation = self._make_observation(daemon, known, "probe", at, exchanges)
+            if observation.outcome not in (Outcome.SKIPPED, Outcome.TIMEOUT):
                 known.probe, known.probed_at = observation, clock
             return observation
+
+    async def _probe(
+        self, daemon: DaemonFacts, known: _QueryState, deadline: float
+    ) -> list[Exchange]:
+        """Ask in the interface that it speaks; in the other one, if its answer says so."""
+        interface = known.interface or daemon.protocol or "2"
+        exchanges = await self._probe_in(interface, daemon, known, deadline)
+        other = other_interface(exchanges[0])
+        if other is not None:
+            again = await self._probe_in(other, daemon, known, deadline)
+            if again[0].outcome is Outcome.OK:
+                interface, exchanges = other, again
+        if exchanges[0].outcome is Outcome.OK:
+            known.interface = interface
+        return exchanges
+
+    async def _probe_in(
+        self, interface: str, daemon: DaemonFacts, known: _QueryState, deadline: float
+    ) -> list[Exchange]:
+        if interface == "3":
+            return await self._query_each(daemon, known, PROBE_V3, deadline)
+        exchanges = [await self._query(daemon, known, PROBE, deadline)]
+        reply = parse_probe(exchanges[0]) if exchanges[0].outcome is Outcome.OK else None
+        # Its first partition makes the daemon initialise CUDA, and so may this query: with a server
+        # there is one already.
+        if daemon.static_partitioning and isinstance(reply, ProbeReply) and reply.server_pids:
+            found = await self._query(daemon, known, (V2_PARTITIONS,), deadline)
+            exchanges.append(_optional(found))
+        return exchanges
+
+    async def _query_each(
+        self, daemon: DaemonFacts, known: _QueryState, queries: Iterable[str], deadline: float
+    ) -> list[Exchange]:
+        """Put queries of the v3 interface, up to one that hangs or that nobody answers.
+
+        Only the list of servers must be answered: a driver may not have all that is asked for.
+        """
+        found: list[Exchange] = []
+        for query in queries:
+            one = await self._query(daemon, known, (query,), deadline)
+            found.append(one if query == SERVERS else _optional(one))
+            if found[-1].outcome is not Outcome.OK:
+                break
+        return found
 
     async def reconcile(
         self, daemon: DaemonFacts, server_pids: Sequence[int], deadline_seconds: float
@@ -198,6 +249,8 @@ class ControlTool:
                 return self._skipped(daemon, "reconciliation", why)
             known.devices = {pid: known.devices[pid] for pid in server_pids if pid in known.devices}
             at, requested = self._now(), list[Exchange]()
+            if known.interface == "3":
+                requested = await self._query_details(daemon, known, deadline)
             for server_pid in server_pids:
                 requested += await self._query_server(daemon, known, server_pid, deadline)
                 if requested[-1].outcome in (Outcome.TIMEOUT, Outcome.SKIPPED):
@@ -208,6 +261,20 @@ class ControlTool:
             elif observation.outcome is not Outcome.SKIPPED:
                 known.server_breaker.record_success()
             return observation
+
+    async def _query_details(
+        self, daemon: DaemonFacts, known: _QueryState, deadline: float
+    ) -> list[Exchange]:
+        """Ask a v3 daemon for what its servers have; for what is fixed, once for these servers."""
+        found = await self._query_each(daemon, known, DETAILS_V3, deadline)
+        probe = known.probe
+        servers = probe.exchanges[0].stdout if probe is not None and probe.exchanges else ""
+        if found[-1].outcome is Outcome.OK and (not known.fixed[1] or known.fixed[0] != servers):
+            fixed = await self._query_each(daemon, known, FIXED_V3, deadline)
+            if any(one.outcome is not Outcome.OK for one in fixed):
+                return found + fixed
+            known.fixed = servers, tuple(fixed)
+        return [*found, *known.fixed[1]]
 
     def record_activity(self, pipe_directory: str, at: float) -> None:
         """Say that a daemon was seen to serve somebody at a moment (Unix time).
@@ -313,9 +380,10 @@ class ControlTool:
         limit = max(min(left_seconds, self._timeout_seconds), 0.0)
         try:
             with self._reached(daemon) as (path, rights):
-                environment = {"CUDA_MPS_PIPE_DIRECTORY": path, "PATH": PATH}
-                argv = (shutil.which(self._binary) or self._binary,)
-                child = await self._run(argv, stdin_text(commands), environment, limit, rights)
+                arguments, stdin, more = invocation(commands)
+                environment = {"CUDA_MPS_PIPE_DIRECTORY": path, "PATH": PATH, **more}
+                argv = (shutil.which(self._binary) or self._binary, *arguments)
+                child = await self._run(argv, stdin, environment, limit, rights)
         except OSError as error:
             return Exchange(commands, Outcome.ABSENT, error=cannot_run(self._binary, error))
         exchange = _exchange(commands, child, limit)
@@ -447,11 +515,17 @@ def _exchange(commands: tuple[str, ...], child: ProcessResult, limit_seconds: fl
             stderr=exchange.stderr[:_MAX_KEPT_OUTPUT],
             error=f"it wrote more than {MAX_OUTPUT_BYTES} bytes",
         )
-    reply = parse_probe(exchange) if commands == PROBE else parse_server(exchange)
-    if isinstance(reply, Failure) and reply.kind != "server_not_found":
-        quoted_reply = reply.text or "it said nothing"
-        return replace(exchange, outcome=Outcome(reply.kind), error=quoted_reply)
-    return exchange
+    failure = failure_of(exchange)
+    if failure is None:
+        return exchange
+    quoted_reply = failure.text or "it said nothing"
+    return replace(exchange, outcome=Outcome(failure.kind), error=quoted_reply)
+
+
+def _optional(exchange: Exchange) -> Exchange:
+    """Let a refusal of what not every driver has be no failure; why is kept in `error`."""
+    refused = exchange.outcome in (Outcome.REFUSED, Outcome.UNPARSABLE)
+    return replace(exchange, outcome=Outcome.OK) if refused else exchange
 
 
 def _should_retry(exchange: Exchange, daemon: DaemonFacts) -> bool:
