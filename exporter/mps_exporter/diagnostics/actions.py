@@ -66,6 +66,7 @@ _PAGES = {
     "daemon_died": _WITHOUT_MPS,
     "daemon_quit": _WITHOUT_MPS,
     "daemon_draining": "symptoms/quit-does-not-return.md",
+    "server_start_failed": "symptoms/server-encountered-a-fatal-exception.md",
     "server_crashed": "symptoms/all-programs-died-at-once.md",
     "fault": "symptoms/all-programs-died-at-once.md",
     "unfinished_work": "symptoms/all-programs-died-at-once.md",
