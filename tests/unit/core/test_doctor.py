@@ -34,7 +34,7 @@ from mps_exporter.snapshot import (
     Snapshot,
     Wait,
 )
-from mps_exporter.sources.control_tool import cannot_run
+from mps_exporter.sources.control_tool_runs import cannot_run
 from mps_exporter.sources.recording import read
 from tests.support.player import RECORDINGS, Player
 
