@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mps_exporter.commands.doctor_report import report
 from mps_exporter.mps.protocol_v3 import (
     CLIENTS,
     DEVICES,
@@ -19,8 +20,11 @@ from mps_exporter.mps.protocol_v3 import (
     SERVERS,
 )
 from mps_exporter.observations import ProcessFacts
-from mps_exporter.snapshot import Client, ControlDaemon
+from mps_exporter.snapshot import Client, ControlDaemon, Snapshot
 from mps_exporter.sources.recording import Recording
+from mps_exporter.web import status_page
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_findings import make_status
 from tests.support import fake_mps_v3 as published
 from tests.support.player import Metrics, Player
 from tests.support.v3_host import (
@@ -291,3 +295,60 @@ def test_no_reply_of_any_shape_makes_a_collection_fail(replies: dict[str, Any]) 
     pids = {str(client.pid) for client in clients(metrics).values()}
     text = "".join([*published.MANUAL.values(), *replies.values()])
     assert all(pid in text for pid in pids)
+
+
+# ------------------------------------------------------------------------------ for people
+
+
+def page_of(snapshot: Snapshot) -> str:
+    return status_page.render(make_status(snapshot, WebOptions(host="node-7")), WebOptions())
+
+
+VALUES = (
+    "training",
+    "UID 1000",
+    "process 48201",
+    "Ready",
+    "/run/nvidia-mps/training",
+    "GPU-abcd-1234",
+    "training/high_priority",
+    "50 % of the SMs",
+    "4.0 GiB",
+    "no SM limit",
+    "8.0 GiB",
+    "1 client",
+    "large",
+    "34 SMs",
+    "4 chunks",
+    "created",
+    "8 SMs, 1 chunk",
+    "188 SMs, 23 chunks",
+    "memacct on (default)",
+    "context-share on (default)",
+)
+
+
+def test_the_doctor_shows_every_value() -> None:
+    text = "\n".join(report(played(recording()).snapshot))
+    assert [value for value in VALUES if value not in text] == []
+    assert "client 51023  ada  python, namespace default, SM partition" in text
+    assert "up to 10%, namespace high_priority" in text
+
+
+def test_the_page_shows_every_value() -> None:
+    snapshot = played(recording()).snapshot
+    html = page_of(snapshot)
+    assert [value for value in VALUES if value not in html] == []
+
+
+def test_hostile_names_are_escaped_on_the_page() -> None:
+    replies = {
+        **published.MANUAL,
+        CLIENTS: "51087,training,0,high_priority,<script>alert(1)</script>\n",
+        DEVICES: published.MANUAL[DEVICES].replace("NVIDIA RTX PRO 6000", "<img src=x>"),
+    }
+    metrics = played(recording(replies, found={}))
+    html = page_of(metrics.snapshot)
+    assert "<script>alert" not in html
+    assert "<img src" not in html
+    assert "&lt;img src=x&gt;" in html
