@@ -218,7 +218,8 @@ class Collector:
             for record in self._daemons.values()
         ]
         pids = pids_of_interest(run.gpus, inputs).union(
-            *(record.ledger.watched_pids() for record in self._daemons.values())
+            *(record.ledger.watched_pids() for record in self._daemons.values()),
+            *(record.missed() for record in self._daemons.values()),
         )
         self._identified = frozenset(pids)
         async with run.time_limit():

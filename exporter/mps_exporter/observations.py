@@ -88,8 +88,8 @@ class ProcessView:
     """`pipe_directory` of the daemon whose directory it is, by device and inode."""
     leftover: bool = False
     """A daemon ran in the directory: its socket or its PID file is there."""
-    other_namespaces: tuple[str, ...] = ()
-    """Kinds of namespaces (of pid, ipc) that it does not share with that daemon."""
+    own_proc: bool | None = None
+    """Whether the /proc in its root is that of its PID namespace; None: cannot be seen."""
     mps_environment: Mapping[str, str] | None = None
     """As in ProcessFacts."""
     debug_variables: tuple[str, ...] = ()
@@ -98,6 +98,19 @@ class ProcessView:
     """Names of those among them that name a file which is not there."""
     oom_kills: int | None = None
     """Processes of its control group that the kernel has ended for want of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonView:
+    """What /proc and /sys show of a control daemon whose servers cannot start."""
+
+    closed: Mapping[int, str] = field(default_factory=dict)
+    """User -> the folder on the way to the pipe or log directory, in the daemon's root, that is
+    closed to this user, as whom a server runs."""
+    oom_kills: int | None = None
+    """As in ProcessView, of the daemon's control group."""
+    memory_limit_bytes: int | None = None
+    """Of host memory, of that group; None: no limit, or not readable."""
 
 
 @dataclass(frozen=True, slots=True)

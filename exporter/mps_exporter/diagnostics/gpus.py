@@ -7,13 +7,13 @@ from functools import partial
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.catalogue import ADVICE, Finding, Texts
+from mps_exporter.diagnostics.causes import VOLTA
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import Gpu, Snapshot
 
 IDLE_SM_ACTIVITY = 0.3
 BUSY_UTILIZATION = 0.9
-VOLTA = (7, 0)
 
 
 def of_gpu(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[Finding]:

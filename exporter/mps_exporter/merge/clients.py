@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext, ServerInputs
 from mps_exporter.mps import limits
@@ -17,9 +16,6 @@ LIMIT_VARIABLES = (
     "CUDA_MPS_CLIENT_PRIORITY",
     "CUDA_VISIBLE_DEVICES",
 )
-
-# Hundreds of clients stay where they are from one collection to the next.
-_attribution_of = lru_cache(maxsize=1024)(parse_cgroup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +133,7 @@ def client_of(
     """Merge what is known of one client."""
     process = context.process(server.daemon.facts, session.pid)
     uid = process.uid if process is not None else session.uid
-    attribution = _attribution_of(process.cgroup if process is not None else None)
+    attribution = parse_cgroup(process.cgroup if process is not None else None)
     environment = process.mps_environment if process is not None else None
     # Without its environment: whether it lowered its own limits is not known.
     own = (
