@@ -63,6 +63,10 @@ DAEMON_ACTIVITY_LINE = re.compile(
 """The control daemon serves a client or a tool: its one thread is not stuck."""
 
 
+SERVER_ADDED_LINE = re.compile(rb"(Adding server ')([a-z0-9_]{1,64})(')")
+"""An MPS v3 daemon has a new server, by this name."""
+
+
 def control_line_of(pid: int) -> re.Pattern[bytes]:
     """Return the pattern of the lines that the control daemon with this PID writes."""
     return re.compile(rb"^\[[^\]\n]* Control +%d\] " % pid, re.MULTILINE)

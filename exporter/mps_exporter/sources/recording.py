@@ -30,6 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from mps_exporter.mps.log_parser import SERVER_ADDED_LINE
 from mps_exporter.mps.protocol_v3 import READ_ONLY_V3, anonymised, anonymised_path
 from mps_exporter.mps.withhold import LogFilter, withhold_unknown
 from mps_exporter.observations import (
@@ -170,7 +171,7 @@ class Anonymiser:
         chunks = (
             replace(
                 chunk,
-                data=_ADDED_SERVER.sub(self._added_server, chunk.data),
+                data=SERVER_ADDED_LINE.sub(self._added_server, chunk.data),
                 server_name=self._rename("server", chunk.server_name),
             )
             for chunk in observation.chunks
@@ -243,7 +244,6 @@ class Anonymiser:
 
 _WITHHELD = "(withheld)"
 _PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
-_ADDED_SERVER = re.compile(rb"(Adding server ')([a-z0-9_]{1,64})(')")
 
 
 class RecordingWriter:
