@@ -76,6 +76,8 @@ _PAGES = {
     "percentage_ignored": "symptoms/a-limit-has-no-effect.md",
     "memory_limit_ignored": "symptoms/a-limit-has-no-effect.md",
     "process_bypasses_mps": "symptoms/a-limit-has-no-effect.md",
+    "sm_partition_mismatch": "symptoms/cuda-error-invalid-resource-configuration.md",
+    "replies_not_understood": "mps-versions.md#how-to-help",
     "environment_unreadable": "deployment.md#required-privileges",
     "directories_assumed": "deployment.md#required-privileges",
     "web_configuration_unusable": "web-config.md",

@@ -33,6 +33,7 @@ SHOWN_INCIDENTS = 8
 SHOWN_GROUPS = 4
 SHOWN_FINDINGS = 4
 SHOWN_WAITS = 4
+SHOWN_LINES = 16
 MAX_LANES = 6
 SPARSE_SAMPLES = 20
 """Fewer in ten minutes are called sparse."""
@@ -166,6 +167,7 @@ def _template() -> jinja2.Template:
         SHOWN_GROUPS=SHOWN_GROUPS,
         SHOWN_INCIDENTS=SHOWN_INCIDENTS,
         SHOWN_WAITS=SHOWN_WAITS,
+        SHOWN_LINES=SHOWN_LINES,
         activity_note=activity_note,
         address=address,
         belongs_to=belongs_to,

@@ -29,6 +29,7 @@ from mps_exporter.snapshot import (
     ControlDaemon,
     Gpu,
     Incident,
+    Partitioning,
     PossibleUnfinishedWork,
     Server,
     Snapshot,
@@ -103,6 +104,21 @@ MADE_UP = {
     ),
     "percentage_ignored": Snapshot(1.0, daemons=(client(percentage_ignored="lots"),)),
     "memory_limit_ignored": Snapshot(1.0, daemons=(client(memory_limit_ignored="9=1G"),)),
+    "sm_partition_mismatch": Snapshot(
+        1.0,
+        daemons=(
+            replace(
+                client(sm_partition="Kp8AAA", sm_partition_fault="other_server"),
+                partitioning=Partitioning("3"),
+            ),
+        ),
+    ),
+    "replies_not_understood": Snapshot(
+        1.0,
+        daemons=(
+            daemon(partitioning=Partitioning("3", not_understood={("client_list", "row"): 2})),
+        ),
+    ),
     "environment_unreadable": Snapshot(1.0, daemons=(client(environment_readable=False),)),
     "processes_ignored": Snapshot(1.0, ignored_processes={2001: 5}),
     "logs_unreadable": Snapshot(1.0, daemons=(daemon(logs=(UNREADABLE,)),)),
