@@ -378,6 +378,16 @@ def test_no_process_is_named_for_ending_that_may_be_another() -> None:
         assert not actions(one, snapshot)
 
 
+def test_a_daemon_that_hangs_on_its_ghost_is_said_to_hang_now() -> None:
+    ghost = Server(20, state="ACTIVE", ghost=True)
+    for state, words in (
+        ("answering", "will hang as soon as another user's client connects."),
+        ("unresponsive", "the daemon hangs on it, and with it every new CUDA process."),
+    ):
+        found = findings(Snapshot(1.0, daemons=(daemon(servers=(ghost,), state=state),)))
+        assert [one.evidence for one in found if one.evidence.endswith(words)]
+
+
 def test_a_client_that_hangs_on_a_ghost_is_to_be_ended_after_it() -> None:
     hung = [
         Client(30, 20, state="connecting"),
