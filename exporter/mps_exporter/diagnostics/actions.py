@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.catalogue import Finding
-from mps_exporter.snapshot import ControlDaemon, Gpu, Snapshot
+from mps_exporter.diagnostics.daemons import may_be_ended
+from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 
 MAX_PIDS = 20
 """More processes than this are not put into one command."""
@@ -157,15 +158,21 @@ def _kill(pids: Iterable[int], effect: str) -> Iterable[Action]:
         yield Action(f"kill {numbers}", _OWNER, effect)
 
 
+def _end(clients: Iterable[Client], effect: str) -> Iterable[Action]:
+    return _kill((client.pid for client in clients if may_be_ended(client)), effect)
+
+
 def _ghost(daemon: ControlDaemon) -> Iterable[Action]:
     for server in daemon.servers:
-        if server.ghost:
+        if server.ghost and may_be_ended(server):
             yield Action(
                 f"ps -o args= -p {server.pid} | grep nvidia-cuda-mps-server && "
                 f"kill -9 {server.pid}",
                 "root, or the user of this server",
                 "ends the ghost server; the daemon stays",
             )
+            hung = (client for client in server.clients if client.state == "connecting")
+            yield from _end(hung, "ends the client that still hangs after that, if it does")
 
 
 def _unresponsive(daemon: ControlDaemon) -> Iterable[Action]:
@@ -183,17 +190,17 @@ def _stuck(daemon: ControlDaemon) -> Iterable[Action]:
     clients = [client for server in daemon.servers for client in server.clients]
     creating = (client.pid for client in clients if client.state == "creating_context")
     yield from _look(creating, "state D: it hangs in the driver")
-    yield from _kill(
-        (client.pid for client in clients if client.state == "torn_down"),
+    yield from _end(
+        (client for client in clients if client.state == "torn_down"),
         "ends clients that cannot use the GPU any more",
     )
 
 
 def _in_fault(daemon: ControlDaemon) -> Iterable[Action]:
     failed = [server for server in daemon.servers if server.state == "FAULT"]
-    torn = [one.pid for s in failed for one in s.clients if one.state == "torn_down"]
-    left = torn or [client.pid for server in failed for client in server.clients]
-    return _kill(left, "ends the clients that are left; then the server recovers")
+    torn = [one for s in failed for one in s.clients if one.state == "torn_down"]
+    left = torn or [client for server in failed for client in server.clients]
+    return _end(left, "ends the clients that are left; then the server recovers")
 
 
 def _holders(daemon: ControlDaemon) -> Iterable[Action]:

@@ -58,7 +58,7 @@ def _large_texts(daemon: ControlDaemon, path: str, size_bytes: int) -> tuple[str
 
 
 def _end_ghost(server: Server) -> str:
-    if not _may_be_ended(server):
+    if not may_be_ended(server):
         return (
             "End that server to free the queue. Its process is not visible to the exporter (ps -C "
             "nvidia-cuda-mps-server lists all servers). Do not restart the daemon."
@@ -70,7 +70,7 @@ def _end_ghost(server: Server) -> str:
     )
 
 
-def _may_be_ended(one: Server | Client) -> bool:
+def may_be_ended(one: Server | Client) -> bool:
     """Whether its PID may be put into a command: a log can name any process.
 
     (1 and 2 are init, and the kernel's own.)
@@ -209,7 +209,15 @@ def _ghost_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
     if hung:
         those = humanize.processes(hung) or humanize.count(len(hung), "client")
         text += f"it serves no client; {those} and all later clients hang."
-        remedy += f" {humanize.capitalize(those)} will get an error and must be restarted."
+        # With one GPU it gets error 46 (8 of 8). With two it went on hanging (2 of 2): it and the
+        # daemon wait for each other (control daemon in recvmsg on its connection, driver 580).
+        ended = _pids(
+            client.pid
+            for client in server.clients
+            if client.state in without and may_be_ended(client)
+        )
+        remedy += f" {humanize.capitalize(those)} will get an error and must be restarted"
+        remedy += f"; what still hangs must be ended (kill {ended})." if ended else "."
     else:
         text += "the daemon will hang as soon as another user's client connects."
     return text, remedy
@@ -221,7 +229,7 @@ def _fault_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
     if left is not None and left > 1:
         clients = f"its {left} clients have"
     torn = [client for client in server.clients if client.state == "torn_down"]
-    pids = _pids(client.pid for client in torn or server.clients if _may_be_ended(client))
+    pids = _pids(client.pid for client in torn or server.clients if may_be_ended(client))
     return (
         f"{_owner(server, name_of)} is in FAULT after a fatal GPU error: it accepts no new clients "
         f"until {clients} exited.",
@@ -276,7 +284,7 @@ def _stuck_texts(
             "It cannot use the GPU any more, and new clients may be refused until it has exited. "
             "End it"
         )
-    pids = _pids(client.pid for client in stuck if _may_be_ended(client))
+    pids = _pids(client.pid for client in stuck if may_be_ended(client))
     return (
         f"{humanize.count(len(stuck), 'client')} {what}, for {humanize.age(age)}: "
         f"{humanize.join_some([_client(client, name_of) for client in stuck])}.",

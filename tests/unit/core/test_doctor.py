@@ -13,6 +13,7 @@ from mps_exporter import humanize
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor_report import exit_status, report
 from mps_exporter.diagnostics import ADVICE, findings
+from mps_exporter.diagnostics.actions import actions
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import (
     DaemonFacts,
@@ -374,15 +375,36 @@ def test_no_process_is_named_for_ending_that_may_be_another() -> None:
         Client(1, 20, state="torn_down", state_since=0.5),
         Client(2, 20, state="torn_down", state_since=0.5),
     ]
-    found = findings(
-        Snapshot(1.0, daemons=(daemon(servers=(Server(20, state="FAULT", clients=(*clients,)),)),))
+    snapshot = Snapshot(
+        1.0, daemons=(daemon(servers=(Server(20, state="FAULT", clients=(*clients,)),)),)
     )
+    found = findings(snapshot)
+    copied = {action.command for one in found for action in actions(one, snapshot)}
+    assert {command for command in copied if "kill" in command} == {"kill 30"}
     assert {one.advice.name for one in found} == {"server_in_fault", "client_stuck"}
     assert {tuple(re.findall(r"kill [\d ]+", one.remedy)) for one in found} == {("kill 30",)}
     for pid, seen in ((1, True), (952, False)):
         ghost = Server(pid, state="ACTIVE", ghost=True, confirmed=seen)
-        (one,) = findings(Snapshot(1.0, daemons=(daemon(servers=(ghost,)),)))
+        snapshot = Snapshot(1.0, daemons=(daemon(servers=(ghost,)),))
+        (one,) = findings(snapshot)
         assert "kill" not in one.remedy
+        assert not actions(one, snapshot)
+
+
+def test_a_client_that_hangs_on_a_ghost_is_to_be_ended_after_it() -> None:
+    hung = [
+        Client(30, 20, state="connecting"),
+        Client(31, 20, state="connecting", confirmed=False),
+        Client(2, 20, state="connecting"),
+    ]
+    ghost = Server(20, state="ACTIVE", ghost=True, clients=(*hung,))
+    snapshot = Snapshot(1.0, daemons=(daemon(servers=(ghost,)),))
+    (one,) = findings(snapshot)
+    assert one.remedy.endswith("must be restarted; what still hangs must be ended (kill 30).")
+    assert [action.command for action in actions(one, snapshot)] == [
+        "ps -o args= -p 20 | grep nvidia-cuda-mps-server && kill -9 20",
+        "kill 30",
+    ]
 
 
 @pytest.mark.parametrize(
