@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics import visibility
+from mps_exporter.diagnostics import shares, visibility
 from mps_exporter.diagnostics.catalogue import ADVICE, Finding, Texts
 from mps_exporter.diagnostics.partitions import of_partitioning
 from mps_exporter.humanize import UserNameLookup
@@ -39,6 +39,7 @@ def of_daemon(daemon: ControlDaemon, now: float, name_of: UserNameLookup) -> Ite
     clients = [client for server in daemon.servers for client in server.clients]
     yield from _limits(clients, found, name_of)
     yield from of_partitioning(daemon, name_of)
+    yield from shares.of_daemon(daemon, clients, found, name_of)
     for log in daemon.logs:
         if log.size_bytes is not None and log.size_bytes > LOG_LARGE_BYTES:
             yield found("log_large", partial(_large_texts, daemon, log.path, log.size_bytes))
