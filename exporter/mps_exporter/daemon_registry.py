@@ -36,6 +36,8 @@ class DaemonRecord:
     tracker: DaemonTracker
     in_job: bool = False
     """Its process was part of a Slurm job, or of a pod."""
+    last_pid: int | None = None
+    """Of its process, as it was found last."""
     gone_since: float | None = None
     last_probe: ControlObservation | None = None
     answered_by: tuple[int, float] | None = None
@@ -79,10 +81,14 @@ class DaemonRecord:
         """PIDs, as the host numbers them, whose end must be seen when it happens."""
         process = self.facts.process
         if process is None:
-            return []
+            return self.missed()
         # A daemon in a PID namespace of its own numbers its servers and clients otherwise.
         own_numbers = len(process.namespace_pids) > 1
         return [process.pid] if own_numbers else [process.pid, *self.ledger.watched()]
+
+    def missed(self) -> list[int]:
+        """The process that it had, where none is found: a look can fail, and that proves no end."""
+        return [self.last_pid] if self.facts.process is None and self.last_pid else []
 
     def clear_answers(self) -> None:
         """There is another process now, or none: what the last one said means nothing."""
@@ -117,6 +123,7 @@ class DaemonRecord:
         if facts.process is None:
             self.gone_since = self.gone_since or now
             return
+        self.last_pid = facts.process.pid
         place = parse_cgroup(facts.process.cgroup)
         self.in_job = bool(place.slurm_job_id or place.pod_uid)
         self.gone_since = None
@@ -135,6 +142,15 @@ class DaemonRecord:
         short_retention = quit_in_order or self.ephemeral
         max_age_seconds = GONE_AFTER_QUIT_SECONDS if short_retention else GONE_AFTER_DEATH_SECONDS
         return now - self.gone_since > max_age_seconds
+
+    def v3_answer_holds(self, probe: ControlObservation) -> bool:
+        """Whether this answer of a v3 daemon is its process's, and not known to be old."""
+        return (
+            self.answers.configured is not None
+            and probe.outcome is Outcome.OK
+            and self.answered_by == self.process_identity
+            and (self.ledger.view(probe.at, clients=False).configured_at or 0.0) < probe.at
+        )
 
     def unchanged_since(self, probe: ControlObservation, server_pids: Iterable[int]) -> bool:
         """Whether logs and processes show that this answer, with these servers, still holds."""
@@ -170,6 +186,8 @@ class DaemonRegistry(Mapping[str, DaemonRecord]):
 
     def update(self, found: Iterable[DaemonFacts], now: float) -> None:
         """Keep the records up with the daemons that were found in /proc."""
+        found = tuple(found)
+        self._drop_renamed(found)
         names = set()
         for facts in found:
             names.add(facts.pipe_directory)
@@ -185,6 +203,19 @@ class DaemonRegistry(Mapping[str, DaemonRecord]):
                 del self._records[name]
         self._forget_oldest()
         self._set_foreign_writers()
+
+    def _drop_renamed(self, found: Iterable[DaemonFacts]) -> None:
+        """Begin anew with daemons that have another name now, and with those that have theirs.
+
+        A daemon in a container has the short name of its directory until one of the host's own
+        has the same directory. What was read of one says nothing of the other, least of all that
+        it has ended.
+        """
+        names = {_process_identity(facts): facts.pipe_directory for facts in found}
+        for name, record in list(self._records.items()):
+            identity = record.process_identity
+            if identity is not None and names.get(identity, name) != name:
+                del self._records[name]
 
     def _forget_oldest(self) -> None:
         """Of the daemons that are gone, keep the last ones."""

@@ -88,8 +88,8 @@ class ProcessView:
     """`pipe_directory` of the daemon whose directory it is, by device and inode."""
     leftover: bool = False
     """A daemon ran in the directory: its socket or its PID file is there."""
-    other_namespaces: tuple[str, ...] = ()
-    """Kinds of namespaces (of pid, ipc) that it does not share with that daemon."""
+    own_proc: bool | None = None
+    """Whether the /proc in its root is that of its PID namespace; None: cannot be seen."""
     mps_environment: Mapping[str, str] | None = None
     """As in ProcessFacts."""
     debug_variables: tuple[str, ...] = ()
@@ -98,6 +98,19 @@ class ProcessView:
     """Names of those among them that name a file which is not there."""
     oom_kills: int | None = None
     """Processes of its control group that the kernel has ended for want of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonView:
+    """What /proc and /sys show of a control daemon whose servers cannot start."""
+
+    closed: Mapping[int, str] = field(default_factory=dict)
+    """User -> the folder on the way to the pipe or log directory, in the daemon's root, that is
+    closed to this user, as whom a server runs."""
+    oom_kills: int | None = None
+    """As in ProcessView, of the daemon's control group."""
+    memory_limit_bytes: int | None = None
+    """Of host memory, of that group; None: no limit, or not readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +147,8 @@ class DaemonFacts:
     """Started with -f: it writes no log files."""
     multiuser: bool = False
     static_partitioning: bool = False
+    protocol: Literal["2", "3"] | None = None
+    """The interface that its arguments or its environment ask for; None: they do not say."""
     lock_holder_pid: int | None = None
     """Who holds the write lock on control_lock (F_GETLK): a live daemon, even when it hangs.
     None: nobody, or it could not be tested (see lock_tested). 0: somebody in a PID namespace that
@@ -248,6 +263,8 @@ class LogChunk:
     utc_offset_seconds: float | None = None
     """The zone of the stamps, in seconds east of Greenwich: learnt from the file's modification
     time against its last line, else the host's. None: no line has a stamp yet."""
+    server_name: str = ""
+    """Whose log it is: each server of an MPS v3 daemon has one. Empty: of a v2 daemon."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,18 +328,35 @@ async def directory_not_mounted_into_the_container(stage: Stage) -> None:
 
 
 @case
-async def own_pid_and_ipc_namespaces(stage: Stage) -> None:
+async def namespaces_of_its_own(stage: Stage) -> None:
     daemon = stage.daemon()
     fork = ("--pid", "--fork", "--kill-child")
-    for name, words in (("pid", fork), ("ipc", ("--ipc",))):
-        process = stage.start(daemon, before=("unshare", *words), inner=words == fork)
+    for name, words in (("ipc", ("--ipc",)), ("pid", (*fork, "--mount-proc"))):
+        process = stage.start(daemon, before=("unshare", *words), inner=name == "pid")
         await stage.settled(process)
         stage.facts[name] = stage.facts["the process said"]
         await stage.fine(process)
-    process = stage.start(daemon, before=("unshare", *fork, "--ipc"), inner=True)
+    process = stage.start(daemon, before=("unshare", *fork), inner=True)
     await stage.settled(process)
-    await stage.ask(process, "different PID and IPC namespaces")
+    await stage.ask(process, "sees the /proc of another", "cuda-error-304-operating-system")
     process.before = ()
+    await stage.restart(process)
+
+
+@case
+async def folder_that_a_server_cannot_read(stage: Stage) -> None:
+    folder = stage.lab.folder / "passable"
+    folder.mkdir()
+    daemon = stage.lab.daemon("passable/pipe")
+    folder.chmod(0o701)
+    process = stage.start(daemon, uid=1001)
+    await stage.settled(process)
+    await stage.ask(
+        process,
+        "passable is closed to user 1001 (mode 0701)",
+        "server-encountered-a-fatal-exception",
+    )
+    folder.chmod(0o705)
     await stage.restart(process)
 
 
@@ -389,7 +406,7 @@ async def memory_limit_ignored(stage: Stage) -> None:
 @case
 async def memory_limit_below_a_context(stage: Stage) -> None:
     daemon = stage.daemon()
-    for mebibytes in (250, 270, 290):
+    for mebibytes in (320, 384, 448, 512):
         process = stage.start(daemon, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=f"0={mebibytes}M")
         await stage.settled(process)
         stage.facts[f"limit of {mebibytes} MiB"] = process.client.events()[:1]

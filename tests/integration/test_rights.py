@@ -237,9 +237,7 @@ def test_what_the_table_promises_is_what_there_is(scene: Scene, column: str) -> 
 def test_no_other_metric_is_missing(scene: Scene, column: str) -> None:
     """Of the daemons that can be reached, all is there but what the table says is not."""
     columns, rows = table()
-    # Each column is an exporter of its own, and this metric is there only after an event that one
-    # may have seen and the other not.
-    all_there_is = scene.seen["root"].named.keys() - {"mps_server_last_exit_timestamp_seconds"}
+    all_there_is = scene.seen["root"].named.keys()
     lost = set()
     for row, cells in rows.items():
         if cells[columns.index(column)] == "no":
@@ -248,7 +246,7 @@ def test_no_other_metric_is_missing(scene: Scene, column: str) -> None:
     lost -= {"mps_client_info"}
     assert all_there_is - scene.seen[column].named.keys() == lost & all_there_is
     more = scene.seen[column].named.keys() - all_there_is
-    assert more <= {"mps_advice", "mps_server_last_exit_timestamp_seconds"}
+    assert more <= {"mps_advice"}
 
 
 @pytest.mark.parametrize("column", COLUMNS)

@@ -51,6 +51,11 @@ class Logs:
     def __add__(self, other: Logs) -> Logs:
         return Logs(self.control + other.control, self.server + other.server)
 
+    @property
+    def data(self) -> dict[LogName, bytes]:
+        """Both, by name."""
+        return {log: self[log] for log in LOGS}
+
     def stamps(self) -> list[float]:
         """When something was written, each moment once."""
         return sorted({at for log in LOGS for at, _ in lines(self[log])})
@@ -156,8 +161,7 @@ def start(
     """An exporter that has counted all of these logs, from their first line on."""
     moment = (logs.stamps()[-1] if now is None else now) + SETTLED
     tracker = DaemonTracker(PIPE)
-    data: dict[LogName, bytes] = {log: logs[log] for log in LOGS}
-    tracker.add_logs(observation(moment, data, readable=readable))
+    tracker.add_logs(observation(moment, logs.data, readable=readable))
     return tracker
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.catalogue import Finding
-from mps_exporter.snapshot import ControlDaemon, Gpu, Snapshot
+from mps_exporter.diagnostics.daemons import may_be_ended
+from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 
 MAX_PIDS = 20
 """More processes than this are not put into one command."""
@@ -65,6 +66,7 @@ _PAGES = {
     "daemon_died": _WITHOUT_MPS,
     "daemon_quit": _WITHOUT_MPS,
     "daemon_draining": "symptoms/quit-does-not-return.md",
+    "server_start_failed": "symptoms/server-encountered-a-fatal-exception.md",
     "server_crashed": "symptoms/all-programs-died-at-once.md",
     "fault": "symptoms/all-programs-died-at-once.md",
     "unfinished_work": "symptoms/all-programs-died-at-once.md",
@@ -73,7 +75,15 @@ _PAGES = {
     "stranded_client": "symptoms/the-next-job-fails-after-one-was-killed.md",
     "percentage_ignored": "symptoms/a-limit-has-no-effect.md",
     "memory_limit_ignored": "symptoms/a-limit-has-no-effect.md",
+    "limit_looser_than_default": "symptoms/a-limit-has-no-effect.md",
+    "daemon_missing": "symptoms/a-limit-has-no-effect.md",
+    "share_exceeded": "symptoms/one-pod-or-job-gets-more-than-its-share.md",
+    "memory_overcommitted": "symptoms/one-pod-or-job-gets-more-than-its-share.md",
+    "limit_idles_gpu": "symptoms/a-percentage-slows-programs-down-while-the-gpu-is-idle.md",
+    "mps_would_help": "symptoms/no-speed-up-with-mps.md",
     "process_bypasses_mps": "symptoms/a-limit-has-no-effect.md",
+    "sm_partition_mismatch": "symptoms/cuda-error-invalid-resource-configuration.md",
+    "replies_not_understood": "mps-versions.md#how-to-help",
     "environment_unreadable": "deployment.md#required-privileges",
     "directories_assumed": "deployment.md#required-privileges",
     "web_configuration_unusable": "web-config.md",
@@ -150,15 +160,21 @@ def _kill(pids: Iterable[int], effect: str) -> Iterable[Action]:
         yield Action(f"kill {numbers}", _OWNER, effect)
 
 
+def _end(clients: Iterable[Client], effect: str) -> Iterable[Action]:
+    return _kill((client.pid for client in clients if may_be_ended(client)), effect)
+
+
 def _ghost(daemon: ControlDaemon) -> Iterable[Action]:
     for server in daemon.servers:
-        if server.ghost:
+        if server.ghost and may_be_ended(server):
             yield Action(
                 f"ps -o args= -p {server.pid} | grep nvidia-cuda-mps-server && "
                 f"kill -9 {server.pid}",
                 "root, or the user of this server",
                 "ends the ghost server; the daemon stays",
             )
+            hung = (client for client in server.clients if client.state == "connecting")
+            yield from _end(hung, "ends the client that still hangs after that, if it does")
 
 
 def _unresponsive(daemon: ControlDaemon) -> Iterable[Action]:
@@ -176,17 +192,17 @@ def _stuck(daemon: ControlDaemon) -> Iterable[Action]:
     clients = [client for server in daemon.servers for client in server.clients]
     creating = (client.pid for client in clients if client.state == "creating_context")
     yield from _look(creating, "state D: it hangs in the driver")
-    yield from _kill(
-        (client.pid for client in clients if client.state == "torn_down"),
+    yield from _end(
+        (client for client in clients if client.state == "torn_down"),
         "ends clients that cannot use the GPU any more",
     )
 
 
 def _in_fault(daemon: ControlDaemon) -> Iterable[Action]:
     failed = [server for server in daemon.servers if server.state == "FAULT"]
-    torn = [one.pid for s in failed for one in s.clients if one.state == "torn_down"]
-    left = torn or [client.pid for server in failed for client in server.clients]
-    return _kill(left, "ends the clients that are left; then the server recovers")
+    torn = [one for s in failed for one in s.clients if one.state == "torn_down"]
+    left = torn or [client for server in failed for client in server.clients]
+    return _end(left, "ends the clients that are left; then the server recovers")
 
 
 def _holders(daemon: ControlDaemon) -> Iterable[Action]:

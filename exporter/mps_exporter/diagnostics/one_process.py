@@ -13,8 +13,15 @@ from typing import Literal
 from mps_exporter import humanize
 from mps_exporter.diagnostics.actions import actions, docs_page, quoted_path
 from mps_exporter.diagnostics.catalogue import Finding
+from mps_exporter.diagnostics.shares import Excess, looser
 from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES
-from mps_exporter.mps.limits import DaemonGpus, parse_pinned_memory_limit, visible_gpus
+from mps_exporter.mps.limits import (
+    DaemonGpus,
+    effective_ratio,
+    parse_active_thread_percentage,
+    parse_pinned_memory_limit,
+    visible_gpus,
+)
 from mps_exporter.observations import ProcessView
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
 
@@ -25,8 +32,14 @@ CONTEXT_SECONDS = 30.0
 
 NEAR_LIMIT_RATIO = 0.95
 
-CONTEXT_BYTES = 271 << 20
-"""Measured on an H200: of a limit of 1 GiB a client without memory of its own had 753 MiB left."""
+CONTEXT_BYTES = 290 << 20
+"""Measured on an H200: with this limit cuDevicePrimaryCtxRetain failed with error 2; with 1 GiB a
+client without memory of its own had 753 MiB left."""
+
+FEWEST_SMS = 2
+"""SMs come in pairs; on Hopper the least share is 8 whatever the percentage (measured)."""
+
+HOPPER = (9, 0)
 
 _BLOCKING = ("ghost_server", "daemon_unresponsive", "daemon_draining", "server_starting_long")
 _REFUSALS = {
@@ -51,6 +64,17 @@ class Check:
     which the process is started again; "": there is none that is right on any host."""
 
 
+_FOREIGN_PROC = Check(
+    "process",
+    "problem",
+    "It has a PID namespace of its own, and sees the /proc of another: CUDA fails with error 304 "
+    "(cudaErrorOperatingSystem).",
+    "Mount its own /proc (unshare --mount-proc; every container engine does), or share the PID "
+    "namespace.",
+    "cuda-error-304-operating-system",
+)
+
+
 def conclusion(checks: list[Check]) -> Check:
     """The check that answers the question: the first problem, else the first warning."""
     for outcome in ("problem", "warning"):
@@ -71,7 +95,7 @@ def check_process(
     Args:
         pid: As the host numbers processes.
         snapshot: The host.
-        found: The findings of that snapshot.
+        found: The findings of that snapshot, and its recent incidents.
         view: What /proc shows of the process; None: this is a recording.
     """
     place = _find(pid, snapshot)
@@ -82,6 +106,8 @@ def check_process(
     working = bool(place.direct_on or (place.client is not None and place.client.contexts))
     if view is not None:
         checks += _directory(view, daemon, snapshot)
+        if view.own_proc is False and not working:
+            checks.append(_FOREIGN_PROC)
         if not working:  # else it has set the variable for itself
             checks += _devices(view, daemon, snapshot)
         checks += _variables(view)
@@ -91,9 +117,11 @@ def check_process(
     checks += _connection(pid, daemon, snapshot, place)
     if place.client is not None:
         checks += _limits(place.client, snapshot)
+        if daemon is not None and (excess := looser(place.client, daemon)) is not None:
+            checks.append(_looser(excess))
     if view is not None:
         if not working:
-            checks += _room(view, daemon)
+            checks += _room(view, daemon, snapshot)
         checks += _memory(view)
     return [*checks, *_history(pid, snapshot)]
 
@@ -239,7 +267,8 @@ def _directory(
             f"It cannot use {shown}: {view.path_error}.",
             "Let its user pass the folder, and start it again.",
             "cuda-error-805-mps-connection-failed" if daemon else "a-limit-has-no-effect",
-            f"chmod o+x {path}" if path else "",
+            # Its server, which runs as the same user, must also read it.
+            f"chmod o+rx {path}" if path else "",
         )
     elif view.path_error is not None:
         yield Check(
@@ -263,6 +292,8 @@ def _daemon(
         if view is None or view.pipe_directory is None:
             yield Check("daemon", "unknown", "which daemon it would use is not known.")
             return
+        if view.path_error is not None:
+            return
         yield _nobody(view, view.pipe_directory, snapshot)
         return
     shown = humanize.printable(daemon.pipe_directory, 400)
@@ -283,17 +314,6 @@ def _daemon(
             f"The daemon at {shown} was started by user {daemon.uid}, and cannot start a server "
             f"for user {uid}: the process gets error 805.",
             "Run the daemon as root, or give the process a directory without a daemon.",
-            "cuda-error-805-mps-connection-failed",
-        )
-        return
-    # Measured: either of them alone does no harm, nor does a /dev/shm of its own.
-    if view is not None and view.other_namespaces == ("pid", "ipc"):
-        yield Check(
-            "daemon",
-            "warning",
-            f"The process and the daemon at {shown} have different PID and IPC namespaces: with "
-            "both, CUDA fails with error 304 (cudaErrorOperatingSystem).",
-            "Share the host's PID or IPC namespace with its container (hostPID or hostIPC: true).",
             "cuda-error-805-mps-connection-failed",
         )
         return
@@ -334,7 +354,7 @@ def _blocked(
     daemon: ControlDaemon, found: tuple[Finding, ...], place: _Place, snapshot: Snapshot
 ) -> Iterator[Check]:
     served = place.client is not None and place.client.state in ("active", "torn_down")
-    names = _BLOCKING if served else (*_BLOCKING, "server_in_fault")
+    names = _BLOCKING if served else (*_BLOCKING, "server_in_fault", "server_start_failed")
     for finding in found:
         name = finding.advice.name
         if finding.daemon == daemon.pipe_directory and name in names:
@@ -486,6 +506,17 @@ def _limits(client: Client, snapshot: Snapshot) -> Iterator[Check]:
         yield Check("limits", "unknown", "how many SMs it may use is not known.")
 
 
+def _looser(excess: Excess) -> Check:
+    return Check(
+        "limits",
+        "warning",
+        f"It may use {excess.text}: it connected before the daemon was configured, or to a server "
+        "that was started before.",
+        "Restart it when all clients of its server have exited.",
+        "a-limit-has-no-effect",
+    )
+
+
 def _devices(
     view: ProcessView, daemon: ControlDaemon | None, snapshot: Snapshot
 ) -> Iterator[Check]:
@@ -534,19 +565,39 @@ def _gpus(daemon: ControlDaemon | None, snapshot: Snapshot) -> DaemonGpus:
     return DaemonGpus(frozenset(order), complete=bool(order), order=order or None)
 
 
-def _room(view: ProcessView, daemon: ControlDaemon | None) -> Iterator[Check]:
+def _room(view: ProcessView, daemon: ControlDaemon | None, snapshot: Snapshot) -> Iterator[Check]:
     """Whether the limits that a process set for itself leave enough for a context."""
     text = (view.mps_environment or {}).get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
     limits = parse_pinned_memory_limit(text)
-    if daemon is not None and limits and min(limits.values()) < CONTEXT_BYTES:
+    if daemon is not None and limits and min(limits.values()) <= CONTEXT_BYTES:
         yield Check(
             "limits",
             "problem",
             f"Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT allows {humanize.memory(min(limits.values()))}; "
-            f"on an H200 a context alone takes {humanize.memory(CONTEXT_BYTES)} of the limit.",
+            f"on an H200 no context could be made with {humanize.memory(CONTEXT_BYTES)} (error 2).",
             "A higher limit, and start the process again.",
             "cuda-error-2-out-of-memory-under-mps",
         )
+    if daemon is not None:
+        yield from _few_sms(view, daemon, snapshot)
+
+
+def _few_sms(view: ProcessView, daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[Check]:
+    text = (view.mps_environment or {}).get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+    own = parse_active_thread_percentage(text).ratio
+    ratio = effective_ratio(own, daemon.default_active_thread_ratio)
+    for gpu in snapshot.gpus:
+        sms = gpu.observation.sm_count
+        old = (gpu.observation.compute_capability or HOPPER) < HOPPER
+        if ratio and sms and old and gpu.uuid in daemon.gpu_uuids and ratio * sms < FEWEST_SMS:
+            yield Check(
+                "limits",
+                "warning",
+                f"Its percentage is {humanize.percent(ratio)} of {sms} SMs, less than "
+                f"{FEWEST_SMS}: reported to fail with error 46.",
+                "A higher percentage, or fewer replicas.",
+                "cuda-error-46-devices-unavailable",
+            )
 
 
 def _memory(view: ProcessView) -> Iterator[Check]:

@@ -31,6 +31,9 @@ def pids_of_interest(gpus: NvmlObservation | None, daemons: Iterable[DaemonInput
             pids.update(client.pid for client in server.clients)
         for reply in daemon.answers.servers.values():
             pids.update((reply.server_pid, *(reply.client_pids or ())))
+        if (named := daemon.answers.partitioning) is not None:
+            pids.update(server.pid or 0 for server in named.servers or ())
+            pids.update(client.pid for client in named.clients or ())
     return pids - {0}
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 from mps_exporter.diagnostics import findings
 from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.metrics.gpu_readings import series_of
+from mps_exporter.metrics.render_partitions import add_partitioning
 from mps_exporter.metrics.spec import Family, HistogramValue
 from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.snapshot import (
@@ -84,7 +85,7 @@ class Samples:
         """Whether single clients have series."""
         self.client_limits = clients == "full"
         """Whether they have those of their limits, too."""
-        self._gpu_indexes = gpu_indexes
+        self.gpu_indexes = gpu_indexes
         self._gpus: dict[str, Texts] = {}
         self._by_name: dict[str, dict[Texts, SampleValue]] = {}
 
@@ -115,7 +116,7 @@ class Samples:
         """Labels gpu and uuid."""
         found = self._gpus.get(uuid)
         if found is None:
-            found = self._gpus[uuid] = _texts((self._gpu_indexes.get(uuid, ""), uuid), -1)
+            found = self._gpus[uuid] = _texts((self.gpu_indexes.get(uuid, ""), uuid), -1)
         return found
 
     def families(self) -> list[Family]:
@@ -264,6 +265,7 @@ def _daemon(samples: Samples, daemon: ControlDaemon) -> None:
     omitted = daemon.dropped_clients
     for server in daemon.servers:
         omitted += _server(samples, daemon, server)
+    add_partitioning(samples.add, daemon, samples.gpu_indexes, single_clients=samples.clients)
     _waits(samples, daemon)
     _log_metrics(samples, daemon)
     add("mps_client_dropped_series", d, omitted)

@@ -44,8 +44,8 @@ class Ledger:
         self._state = DaemonState()
         self._control = ControlLogReader(self._state)
         self._server = ServerLogReader(self._state)
-        self._process_seen = False
-        """The daemon's process was seen in /proc."""
+        self._process: tuple[int, float] | None = None
+        """The daemon's process as it was found last: PID, start time."""
 
     def set_readable(self, log: LogName, readable: bool) -> None:
         """Note whether a log can be read; without it, other sources replace its lines."""
@@ -96,9 +96,16 @@ class Ledger:
             facts, processes, frozenset(requested), started_at
         )
         if facts.process is not None:
-            self._process_seen = True
-        elif self._process_seen:
-            daemon = False  # a process that was there is not any more
+            self._process = facts.process.pid, facts.process.start_time_seconds
+        elif self._process is not None:
+            # It was not found as a daemon. Whether it has exited, its PID tells alone.
+            pid, start = self._process
+            found = processes.get(pid)
+            daemon = (
+                found is not None
+                and found.start_time_seconds == start
+                and found.state not in ("Z", "X")
+            )
         self.update_liveness(now, alive, daemon=daemon)
 
     def update_liveness(

@@ -30,6 +30,10 @@ class ServerLogReader:
         match event:
             case e.InvalidDevice():
                 self._invalid_device(entry.pid, when)
+            case e.ServerFailed():
+                failed = state.servers.get(entry.pid)
+                if failed is not None and failed.failed_to_start:
+                    failed.failure = event.reason or failed.failure
             case e.Unrecognized():
                 _count_unrecognized(when)
             case e.Number():
@@ -89,7 +93,7 @@ class ServerLogReader:
         state = self._state
         if not state.readable["control"]:
             for other in state.servers:
-                if other is not server:
+                if other is not server and not other.only_seen_after(when.at):
                     state.server_exited(other, when)
 
     def _server_open(self, server: TrackedServer, when: Moment) -> None:

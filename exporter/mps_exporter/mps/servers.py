@@ -158,6 +158,13 @@ class TrackedServer(ServerInfo):
         requested_at = self._shutdown_requested_at
         return requested_at is not None and at - requested_at <= SHUTDOWN_SECONDS
 
+    def only_seen_after(self, at: float) -> bool:
+        """Whether nothing shows that it ran at this moment: the control tool listed it later.
+
+        Where logs are read late, as on a slow file system, their lines tell of the time before.
+        """
+        return self.start_unknown and self.started_at > at
+
     @property
     def failed_to_start(self) -> bool:
         """Whether it never was ready."""

@@ -181,7 +181,7 @@ class DaemonState:
         alive = daemon.started_at is not None and daemon.ended_at is None
         if alive and daemon.pid == pid and self._is_second_start_line(when.at):
             return
-        if alive or any(self.servers):
+        if alive or self._servers_at(when.at):
             self.daemon_died(when)
         self.daemon = DaemonLifetime(started_at=when.at, pid=pid, counted=when.counted)
         self.servers.forget_vanished()
@@ -190,12 +190,19 @@ class DaemonState:
         when.add_incident("daemon_started")
 
     def _is_second_start_line(self, at: float) -> bool:
-        return at - (self.daemon.started_at or 0.0) <= 1.0 and not any(self.servers)
+        return at - (self.daemon.started_at or 0.0) <= 1.0 and not self._servers_at(at)
+
+    def _servers_at(self, at: float) -> list[TrackedServer]:
+        """Return the servers that end with a daemon that ends at this moment."""
+        return [server for server in self.servers if not server.only_seen_after(at)]
 
     def daemon_died(self, when: Moment) -> None:
         """The daemon died without logging; its servers exited with it."""
         lost = [
-            client.pid for server in self.servers for client in server.clients if not client.lost
+            client.pid
+            for server in self._servers_at(when.at)
+            for client in server.clients
+            if not client.lost
         ]
         self._daemon_ended("daemon_died", when)
         when.add_incident("daemon_died", pids=lost)
@@ -206,7 +213,7 @@ class DaemonState:
         when.add_incident("daemon_quit")
 
     def _daemon_ended(self, cause: str, when: Moment) -> None:
-        for server in self.servers:
+        for server in self._servers_at(when.at):
             self.end_server(server, when, cause)
         self.queue.abandon_all(when)
         self.daemon.end(when.at, died=cause == "daemon_died")
@@ -244,7 +251,7 @@ class DaemonState:
         if server.ghost:
             return "ghost_ended", seen  # most often killed, as it must be
         if server.failed_to_start:
-            return "start_failed", seen
+            return "start_failed", f"{seen}, {server.failure}" if server.failure else seen
         if server.logs_exit:
             return "crashed", f"{seen}, no orderly end in server.log"
         if self.daemon.logs_shutdown_requests:
@@ -256,8 +263,11 @@ class DaemonState:
         cause = "crashed" if status or not orderly else "requested"
         return cause, seen if status is None else f"{seen}, judged by control.log alone"
 
-    def server_forbidden(self, uid: int, when: Moment) -> None:
+    def server_forbidden(self, uid: int, reason: str, when: Moment) -> None:
         """The daemon may not start a server for this user; it gives up after six attempts."""
+        for server in self.servers:
+            if server.uid == uid and server.failed_to_start:
+                server.failure = reason
         forbidden = self.daemon.forbidden_starts
         if len(forbidden) >= MAX_SERVERS and uid not in forbidden:
             forbidden.clear()

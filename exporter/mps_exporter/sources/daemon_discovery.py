@@ -24,14 +24,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.log_parser import control_line_of
+from mps_exporter.mps.protocol_v3 import named_protocol
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
 from mps_exporter.sources.container_logs import ContainerLogs
 from mps_exporter.sources.fair_share import MAX_DAEMONS, MAX_DAEMONS_PER_USER, FairShare
-from mps_exporter.sources.pipe_directory import PipeDirectory, identity_of, look_at, owner_of
+from mps_exporter.sources.pipe_directory import (
+    PipeDirectory,
+    UnlessNotThere,
+    identity_of,
+    look_at,
+    owner_of,
+)
 from mps_exporter.sources.processes import HOST_USERS, Processes
 from mps_exporter.sources.procfs_parse import (
     COMM_LENGTH,
@@ -113,6 +120,7 @@ class _FoundDaemon:
             multiuser=flags.multiuser
             or any(parse_daemon_flags(server.arguments).multiuser for server in servers),
             static_partitioning=flags.static_partitioning,
+            protocol=named_protocol(self.program.arguments, self.program.process.mps_environment),
             lock_holder_pid=self.place.holder,
             lock_tested=self.place.lock_tested,
             servers=tuple(server.process for server in servers),
@@ -270,11 +278,15 @@ class DaemonDiscovery:
         found = self._place_calls.ask(
             {one: (None, partial(self._look_at_place, *one)) for one in configured}
         )
-        self._hung += [f"the directory {one[0]}" for one in configured if one not in found]
+        self._note_missing(self._place_calls, {one: one[0] for one in configured}, found)
         self._places = {**self._places, **found}
         for pipe, log in configured:
             unknown = PipeDirectory("", pipe, lock_tested=False, holder=None, identity=pipe), ()
-            yield (pipe, log), self._places.get((pipe, log), unknown)
+            place, owners = self._places.get((pipe, log), unknown)
+            if (pipe, log) not in found or (pipe, log) in self._place_calls.old:
+                # Who held the lock some time ago says nothing of who holds it now.
+                place = replace(place, lock_tested=False, holder=None)
+            yield (pipe, log), (place, owners)
 
     def _look_at_place(self, pipe_directory: str, log_directory: str | None) -> _Place:
         place = self._pipe_directory("", pipe_directory, strictly=True)
@@ -303,8 +315,8 @@ class DaemonDiscovery:
         )
         before = self._looks
         self._looks = {name: before[name] for name in asked if name in before} | found
-        late = (one.pid for name, one in asked.items() if name not in found)
-        self._hung += [f"the directories of PID {pid}" for pid in late]
+        names = {name: f"the directories of PID {one.pid}" for name, one in asked.items()}
+        self._note_missing(self._look_calls, names, found)
         for name, look in self._looks.items():
             if look == "unplaced":
                 self._unplaced.append(asked[name].pid)
@@ -313,6 +325,17 @@ class DaemonDiscovery:
             for name in asked
             if isinstance(look := self._looks.get(name, "none"), _FoundDaemon)
         ]
+
+    def _note_missing(
+        self,
+        calls: ThreadedCalls[Any],
+        names: Mapping[Any, str],
+        found: Mapping[Hashable, object],
+    ) -> None:
+        for name in names.keys() - found.keys():
+            error = calls.errors.get(name)
+            why = "" if error is None else f" ({(error.strerror or str(error)).lower()})"
+            self._hung.append(names[name] + why)
 
     def _look_at_program(self, program: _Program, configured: Sequence[str]) -> _Look:
         """Look where this process is the daemon. Runs on a thread of its own."""
@@ -391,7 +414,7 @@ class DaemonDiscovery:
             return "", False
         root = place.root
         if root:
-            with suppress(OSError):
+            with UnlessNotThere():
                 directory = resolve_in_root(root, directory)
         else:
             root, directory = self._reached(process.pid, directory)
@@ -417,7 +440,7 @@ class DaemonDiscovery:
         """
         procfs = self._processes.root
         root = f"{procfs}/{pid}/root"
-        with suppress(OSError, ValueError):
+        with UnlessNotThere():
             inside = resolve_in_root(root, directory)
             there = identity_of(root + inside, procfs)
             if there is not None and there != identity_of(directory, procfs):
@@ -452,8 +475,8 @@ class DaemonDiscovery:
         if not self._hung:
             return None
         return (
-            f"{'; '.join(self._hung[:MAX_NAMED_HUNG])}: looking there does not return, as on a file"
-            " server that is gone"
+            f"{'; '.join(self._hung[:MAX_NAMED_HUNG])}: looking there fails or does not return, as"
+            " on a file server that is gone"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -13,6 +14,21 @@ from mps_exporter.sources.procfs_parse import pack_lock_query, parse_lock_reply
 from mps_exporter.sources.resolve_in_root import opened_directory
 
 LOCK_FILE = "control_lock"
+
+_NOT_THERE = frozenset(
+    {
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EINVAL,
+        errno.ESRCH,
+    }
+)
+"""It is not there, or not for us. Other errors (no descriptor is left, a file server is gone) are
+over some time, and say nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,18 @@ class PipeDirectory:
         )
 
 
+class UnlessNotThere:
+    """Suppresses the errors which say that a path is not there, or not for us, and no others."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
+        if isinstance(error, OSError):
+            return error.errno in _NOT_THERE
+        return isinstance(error, ValueError)
+
+
 def look_at(
     root: str,
     directory: str,
@@ -70,16 +98,18 @@ def look_at(
         procfs: Where procfs is mounted.
         uid_of: Whose process a PID is; None: it cannot be told.
         strictly: See PipeDirectory.belongs_to.
+
+    Raises:
+        OSError: Whether it is there cannot be told now.
     """
     path = root + directory
-    try:
-        with opened_directory(path, procfs) as opened:
-            found = os.fstat(opened)
-            lock_owner = None
-            with suppress(OSError):
-                lock_owner = os.stat(LOCK_FILE, dir_fd=opened, follow_symlinks=False).st_uid
-            tested, holder = lock_holder(LOCK_FILE, opened)
-    except (OSError, ValueError):
+    found = lock_owner = None
+    with UnlessNotThere(), opened_directory(path, procfs) as opened:
+        found = os.fstat(opened)
+        with suppress(OSError):
+            lock_owner = os.stat(LOCK_FILE, dir_fd=opened, follow_symlinks=False).st_uid
+        tested, holder = lock_holder(LOCK_FILE, opened)
+    if found is None:
         return PipeDirectory(root, directory, lock_tested=False, holder=None, identity=path)
     identity = found.st_dev, found.st_ino
     seen = PipeDirectory(root, directory, tested, None, identity, found.st_uid, lock_owner)
@@ -91,16 +121,24 @@ def look_at(
 
 
 def identity_of(path: str, procfs: str) -> tuple[int, int] | None:
-    """Give what is the same for the same directory; None: it is not there, or not to be seen."""
-    with suppress(OSError, ValueError), opened_directory(path, procfs) as opened:
+    """Give what is the same for the same directory; None: it is not there, or not to be seen.
+
+    Raises:
+        OSError: It cannot be told now.
+    """
+    with UnlessNotThere(), opened_directory(path, procfs) as opened:
         found = os.fstat(opened)
         return found.st_dev, found.st_ino
     return None
 
 
 def owner_of(path: str, procfs: str) -> int | None:
-    """Give whose a directory is; None: it is not there, or not to be seen."""
-    with suppress(OSError, ValueError), opened_directory(path, procfs) as opened:
+    """Give whose a directory is; None: it is not there, or not to be seen.
+
+    Raises:
+        OSError: It cannot be told now.
+    """
+    with UnlessNotThere(), opened_directory(path, procfs) as opened:
         return os.fstat(opened).st_uid
     return None
 

@@ -7,13 +7,14 @@ with the rights of its user: links that lead out of that root are followed insid
 from __future__ import annotations
 
 import errno
+import os
 import stat
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mps_exporter.observations import DaemonFacts, ProcessView
+from mps_exporter.observations import DaemonFacts, DaemonView, ProcessView
 from mps_exporter.sources.daemon_discovery import DEFAULT_PIPE_DIRECTORIES
 from mps_exporter.sources.procfs_parse import (
     parse_arguments,
@@ -40,7 +41,12 @@ DEBUG_VARIABLES = frozenset(
 )
 """Those for which DCGM's diagnostics warn, and two more that CUDA's documentation calls so."""
 
+CGROUPS = "/sys/fs/cgroup"
 _LEFT = ("control", "nvidia-cuda-mps-control.pid")
+_PASS, _READ = 0o1, 0o5
+"""What a client needs of each folder on the way, and what a server needs. Measured on an H200: a
+server whose folder had mode 0701 ended six times at once, though a client got as far as the daemon.
+"""
 _MAX_LINKS = 40
 _MAX_NAMES = 512
 
@@ -77,9 +83,6 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
             way = _Way()  # nobody promised that it is there
     on_host = bool(_same_file(root, "/"))
     daemon = _same_directory(way.end, daemons)
-    other: tuple[str, ...] = ()
-    if daemon is not None and daemon.process is not None:
-        other = _other_namespaces(base, Path(procfs) / str(daemon.process.pid))
     return ProcessView(
         pid,
         uid=status.uid,
@@ -91,7 +94,7 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         closed_folder=way.closed if on_host else None,
         daemon_directory=daemon.pipe_directory if daemon is not None else None,
         leftover=way.end is not None and any(Path(way.end, name).exists() for name in _LEFT),
-        other_namespaces=other,
+        own_proc=_own_proc(base, (status.namespace_pids or (pid,))[-1]),
         mps_environment=variables,
         debug_variables=tuple(sorted(debug)),
         missing_libraries=tuple(
@@ -103,6 +106,24 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         ),
         oom_kills=_oom_kills(_read(base / "cgroup") or b""),
     )
+
+
+def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") -> DaemonView:
+    """Look at a control daemon whose servers for these users cannot start; never fails."""
+    if facts.process is None:
+        return DaemonView()
+    base = Path(procfs) / str(facts.process.pid)
+    closed: dict[int, str] = {}
+    for uid in uids:
+        for directory in (facts.pipe_directory, facts.log_directory):
+            if uid and directory:
+                # Which groups the server has is not known.
+                way = _walk(str(base / "root"), directory, uid, None, _READ)
+                if way.closed is not None and way.error is not None:
+                    closed.setdefault(uid, way.error)
+    cgroup = _read(base / "cgroup") or b""
+    limit = (_memory_file(cgroup, "memory.max") or b"").strip()
+    return DaemonView(closed, _oom_kills(cgroup), int(limit) if limit.isdigit() else None)
 
 
 def _read(path: Path) -> bytes | None:
@@ -129,14 +150,15 @@ def _missing(path: str) -> bool:
     return False
 
 
-def _other_namespaces(base: Path, daemon: Path) -> tuple[str, ...]:
-    """The kinds of namespaces that two processes do not share, as far as can be read."""
-    kinds = ("pid", "ipc")
-    return tuple(
-        kind
-        for kind in kinds
-        if _same_file(str(base / "ns" / kind), str(daemon / "ns" / kind)) is False
-    )
+def _own_proc(base: Path, own_pid: int) -> bool | None:
+    """Whether a process sees the /proc of its own PID namespace."""
+    try:
+        here = (base / "ns" / "pid").stat()
+        return os.path.samestat(here, (base / "root" / "proc" / str(own_pid) / "ns" / "pid").stat())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
 
 
 def _groups(base: Path) -> frozenset[int]:
@@ -161,8 +183,18 @@ class _Way:
     """Where the directory is from here; None: it is not there, or the caller may not look."""
 
 
-def _walk(root: str, path: str, uid: int | None, groups: frozenset[int]) -> _Way:
-    """Walk to a directory in this root as this user."""
+def _walk(
+    root: str, path: str, uid: int | None, groups: frozenset[int] | None, needed: int = _PASS
+) -> _Way:
+    """Walk to a directory in this root as this user.
+
+    Args:
+        root: Where the walk begins.
+        path: The directory, as it is called there.
+        uid: The user.
+        groups: The user's; None: not known.
+        needed: What the user must be allowed to do with each folder, as bits of a mode.
+    """
     done: list[str] = []
     names = deque(path.split("/")[:_MAX_NAMES])
     links = 0
@@ -185,7 +217,7 @@ def _walk(root: str, path: str, uid: int | None, groups: frozenset[int]) -> _Way
             folder = f"/{'/'.join(done)}"
             if not stat.S_ISDIR(entry.st_mode):
                 return _Way(f"{folder} is not a directory")
-            if uid and not _may_pass(entry.st_mode, entry.st_uid, entry.st_gid, uid, groups):
+            if uid and needed & ~_rights(entry, uid, groups) and not _has_access_list(here):
                 mode = f"{stat.S_IMODE(entry.st_mode):04o}"
                 return _Way(f"{folder} is closed to user {uid} (mode {mode})", folder)
             continue
@@ -198,13 +230,21 @@ def _walk(root: str, path: str, uid: int | None, groups: frozenset[int]) -> _Way
     return _Way(end="/".join((root, *done)))
 
 
-def _may_pass(mode: int, owner: int, group: int, uid: int, groups: frozenset[int]) -> bool:
-    """Whether the execute bit that applies to this user is set; access lists are not read."""
-    if owner == uid:
-        return bool(mode & stat.S_IXUSR)
-    if group in groups:
-        return bool(mode & stat.S_IXGRP)
-    return bool(mode & stat.S_IXOTH)
+def _rights(entry: os.stat_result, uid: int, groups: frozenset[int] | None) -> int:
+    """What a mode lets a user do: the three bits of owner, group or others that apply."""
+    if entry.st_uid == uid:
+        return entry.st_mode >> 6 & 7
+    if groups is None:
+        return (entry.st_mode >> 3 | entry.st_mode) & 7
+    return (entry.st_mode >> 3 if entry.st_gid in groups else entry.st_mode) & 7
+
+
+def _has_access_list(path: str) -> bool:
+    """Whether more than the mode says who may pass; what it says is not read."""
+    try:
+        return "system.posix_acl_access" in os.listxattr(path, follow_symlinks=False)
+    except OSError:
+        return False
 
 
 def _same_directory(path: str | None, daemons: Iterable[DaemonFacts]) -> DaemonFacts | None:
@@ -221,13 +261,17 @@ def _same_file(one: str, other: str) -> bool | None:
         return None
 
 
-def _oom_kills(cgroup: bytes) -> int | None:
-    """From memory.events of a process's control group (version 2, mounted at /sys/fs/cgroup)."""
+def _memory_file(cgroup: bytes, name: str) -> bytes | None:
+    """A file of a process's control group (version 2, mounted at /sys/fs/cgroup)."""
     for line in cgroup.splitlines():
         if line.startswith(b"0::/"):
-            folder = Path("/sys/fs/cgroup") / text_of(line[4:])
-            for entry in (_read(folder / "memory.events") or b"").splitlines():
-                key, _, value = entry.partition(b" ")
-                if key == b"oom_kill" and value.isdigit():
-                    return int(value)
+            return _read(Path(CGROUPS, text_of(line[4:]), name))
+    return None
+
+
+def _oom_kills(cgroup: bytes) -> int | None:
+    for entry in (_memory_file(cgroup, "memory.events") or b"").splitlines():
+        key, _, value = entry.partition(b" ")
+        if key == b"oom_kill" and value.isdigit():
+            return int(value)
     return None

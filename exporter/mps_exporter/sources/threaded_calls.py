@@ -37,31 +37,43 @@ class ThreadedCalls(Generic[T]):
     def __init__(self, wait_seconds: float = WAIT_SECONDS) -> None:
         self._wait_seconds = wait_seconds
         self._asked: dict[Hashable, _Question[T]] = {}
+        self.old: frozenset[Hashable] = frozenset()
+        """Of the last answers those whose question was put in an earlier call: what they say was so
+        then."""
+        self.errors: dict[Hashable, OSError] = {}
+        """What the last questions without an answer raised."""
 
     def ask(
         self, questions: Mapping[Hashable, tuple[int | None, Callable[[], T]]]
     ) -> dict[Hashable, T]:
         """Give the answers that came in time, by the question's name.
 
+        One that raised OSError has no answer: neither what it looked at nor that it is not there.
+
         Args:
             questions: (whose files it looks at; None: nobody's in particular, and what to call).
 
         Raises:
-            Whatever one of them raised.
+            Whatever else one of them raised.
         """
+        before = self._asked.keys() & questions.keys()
         late = self._start_all(questions)
         end = time.monotonic() + self._wait_seconds
         for name, one in self._asked.items():
             if name not in late:
                 one.done.wait(max(0.0, end - time.monotonic()))
-        answers = dict[Hashable, T]()
+        answers, self.errors = dict[Hashable, T](), {}
         for name in questions:
             found = self._asked.get(name)
             if found is not None and found.done.is_set():
                 del self._asked[name]
-                if found.error is not None:
+                if found.error is None:
+                    answers[name] = found.answers[0]
+                elif isinstance(found.error, OSError):
+                    self.errors[name] = found.error
+                else:
                     raise found.error
-                answers[name] = found.answers[0]
+        self.old = frozenset(before & answers.keys())
         return answers
 
     def _start_all(

@@ -18,6 +18,9 @@ OPEN = {
     "user",
     "fan",
     "xid",
+    "server_name",
+    "namespace",
+    "partition",
 }
 """Labels that name something of the host, in every metric but info."""
 

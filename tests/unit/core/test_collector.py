@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pytest
 
 from mps_exporter import collector as collector_module
+from mps_exporter.daemon_registry import DaemonRegistry
 from mps_exporter.observations import (
+    DaemonFacts,
     GpuObservation,
     GpuProcess,
+    LogsObservation,
     NvmlObservation,
     Observation,
     Outcome,
     ProcessFacts,
     ProcfsObservation,
 )
-from tests.support.mps_logs import EIGHT, script
+from mps_exporter.sources.host import SourceTimeoutError
+from tests.support.mps_logs import EIGHT, PIPE, observation, script
 from tests.support.mps_script import HOLDER, arrives, client, pending, server_starts
 from tests.support.scripted_host import ScriptedHost, look
 from tests.support.waiting import PATIENCE_SECONDS, until
@@ -378,13 +383,13 @@ async def test_what_ran_before_a_reboot_does_not_run(host: ScriptedHost) -> None
     host.answers["absent"] = True
     host.edit = lambda _answer: ""
     collector = host.collector()
-    run = host._tool._run
+    run = host._tool._runs._run
 
     async def nobody(*arguments: object) -> object:
         result = await run(*arguments)  # type: ignore[arg-type]
         return replace(result, return_code=1, stderr=b"Cannot find MPS control daemon process\n")
 
-    host._tool._run = nobody  # type: ignore[assignment]
+    host._tool._runs._run = nobody  # type: ignore[assignment]
     for _ in range(5):
         await look(collector)
         host.passes(15)
@@ -489,3 +494,41 @@ async def test_a_server_whose_exit_line_was_lost_is_replaced_by_the_next(
         await look(collector)
     assert [server.pid for server in (await look(collector)).servers] == [5120]
     assert host.server_questions - before <= 4
+
+
+async def test_logs_that_come_after_the_first_answer_tell_of_no_exit(
+    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the daemon has answered when its logs have not been read once."""
+    collector = host.collector()
+    poll_logs = host.poll_logs
+
+    async def late(daemons: Sequence[DaemonFacts], deadline_seconds: float) -> LogsObservation:
+        raise SourceTimeoutError("the logs were not read")
+
+    monkeypatch.setattr(host, "poll_logs", late)
+    with contextlib.suppress(SourceTimeoutError):
+        await look(collector)
+    monkeypatch.setattr(host, "poll_logs", poll_logs)
+    host.passes(1.0)
+    daemon = await look(collector)
+    assert [server.pid for server in daemon.servers] == [110]
+    (record,) = collector._daemons.values()
+    view = record.ledger.view(host.wall)
+    assert view.counters["mps_server_last_exit_timestamp_seconds"] == {}
+    assert "daemon_died" not in {incident.kind for incident in view.incidents}
+
+
+def test_a_daemon_that_gets_another_name_takes_nothing_along(host: ScriptedHost) -> None:
+    """One in a container has the short name until one of the host has the same directory."""
+    inside = replace(host.facts, root="/proc/630/root")
+    registry = DaemonRegistry()
+    registry.update([inside], host.wall)
+    registry[PIPE].tracker.add_logs(observation(host.wall, script(HOLDER).data))
+    assert registry[PIPE].ledger.view(host.wall).servers
+    renamed = replace(inside, pipe_directory=inside.pipe_path, root="")
+    own = replace(host.facts, process=replace(host.daemon, pid=700), servers=())
+    registry.update([renamed, own], host.wall)
+    assert set(registry) == {PIPE, f"/proc/630/root{PIPE}"}
+    for record in registry.values():
+        assert record.ledger.view(host.wall).servers == ()  # until its own logs are read

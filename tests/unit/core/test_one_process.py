@@ -165,8 +165,6 @@ async def test_nothing_wrong_is_said_only_where_everything_was_seen() -> None:
             "problem",
             "/a is closed",
         ),
-        ({"other_namespaces": ("pid", "ipc")}, "warning", "different PID and IPC namespaces"),
-        ({"other_namespaces": ("pid",)}, "ok", "Nothing is wrong"),
         (
             {"debug_variables": ("A_PATH", "B"), "missing_libraries": ("A_PATH",)},
             "warning",
@@ -235,6 +233,36 @@ async def test_visible_devices_that_name_no_gpu_of_the_daemon(
     assert (found.page == "invalid-cuda-visible-devices") == (named is False)
     works = answer(snapshot, 1797, replace(view, pid=1797))
     assert works.outcome == "ok", "it has a context: it has set the variable itself"
+
+
+async def test_a_process_whose_proc_is_that_of_another_namespace() -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    view = replace(newcomer(snapshot), own_proc=False)
+    assert answer(snapshot, 77, view).page == "cuda-error-304-operating-system"
+    assert answer(snapshot, 1797, replace(view, pid=1797)).outcome == "ok", "it has a context"
+
+
+async def test_a_percentage_of_less_than_two_sms() -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    gpu = snapshot.gpus[0]
+    for capability, percentage, told in (((8, 6), "16", True), ((8, 6), "20", False)):
+        small = replace(gpu.observation, sm_count=10, compute_capability=capability)
+        gpus = (replace(gpu, observation=small),)
+        view = newcomer(snapshot, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=percentage)
+        checks = check_process(77, replace(snapshot, gpus=gpus), (), view)
+        assert any("reported to fail with error 46" in one.text for one in checks) == told
+    view = newcomer(snapshot, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="1")
+    assert not any("error 46" in one.text for one in check_process(77, snapshot, (), view)), (
+        "8 SMs, measured"
+    )
+
+
+async def test_a_client_that_connected_before_the_daemon_was_configured() -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    daemons = tuple(replace(one, default_active_thread_ratio=0.5) for one in snapshot.daemons)
+    found = answer(replace(snapshot, daemons=daemons), 1797)
+    assert (found.outcome, found.page) == ("warning", "a-limit-has-no-effect")
+    assert "may use 100 % of the SMs, where the default is 50 %" in found.text
 
 
 async def test_a_process_that_has_lost_its_server() -> None:
@@ -335,7 +363,7 @@ def test_a_real_process_is_looked_at(tmp_path: Path) -> None:
     assert view.uid == os.geteuid()
     assert (view.pipe_directory, view.names_directory) == (directory, True)
     assert (view.path_error, view.daemon_directory) == (None, str(pipe))
-    assert view.other_namespaces == ()
+    assert view.own_proc
     assert view.mps_environment == {"CUDA_MPS_PIPE_DIRECTORY": directory}
     assert not view.leftover
     assert view.debug_variables == ("CUDA_LAUNCH_BLOCKING",)
@@ -400,21 +428,21 @@ def test_what_a_daemon_left_and_a_library_that_is_missing(tmp_path: Path) -> Non
     assert len(view.debug_variables) == 3
 
 
-def test_namespaces_that_differ_from_the_daemons(tmp_path: Path) -> None:
-    (tmp_path / "pipe").mkdir()
-    for pid, ipc in ((10, "ipc"), (11, "other")):
-        folder = tmp_path / str(pid) / "ns"
+def test_a_process_that_sees_the_proc_of_another_namespace(tmp_path: Path) -> None:
+    base = tmp_path / "proc" / "11"
+    for folder in (base / "ns", base / "root" / "proc" / "1" / "ns"):
         folder.mkdir(parents=True)
-        for kind, target in (("pid", "pid"), ("ipc", ipc)):
-            (tmp_path / target).touch()
-            (folder / kind).symlink_to(tmp_path / target)
-        (folder.parent / "root").symlink_to("/")
-        (folder.parent / "environ").write_text(f"CUDA_MPS_PIPE_DIRECTORY={tmp_path}/pipe\0")
-        (folder.parent / "stat").write_text(f"{pid} (x) S 1 " + "1 " * 20)
-        (folder.parent / "status").write_text("Uid:\t0\t0\t0\t0\n")
-    daemon = DaemonFacts(f"{tmp_path}/pipe", "", process=ProcessFacts(10, 0.0))
-    assert view_process(11, [daemon], str(tmp_path)).other_namespaces == ("ipc",)
-    assert view_process(10, [daemon], str(tmp_path)).other_namespaces == ()
+    (tmp_path / "own").touch()
+    (tmp_path / "other").touch()
+    (base / "stat").write_text("11 (x) S 1 " + "1 " * 20)
+    (base / "status").write_text("Uid:\t0\t0\t0\t0\nNSpid:\t11\t1\n")
+    (base / "ns" / "pid").symlink_to(tmp_path / "own")
+    seen = base / "root" / "proc" / "1" / "ns" / "pid"
+    for target, own in ((tmp_path / "own", True), (tmp_path / "other", False), (None, False)):
+        seen.unlink(missing_ok=True)
+        if target is not None:
+            seen.symlink_to(target)
+        assert view_process(11, [], str(tmp_path / "proc")).own_proc is own
 
 
 def test_a_process_that_is_not_there() -> None:

@@ -25,6 +25,7 @@ from mps_exporter.snapshot import (
     CollectorResult,
     ControlDaemon,
     Histogram,
+    Partitioning,
     RecordingInfo,
     Server,
     Snapshot,
@@ -128,10 +129,18 @@ def _of_clients(level: ClientSeries) -> dict[str, int]:
         sm_limit={"GPU-a": 8},
         active_thread_ratio=0.1,
         priority=1,
+        server_name="training",
     )
     server = Server(20, uid=1001, clients=(client, replace(client, pid=31)))
     wait = Wait(40, 1002, 4.0, 1001)
-    daemon = ControlDaemon("/p", "/l", "answering", servers=(server,), waits=(wait,))
+    daemon = ControlDaemon(
+        "/p",
+        "/l",
+        "answering",
+        servers=(server,),
+        waits=(wait,),
+        partitioning=Partitioning(),
+    )
     container = ContainerName("containerd://c0ffee", "research", "train-0", "main")
     snapshot = Snapshot(taken_at=9.0, daemons=(daemon,), containers=(container,))
     found = render(snapshot, BUILD, clients=level)
@@ -152,6 +161,7 @@ def test_series_of_clients_are_full_a_summary_or_off() -> None:
         "mps_client_state_since_timestamp_seconds": 3,
         "mps_client_contexts": 2,
         "mps_client_memory_used_bytes": 2,
+        "mps_client_namespace_info": 2,
         "mps_container_info": 1,
     }
     assert _of_clients("summary") == summary

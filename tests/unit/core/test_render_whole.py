@@ -17,9 +17,16 @@ from mps_exporter.snapshot import (
     Client,
     CollectorResult,
     ControlDaemon,
+    Feature,
     Gpu,
+    NamedServer,
+    Namespace,
+    NamespaceClient,
+    Partitioning,
     RecordingInfo,
     Server,
+    ServerDevice,
+    SmPartition,
     Snapshot,
     Wait,
 )
@@ -47,6 +54,27 @@ CLIENT = Client(
     priority=1,
     state="creating_context",
     state_since=104.0,
+    environment_readable=True,
+    server_name="training",
+    namespace="batch",
+    sm_partition="Kp8",
+    sm_partition_fault="other_gpu",
+)
+PARTITIONING = Partitioning(
+    "3",
+    servers=(NamedServer("training", 1001, 20, "Ready", "/p/t", ("GPU-x", "GPU-y"), "5"),),
+    namespaces=(
+        Namespace("batch", "training", "Ready", "/p/t/b", 0.25, 22, frozenset(), 1),
+        Namespace("open", "training", unlimited=frozenset({"active_threads"})),
+    ),
+    clients=(NamespaceClient(30, "training", "batch"),),
+    partitions=(
+        SmPartition(U, "training", "Kp8", "large", 4, 34, False, "created", True),
+        SmPartition(U, "training", chunks=1, sms=8, status="unallocated"),
+    ),
+    devices=(ServerDevice(U, "training", 3, "02:00.0", "RTX", 188, 23, "none"),),
+    features=(Feature("memacct", False, True, "memory", "all"),),
+    not_understood={("client_list", "row"): 24},
 )
 SERVER = Server(
     20,
@@ -91,6 +119,7 @@ DAEMON = ControlDaemon(
         LogState(D, "server", "/var/log/mps/server.log", False, 14),
     ),
     dropped_clients=15,
+    partitioning=PARTITIONING,
     facts=DaemonFacts(D, "/var/log/mps", owner_uid=1003, limited=True),
 )
 GPU = Gpu(
@@ -132,6 +161,7 @@ SNAPSHOT = Snapshot(
 )
 
 DS, DSP, G = (D, "20"), (D, "20", "30"), ("0", U)
+N, P = (D, "training", "batch"), (D, "training", *G, "large")
 
 
 def one_of(states: tuple[str, ...], active: str) -> dict[str, bool]:
@@ -201,6 +231,33 @@ SHOWN = {
     "mps_client_sm_limit": {(*DSP, *G): 66},
     "mps_client_priority": {DSP: 1},
     "mps_client_dropped_series": {(D,): 15},
+    "mps_named_server_info": {
+        (D, "training", "20", "1001", "Ready", "/p/t", "GPU-x,GPU-y", "5"): 1,
+    },
+    "mps_namespace_info": {(*N, "Ready", "/p/t/b"): 1, (D, "training", "open", "", ""): 1},
+    "mps_namespace_limited": {
+        (*N, "active_threads"): 1,
+        (*N, "pinned_memory"): 1,
+        (D, "training", "open", "active_threads"): 0,
+    },
+    "mps_namespace_active_thread_ratio": {N: 0.25},
+    "mps_namespace_pinned_memory_limit_bytes": {N: 22},
+    "mps_namespace_client_priority": {N: 1},
+    "mps_namespace_clients": {N: 1, (D, "training", "open"): 0},
+    "mps_client_namespace_info": {(*DSP, "training", "batch"): 1},
+    "mps_sm_partition_info": {(*P, "Kp8", "created", "false"): 1},
+    "mps_sm_partition_sms": {P: 34},
+    "mps_sm_partition_chunks": {P: 4},
+    "mps_sm_partition_clients": {P: 1},
+    "mps_sm_partition_in_use": {P: 1},
+    "mps_sm_partition_unallocated_sms": {(D, "training", *G): 8},
+    "mps_sm_partition_unallocated_chunks": {(D, "training", *G): 1},
+    "mps_client_sm_partition_info": {(*DSP, "large", "other_gpu"): 1},
+    "mps_server_device_info": {(D, "training", *G, "3", "02:00.0", "RTX", "none"): 1},
+    "mps_server_device_sms": {(D, "training", *G): 188},
+    "mps_server_device_chunks": {(D, "training", *G): 23},
+    "mps_control_feature_info": {(D, "memacct", "false", "true", "memory", "all"): 1},
+    "mps_control_reply_not_understood": {(D, "client_list", "row"): 24},
     "mps_uid_waiting_clients": {(D, "1002"): 2},
     "mps_uid_waiting_dead_clients": {(D, "1002"): 1},
     "mps_uid_waiting_since_timestamp_seconds": {(D, "1002"): 105},

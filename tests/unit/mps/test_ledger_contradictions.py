@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mps_exporter.mps.control_protocol import ProbeReply, ServerReply
@@ -227,3 +229,75 @@ def test_refusals_that_are_written_into_each_other_are_counted_once_each() -> No
     """
     counters = summary(read(script(HOLDER + text)).counters)
     assert counters["rejections"] == {"1001 context_limit": 2}
+
+
+# ---------------------------------------------------------------- logs that are read late
+
+
+def test_a_server_that_the_tool_named_before_the_logs_were_read_has_not_exited() -> None:
+    """A busy machine, a slow file system: the answer is there before the first line."""
+    tracker = DaemonTracker(PIPE)
+    said(tracker, at("02:00"), 100)
+    tracker.add_logs(observation(at("02:05"), script(HOLDER).data, history=True))
+    view = tracker.ledger.view(0.0)
+    assert [server.pid for server in view.servers] == [110]
+    assert view.servers[0].started_at < at("01:00")  # as the log says
+    assert clients(tracker) == [100]
+    assert view.counters["mps_server_last_exit_timestamp_seconds"] == {}
+    assert "daemon_died" not in {incident.kind for incident in view.incidents}
+
+
+def test_nor_has_one_of_the_daemon_that_runs_now() -> None:
+    """The log was away while one daemon died and another started: the first one's server ended."""
+    tracker = start(script(HOLDER))
+    tracker.add_logs(observation(at("05:00"), {}, readable=()))
+    tracker.reconcile(at("06:00"), at("06:00"), (210,), [ServerReply(210, state="ACTIVE")])
+    assert len(tracker.ledger.view(0.0).servers) == 2
+    restart = "05:30.000 C730 Starting control daemon using socket /tmp/mps/control\n"
+    started = "05:31.000 C730 Starting new server 210 for user 1001\n"
+    tracker.add_logs(observation(at("06:01"), script(restart + started).data))
+    view = tracker.ledger.view(0.0)
+    assert [server.pid for server in view.servers] == [210]
+    assert summary(view.counters)["server_exits"] == {"daemon_died": 1}
+
+
+def test_nor_where_only_the_servers_log_is_read() -> None:
+    tracker = DaemonTracker(PIPE)
+    tracker.add_logs(observation(at("01:59"), {}, readable=()))
+    tracker.reconcile(at("02:00"), at("02:00"), (110,), [ServerReply(110, state="ACTIVE")])
+    older = "00:30.000 O90 Startup\n00:30.000 S90 CUDA MPS Server for Linux/Unix.\n"
+    own = "01:00.000 O110 Startup\n01:00.000 S110 CUDA MPS Server for Linux/Unix.\n"
+    lines = script(older + own)
+    found = observation(at("02:05"), {"server": lines["server"]}, readable=("server",))
+    tracker.add_logs(found)
+    view = tracker.ledger.view(0.0)
+    assert [server.pid for server in view.servers] == [110]
+    assert sum(summary(view.counters)["server_exits"].values()) == 1  # of 90, when 110 started
+
+
+# ---------------------------------------------------------------- a look that finds nothing
+
+
+@pytest.mark.parametrize(
+    ("process", "ended"),
+    [
+        (DAEMON, False),
+        (replace(DAEMON, state="Z"), True),
+        (replace(DAEMON, start_time_seconds=at("00:30")), True),
+        (None, True),
+    ],
+    ids=["there", "zombie", "another", "gone"],
+)
+def test_whether_a_daemon_has_exited_its_pid_tells(
+    process: ProcessFacts | None, ended: bool
+) -> None:
+    """It was not found as a daemon, as when its directory could not be looked at."""
+    tracker = start(script(HOLDER))
+    tracker.ledger.observe(at("00:20"), FACTS, {110: SERVER}, {100, 110})
+    missed = replace(FACTS, process=None, servers=())
+    there = {110: SERVER} if process is None else {110: SERVER, 630: process}
+    tracker.ledger.observe(at("00:40"), missed, there, {110, 630})
+    tracker.add_logs(observation(at("00:50"), {}))
+    view = tracker.ledger.view(0.0)
+    assert (view.daemon_ended_at is not None) is ended
+    assert bool(view.counters["mps_server_last_exit_timestamp_seconds"]) is ended

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,11 +14,12 @@ from typing import Any
 import pytest
 
 from mps_exporter.observations import DaemonFacts
-from mps_exporter.sources import daemon_discovery
+from mps_exporter.sources import daemon_discovery, pipe_directory
 from mps_exporter.sources.daemon_discovery import DEFAULT_LOG_DIRECTORY, DaemonDiscovery
 from mps_exporter.sources.pipe_directory import identity_of, lock_holder
 from tests.support.fake_host import held_lock
 from tests.support.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
+from tests.support.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[3]
 
@@ -79,6 +81,7 @@ def test_a_daemon_with_its_servers(proc: FakeProc, tmp_path: Path) -> None:
     [
         (["-d"], False, False, False),
         (["-f"], True, False, False),
+        (["--foreground", "-p", "3"], True, False, False),
         (["-d", "-multiuser-server"], False, True, False),
         (["-d", "-S"], False, False, True),
     ],
@@ -96,6 +99,15 @@ def test_how_it_was_started(
     assert facts.foreground is foreground
     assert facts.multiuser is multiuser
     assert facts.static_partitioning is static
+
+
+def test_which_protocol_it_was_started_with(proc: FakeProc, tmp_path: Path) -> None:
+    daemon(proc, 5, tmp_path / "plain")
+    daemon(proc, 6, tmp_path / "third", "-d", "-p", "3")
+    named = {**environment(tmp_path / "variable"), "CUDA_MPS_PROTOCOL_VERSION": "3"}
+    proc.add(7, argv=[CONTROL, "-d"], environ=named)
+    protocols = {Path(one.pipe_directory).name: one.protocol for one in found(proc)}
+    assert protocols == {"plain": None, "third": "3", "variable": "3"}
 
 
 def test_the_tool_is_no_daemon(proc: FakeProc, tmp_path: Path) -> None:
@@ -216,6 +228,58 @@ def test_a_lock_without_a_visible_process(proc: FakeProc, tmp_path: Path) -> Non
         assert (facts.process, facts.lock_holder_pid, facts.lock_tested) == (None, pid, True)
     (facts,) = found(proc, [(str(tmp_path / "pipe"), None)])
     assert (facts.lock_holder_pid, facts.lock_tested) == (None, True)
+
+
+def test_who_held_the_lock_some_time_ago_says_nothing_of_now(
+    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at a slow directory that was begun before the daemon started, and ended after."""
+    pipe = str(tmp_path / "pipe")
+    may_return = threading.Event()
+    look_at = pipe_directory.look_at
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        found = look_at(*arguments, **more)
+        may_return.wait()
+        return found
+
+    with held_lock(tmp_path / "pipe"):
+        pass  # the file is there, and nobody holds it
+    monkeypatch.setattr(daemon_discovery, "look_at", slow)
+    source = DaemonDiscovery(str(proc.root))
+    source._place_calls._wait_seconds = 0.05
+    (facts,) = source.discover([(pipe, None)], search=True)
+    assert not facts.lock_tested
+    with held_lock(tmp_path / "pipe") as pid:
+        under_way = source._place_calls._asked[pipe, None]
+        may_return.set()
+        assert under_way.done.wait(PATIENCE_SECONDS)
+        source._place_calls._wait_seconds = PATIENCE_SECONDS
+        (facts,) = source.discover([(pipe, None)], search=True)
+        assert (facts.owner_uid, facts.lock_tested) == (os.getuid(), False)
+        (facts,) = source.discover([(pipe, None)], search=True)
+        assert (facts.lock_tested, facts.lock_holder_pid) == (True, pid)
+
+
+@pytest.mark.parametrize("configured", [False, True])
+def test_a_daemon_whose_directory_cannot_be_looked_at_now_is_still_there(
+    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: bool
+) -> None:
+    names = [(str(tmp_path / "pipe"), None)] if configured else []
+    source = DaemonDiscovery(str(proc.root))
+    with held_lock(tmp_path / "pipe") as pid:
+        daemon(proc, pid, tmp_path / "pipe")
+        (before,) = source.discover(names, search=True)
+
+        def fails(*_: Any) -> int:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(pipe_directory, "opened_directory", fails)
+        (facts,) = source.discover(names, search=True)
+        assert before.process is not None
+        assert facts.process == before.process
+        assert facts.pipe_directory == before.pipe_directory
+        assert "(too many open files)" in (source.observe([]).error or "")
 
 
 # ------------------------------------------------------------------------------ mount namespaces

@@ -76,11 +76,33 @@ def test_a_user_whose_question_hangs_is_waited_for_no_more(gate: Gate) -> None:
     assert gate.started <= threaded_calls.MAX_HUNG_PER_USER + 1
 
 
-def test_an_error_is_raised() -> None:
+def test_what_an_earlier_call_asked_is_told_apart(gate: Gate) -> None:
+    some = ThreadedCalls[str](0.05)
+    some.ask({"a": asked(ALICE, gate)})
+    waiting = some._asked["a"].done
+    gate.open.set()
+    assert waiting.wait(PATIENCE_SECONDS)
+    some._wait_seconds = PATIENCE_SECONDS
+    assert some.ask({"a": asked(ALICE, gate), "b": asked(BOB, at_once)})
+    assert some.old == {"a"}
+    assert some.ask({"a": asked(ALICE, at_once), "b": asked(BOB, at_once)})
+    assert some.old == frozenset()
+
+
+def test_an_error_is_no_answer_and_stops_nobody() -> None:
     def fails() -> str:
         raise OSError(24, "Too many open files")
 
-    with pytest.raises(OSError, match="Too many"):
+    some = ThreadedCalls[str](PATIENCE_SECONDS)
+    assert some.ask({"a": asked(ALICE, fails), "b": asked(BOB, at_once)}) == {"b": "now"}
+    assert [str(error) for error in some.errors.values()] == ["[Errno 24] Too many open files"]
+
+
+def test_a_bug_is_raised() -> None:
+    def fails() -> str:
+        raise KeyError("a bug")
+
+    with pytest.raises(KeyError, match="a bug"):
         ThreadedCalls[str](PATIENCE_SECONDS).ask({"a": asked(0, fails)})
 
 
