@@ -139,7 +139,7 @@ def _of_clients(level: ClientSeries) -> dict[str, int]:
         "answering",
         servers=(server,),
         waits=(wait,),
-        partitioning=Partitioning(),
+        partitioning=Partitioning("3"),
     )
     container = ContainerName("containerd://c0ffee", "research", "train-0", "main")
     snapshot = Snapshot(taken_at=9.0, daemons=(daemon,), containers=(container,))
