@@ -40,7 +40,7 @@ async def diagnose(
         whom: Say what is wrong with these processes, not with the host.
     """
     if recording is None:
-        snapshot = await look(settings)
+        snapshot = await look(settings, activity=whom is None)
     else:
         snapshot = await _collect_from_recording(settings, recording, at_seconds)
     if check is not None:

@@ -160,6 +160,20 @@ _MISCONFIGURATIONS = (
         "CUDA silently continued without MPS.",
     ),
     Advice(
+        "daemon_missing",
+        "warning",
+        "A process asks for MPS, and no daemon runs",
+        "Its CUDA_MPS_PIPE_DIRECTORY is set, and no daemon serves its GPU: CUDA silently continued "
+        "without MPS, without sharing and without limits.",
+    ),
+    Advice(
+        "limit_looser_than_default",
+        "warning",
+        "A client has more than its daemon allows by default",
+        "A running client keeps the limits that its server had when it connected. One that started "
+        "before its daemon was configured has none, without a message.",
+    ),
+    Advice(
         "percentage_ignored",
         "warning",
         "An active thread percentage is ignored",
@@ -213,6 +227,26 @@ _MISCONFIGURATIONS = (
         "MPS would help here",
         "Several processes take turns on a GPU whose SMs are mostly idle: with MPS they would run "
         "at the same time.",
+    ),
+    Advice(
+        "limit_idles_gpu",
+        "info",
+        "Limits leave a GPU partly idle",
+        "An active thread percentage is a cap, also while no other program needs the SMs. Here the "
+        "clients use all that their limits allow, and the rest of the GPU is idle.",
+    ),
+    Advice(
+        "share_exceeded",
+        "info",
+        "A job or pod may use more than one share",
+        "MPS limits each process. Several processes of one job or pod have that much each.",
+    ),
+    Advice(
+        "memory_overcommitted",
+        "info",
+        "Memory limits add up to more than the GPU has",
+        "A memory limit reserves nothing: an allocation below its limit fails when the others have "
+        "taken the memory.",
     ),
     Advice(
         "unfit_gpu",

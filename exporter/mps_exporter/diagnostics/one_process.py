@@ -13,8 +13,15 @@ from typing import Literal
 from mps_exporter import humanize
 from mps_exporter.diagnostics.actions import actions, docs_page, quoted_path
 from mps_exporter.diagnostics.catalogue import Finding
+from mps_exporter.diagnostics.shares import Excess, looser
 from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES
-from mps_exporter.mps.limits import DaemonGpus, parse_pinned_memory_limit, visible_gpus
+from mps_exporter.mps.limits import (
+    DaemonGpus,
+    effective_ratio,
+    parse_active_thread_percentage,
+    parse_pinned_memory_limit,
+    visible_gpus,
+)
 from mps_exporter.observations import ProcessView
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
 
@@ -28,6 +35,11 @@ NEAR_LIMIT_RATIO = 0.95
 CONTEXT_BYTES = 290 << 20
 """Measured on an H200: with this limit cuDevicePrimaryCtxRetain failed with error 2; with 1 GiB a
 client without memory of its own had 753 MiB left."""
+
+FEWEST_SMS = 2
+"""SMs come in pairs; on Hopper the least share is 8 whatever the percentage (measured)."""
+
+HOPPER = (9, 0)
 
 _BLOCKING = ("ghost_server", "daemon_unresponsive", "daemon_draining", "server_starting_long")
 _REFUSALS = {
@@ -105,9 +117,11 @@ def check_process(
     checks += _connection(pid, daemon, snapshot, place)
     if place.client is not None:
         checks += _limits(place.client, snapshot)
+        if daemon is not None and (excess := looser(place.client, daemon)) is not None:
+            checks.append(_looser(excess))
     if view is not None:
         if not working:
-            checks += _room(view, daemon)
+            checks += _room(view, daemon, snapshot)
         checks += _memory(view)
     return [*checks, *_history(pid, snapshot)]
 
@@ -492,6 +506,17 @@ def _limits(client: Client, snapshot: Snapshot) -> Iterator[Check]:
         yield Check("limits", "unknown", "how many SMs it may use is not known.")
 
 
+def _looser(excess: Excess) -> Check:
+    return Check(
+        "limits",
+        "warning",
+        f"It may use {excess.text}: it connected before the daemon was configured, or to a server "
+        "that was started before.",
+        "Restart it when all clients of its server have exited.",
+        "a-limit-has-no-effect",
+    )
+
+
 def _devices(
     view: ProcessView, daemon: ControlDaemon | None, snapshot: Snapshot
 ) -> Iterator[Check]:
@@ -540,7 +565,7 @@ def _gpus(daemon: ControlDaemon | None, snapshot: Snapshot) -> DaemonGpus:
     return DaemonGpus(frozenset(order), complete=bool(order), order=order or None)
 
 
-def _room(view: ProcessView, daemon: ControlDaemon | None) -> Iterator[Check]:
+def _room(view: ProcessView, daemon: ControlDaemon | None, snapshot: Snapshot) -> Iterator[Check]:
     """Whether the limits that a process set for itself leave enough for a context."""
     text = (view.mps_environment or {}).get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
     limits = parse_pinned_memory_limit(text)
@@ -553,6 +578,26 @@ def _room(view: ProcessView, daemon: ControlDaemon | None) -> Iterator[Check]:
             "A higher limit, and start the process again.",
             "cuda-error-2-out-of-memory-under-mps",
         )
+    if daemon is not None:
+        yield from _few_sms(view, daemon, snapshot)
+
+
+def _few_sms(view: ProcessView, daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[Check]:
+    text = (view.mps_environment or {}).get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+    own = parse_active_thread_percentage(text).ratio
+    ratio = effective_ratio(own, daemon.default_active_thread_ratio)
+    for gpu in snapshot.gpus:
+        sms = gpu.observation.sm_count
+        old = (gpu.observation.compute_capability or HOPPER) < HOPPER
+        if ratio and sms and old and gpu.uuid in daemon.gpu_uuids and ratio * sms < FEWEST_SMS:
+            yield Check(
+                "limits",
+                "warning",
+                f"Its percentage is {humanize.percent(ratio)} of {sms} SMs, less than "
+                f"{FEWEST_SMS}: reported to fail with error 46.",
+                "A higher percentage, or fewer replicas.",
+                "cuda-error-46-devices-unavailable",
+            )
 
 
 def _memory(view: ProcessView) -> Iterator[Check]:

@@ -242,6 +242,29 @@ async def test_a_process_whose_proc_is_that_of_another_namespace() -> None:
     assert answer(snapshot, 1797, replace(view, pid=1797)).outcome == "ok", "it has a context"
 
 
+async def test_a_percentage_of_less_than_two_sms() -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    gpu = snapshot.gpus[0]
+    for capability, percentage, told in (((8, 6), "16", True), ((8, 6), "20", False)):
+        small = replace(gpu.observation, sm_count=10, compute_capability=capability)
+        gpus = (replace(gpu, observation=small),)
+        view = newcomer(snapshot, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=percentage)
+        checks = check_process(77, replace(snapshot, gpus=gpus), (), view)
+        assert any("reported to fail with error 46" in one.text for one in checks) == told
+    view = newcomer(snapshot, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="1")
+    assert not any("error 46" in one.text for one in check_process(77, snapshot, (), view)), (
+        "8 SMs, measured"
+    )
+
+
+async def test_a_client_that_connected_before_the_daemon_was_configured() -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    daemons = tuple(replace(one, default_active_thread_ratio=0.5) for one in snapshot.daemons)
+    found = answer(replace(snapshot, daemons=daemons), 1797)
+    assert (found.outcome, found.page) == ("warning", "a-limit-has-no-effect")
+    assert "may use 100 % of the SMs, where the default is 50 %" in found.text
+
+
 async def test_a_process_that_has_lost_its_server() -> None:
     snapshot = await snapshot_at("stranded", 1.5)
     (pid,) = snapshot.gpus[0].stranded_pids or ()
