@@ -286,6 +286,8 @@ class LogChunk:
     utc_offset_seconds: float | None = None
     """The zone of the stamps, in seconds east of Greenwich: learnt from the file's modification
     time against its last line, else the host's. None: no line has a stamp yet."""
+    server_name: str = ""
+    """Whose log it is: each server of an MPS v3 daemon has one. Empty: of a v2 daemon."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ def answer(state: dict[str, Any], directory: str, mode: str) -> int:
     if mode == "hang":
         sleep_forever()
     if mode == "garbage":
-        sys.stdout.buffer.write(b"\xff\x00 name,uid,pid,status\n")
+        sys.stdout.buffer.write(b"\xff\x00 neither a list nor a refusal\n")
         return 0
     if mode == "flood":
         while True:

@@ -39,7 +39,7 @@ def process(pid: int, name: str, **environment: str) -> ProcessFacts:
         pid,
         START - 60,
         uid=1000,
-        user="ada",
+        user="lovelace",
         name=name,
         state="S",
         namespace_pids=(pid,),

@@ -21,6 +21,7 @@ from mps_exporter.diagnostics import (
     most_severe,
     unseen,
 )
+from mps_exporter.diagnostics.partitions import partitioning_lines
 from mps_exporter.diagnostics.traces import of_traces
 from mps_exporter.observations import HostTraces
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
@@ -207,6 +208,8 @@ def _daemon(daemon: ControlDaemon, snapshot: Snapshot, paint: Painter) -> Iterat
     name_of = f"process {daemon.pid} of {owner}" if daemon.pid else "no process"
     directory = humanize.printable(daemon.pipe_directory, 400)
     yield f"  {directory}  {paint(state, style)}  {paint(name_of, 'dim')}"
+    for line in partitioning_lines(daemon, snapshot.gpu_indexes):
+        yield f"    {line}"
     for server in daemon.servers:
         whose = _name(server.uid, server.user)
         what = "ghost" if server.ghost else server.state or "?"
@@ -227,8 +230,14 @@ def _client(client: Client) -> str:
     if client.active_thread_ratio is not None:
         sms = "/".join(str(count) for count in client.sm_limit.values())
         parts.append(f"up to {client.active_thread_ratio:.0%}" + (f" ({sms} SMs)" if sms else ""))
-    else:
+    elif client.sm_partition is None:
         parts.append("limits not known")
+    if client.namespace is not None:
+        parts.append(f"namespace {client.namespace}")
+    if client.sm_partition is not None:
+        sms = "/".join(str(count) for count in client.sm_limit.values())
+        partition = humanize.printable(client.sm_partition, 60)
+        parts.append(f"SM partition {partition}" + (f" ({sms} SMs)" if sms else ""))
     for uuid, used in client.memory_used_bytes.items():
         limit = client.memory_limit_bytes.get(uuid)
         of = f" of at most {limit / _GIB:.1f}" if limit is not None else ""

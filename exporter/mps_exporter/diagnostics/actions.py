@@ -86,6 +86,8 @@ _PAGES = {
     "limit_idles_gpu": "symptoms/a-percentage-slows-programs-down-while-the-gpu-is-idle.md",
     "mps_would_help": "symptoms/no-speed-up-with-mps.md",
     "process_bypasses_mps": "symptoms/a-limit-has-no-effect.md",
+    "sm_partition_mismatch": "symptoms/cuda-error-invalid-resource-configuration.md",
+    "replies_not_understood": "mps-versions.md#how-to-help",
     "environment_unreadable": "deployment.md#required-privileges",
     "directories_assumed": "deployment.md#required-privileges",
     "web_configuration_unusable": "web-config.md",

@@ -190,6 +190,13 @@ _MISCONFIGURATIONS = (
         "CUDA_VISIBLE_DEVICES, not among the GPUs of the host.",
     ),
     Advice(
+        "sm_partition_mismatch",
+        "warning",
+        "A client is in an SM partition that was not meant for it",
+        "A process chooses its SM partition itself (CUDA_MPS_SM_PARTITION), and MPS does not check "
+        "the choice: it takes SMs from the clients of that partition, or fails as it starts.",
+    ),
+    Advice(
         "stranded_client",
         "warning",
         "A process has lost its MPS server",
@@ -280,6 +287,13 @@ _VISIBILITY = (
         "warning",
         "The logs of a daemon cannot be followed",
         "Crashes, faults and waits cannot be detected from any other source.",
+        "blindness",
+    ),
+    Advice(
+        "replies_not_understood",
+        "info",
+        "Replies of a control daemon are not fully understood",
+        "This driver's lists are not as documented: what is not understood is left out.",
         "blindness",
     ),
     Advice(

@@ -9,6 +9,7 @@ from functools import partial
 from mps_exporter import humanize
 from mps_exporter.diagnostics import shares, visibility
 from mps_exporter.diagnostics.catalogue import ADVICE, Finding, Texts
+from mps_exporter.diagnostics.partitions import of_partitioning
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.snapshot import Client, ControlDaemon, PossibleUnfinishedWork, Server, Wait
 
@@ -32,11 +33,12 @@ def of_daemon(daemon: ControlDaemon, now: float, name_of: UserNameLookup) -> Ite
 
     name = humanize.printable(daemon.pipe_directory, 400)
     for server in daemon.servers:
-        yield from _server(server, found, name_of, now)
+        yield from _server(daemon, server, found, name_of, now)
     yield from _state(daemon, name, found, now)
     yield from _queue(daemon, name, found, name_of, now)
     clients = [client for server in daemon.servers for client in server.clients]
     yield from _limits(clients, found, name_of)
+    yield from of_partitioning(daemon, name_of)
     yield from shares.of_daemon(daemon, clients, found, name_of)
     for log in daemon.logs:
         if log.size_bytes is not None and log.size_bytes > LOG_LARGE_BYTES:
@@ -169,10 +171,10 @@ def _quit_time(daemon: ControlDaemon) -> float | None:
 
 
 def _server(
-    server: Server, found: AddFinding, name_of: UserNameLookup, now: float
+    daemon: ControlDaemon, server: Server, found: AddFinding, name_of: UserNameLookup, now: float
 ) -> Iterator[Finding]:
     if server.ghost:
-        yield found("ghost_server", lambda: _ghost_texts(server, name_of))
+        yield found("ghost_server", lambda: _ghost_texts(daemon, server, name_of))
         return
     if server.state == "FAULT":
         yield found("server_in_fault", lambda: _fault_texts(server, name_of))
@@ -201,7 +203,7 @@ def _owner(server: Server, name_of: UserNameLookup) -> str:
     return humanize.capitalize(f"{name_of(server.uid)}'s server {server.pid}")
 
 
-def _ghost_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
+def _ghost_texts(daemon: ControlDaemon, server: Server, name_of: UserNameLookup) -> tuple[str, str]:
     without = ("connecting", "creating_context")
     hung = [client.pid for client in server.clients if client.state in without]
     text = f"{_owner(server, name_of)} was started for clients that had died in the queue: "
@@ -218,6 +220,8 @@ def _ghost_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
         )
         remedy += f" {humanize.capitalize(those)} will get an error and must be restarted"
         remedy += f"; what still hangs must be ended (kill {ended})." if ended else "."
+    elif daemon.state == "unresponsive":
+        text += "the daemon hangs on it, and with it every new CUDA process."
     else:
         text += "the daemon will hang as soon as another user's client connects."
     return text, remedy

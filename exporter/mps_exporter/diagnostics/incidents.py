@@ -25,7 +25,8 @@ _REMEDIES = {
     "echo terminate_client SERVER PID | nvidia-cuda-mps-control.",
     "fault": "Programs that were connected must be restarted. The cause is a bug in one of them, "
     "or a defect of the GPU.",
-    "client_rejected": "The program got a CUDA error and has most likely exited.",
+    "client_rejected": "Start the program again when other clients have exited, or run fewer "
+    "processes on this server.",
     "daemon_died": "Restart it; programs that start meanwhile use the GPU without MPS.",
 }
 

@@ -63,6 +63,10 @@ DAEMON_ACTIVITY_LINE = re.compile(
 """The control daemon serves a client or a tool: its one thread is not stuck."""
 
 
+SERVER_ADDED_LINE = re.compile(rb"(Adding server ')([a-z0-9_]{1,64})(')")
+"""An MPS v3 daemon has a new server, by this name."""
+
+
 def control_line_of(pid: int) -> re.Pattern[bytes]:
     """Return the pattern of the lines that the control daemon with this PID writes."""
     return re.compile(rb"^\[[^\]\n]* Control +%d\] " % pid, re.MULTILINE)
@@ -291,6 +295,12 @@ _CONTROL = _shapes(
     (r"To connect CUDA applications to this daemon, .*", NOISE),
     # 580: Unable to accept connection (a caller gave up while the daemon was stuck)
     (r"Unable to accept connection", NOISE),
+    # 615, published by ai-dynamo: Adding server 'shared' [multiuser enabled]
+    (r"Adding server '[a-z0-9_]{1,64}'(?: \[multiuser enabled\])?", NOISE),
+    # 615, published by kai-scheduler: [memacct] failed to register client pid 0
+    (r"\[memacct\] failed to register client pid <num>", NOISE),
+    # 615, published by kai-scheduler: Failed to initialize MPS control daemon
+    (r"Failed to initialize MPS control daemon\.?", NOISE),
     # R340: Unable to read new connection type information
     (r"Unable to read new connection type information", NOISE),
 )

@@ -114,6 +114,81 @@ def parse_v3(observations: Iterable[ControlObservation]) -> Partitioning | None:
     return builder.build() if asked else None
 
 
+Rename = Callable[[str, str], str]
+"""(kind of name, name) -> what stands for it, always the same."""
+
+_NAME_COLUMNS: Mapping[tuple[str, str], str] = {
+    (SERVERS, "name"): "server",
+    (NAMESPACES, "name"): "namespace",
+    (NAMESPACES, "server"): "server",
+    (CLIENTS, "server"): "server",
+    (CLIENTS, "command"): "program",
+    (PARTITIONS, "server"): "server",
+    (PARTITIONS, "name"): "partition",
+    (DEVICES, "server"): "server",
+}
+_KEPT = frozenset({"", "-", "default"})
+
+
+def anonymised(query: str, text: str, pipe_directory: str, rename: Rename) -> str:
+    """Return a reply without the names that users chose; rows that are refused are withheld."""
+    lines, titles = [], _COLUMNS[query].names
+    for number, line in enumerate(_lines(text)):
+        cells = _cells(line) if _is_clean(line) else None
+        header = () if cells is None else tuple(map(_column, cells))
+        if number == 0 and _COLUMNS[query].required <= set(header):
+            titles = header
+            known = [
+                cell if name in _COLUMNS[query].names else f"column_{at}"
+                for at, (cell, name) in enumerate(zip(cells or (), header, strict=True))
+            ]
+            lines.append(_joined(known))
+        elif cells is None or (row := _row(query, titles, cells)) is None:
+            lines.append(f"(withheld: {len(line)} characters)")
+        else:
+            lines.append(
+                _joined(
+                    [
+                        _renamed(query, title, row.cells[title], pipe_directory, rename)
+                        for title in titles
+                    ]
+                )
+            )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _joined(cells: Sequence[str]) -> str:
+    return ",".join('"' + cell.replace('"', '""') + '"' if "," in cell else cell for cell in cells)
+
+
+def _renamed(query: str, column: str, text: str, pipe_directory: str, rename: Rename) -> str:
+    if text in _KEPT:
+        return text
+    if kind := _NAME_COLUMNS.get((query, column)):
+        return rename(kind, text)
+    if column == "pipe-directory":
+        return anonymised_path(text, pipe_directory, rename)
+    if column == "namespace":
+        found = _NAMESPACE.fullmatch(text)
+        if found is None:
+            return "(withheld)"
+        server = f"{rename('server', found['server'])}/" if found["server"] else ""
+        name = found["name"]
+        return f"{server}{name if name in _KEPT else rename('namespace', name)}"
+    return text if column in _COLUMNS[query].names else "(withheld)"
+
+
+def anonymised_path(path: str, pipe_directory: str, rename: Rename) -> str:
+    """Rename the server and the namespace in a path below a daemon's pipe directory."""
+    inside = path.removeprefix(f"{pipe_directory}/")
+    if inside == path:
+        return path
+    server, *rest = inside.split("/")
+    parts = [rename("server", server)]
+    parts += [one if one in _KEPT else rename("namespace", one) for one in rest]
+    return "/".join((pipe_directory, *parts))
+
+
 def joined(first: Partitioning | None, second: Partitioning | None) -> Partitioning | None:
     """Put together what was asked at two times; of what both have, the first counts."""
     if first is None or second is None:

@@ -30,12 +30,13 @@ from mps_exporter.snapshot import (
     ControlDaemon,
     Gpu,
     Incident,
+    Partitioning,
     PossibleUnfinishedWork,
     Server,
     Snapshot,
     Wait,
 )
-from mps_exporter.sources.control_tool import cannot_run
+from mps_exporter.sources.control_tool_runs import cannot_run
 from mps_exporter.sources.recording import read
 from tests.support.player import RECORDINGS, Player
 
@@ -125,6 +126,21 @@ MADE_UP = {
     ),
     "percentage_ignored": Snapshot(1.0, daemons=(client(percentage_ignored="lots"),)),
     "memory_limit_ignored": Snapshot(1.0, daemons=(client(memory_limit_ignored="9=1G"),)),
+    "sm_partition_mismatch": Snapshot(
+        1.0,
+        daemons=(
+            replace(
+                client(sm_partition="Kp8AAA", sm_partition_fault="other_server"),
+                partitioning=Partitioning("3"),
+            ),
+        ),
+    ),
+    "replies_not_understood": Snapshot(
+        1.0,
+        daemons=(
+            daemon(partitioning=Partitioning("3", not_understood={("client_list", "row"): 2})),
+        ),
+    ),
     "limit_looser_than_default": Snapshot(
         1.0, daemons=(replace(client(active_thread_ratio=1.0), default_active_thread_ratio=0.5),)
     ),
@@ -389,6 +405,16 @@ def test_no_process_is_named_for_ending_that_may_be_another() -> None:
         (one,) = findings(snapshot)
         assert "kill" not in one.remedy
         assert not actions(one, snapshot)
+
+
+def test_a_daemon_that_hangs_on_its_ghost_is_said_to_hang_now() -> None:
+    ghost = Server(20, state="ACTIVE", ghost=True)
+    for state, words in (
+        ("answering", "will hang as soon as another user's client connects."),
+        ("unresponsive", "the daemon hangs on it, and with it every new CUDA process."),
+    ):
+        found = findings(Snapshot(1.0, daemons=(daemon(servers=(ghost,), state=state),)))
+        assert [one.evidence for one in found if one.evidence.endswith(words)]
 
 
 def test_a_client_that_hangs_on_a_ghost_is_to_be_ended_after_it() -> None:

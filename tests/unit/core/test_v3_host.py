@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mps_exporter.commands.doctor_report import report
 from mps_exporter.mps.protocol_v3 import (
     CLIENTS,
     DEVICES,
@@ -17,10 +20,14 @@ from mps_exporter.mps.protocol_v3 import (
     PARTITIONS,
     READ_ONLY_V3,
     SERVERS,
+    anonymised,
 )
-from mps_exporter.observations import ProcessFacts
-from mps_exporter.snapshot import Client, ControlDaemon
-from mps_exporter.sources.recording import Recording
+from mps_exporter.observations import LogChunk, LogsObservation, LogState, ProcessFacts
+from mps_exporter.snapshot import Client, ControlDaemon, Snapshot
+from mps_exporter.sources.recording import Recording, RecordingWriter, read
+from mps_exporter.web import status_page
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_findings import make_status
 from tests.support import fake_mps_v3 as published
 from tests.support.player import Metrics, Player
 from tests.support.v3_host import (
@@ -29,6 +36,7 @@ from tests.support.v3_host import (
     LARGE,
     PIPE,
     SERVER,
+    START,
     TRAIN,
     facts,
     process,
@@ -291,3 +299,165 @@ def test_no_reply_of_any_shape_makes_a_collection_fail(replies: dict[str, Any]) 
     pids = {str(client.pid) for client in clients(metrics).values()}
     text = "".join([*published.MANUAL.values(), *replies.values()])
     assert all(pid in text for pid in pids)
+
+
+# ------------------------------------------------------------------------------ for people
+
+
+def page_of(snapshot: Snapshot) -> str:
+    return status_page.render(make_status(snapshot, WebOptions(host="node-7")), WebOptions())
+
+
+VALUES = (
+    "training",
+    "UID 1000",
+    "process 48201",
+    "Ready",
+    "/run/nvidia-mps/training",
+    "GPU-abcd-1234",
+    "training/high_priority",
+    "50 % of the SMs",
+    "4.0 GiB",
+    "no SM limit",
+    "8.0 GiB",
+    "1 client",
+    "large",
+    "34 SMs",
+    "4 chunks",
+    "created",
+    "8 SMs, 1 chunk",
+    "188 SMs, 23 chunks",
+    "memacct on (default)",
+    "context-share on (default)",
+)
+
+
+def test_the_doctor_shows_every_value() -> None:
+    text = "\n".join(report(played(recording()).snapshot))
+    assert [value for value in VALUES if value not in text] == []
+    assert "client 51023  lovelace  python, namespace default, SM partition" in text
+    assert "up to 10%, namespace high_priority" in text
+
+
+def test_the_page_shows_every_value() -> None:
+    snapshot = played(recording()).snapshot
+    html = page_of(snapshot)
+    assert [value for value in VALUES if value not in html] == []
+
+
+def test_hostile_names_are_escaped_on_the_page() -> None:
+    replies = {
+        **published.MANUAL,
+        CLIENTS: "51087,training,0,high_priority,<script>alert(1)</script>\n",
+        DEVICES: published.MANUAL[DEVICES].replace("NVIDIA RTX PRO 6000", "<img src=x>"),
+    }
+    metrics = played(recording(replies, found={}))
+    html = page_of(metrics.snapshot)
+    assert "<script>alert" not in html
+    assert "<img src" not in html
+    assert "&lt;img src=x&gt;" in html
+
+
+# ------------------------------------------------------------------------------ recordings
+
+CONTROL_LINES = """\
+[2026-11-21 08:00:00.000 Control 48100] Starting control daemon using socket /run/nvidia-mps/control
+[2026-11-21 08:00:00.100 Control 48100] Adding server 'training' [multiuser enabled]
+[2026-11-21 08:00:00.200 Control 48100] Cmd:namespace create high_priority --server=training
+[2026-11-21 08:00:00.300 Control 48100] Namespace 'high_priority' created
+"""
+
+SECRETS = (
+    "training",
+    "high_priority",
+    "serving",
+    "large",
+    "python",
+    "train.py",
+    "eval.py",
+    "lovelace",
+)
+LOGS = LogsObservation(
+    START,
+    (
+        LogChunk(START, PIPE, "control", CONTROL_LINES.encode(), history=True),
+        LogChunk(
+            START,
+            PIPE,
+            "server",
+            b"[2026-11-21 08:00:01.000 Other 48201] Startup\n",
+            server_name="training",
+        ),
+    ),
+    (
+        LogState(PIPE, "control", "/var/log/nvidia-mps/control.log", readable=True),
+        LogState(PIPE, "server", "/var/log/nvidia-mps/training/server.log", readable=True),
+    ),
+)
+
+
+def recorded(made: Recording, path: Path, *, anonymise: bool) -> str:
+    """The text of a file with these observations."""
+    writer = RecordingWriter(path, replace(made.header, anonymised=anonymise))
+    for observation in made.observations:
+        writer.add(observation)
+    writer.close()
+    return gzip.decompress(path.read_bytes()).decode("utf-8")
+
+
+@pytest.fixture
+def named_clients() -> Recording:
+    found = processes()
+    found[EVAL] = replace(
+        found[EVAL],
+        mps_environment={
+            "CUDA_MPS_PIPE_DIRECTORY": f"{PIPE}/training/high_priority",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10",
+        },
+    )
+    return recording(found=found, more=(LOGS,))
+
+
+def test_a_recording_of_a_v3_host_replays_what_was_seen(
+    named_clients: Recording, tmp_path: Path
+) -> None:
+    recorded(named_clients, tmp_path / "v3.rec.gz", anonymise=False)
+    live, replayed = played(named_clients), played(read(tmp_path / "v3.rec.gz"))
+    assert replayed.snapshot.daemons == live.snapshot.daemons
+
+
+def test_an_anonymised_recording_of_a_v3_host_has_no_name_that_a_user_chose(
+    named_clients: Recording, tmp_path: Path
+) -> None:
+    text = recorded(named_clients, tmp_path / "v3.rec.gz", anonymise=True)
+    assert [secret for secret in SECRETS if secret in text] == []
+    assert GPU not in text
+
+
+def test_it_gives_the_same_numbers_all_the_same(named_clients: Recording, tmp_path: Path) -> None:
+    recorded(named_clients, tmp_path / "v3.rec.gz", anonymise=True)
+    live, replayed = played(named_clients), played(read(tmp_path / "v3.rec.gz"))
+    for name in (
+        "mps_namespace_active_thread_ratio",
+        "mps_namespace_pinned_memory_limit_bytes",
+        "mps_namespace_clients",
+        "mps_client_active_thread_ratio",
+        "mps_sm_partition_sms",
+        "mps_sm_partition_clients",
+        "mps_server_clients",
+        "mps_server_device_sms",
+    ):
+        assert live.value(name) is not None
+        assert replayed.value(name) == live.value(name)
+    ((client, _),) = replayed.all("mps_client_namespace_info", pid=EVAL)
+    assert (client["server_name"], client["namespace"]) == ("server_1", "namespace_1")
+    environment = clients(replayed)[EVAL]
+    assert environment.active_thread_ratio == 0.1
+
+
+@pytest.mark.parametrize("query", sorted(READ_ONLY_V3))
+@given(text=_texts | st.text())
+def test_no_reply_keeps_a_recording_from_being_anonymised(query: str, text: str) -> None:
+    found = anonymised(query, text, PIPE, lambda kind, _: f"{kind}_1")
+    rows = [line for line in text.split("\n") if line.strip()]
+    assert found.count("\n") == len(rows)

@@ -45,6 +45,20 @@ def test_the_prefix() -> None:
         ("Cmd:quit -t 5", e.UiCommand("quit -t 5")),
         ("UI closed", e.UiClosed()),
         ("Insufficient privileges for UID 1001. Control deamon settings", e.UiRefused()),
+        # Published of MPS v3 daemons, driver 615.
+        ("Adding server 'shared' [multiuser enabled]", e.Noise()),
+        ("Adding server 'training'", e.Noise()),
+        ("Adding server 'Not A Name'", e.Unrecognized("Adding server 'Not A Name'")),
+        ("[memacct] failed to register client pid 0", e.Noise()),
+        ("Failed to initialize MPS control daemon", e.Noise()),
+        (
+            "To connect CUDA applications to this daemon, set CUDA_MPS_PIPE_DIRECTORY=/run/mps",
+            e.Noise(),
+        ),
+        (
+            "Insufficient privileges for UID 60000. 'NAMESPACE SET' requires server owner.",
+            e.UiRefused(),
+        ),
         ("634", e.Number(634)),
         ("100.0", e.Unrecognized("100.0")),
         ("", e.Unrecognized("")),

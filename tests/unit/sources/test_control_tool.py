@@ -80,7 +80,7 @@ class Desk:
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setattr("mps_exporter.sources.control_tool._RETRY_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("mps_exporter.sources.control_tool_runs._RETRY_DELAY_SECONDS", 0.0)
     return Desk()
 
 
@@ -219,7 +219,7 @@ async def test_a_second_try_needs_less_time(desk: Desk) -> None:
         desk.time += 0.3
         return await desk.run(*arguments)
 
-    tool._run = slow
+    tool._runs._run = slow
     assert (await tool.probe(DAEMON, 0.55)).outcome is Outcome.OK
 
 
