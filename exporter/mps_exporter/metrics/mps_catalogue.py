@@ -52,7 +52,7 @@ _VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "mps_gpu_processes": {"kind": PROCESS_KINDS},
     "mps_advice": {
-        "advice": tuple(one.name for one in ADVICE.values() if one.kind != "news"),
+        "advice": tuple(one.name for one in ADVICE.values() if one.kind not in ("news", "trace")),
         "severity": get_args(Severity),
     },
     "mps_scrape_collector_duration_seconds": _OF_COLLECTOR,
