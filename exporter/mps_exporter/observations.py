@@ -114,6 +114,29 @@ class DaemonView:
 
 
 @dataclass(frozen=True, slots=True)
+class MpsDirectory:
+    """A pipe directory where no daemon runs."""
+
+    path: str
+    owner_uid: int
+    promised_by: str = ""
+    """What says that a daemon runs there; "": nothing, its files are left."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostTraces:
+    """What a host shows beside its daemons: asked for once, by the doctor."""
+
+    zombies: tuple[ProcessFacts, ...] = ()
+    """Processes of MPS's programs that have ended and were not reaped."""
+    orphans: tuple[ProcessFacts, ...] = ()
+    """Servers whose parent is no control daemon."""
+    directories: tuple[MpsDirectory, ...] = ()
+    holders: tuple[ProcessFacts, ...] = ()
+    """Processes that have a device file of the driver open, as far as the caller may see."""
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonFacts:
     """One control daemon: running (found in /proc) or only configured."""
 
@@ -187,6 +210,27 @@ class ContainerName:
 
 
 @dataclass(frozen=True, slots=True)
+class CgroupMemory:
+    """Memory of one GPU that the processes of a control group have, and may have."""
+
+    path: str
+    """In the version 2 hierarchy."""
+    pci_bus_id: str
+    """In small letters."""
+    used_bytes: int | None = None
+    soft_limit_bytes: int | None = None
+    """Above it MPS may end a client of the group when others need the memory."""
+    hard_limit_bytes: int | None = None
+    hard_unlimited: bool = False
+    """The hard limit is "max"."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether any limit is set."""
+        return bool(self.soft_limit_bytes) or self.hard_limit_bytes is not None
+
+
+@dataclass(frozen=True, slots=True)
 class ProcfsObservation:
     """One walk through /proc."""
 
@@ -202,6 +246,8 @@ class ProcfsObservation:
     containers: tuple[ContainerName, ...] = ()
     """Those of the processes that the kubelet has names for."""
     error: str | None = None
+    cgroup_memory: tuple[CgroupMemory, ...] = ()
+    """Of the processes' control groups, and of limited ones above them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ _VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "mps_control_reply_not_understood": {"reply": REPLIES, "part": REPLY_PARTS},
     "mps_gpu_processes": {"kind": PROCESS_KINDS},
     "mps_advice": {
-        "advice": tuple(one.name for one in ADVICE.values() if one.kind != "news"),
+        "advice": tuple(one.name for one in ADVICE.values() if one.kind not in ("news", "trace")),
         "severity": get_args(Severity),
     },
     "mps_scrape_collector_duration_seconds": _OF_COLLECTOR,
@@ -435,6 +435,7 @@ _SERVER_NAME = (*_D, "server_name")
 _NAMESPACE = (*_SERVER_NAME, "namespace")
 _PARTITION = (*_SERVER_NAME, *_G, "partition")
 _OF_DAEMON = "control tool, driver 615 and later"
+_DMEM = "/sys/fs/cgroup"
 
 PARTITIONS = _section(
     "Named servers, namespaces and SM partitions",
@@ -588,6 +589,50 @@ PARTITIONS = _section(
         (*_D, "feature", "enabled", "default", "module", "covers"),
         _OF_DAEMON,
         "An optional behaviour of the daemon. default: whether it is as shipped.",
+    ),
+    (
+        "mps_cgroup_info",
+        "info",
+        ("cgroup", "container_id", "pod_uid", "slurm_job_id", "systemd_unit"),
+        _DMEM,
+        "A control group with GPU memory of its own, and what it belongs to.",
+    ),
+    (
+        "mps_cgroup_memory_used_bytes",
+        "gauge",
+        ("cgroup", *_G),
+        f"{_DMEM}/dmem.current",
+        "Device memory of all processes in the control group.",
+    ),
+    (
+        "mps_cgroup_memory_soft_limit_bytes",
+        "gauge",
+        ("cgroup", *_G),
+        f"{_DMEM}/dmem.min",
+        "Device memory guaranteed to the control group: above it MPS may end a client of the "
+        "group when others need the memory.",
+    ),
+    (
+        "mps_cgroup_memory_hard_limit_bytes",
+        "gauge",
+        ("cgroup", *_G),
+        f"{_DMEM}/dmem.max",
+        "Device memory beyond which allocations of the control group fail.",
+    ),
+    (
+        "mps_cgroup_memory_limited",
+        "gauge",
+        ("cgroup", *_G),
+        f"{_DMEM}/dmem.max",
+        "1 when the control group itself has a hard limit, 0 when that is max: then one above it "
+        "may still limit it.",
+    ),
+    (
+        "mps_client_cgroup_info",
+        "info",
+        (*_DSP, "cgroup"),
+        f"{_PROC}/PID/cgroup",
+        "The control group whose GPU memory the client uses.",
     ),
     (
         "mps_control_reply_not_understood",

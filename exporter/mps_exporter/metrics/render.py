@@ -13,7 +13,7 @@ from typing import Literal
 from mps_exporter.diagnostics import findings
 from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.metrics.gpu_readings import series_of
-from mps_exporter.metrics.render_partitions import add_partitioning
+from mps_exporter.metrics.render_partitions import add_cgroups, add_partitioning
 from mps_exporter.metrics.spec import Family, HistogramValue
 from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.snapshot import (
@@ -212,6 +212,7 @@ def render(
         samples.add("mps_scrape_collector_duration_seconds", name, result.duration_seconds)
         samples.add("mps_scrape_collector_success", name, float(result.success))
         samples.add("mps_scrape_collector_timeout", name, float(result.timed_out))
+    add_cgroups(samples.add, snapshot, single_clients=samples.clients)
     for daemon in snapshot.daemons:
         _daemon(samples, daemon)
     for gpu in snapshot.gpus:

@@ -58,6 +58,7 @@ class LiveHost:
             settings.path_procfs,
             passwd=settings.path_passwd,
             container_logs=settings.path_container_logs,
+            cgroups=settings.path_cgroupfs,
         )
         self._control = ControlTool(
             settings.mps_control_binary,

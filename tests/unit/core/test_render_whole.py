@@ -10,7 +10,13 @@ from mps_exporter.metrics.render import Build, render
 from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.nvml_terms import COMPUTE_MODES
-from mps_exporter.observations import ContainerName, DaemonFacts, GpuObservation, LogState
+from mps_exporter.observations import (
+    CgroupMemory,
+    ContainerName,
+    DaemonFacts,
+    GpuObservation,
+    LogState,
+)
 from mps_exporter.snapshot import (
     CONTROL_STATES,
     SERVER_STATES,
@@ -59,6 +65,7 @@ CLIENT = Client(
     namespace="batch",
     sm_partition="Kp8",
     sm_partition_fault="other_gpu",
+    cgroup="/system.slice/job.service",
 )
 PARTITIONING = Partitioning(
     "3",
@@ -158,9 +165,11 @@ SNAPSHOT = Snapshot(
     recording=RecordingInfo("a test", "a host", "580.3", "then", 2.0),
     containers=(ContainerName("containerd://c0ffee", "research", "train-0", "main"),),
     ignored_processes={1004: 21},
+    cgroup_memory={"/system.slice/job.service": {U: CgroupMemory("", "", 25, 26, 27)}},
 )
 
 DS, DSP, G = (D, "20"), (D, "20", "30"), ("0", U)
+C = "/system.slice/job.service"
 N, P = (D, "training", "batch"), (D, "training", *G, "large")
 
 
@@ -258,6 +267,12 @@ SHOWN = {
     "mps_server_device_chunks": {(D, "training", *G): 23},
     "mps_control_feature_info": {(D, "memacct", "false", "true", "memory", "all"): 1},
     "mps_control_reply_not_understood": {(D, "client_list", "row"): 24},
+    "mps_cgroup_info": {(C, "", "", "", "job.service"): 1},
+    "mps_cgroup_memory_used_bytes": {(C, *G): 25},
+    "mps_cgroup_memory_soft_limit_bytes": {(C, *G): 26},
+    "mps_cgroup_memory_hard_limit_bytes": {(C, *G): 27},
+    "mps_cgroup_memory_limited": {(C, *G): 1},
+    "mps_client_cgroup_info": {(*DSP, C): 1},
     "mps_uid_waiting_clients": {(D, "1002"): 2},
     "mps_uid_waiting_dead_clients": {(D, "1002"): 1},
     "mps_uid_waiting_since_timestamp_seconds": {(D, "1002"): 105},
