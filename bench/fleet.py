@@ -37,7 +37,6 @@ from bench.rules import (
     GPUS,
     HOST,
     NOW,
-    RULE_FILES,
     USERS,
     ask,
     client,
@@ -50,6 +49,7 @@ from bench.rules import (
 from mps_exporter.snapshot import LabelValues, Snapshot
 from tests.support.ports import free_port
 from tests.unit.grafana.stage import Prometheus
+from tests.unit.rules.rulebook import RULE_FILES
 from tests.unit.rules.servers import alertmanager, program
 
 _STARTED = re.compile(rb"^(process_start_time_seconds ).*$", re.MULTILINE)
