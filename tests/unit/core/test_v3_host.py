@@ -498,5 +498,5 @@ def test_gpu_memory_of_control_groups_is_shown_with_who_is_in_them() -> None:
     assert max(map(len, long)) == 200
     assert metrics.value("mps_cgroup_info", cgroup="/unknown") is None
     text = "512 MiB used, soft limit 4.0 GiB, hard limit 8.0 GiB"
-    assert text in "\n".join(report(metrics.snapshot))
+    assert text in "\n".join(report(Diagnosis(metrics.snapshot)))
     assert text in page_of(metrics.snapshot)
