@@ -217,10 +217,7 @@ class Collector:
             self._inputs(run, record, LedgerView(at=self._host.now()))
             for record in self._daemons.values()
         ]
-        pids = pids_of_interest(run.gpus, inputs).union(
-            *(record.ledger.watched_pids() for record in self._daemons.values()),
-            *(record.missed() for record in self._daemons.values()),
-        )
+        pids = pids_of_interest(run.gpus, inputs).union(self._daemons.to_identify())
         self._identified = frozenset(pids)
         async with run.time_limit():
             observation = await self._host.identify(pids, math.inf)
@@ -282,7 +279,7 @@ class Collector:
         """Take in which daemons, servers and queued clients ended, and when."""
         if "process" not in self.enabled:
             return
-        watched = [pid for record in self._daemons.values() for pid in record.watched()]
+        watched = self._daemons.watched()
         for observation in await self._host.ended(watched, self._identified, deadline_seconds):
             self._update_daemons(observation.daemons)
             # Of a daemon that is new here the logs are read first: they tell what was before.

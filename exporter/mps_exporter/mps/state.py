@@ -13,7 +13,8 @@ from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.gpu_names import GpuNames
 from mps_exporter.mps.incidents import Incidents
 from mps_exporter.mps.moment import Moment
-from mps_exporter.mps.servers import MAX_SERVERS, Servers, TrackedServer
+from mps_exporter.mps.quota import FULL, Quota
+from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.timeline import Occupant, Timeline
 from mps_exporter.mps.waits import ClientQueue
 from mps_exporter.observations import LogName
@@ -28,6 +29,7 @@ CLOCK_JUMP_MS = 60_000
 """Time that runs back by more than this has been set back."""
 
 MAX_MISSING_CREDENTIALS = 256
+MAX_FORBIDDEN = 64
 
 
 @dataclass(slots=True)
@@ -82,13 +84,13 @@ class DaemonLifetime:
 class DaemonState:
     """What is known of one daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, quota: Quota = FULL) -> None:
         self.daemon = DaemonLifetime()
         self.readable: dict[LogName, bool] = {"control": False, "server": False}
-        self.queue = ClientQueue()
+        self.queue = ClientQueue(quota)
         self.gpus = GpuNames()
-        self.servers = Servers(self.readable, self.queue, self.gpus)
-        self.counters = Counters()
+        self.servers = Servers(self.readable, self.queue, self.gpus, quota)
+        self.counters = Counters(quota)
         self.incidents = Incidents()
         self.timeline = Timeline()
         self.server_log_at: float | None = None
@@ -266,7 +268,7 @@ class DaemonState:
     def server_forbidden(self, uid: int, when: Moment) -> None:
         """The daemon may not start a server for this user; it gives up after six attempts."""
         forbidden = self.daemon.forbidden_starts
-        if len(forbidden) >= MAX_SERVERS and uid not in forbidden:
+        if len(forbidden) >= MAX_FORBIDDEN and uid not in forbidden:
             forbidden.clear()
         forbidden[uid] = forbidden.get(uid, 0) + 1
         if forbidden[uid] >= FORBIDDEN_START_ATTEMPTS:
