@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import ControlObservation, NvmlObservation, ProcfsObservation
 from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult
-from mps_exporter.sources.host import SourceTimeoutError
+from mps_exporter.sources.host import SourceError, SourceTimeoutError
+
+SELF_LOGGING_COLLECTORS = ("nvml", "control")
+"""Sources that log their own failures and recoveries, in more detail than is known here."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -102,3 +109,32 @@ class CollectionRun:
             for name in COLLECTORS
             if name in self.collectors
         )
+
+
+async def run_source(
+    transitions: TransitionLogger, run: CollectionRun, name: CollectorName, work: Awaitable[None]
+) -> None:
+    """Run one source and note how it fared: the only place that times and judges."""
+    if name not in run.collectors:
+        if asyncio.iscoroutine(work):
+            work.close()
+        return
+    started = time.monotonic()
+    error: str | None = None
+    timed_out = False
+    try:
+        await work
+    except (SourceTimeoutError, TimeoutError) as late:
+        timed_out, error = True, str(late) or "no answer before the deadline"
+    except (SourceError, OSError) as failed:
+        error = str(failed)
+    except Exception as bug:  # noqa: BLE001 - a bug in one source leaves the others' metrics
+        _log.exception("collector failed", extra={"fields": {"collector": name}})
+        error = f"{type(bug).__name__}: {bug}"
+    run.add_result(name, time.monotonic() - started, error, timed_out=timed_out)
+    if name in SELF_LOGGING_COLLECTORS:
+        return
+    if error is None:
+        transitions.recovered(name, message="collector works again", collector=name)
+    else:
+        transitions.failed(name, message="collector failed", collector=name, err=error)

@@ -11,10 +11,10 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from mps_exporter.collection_run import CollectionRun
+from mps_exporter.collection_run import CollectionRun, run_source
 from mps_exporter.config import Settings
 from mps_exporter.daemon_queries import DaemonQueries
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
@@ -34,7 +34,6 @@ from mps_exporter.observations import (
     ProcfsObservation,
 )
 from mps_exporter.snapshot import (
-    CollectorName,
     Incident,
     LedgerView,
     Snapshot,
@@ -61,9 +60,6 @@ NO_DAEMON_SECONDS = 5.0
 
 GPU_SHARE_OF_DEADLINE = 0.7
 """What is left after the GPUs' deadline is for identifying the processes that they listed."""
-
-SELF_LOGGING_COLLECTORS = ("nvml", "control")
-"""Sources that log their own failures and recoveries, in more detail than is known here."""
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +127,7 @@ class Collector:
 
     async def _collect(self, run: CollectionRun) -> None:
         try:
-            gpus = self._run_source(run, "nvml", self._read_gpus(run))
+            gpus = run_source(self._transitions, run, "nvml", self._read_gpus(run))
             mps = self._read_mps(run)
             await asyncio.gather(gpus, mps)
             await self._identify(run)
@@ -139,34 +135,6 @@ class Collector:
             if self._collections.get(run.collectors) is run:
                 del self._collections[run.collectors]
             run.done.set()
-
-    async def _run_source(
-        self, run: CollectionRun, name: CollectorName, work: Awaitable[None]
-    ) -> None:
-        """Run one source and note how it fared: the only place that times and judges."""
-        if name not in run.collectors:
-            if asyncio.iscoroutine(work):
-                work.close()
-            return
-        started = time.monotonic()
-        error: str | None = None
-        timed_out = False
-        try:
-            await work
-        except (SourceTimeoutError, TimeoutError) as late:
-            timed_out, error = True, str(late) or "no answer before the deadline"
-        except (SourceError, OSError) as failed:
-            error = str(failed)
-        except Exception as bug:  # noqa: BLE001 - a bug in one source leaves the others' metrics
-            _log.exception("collector failed", extra={"fields": {"collector": name}})
-            error = f"{type(bug).__name__}: {bug}"
-        run.add_result(name, time.monotonic() - started, error, timed_out=timed_out)
-        if name in SELF_LOGGING_COLLECTORS:
-            return
-        if error is None:
-            self._transitions.recovered(name, message="collector works again", collector=name)
-        else:
-            self._transitions.failed(name, message="collector failed", collector=name, err=error)
 
     async def _read_gpus(self, run: CollectionRun) -> None:
         async with run.time_limit(GPU_SHARE_OF_DEADLINE):
@@ -191,11 +159,11 @@ class Collector:
                     )
 
     async def _read_mps(self, run: CollectionRun) -> None:
-        await self._run_source(run, "process", self._discover(run))
+        await run_source(self._transitions, run, "process", self._discover(run))
         if "process" not in run.collectors:
             await self._discover_configured(run)
-        await self._run_source(run, "logs", self._read_logs(run))
-        await self._run_source(run, "control", self._ask_daemons(run))
+        await run_source(self._transitions, run, "logs", self._read_logs(run))
+        await run_source(self._transitions, run, "control", self._ask_daemons(run))
 
     async def _discover_configured(self, run: CollectionRun) -> None:
         with contextlib.suppress(SourceTimeoutError, SourceError):
@@ -209,7 +177,7 @@ class Collector:
         await self._queries.ask(run, list(self._daemons.values()))
 
     async def _identify(self, run: CollectionRun) -> None:
-        await self._run_source(run, "process", self._read_processes(run))
+        await run_source(self._transitions, run, "process", self._read_processes(run))
 
     async def _read_processes(self, run: CollectionRun) -> None:
         # What the logs name, the ledger tells without a view of all that it knows.

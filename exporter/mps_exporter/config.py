@@ -50,6 +50,7 @@ class Settings:
     path_procfs: str = "/proc"
     path_passwd: str = "/etc/passwd"
     path_container_logs: str = "/var/log/containers"
+    path_cgroupfs: str = "/sys/fs/cgroup"
     collector_nvml: bool = True
     collector_control: bool = True
     collector_logs: bool = True
@@ -310,6 +311,7 @@ FLAGS: tuple[Flag, ...] = (
         "DIR",
         commands=_HOST,
     ),
+    Flag("path.cgroupfs", _text, "Where cgroup version 2 is mounted.", "DIR", commands=_HOST),
     *(Flag(f"collector.{name}", _switch, _COLLECTOR_HELP[name]) for name in COLLECTORS),
     Flag(
         "collector.clients.max",

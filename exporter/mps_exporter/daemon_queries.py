@@ -146,12 +146,18 @@ class DaemonQueries:
         probe, reply = record.last_probe, record.answers.probe
         max_age_seconds = PROBE_CACHE_FACTOR * self._settings.mps_min_query_interval
         # Younger than nothing: the clock was set back.
-        if probe is None or reply is None or not 0 <= self._host.now() - probe.at < max_age_seconds:
+        if probe is None or not 0 <= self._host.now() - probe.at < max_age_seconds:
             return None
+        if reply is None:  # of a v3 daemon the logs do not tell which clients it has
+            return probe if record.v3_answer_holds(probe) else None
         return probe if record.unchanged_since(probe, reply.server_pids) else None
 
     async def _reconcile(self, run: CollectionRun, record: DaemonRecord) -> None:
         now = self._host.now()
+        if (probe := record.last_probe) is not None and record.answers.v3_due(probe):
+            reply = await self._host.reconcile(record.facts, (), run.remaining_seconds())
+            self._take_details(run, record, reply)
+            return
         view = record.ledger.view(now, clients=False)
         servers = servers_due(
             now=now,
@@ -172,6 +178,20 @@ class DaemonQueries:
         if run.remaining_seconds() >= MIN_POLL_SECONDS:
             with contextlib.suppress(SourceError, SourceTimeoutError):  # "logs" says so
                 await self._poll_logs(run.remaining_seconds())
+        self._note_reconciliation(run, record, reply)
+
+    def _take_details(
+        self, run: CollectionRun, record: DaemonRecord, reply: ControlObservation
+    ) -> None:
+        """Take what a v3 daemon said of its clients and partitions."""
+        self._on_observation(reply)
+        record.answers = with_servers(record.answers, reply)
+        self._note_reconciliation(run, record, reply)
+
+    @staticmethod
+    def _note_reconciliation(
+        run: CollectionRun, record: DaemonRecord, reply: ControlObservation
+    ) -> None:
         record.note(reply)
         if reply.outcome is Outcome.TIMEOUT:
             # What it answered a moment ago stands no longer.

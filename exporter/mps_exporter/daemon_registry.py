@@ -150,6 +150,15 @@ class DaemonRecord:
         max_age_seconds = GONE_AFTER_QUIT_SECONDS if short_retention else GONE_AFTER_DEATH_SECONDS
         return now - self.gone_since > max_age_seconds
 
+    def v3_answer_holds(self, probe: ControlObservation) -> bool:
+        """Whether this answer of a v3 daemon is its process's, and not known to be old."""
+        return (
+            self.answers.configured is not None
+            and probe.outcome is Outcome.OK
+            and self.answered_by == self.process_identity
+            and (self.ledger.view(probe.at, clients=False).configured_at or 0.0) < probe.at
+        )
+
     def unchanged_since(self, probe: ControlObservation, server_pids: Iterable[int]) -> bool:
         """Whether logs and processes show that this answer, with these servers, still holds."""
         silent_since = self.tracker.silent_since

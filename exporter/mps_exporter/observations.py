@@ -82,14 +82,35 @@ class ProcessView:
     path_error: str | None = None
     """Why it cannot use that directory, with the folder on the way that is missing or closed to
     its user."""
+    closed_folder: str | None = None
+    """The folder that is closed to its user, where the host has it under the same path."""
     daemon_directory: str | None = None
     """`pipe_directory` of the daemon whose directory it is, by device and inode."""
-    shares_memory_with_daemon: bool | None = None
-    """Whether its /dev/shm is that daemon's; None: cannot be seen."""
+    leftover: bool = False
+    """A daemon ran in the directory: its socket or its PID file is there."""
+    own_proc: bool | None = None
+    """Whether the /proc in its root is that of its PID namespace; None: cannot be seen."""
+    mps_environment: Mapping[str, str] | None = None
+    """As in ProcessFacts."""
     debug_variables: tuple[str, ...] = ()
     """Names of variables in its environment that make CUDA slow or serial."""
+    missing_libraries: tuple[str, ...] = ()
+    """Names of those among them that name a file which is not there."""
     oom_kills: int | None = None
     """Processes of its control group that the kernel has ended for want of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonView:
+    """What /proc and /sys show of a control daemon whose servers cannot start."""
+
+    closed: Mapping[int, str] = field(default_factory=dict)
+    """User -> the folder on the way to the pipe or log directory, in the daemon's root, that is
+    closed to this user, as whom a server runs."""
+    oom_kills: int | None = None
+    """As in ProcessView, of the daemon's control group."""
+    memory_limit_bytes: int | None = None
+    """Of host memory, of that group; None: no limit, or not readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +147,8 @@ class DaemonFacts:
     """Started with -f: it writes no log files."""
     multiuser: bool = False
     static_partitioning: bool = False
+    protocol: Literal["2", "3"] | None = None
+    """The interface that its arguments or its environment ask for; None: they do not say."""
     lock_holder_pid: int | None = None
     """Who holds the write lock on control_lock (F_GETLK): a live daemon, even when it hangs.
     None: nobody, or it could not be tested (see lock_tested). 0: somebody in a PID namespace that
@@ -164,6 +187,27 @@ class ContainerName:
 
 
 @dataclass(frozen=True, slots=True)
+class CgroupMemory:
+    """Memory of one GPU that the processes of a control group have, and may have."""
+
+    path: str
+    """In the version 2 hierarchy."""
+    pci_bus_id: str
+    """In small letters."""
+    used_bytes: int | None = None
+    soft_limit_bytes: int | None = None
+    """Above it MPS may end a client of the group when others need the memory."""
+    hard_limit_bytes: int | None = None
+    hard_unlimited: bool = False
+    """The hard limit is "max"."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether any limit is set."""
+        return bool(self.soft_limit_bytes) or self.hard_limit_bytes is not None
+
+
+@dataclass(frozen=True, slots=True)
 class ProcfsObservation:
     """One walk through /proc."""
 
@@ -179,6 +223,8 @@ class ProcfsObservation:
     containers: tuple[ContainerName, ...] = ()
     """Those of the processes that the kubelet has names for."""
     error: str | None = None
+    cgroup_memory: tuple[CgroupMemory, ...] = ()
+    """Of the processes' control groups, and of limited ones above them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +286,8 @@ class LogChunk:
     utc_offset_seconds: float | None = None
     """The zone of the stamps, in seconds east of Greenwich: learnt from the file's modification
     time against its last line, else the host's. None: no line has a stamp yet."""
+    server_name: str = ""
+    """Whose log it is: each server of an MPS v3 daemon has one. Empty: of a v2 daemon."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from mps_exporter.observations import (
+    CgroupMemory,
     ContainerName,
     DaemonFacts,
     GpuObservation,
@@ -251,6 +252,132 @@ class LedgerView:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedServer:
+    """A server as an MPS v3 daemon lists it. It may be configured and have no process yet."""
+
+    name: str
+    uid: int | None = None
+    pid: int | None = None
+    """As the daemon numbers processes; None: none runs, or it was not said."""
+    status: str | None = None
+    """The driver's own word: Ready, ..."""
+    pipe_directory: str | None = None
+    allowed_devices: tuple[str, ...] = ()
+    context_ids: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A namespace of a server: the limits of those clients that connect through its directory."""
+
+    name: str
+    server_name: str
+    status: str | None = None
+    """Of its server."""
+    pipe_directory: str | None = None
+    active_thread_ratio: float | None = None
+    pinned_memory_limit_bytes: int | None = None
+    """For each GPU."""
+    unlimited: frozenset[str] = frozenset()
+    """Which of NAMESPACE_LIMITS it does not limit, in the daemon's own words."""
+    client_priority: int | None = None
+
+
+NAMESPACE_LIMITS = ("active_threads", "pinned_memory")
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceClient:
+    """A client as an MPS v3 daemon lists it."""
+
+    pid: int
+    """As the daemon numbers processes."""
+    server_name: str
+    namespace: str | None = None
+    devices: tuple[str, ...] = ()
+    """UUIDs, or ordinals in the server's own list."""
+    command: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SmPartition:
+    """SMs of a GPU that only clients of this partition use, or those that no partition has."""
+
+    device: str
+    """Its UUID, or the beginning of it, or an ordinal of the server's own list."""
+    server_name: str = ""
+    """Empty for a v2 daemon: its partitions belong to no server."""
+    partition_id: str | None = None
+    """What CUDA_MPS_SM_PARTITION names behind the slash; None: of no partition, or not carved."""
+    name: str = ""
+    chunks: int | None = None
+    sms: int | None = None
+    include_remainder: bool | None = None
+    status: str | None = None
+    """configured, created, unallocated, or a new word of the driver."""
+    has_clients: bool | None = None
+
+    @property
+    def label(self) -> str:
+        """What it is called: its name, or its ID with a v2 daemon, which knows no names."""
+        return self.name or self.partition_id or ""
+
+    @property
+    def unallocated(self) -> bool:
+        """These SMs are in no partition."""
+        return self.status == "unallocated"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDevice:
+    """A GPU as a server of an MPS v3 daemon numbers it."""
+
+    uuid: str
+    server_name: str = ""
+    ordinal: int | None = None
+    pci: str | None = None
+    name: str | None = None
+    sms: int | None = None
+    chunks: int | None = None
+    attributes: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """An optional behaviour of an MPS v3 daemon."""
+
+    name: str
+    enabled: bool
+    default: bool
+    """It is as NVIDIA ships it."""
+    module: str | None = None
+    covers: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioning:
+    """What a daemon says of named servers, namespaces and partitions; None: it did not say."""
+
+    protocol: Literal["2", "3"]
+    servers: tuple[NamedServer, ...] | None = None
+    namespaces: tuple[Namespace, ...] | None = None
+    clients: tuple[NamespaceClient, ...] | None = None
+    partitions: tuple[SmPartition, ...] | None = None
+    devices: tuple[ServerDevice, ...] | None = None
+    features: tuple[Feature, ...] | None = None
+    not_understood: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(query, one of REPLY_PARTS) -> how many of them in its last reply were left out."""
+
+
+REPLY_PARTS = ("reply", "column", "row", "value")
+
+PartitionFault = Literal["unknown", "other_server", "other_gpu"]
+PARTITION_FAULTS: tuple[PartitionFault, ...] = get_args(PartitionFault)
+"""The daemon has no such partition; it is another server's than the client's; it is on a GPU that
+the client does not use."""
+
+
+@dataclass(frozen=True, slots=True)
 class Client:
     """A client process of a server."""
 
@@ -285,6 +412,21 @@ class Client:
     state_since: float | None = None
     confirmed: bool = True
     """There is a process of this PID, and of a user whom this daemon may serve."""
+    server_name: str | None = None
+    namespace: str | None = None
+    """Both of an MPS v3 daemon only."""
+    gpu_uuids: tuple[str, ...] = ()
+    """The GPUs that an MPS v3 daemon names: it does not tell how many contexts there are."""
+    sm_partition: str | None = None
+    """What its CUDA_MPS_SM_PARTITION names behind the slash, where its daemon has partitions."""
+    sm_partition_fault: PartitionFault | None = None
+    """Why it cannot have been meant for that partition."""
+    cgroup: str | None = None
+    """The nearest control group whose GPU memory is known: see Snapshot.cgroup_memory."""
+
+    def is_on(self, uuid: str) -> bool:
+        """Whether it uses this GPU."""
+        return uuid in self.contexts or uuid in self.gpu_uuids
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +449,8 @@ class Server:
     clients: tuple[Client, ...] = ()
     confirmed: bool = True
     """Its PID is now a process of the server's program, of a user whom this daemon may serve."""
+    name: str | None = None
+    """Of an MPS v3 daemon only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +490,8 @@ class ControlDaemon:
     dropped_clients: int = 0
     error: str | None = None
     facts: DaemonFacts | None = None
+    partitioning: Partitioning | None = None
+    """With PIDs as this host numbers them, and GPUs by UUID where these are known."""
 
     def follows(self, log: LogName) -> bool:
         """Whether this log of its can be read now."""
@@ -455,6 +601,8 @@ class Snapshot:
     """User -> name, of the processes that were identified: also of those that only wait."""
     containers: tuple[ContainerName, ...] = ()
     """Containers of processes on the GPUs that the kubelet has names for."""
+    cgroup_memory: Mapping[str, Mapping[str, CgroupMemory]] = field(default_factory=dict)
+    """Control group -> GPU UUID -> its memory there."""
     unreadable_environments: int | None = None
     """Processes whose MPS variables this exporter has no right to read."""
     ignored_processes: Mapping[int, int] = field(default_factory=dict)

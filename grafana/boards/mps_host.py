@@ -199,6 +199,69 @@ PER_GPU = (
     ),
 )
 
+_NAMESPACE = "job, instance, daemon, server_name, namespace"
+_PARTITION = "job, instance, daemon, server_name, gpu, uuid, partition"
+PARTITIONS = (
+    table(
+        "Namespaces of MPS v3 servers",
+        "For information: what each namespace allows its clients. An empty limit is none where "
+        "Limited is 0, else not known. A namespace without limits has the whole GPU.",
+        (
+            f"topk(500, max by ({_NAMESPACE}) (mps_namespace_info))",
+            f"topk(500, max by ({_NAMESPACE}) (mps_namespace_active_thread_ratio))",
+            f"topk(500, max by ({_NAMESPACE}) (mps_namespace_pinned_memory_limit_bytes))",
+            f"topk(500, max by ({_NAMESPACE}) (mps_namespace_clients))",
+            f"topk(500, sum by ({_NAMESPACE}) (mps_namespace_limited))",
+        ),
+        (
+            Column("Server", "server_name"),
+            Column("Namespace", "namespace"),
+            Column("SM share", "B", unit=SHARE, decimals=0, width=95),
+            Column("Memory limit", "C", unit=BYTES, width=110),
+            Column("Clients", "D", width=75),
+            Column("Limited", "E", width=75),
+            Column("Daemon", "daemon", hidden=True),
+            Column("Known", "A", hidden=True),
+            Column("Host", "instance", hidden=True),
+            Column("Job", "job", hidden=True),
+        ),
+        sort="Clients",
+        none="No daemon has namespaces: MPS v3 has (nvidia-cuda-mps-control -p 3).",
+        found="mps_namespace_info",
+        height=7,
+        width=12,
+    ),
+    table(
+        "SM partitions",
+        "For information: static SM partitions of v2 (-S) and v3 daemons. Clients is empty where "
+        "the environment of a client cannot be read.",
+        (
+            f"topk(500, max by ({_PARTITION}) (mps_sm_partition_info))",
+            f"topk(500, max by ({_PARTITION}) (mps_sm_partition_sms))",
+            f"topk(500, max by ({_PARTITION}) (mps_sm_partition_chunks))",
+            f"topk(500, max by ({_PARTITION}) (mps_sm_partition_clients))",
+        ),
+        (
+            Column("Server", "server_name"),
+            Column("GPU", "gpu", width=70),
+            Column("Partition", "partition"),
+            Column("SMs", "B", width=70),
+            Column("Chunks", "C", width=75),
+            Column("Clients", "D", width=75),
+            Column("Daemon", "daemon", hidden=True),
+            Column("UUID", "uuid", hidden=True),
+            Column("Known", "A", hidden=True),
+            Column("Host", "instance", hidden=True),
+            Column("Job", "job", hidden=True),
+        ),
+        sort="SMs",
+        none="No daemon has SM partitions.",
+        found="mps_sm_partition_info",
+        height=7,
+        width=12,
+    ),
+)
+
 BOARD = Board(
     uid="mps-host",
     name="Host",
@@ -230,6 +293,7 @@ BOARD = Board(
             ),
         ),
         Row("Who uses it, and with what limits?", (CLIENTS,)),
+        Row("Which namespaces and SM partitions does it have?", PARTITIONS, collapsed=True),
         Row("GPU $gpu: how is it used?", PER_GPU, repeat="gpu", collapsed=True),
         Row(
             "Is MPS worth it here?",

@@ -12,6 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import tests.hardware.cost
+import tests.hardware.hangs
+import tests.hardware.hostile
 import tests.hardware.jobs
 import tests.hardware.program
 import tests.hardware.sharing  # noqa: F401 - they put their scenarios on the list
@@ -31,7 +34,7 @@ async def run(names: list[str], out: Path, limit_seconds: float) -> int:
                 continue
             words, scenario = SCENARIOS[name]
             async with lab(name, words, client, out) as one:
-                await asyncio.wait_for(scenario(one), 240)
+                await asyncio.wait_for(scenario(one), 300)
             failed += [f"{name}: {check.name}" for check in one.checks if not check.ok]
     print(
         f"\n{len(names)} scenarios, {len(failed)} failed checks, {time.monotonic() - began:.0f} s"

@@ -103,12 +103,26 @@ class Daemon:
         )
         return done.stdout + done.stderr
 
-    def quit(self) -> None:
+    def find(self) -> None:
+        """Read who it is now: it was started by somebody else."""
+        self.pid = int((self.pipe / f"{CONTROL}.pid").read_text())
+
+    def servers(self) -> list[int]:
+        """The PIDs of its servers."""
+        return _children(self.pid)
+
+    def resume(self) -> None:
+        """Let it and its servers go on, if they are stopped."""
+        for pid in (self.pid, *self.servers()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def quit(self, seconds: float = 60) -> None:
         """End it in order, and wait until it is gone."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.tool("quit", 60)
+            self.tool("quit", seconds)
         for _ in range(100):
-            if not Path(f"/proc/{self.pid}").exists():
+            if not _runs(self.pid):
                 return
             time.sleep(0.05)
         self.kill()
@@ -357,6 +371,14 @@ class Lab:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(server, signal.SIGKILL)
                 daemon.kill()
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is such a process, other than one that nobody has reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _children(pid: int) -> list[int]:

@@ -1,4 +1,7 @@
-"""A CUDA client that makes a context, takes memory and then never calls CUDA again."""
+"""A CUDA client that makes a context, takes memory and then never calls CUDA again.
+
+sleeper.py SECONDS [stay]: with "stay" it does not end when a call fails.
+"""
 
 import ctypes
 import json
@@ -9,12 +12,20 @@ import time
 cuda = ctypes.CDLL("libcuda.so.1")
 
 
+def say(event: str, **more: object) -> None:
+    """Print an event as client.cu does."""
+    words = {"event": event, "pid": os.getpid(), "uid": os.getuid(), **more}
+    print(json.dumps(words), flush=True)
+
+
 def call(name: str, *arguments: object) -> None:
     """Call the driver, or end with what it said."""
     status = getattr(cuda, name)(*arguments)
     if status:
-        print(json.dumps({"event": "error", "pid": os.getpid(), "where": name, "code": status}))
-        sys.exit(10)
+        say("error", where=name, code=status)
+        if sys.argv[2:] == ["stay"]:
+            time.sleep(float(sys.argv[1]))
+        os._exit(10)
 
 
 context = ctypes.c_void_p()
@@ -23,6 +34,6 @@ call("cuInit", 0)
 call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
 call("cuCtxSetCurrent", context)
 call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(256 << 20))
-print(json.dumps({"event": "ready", "pid": os.getpid(), "uid": os.getuid()}), flush=True)
+say("ready")
 time.sleep(float(sys.argv[1]))
 os._exit(0)

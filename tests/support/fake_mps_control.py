@@ -18,7 +18,8 @@ real daemon writes to control.log for each run of the tool.
         "clients": [{"pid": 455, "contexts": {"0": [1, 2]}, "namespace": "4026531836", "id": 1,
                      "termination": "0"}]    what terminate_client prints, or hang
       }],
-      "after": {"ps": {…}}          what it is like once it was asked so
+      "after": {"ps": {…}},         what it is like once it was asked so
+      "v3": {"server list --format=csv": "…"}    an MPS v3 daemon: text by arguments of the tool
     }
 
 Everything has a default. Without the file there is no daemon. Start it with ``python -S -E``.
@@ -222,7 +223,7 @@ def answer(state: dict[str, Any], directory: str, mode: str) -> int:
     if mode == "hang":
         sleep_forever()
     if mode == "garbage":
-        sys.stdout.buffer.write(b"\xff\x00 name,uid,pid,status\n")
+        sys.stdout.buffer.write(b"\xff\x00 neither a list nor a refusal\n")
         return 0
     if mode == "flood":
         while True:
@@ -230,7 +231,29 @@ def answer(state: dict[str, Any], directory: str, mode: str) -> int:
     return obey(state, directory, mode)
 
 
+V3_USAGE = (
+    "nvidia-cuda-mps-control <module> <verb> [positional-args] [--key=value ...] [--flag ...]"
+)
+"""NVIDIA's manual, release 615. That the tool prints it for a command of the older interface is
+assumed."""
+
+
+def obey_v3(state: dict[str, Any], arguments: list[str]) -> int:
+    """Answer as an MPS v3 daemon: what it is asked stands in the tool's arguments."""
+    text = state["v3"].get(" ".join(arguments))
+    if text is None:
+        return refuse(V3_USAGE)
+    sys.stdout.write(text)
+    return 0
+
+
 def obey(state: dict[str, Any], directory: str, mode: str) -> int:
+    if "v3" in state:
+        return obey_v3(state, sys.argv[1:])
+    if any(argument.startswith("-") for argument in sys.argv[1:]):
+        # Driver 580; it takes no notice of other arguments.
+        sys.stdout.write("Unrecognized option \0\nCUDA MPS Control for Linux/Unix/QNX.\n")
+        return 0
     commands = [line for line in sys.stdin.read().split("\n") if line]
     while os.path.exists(state.get("gate", "")):
         time.sleep(0.01)

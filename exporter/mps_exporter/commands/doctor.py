@@ -11,6 +11,8 @@ from mps_exporter.commands import doctor_report
 from mps_exporter.commands.common import StartError
 from mps_exporter.commands.once import look
 from mps_exporter.config import Settings
+from mps_exporter.diagnostics import recent_incidents
+from mps_exporter.observations import DaemonView
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.terminal import print_output, supports_colour
 
@@ -38,7 +40,7 @@ async def diagnose(
         whom: Say what is wrong with these processes, not with the host.
     """
     if recording is None:
-        snapshot = await look(settings)
+        snapshot = await look(settings, activity=whom is None)
     else:
         snapshot = await _collect_from_recording(settings, recording, at_seconds)
     if check is not None:
@@ -48,18 +50,33 @@ async def diagnose(
     paint = (
         doctor_report.coloured if supports_colour(sys.stdout, os.environ) else doctor_report.plain
     )
+    procfs = settings.path_procfs if recording is None else None
+    recent = recent_incidents(snapshot, views=_failing(snapshot, procfs))
     if whom is None:
-        lines = doctor_report.report(snapshot, paint)
-        _print(doctor_report.as_json(snapshot) if as_json else "\n".join(lines))
-        return doctor_report.exit_status(snapshot)
+        lines = doctor_report.report(snapshot, recent, paint)
+        _print(doctor_report.as_json(snapshot, recent) if as_json else "\n".join(lines))
+        return doctor_report.exit_status(snapshot, recent)
     # A diagnosis of the host is made without these, and sooner.
     from mps_exporter.commands import process_report
     from mps_exporter.commands.doctor_processes import check as check_processes
 
-    procfs = settings.path_procfs if recording is None else None
-    checks = check_processes(whom, snapshot, procfs)
+    checks = check_processes(whom, snapshot, recent, procfs)
     _print(process_report.as_json(checks) if as_json else process_report.text(checks, paint))
     return process_report.exit_status(checks)
+
+
+def _failing(snapshot: Snapshot, procfs: str | None) -> dict[str, DaemonView]:
+    """What /proc shows of the daemons whose servers could not start."""
+    views = {}
+    for daemon in snapshot.daemons:
+        failed = [one for one in daemon.incidents if one.kind == "server_start_failed"]
+        if failed and daemon.facts is not None and procfs is not None:
+            # Only now: it is the rare case.
+            from mps_exporter.sources.process_view import view_daemon
+
+            uids = {one.uid for one in failed if one.uid is not None}
+            views[daemon.pipe_directory] = view_daemon(daemon.facts, uids, procfs)
+    return views
 
 
 def _print(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mps_exporter.commands.common import StartError
-from mps_exporter.diagnostics import findings
+from mps_exporter.diagnostics import Finding, findings
 from mps_exporter.diagnostics.one_process import Check, check_process, pids_of
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.process_view import view_process
@@ -20,12 +20,15 @@ class Whom:
     job: str | None = None
 
 
-def check(whom: Whom, snapshot: Snapshot, procfs: str | None) -> dict[int, list[Check]]:
+def check(
+    whom: Whom, snapshot: Snapshot, recent: tuple[Finding, ...], procfs: str | None
+) -> dict[int, list[Check]]:
     """Make the checks of each process.
 
     Args:
         whom: The processes.
         snapshot: The host.
+        recent: The recent incidents.
         procfs: Where procfs is mounted; None: there is none, this is a recording.
 
     Raises:
@@ -38,7 +41,7 @@ def check(whom: Whom, snapshot: Snapshot, procfs: str | None) -> dict[int, list[
             f"no process of {name} waits for MPS, is its client, or has a context on a GPU; name "
             "one with --pid"
         )
-    found = findings(snapshot)
+    found = (*findings(snapshot), *recent)
     daemons = [daemon.facts for daemon in snapshot.daemons if daemon.facts is not None]
     return {
         pid: check_process(

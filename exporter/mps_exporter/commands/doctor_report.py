@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics import ADVICE, Finding, Severity, findings, most_severe, unseen
+from mps_exporter.diagnostics.partitions import partitioning_lines
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 
 Painter = Callable[[str, str], str]
@@ -32,9 +33,16 @@ def coloured(text: str, style: str) -> str:
     return f"\033[{_COLOURS[style]}m{text}\033[0m"
 
 
-def exit_status(snapshot: Snapshot) -> int:
-    """0, 1 (warnings) or 2 (critical); what is only information is no fault."""
-    return EXIT_STATUS[most_severe(findings(snapshot))]
+def exit_status(snapshot: Snapshot, recent: tuple[Finding, ...] = ()) -> int:
+    """0, 1 (warnings) or 2 (critical); what is only information is no fault.
+
+    Of what happened lately only a server that could not start counts, where none has started since.
+    """
+    without = {one.pipe_directory for one in snapshot.daemons if one.pid and not one.servers}
+    failing = (
+        one for one in recent if one.advice.name == "server_start_failed" and one.daemon in without
+    )
+    return EXIT_STATUS[most_severe((*findings(snapshot), *failing))]
 
 
 HEALTHY, UNHEALTHY, UNKNOWN = 0, 1, 2
@@ -73,12 +81,24 @@ def _brief(text: str) -> str:
     return text if len(text) <= CHECK_CHARACTERS else f"{text[: CHECK_CHARACTERS - 3]}..."
 
 
-def report(snapshot: Snapshot, paint: Painter = plain) -> Iterator[str]:
+def report(
+    snapshot: Snapshot, recent: tuple[Finding, ...] = (), paint: Painter = plain
+) -> Iterator[str]:
     """The lines for a person."""
     yield from _gpus(snapshot, paint)
     yield ""
     yield from _daemons(snapshot, paint)
     yield ""
+    yield from _found(snapshot, paint)
+    if recent:
+        yield ""
+        yield "In the last five minutes:"
+        for finding in recent:
+            yield ""
+            yield from _finding(finding, paint)
+
+
+def _found(snapshot: Snapshot, paint: Painter) -> Iterator[str]:
     found = findings(snapshot)
     if not found:
         unknown = unseen(snapshot)
@@ -159,6 +179,8 @@ def _daemon(daemon: ControlDaemon, snapshot: Snapshot, paint: Painter) -> Iterat
     name_of = f"process {daemon.pid} of {owner}" if daemon.pid else "no process"
     directory = humanize.printable(daemon.pipe_directory, 400)
     yield f"  {directory}  {paint(state, style)}  {paint(name_of, 'dim')}"
+    for line in partitioning_lines(daemon, snapshot):
+        yield f"    {line}"
     for server in daemon.servers:
         whose = _name(server.uid, server.user)
         what = "ghost" if server.ghost else server.state or "?"
@@ -179,8 +201,14 @@ def _client(client: Client) -> str:
     if client.active_thread_ratio is not None:
         sms = "/".join(str(count) for count in client.sm_limit.values())
         parts.append(f"up to {client.active_thread_ratio:.0%}" + (f" ({sms} SMs)" if sms else ""))
-    else:
+    elif client.sm_partition is None:
         parts.append("limits not known")
+    if client.namespace is not None:
+        parts.append(f"namespace {client.namespace}")
+    if client.sm_partition is not None:
+        sms = "/".join(str(count) for count in client.sm_limit.values())
+        partition = humanize.printable(client.sm_partition, 60)
+        parts.append(f"SM partition {partition}" + (f" ({sms} SMs)" if sms else ""))
     for uuid, used in client.memory_used_bytes.items():
         limit = client.memory_limit_bytes.get(uuid)
         of = f" of at most {limit / _GIB:.1f}" if limit is not None else ""
@@ -194,24 +222,26 @@ def _name(uid: int | None, user: str | None) -> str:
     return humanize.user_name(uid, user)
 
 
-def as_json(snapshot: Snapshot) -> str:
+def _object(finding: Finding) -> dict[str, object]:
+    return {
+        **asdict(finding.advice),
+        "evidence": finding.evidence,
+        "remedy": finding.remedy,
+        "daemon": finding.daemon or None,
+        "gpu": finding.gpu or None,
+        "uuid": finding.uuid or None,
+    }
+
+
+def as_json(snapshot: Snapshot, recent: tuple[Finding, ...] = ()) -> str:
     """The findings for a program."""
     return json.dumps(
         {
             "version": 1,
             "taken_at": datetime.fromtimestamp(snapshot.taken_at, UTC).isoformat(),
-            "exit_status": exit_status(snapshot),
-            "findings": [
-                {
-                    **asdict(finding.advice),
-                    "evidence": finding.evidence,
-                    "remedy": finding.remedy,
-                    "daemon": finding.daemon or None,
-                    "gpu": finding.gpu or None,
-                    "uuid": finding.uuid or None,
-                }
-                for finding in findings(snapshot)
-            ],
+            "exit_status": exit_status(snapshot, recent),
+            "findings": [_object(finding) for finding in findings(snapshot)],
+            "recent": [_object(finding) for finding in recent],
             "not_seen": {
                 result.name: result.error for result in snapshot.collectors if not result.success
             },

@@ -28,22 +28,29 @@ CONFIRMING_SECONDS = 1.5
 old before it is asked, and a process must look stranded for 1 s before it is called so."""
 
 
-async def look(settings: Settings) -> Snapshot:
-    """Collect twice: the second time from a host that is known."""
+async def look(settings: Settings, *, activity: bool = True) -> Snapshot:
+    """Collect twice: the second time from a host that is known.
+
+    Args:
+        settings: Of the collector.
+        activity: Whether it matters how busy the GPUs are, which takes an interval to see.
+    """
     host = LiveHost(replace(settings, mps_min_query_interval=0.0), brief=True)
     collector = Collector(host, settings)
     began = time.monotonic()
     try:
         first = await collector.collect()
-        await asyncio.sleep(pause_seconds(first, time.monotonic() - began))
+        await asyncio.sleep(pause_seconds(first, time.monotonic() - began, activity=activity))
         return await collector.collect()
     finally:
         await host.close()
 
 
-def pause_seconds(first: Snapshot, elapsed: float) -> float:
+def pause_seconds(first: Snapshot, elapsed: float, *, activity: bool = True) -> float:
     """Return how long to wait for the second collection, so long after the first one began."""
-    wanted = MEASURING_SECONDS if _is_settled(first) else CONFIRMING_SECONDS
+    wanted = CONFIRMING_SECONDS
+    if _is_settled(first):
+        wanted = MEASURING_SECONDS if activity else 0.0
     return max(0.0, wanted - elapsed)
 
 

@@ -36,6 +36,8 @@ def report(pid: int, checks: Sequence[Check], paint: Painter = plain) -> Iterato
     yield f"{paint(f'Process {pid}', style)}: {answer.text}"
     if answer.remedy:
         yield f"    do:    {answer.remedy}"
+    if answer.command:
+        yield f"    run:   {answer.command}"
     if answer.page:
         yield f"    see:   {PAGES}/{answer.page}.md"
     yield ""
@@ -45,6 +47,8 @@ def report(pid: int, checks: Sequence[Check], paint: Painter = plain) -> Iterato
         yield f"  {paint(f'{mark:8}', style)}  {check.name}: {check.text}"
         if check is not answer and check.remedy and check.outcome != "ok":
             yield f"            do: {check.remedy}"
+            if check.command:
+                yield f"            run: {check.command}"
 
 
 def as_objects(pid: int, checks: Sequence[Check]) -> dict[str, object]:
@@ -55,6 +59,7 @@ def as_objects(pid: int, checks: Sequence[Check]) -> dict[str, object]:
         "outcome": answer.outcome,
         "conclusion": answer.text,
         "remedy": answer.remedy or None,
+        "command": answer.command or None,
         "page": f"{PAGES}/{answer.page}.md" if answer.page else None,
         "checks": [
             {
@@ -62,6 +67,7 @@ def as_objects(pid: int, checks: Sequence[Check]) -> dict[str, object]:
                 "outcome": check.outcome,
                 "text": check.text,
                 "remedy": check.remedy or None,
+                "command": check.command or None,
                 "page": f"{PAGES}/{check.page}.md" if check.page else None,
             }
             for check in checks

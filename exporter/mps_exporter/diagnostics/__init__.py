@@ -7,7 +7,7 @@ nothing on the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from mps_exporter.diagnostics.catalogue import ADVICE, Advice, Finding, Severity
@@ -16,6 +16,7 @@ from mps_exporter.diagnostics.gpus import of_gpu
 from mps_exporter.diagnostics.incidents import of_incidents
 from mps_exporter.diagnostics.visibility import of_host, unseen
 from mps_exporter.humanize import UserNameLookup
+from mps_exporter.observations import DaemonView
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.user_names import UserNames
 
@@ -53,14 +54,22 @@ def findings(snapshot: Snapshot, name_of: UserNameLookup | None = None) -> tuple
 
 
 def recent_incidents(
-    snapshot: Snapshot, name_of: UserNameLookup | None = None
+    snapshot: Snapshot,
+    name_of: UserNameLookup | None = None,
+    views: Mapping[str, DaemonView] | None = None,
 ) -> tuple[Finding, ...]:
-    """Recent incidents, for the page and the doctor only: metrics have counters for them."""
+    """Recent incidents, for the page and the doctor only: metrics have counters for them.
+
+    Args:
+        snapshot: The host.
+        name_of: As in findings().
+        views: Pipe directory -> what was read of a daemon whose servers cannot start.
+    """
     name_of = name_of or _names_of(snapshot)
     found = [
         one
         for daemon in snapshot.daemons
-        for one in of_incidents(daemon, snapshot.taken_at, name_of)
+        for one in of_incidents(daemon, snapshot, name_of, (views or {}).get(daemon.pipe_directory))
     ]
     return in_order(found)
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.catalogue import Finding
-from mps_exporter.snapshot import ControlDaemon, Gpu, Snapshot
+from mps_exporter.diagnostics.daemons import may_be_ended
+from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 
 MAX_PIDS = 20
 """More processes than this are not put into one command."""
@@ -65,6 +66,7 @@ _PAGES = {
     "daemon_died": _WITHOUT_MPS,
     "daemon_quit": _WITHOUT_MPS,
     "daemon_draining": "symptoms/quit-does-not-return.md",
+    "server_start_failed": "symptoms/server-encountered-a-fatal-exception.md",
     "server_crashed": "symptoms/all-programs-died-at-once.md",
     "fault": "symptoms/all-programs-died-at-once.md",
     "unfinished_work": "symptoms/all-programs-died-at-once.md",
@@ -73,7 +75,15 @@ _PAGES = {
     "stranded_client": "symptoms/the-next-job-fails-after-one-was-killed.md",
     "percentage_ignored": "symptoms/a-limit-has-no-effect.md",
     "memory_limit_ignored": "symptoms/a-limit-has-no-effect.md",
+    "limit_looser_than_default": "symptoms/a-limit-has-no-effect.md",
+    "daemon_missing": "symptoms/a-limit-has-no-effect.md",
+    "share_exceeded": "symptoms/one-pod-or-job-gets-more-than-its-share.md",
+    "memory_overcommitted": "symptoms/one-pod-or-job-gets-more-than-its-share.md",
+    "limit_idles_gpu": "symptoms/a-percentage-slows-programs-down-while-the-gpu-is-idle.md",
+    "mps_would_help": "symptoms/no-speed-up-with-mps.md",
     "process_bypasses_mps": "symptoms/a-limit-has-no-effect.md",
+    "sm_partition_mismatch": "symptoms/cuda-error-invalid-resource-configuration.md",
+    "replies_not_understood": "mps-versions.md#how-to-help",
     "environment_unreadable": "deployment.md#required-privileges",
     "directories_assumed": "deployment.md#required-privileges",
     "web_configuration_unusable": "web-config.md",
@@ -93,6 +103,8 @@ class Action:
     run_as: str
     effect: str
     """What it does, in a few words."""
+    heals: bool = True
+    """False: it only shows more."""
 
 
 def runbook_url(name: str) -> str | None:
@@ -121,11 +133,13 @@ def actions(finding: Finding, snapshot: Snapshot) -> tuple[Action, ...]:
         if gpu.uuid == finding.uuid and (of_gpu := _OF_GPUS.get(name)):
             return tuple(of_gpu(gpu))
     if name == "source_unreadable" and not snapshot.gpus:
-        return (Action("nvidia-smi -L", _ANYBODY, "shows whether the driver is loaded"),)
+        return (
+            Action("nvidia-smi -L", _ANYBODY, "shows whether the driver is loaded", heals=False),
+        )
     return ()
 
 
-def _quoted(path: str) -> str | None:
+def quoted_path(path: str) -> str | None:
     """A path as one word of a shell; None where it cannot be shown as it is."""
     return shlex.quote(path) if path and humanize.printable(path, len(path)) == path else None
 
@@ -138,7 +152,7 @@ def _pids(pids: Iterable[int]) -> str:
 def _look(pids: Iterable[int], effect: str) -> Iterable[Action]:
     if numbers := _pids(pids):
         command = f"ps -o pid,user,stat,etime,args -p {numbers.replace(' ', ',')}"
-        yield Action(command, _ANYBODY, effect)
+        yield Action(command, _ANYBODY, effect, heals=False)
 
 
 def _kill(pids: Iterable[int], effect: str) -> Iterable[Action]:
@@ -146,15 +160,21 @@ def _kill(pids: Iterable[int], effect: str) -> Iterable[Action]:
         yield Action(f"kill {numbers}", _OWNER, effect)
 
 
+def _end(clients: Iterable[Client], effect: str) -> Iterable[Action]:
+    return _kill((client.pid for client in clients if may_be_ended(client)), effect)
+
+
 def _ghost(daemon: ControlDaemon) -> Iterable[Action]:
     for server in daemon.servers:
-        if server.ghost:
+        if server.ghost and may_be_ended(server):
             yield Action(
                 f"ps -o args= -p {server.pid} | grep nvidia-cuda-mps-server && "
                 f"kill -9 {server.pid}",
                 "root, or the user of this server",
                 "ends the ghost server; the daemon stays",
             )
+            hung = (client for client in server.clients if client.state == "connecting")
+            yield from _end(hung, "ends the client that still hangs after that, if it does")
 
 
 def _unresponsive(daemon: ControlDaemon) -> Iterable[Action]:
@@ -172,17 +192,17 @@ def _stuck(daemon: ControlDaemon) -> Iterable[Action]:
     clients = [client for server in daemon.servers for client in server.clients]
     creating = (client.pid for client in clients if client.state == "creating_context")
     yield from _look(creating, "state D: it hangs in the driver")
-    yield from _kill(
-        (client.pid for client in clients if client.state == "torn_down"),
+    yield from _end(
+        (client for client in clients if client.state == "torn_down"),
         "ends clients that cannot use the GPU any more",
     )
 
 
 def _in_fault(daemon: ControlDaemon) -> Iterable[Action]:
     failed = [server for server in daemon.servers if server.state == "FAULT"]
-    torn = [one.pid for s in failed for one in s.clients if one.state == "torn_down"]
-    left = torn or [client.pid for server in failed for client in server.clients]
-    return _kill(left, "ends the clients that are left; then the server recovers")
+    torn = [one for s in failed for one in s.clients if one.state == "torn_down"]
+    left = torn or [client for server in failed for client in server.clients]
+    return _end(left, "ends the clients that are left; then the server recovers")
 
 
 def _holders(daemon: ControlDaemon) -> Iterable[Action]:
@@ -192,7 +212,7 @@ def _holders(daemon: ControlDaemon) -> Iterable[Action]:
     pids = [c.pid for s in daemon.servers if s.uid in behind for c in s.clients]
     effect = "shows the programs that hold the GPU"
     if len(pids) > MAX_PIDS and (uid := next(iter(behind))) is not None:
-        return [Action(f"ps -o pid,stat,etime,args -u {uid}", _ANYBODY, effect)]
+        return [Action(f"ps -o pid,stat,etime,args -u {uid}", _ANYBODY, effect, heals=False)]
     return _look(pids, effect)
 
 
@@ -207,7 +227,7 @@ def _leaving(daemon: ControlDaemon) -> Iterable[Action]:
 
 
 def _start(daemon: ControlDaemon) -> Iterable[Action]:
-    pipe, log = _quoted(daemon.pipe_directory), _quoted(daemon.log_directory)
+    pipe, log = quoted_path(daemon.pipe_directory), quoted_path(daemon.log_directory)
     if daemon.state == "absent" and pipe and log:
         yield Action(
             f"CUDA_MPS_PIPE_DIRECTORY={pipe} CUDA_MPS_LOG_DIRECTORY={log} "
@@ -219,18 +239,19 @@ def _start(daemon: ControlDaemon) -> Iterable[Action]:
 
 def _logs(daemon: ControlDaemon) -> Iterable[Action]:
     for log in daemon.logs:
-        if not log.readable and (path := _quoted(log.path)):
-            yield Action(f"namei -l {path}", _ANYBODY, "shows which directory keeps it out")
+        if not log.readable and (path := quoted_path(log.path)):
+            effect = "shows which directory keeps it out"
+            yield Action(f"namei -l {path}", _ANYBODY, effect, heals=False)
 
 
 def _large(daemon: ControlDaemon) -> Iterable[Action]:
     largest = max(daemon.logs, key=lambda log: log.size_bytes or 0)
-    if path := _quoted(largest.path):
+    if path := quoted_path(largest.path):
         yield Action(f"truncate -s 0 {path}", _DAEMON_OWNER, "empties the log; its lines are lost")
 
 
 def _kernel_log(_of: ControlDaemon | Gpu) -> Iterable[Action]:
-    yield Action("dmesg -T | grep -i xid", "root", "the driver's account of it")
+    yield Action("dmesg -T | grep -i xid", "root", "the driver's account of it", heals=False)
 
 
 def _exclusive(gpu: Gpu) -> Iterable[Action]:
@@ -247,7 +268,7 @@ def _stranded(gpu: Gpu) -> Iterable[Action]:
 
 
 def _use_mps(gpu: Gpu) -> Iterable[Action]:
-    directories = [_quoted(one) for one in gpu.served_by]
+    directories = [quoted_path(one) for one in gpu.served_by]
     if len(directories) == 1 and directories[0]:
         yield Action(
             f"export CUDA_MPS_PIPE_DIRECTORY={directories[0]}",

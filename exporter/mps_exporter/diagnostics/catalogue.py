@@ -160,6 +160,20 @@ _MISCONFIGURATIONS = (
         "CUDA silently continued without MPS.",
     ),
     Advice(
+        "daemon_missing",
+        "warning",
+        "A process asks for MPS, and no daemon runs",
+        "Its CUDA_MPS_PIPE_DIRECTORY is set, and no daemon serves its GPU: CUDA silently continued "
+        "without MPS, without sharing and without limits.",
+    ),
+    Advice(
+        "limit_looser_than_default",
+        "warning",
+        "A client has more than its daemon allows by default",
+        "A running client keeps the limits that its server had when it connected. One that started "
+        "before its daemon was configured has none, without a message.",
+    ),
+    Advice(
         "percentage_ignored",
         "warning",
         "An active thread percentage is ignored",
@@ -173,6 +187,13 @@ _MISCONFIGURATIONS = (
         "One entry of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT names no GPU that the process sees; CUDA "
         "then silently ignores all of them. An ordinal counts in the process's own "
         "CUDA_VISIBLE_DEVICES, not among the GPUs of the host.",
+    ),
+    Advice(
+        "sm_partition_mismatch",
+        "warning",
+        "A client is in an SM partition that was not meant for it",
+        "A process chooses its SM partition itself (CUDA_MPS_SM_PARTITION), and MPS does not check "
+        "the choice: it takes SMs from the clients of that partition, or fails as it starts.",
     ),
     Advice(
         "stranded_client",
@@ -206,6 +227,26 @@ _MISCONFIGURATIONS = (
         "MPS would help here",
         "Several processes take turns on a GPU whose SMs are mostly idle: with MPS they would run "
         "at the same time.",
+    ),
+    Advice(
+        "limit_idles_gpu",
+        "info",
+        "Limits leave a GPU partly idle",
+        "An active thread percentage is a cap, also while no other program needs the SMs. Here the "
+        "clients use all that their limits allow, and the rest of the GPU is idle.",
+    ),
+    Advice(
+        "share_exceeded",
+        "info",
+        "A job or pod may use more than one share",
+        "MPS limits each process. Several processes of one job or pod have that much each.",
+    ),
+    Advice(
+        "memory_overcommitted",
+        "info",
+        "Memory limits add up to more than the GPU has",
+        "A memory limit reserves nothing: an allocation below its limit fails when the others have "
+        "taken the memory.",
     ),
     Advice(
         "unfit_gpu",
@@ -245,6 +286,13 @@ _VISIBILITY = (
         "warning",
         "The logs of a daemon cannot be followed",
         "Crashes, faults and waits cannot be detected from any other source.",
+        "blindness",
+    ),
+    Advice(
+        "replies_not_understood",
+        "info",
+        "Replies of a control daemon are not fully understood",
+        "This driver's lists are not as documented: what is not understood is left out.",
         "blindness",
     ),
     Advice(

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics import visibility
+from mps_exporter.diagnostics import shares, visibility
 from mps_exporter.diagnostics.catalogue import ADVICE, Finding, Texts
+from mps_exporter.diagnostics.partitions import of_partitioning
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.snapshot import Client, ControlDaemon, PossibleUnfinishedWork, Server, Wait
 
@@ -32,11 +33,13 @@ def of_daemon(daemon: ControlDaemon, now: float, name_of: UserNameLookup) -> Ite
 
     name = humanize.printable(daemon.pipe_directory, 400)
     for server in daemon.servers:
-        yield from _server(server, found, name_of, now)
+        yield from _server(daemon, server, found, name_of, now)
     yield from _state(daemon, name, found, now)
     yield from _queue(daemon, name, found, name_of, now)
     clients = [client for server in daemon.servers for client in server.clients]
     yield from _limits(clients, found, name_of)
+    yield from of_partitioning(daemon, name_of)
+    yield from shares.of_daemon(daemon, clients, found, name_of)
     for log in daemon.logs:
         if log.size_bytes is not None and log.size_bytes > LOG_LARGE_BYTES:
             yield found("log_large", partial(_large_texts, daemon, log.path, log.size_bytes))
@@ -57,7 +60,7 @@ def _large_texts(daemon: ControlDaemon, path: str, size_bytes: int) -> tuple[str
 
 
 def _end_ghost(server: Server) -> str:
-    if not _may_be_ended(server):
+    if not may_be_ended(server):
         return (
             "End that server to free the queue. Its process is not visible to the exporter (ps -C "
             "nvidia-cuda-mps-server lists all servers). Do not restart the daemon."
@@ -69,7 +72,7 @@ def _end_ghost(server: Server) -> str:
     )
 
 
-def _may_be_ended(one: Server | Client) -> bool:
+def may_be_ended(one: Server | Client) -> bool:
     """Whether its PID may be put into a command: a log can name any process.
 
     (1 and 2 are init, and the kernel's own.)
@@ -168,10 +171,10 @@ def _quit_time(daemon: ControlDaemon) -> float | None:
 
 
 def _server(
-    server: Server, found: AddFinding, name_of: UserNameLookup, now: float
+    daemon: ControlDaemon, server: Server, found: AddFinding, name_of: UserNameLookup, now: float
 ) -> Iterator[Finding]:
     if server.ghost:
-        yield found("ghost_server", lambda: _ghost_texts(server, name_of))
+        yield found("ghost_server", lambda: _ghost_texts(daemon, server, name_of))
         return
     if server.state == "FAULT":
         yield found("server_in_fault", lambda: _fault_texts(server, name_of))
@@ -200,7 +203,7 @@ def _owner(server: Server, name_of: UserNameLookup) -> str:
     return humanize.capitalize(f"{name_of(server.uid)}'s server {server.pid}")
 
 
-def _ghost_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
+def _ghost_texts(daemon: ControlDaemon, server: Server, name_of: UserNameLookup) -> tuple[str, str]:
     without = ("connecting", "creating_context")
     hung = [client.pid for client in server.clients if client.state in without]
     text = f"{_owner(server, name_of)} was started for clients that had died in the queue: "
@@ -208,7 +211,17 @@ def _ghost_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
     if hung:
         those = humanize.processes(hung) or humanize.count(len(hung), "client")
         text += f"it serves no client; {those} and all later clients hang."
-        remedy += f" {humanize.capitalize(those)} will get an error and must be restarted."
+        # With one GPU it gets error 46 (8 of 8). With two it went on hanging (2 of 2): it and the
+        # daemon wait for each other (control daemon in recvmsg on its connection, driver 580).
+        ended = _pids(
+            client.pid
+            for client in server.clients
+            if client.state in without and may_be_ended(client)
+        )
+        remedy += f" {humanize.capitalize(those)} will get an error and must be restarted"
+        remedy += f"; what still hangs must be ended (kill {ended})." if ended else "."
+    elif daemon.state == "unresponsive":
+        text += "the daemon hangs on it, and with it every new CUDA process."
     else:
         text += "the daemon will hang as soon as another user's client connects."
     return text, remedy
@@ -220,7 +233,7 @@ def _fault_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
     if left is not None and left > 1:
         clients = f"its {left} clients have"
     torn = [client for client in server.clients if client.state == "torn_down"]
-    pids = _pids(client.pid for client in torn or server.clients if _may_be_ended(client))
+    pids = _pids(client.pid for client in torn or server.clients if may_be_ended(client))
     return (
         f"{_owner(server, name_of)} is in FAULT after a fatal GPU error: it accepts no new clients "
         f"until {clients} exited.",
@@ -275,7 +288,7 @@ def _stuck_texts(
             "It cannot use the GPU any more, and new clients may be refused until it has exited. "
             "End it"
         )
-    pids = _pids(client.pid for client in stuck if _may_be_ended(client))
+    pids = _pids(client.pid for client in stuck if may_be_ended(client))
     return (
         f"{humanize.count(len(stuck), 'client')} {what}, for {humanize.age(age)}: "
         f"{humanize.join_some([_client(client, name_of) for client in stuck])}.",

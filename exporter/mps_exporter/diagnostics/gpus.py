@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.catalogue import ADVICE, Finding, Texts
+from mps_exporter.diagnostics.causes import VOLTA
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import Gpu, Snapshot
 
 IDLE_SM_ACTIVITY = 0.3
 BUSY_UTILIZATION = 0.9
-VOLTA = (7, 0)
+MOST_ALLOWED = 0.75
+"""Limits that add up to more leave little idle."""
+USED_UP = 0.9
+"""Of what the limits allow, so much active counts as all of it: the limits are what holds."""
 
 
 def of_gpu(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[Finding]:
@@ -51,6 +55,20 @@ def of_gpu(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[Fi
                     "Use a Volta or later GPU.",
                 ),
             )
+        yield from _idle(gpu, name, found)
+    elif asking := [one for one in gpu.direct_processes if _wanted(one) is not None]:
+        yield found("daemon_missing", partial(_missing_texts, gpu, asking, name_of))
+    committed, total = gpu.client_memory_committed_bytes, gpu.reading("memory_total")
+    if committed is not None and total is not None and committed > total:
+        yield found(
+            "memory_overcommitted",
+            lambda: (
+                f"The memory limits of the clients on {name} add up to "
+                f"{humanize.memory(committed)}; it has {humanize.memory(total)}.",
+                "Lower the limits, unless it is known that the programs do not need all of it at "
+                "once.",
+            ),
+        )
     if gpu.stranded_clients:
         yield found("stranded_client", partial(_stranded_texts, gpu, gpu.stranded_clients, name))
     yield from _would_help(gpu, name)
@@ -62,6 +80,33 @@ def _stranded_texts(gpu: Gpu, count: int, name: str) -> tuple[str, str]:
         f"{humanize.count(count, 'process', 'processes')} on {name} lost the MPS server and still "
         f"{'holds' if count == 1 else 'hold'} GPU memory.",
         f"End {pids or 'them: nvidia-smi lists them as M+C'}.",
+    )
+
+
+def _idle(gpu: Gpu, name: str, found: Callable[[str, Texts], Finding]) -> Iterator[Finding]:
+    allowed, activity = gpu.sm_committed_ratio, gpu.reading("sm_activity")
+    if gpu.direct_pids or not allowed or activity is None or allowed > MOST_ALLOWED:
+        return
+    if activity >= USED_UP * allowed:
+        yield found(
+            "limit_idles_gpu",
+            lambda: (
+                f"{humanize.percent(activity)} of the SMs of {name} are active: as many as the "
+                f"limits of its clients allow together ({humanize.percent(allowed)}).",
+                "Raise the percentages: they reserve nothing, and clients share what is there. "
+                "Measure the programs with and without.",
+            ),
+        )
+
+
+def _missing_texts(
+    gpu: Gpu, asking: Sequence[ProcessFacts], name_of: UserNameLookup
+) -> tuple[str, str]:
+    those = humanize.join_some([_bypass(one, "daemon_missing", name_of) for one in asking])
+    return (
+        f"No MPS daemon serves GPU {gpu.index}, which is used by {those}.",
+        "Start the daemon with that directory (CUDA_MPS_PIPE_DIRECTORY=DIRECTORY "
+        "nvidia-cuda-mps-control -d), then restart the process; or unset the variable.",
     )
 
 
@@ -77,8 +122,8 @@ def _would_help(gpu: Gpu, name: str) -> Iterator[Finding]:
                 f"{len(gpu.direct_pids)} processes take turns on {name}: its utilization is "
                 f"{humanize.percent(utilization)}, but only {humanize.percent(activity)} of its "
                 "SMs are active.",
-                "Start a control daemon (nvidia-cuda-mps-control -d) and restart the processes "
-                "with its environment.",
+                "Start a control daemon (nvidia-cuda-mps-control -d), restart the processes with "
+                "its environment, and compare: what it gains depends on the programs.",
             ),
             gpu=gpu.index,
             uuid=gpu.uuid,

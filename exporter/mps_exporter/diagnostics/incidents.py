@@ -7,8 +7,10 @@ from functools import partial
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.catalogue import ADVICE, Finding
+from mps_exporter.diagnostics.causes import start_failure
 from mps_exporter.humanize import UserNameLookup
-from mps_exporter.snapshot import ControlDaemon, Incident
+from mps_exporter.observations import DaemonView
+from mps_exporter.snapshot import ControlDaemon, Incident, Snapshot
 
 RECENT_SECONDS = 300.0
 """How long an incident counts as recent."""
@@ -23,13 +25,20 @@ _REMEDIES = {
     "echo terminate_client SERVER PID | nvidia-cuda-mps-control.",
     "fault": "Programs that were connected must be restarted. The cause is a bug in one of them, "
     "or a defect of the GPU.",
-    "client_rejected": "The program got a CUDA error and has most likely exited.",
+    "client_rejected": "Start the program again when other clients have exited, or run fewer "
+    "processes on this server.",
     "daemon_died": "Restart it; programs that start meanwhile use the GPU without MPS.",
 }
 
 
-def of_incidents(daemon: ControlDaemon, now: float, name_of: UserNameLookup) -> Iterator[Finding]:
+def of_incidents(
+    daemon: ControlDaemon,
+    snapshot: Snapshot,
+    name_of: UserNameLookup,
+    view: DaemonView | None = None,
+) -> Iterator[Finding]:
     """Return the last incident of each kind that has a remedy, while it is recent."""
+    now = snapshot.taken_at
     told = set()
     for incident in reversed(daemon.incidents):
         age = now - incident.at
@@ -40,10 +49,25 @@ def of_incidents(daemon: ControlDaemon, now: float, name_of: UserNameLookup) -> 
         told.add(incident.kind)
         yield Finding(
             ADVICE[incident.kind],
-            partial(_texts, incident, daemon, age, name_of),
+            partial(_start_texts, incident, daemon, snapshot, view, name_of)
+            if incident.kind == "server_start_failed"
+            else partial(_texts, incident, daemon, age, name_of),
             daemon=daemon.pipe_directory,
             since=incident.at,
         )
+
+
+def _start_texts(
+    incident: Incident,
+    daemon: ControlDaemon,
+    snapshot: Snapshot,
+    view: DaemonView | None,
+    name_of: UserNameLookup,
+) -> tuple[str, str]:
+    age = snapshot.taken_at - incident.at
+    text, remedy = _texts(incident, daemon, age, name_of)
+    cause, cure = start_failure(incident, daemon, snapshot, view)
+    return f"{text} {cause}", cure or remedy
 
 
 def _texts(

@@ -6,15 +6,22 @@ first check that finds a problem is the answer; those before it were passed, or 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.actions import docs_page
+from mps_exporter.diagnostics.actions import actions, docs_page, quoted_path
 from mps_exporter.diagnostics.catalogue import Finding
+from mps_exporter.diagnostics.shares import Excess, looser
 from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES
+from mps_exporter.mps.limits import (
+    DaemonGpus,
+    effective_ratio,
+    parse_active_thread_percentage,
+    parse_pinned_memory_limit,
+    visible_gpus,
+)
 from mps_exporter.observations import ProcessView
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
 
@@ -24,6 +31,15 @@ CONTEXT_SECONDS = 30.0
 """A context is made in some ten milliseconds; after this long the client is stuck."""
 
 NEAR_LIMIT_RATIO = 0.95
+
+CONTEXT_BYTES = 290 << 20
+"""Measured on an H200: with this limit cuDevicePrimaryCtxRetain failed with error 2; with 1 GiB a
+client without memory of its own had 753 MiB left."""
+
+FEWEST_SMS = 2
+"""SMs come in pairs; on Hopper the least share is 8 whatever the percentage (measured)."""
+
+HOPPER = (9, 0)
 
 _BLOCKING = ("ghost_server", "daemon_unresponsive", "daemon_draining", "server_starting_long")
 _REFUSALS = {
@@ -43,6 +59,20 @@ class Check:
     remedy: str = ""
     page: str = ""
     """Of docs/symptoms, without its folder and suffix."""
+    command: str = ""
+    """The remedy as one line of a shell. One that sets or unsets a variable is for the shell from
+    which the process is started again; "": there is none that is right on any host."""
+
+
+_FOREIGN_PROC = Check(
+    "process",
+    "problem",
+    "It has a PID namespace of its own, and sees the /proc of another: CUDA fails with error 304 "
+    "(cudaErrorOperatingSystem).",
+    "Mount its own /proc (unshare --mount-proc; every container engine does), or share the PID "
+    "namespace.",
+    "cuda-error-304-operating-system",
+)
 
 
 def conclusion(checks: list[Check]) -> Check:
@@ -65,7 +95,7 @@ def check_process(
     Args:
         pid: As the host numbers processes.
         snapshot: The host.
-        found: The findings of that snapshot.
+        found: The findings of that snapshot, and its recent incidents.
         view: What /proc shows of the process; None: this is a recording.
     """
     place = _find(pid, snapshot)
@@ -73,15 +103,25 @@ def check_process(
     if view is not None and not view.present:
         return [*checks, *_history(pid, snapshot)]
     daemon = place.daemon or _daemon_named(snapshot, view)
+    working = bool(place.direct_on or (place.client is not None and place.client.contexts))
     if view is not None:
-        checks += _directory(view, daemon)
+        checks += _directory(view, daemon, snapshot)
+        if view.own_proc is False and not working:
+            checks.append(_FOREIGN_PROC)
+        if not working:  # else it has set the variable for itself
+            checks += _devices(view, daemon, snapshot)
+        checks += _variables(view)
     checks += _daemon(daemon, snapshot, view)
     if daemon is not None:
-        checks += _blocked(daemon, found, place)
+        checks += _blocked(daemon, found, place, snapshot)
     checks += _connection(pid, daemon, snapshot, place)
-    checks += _limits(place.client, snapshot)
+    if place.client is not None:
+        checks += _limits(place.client, snapshot)
+        if daemon is not None and (excess := looser(place.client, daemon)) is not None:
+            checks.append(_looser(excess))
     if view is not None:
-        checks += _variables(view)
+        if not working:
+            checks += _room(view, daemon, snapshot)
         checks += _memory(view)
     return [*checks, *_history(pid, snapshot)]
 
@@ -114,6 +154,8 @@ class _Place:
     client: Client | None = None
     wait: Wait | None = None
     direct_on: tuple[Gpu, ...] = ()
+    stranded_on: tuple[Gpu, ...] = ()
+    """Its server has gone, and it is there with memory."""
 
 
 def _find(pid: int, snapshot: Snapshot) -> _Place:
@@ -126,7 +168,8 @@ def _find(pid: int, snapshot: Snapshot) -> _Place:
         for wait in daemon.waits:
             if wait.pid == pid:
                 return _Place(daemon, wait=wait, direct_on=direct)
-    return _Place(direct_on=direct)
+    stranded = tuple(gpu for gpu in snapshot.gpus if pid in (gpu.stranded_pids or ()))
+    return _Place(direct_on=direct, stranded_on=stranded)
 
 
 def _daemon_named(snapshot: Snapshot, view: ProcessView | None) -> ControlDaemon | None:
@@ -160,7 +203,8 @@ def _process(pid: int, view: ProcessView | None, place: _Place) -> Iterator[Chec
             "process",
             "problem",
             f"Process {pid} ({name}) is stopped (state {view.state}).",
-            f"kill -CONT {pid}, or let the debugger go on.",
+            "Continue it, or let the debugger go on.",
+            command=f"kill -CONT {pid}",
         )
     elif view.state == "Z":
         yield Check(
@@ -181,7 +225,20 @@ def _process(pid: int, view: ProcessView | None, place: _Place) -> Iterator[Chec
         yield Check("process", "ok", f"Process {pid} ({name}) runs as user {view.uid}.")
 
 
-def _directory(view: ProcessView, daemon: ControlDaemon | None) -> Iterator[Check]:
+def _running(snapshot: Snapshot) -> list[ControlDaemon]:
+    return [one for one in snapshot.daemons if one.state != "absent"]
+
+
+def _use(snapshot: Snapshot) -> str:
+    """The command that sends a process to the host's only daemon; "": there is none, or several."""
+    running = [one for one in _running(snapshot) if one.facts is None or not one.facts.root]
+    path = quoted_path(running[0].pipe_directory) if len(running) == 1 else None
+    return f"export CUDA_MPS_PIPE_DIRECTORY={path}" if path else ""
+
+
+def _directory(
+    view: ProcessView, daemon: ControlDaemon | None, snapshot: Snapshot
+) -> Iterator[Check]:
     if view.pipe_directory is None:
         yield Check(
             "directory",
@@ -200,15 +257,28 @@ def _directory(view: ProcessView, daemon: ControlDaemon | None) -> Iterator[Chec
             f"{SOCKET_PATH_BYTES}.",
             "A shorter CUDA_MPS_PIPE_DIRECTORY, for the daemon and its clients.",
             "cannot-find-mps-control-daemon-process",
+            _use(snapshot),
+        )
+    elif view.closed_folder is not None:
+        path = quoted_path(view.closed_folder)
+        yield Check(
+            "directory",
+            "problem",
+            f"It cannot use {shown}: {view.path_error}.",
+            "Let its user pass the folder, and start it again.",
+            "cuda-error-805-mps-connection-failed" if daemon else "a-limit-has-no-effect",
+            # Its server, which runs as the same user, must also read it.
+            f"chmod o+rx {path}" if path else "",
         )
     elif view.path_error is not None:
         yield Check(
             "directory",
             "problem",
             f"It cannot use {shown}: {view.path_error}.",
-            "Let its user pass each folder on the way (chmod o+x), or mount the directory into "
-            "its container.",
+            "Set the directory of a daemon, or mount it into the process's container; then start "
+            "it again.",
             "cuda-error-805-mps-connection-failed" if daemon else "a-limit-has-no-effect",
+            _use(snapshot),
         )
     else:
         source = "CUDA_MPS_PIPE_DIRECTORY" if view.names_directory else "the default"
@@ -222,22 +292,9 @@ def _daemon(
         if view is None or view.pipe_directory is None:
             yield Check("daemon", "unknown", "which daemon it would use is not known.")
             return
-        others = [one.pipe_directory for one in snapshot.daemons if one.state != "absent"]
-        there = (
-            f" Daemons run at {humanize.join_some([humanize.printable(one) for one in others])}."
-            if others
-            else " No control daemon runs on this host."
-        )
-        yield Check(
-            "daemon",
-            "problem" if view.names_directory or others else "warning",
-            "No control daemon serves its pipe directory: it runs without MPS, without sharing "
-            f"and without limits.{there}",
-            f"CUDA_MPS_PIPE_DIRECTORY={shlex.quote(others[0])} for the process, and start it again."
-            if others
-            else "nvidia-cuda-mps-control -d, then start the process again.",
-            "a-limit-has-no-effect",
-        )
+        if view.path_error is not None:
+            return
+        yield _nobody(view, view.pipe_directory, snapshot)
         return
     shown = humanize.printable(daemon.pipe_directory, 400)
     if daemon.state == "absent":
@@ -260,22 +317,44 @@ def _daemon(
             "cuda-error-805-mps-connection-failed",
         )
         return
-    if view is not None and view.shares_memory_with_daemon is False:
-        yield Check(
-            "daemon",
-            "problem",
-            f"The process and the daemon at {shown} have different /dev/shm: it cannot share "
-            "memory with the server.",
-            "Mount the daemon's /dev/shm into the process's container.",
-            "cuda-error-805-mps-connection-failed",
-        )
-        return
     yield Check("daemon", "ok", f"The daemon at {shown} is {daemon.state or 'there'}.")
 
 
-def _blocked(daemon: ControlDaemon, found: tuple[Finding, ...], place: _Place) -> Iterator[Check]:
+def _nobody(view: ProcessView, directory: str, snapshot: Snapshot) -> Check:
+    """No daemon serves the directory of a process."""
+    others = _running(snapshot)
+    there = (
+        "Daemons run at "
+        f"{humanize.join_some([humanize.printable(one.pipe_directory) for one in others])}."
+        if others
+        else "No control daemon runs on this host."
+    )
+    start = "nvidia-cuda-mps-control -d"
+    if view.names_directory and (path := quoted_path(directory)):
+        start = f"CUDA_MPS_PIPE_DIRECTORY={path} {start}"
+    if view.leftover:
+        text, remedy = "A daemon has run at its pipe directory, and is gone", "Start it again"
+    else:
+        text, remedy = "No control daemon serves its pipe directory", "Start one"
+    if any(one.pipe_directory == directory for one in others):
+        remedy, start = "Mount the host's directory into its container", ""
+    elif others and not view.leftover:
+        remedy, start = "Set the directory of one that runs", _use(snapshot)
+    return Check(
+        "daemon",
+        "problem" if view.names_directory or others else "warning",
+        f"{text}: it runs without MPS, without sharing and without limits. {there}",
+        f"{remedy}, then start the process again.",
+        "a-limit-has-no-effect",
+        start,
+    )
+
+
+def _blocked(
+    daemon: ControlDaemon, found: tuple[Finding, ...], place: _Place, snapshot: Snapshot
+) -> Iterator[Check]:
     served = place.client is not None and place.client.state in ("active", "torn_down")
-    names = _BLOCKING if served else (*_BLOCKING, "server_in_fault")
+    names = _BLOCKING if served else (*_BLOCKING, "server_in_fault", "server_start_failed")
     for finding in found:
         name = finding.advice.name
         if finding.daemon == daemon.pipe_directory and name in names:
@@ -285,6 +364,7 @@ def _blocked(daemon: ControlDaemon, found: tuple[Finding, ...], place: _Place) -
                 finding.evidence,
                 finding.remedy,
                 docs_page(name).removeprefix("symptoms/").removesuffix(".md"),
+                next((one.command for one in actions(finding, snapshot) if one.heals), ""),
             )
 
 
@@ -304,6 +384,17 @@ def _connection(
         )
     elif (client := place.client) is not None:
         yield _client(client, now)
+    elif place.stranded_on:
+        indexes = ", ".join(gpu.index for gpu in place.stranded_on)
+        yield Check(
+            "connection",
+            "problem",
+            f"It has lost its MPS server (error 806): it cannot use GPU {indexes} any more, and "
+            "keeps its memory there until it ends.",
+            "End it, and start it again.",
+            "cuda-error-806-mps-rpc-failure",
+            f"kill {pid}",
+        )
     elif place.direct_on:
         indexes = ", ".join(gpu.index for gpu in place.direct_on)
         yield Check(
@@ -313,7 +404,10 @@ def _connection(
             "started without MPS, or its server has gone.",
             "Start it again with the daemon's CUDA_MPS_PIPE_DIRECTORY.",
             "a-limit-has-no-effect",
+            _use(snapshot),
         )
+    elif daemon is not None and (full := _full(daemon, snapshot)) is not None:
+        yield full
     elif daemon is not None and not daemon.follows("control"):
         yield Check(
             "connection",
@@ -328,6 +422,23 @@ def _connection(
             "GPU: it has made no CUDA call yet, or hangs elsewhere.",
             f"py-spy dump --pid {pid}, or cat /proc/{pid}/stack as root.",
         )
+
+
+def _full(daemon: ControlDaemon, snapshot: Snapshot) -> Check | None:
+    for server in daemon.servers:
+        for uuid, limit in server.contexts_limit.items():
+            if server.contexts.get(uuid, 0) >= limit:
+                return Check(
+                    "connection",
+                    "problem",
+                    f"Server {server.pid} has {limit} of at most {limit} contexts on GPU "
+                    f"{snapshot.gpu_indexes.get(uuid, uuid)}: a process that starts now is refused "
+                    "(error 46 or 808).",
+                    "Let some of its clients end, or start a second daemon with a directory of "
+                    "its own; then start the process again.",
+                    "cuda-error-808-809-mps-max-clients-reached",
+                )
+    return None
 
 
 def _client(client: Client, now: float) -> Check:
@@ -355,9 +466,7 @@ def _client(client: Client, now: float) -> Check:
     return Check("connection", "ok", f"It has been a client of server {client.server_pid}{age}.")
 
 
-def _limits(client: Client | None, snapshot: Snapshot) -> Iterator[Check]:
-    if client is None:
-        return
+def _limits(client: Client, snapshot: Snapshot) -> Iterator[Check]:
     if client.percentage_ignored is not None:
         yield Check(
             "limits",
@@ -397,15 +506,98 @@ def _limits(client: Client | None, snapshot: Snapshot) -> Iterator[Check]:
         yield Check("limits", "unknown", "how many SMs it may use is not known.")
 
 
+def _looser(excess: Excess) -> Check:
+    return Check(
+        "limits",
+        "warning",
+        f"It may use {excess.text}: it connected before the daemon was configured, or to a server "
+        "that was started before.",
+        "Restart it when all clients of its server have exited.",
+        "a-limit-has-no-effect",
+    )
+
+
+def _devices(
+    view: ProcessView, daemon: ControlDaemon | None, snapshot: Snapshot
+) -> Iterator[Check]:
+    visible = (view.mps_environment or {}).get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible_gpus(visible, _gpus(daemon, snapshot)) == ():
+        shown = humanize.printable(repr(visible))
+        yield Check(
+            "variables",
+            "problem",
+            f"Its CUDA_VISIBLE_DEVICES is {shown}, which names no GPU: it sees none.",
+            "A UUID of nvidia-smi -L, or an ordinal among the GPUs of its daemon; or unset it for "
+            "all GPUs. Then start it again.",
+            "invalid-cuda-visible-devices",
+            "unset CUDA_VISIBLE_DEVICES",
+        )
+
+
 def _variables(view: ProcessView) -> Iterator[Check]:
-    if view.debug_variables:
+    if view.missing_libraries:
+        yield Check(
+            "variables",
+            "warning",
+            f"Its environment has {', '.join(view.missing_libraries)}, which names a file that is "
+            "not there.",
+            "Unset it, and start the process again.",
+            command=f"unset {' '.join(view.missing_libraries)}",
+        )
+    elif view.debug_variables:
         yield Check(
             "variables",
             "warning",
             f"Its environment has {', '.join(view.debug_variables)}: debugging or profiling slows "
             "it down or makes its kernels run one after the other.",
-            "Unset them, unless that is meant.",
+            "Unset them, unless that is meant, and start the process again.",
+            command=f"unset {' '.join(view.debug_variables)}",
         )
+
+
+def _gpus(daemon: ControlDaemon | None, snapshot: Snapshot) -> DaemonGpus:
+    """The GPUs that a process can name: its daemon's, else the host's."""
+    whole = [gpu for gpu in snapshot.gpus if gpu.observation.parent_uuid is None]
+    if any(gpu.observation.parent_uuid is not None for gpu in snapshot.gpus):
+        whole = []  # how CUDA counts MIG instances was not measured
+    served = set(daemon.gpu_uuids) if daemon is not None else set()
+    order = tuple(gpu.uuid for gpu in whole if not served or gpu.uuid in served)
+    return DaemonGpus(frozenset(order), complete=bool(order), order=order or None)
+
+
+def _room(view: ProcessView, daemon: ControlDaemon | None, snapshot: Snapshot) -> Iterator[Check]:
+    """Whether the limits that a process set for itself leave enough for a context."""
+    text = (view.mps_environment or {}).get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+    limits = parse_pinned_memory_limit(text)
+    if daemon is not None and limits and min(limits.values()) <= CONTEXT_BYTES:
+        yield Check(
+            "limits",
+            "problem",
+            f"Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT allows {humanize.memory(min(limits.values()))}; "
+            f"on an H200 no context could be made with {humanize.memory(CONTEXT_BYTES)} (error 2).",
+            "A higher limit, and start the process again.",
+            "cuda-error-2-out-of-memory-under-mps",
+        )
+    if daemon is not None:
+        yield from _few_sms(view, daemon, snapshot)
+
+
+def _few_sms(view: ProcessView, daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[Check]:
+    text = (view.mps_environment or {}).get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+    own = parse_active_thread_percentage(text).ratio
+    ratio = effective_ratio(own, daemon.default_active_thread_ratio)
+    for gpu in snapshot.gpus:
+        sms = gpu.observation.sm_count
+        old = (gpu.observation.compute_capability or HOPPER) < HOPPER
+        if ratio and sms and old and gpu.uuid in daemon.gpu_uuids and ratio * sms < FEWEST_SMS:
+            yield Check(
+                "limits",
+                "warning",
+                f"Its percentage is {humanize.percent(ratio)} of {sms} SMs, less than "
+                f"{FEWEST_SMS}: reported to fail with error 46.",
+                "A higher percentage, or fewer replicas.",
+                "cuda-error-46-devices-unavailable",
+            )
 
 
 def _memory(view: ProcessView) -> Iterator[Check]:

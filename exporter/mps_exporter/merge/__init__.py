@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from mps_exporter.merge.cgroups import merge_cgroups, with_cgroups
 from mps_exporter.merge.daemons import control_state, merge_daemon
 from mps_exporter.merge.gpus import merge_gpu
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
@@ -37,6 +38,9 @@ def pids_of_interest(gpus: NvmlObservation | None, daemons: Iterable[DaemonInput
         most = MAX_CLIENTS_PER_USER if daemon.facts.limited else None
         for reply in daemon.answers.servers.values():
             pids.update((reply.server_pid, *(reply.client_pids or ())[:most]))
+        if (named := daemon.answers.partitioning) is not None:
+            pids.update(server.pid or 0 for server in (named.servers or ())[:most])
+            pids.update(client.pid for client in (named.clients or ())[:most])
     return pids - {0}
 
 
@@ -57,7 +61,11 @@ def merge(
     that counts: one reading beside newer and newer logs is no evidence.
     """
     context = MergeContext.of(gpus, processes, daemons, stranded_since)
-    merged = _merge_daemons(context, daemons, clients_max)
+    cgroup_memory = merge_cgroups(context, processes)
+    merged = tuple(
+        with_cgroups(context, cgroup_memory, daemon)
+        for daemon in _merge_daemons(context, daemons, clients_max)
+    )
     return Snapshot(
         taken_at=taken_at,
         driver_version=context.driver_version,
@@ -71,6 +79,7 @@ def merge(
         collectors=collectors,
         user_names=_user_names(processes),
         containers=processes.containers if processes is not None else (),
+        cgroup_memory=cgroup_memory,
         unreadable_environments=_unreadable_environments(processes),
         ignored_processes=_ignored(processes, daemons, merged),
     )

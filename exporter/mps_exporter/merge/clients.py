@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext, ServerInputs
 from mps_exporter.mps import limits
@@ -17,9 +16,6 @@ LIMIT_VARIABLES = (
     "CUDA_MPS_CLIENT_PRIORITY",
     "CUDA_VISIBLE_DEVICES",
 )
-
-# Hundreds of clients stay where they are from one collection to the next.
-_attribution_of = lru_cache(maxsize=1024)(parse_cgroup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +35,7 @@ _NOT_KNOWN = _ClientLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class _ServerLimits:
+class ServerLimits:
     """The limits that a server sets for its clients."""
 
     gpus: limits.DaemonGpus
@@ -59,18 +55,18 @@ def merge_clients(context: MergeContext, server: ServerInputs) -> tuple[Client, 
         return None
     if server.daemon.has_own_pid_namespace():
         sessions = tuple(
-            replace(session, pid=_host_pid(context, server.daemon, session.pid))
+            replace(session, pid=host_pid(context, server.daemon, session.pid))
             for session in sessions
         )
     if any(session.pid == 0 for session in sessions):
         sessions = _resolve_pid0_clients(context, sessions, server.pid)
-    server_limits = _ServerLimits(
+    server_limits = ServerLimits(
         gpus=_daemon_gpus(context, server),
         ordinals={uuid: ordinal for ordinal, uuid in server.devices.items()},
         ratio=server.thread_ratio(),
         memory=server.memory_limits(),
     )
-    return tuple(_client(context, session, server, server_limits) for session in sessions)
+    return tuple(client_of(context, session, server, server_limits) for session in sessions)
 
 
 def _sessions(server: ServerInputs) -> tuple[ClientSession, ...] | None:
@@ -96,7 +92,7 @@ def _sessions(server: ServerInputs) -> tuple[ClientSession, ...] | None:
     )
 
 
-def _host_pid(context: MergeContext, inputs: DaemonInputs, pid: int) -> int:
+def host_pid(context: MergeContext, inputs: DaemonInputs, pid: int) -> int:
     """Find whom a daemon in its own PID namespace calls so; 0: nobody who could be found."""
     process = inputs.facts.process
     namespace = process.pid_namespace if process is not None else None
@@ -128,15 +124,16 @@ def _resolve_pid0_clients(
     )
 
 
-def _client(
+def client_of(
     context: MergeContext,
     session: ClientSession,
     server: ServerInputs,
-    server_limits: _ServerLimits,
+    server_limits: ServerLimits,
 ) -> Client:
+    """Merge what is known of one client."""
     process = context.process(server.daemon.facts, session.pid)
     uid = process.uid if process is not None else session.uid
-    attribution = _attribution_of(process.cgroup if process is not None else None)
+    attribution = parse_cgroup(process.cgroup if process is not None else None)
     environment = process.mps_environment if process is not None else None
     # Without its environment: whether it lowered its own limits is not known.
     own = (
@@ -196,7 +193,7 @@ def _daemon_gpus(context: MergeContext, server: ServerInputs) -> limits.DaemonGp
 def _limits(
     context: MergeContext,
     session: ClientSession,
-    server_limits: _ServerLimits,
+    server_limits: ServerLimits,
     environment: Mapping[str, str],
 ) -> _ClientLimits:
     """Return a client's limits; equal ones are computed once."""
@@ -221,7 +218,7 @@ def _limits_of(
     allowed_ratio: float | None,
     allowed_memory: Mapping[int, int],
     uuids: tuple[str, ...],
-    server_limits: _ServerLimits,
+    server_limits: ServerLimits,
     percentage: str | None,
     memory_text: str | None,
     priority: str | None,

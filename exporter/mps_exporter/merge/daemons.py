@@ -7,10 +7,15 @@ from dataclasses import replace
 
 from mps_exporter.merge.clients import merge_clients
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext, ServerInputs, is_server
+from mps_exporter.merge.named_servers import (
+    in_partitions,
+    merge_named_servers,
+    merge_partitioning,
+)
 from mps_exporter.mps import limits
 from mps_exporter.mps.control_protocol import CANNOT_SEND
 from mps_exporter.observations import ControlObservation, Outcome, ProcessFacts
-from mps_exporter.snapshot import Client, ControlDaemon, ControlState, Server
+from mps_exporter.snapshot import Client, ControlDaemon, ControlState, Partitioning, Server
 
 
 def control_state(inputs: DaemonInputs) -> ControlState | None:
@@ -67,9 +72,18 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
     facts, ledger, probe = inputs.facts, inputs.view, inputs.answers.probe
     process = facts.process
     devices = inputs.device_uuids()
-    servers = tuple(
-        _server(context, _server_inputs(context, inputs, pid)) for pid in _server_pids(inputs)
-    )
+    partitioning = merge_partitioning(context, inputs)
+    if partitioning is not None and partitioning.protocol == "3":
+        servers = merge_named_servers(context, inputs, partitioning)
+        servers_known = partitioning.servers is not None
+        protocol: str | None = "3"
+    else:
+        servers = tuple(
+            _server(context, _server_inputs(context, inputs, pid)) for pid in _server_pids(inputs)
+        )
+        servers_known = _servers_known(inputs)
+        protocol = "2" if probe is not None else None
+    servers = in_partitions(context, partitioning, servers)
     kept, dropped = _limit_clients(servers, clients_max)
     return ControlDaemon(
         pipe_directory=facts.pipe_directory,
@@ -80,7 +94,7 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         user=process.user if process is not None else None,
         start_time_seconds=process.start_time_seconds if process is not None else None,
         binary_version=ledger.binary_version if process is not None else None,
-        protocol="2" if probe is not None else None,
+        protocol=protocol,
         multiuser=facts.multiuser if process is not None else None,
         visible_devices=inputs.visible_devices(),
         query_duration_seconds=_duration(inputs.probe),
@@ -91,11 +105,11 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         ),
         default_pinned_memory_limit_bytes=_default_memory_limits(inputs),
         default_client_priority=_default_client_priority(inputs),
-        servers_count=len(servers) if _servers_known(inputs) else None,
+        servers_count=len(servers) if servers_known else None,
         servers=kept,
         waits=ledger.waits,
         handover_backoff_seconds=ledger.handover_backoff_seconds,
-        gpu_uuids=_served_gpus(devices.values(), servers),
+        gpu_uuids=_served_gpus(context, devices.values(), servers, partitioning),
         logs=inputs.logs,
         counters=ledger.counters if inputs.was_readable else None,
         incidents=ledger.incidents,
@@ -104,12 +118,22 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         dropped_clients=dropped,
         error=inputs.probe.error if inputs.probe is not None else None,
         facts=facts,
+        partitioning=partitioning,
     )
 
 
-def _served_gpus(uuids: Iterable[str], servers: Iterable[Server]) -> tuple[str, ...]:
+def _served_gpus(
+    context: MergeContext,
+    uuids: Iterable[str],
+    servers: Iterable[Server],
+    partitioning: Partitioning | None,
+) -> tuple[str, ...]:
     """The GPUs that a daemon is known to serve, and those on which a server of it is."""
     served = set(uuids)
+    if partitioning is not None:
+        served.update(one.uuid for one in partitioning.devices or ())
+        for named in partitioning.servers or ():
+            served.update(one for one in named.allowed_devices if one in context.gpus)
     for server in servers:
         served.update(server.contexts, server.memory_used_bytes)
     return tuple(sorted(served - {""}))

@@ -20,7 +20,7 @@ def merge_gpu(
     servers = context.server_pids.union(
         server.pid for daemon in daemons for server in daemon.servers
     )
-    clients = [client for client in _clients(daemons) if gpu.uuid in client.contexts]
+    clients = [client for client in _clients(daemons) if client.is_on(gpu.uuid)]
     by_kind = _processes_by_kind(gpu, servers)
     stranded = _stranded(by_kind, daemons, inputs)
     direct = tuple(sorted(by_kind.get("direct", ())))
@@ -110,7 +110,7 @@ def _stranded(
         return tuple(sorted(candidates))
     all_readable = all(
         daemon.log_readable("control") and daemon.log_readable("server") for daemon in inputs
-    )
+    ) and not any(daemon.protocol == "3" for daemon in daemons)  # a new client is listed later
     connected = {client.pid for client in _clients(daemons)}
     if not all_readable or 0 in connected or any(daemon.dropped_clients for daemon in daemons):
         return None

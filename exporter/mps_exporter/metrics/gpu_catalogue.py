@@ -56,6 +56,8 @@ _VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Metric -> label -> all its values."""
 
 _NOTES = {
+    "mps_gpu_busy_seconds_total": "While scrapes are less than 5 s apart it is brought up to "
+    "date once a second, else at each scrape.",
     "mps_gpu_unobserved_seconds_total": "Also grows when NVML had to be initialized again. PCIe "
     "traffic in the unobserved time of active is in no counter.",
     "mps_gpu_xid_errors_total": "Absent while Xid events cannot be received: where the driver "
@@ -103,14 +105,12 @@ def _counter(name: str, quantity: str, labels: str, source: str, words: str) -> 
 
 
 def _ratio(name: str, quantity: str, metric: int, words: str) -> MetricSpec:
-    help_words = f"{words}, 0 to 1, averaged since the previous sample. {_HOPPER}"
+    help_words = f"{words}, 0 to 1, as a mean between two samples, one a second. {_HOPPER}"
     return _gauge(name, quantity, "", f"{_GPM} {metric}", help_words)
 
 
 def _active_seconds(name: str, quantity: str, metric: int, words: str) -> MetricSpec:
-    help_words = (
-        f"{words}, integrated without gaps between samples; its rate is the mean. {_HOPPER}"
-    )
+    help_words = f"{words}, integrated without gaps, once a second; its rate is the mean. {_HOPPER}"
     return _counter(name, quantity, "", f"{_GPM} {metric}, integrated", help_words)
 
 

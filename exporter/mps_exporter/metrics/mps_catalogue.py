@@ -11,14 +11,18 @@ from typing import get_args
 from mps_exporter.diagnostics import ADVICE, Severity
 from mps_exporter.metrics.spec import Kind, MetricSpec
 from mps_exporter.mps.log_metrics import BOTH_LOGS, CONTROL_LOG, LOG_METRICS, SERVER_LOG
+from mps_exporter.mps.protocol_v3 import REPLIES
 from mps_exporter.observations import LogName
 from mps_exporter.snapshot import (
     CLIENT_STATES,
     COLLECTORS,
     CONTROL_STATES,
     LIMIT_SOURCES,
+    NAMESPACE_LIMITS,
+    PARTITION_FAULTS,
     PROCESS_KINDS,
     QUERY_FAILURE_REASONS,
+    REPLY_PARTS,
     SERVER_STATES,
 )
 
@@ -38,6 +42,11 @@ _VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "mps_control_log_readable": _OF_LOG,
     "mps_client_info": {"limit_source": LIMIT_SOURCES},
     "mps_client_state": {"state": CLIENT_STATES},
+    "mps_namespace_limited": {"limit": NAMESPACE_LIMITS},
+    "mps_client_sm_partition_info": {"fault": PARTITION_FAULTS},
+    "mps_sm_partition_info": {"include_remainder": ("true", "false")},
+    "mps_control_feature_info": {"enabled": ("true", "false"), "default": ("true", "false")},
+    "mps_control_reply_not_understood": {"reply": REPLIES, "part": REPLY_PARTS},
     "mps_client_state_since_timestamp_seconds": {
         "state": tuple(state for state in CLIENT_STATES if state != "active")
     },
@@ -420,6 +429,218 @@ CLIENTS = _section(
     ),
 )
 
+_SERVER_NAME = (*_D, "server_name")
+_NAMESPACE = (*_SERVER_NAME, "namespace")
+_PARTITION = (*_SERVER_NAME, *_G, "partition")
+_OF_DAEMON = "control tool, driver 615 and later"
+_DMEM = "/sys/fs/cgroup"
+
+PARTITIONS = _section(
+    "Named servers, namespaces and SM partitions",
+    (
+        "mps_named_server_info",
+        "info",
+        (
+            *_SERVER_NAME,
+            "server",
+            "uid",
+            "status",
+            "pipe_directory",
+            "allowed_devices",
+            "context_ids",
+        ),
+        _OF_DAEMON,
+        "A server of an MPS v3 daemon; server is its PID, empty while it has no process.",
+    ),
+    (
+        "mps_namespace_info",
+        "info",
+        (*_NAMESPACE, "status", "pipe_directory"),
+        _OF_DAEMON,
+        "A namespace of a server; status is the server's.",
+    ),
+    (
+        "mps_namespace_limited",
+        "gauge",
+        (*_NAMESPACE, "limit"),
+        _OF_DAEMON,
+        "1 when the namespace limits this for its clients, 0 when the daemon reports unlimited. "
+        "Limits of a server hold for its namespace default only.",
+    ),
+    (
+        "mps_namespace_active_thread_ratio",
+        "gauge",
+        _NAMESPACE,
+        _OF_DAEMON,
+        "Share of the SMs of each GPU that the namespace allows each client, 0 to 1.",
+    ),
+    (
+        "mps_namespace_pinned_memory_limit_bytes",
+        "gauge",
+        _NAMESPACE,
+        _OF_DAEMON,
+        "Device memory that the namespace allows each client on each GPU.",
+    ),
+    (
+        "mps_namespace_client_priority",
+        "gauge",
+        _NAMESPACE,
+        _OF_DAEMON,
+        "Priority of the namespace's clients: 0 normal, 1 below normal.",
+    ),
+    (
+        "mps_namespace_clients",
+        "gauge",
+        _NAMESPACE,
+        _OF_DAEMON,
+        "Client processes in the namespace.",
+    ),
+    (
+        "mps_client_namespace_info",
+        "info",
+        (*_DSP, "server_name", "namespace"),
+        _OF_DAEMON,
+        "The named server and the namespace that a client connected through.",
+    ),
+    (
+        "mps_sm_partition_info",
+        "info",
+        (*_PARTITION, "partition_id", "status", "include_remainder"),
+        f"{_TOOL} (sm-partition list, lspart)",
+        "A static SM partition. partition_id: what CUDA_MPS_SM_PARTITION names behind the slash; "
+        "partition: its name, or its ID with a v2 daemon, where server_name is empty.",
+    ),
+    (
+        "mps_sm_partition_sms",
+        "gauge",
+        _PARTITION,
+        f"{_TOOL} (sm-partition list, lspart)",
+        "SMs of the partition.",
+    ),
+    (
+        "mps_sm_partition_chunks",
+        "gauge",
+        _PARTITION,
+        f"{_TOOL} (sm-partition list, lspart)",
+        "Chunks of the partition: the units in which the driver divides a GPU.",
+    ),
+    (
+        "mps_sm_partition_clients",
+        "gauge",
+        _PARTITION,
+        f"{_PROC}/PID/environ, {_TOOL}",
+        "Clients that name this partition. Absent where the environment of a client cannot be "
+        "read.",
+    ),
+    (
+        "mps_sm_partition_in_use",
+        "gauge",
+        _PARTITION,
+        f"{_TOOL} (lspart)",
+        "1 when the v2 daemon reports clients of the partition, 0 when it reports none.",
+    ),
+    (
+        "mps_sm_partition_unallocated_sms",
+        "gauge",
+        (*_SERVER_NAME, *_G),
+        f"{_TOOL} (sm-partition list, lspart)",
+        "SMs of the GPU that are in no partition.",
+    ),
+    (
+        "mps_sm_partition_unallocated_chunks",
+        "gauge",
+        (*_SERVER_NAME, *_G),
+        f"{_TOOL} (sm-partition list, lspart)",
+        "Chunks of the GPU that are in no partition.",
+    ),
+    (
+        "mps_client_sm_partition_info",
+        "info",
+        (*_DSP, "partition", "fault"),
+        f"{_PROC}/PID/environ, {_TOOL}",
+        "The partition that a client names. fault: why it cannot have been meant for it.",
+    ),
+    (
+        "mps_server_device_info",
+        "info",
+        (*_SERVER_NAME, *_G, "ordinal", "pci_bus_id", "name", "attributes"),
+        _OF_DAEMON,
+        "A GPU as a named server numbers it.",
+    ),
+    (
+        "mps_server_device_sms",
+        "gauge",
+        (*_SERVER_NAME, *_G),
+        _OF_DAEMON,
+        "SMs of the GPU, as the daemon counts them.",
+    ),
+    (
+        "mps_server_device_chunks",
+        "gauge",
+        (*_SERVER_NAME, *_G),
+        _OF_DAEMON,
+        "Chunks of the GPU.",
+    ),
+    (
+        "mps_control_feature_info",
+        "info",
+        (*_D, "feature", "enabled", "default", "module", "covers"),
+        _OF_DAEMON,
+        "An optional behaviour of the daemon. default: whether it is as shipped.",
+    ),
+    (
+        "mps_cgroup_info",
+        "info",
+        ("cgroup", "container_id", "pod_uid", "slurm_job_id", "systemd_unit"),
+        _DMEM,
+        "A control group with GPU memory of its own, and what it belongs to.",
+    ),
+    (
+        "mps_cgroup_memory_used_bytes",
+        "gauge",
+        ("cgroup", *_G),
+        f"{_DMEM}/dmem.current",
+        "Device memory of all processes in the control group.",
+    ),
+    (
+        "mps_cgroup_memory_soft_limit_bytes",
+        "gauge",
+        ("cgroup", *_G),
+        f"{_DMEM}/dmem.min",
+        "Device memory guaranteed to the control group: above it MPS may end a client of the "
+        "group when others need the memory.",
+    ),
+    (
+        "mps_cgroup_memory_hard_limit_bytes",
+        "gauge",
+        ("cgroup", *_G),
+        f"{_DMEM}/dmem.max",
+        "Device memory beyond which allocations of the control group fail.",
+    ),
+    (
+        "mps_cgroup_memory_limited",
+        "gauge",
+        ("cgroup", *_G),
+        f"{_DMEM}/dmem.max",
+        "1 when the control group itself has a hard limit, 0 when that is max: then one above it "
+        "may still limit it.",
+    ),
+    (
+        "mps_client_cgroup_info",
+        "info",
+        (*_DSP, "cgroup"),
+        f"{_PROC}/PID/cgroup",
+        "The control group whose GPU memory the client uses.",
+    ),
+    (
+        "mps_control_reply_not_understood",
+        "gauge",
+        (*_D, "reply", "part"),
+        _TOOL,
+        "Parts of the daemon's last replies that were left out, as they are not understood.",
+    ),
+)
+
 WAITS = _section(
     "Waits caused by UID serialisation",
     (
@@ -577,6 +798,7 @@ MPS_METRICS: tuple[MetricSpec, ...] = (
     *CONTROL_DAEMON,
     *SERVERS,
     *CLIENTS,
+    *PARTITIONS,
     *WAITS,
     *SHARING,
     *ADVICE_METRICS,

@@ -12,6 +12,7 @@ from functools import lru_cache
 from mps_exporter.diagnostics import findings
 from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.metrics.gpu_readings import series_of
+from mps_exporter.metrics.render_partitions import add_cgroups, add_partitioning
 from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
 from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.snapshot import (
@@ -35,13 +36,23 @@ DAEMON = "daemon"
 LABEL_SETS_KEPT = 4096
 """Label sets whose text is remembered: those of a full host, twice."""
 
-MOMENTS = ("_timestamp_seconds", "_start_time_seconds")
-"""Ends of names whose values are moments, not durations."""
+MOMENTS = frozenset(
+    name for name in CATALOGUE if name.endswith(("_timestamp_seconds", "_start_time_seconds"))
+)
+"""Metrics whose values are moments, not durations."""
+
+DAEMON_POSITION = {
+    name: spec.labels.index(DAEMON) for name, spec in CATALOGUE.items() if DAEMON in spec.labels
+}
+"""Metric -> which of its labels is the daemon."""
 
 SampleValue = float | HistogramValue | dict[str, bool]
 
 RawLabels = tuple[str | int | None, ...]
 """Label values before they are text. No booleans: 1 and True are the same key."""
+
+Texts = tuple[str, ...]
+"""Label values as they are shown: see _texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +71,41 @@ def _identity(moment: float) -> float:
 class Samples:
     """Collects samples by metric, in the catalogue's order."""
 
-    def __init__(self, wall: Callable[[float], float]) -> None:
+    def __init__(self, wall: Callable[[float], float], gpu_indexes: Mapping[str, str]) -> None:
         self._wall = wall
-        self._by_name: dict[str, dict[tuple[str, ...], SampleValue]] = {}
-        self._moments: set[str] = set()
-        self._daemons: dict[str, int] = {}
-        """Metric -> which of its labels is the daemon."""
+        self.gpu_indexes = gpu_indexes
+        self._gpus: dict[str, Texts] = {}
+        self._by_name: dict[str, dict[Texts, SampleValue]] = {}
 
     def add(self, name: str, labels: RawLabels, value: SampleValue | int | None) -> None:
         """Add one sample; None adds nothing. A label set that is there already keeps its value."""
+        if value is not None:
+            self.put(name, _texts(labels, DAEMON_POSITION.get(name, -1)), value)
+
+    def put(self, name: str, labels: Texts, value: SampleValue | int | None) -> None:
+        """Add one sample whose labels are texts already: those of a client serve many samples."""
         if value is None:
             return
+        if isinstance(value, dict):
+            value = {_label(state, LABEL_VALUE_MAX): active for state, active in value.items()}
+        elif name in MOMENTS and isinstance(value, float | int):
+            value = self._wall(value)
         found = self._by_name.get(name)
         if found is None:
             found = self._by_name[name] = {}
-            if name.endswith(MOMENTS):
-                self._moments.add(name)
-            if name in CATALOGUE and DAEMON in CATALOGUE[name].labels:
-                self._daemons[name] = CATALOGUE[name].labels.index(DAEMON)
-        if isinstance(value, dict):
-            value = {_label(state, LABEL_VALUE_MAX): active for state, active in value.items()}
-        elif name in self._moments and isinstance(value, float | int):
-            value = self._wall(value)
-        found.setdefault(_texts(labels, self._daemons.get(name, -1)), value)
+        found.setdefault(labels, value)
+
+    def put_by_gpu(self, name: str, labels: Texts, values: Mapping[str, float]) -> None:
+        """Add a sample for each GPU (by UUID) that has a value."""
+        for uuid, value in values.items():
+            self.put(name, labels + self.gpu(uuid), value)
+
+    def gpu(self, uuid: str) -> Texts:
+        """Labels gpu and uuid."""
+        found = self._gpus.get(uuid)
+        if found is None:
+            found = self._gpus[uuid] = _texts((self.gpu_indexes.get(uuid, ""), uuid), -1)
+        return found
 
     def families(self) -> list[Family]:
         """All families that have a sample."""
@@ -148,8 +171,7 @@ def render(
         wall: Maps a time of the snapshot to the reader's clock; a recording that is replayed
             faster than it was made has a clock of its own.
     """
-    samples = Samples(wall)
-    indexes = snapshot.gpu_indexes
+    samples = Samples(wall, snapshot.gpu_indexes)
     samples.add(
         "mps_exporter_build_info", (build.version, build.revision, build.python_version), 1.0
     )
@@ -176,8 +198,9 @@ def render(
         samples.add("mps_scrape_collector_duration_seconds", name, result.duration_seconds)
         samples.add("mps_scrape_collector_success", name, float(result.success))
         samples.add("mps_scrape_collector_timeout", name, float(result.timed_out))
+    add_cgroups(samples.add, snapshot)
     for daemon in snapshot.daemons:
-        _daemon(samples, daemon, indexes)
+        _daemon(samples, daemon)
     for gpu in snapshot.gpus:
         _gpu(samples, gpu, snapshot)
     for finding in findings(snapshot):
@@ -187,7 +210,7 @@ def render(
     return samples.families()
 
 
-def _daemon(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str]) -> None:
+def _daemon(samples: Samples, daemon: ControlDaemon) -> None:
     d = (daemon.pipe_directory,)
     add = samples.add
     if daemon.state is not None:
@@ -220,33 +243,22 @@ def _daemon(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str])
     add("mps_control_default_active_thread_ratio", d, daemon.default_active_thread_ratio)
     add("mps_control_default_client_priority", d, daemon.default_client_priority)
     per_gpu = daemon.default_pinned_memory_limit_bytes
-    _by_gpu(samples, "mps_control_default_pinned_memory_limit_bytes", d, per_gpu, indexes)
+    name = _texts(d, 0)
+    samples.put_by_gpu("mps_control_default_pinned_memory_limit_bytes", name, per_gpu)
     add("mps_control_servers", d, daemon.servers_count)
     for log in daemon.logs:
         add("mps_control_log_size_bytes", (*d, log.log), log.size_bytes)
         add("mps_control_log_readable", (*d, log.log), float(log.readable))
     omitted = daemon.dropped_clients
     for server in daemon.servers:
-        omitted += _server(samples, daemon, server, indexes)
+        omitted += _server(samples, daemon, server)
+    add_partitioning(samples.add, daemon, samples.gpu_indexes)
     _waits(samples, daemon)
-    _log_metrics(samples, daemon, indexes)
+    _log_metrics(samples, daemon)
     add("mps_client_dropped_series", d, omitted)
 
 
-def _by_gpu(
-    samples: Samples,
-    name: str,
-    labels: RawLabels,
-    values: Mapping[str, float],
-    indexes: Mapping[str, str],
-) -> None:
-    for uuid, value in values.items():
-        samples.add(name, (*labels, indexes.get(uuid, ""), uuid), value)
-
-
-def _server(
-    samples: Samples, daemon: ControlDaemon, server: Server, indexes: Mapping[str, str]
-) -> int:
+def _server(samples: Samples, daemon: ControlDaemon, server: Server) -> int:
     """Give how many clients had to be left out."""
     ds = (daemon.pipe_directory, server.pid)
     add = samples.add
@@ -255,12 +267,12 @@ def _server(
         add("mps_server_state", ds, {server.state: True})
     add("mps_server_start_time_seconds", ds, server.start_time_seconds)
     add("mps_server_clients", ds, server.clients_connected)
-    _by_gpu(samples, "mps_server_client_contexts", ds, server.contexts, indexes)
-    _by_gpu(samples, "mps_server_client_contexts_limit", ds, server.contexts_limit, indexes)
+    by_gpu, name = samples.put_by_gpu, _texts(ds, 0)
+    by_gpu("mps_server_client_contexts", name, server.contexts)
+    by_gpu("mps_server_client_contexts_limit", name, server.contexts_limit)
     add("mps_server_active_thread_ratio", ds, server.active_thread_ratio)
-    limit = server.pinned_memory_limit_bytes
-    _by_gpu(samples, "mps_server_pinned_memory_limit_bytes", ds, limit, indexes)
-    _by_gpu(samples, "mps_server_memory_used_bytes", ds, server.memory_used_bytes, indexes)
+    by_gpu("mps_server_pinned_memory_limit_bytes", name, server.pinned_memory_limit_bytes)
+    by_gpu("mps_server_memory_used_bytes", name, server.memory_used_bytes)
     if server.ghost is not None:
         add("mps_server_ghost", ds, float(server.ghost))
     # A daemon in a PID namespace of its own calls all clients outside 0: several of them would be
@@ -269,48 +281,43 @@ def _server(
     omitted = nameless if nameless > 1 else 0
     for client in server.clients:
         if client.pid or not omitted:
-            _client(samples, daemon, client, indexes)
+            _client(samples, daemon, client)
     return omitted
 
 
-def _client(
-    samples: Samples, daemon: ControlDaemon, client: Client, indexes: Mapping[str, str]
-) -> None:
-    dsp = (daemon.pipe_directory, client.server_pid, client.pid)
-    add = samples.add
-    add(
-        "mps_client_info",
-        (
-            *dsp,
-            client.uid,
-            client.user,
-            client.command,
-            client.container_id,
-            client.pod_uid,
-            client.slurm_job_id,
-            client.systemd_unit,
-            client.pid_namespace,
-            client.limit_source,
-        ),
-        1.0,
+def _client(samples: Samples, daemon: ControlDaemon, client: Client) -> None:
+    dsp = _texts((daemon.pipe_directory, client.server_pid, client.pid), 0)
+    put, by_gpu = samples.put, samples.put_by_gpu
+    info = (
+        client.uid,
+        client.user,
+        client.command,
+        client.container_id,
+        client.pod_uid,
+        client.slurm_job_id,
+        client.systemd_unit,
+        client.pid_namespace,
+        client.limit_source,
     )
-    add("mps_client_start_time_seconds", dsp, client.connected_at)
-    _client_state(samples, (*dsp, client.uid), client.state, client.state_since)
-    _by_gpu(samples, "mps_client_contexts", dsp, client.contexts, indexes)
-    _by_gpu(samples, "mps_client_memory_used_bytes", dsp, client.memory_used_bytes, indexes)
-    _by_gpu(samples, "mps_client_memory_limit_bytes", dsp, client.memory_limit_bytes, indexes)
-    add("mps_client_active_thread_ratio", dsp, client.active_thread_ratio)
-    _by_gpu(samples, "mps_client_sm_limit", dsp, client.sm_limit, indexes)
-    add("mps_client_priority", dsp, client.priority)
+    put("mps_client_info", dsp + _texts(info, -1), 1.0)
+    put("mps_client_start_time_seconds", dsp, client.connected_at)
+    _client_state(samples, dsp, client.uid, client.state, client.state_since)
+    by_gpu("mps_client_contexts", dsp, client.contexts)
+    by_gpu("mps_client_memory_used_bytes", dsp, client.memory_used_bytes)
+    by_gpu("mps_client_memory_limit_bytes", dsp, client.memory_limit_bytes)
+    put("mps_client_active_thread_ratio", dsp, client.active_thread_ratio)
+    by_gpu("mps_client_sm_limit", dsp, client.sm_limit)
+    put("mps_client_priority", dsp, client.priority)
 
 
 def _client_state(
-    samples: Samples, labels: RawLabels, state: ClientState | None, since: float | None
+    samples: Samples, dsp: Texts, uid: int | None, state: ClientState | None, since: float | None
 ) -> None:
+    labels = dsp + _texts((uid, state), -1)
     if state is not None:
-        samples.add("mps_client_state", (*labels, state), 1.0)
+        samples.put("mps_client_state", labels, 1.0)
     if state != "active":  # since about when it connected
-        samples.add("mps_client_state_since_timestamp_seconds", (*labels, state), since)
+        samples.put("mps_client_state_since_timestamp_seconds", labels, since)
 
 
 def _waits(samples: Samples, daemon: ControlDaemon) -> None:
@@ -318,7 +325,8 @@ def _waits(samples: Samples, daemon: ControlDaemon) -> None:
     connected = {client.pid for server in daemon.servers for client in server.clients}
     for wait in daemon.waits:
         if wait.pid and not wait.dead and wait.pid not in connected:
-            _client_state(samples, (d, None, wait.pid, wait.uid), "waiting", wait.since)
+            dsp = _texts((d, None, wait.pid), 0)
+            _client_state(samples, dsp, wait.uid, "waiting", wait.since)
     uids: set[int | None] = {wait.uid for wait in daemon.waits}
     if daemon.counters is not None:
         # A user who has waited keeps a 0, so that a graph falls to it instead of ending.
@@ -335,12 +343,13 @@ def _waits(samples: Samples, daemon: ControlDaemon) -> None:
     samples.add("mps_uid_handover_backoff_seconds", (d,), daemon.handover_backoff_seconds)
 
 
-def _log_metrics(samples: Samples, daemon: ControlDaemon, indexes: Mapping[str, str]) -> None:
+def _log_metrics(samples: Samples, daemon: ControlDaemon) -> None:
     d = daemon.pipe_directory
     for name, values in (daemon.counters or {}).items():
         if LOG_METRICS[name].labels == ("uuid",):
             for uuid in sorted({*daemon.gpu_uuids, *(str(key[0]) for key in values)}):
-                samples.add(name, (d, indexes.get(uuid, ""), uuid), _shown(values.get((uuid,), 0)))
+                shown = _shown(values.get((uuid,), 0))
+                samples.put(name, _texts((d,), 0) + samples.gpu(uuid), shown)
         else:
             for key, value in values.items():
                 samples.add(name, (d, *key), _shown(value))
@@ -382,18 +391,20 @@ def _gpu(samples: Samples, gpu: Gpu, snapshot: Snapshot) -> None:
     samples.add("mps_gpu_sm_committed_ratio", g, gpu.sm_committed_ratio)
     committed = gpu.client_memory_committed_bytes
     samples.add("mps_gpu_client_memory_committed_bytes", g, committed)
-    statesets: dict[tuple[str, tuple[str, ...]], dict[str, bool]] = {}
+    texts = _texts(g, -1)
+    statesets: dict[tuple[str, Texts], dict[str, bool]] = {}
     for reading in seen.readings:
         series = series_of(reading)
         if series is None:
             continue  # counted by the collector: the page must not be lost for it
         name = series.metric.name
+        labels = texts + _texts(series.labels, -1) if series.labels else texts
         if series.state is None:
-            samples.add(name, (*g, *series.labels), reading.value)
+            samples.put(name, labels, reading.value)
         else:
-            statesets.setdefault((name, series.labels), {})[series.state] = bool(reading.value)
-    for (name, rest), states in statesets.items():
-        samples.add(name, (*g, *rest), states)
+            statesets.setdefault((name, labels), {})[series.state] = bool(reading.value)
+    for (name, labels), states in statesets.items():
+        samples.put(name, labels, states)
 
 
 def states_of(spec: MetricSpec, value: Mapping[str, bool]) -> dict[str, bool]:

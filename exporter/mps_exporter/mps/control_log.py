@@ -147,7 +147,7 @@ class ControlLogReader:
             case e.ServerExited():
                 self._server_exited(event, when)
             case e.ServerForbidden():
-                state.server_forbidden(event.uid, when)
+                state.server_forbidden(event.uid, event.reason, when)
             case e.ShutdownTried():
                 state.daemon.logs_shutdown_requests = True
                 if (tried := servers.get(event.pid)) is not None:

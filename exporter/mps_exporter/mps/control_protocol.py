@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from mps_exporter.mps.limits import parse_memory
+from mps_exporter.mps.protocol_v3 import READ_ONLY_V3, V2_PARTITIONS, speaks_v2, speaks_v3
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
 
 _SERVER = r"[1-9][0-9]{0,9}"
@@ -43,8 +44,9 @@ READ_ONLY = (
     re.compile(rf"get_client_list {_SERVER}"),
     re.compile(rf"get_device_client_list {_SERVER}"),
     re.compile(rf"device_query {_SERVER} --csv"),
+    re.compile(V2_PARTITIONS),
 )
-"""Every command that is ever sent. None of them changes anything."""
+"""Every command that is ever sent on standard input. None of them changes anything."""
 
 FENCE = "get_default_active_thread_percentage"
 PROBE: tuple[str, ...] = ("get_server_list", FENCE)
@@ -72,6 +74,20 @@ def stdin_text(commands: Iterable[str]) -> bytes:
         if not any(allowed.fullmatch(command) for allowed in READ_ONLY):
             raise ForbiddenCommandError(f"not a command that only reads: {command!r}")
     return "".join(f"{command}\n" for command in lines).encode("ascii")
+
+
+def invocation(commands: Sequence[str]) -> tuple[tuple[str, ...], bytes, dict[str, str]]:
+    """Return the tool's arguments, its standard input and its environment for some queries.
+
+    A query of the newer interface is one run's arguments; there the tool follows the protocol of
+    the daemon that runs, and the variable is for what it says without one.
+
+    Raises:
+        ForbiddenCommandError: A command is not one that only reads.
+    """
+    if len(commands) == 1 and commands[0] in READ_ONLY_V3:
+        return tuple(commands[0].split(" ")), b"", {"CUDA_MPS_PROTOCOL_VERSION": "3"}
+    return (), stdin_text(commands), {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +143,6 @@ class Failure:
     kind: Literal["server_not_found", "absent", "refused", "unparsable"]
     text: str
     """What the tool said, shortened."""
-    protocol: str | None = None
-    """"3" when the text is that of the newer, incompatible control interface."""
     server_pid: int | None = None
 
 
@@ -269,9 +283,37 @@ def _read_into(builder: _ReplyBuilder, exchange: Exchange) -> Failure | None:
 
 
 def _unparsable(exchange: Exchange) -> Failure:
-    text = f"{exchange.stdout}\n{exchange.stderr}"
-    protocol = "3" if _NEWER_INTERFACE.search(text) else None
-    return Failure("unparsable", shorten(text), protocol)
+    return Failure("unparsable", shorten(_text(exchange)))
+
+
+def _text(exchange: Exchange) -> str:
+    return f"{exchange.stdout}\n{exchange.stderr}"
+
+
+def failure_of(exchange: Exchange) -> Failure | None:
+    """Judge one run of the tool, whatever it asked; None: the daemon answered."""
+    commands = exchange.commands
+    if commands == PROBE:
+        reply = parse_probe(exchange)
+        return reply if isinstance(reply, Failure) else None
+    if commands == (V2_PARTITIONS,):
+        # With no output at all it collided with another caller's.
+        return parse_failure(exchange) or (None if exchange.stdout else _unparsable(exchange))
+    if set(commands) <= READ_ONLY_V3:
+        # How a list of nothing looks is not documented, so anything else is an answer.
+        foreign = speaks_v2(_text(exchange))
+        return (_unparsable(exchange) if foreign else None) or parse_failure(exchange)
+    found = parse_server(exchange)
+    return found if isinstance(found, Failure) and found.kind != "server_not_found" else None
+
+
+def other_interface(exchange: Exchange) -> str | None:
+    """Return the interface whose tool or daemon refuses a query like this; None: it is this one."""
+    if exchange.outcome not in (Outcome.REFUSED, Outcome.UNPARSABLE):
+        return None
+    if set(exchange.commands) <= READ_ONLY_V3:
+        return "2" if speaks_v2(_text(exchange)) else None
+    return "3" if speaks_v3(_text(exchange)) else None
 
 
 _PID = re.compile(r"[0-9]{1,10}")
@@ -286,8 +328,6 @@ _DEVICE_ROW = re.compile(r"([0-9]{1,4}),([^,]*),([^,]*),(.*),([^,]*)")
 _DEVICE_SECTION = re.compile(r"Default|Server ([0-9]{1,10})|Device Ordinal,.*")
 _NOT_FOUND = re.compile(r"Server ([0-9]{1,10}) not found\.?")
 _UNKNOWN_COMMAND = re.compile(r"Unknown command.*|Invalid command.*")
-# Words of the newer interface: columns of its lists, and how it explains itself.
-_NEWER_INTERFACE = re.compile(r"name, ?uid, ?pid, ?status|<module>|[Uu]nknown module")
 
 
 class _LineReader:

@@ -163,12 +163,17 @@ class ServerExited(LogEvent):
 class ServerFailed(LogEvent):
     """A server could not initialise; its exit follows."""
 
+    reason: str = ""
+    """Its own words, where they say more than that."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerForbidden(LogEvent):
     """The daemon may not start a server for this user. It tries six times, then gives up."""
 
     uid: int
+    reason: str = ""
+    """Its own words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ than the moment in which it was read.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -60,65 +60,85 @@ _new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
 class LogMerger:
-    """Merges control.log and server.log of one daemon."""
+    """Merges control.log and the logs of the servers of one daemon."""
 
     def __init__(self, pipe_directory: str) -> None:
         self.pipe_directory = pipe_directory
         # Server first: where stamps are equal, its lines go before those of the daemon.
-        self._server = _LogBuffer("server")
+        self._servers = {"": _LogBuffer("server")}
+        """By name of the server; all servers of a v2 daemon have one log."""
         self._control = _LogBuffer("control")
 
     def set_readable(self, log: LogName, readable: bool) -> None:
         """Say whether a log can be followed; one that cannot holds the other back no longer."""
-        self._log(log).readable = readable
+        for buffer in self._logs(log):
+            buffer.readable = readable
 
     def add_chunk(self, chunk: LogChunk) -> None:
         """Add bytes of one of the logs, in the order in which they were read."""
-        log = self._log(chunk.log)
+        log = self._control
+        if chunk.log == "server":
+            log = self._servers.setdefault(chunk.server_name, _LogBuffer("server"))
         log.readable = True
         log.add_chunk(chunk)
 
-    def mark_idle(self, log: LogName, until: float) -> None:
-        """Say that a log had nothing new when it was looked at (Unix time)."""
-        self._log(log).mark_idle(until)
+    def mark_idle(self, log: LogName, until: float, busy: Collection[str] = ()) -> None:
+        """Say that a log had nothing new when it was looked at (Unix time).
+
+        Of the servers' logs, those of the busy servers are left out.
+        """
+        if log == "control":
+            self._control.mark_idle(until)
+            return
+        for name, buffer in self._servers.items():
+            if name not in busy:
+                buffer.mark_idle(until)
 
     def pop_ready(self, now: float) -> Iterator[LogEntry]:
         """Yield the entries whose place in the order is certain."""
-        server, control = self._server, self._control
+        logs = (*self._servers.values(), self._control)
         overdue = now - MAX_HOLD_SECONDS
-        for log in (server, control):
+        for log in logs:
             # Read in what is the future now: the clock was set back, they are from before that.
             yield from log.pop_read_after(now + CLOCK_TOLERANCE_SECONDS)
         while True:
-            first, second = server.peek(), control.peek()
-            if first is not None and (second is None or first[0] <= second[0]):
-                log, other, upto = server, control, second
-            elif second is not None:
-                log, other, upto, first = control, server, first, second
-            else:
+            heads = [(head[0], log) for log in logs if (head := log.peek()) is not None]
+            if not heads:
                 return
-            if other.holds_back(first[0]) and (first[1] > overdue or other.is_behind(overdue)):
+            key, log = min(heads, key=_key)  # of equal ones the first
+            first = log.peek()
+            if first is None or any(
+                other.holds_back(key) and (first[1] > overdue or other.is_behind(overdue))
+                for other in logs
+                if other is not log
+            ):
                 return
+            upto = min((other[0] for other in heads if other[1] is not log), default=None)
             if upto is None:
                 yield log.pop()
                 continue
-            # The other log's next line is known: all that comes before it is certain.
-            yield from log.pop_until(upto[0], including=log is server)
+            # The other logs' next lines are known: all that comes before them is certain.
+            yield from log.pop_until(upto, including=log is not self._control)
 
     @property
     def any_readable(self) -> bool:
         """Whether either log can be read."""
-        return self._server.readable or self._control.readable
+        return any(log.readable for log in (*self._servers.values(), self._control))
 
     @property
     def complete_until(self) -> float | None:
         """Everything that happened before this moment has been released; None: not known yet."""
-        moments = [log.complete_until() for log in (self._server, self._control) if log.readable]
+        logs = (*self._servers.values(), self._control)
+        moments = [log.complete_until() for log in logs if log.readable]
         known = [moment for moment in moments if moment is not None]
         return min(known) if moments and len(known) == len(moments) else None
 
-    def _log(self, name: LogName) -> _LogBuffer:
-        return self._control if name == "control" else self._server
+    def _logs(self, name: LogName) -> Collection[_LogBuffer]:
+        return (self._control,) if name == "control" else self._servers.values()
+
+
+def _key(head: tuple[float, _LogBuffer]) -> float:
+    return head[0]
 
 
 _BufferedEntry = tuple[float, float, LogEntry]

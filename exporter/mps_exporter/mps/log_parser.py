@@ -63,6 +63,10 @@ DAEMON_ACTIVITY_LINE = re.compile(
 """The control daemon serves a client or a tool: its one thread is not stuck."""
 
 
+SERVER_ADDED_LINE = re.compile(rb"(Adding server ')([a-z0-9_]{1,64})(')")
+"""An MPS v3 daemon has a new server, by this name."""
+
+
 def control_line_of(pid: int) -> re.Pattern[bytes]:
     """Return the pattern of the lines that the control daemon with this PID writes."""
     return re.compile(rb"^\[[^\]\n]* Control +%d\] " % pid, re.MULTILINE)
@@ -221,6 +225,10 @@ def _uid(text: str) -> int:
     return uid % 2**32
 
 
+def _failed(found: re.Match[str]) -> e.ServerFailed:
+    return e.ServerFailed(found[0].removesuffix(".")[:MAX_QUOTED])
+
+
 _CONTROL = _shapes(
     # 580: Accepting connection...
     (r"Accepting connection\.\.\.", NOISE),
@@ -269,7 +277,10 @@ _CONTROL = _shapes(
         lambda m: e.ShutdownRetry(int(m[2])),
     ),
     # 580: Failed to start server using uid 0, error: Operation not permitted
-    (r"Failed to start server using uid <uid>, error: .*", lambda m: e.ServerForbidden(_uid(m[1]))),
+    (
+        r"Failed to start server using uid <uid>, error: (.*)",
+        lambda m: e.ServerForbidden(_uid(m[1]), m[2][:MAX_QUOTED]),
+    ),
     # 550: Server encountered a fatal exception. Shutting down
     (r"Server encountered a fatal exception\. Shutting down\.?", e.ServerFailed()),
     # 580: Starting control daemon using socket /tmp/mps/control; T4, R340: Start
@@ -284,6 +295,12 @@ _CONTROL = _shapes(
     (r"To connect CUDA applications to this daemon, .*", NOISE),
     # 580: Unable to accept connection (a caller gave up while the daemon was stuck)
     (r"Unable to accept connection", NOISE),
+    # 615, published by ai-dynamo: Adding server 'shared' [multiuser enabled]
+    (r"Adding server '[a-z0-9_]{1,64}'(?: \[multiuser enabled\])?", NOISE),
+    # 615, published by kai-scheduler: [memacct] failed to register client pid 0
+    (r"\[memacct\] failed to register client pid <num>", NOISE),
+    # 615, published by kai-scheduler: Failed to initialize MPS control daemon
+    (r"Failed to initialize MPS control daemon\.?", NOISE),
     # R340: Unable to read new connection type information
     (r"Unable to read new connection type information", NOISE),
 )
@@ -466,13 +483,13 @@ _SERVER = _shapes(
     # A server started for a user whose client is gone (580)
     (r"User did not send valid credentials", e.CredentialsMissing()),
     # 550, component Legacy Server: Failed to start : invalid argument
-    (r"Failed to start : .*", e.ServerFailed()),
+    (r"Failed to start : .*", _failed),
     # R340: MPS server failed to start
     (r"MPS server failed to start\.?", e.ServerFailed()),
     # MPS Server failed to create/open SHM segment
-    (r"MPS Server failed to create/open SHM segment.*", e.ServerFailed()),
+    (r"MPS Server failed to create/open SHM segment.*", _failed),
     # MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU.
-    (r"MPS is only supported on .*", e.ServerFailed()),
+    (r"MPS is only supported on .*", _failed),
     (r"Server encountered a fatal exception\. Shutting down\.?", e.ServerFailed()),
     # 580, a second daemon that was refused: Using log directory: /tmp/mpslog
     (r"Using log directory: .*", NOISE),

@@ -16,8 +16,9 @@ from mps_exporter.mps.control_protocol import (
     parse_probe,
     parse_reconciliation,
 )
+from mps_exporter.mps.protocol_v3 import joined, parse_v2_partitions, parse_v3
 from mps_exporter.observations import ControlObservation, DaemonFacts, Outcome, ProcessFacts
-from mps_exporter.snapshot import LedgerView
+from mps_exporter.snapshot import LedgerView, Partitioning
 
 UNRESPONSIVE_PROCESS_STATES = frozenset("DTtZX")
 """States of a process that does not respond: blocked in the kernel (mostly for a moment), stopped,
@@ -46,6 +47,20 @@ class ServerAnswers:
     """Servers that the daemon named and the log did not, or the other way round, when asked."""
     disputes: int = 0
     """How often the same ones were disputed."""
+    configured: Partitioning | None = None
+    """What a probe said of named servers, namespaces and partitions."""
+    details: Partitioning | None = None
+    """What a v3 daemon said of them in a reconciliation."""
+
+    @property
+    def partitioning(self) -> Partitioning | None:
+        """All of it; None: of a daemon without any of these."""
+        return joined(self.configured, self.details)
+
+    def v3_due(self, probe: ControlObservation) -> bool:
+        """Whether to ask a v3 daemon for its clients and partitions: once after each probe."""
+        named = self.configured is not None and self.configured.protocol == "3"
+        return named and (self.asked_at is None or self.asked_at < probe.at)
 
     def younger_than(self, seconds: float, now: float) -> ServerAnswers:
         """Leave out the servers whose answers are older than this."""
@@ -67,6 +82,13 @@ class ServerAnswers:
 def with_probe(answers: ServerAnswers, observation: ControlObservation | None) -> ServerAnswers:
     """Apply a probe: servers that are gone lose their answers."""
     reply = probe_reply(observation)
+    configured = None
+    if observation is not None and observation.outcome is Outcome.OK:
+        configured = parse_v3([observation]) or parse_v2_partitions(observation)
+    # What is older than this probe is asked for next; should that fail, it is not known.
+    asked_since = observation is not None and (answers.asked_at or 0.0) >= observation.at
+    details = answers.details if configured is not None and asked_since else None
+    answers = replace(answers, configured=configured, details=details)
     if reply is None:
         return replace(answers, probe=None)
     listed = set(reply.server_pids)
@@ -84,6 +106,8 @@ def with_servers(
     """Apply a reconciliation; what is queried once in a server's life is kept."""
     if observation.outcome is Outcome.SKIPPED:
         return answers  # no server was queried
+    if (details := parse_v3([observation])) is not None:
+        return replace(answers, details=details, asked_at=observation.at)
     servers = dict(answers.servers)
     answered_at = {pid: at for pid, at in answers.answered_at.items() if pid in servers}
     for reply in server_replies(observation):

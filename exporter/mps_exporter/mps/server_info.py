@@ -22,6 +22,8 @@ class ServerInfo:
     start_unknown: bool = False
     """Its start is not in the log that was read."""
     ready_at: float | None = None
+    failure: str = ""
+    """Why it could not start, in the words of the logs."""
     logs_pids: bool | None = None
     """False: its log does not name the client of a line (before driver 580)."""
     thread_ratio: float | None = None

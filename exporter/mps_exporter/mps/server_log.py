@@ -30,6 +30,10 @@ class ServerLogReader:
         match event:
             case e.InvalidDevice():
                 self._invalid_device(entry.pid, when)
+            case e.ServerFailed():
+                failed = state.servers.get(entry.pid)
+                if failed is not None and failed.failed_to_start:
+                    failed.failure = event.reason or failed.failure
             case e.Unrecognized():
                 _count_unrecognized(when)
             case e.Number():

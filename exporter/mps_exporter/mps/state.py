@@ -253,7 +253,7 @@ class DaemonState:
         if server.ghost:
             return "ghost_ended", seen  # most often killed, as it must be
         if server.failed_to_start:
-            return "start_failed", seen
+            return "start_failed", f"{seen}, {server.failure}" if server.failure else seen
         if server.logs_exit:
             return "crashed", f"{seen}, no orderly end in server.log"
         if self.daemon.logs_shutdown_requests:
@@ -265,8 +265,11 @@ class DaemonState:
         cause = "crashed" if status or not orderly else "requested"
         return cause, seen if status is None else f"{seen}, judged by control.log alone"
 
-    def server_forbidden(self, uid: int, when: Moment) -> None:
+    def server_forbidden(self, uid: int, reason: str, when: Moment) -> None:
         """The daemon may not start a server for this user; it gives up after six attempts."""
+        for server in self.servers:
+            if server.uid == uid and server.failed_to_start:
+                server.failure = reason
         forbidden = self.daemon.forbidden_starts
         if len(forbidden) >= MAX_FORBIDDEN and uid not in forbidden:
             forbidden.clear()

@@ -42,13 +42,14 @@ class DaemonTracker:
         merger, ledger = self._merger, self.ledger
         own_directory = self.pipe_directory
         chunks = [chunk for chunk in observation.chunks if chunk.pipe_directory == own_directory]
-        busy = {chunk.log for chunk in chunks}
+        busy = {chunk.log for chunk in chunks if chunk.log == "control"}
+        busy_servers = {chunk.server_name for chunk in chunks if chunk.log == "server"}
         for state in observation.states:
             if state.pipe_directory == own_directory:
                 merger.set_readable(state.log, state.readable)
                 ledger.set_readable(state.log, state.readable)
                 if state.readable and state.log not in busy:
-                    merger.mark_idle(state.log, observation.at)
+                    merger.mark_idle(state.log, observation.at, busy_servers)
         for chunk in chunks:
             if chunk.history:
                 ledger.count_from(chunk.at)

@@ -30,6 +30,12 @@ LONG_END_SECONDS = (0.12, 0.8)
 where no work was left (on a busy machine 0.137 s once). A program that takes longer has destroyed
 its context and gone on without."""
 
+CERTAIN_END_SECONDS = 0.28
+FAULT_TO_END_SECONDS = 0.085
+"""A client is named only if its end took no longer in all, and no longer after the fault: with
+unfinished work 0.147 to 0.268 s and up to 0.080 s, but for 3 of 120. A fault of another client
+holds up an ordinary end as well (0.291 s, 0.088 s after the fault, in 1 of 35)."""
+
 END_TO_FAULT_SECONDS = 0.1
 """From the end of the process to the fault: with busy neighbours the fault comes first, with idle
 ones at most 0.058 s later."""
@@ -38,10 +44,10 @@ NEWCOMER_TO_FAULT_SECONDS = 1.0
 """Where no other client was on the GPU, from the moment at which the next one's context is ACTIVE
 to the fault: 0.172 to 0.697 s were measured."""
 
-FAILED_START_SECONDS = 0.006
-"""A client that gets error 46 in its first call closes its context 0.05 to 0.27 s after the fault
-and its last connection 0 to 0.003 s later. Every other end took 0.012 s or more, but for one of 20
-that left together: 0.006 s."""
+FAILED_START_SECONDS = 0.008
+"""A client that gets error 46 in its first call closes its context 0.05 to 0.33 s after the fault
+and its last connection 0 to 0.003 s later, 0.006 s once. Every other end took 0.012 s or more, but
+for one of 20 that left together: 0.006 s."""
 
 AFTERMATH_SECONDS = 0.3
 """A long end this shortly before a fault leaves a doubt, even if the times are not the above."""
@@ -217,17 +223,19 @@ def _of_last(met: Sequence[Last], *, failed_start: bool | None) -> Verdict:
     if failed_start:
         # A client whose first call fails has run nothing that could have caused the fault.
         return Verdict(able[0] if len(able) == 1 else None, able)
-    doubtful = failed_start is None and any(last.suspicious for last in met)
-    return Verdict(None, able if doubtful else ())
+    return Verdict(None, able if any(is_long(ending) for ending in able) else ())
 
 
 def _fits(ending: Ending, at: float, gpus: Collection[str]) -> bool:
     """Whether the times are like those that were measured with other clients on the GPU."""
     closed_at, ended_at = ending.closed_at(gpus), ending.ended_at
-    if closed_at is None or ended_at is None or at - ended_at > END_TO_FAULT_SECONDS:
+    if closed_at is None or ended_at is None:
+        return False
+    if not -FAULT_TO_END_SECONDS <= at - ended_at <= END_TO_FAULT_SECONDS:
         return False
     least, most = CONTEXT_TO_FAULT_SECONDS
-    return least <= at - closed_at <= most and is_long(ending)
+    certain = LONG_END_SECONDS[0] <= ended_at - closed_at <= CERTAIN_END_SECONDS
+    return least <= at - closed_at <= most and certain
 
 
 def _crowded(ending: Ending, at: float, endings: Iterable[Ending]) -> bool:

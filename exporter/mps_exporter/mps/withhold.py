@@ -7,9 +7,16 @@ a known shape keeps its prefix, if it has one, so that a replay counts it as the
 from __future__ import annotations
 
 import hashlib
+import re
 
 from mps_exporter.mps import log_events as e
 from mps_exporter.mps.log_parser import parse_line
+
+_V2_COMMAND = re.compile(
+    r"\s*(?:get_|set_|start_server|shutdown_server|terminate_client|device_query|sm_partition|lspart"
+    r"|ps|quit|help)"
+)
+"""Commands of the older interface hold numbers; those of MPS v3 hold names that users chose."""
 
 MAX_REST_BYTES = 65_536
 """Of a line that has not ended yet; a longer one is of no known shape."""
@@ -25,6 +32,9 @@ def _line(line: bytes) -> bytes:
     if not text:
         return line
     parsed = parse_line(text)
+    if isinstance(parsed.event, e.UiCommand):
+        known = _V2_COMMAND.match(parsed.event.text) is not None
+        return line if known else line.partition(b"Cmd:")[0] + b"Cmd:(withheld)"
     if not isinstance(parsed.event, e.Unrecognized | e.Continuation):
         return line
     prefix, message = b"", text

@@ -37,6 +37,8 @@ class ContainerLogs:
     def names(self, container_ids: Iterable[str]) -> tuple[ContainerName, ...]:
         """Name those of the containers ("containerd://<id>") that the kubelet has a link for."""
         self._list()
+        if not self._names:
+            return ()
         return tuple(
             ContainerName(container_id, *found)
             for container_id in sorted(set(container_ids))

@@ -14,85 +14,43 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import time
-from collections import Counter
 from collections.abc import (
     AsyncIterator,
-    Awaitable,
     Callable,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
-from weakref import WeakValueDictionary
+from typing import Literal
 
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.mps.control_protocol import (
     PROBE,
     SOCKET_PATH_BYTES,
-    Failure,
+    ProbeReply,
     ServerReply,
     limit_commands,
+    other_interface,
     parse_probe,
     parse_server,
     server_commands,
-    stdin_text,
 )
+from mps_exporter.mps.protocol_v3 import DETAILS_V3, FIXED_V3, PROBE_V3, SERVERS, V2_PARTITIONS
 from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome
 from mps_exporter.sources.circuit_breaker import CircuitBreaker
-from mps_exporter.sources.least_rights import (
-    CAP_SYS_PTRACE,
-    PATH,
-    effective_capabilities,
-    may_change_user,
-)
-from mps_exporter.sources.resolve_in_root import opened_directory, process_root
+from mps_exporter.sources.control_tool_runs import ControlToolRuns, Runner, Silence
 from mps_exporter.sources.run_process import (
-    MAX_OUTPUT_BYTES,
-    ChildRights,
-    ProcessResult,
     run_process,
 )
 
 DEFAULT_BINARY = "nvidia-cuda-mps-control"
 
-_RETRY_DELAY_SECONDS = 0.04
-_ATTEMPTS = 2
-_MIN_RUN_SECONDS = 0.5
-"""With less time left (or less than half of the deadline for one run) nobody is asked: on a busy
-host starting the tool takes a part of it."""
-_MIN_RETRY_SECONDS = 0.1
-_HANG_FRACTION = 0.9
-"""Silence for this part of the deadline for one run, all together, is a hang."""
-
-_RUNS = 8
-_RUNS_PER_USER = 2
-"""So many runs of the tool at a time for root's and configured daemons, and for all others."""
-
-_MAX_KEPT_OUTPUT = 4096
-_NO_SLOT = "too many other daemons are being asked"
 _BUSY = "another question to it is still under way"
 
 QueryKind = Literal["probe", "reconciliation"]
-
-
-class Runner(Protocol):
-    """Runs a program; see mps_exporter.sources.run_process.run_process."""
-
-    def __call__(
-        self,
-        argv: Sequence[str],
-        stdin: bytes,
-        environment: Mapping[str, str],
-        timeout_seconds: float,
-        rights: ChildRights,
-    ) -> Awaitable[ProcessResult]:
-        """Give how it ended; raise OSError when it could not be started."""
 
 
 @dataclass(slots=True)
@@ -106,15 +64,17 @@ class _QueryState:
     """For all questions."""
     server_breaker: CircuitBreaker
     """For questions that a server must answer: one that hangs again and again is asked less."""
-    silent_seconds: float = 0.0
-    """So long it was waited for its answer since the last one: a run that was given less time than
-    it should have had is no evidence, but several are."""
+    silence: Silence = field(default_factory=Silence)
     hung_at: float = float("-inf")
     """When it was given up last (Unix time)."""
     probe: ControlObservation | None = None
     probed_at: float = float("-inf")
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Server -> ordinals of its devices, once it told which device is which."""
+    interface: str | None = None
+    """The one in which it answered last; None: it has not answered yet."""
+    fixed: tuple[str, tuple[Exchange, ...]] = ("", ())
+    """What changes with a v3 daemon's servers only, and the list of servers it was for."""
 
 
 class ControlTool:
@@ -141,22 +101,11 @@ class ControlTool:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._binary = binary
-        self._timeout_seconds = timeout_seconds
         self._min_interval_seconds = min_interval_seconds
-        self._run = run
         self._now = now
         self._clock = clock
-        self._procfs = procfs
-        self._may_change_user = may_change_user()
-        has_ptrace = effective_capabilities() >> CAP_SYS_PTRACE & 1
-        self._kept = (CAP_SYS_PTRACE,) if has_ptrace else ()
-        self._slots = asyncio.Semaphore(_RUNS)
-        self._limited_slots = asyncio.Semaphore(_RUNS)
-        self._user_slots: WeakValueDictionary[int | None, asyncio.Semaphore] = WeakValueDictionary()
+        self._runs = ControlToolRuns(binary, timeout_seconds, procfs, run, clock)
         self._daemons: dict[str, _QueryState] = {}
-        self._runs: Counter[str] = Counter()
-        self._failures: dict[str, Counter[str]] = {}
         self._transitions = TransitionLogger(logging.getLogger(__name__))
 
     async def probe(
@@ -176,11 +125,55 @@ class ControlTool:
             if (why := _skip_reason(daemon, known.breaker)) is not None:
                 return self._skipped(daemon, "probe", why)
             at, clock = self._now(), self._clock()
-            exchange = await self._query(daemon, known, PROBE, deadline)
-            observation = self._make_observation(daemon, known, "probe", at, (exchange,))
-            if exchange.outcome not in (Outcome.SKIPPED, Outcome.TIMEOUT):
+            exchanges = await self._probe(daemon, known, deadline)
+            observation = self._make_observation(daemon, known, "probe", at, exchanges)
+            if observation.outcome not in (Outcome.SKIPPED, Outcome.TIMEOUT):
                 known.probe, known.probed_at = observation, clock
             return observation
+
+    async def _probe(
+        self, daemon: DaemonFacts, known: _QueryState, deadline: float
+    ) -> list[Exchange]:
+        """Ask in the interface that it speaks; in the other one, if its answer says so."""
+        interface = known.interface or daemon.protocol or "2"
+        exchanges = await self._probe_in(interface, daemon, known, deadline)
+        other = other_interface(exchanges[0])
+        if other is not None:
+            again = await self._probe_in(other, daemon, known, deadline)
+            if again[0].outcome is Outcome.OK:
+                interface, exchanges = other, again
+        if exchanges[0].outcome is Outcome.OK:
+            known.interface = interface
+        return exchanges
+
+    async def _probe_in(
+        self, interface: str, daemon: DaemonFacts, known: _QueryState, deadline: float
+    ) -> list[Exchange]:
+        if interface == "3":
+            return await self._query_each(daemon, known, PROBE_V3, deadline)
+        exchanges = [await self._runs.query(daemon, known.silence, PROBE, deadline)]
+        reply = parse_probe(exchanges[0]) if exchanges[0].outcome is Outcome.OK else None
+        # Its first partition makes the daemon initialise CUDA, and so may this query: with a server
+        # there is one already.
+        if daemon.static_partitioning and isinstance(reply, ProbeReply) and reply.server_pids:
+            found = await self._runs.query(daemon, known.silence, (V2_PARTITIONS,), deadline)
+            exchanges.append(_optional(found))
+        return exchanges
+
+    async def _query_each(
+        self, daemon: DaemonFacts, known: _QueryState, queries: Iterable[str], deadline: float
+    ) -> list[Exchange]:
+        """Put queries of the v3 interface, up to one that hangs or that nobody answers.
+
+        Only the list of servers must be answered: a driver may not have all that is asked for.
+        """
+        found: list[Exchange] = []
+        for query in queries:
+            one = await self._runs.query(daemon, known.silence, (query,), deadline)
+            found.append(one if query == SERVERS else _optional(one))
+            if found[-1].outcome is not Outcome.OK:
+                break
+        return found
 
     async def reconcile(
         self, daemon: DaemonFacts, server_pids: Sequence[int], deadline_seconds: float
@@ -198,6 +191,8 @@ class ControlTool:
                 return self._skipped(daemon, "reconciliation", why)
             known.devices = {pid: known.devices[pid] for pid in server_pids if pid in known.devices}
             at, requested = self._now(), list[Exchange]()
+            if known.interface == "3":
+                requested = await self._query_details(daemon, known, deadline)
             for server_pid in server_pids:
                 requested += await self._query_server(daemon, known, server_pid, deadline)
                 if requested[-1].outcome in (Outcome.TIMEOUT, Outcome.SKIPPED):
@@ -208,6 +203,20 @@ class ControlTool:
             elif observation.outcome is not Outcome.SKIPPED:
                 known.server_breaker.record_success()
             return observation
+
+    async def _query_details(
+        self, daemon: DaemonFacts, known: _QueryState, deadline: float
+    ) -> list[Exchange]:
+        """Ask a v3 daemon for what its servers have; for what is fixed, once for these servers."""
+        found = await self._query_each(daemon, known, DETAILS_V3, deadline)
+        probe = known.probe
+        servers = probe.exchanges[0].stdout if probe is not None and probe.exchanges else ""
+        if found[-1].outcome is Outcome.OK and (not known.fixed[1] or known.fixed[0] != servers):
+            fixed = await self._query_each(daemon, known, FIXED_V3, deadline)
+            if any(one.outcome is not Outcome.OK for one in fixed):
+                return found + fixed
+            known.fixed = servers, tuple(fixed)
+        return [*found, *known.fixed[1]]
 
     def record_activity(self, pipe_directory: str, at: float) -> None:
         """Say that a daemon was seen to serve somebody at a moment (Unix time).
@@ -220,7 +229,7 @@ class ControlTool:
 
     def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
         """Give the runs of the tool for a daemon, and its failures by outcome, after the retry."""
-        return self._runs[pipe_directory], dict(self._failures.get(pipe_directory, ()))
+        return self._runs.counts(pipe_directory)
 
     def forget(self, present: Iterable[str]) -> None:
         """Drop what is remembered of all daemons but these (pipe directories)."""
@@ -229,9 +238,7 @@ class ControlTool:
             if not self._daemons[gone].lock.locked():
                 del self._daemons[gone]
                 self._transitions.forget("daemon", gone)
-        for gone in self._runs.keys() - kept:
-            del self._runs[gone]
-            self._failures.pop(gone, None)
+        self._runs.forget(kept)
 
     @asynccontextmanager
     async def _exclusive(
@@ -269,101 +276,18 @@ class ControlTool:
         """Ask about one server; at the first time also which devices it has, and then for these."""
         devices = known.devices.get(server_pid)
         commands = server_commands(server_pid, devices or (), map_devices=devices is None)
-        exchanges = [await self._query(daemon, known, commands, deadline)]
+        exchanges = [await self._runs.query(daemon, known.silence, commands, deadline)]
         if devices is None and exchanges[0].outcome is Outcome.OK:
             reply = parse_server(exchanges[0])
             if isinstance(reply, ServerReply) and reply.devices:
                 found = tuple(device.ordinal for device in reply.devices)
                 known.devices[server_pid] = found
                 exchanges.append(
-                    await self._query(daemon, known, limit_commands(server_pid, found), deadline)
+                    await self._runs.query(
+                        daemon, known.silence, limit_commands(server_pid, found), deadline
+                    )
                 )
         return exchanges
-
-    async def _query(
-        self, daemon: DaemonFacts, known: _QueryState, commands: tuple[str, ...], deadline: float
-    ) -> Exchange:
-        """Run the tool, a second time after a refusal."""
-        exchange = Exchange(commands, Outcome.SKIPPED, attempts=0, error="no time was left to ask")
-        least = min(_MIN_RUN_SECONDS, self._timeout_seconds / 2)
-        while exchange.attempts < _ATTEMPTS and deadline - self._clock() >= least:
-            if exchange.attempts:
-                await asyncio.sleep(_RETRY_DELAY_SECONDS)
-            async with self._slot(daemon, deadline - self._clock()) as free:
-                if not free:
-                    return replace(exchange, error=_NO_SLOT)
-                attempt = await self._run_once(daemon, known, commands, deadline - self._clock())
-            least = _MIN_RETRY_SECONDS
-            exchange = replace(attempt, attempts=exchange.attempts + 1)
-            self._runs[daemon.pipe_directory] += 1
-            if not _should_retry(exchange, daemon):
-                break
-        if exchange.outcome not in (Outcome.OK, Outcome.SKIPPED):
-            failures = self._failures.setdefault(daemon.pipe_directory, Counter())
-            failures[exchange.outcome.value] += 1
-        return exchange
-
-    async def _run_once(
-        self,
-        daemon: DaemonFacts,
-        known: _QueryState,
-        commands: tuple[str, ...],
-        left_seconds: float,
-    ) -> Exchange:
-        limit = max(min(left_seconds, self._timeout_seconds), 0.0)
-        try:
-            with self._reached(daemon) as (path, rights):
-                environment = {"CUDA_MPS_PIPE_DIRECTORY": path, "PATH": PATH}
-                argv = (shutil.which(self._binary) or self._binary,)
-                child = await self._run(argv, stdin_text(commands), environment, limit, rights)
-        except OSError as error:
-            return Exchange(commands, Outcome.ABSENT, error=cannot_run(self._binary, error))
-        exchange = _exchange(commands, child, limit)
-        known.silent_seconds = known.silent_seconds + limit if child.timed_out else 0.0
-        if child.timed_out and known.silent_seconds < _HANG_FRACTION * self._timeout_seconds:
-            why = f"{exchange.error}, and no more time was left"
-            return replace(exchange, outcome=Outcome.SKIPPED, error=why)
-        return exchange
-
-    @contextmanager
-    def _reached(self, daemon: DaemonFacts) -> Iterator[tuple[str, ChildRights]]:
-        """Give the name of the pipe directory for the tool, and as whom it asks there.
-
-        It runs as the daemon's user where that can be done, and has no capability. Only to reach
-        root's own daemons in containers it must look into /proc/PID/root, which takes
-        CAP_SYS_PTRACE; the directories of others are opened here, and it has a descriptor.
-        """
-        user, path = daemon.user, daemon.pipe_path
-        uid = user if user and self._may_change_user else None
-        if not process_root(path, self._procfs)[0]:
-            yield path, ChildRights(uid)
-        elif not user:
-            yield path, ChildRights(uid, self._kept)
-        else:
-            with opened_directory(path, self._procfs) as directory:
-                yield f"/proc/self/fd/{directory}", ChildRights(uid, descriptors=(directory,))
-
-    @asynccontextmanager
-    async def _slot(self, daemon: DaemonFacts, timeout_seconds: float) -> AsyncIterator[bool]:
-        """Wait until the tool may be run once more; gives whether it may.
-
-        Daemons of ordinary users, which may all hang, do not use up the runs of the others.
-        """
-        slots = [self._slots]
-        if daemon.limited:
-            own = self._user_slots.get(daemon.user)
-            if own is None:
-                own = self._user_slots[daemon.user] = asyncio.Semaphore(_RUNS_PER_USER)
-            slots = [own, self._limited_slots]
-        async with AsyncExitStack() as held:
-            try:
-                async with asyncio.timeout(max(timeout_seconds, 0.0)):
-                    for slot in slots:
-                        await held.enter_async_context(slot)
-            except TimeoutError:
-                yield False
-                return
-            yield True
 
     def _make_observation(
         self,
@@ -427,53 +351,13 @@ def _skip_reason(daemon: DaemonFacts, *breakers: CircuitBreaker) -> str | None:
     return f"it hung, and is left alone for another {left:.0f} s" if left > 0 else None
 
 
-def _exchange(commands: tuple[str, ...], child: ProcessResult, limit_seconds: float) -> Exchange:
-    exchange = Exchange(
-        commands=commands,
-        outcome=Outcome.OK,
-        stdout=child.stdout.decode("utf-8", "backslashreplace"),
-        stderr=child.stderr.decode("utf-8", "backslashreplace"),
-        return_code=child.return_code,
-        duration_seconds=child.duration_seconds,
-    )
-    if child.timed_out:
-        error = f"no answer within {limit_seconds:.3g} s"
-        return replace(exchange, outcome=Outcome.TIMEOUT, error=error)
-    if child.output_exceeded:
-        return replace(
-            exchange,
-            outcome=Outcome.UNPARSABLE,
-            stdout=exchange.stdout[:_MAX_KEPT_OUTPUT],
-            stderr=exchange.stderr[:_MAX_KEPT_OUTPUT],
-            error=f"it wrote more than {MAX_OUTPUT_BYTES} bytes",
-        )
-    reply = parse_probe(exchange) if commands == PROBE else parse_server(exchange)
-    if isinstance(reply, Failure) and reply.kind != "server_not_found":
-        quoted_reply = reply.text or "it said nothing"
-        return replace(exchange, outcome=Outcome(reply.kind), error=quoted_reply)
-    return exchange
-
-
-def _should_retry(exchange: Exchange, daemon: DaemonFacts) -> bool:
-    """After a refusal: callers collide. Also when nobody seems to be there whose process is."""
-    if exchange.outcome is Outcome.ABSENT:
-        alive = daemon.process is not None or daemon.lock_holder_pid is not None
-        return alive and exchange.return_code is not None
-    return exchange.outcome in (Outcome.REFUSED, Outcome.UNPARSABLE)
+def _optional(exchange: Exchange) -> Exchange:
+    """Let a refusal of what not every driver has be no failure; why is kept in `error`."""
+    refused = exchange.outcome in (Outcome.REFUSED, Outcome.UNPARSABLE)
+    return replace(exchange, outcome=Outcome.OK) if refused else exchange
 
 
 def _error_text(exchange: Exchange) -> str:
     more = len(exchange.commands) - 1
     requested = exchange.commands[0] + (f" and {more} more" if more else "")
     return f"{requested}: {exchange.error}"
-
-
-def cannot_run(binary: str, error: OSError) -> str:
-    """Why the tool cannot be run, for a person."""
-    if isinstance(error, FileNotFoundError):
-        return (
-            f"the control tool {binary} is not there: it comes with the NVIDIA driver (Debian:"
-            " nvidia-cuda-mps, Ubuntu: nvidia-compute-utils); install it, or name it with"
-            " --mps.control-binary"
-        )
-    return f"the control tool {binary} cannot be run: {error.strerror or error}"

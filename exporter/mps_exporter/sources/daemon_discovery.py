@@ -28,9 +28,11 @@ from typing import Any, Literal
 
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.log_parser import control_line_of
+from mps_exporter.mps.protocol_v3 import named_protocol
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
 from mps_exporter.sources.container_logs import ContainerLogs
 from mps_exporter.sources.fair_share import MAX_DAEMONS, MAX_DAEMONS_PER_USER, FairShare
+from mps_exporter.sources.memory_partitions import CGROUPS, MemoryPartitions
 from mps_exporter.sources.pipe_directory import (
     PipeDirectory,
     UnlessNotThere,
@@ -123,6 +125,7 @@ class _FoundDaemon:
             multiuser=flags.multiuser
             or any(parse_daemon_flags(server.arguments).multiuser for server in servers),
             static_partitioning=flags.static_partitioning,
+            protocol=named_protocol(self.program.arguments, self.program.process.mps_environment),
             lock_holder_pid=self.place.holder,
             lock_tested=self.place.lock_tested,
             servers=tuple(server.process for server in servers),
@@ -143,6 +146,7 @@ class DaemonDiscovery:
         root: Where procfs is mounted.
         passwd: File with the names of users.
         container_logs: Folder with the kubelet's links to the logs of containers.
+        cgroups: Where cgroup version 2 is mounted.
         now: Unix time.
         clock: Monotonic time.
     """
@@ -152,12 +156,14 @@ class DaemonDiscovery:
         root: str = "/proc",
         passwd: str = HOST_USERS,
         container_logs: str = CONTAINER_LOGS,
+        cgroups: str = CGROUPS,
         *,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._processes = Processes(root, passwd, clock)
         self._container_logs = ContainerLogs(container_logs)
+        self._memory_partitions = MemoryPartitions(cgroups)
         self._now = now
         self._own_uid = os.geteuid()
         self._share = FairShare(self._own_uid)
@@ -234,6 +240,7 @@ class DaemonDiscovery:
                 if (container_id := parse_cgroup(facts.cgroup).container_id) is not None
             ),
             error=self._unplaced_error() or self._hung_error() or _unread_error(unknown),
+            cgroup_memory=self._memory_partitions.read(one.cgroup for one in processes.values()),
             unreadable_environments=sum(
                 facts.mps_environment is None and facts.state not in "ZX"
                 for facts in processes.values()

@@ -58,6 +58,7 @@ class LiveHost:
             settings.path_procfs,
             passwd=settings.path_passwd,
             container_logs=settings.path_container_logs,
+            cgroups=settings.path_cgroupfs,
         )
         self._control = ControlTool(
             settings.mps_control_binary,
@@ -220,4 +221,7 @@ def _alive(observation: ProcfsObservation, pids: Collection[int]) -> dict[int, f
 def _target(daemon: DaemonFacts) -> LogTarget:
     owners = frozenset(daemon.log_owners)
     limited = daemon.user if daemon.limited else None
-    return LogTarget(daemon.pipe_directory, daemon.log_directory, daemon.root, owners, limited)
+    named_servers = daemon.protocol == "3"
+    return LogTarget(
+        daemon.pipe_directory, daemon.log_directory, daemon.root, owners, limited, named_servers
+    )

@@ -14,13 +14,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import NamedTuple
 
 from mps_exporter.observations import LogChunk, LogName, LogsObservation, LogState
 from mps_exporter.sources.log_tail import MISSING, LogTail, ReadLimits
+from mps_exporter.sources.resolve_in_root import opened_directory
 
 BACKLOG_BYTES = 16 * 1024 * 1024
 """How far back a first look goes in each log."""
@@ -32,6 +35,16 @@ SETTLING_SECONDS = 1.0
 """So long after new lines, poll() also says that there were no more."""
 
 LOGS: tuple[LogName, LogName] = ("control", "server")
+
+SEARCH_SECONDS = 5.0
+"""How often the log directory of an MPS v3 daemon is searched for logs of new servers."""
+
+MAX_SERVERS = 64
+MAX_ENTRIES = 4096
+"""Of the log directory: so many are looked at for those of servers, and so many of these are
+followed."""
+
+_SERVER_NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +60,8 @@ class LogTarget(NamedTuple):
     """The users whose files are believed to be this daemon's logs."""
     limited: int | None = None
     """The user within whose share of a poll they are read; None: there is no limit."""
+    named_servers: bool = False
+    """Each server has its log in a directory of its own, as with an MPS v3 daemon."""
 
 
 @dataclass(slots=True)
@@ -54,7 +69,14 @@ class _DaemonLogs:
     """The logs of one daemon."""
 
     tails: dict[LogName, LogTail]
+    servers: dict[str, LogTail] = field(default_factory=dict)
+    """By name of the server; only of a daemon with named servers."""
+    searched_at: float = float("-inf")
     last_data_at: float = float("-inf")
+
+    def all(self) -> list[tuple[str, LogTail]]:
+        """Give them, with the name of the server."""
+        return [*(("", tail) for tail in self.tails.values()), *self.servers.items()]
 
 
 class LogReader:
@@ -101,26 +123,32 @@ class LogReader:
         A log that is readable and has no chunk has gained nothing. A chunk without complete_until
         says that more is waiting: ask again soon.
         """
-        pipe_directory, log_directory, root, owners, _ = target
+        pipe_directory, log_directory, root, owners, _, named_servers = target
         # After the clock was set back, what is written now is news all the same.
         self._bounds.started_at = min(self._bounds.started_at, self.clock())
         daemon = self._daemons.get(pipe_directory)
         if daemon is None:
-            tails = {log: LogTail(log, self._bounds, procfs=self._procfs) for log in LOGS}
-            daemon = _DaemonLogs(tails)
+            daemon = _DaemonLogs({log: self._tail(log) for log in LOGS})
             self._daemons[pipe_directory] = daemon
+        if named_servers and log_directory and at - daemon.searched_at >= SEARCH_SECONDS:
+            daemon.searched_at = at
+            self._find_servers(daemon, f"{root}{log_directory}")
         read: list[LogChunk] = []
         states: list[LogState] = []
-        for tail in daemon.tails.values():
-            tail.path, tail.owners = _path(root, log_directory, tail.log), owners
+        for server_name, tail in daemon.all():
+            directory = f"{log_directory}/{server_name}" if server_name else log_directory
+            tail.path, tail.owners = _path(root, directory, tail.log), owners
             try:
                 tail.check_file(daemon.tails["control"])
                 chunk = self._read(daemon, tail, pipe_directory, most_bytes)
             except OSError as error:
                 tail.fail(error)
             else:
-                read += [] if chunk is None else [chunk]
-            states.append(_log_state(tail, pipe_directory))
+                read += [] if chunk is None else [replace(chunk, server_name=server_name)]
+            if not (named_servers and tail.log == "server" and not server_name):
+                states.append(_log_state(tail, pipe_directory))
+        if named_servers:
+            states = _joined(states, pipe_directory, _path(root, log_directory, "server"))
         if any(chunk.data for chunk in read):
             daemon.last_data_at = at
         if at - daemon.last_data_at > SETTLING_SECONDS:
@@ -135,12 +163,32 @@ class LogReader:
     def forget(self, gone: Collection[str]) -> None:
         """Let go of the files of these daemons."""
         for pipe_directory in gone:
-            for tail in self._daemons.pop(pipe_directory).tails.values():
+            for _, tail in self._daemons.pop(pipe_directory).all():
                 tail.close()
 
     def close(self) -> None:
         """Let go of all files."""
         self.forget(self.daemons())
+
+    def _tail(self, log: LogName) -> LogTail:
+        return LogTail(log, self._bounds, procfs=self._procfs)
+
+    def _find_servers(self, daemon: _DaemonLogs, log_directory: str) -> None:
+        """Follow the logs of the servers that have a directory; let go of those that have none."""
+        names: set[str] = set()
+        with contextlib.suppress(OSError), opened_directory(log_directory, self._procfs) as path:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            directory = os.open(".", flags, dir_fd=path)
+            try:
+                with os.scandir(directory) as entries:
+                    found = (one.name for one in islice(entries, MAX_ENTRIES) if _is_server(one))
+                    names = set(islice(found, MAX_SERVERS))
+            finally:
+                os.close(directory)
+        for gone in daemon.servers.keys() - names:
+            daemon.servers.pop(gone).close()
+        for name in names - daemon.servers.keys():
+            daemon.servers[name] = self._tail("server")
 
     def _read(
         self, daemon: _DaemonLogs, tail: LogTail, pipe_directory: str, most_bytes: int | None
@@ -163,6 +211,26 @@ class LogReader:
         )
         tail.restarted, tail.lost_bytes = False, 0
         return chunk
+
+
+def _is_server(entry: os.DirEntry[str]) -> bool:
+    return bool(_SERVER_NAME.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
+
+
+def _joined(states: Sequence[LogState], pipe_directory: str, path: str) -> list[LogState]:
+    """Put the states of the servers' logs together: one that cannot be read stands for all.
+
+    Without a server there is no such log, and nothing in it that could be missed.
+    """
+    control = [state for state in states if state.log == "control"]
+    servers = [state for state in states if state.log == "server"]
+    shut = [state for state in servers if not state.readable]
+    if shut:
+        return [*control, shut[0]]
+    size = sum(state.size_bytes or 0 for state in servers)
+    readable = bool(servers) or all(state.readable for state in control)
+    server = LogState(pipe_directory, "server", path, readable, size if servers else None)
+    return [*control, server]
 
 
 def unread_states(target: LogTarget, why: str) -> tuple[LogState, ...]:

@@ -11,9 +11,10 @@ import os
 import stat
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from mps_exporter.observations import DaemonFacts, ProcessView
+from mps_exporter.observations import DaemonFacts, DaemonView, ProcessView
 from mps_exporter.sources.daemon_discovery import DEFAULT_PIPE_DIRECTORIES
 from mps_exporter.sources.procfs_parse import (
     parse_arguments,
@@ -22,8 +23,6 @@ from mps_exporter.sources.procfs_parse import (
     parse_status,
     text_of,
 )
-
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where a server and its clients share memory
 
 DEBUG_VARIABLES = frozenset(
     {
@@ -42,6 +41,12 @@ DEBUG_VARIABLES = frozenset(
 )
 """Those for which DCGM's diagnostics warn, and two more that CUDA's documentation calls so."""
 
+CGROUPS = "/sys/fs/cgroup"
+_LEFT = ("control", "nvidia-cuda-mps-control.pid")
+_PASS, _READ = 0o1, 0o5
+"""What a client needs of each folder on the way, and what a server needs. Measured on an H200: a
+server whose folder had mode 0701 ended six times at once, though a client got as far as the daemon.
+"""
 _MAX_LINKS = 40
 _MAX_NAMES = 512
 
@@ -63,27 +68,21 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         return ProcessView(pid, present=not gone)
     arguments = parse_arguments(_read(base / "cmdline") or b"")
     command = Path(arguments[0]).name if arguments else found.comm if found else ""
-    directory, named, debug = None, False, tuple[str, ...]()
+    root = str(base / "root")
+    variables, debug = None, dict[str, str]()
     # Of a process that has ended and not been reaped, an empty text can be read.
     environment = _read(base / "environ")
     if environment:
-        variables = parse_mps_environment(environment)
-        named = bool(variables.get("CUDA_MPS_PIPE_DIRECTORY"))
+        variables, debug = parse_mps_environment(environment), _debug_variables(environment)
+    named = bool(variables and variables.get("CUDA_MPS_PIPE_DIRECTORY"))
+    directory, way = None, _Way()
+    if variables is not None:
         directory = variables.get("CUDA_MPS_PIPE_DIRECTORY") or DEFAULT_PIPE_DIRECTORIES[0]
-        debug = _debug_variables(environment)
-    root = str(base / "root")
-    path_error, path = None, None
-    if directory is not None:
-        groups = _groups(base)
-        path_error, path = _walk(root, directory, status.uid, groups)
-        if not named and path is None:
-            path_error = None  # nobody promised that it is there
-    daemon = _same_directory(path, daemons)
-    shares = None
-    if daemon is not None and daemon.process is not None:
-        shares = _same_file(
-            root + SHARED_MEMORY, f"{procfs}/{daemon.process.pid}/root{SHARED_MEMORY}"
-        )
+        way = _walk(root, directory, status.uid, _groups(base))
+        if not named and way.end is None:
+            way = _Way()  # nobody promised that it is there
+    on_host = bool(_same_file(root, "/"))
+    daemon = _same_directory(way.end, daemons)
     return ProcessView(
         pid,
         uid=status.uid,
@@ -91,12 +90,40 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         command=command,
         pipe_directory=directory,
         names_directory=named,
-        path_error=path_error,
+        path_error=way.error,
+        closed_folder=way.closed if on_host else None,
         daemon_directory=daemon.pipe_directory if daemon is not None else None,
-        shares_memory_with_daemon=shares,
-        debug_variables=debug,
+        leftover=way.end is not None and any(Path(way.end, name).exists() for name in _LEFT),
+        own_proc=_own_proc(base, (status.namespace_pids or (pid,))[-1]),
+        mps_environment=variables,
+        debug_variables=tuple(sorted(debug)),
+        missing_libraries=tuple(
+            sorted(
+                name
+                for name, value in debug.items()
+                if on_host and name.endswith("_PATH") and value[:1] == "/" and _missing(value)
+            )
+        ),
         oom_kills=_oom_kills(_read(base / "cgroup") or b""),
     )
+
+
+def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") -> DaemonView:
+    """Look at a control daemon whose servers for these users cannot start; never fails."""
+    if facts.process is None:
+        return DaemonView()
+    base = Path(procfs) / str(facts.process.pid)
+    closed: dict[int, str] = {}
+    for uid in uids:
+        for directory in (facts.pipe_directory, facts.log_directory):
+            if uid and directory:
+                # Which groups the server has is not known.
+                way = _walk(str(base / "root"), directory, uid, None, _READ)
+                if way.closed is not None and way.error is not None:
+                    closed.setdefault(uid, way.error)
+    cgroup = _read(base / "cgroup") or b""
+    limit = (_memory_file(cgroup, "memory.max") or b"").strip()
+    return DaemonView(closed, _oom_kills(cgroup), int(limit) if limit.isdigit() else None)
 
 
 def _read(path: Path) -> bytes | None:
@@ -106,9 +133,32 @@ def _read(path: Path) -> bytes | None:
         return None
 
 
-def _debug_variables(environment: bytes) -> tuple[str, ...]:
-    names = {text_of(entry.partition(b"=")[0]) for entry in environment.split(b"\0")}
-    return tuple(sorted(names & DEBUG_VARIABLES))
+def _debug_variables(environment: bytes) -> dict[str, str]:
+    found = (entry.partition(b"=") for entry in environment.split(b"\0"))
+    names = ((text_of(name), text_of(value)) for name, _, value in found)
+    return {name: value for name, value in names if name in DEBUG_VARIABLES}
+
+
+def _missing(path: str) -> bool:
+    """Whether a file is surely not there."""
+    try:
+        Path(path).stat()
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
+
+
+def _own_proc(base: Path, own_pid: int) -> bool | None:
+    """Whether a process sees the /proc of its own PID namespace."""
+    try:
+        here = (base / "ns" / "pid").stat()
+        return os.path.samestat(here, (base / "root" / "proc" / str(own_pid) / "ns" / "pid").stat())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
 
 
 def _groups(base: Path) -> frozenset[int]:
@@ -121,14 +171,29 @@ def _groups(base: Path) -> frozenset[int]:
     return frozenset(found)
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """The way to a directory, for one user."""
+
+    error: str | None = None
+    """Why the user cannot get there; None: nothing in the way is seen."""
+    closed: str | None = None
+    """The folder that is closed to the user, in the root."""
+    end: str | None = None
+    """Where the directory is from here; None: it is not there, or the caller may not look."""
+
+
 def _walk(
-    root: str, path: str, uid: int | None, groups: frozenset[int]
-) -> tuple[str | None, str | None]:
+    root: str, path: str, uid: int | None, groups: frozenset[int] | None, needed: int = _PASS
+) -> _Way:
     """Walk to a directory in this root as this user.
 
-    Returns:
-        Why the user cannot get there (None: nothing in the way is seen), and where the directory
-        is from here (None: it is not there, or the caller may not look).
+    Args:
+        root: Where the walk begins.
+        path: The directory, as it is called there.
+        uid: The user.
+        groups: The user's; None: not known.
+        needed: What the user must be allowed to do with each folder, as bits of a mode.
     """
     done: list[str] = []
     names = deque(path.split("/")[:_MAX_NAMES])
@@ -146,37 +211,40 @@ def _walk(
         except (OSError, ValueError) as error:
             # What is closed to the caller need not be closed to the process.
             closed = isinstance(error, PermissionError)
-            return None if closed else f"/{'/'.join((*done, name))} is not there", None
+            return _Way(None if closed else f"/{'/'.join((*done, name))} is not there")
         if target is None:
             done.append(name)
-            if (why := _in_the_way(entry, uid, groups)) is not None:
-                return f"/{'/'.join(done)} {why}", None
+            folder = f"/{'/'.join(done)}"
+            if not stat.S_ISDIR(entry.st_mode):
+                return _Way(f"{folder} is not a directory")
+            if uid and needed & ~_rights(entry, uid, groups) and not _has_access_list(here):
+                mode = f"{stat.S_IMODE(entry.st_mode):04o}"
+                return _Way(f"{folder} is closed to user {uid} (mode {mode})", folder)
             continue
         links += 1
         if links > _MAX_LINKS:
-            return f"/{'/'.join((*done, name))} is a loop of links", None
+            return _Way(f"/{'/'.join((*done, name))} is a loop of links")
         if target.startswith("/"):
             done.clear()
         names.extendleft(reversed(target.split("/")))
-    return None, "/".join((root, *done))
+    return _Way(end="/".join((root, *done)))
 
 
-def _in_the_way(entry: os.stat_result, uid: int | None, groups: frozenset[int]) -> str | None:
-    """Why a user cannot pass this; None: it can."""
-    if not stat.S_ISDIR(entry.st_mode):
-        return "is not a directory"
-    if uid and not _may_pass(entry.st_mode, entry.st_uid, entry.st_gid, uid, groups):
-        return f"is closed to user {uid} (mode {stat.S_IMODE(entry.st_mode):04o})"
-    return None
+def _rights(entry: os.stat_result, uid: int, groups: frozenset[int] | None) -> int:
+    """What a mode lets a user do: the three bits of owner, group or others that apply."""
+    if entry.st_uid == uid:
+        return entry.st_mode >> 6 & 7
+    if groups is None:
+        return (entry.st_mode >> 3 | entry.st_mode) & 7
+    return (entry.st_mode >> 3 if entry.st_gid in groups else entry.st_mode) & 7
 
 
-def _may_pass(mode: int, owner: int, group: int, uid: int, groups: frozenset[int]) -> bool:
-    """Whether the execute bit that applies to this user is set; access lists are not read."""
-    if owner == uid:
-        return bool(mode & stat.S_IXUSR)
-    if group in groups:
-        return bool(mode & stat.S_IXGRP)
-    return bool(mode & stat.S_IXOTH)
+def _has_access_list(path: str) -> bool:
+    """Whether more than the mode says who may pass; what it says is not read."""
+    try:
+        return "system.posix_acl_access" in os.listxattr(path, follow_symlinks=False)
+    except OSError:
+        return False
 
 
 def _same_directory(path: str | None, daemons: Iterable[DaemonFacts]) -> DaemonFacts | None:
@@ -193,13 +261,17 @@ def _same_file(one: str, other: str) -> bool | None:
         return None
 
 
-def _oom_kills(cgroup: bytes) -> int | None:
-    """From memory.events of a process's control group (version 2, mounted at /sys/fs/cgroup)."""
+def _memory_file(cgroup: bytes, name: str) -> bytes | None:
+    """A file of a process's control group (version 2, mounted at /sys/fs/cgroup)."""
     for line in cgroup.splitlines():
         if line.startswith(b"0::/"):
-            folder = Path("/sys/fs/cgroup") / text_of(line[4:])
-            for entry in (_read(folder / "memory.events") or b"").splitlines():
-                key, _, value = entry.partition(b" ")
-                if key == b"oom_kill" and value.isdigit():
-                    return int(value)
+            return _read(Path(CGROUPS, text_of(line[4:]), name))
+    return None
+
+
+def _oom_kills(cgroup: bytes) -> int | None:
+    for entry in (_memory_file(cgroup, "memory.events") or b"").splitlines():
+        key, _, value = entry.partition(b" ")
+        if key == b"oom_kill" and value.isdigit():
+            return int(value)
     return None

@@ -177,17 +177,24 @@ _SHORT = re.compile(r"-[A-Za-z]+")
 def parse_daemon_flags(arguments: tuple[str, ...]) -> DaemonFlags:
     """Read them; letters may share one dash, as in "-df".
 
-    "forground" is the tool's own spelling.
+    "forground" is the tool's own spelling up to driver 580.
     """
     words = {word.lstrip("-") for word in arguments[1:] if word.startswith("-")}
-    long = {"multiuser-server", "multiuser", "static-partitioning", "daemon", "forground"}
+    long = {
+        "multiuser-server",
+        "multiuser",
+        "static-partitioning",
+        "daemon",
+        "forground",
+        "foreground",
+    }
     letters = {
         letter
         for word in arguments[1:]
         if _SHORT.fullmatch(word) and word.lstrip("-") not in long
         for letter in word[1:]
     }
-    foreground = "f" in letters or "forground" in words
+    foreground = "f" in letters or bool(words & {"forground", "foreground"})
     return DaemonFlags(
         daemon=foreground or "d" in letters or "daemon" in words,
         foreground=foreground,

@@ -30,9 +30,12 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from mps_exporter.mps.log_parser import SERVER_ADDED_LINE
+from mps_exporter.mps.protocol_v3 import READ_ONLY_V3, anonymised, anonymised_path
 from mps_exporter.mps.withhold import LogFilter, withhold_unknown
 from mps_exporter.observations import (
     ControlObservation,
+    Exchange,
     LogChunk,
     LogName,
     LogsObservation,
@@ -136,10 +139,14 @@ class Anonymiser:
     def __init__(self) -> None:
         self._uuids: dict[str, str] = {}
         self._programs: dict[str, str] = {}
+        self._names: dict[tuple[str, str], str] = {}
+        self._pipe_directories: tuple[str, ...] = ()
+        """Below those of MPS v3 daemons are directories with names of servers and namespaces."""
 
     def observation(self, observation: Observation) -> Observation:
         """The same observation without names of users, programs, and serial numbers."""
         if isinstance(observation, ProcfsObservation):
+            self._pipe_directories = tuple(one.pipe_directory for one in observation.daemons)
             return replace(
                 observation,
                 daemons=tuple(
@@ -159,14 +166,69 @@ class Anonymiser:
             return replace(
                 observation, gpus=tuple(replace(gpu, serial=None) for gpu in observation.gpus)
             )
-        return observation
+        if isinstance(observation, ControlObservation):
+            return self._control(observation)
+        chunks = (
+            replace(
+                chunk,
+                data=SERVER_ADDED_LINE.sub(self._added_server, chunk.data),
+                server_name=self._rename("server", chunk.server_name),
+            )
+            for chunk in observation.chunks
+        )
+        states = (replace(one, path=self._log_path(one.path)) for one in observation.states)
+        return replace(observation, chunks=tuple(chunks), states=tuple(states))
 
     def _process(self, facts: ProcessFacts) -> ProcessFacts:
         name = facts.name
         if not name.startswith("nvidia-cuda-mps"):
-            name = self._programs.setdefault(name, f"program-{len(self._programs) + 1}")
+            name = self._rename("program", name)
         user = facts.user if facts.user in (None, "root") else f"user-{facts.uid}"
-        return replace(facts, name=name, user=user)
+        environment = facts.mps_environment
+        directory = (environment or {}).get(_PIPE_VARIABLE)
+        if environment and directory and directory not in self._pipe_directories:
+            for pipe_directory in self._pipe_directories:
+                directory = anonymised_path(directory, pipe_directory, self._rename)
+            environment = {**environment, _PIPE_VARIABLE: directory}
+        return replace(facts, name=name, user=user, mps_environment=environment)
+
+    def _control(self, observation: ControlObservation) -> ControlObservation:
+        exchanges = tuple(
+            self._exchange(one, observation.pipe_directory) for one in observation.exchanges
+        )
+        if exchanges == observation.exchanges:
+            return observation
+        return replace(observation, exchanges=exchanges, error=observation.error and _WITHHELD)
+
+    def _exchange(self, one: Exchange, pipe_directory: str) -> Exchange:
+        """Replace the names that users chose in a reply of an MPS v3 daemon."""
+        if len(one.commands) != 1 or one.commands[0] not in READ_ONLY_V3:
+            return one
+        return replace(
+            one,
+            stdout=anonymised(one.commands[0], one.stdout, pipe_directory, self._rename),
+            stderr=one.stderr and _WITHHELD,
+            error=one.error and _WITHHELD,
+        )
+
+    def _rename(self, kind: str, name: str) -> str:
+        if not name:
+            return name
+        if kind == "program":
+            return self._programs.setdefault(name, f"program-{len(self._programs) + 1}")
+        number = 1 + sum(known == kind for known, _ in self._names)
+        return self._names.setdefault((kind, name), f"{kind}_{number}")
+
+    def _added_server(self, match: re.Match[bytes]) -> bytes:
+        name = self._rename("server", match[2].decode("ascii"))
+        return match[1] + name.encode("ascii") + match[3]
+
+    def _log_path(self, path: str) -> str:
+        """The path of a server's log has its name: LOGS/NAME/server.log."""
+        folder, _, file = path.rpartition("/")
+        parent, _, name = folder.rpartition("/")
+        known = ("server", name) in self._names
+        return f"{parent}/{self._rename('server', name)}/{file}" if known else path
 
     def text(self, line: str) -> str:
         """A line of the file with every UUID replaced, whole or cut short as the tool prints it."""
@@ -180,6 +242,10 @@ class Anonymiser:
         return f"{kind}-{whole[: len(digits)]}"
 
 
+_WITHHELD = "(withheld)"
+_PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+
+
 class RecordingWriter:
     """Writes observations as they come.
 
@@ -191,7 +257,7 @@ class RecordingWriter:
         self._anonymiser = Anonymiser() if header.anonymised else None
         self._previous: dict[str, Observation] = {}
         self._last_at = header.started_at
-        self._log_filters: dict[tuple[str, LogName], LogFilter] = {}
+        self._log_filters: dict[tuple[str, LogName, str], LogFilter] = {}
         first = _converter().unstructure(header) | {"format": FORMAT, "version": VERSION}
         try:
             self._file = GzipAppender(path, self._line(first))
@@ -239,7 +305,8 @@ class RecordingWriter:
         self._write({"kind": kind, "observation": _converter().unstructure(observation)})
 
     def _known_lines(self, chunk: LogChunk) -> LogChunk:
-        lines = self._log_filters.setdefault((chunk.pipe_directory, chunk.log), LogFilter())
+        stream = chunk.pipe_directory, chunk.log, chunk.server_name
+        lines = self._log_filters.setdefault(stream, LogFilter())
         void = chunk.restarted or chunk.lost_bytes > 0
         return replace(chunk, data=lines.feed(chunk.data, restarted=void))
 

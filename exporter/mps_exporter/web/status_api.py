@@ -14,6 +14,7 @@ from typing import Literal
 from mps_exporter import humanize
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.diagnostics.actions import Action
+from mps_exporter.diagnostics.partitions import partitioning_lines
 from mps_exporter.snapshot import (
     Client,
     ControlDaemon,
@@ -69,6 +70,9 @@ class ClientView:
     memory_used_bytes: dict[str, int]
     memory_limit_bytes: dict[str, int]
     contexts: dict[str, int]
+    gpu_uuids: tuple[str, ...]
+    namespace: str | None
+    sm_partition: str | None
     container_id: str | None
     pod_uid: str | None
     slurm_job_id: str | None
@@ -76,12 +80,14 @@ class ClientView:
 
     def is_on(self, uuid: str) -> bool:
         """Whether it uses this GPU, as far as anything tells."""
-        return bool(self.contexts.get(uuid) or uuid in self.memory_used_bytes)
+        return bool(
+            self.contexts.get(uuid) or uuid in self.memory_used_bytes or uuid in self.gpu_uuids
+        )
 
     @property
     def has_unknown_gpu(self) -> bool:
         """Whether nothing tells which GPU it uses."""
-        return not any(self.contexts.values()) and not self.memory_used_bytes
+        return not (any(self.contexts.values()) or self.memory_used_bytes or self.gpu_uuids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,10 @@ class DaemonView:
     """control.log can be read: nothing else shows who waits."""
     timeline: tuple[SpanView, ...]
     timeline_since: float | None
+    protocol: str | None
+    partitioning: tuple[str, ...]
+    """Named servers, namespaces, SM partitions, features and GPU memory of control groups as lines
+    of text: the numbers are in the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +325,9 @@ def _client(client: Client) -> ClientView:
         memory_used_bytes=dict(client.memory_used_bytes),
         memory_limit_bytes=dict(client.memory_limit_bytes),
         contexts=dict(client.contexts),
+        gpu_uuids=client.gpu_uuids,
+        namespace=client.namespace,
+        sm_partition=_optional(client.sm_partition),
         container_id=_optional(client.container_id),
         pod_uid=_optional(client.pod_uid),
         slurm_job_id=_optional(client.slurm_job_id),
@@ -359,7 +372,12 @@ def _wait(
     )
 
 
-def daemon_view(daemon: ControlDaemon, name_of: humanize.UserNameLookup, now: float) -> DaemonView:
+def daemon_view(
+    daemon: ControlDaemon,
+    name_of: humanize.UserNameLookup,
+    now: float,
+    snapshot: Snapshot,
+) -> DaemonView:
     """A daemon as it is shown."""
     waits = sorted(daemon.waits, key=lambda wait: wait.since)
     return DaemonView(
@@ -389,6 +407,8 @@ def daemon_view(daemon: ControlDaemon, name_of: humanize.UserNameLookup, now: fl
             for span in daemon.timeline
         ),
         timeline_since=daemon.timeline_since,
+        protocol=daemon.protocol,
+        partitioning=partitioning_lines(daemon, snapshot),
     )
 
 

@@ -33,6 +33,7 @@ SHOWN_INCIDENTS = 8
 SHOWN_GROUPS = 4
 SHOWN_FINDINGS = 4
 SHOWN_WAITS = 4
+SHOWN_LINES = 16
 MAX_LANES = 6
 SPARSE_SAMPLES = 20
 """Fewer in ten minutes are called sparse."""
@@ -166,6 +167,7 @@ def _template() -> jinja2.Template:
         SHOWN_GROUPS=SHOWN_GROUPS,
         SHOWN_INCIDENTS=SHOWN_INCIDENTS,
         SHOWN_WAITS=SHOWN_WAITS,
+        SHOWN_LINES=SHOWN_LINES,
         activity_note=activity_note,
         address=address,
         belongs_to=belongs_to,
@@ -192,8 +194,9 @@ def _template() -> jinja2.Template:
 # ---------------------------------------------------------------------- the numbers
 
 
-def numbers(totals: TotalsView, now: float) -> tuple[Number, ...]:
-    """GPUs, clients, waiting, incidents, SM activity."""
+def numbers(totals: TotalsView, now: float, daemons: int) -> tuple[Number, ...]:
+    """GPUs, clients, waiting, incidents, SM activity, of a host with so many control daemons."""
+    no_daemon = "" if daemons else "no MPS daemon was seen"
     unknown = "not known"
     clients = str(totals.clients)
     if totals.clients is None:
@@ -202,14 +205,17 @@ def numbers(totals: TotalsView, now: float) -> tuple[Number, ...]:
     if totals.waiting is not None:
         longest = totals.longest_wait_seconds
         note = "no client waits" if longest is None else f"longest {humanize.age(longest)}"
+        note = no_daemon or note
         waiting = Number("Waiting", str(totals.waiting), note, "warning" if totals.waiting else "")
     since = totals.incidents_since
     seen = "" if since is None else f"the exporter began {humanize.ago(now - since)}"
-    incidents = unknown if totals.incidents_24h is None else str(totals.incidents_24h)
+    incidents = str(totals.incidents_24h)
+    if totals.incidents_24h is None:
+        incidents, seen = unknown, "not all logs can be read"
     activity = totals.sm_active_ratio
     return (
         Number("GPUs", unknown if totals.gpus is None else str(totals.gpus)),
-        Number("Clients", clients),
+        Number("Clients", clients, no_daemon),
         waiting,
         Number("Incidents in 24 h", incidents, seen, "warning" if totals.incidents_24h else ""),
         Number(

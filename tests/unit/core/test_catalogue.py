@@ -18,6 +18,10 @@ OPEN = {
     "user",
     "fan",
     "xid",
+    "server_name",
+    "namespace",
+    "partition",
+    "cgroup",
 }
 """Labels that name something of the host, in every metric but info."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from mps_exporter import humanize
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor_report import exit_status, report
 from mps_exporter.diagnostics import ADVICE, findings
+from mps_exporter.diagnostics.actions import actions
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import (
     DaemonFacts,
@@ -28,12 +30,13 @@ from mps_exporter.snapshot import (
     ControlDaemon,
     Gpu,
     Incident,
+    Partitioning,
     PossibleUnfinishedWork,
     Server,
     Snapshot,
     Wait,
 )
-from mps_exporter.sources.control_tool import cannot_run
+from mps_exporter.sources.control_tool_runs import cannot_run
 from mps_exporter.sources.recording import read
 from tests.support.player import RECORDINGS, Player
 
@@ -82,6 +85,27 @@ def client(**more: object) -> ControlDaemon:
     return daemon(servers=(Server(20, state="ACTIVE", clients=(Client(30, 20, **more),)),))  # type: ignore[arg-type]
 
 
+def job(*ratios: float, **more: object) -> ControlDaemon:
+    """Clients of one Slurm job, under a daemon that gives each half of the GPU."""
+    clients = tuple(
+        Client(
+            30 + number,
+            20,
+            slurm_job_id="7",
+            active_thread_ratio=ratio,
+            contexts={"GPU-a": 1},
+            **more,  # type: ignore[arg-type]
+        )
+        for number, ratio in enumerate(ratios)
+    )
+    server = Server(20, state="ACTIVE", clients=clients)
+    return daemon(servers=(server,), default_active_thread_ratio=0.5)
+
+
+OVER: dict[str, Any] = {
+    "client_memory_committed_bytes": 20 << 30,
+    "observation": GpuObservation(0, "GPU-a", readings=(Reading("memory_total", 16 << 30),)),
+}
 UNREADABLE = LogState(PIPE, "control", "/l/control.log", readable=False, error="no permission")
 LARGE = LogState(PIPE, "control", "/l/control.log", readable=True, size_bytes=3 << 30)
 IDLE_SMS = (Reading("gpu_utilization", 0.99), Reading("sm_activity", 0.13))
@@ -102,6 +126,26 @@ MADE_UP = {
     ),
     "percentage_ignored": Snapshot(1.0, daemons=(client(percentage_ignored="lots"),)),
     "memory_limit_ignored": Snapshot(1.0, daemons=(client(memory_limit_ignored="9=1G"),)),
+    "sm_partition_mismatch": Snapshot(
+        1.0,
+        daemons=(
+            replace(
+                client(sm_partition="Kp8AAA", sm_partition_fault="other_server"),
+                partitioning=Partitioning("3"),
+            ),
+        ),
+    ),
+    "replies_not_understood": Snapshot(
+        1.0,
+        daemons=(
+            daemon(partitioning=Partitioning("3", not_understood={("client_list", "row"): 2})),
+        ),
+    ),
+    "limit_looser_than_default": Snapshot(
+        1.0, daemons=(replace(client(active_thread_ratio=1.0), default_active_thread_ratio=0.5),)
+    ),
+    "share_exceeded": Snapshot(1.0, daemons=(job(0.5, 0.5),)),
+    "memory_overcommitted": Snapshot(1.0, gpus=(replace(gpu(), **OVER),)),
     "environment_unreadable": Snapshot(1.0, daemons=(client(environment_readable=False),)),
     "processes_ignored": Snapshot(1.0, ignored_processes={2001: 5}),
     "logs_unreadable": Snapshot(1.0, daemons=(daemon(logs=(UNREADABLE,)),)),
@@ -159,6 +203,8 @@ RECORDED = {
     "daemon_outside_host_pid_namespace": ("own-pid-namespace", "4s"),
     "daemon_not_reached": ("containers", "12s"),
     "mps_would_help": ("training-10-direct", "10s"),
+    "daemon_missing": ("served-after-death", "2400ms"),
+    "limit_idles_gpu": ("percentages", "18700ms"),
 }
 
 
@@ -345,15 +391,46 @@ def test_no_process_is_named_for_ending_that_may_be_another() -> None:
         Client(1, 20, state="torn_down", state_since=0.5),
         Client(2, 20, state="torn_down", state_since=0.5),
     ]
-    found = findings(
-        Snapshot(1.0, daemons=(daemon(servers=(Server(20, state="FAULT", clients=(*clients,)),)),))
+    snapshot = Snapshot(
+        1.0, daemons=(daemon(servers=(Server(20, state="FAULT", clients=(*clients,)),)),)
     )
+    found = findings(snapshot)
+    copied = {action.command for one in found for action in actions(one, snapshot)}
+    assert {command for command in copied if "kill" in command} == {"kill 30"}
     assert {one.advice.name for one in found} == {"server_in_fault", "client_stuck"}
     assert {tuple(re.findall(r"kill [\d ]+", one.remedy)) for one in found} == {("kill 30",)}
     for pid, seen in ((1, True), (952, False)):
         ghost = Server(pid, state="ACTIVE", ghost=True, confirmed=seen)
-        (one,) = findings(Snapshot(1.0, daemons=(daemon(servers=(ghost,)),)))
+        snapshot = Snapshot(1.0, daemons=(daemon(servers=(ghost,)),))
+        (one,) = findings(snapshot)
         assert "kill" not in one.remedy
+        assert not actions(one, snapshot)
+
+
+def test_a_daemon_that_hangs_on_its_ghost_is_said_to_hang_now() -> None:
+    ghost = Server(20, state="ACTIVE", ghost=True)
+    for state, words in (
+        ("answering", "will hang as soon as another user's client connects."),
+        ("unresponsive", "the daemon hangs on it, and with it every new CUDA process."),
+    ):
+        found = findings(Snapshot(1.0, daemons=(daemon(servers=(ghost,), state=state),)))
+        assert [one.evidence for one in found if one.evidence.endswith(words)]
+
+
+def test_a_client_that_hangs_on_a_ghost_is_to_be_ended_after_it() -> None:
+    hung = [
+        Client(30, 20, state="connecting"),
+        Client(31, 20, state="connecting", confirmed=False),
+        Client(2, 20, state="connecting"),
+    ]
+    ghost = Server(20, state="ACTIVE", ghost=True, clients=(*hung,))
+    snapshot = Snapshot(1.0, daemons=(daemon(servers=(ghost,)),))
+    (one,) = findings(snapshot)
+    assert one.remedy.endswith("must be restarted; what still hangs must be ended (kill 30).")
+    assert [action.command for action in actions(one, snapshot)] == [
+        "ps -o args= -p 20 | grep nvidia-cuda-mps-server && kill -9 20",
+        "kill 30",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -447,3 +524,75 @@ def test_what_could_not_be_seen_is_a_warning() -> None:
     snapshot = Snapshot(1.0, collectors=(BLIND,))
     assert exit_status(snapshot) == 1
     assert "no library" in "\n".join(report(snapshot))
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("own", "default", "looser"),
+    [
+        ({"active_thread_ratio": 1.0}, {"default_active_thread_ratio": 0.5}, "100 % of the SMs"),
+        ({"active_thread_ratio": 0.5}, {"default_active_thread_ratio": 0.5}, None),
+        ({"active_thread_ratio": 0.25}, {"default_active_thread_ratio": 0.5}, None),
+        ({}, {"default_active_thread_ratio": 0.5}, None),
+        ({"limit_source": "server"}, {}, "any amount of GPU memory, where the default is 4.0 GiB"),
+        (
+            {"limit_source": "server", "memory_limit_bytes": {"GPU-a": 8 * GIB}},
+            {},
+            "8.0 GiB of GPU memory",
+        ),
+        ({"limit_source": "server", "memory_limit_bytes": {"GPU-a": 4 * GIB}}, {}, None),
+        ({"limit_source": "unknown"}, {}, None),
+        ({"limit_source": "server", "contexts": {"GPU-b": 1}}, {}, None),
+    ],
+)
+def test_a_limit_that_is_looser_than_the_default(
+    own: dict[str, Any], default: dict[str, Any], looser: str | None
+) -> None:
+    default = {"default_pinned_memory_limit_bytes": {"GPU-a": 4 * GIB}, **default}
+    one = replace(client(**{"contexts": {"GPU-a": 1}, **own}), **default)
+    found = [
+        finding
+        for finding in findings(Snapshot(1.0, daemons=(one,)))
+        if finding.advice.name == "limit_looser_than_default"
+    ]
+    assert [looser in finding.evidence for finding in found if looser] == [True] * len(found)
+    assert bool(found) == (looser is not None)
+
+
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        (job(0.5, 0.5), "Slurm job 7 has 2 processes, which may together use 100 % of the SMs"),
+        (job(0.25, 0.25), None),
+        (job(0.5), None),
+        (
+            replace(
+                job(0.2, 0.2, memory_limit_bytes={"GPU-a": 3 * GIB}),
+                default_pinned_memory_limit_bytes={"GPU-a": 4 * GIB},
+            ),
+            "use 6.0 GiB of GPU memory, where the default is 4.0 GiB for one",
+        ),
+        (replace(job(1.0, 1.0), default_active_thread_ratio=1.0), None),
+    ],
+)
+def test_a_job_with_more_than_one_share(of: ControlDaemon, words: str | None) -> None:
+    found = [
+        finding.evidence
+        for finding in findings(Snapshot(1.0, daemons=(of,)))
+        if finding.advice.name == "share_exceeded"
+    ]
+    assert [words in evidence for evidence in found if words] == ([True] if words else [])
+    assert bool(found) == (words is not None)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "activity", "told"),
+    [(0.25, 0.24, True), (0.25, 0.1, False), (0.9, 0.89, False), (None, 0.2, False)],
+)
+def test_limits_that_leave_a_gpu_idle(allowed: float | None, activity: float, told: bool) -> None:
+    one = replace(gpu(readings=(Reading("sm_activity", activity),)), sm_committed_ratio=allowed)
+    assert (names(Snapshot(1.0, gpus=(one,))) == ["limit_idles_gpu"]) == told
+    beside = replace(one, direct_pids=(9,))
+    assert "limit_idles_gpu" not in names(Snapshot(1.0, gpus=(beside,)))

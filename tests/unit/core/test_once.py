@@ -62,6 +62,7 @@ async def test_a_healthy_host_is_looked_at_for_as_long_as_its_gpus_need() -> Non
     healthy = await seen("quiet", 30)
     assert pause_seconds(healthy, 0.05) == pytest.approx(MEASURING_SECONDS - 0.05)
     assert pause_seconds(healthy, 3.0) == 0
+    assert pause_seconds(healthy, 0.05, activity=False) == 0, "of one process it does not matter"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,7 @@ async def test_a_healthy_host_is_looked_at_for_as_long_as_its_gpus_need() -> Non
 async def test_what_was_found_is_confirmed(name: str, at: float) -> None:
     troubled = await seen(name, at)
     assert pause_seconds(troubled, 0.5) == pytest.approx(CONFIRMING_SECONDS - 0.5)
+    assert pause_seconds(troubled, 0.5, activity=False) == pause_seconds(troubled, 0.5)
 
 
 async def test_a_hung_daemon_has_taken_the_pause_already() -> None:

@@ -34,6 +34,21 @@ async def snapshot_at(recording: str, seconds: float) -> Snapshot:
     return metrics.snapshot
 
 
+def newcomer(snapshot: Snapshot, **environment: str) -> ProcessView:
+    """A process that uses the host's daemon, and has made no context."""
+    daemon = next(one for one in snapshot.daemons if one.state != "absent")
+    return ProcessView(
+        77,
+        uid=1001,
+        state="S",
+        command="x",
+        pipe_directory=daemon.pipe_directory,
+        names_directory=True,
+        daemon_directory=daemon.pipe_directory,
+        mps_environment=environment,
+    )
+
+
 def answer(snapshot: Snapshot, pid: int, view: ProcessView | None = None) -> Check:
     return conclusion(check_process(pid, snapshot, findings(snapshot), view))
 
@@ -145,7 +160,16 @@ async def test_nothing_wrong_is_said_only_where_everything_was_seen() -> None:
         ({"present": False}, "warning", "No process 1797 is there"),
         ({"pipe_directory": "/" + "p" * 100}, "problem", "has 109 bytes"),
         ({"path_error": "/a is closed to user 1001 (mode 0700)"}, "problem", "/a is closed"),
-        ({"shares_memory_with_daemon": False}, "problem", "different /dev/shm"),
+        (
+            {"path_error": "/a is closed to user 1001 (mode 0700)", "closed_folder": "/a"},
+            "problem",
+            "/a is closed",
+        ),
+        (
+            {"debug_variables": ("A_PATH", "B"), "missing_libraries": ("A_PATH",)},
+            "warning",
+            "has A_PATH, which names a file that is not there",
+        ),
         ({"debug_variables": ("CUDA_INJECTION64_PATH",)}, "warning", "CUDA_INJECTION64_PATH"),
         ({"oom_kills": 2}, "warning", "ended 2 processes"),
         ({"pipe_directory": None}, "unknown", "environment of the process cannot be read"),
@@ -178,7 +202,91 @@ async def test_a_process_whose_directory_nobody_serves() -> None:
     assert found.outcome == "problem"
     assert "No control daemon serves its pipe directory" in found.text
     daemon = snapshot.daemons[0].pipe_directory
-    assert f"CUDA_MPS_PIPE_DIRECTORY={daemon} for" in found.remedy
+    assert found.command == f"export CUDA_MPS_PIPE_DIRECTORY={daemon}"
+    left = answer(snapshot, 77, replace(view, leftover=True))
+    assert "A daemon has run at its pipe directory, and is gone" in left.text
+    assert left.command == "CUDA_MPS_PIPE_DIRECTORY='/srv/m p' nvidia-cuda-mps-control -d"
+    hidden = answer(snapshot, 77, replace(view, pipe_directory=daemon))
+    assert (hidden.command, hidden.remedy.partition(" into")[0]) == (
+        "",
+        "Mount the host's directory",
+    )
+
+
+async def test_a_process_beside_a_full_server() -> None:
+    snapshot = await snapshot_at("context-limit", 12.0)
+    found = answer(snapshot, 77, newcomer(snapshot))
+    assert found.page == "cuda-error-808-809-mps-max-clients-reached"
+    assert "has 48 of at most 48 contexts on GPU 0" in found.text
+
+
+@pytest.mark.parametrize(
+    ("visible", "named"),
+    [("", False), ("1", False), ("-1", False), ("GPU-f", False), ("0", True), ("MIG-7", None)],
+)
+async def test_visible_devices_that_name_no_gpu_of_the_daemon(
+    visible: str, named: bool | None
+) -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    view = newcomer(snapshot, CUDA_VISIBLE_DEVICES=visible)
+    found = answer(snapshot, 77, view)
+    assert (found.page == "invalid-cuda-visible-devices") == (named is False)
+    works = answer(snapshot, 1797, replace(view, pid=1797))
+    assert works.outcome == "ok", "it has a context: it has set the variable itself"
+
+
+async def test_a_process_whose_proc_is_that_of_another_namespace() -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    view = replace(newcomer(snapshot), own_proc=False)
+    assert answer(snapshot, 77, view).page == "cuda-error-304-operating-system"
+    assert answer(snapshot, 1797, replace(view, pid=1797)).outcome == "ok", "it has a context"
+
+
+async def test_a_percentage_of_less_than_two_sms() -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    gpu = snapshot.gpus[0]
+    for capability, percentage, told in (((8, 6), "16", True), ((8, 6), "20", False)):
+        small = replace(gpu.observation, sm_count=10, compute_capability=capability)
+        gpus = (replace(gpu, observation=small),)
+        view = newcomer(snapshot, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=percentage)
+        checks = check_process(77, replace(snapshot, gpus=gpus), (), view)
+        assert any("reported to fail with error 46" in one.text for one in checks) == told
+    view = newcomer(snapshot, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="1")
+    assert not any("error 46" in one.text for one in check_process(77, snapshot, (), view)), (
+        "8 SMs, measured"
+    )
+
+
+async def test_a_client_that_connected_before_the_daemon_was_configured() -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    daemons = tuple(replace(one, default_active_thread_ratio=0.5) for one in snapshot.daemons)
+    found = answer(replace(snapshot, daemons=daemons), 1797)
+    assert (found.outcome, found.page) == ("warning", "a-limit-has-no-effect")
+    assert "may use 100 % of the SMs, where the default is 50 %" in found.text
+
+
+async def test_a_process_that_has_lost_its_server() -> None:
+    snapshot = await snapshot_at("stranded", 1.5)
+    (pid,) = snapshot.gpus[0].stranded_pids or ()
+    found = answer(snapshot, pid, newcomer(snapshot))
+    assert (found.command, found.page) == (f"kill {pid}", "cuda-error-806-mps-rpc-failure")
+
+
+async def test_a_finding_gives_its_command() -> None:
+    snapshot = await snapshot_at("deaf-server", 9.1)
+    command = "ps -o args= -p 6429 | grep nvidia-cuda-mps-server && kill -9 6429"
+    assert answer(snapshot, 6421).command == command
+
+
+async def test_a_limit_that_leaves_no_room_for_a_context() -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    small = newcomer(snapshot, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=100M,1=4G")
+    found = answer(snapshot, 77, small)
+    assert (found.outcome, "allows 100 MiB" in found.text) == ("problem", True)
+    enough = newcomer(snapshot, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")
+    assert "no client of MPS" in answer(snapshot, 77, enough).text
+    client = answer(snapshot, 1797, replace(small, pid=1797))
+    assert client.outcome == "ok", "it has its context"
 
 
 async def test_a_daemon_of_an_ordinary_user_serves_nobody_else() -> None:
@@ -208,7 +316,7 @@ def test_the_report_gives_the_answer_first() -> None:
     checks = [
         Check("process", "ok", "It runs."),
         Check("connection", "problem", "It waits.", "Wait.", "a-program-hangs-in-cuinit"),
-        Check("variables", "warning", "CUDA_PROFILE is set.", "Unset it."),
+        Check("variables", "warning", "CUDA_PROFILE is set.", "Unset it.", "", "unset X"),
     ]
     lines = list(process_report.report(7, checks))
     assert lines[:3] == [
@@ -221,6 +329,7 @@ def test_the_report_gives_the_answer_first() -> None:
         "  PROBLEM   connection: It waits.",
         "  warning   variables: CUDA_PROFILE is set.",
         "            do: Unset it.",
+        "            run: unset X",
     ]
     assert process_report.exit_status({7: checks[:1], 8: checks}) == 1
     assert process_report.exit_status({7: checks[:1]}) == 0
@@ -254,7 +363,9 @@ def test_a_real_process_is_looked_at(tmp_path: Path) -> None:
     assert view.uid == os.geteuid()
     assert (view.pipe_directory, view.names_directory) == (directory, True)
     assert (view.path_error, view.daemon_directory) == (None, str(pipe))
-    assert view.shares_memory_with_daemon
+    assert view.own_proc
+    assert view.mps_environment == {"CUDA_MPS_PIPE_DIRECTORY": directory}
+    assert not view.leftover
     assert view.debug_variables == ("CUDA_LAUNCH_BLOCKING",)
 
 
@@ -298,6 +409,40 @@ def test_a_folder_closed_to_the_user_of_the_process(tmp_path: Path) -> None:
         process.kill()
     assert view.uid == 1002
     assert view.path_error == f"{closed} is closed to user 1002 (mode 0700)"
+    assert view.closed_folder == str(closed)
+
+
+def test_what_a_daemon_left_and_a_library_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-cuda-mps-control.pid").write_text("445\n")
+    here = str(tmp_path / "nvidia-cuda-mps-control.pid")
+    with sleeper(
+        CUDA_MPS_PIPE_DIRECTORY=str(tmp_path),
+        CUDA_INJECTION64_PATH=f"{tmp_path}/none.so",
+        NVTX_INJECTION64_PATH=here,
+        CUDA_INJECTION32_PATH="on-the-search-path.so",
+    ) as process:
+        view = view_process(process.pid, [])
+        process.kill()
+    assert view.leftover
+    assert view.missing_libraries == ("CUDA_INJECTION64_PATH",)
+    assert len(view.debug_variables) == 3
+
+
+def test_a_process_that_sees_the_proc_of_another_namespace(tmp_path: Path) -> None:
+    base = tmp_path / "proc" / "11"
+    for folder in (base / "ns", base / "root" / "proc" / "1" / "ns"):
+        folder.mkdir(parents=True)
+    (tmp_path / "own").touch()
+    (tmp_path / "other").touch()
+    (base / "stat").write_text("11 (x) S 1 " + "1 " * 20)
+    (base / "status").write_text("Uid:\t0\t0\t0\t0\nNSpid:\t11\t1\n")
+    (base / "ns" / "pid").symlink_to(tmp_path / "own")
+    seen = base / "root" / "proc" / "1" / "ns" / "pid"
+    for target, own in ((tmp_path / "own", True), (tmp_path / "other", False), (None, False)):
+        seen.unlink(missing_ok=True)
+        if target is not None:
+            seen.symlink_to(target)
+        assert view_process(11, [], str(tmp_path / "proc")).own_proc is own
 
 
 def test_a_process_that_is_not_there() -> None:

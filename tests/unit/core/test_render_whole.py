@@ -9,14 +9,27 @@ from mps_exporter.metrics.mps_catalogue import MPS_METRICS
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.log_metrics import LOG_METRICS
-from mps_exporter.observations import ContainerName, DaemonFacts, GpuObservation, LogState
+from mps_exporter.observations import (
+    CgroupMemory,
+    ContainerName,
+    DaemonFacts,
+    GpuObservation,
+    LogState,
+)
 from mps_exporter.snapshot import (
     Client,
     CollectorResult,
     ControlDaemon,
+    Feature,
     Gpu,
+    NamedServer,
+    Namespace,
+    NamespaceClient,
+    Partitioning,
     RecordingInfo,
     Server,
+    ServerDevice,
+    SmPartition,
     Snapshot,
     Wait,
 )
@@ -44,6 +57,28 @@ CLIENT = Client(
     priority=1,
     state="creating_context",
     state_since=104.0,
+    environment_readable=True,
+    server_name="training",
+    namespace="batch",
+    sm_partition="Kp8",
+    sm_partition_fault="other_gpu",
+    cgroup="/system.slice/job.service",
+)
+PARTITIONING = Partitioning(
+    "3",
+    servers=(NamedServer("training", 1001, 20, "Ready", "/p/t", ("GPU-x", "GPU-y"), "5"),),
+    namespaces=(
+        Namespace("batch", "training", "Ready", "/p/t/b", 0.25, 22, frozenset(), 1),
+        Namespace("open", "training", unlimited=frozenset({"active_threads"})),
+    ),
+    clients=(NamespaceClient(30, "training", "batch"),),
+    partitions=(
+        SmPartition(U, "training", "Kp8", "large", 4, 34, False, "created", True),
+        SmPartition(U, "training", chunks=1, sms=8, status="unallocated"),
+    ),
+    devices=(ServerDevice(U, "training", 3, "02:00.0", "RTX", 188, 23, "none"),),
+    features=(Feature("memacct", False, True, "memory", "all"),),
+    not_understood={("client_list", "row"): 24},
 )
 SERVER = Server(
     20,
@@ -88,6 +123,7 @@ DAEMON = ControlDaemon(
         LogState(D, "server", "/var/log/mps/server.log", False, 14),
     ),
     dropped_clients=15,
+    partitioning=PARTITIONING,
     facts=DaemonFacts(D, "/var/log/mps", owner_uid=1003, limited=True),
 )
 GPU = Gpu(
@@ -126,9 +162,12 @@ SNAPSHOT = Snapshot(
     recording=RecordingInfo("a test", "a host", "580.3", "then", 2.0),
     containers=(ContainerName("containerd://c0ffee", "research", "train-0", "main"),),
     ignored_processes={1004: 21},
+    cgroup_memory={"/system.slice/job.service": {U: CgroupMemory("", "", 25, 26, 27)}},
 )
 
 DS, DSP, G = (D, "20"), (D, "20", "30"), ("0", U)
+C = "/system.slice/job.service"
+N, P = (D, "training", "batch"), (D, "training", *G, "large")
 SHOWN = {
     "mps_control_up": {(D,): 1},
     "mps_control_state": {(D,): {"answering": True}},
@@ -192,6 +231,39 @@ SHOWN = {
     "mps_client_sm_limit": {(*DSP, *G): 66},
     "mps_client_priority": {DSP: 1},
     "mps_client_dropped_series": {(D,): 15},
+    "mps_named_server_info": {
+        (D, "training", "20", "1001", "Ready", "/p/t", "GPU-x,GPU-y", "5"): 1,
+    },
+    "mps_namespace_info": {(*N, "Ready", "/p/t/b"): 1, (D, "training", "open", "", ""): 1},
+    "mps_namespace_limited": {
+        (*N, "active_threads"): 1,
+        (*N, "pinned_memory"): 1,
+        (D, "training", "open", "active_threads"): 0,
+    },
+    "mps_namespace_active_thread_ratio": {N: 0.25},
+    "mps_namespace_pinned_memory_limit_bytes": {N: 22},
+    "mps_namespace_client_priority": {N: 1},
+    "mps_namespace_clients": {N: 1, (D, "training", "open"): 0},
+    "mps_client_namespace_info": {(*DSP, "training", "batch"): 1},
+    "mps_sm_partition_info": {(*P, "Kp8", "created", "false"): 1},
+    "mps_sm_partition_sms": {P: 34},
+    "mps_sm_partition_chunks": {P: 4},
+    "mps_sm_partition_clients": {P: 1},
+    "mps_sm_partition_in_use": {P: 1},
+    "mps_sm_partition_unallocated_sms": {(D, "training", *G): 8},
+    "mps_sm_partition_unallocated_chunks": {(D, "training", *G): 1},
+    "mps_client_sm_partition_info": {(*DSP, "large", "other_gpu"): 1},
+    "mps_server_device_info": {(D, "training", *G, "3", "02:00.0", "RTX", "none"): 1},
+    "mps_server_device_sms": {(D, "training", *G): 188},
+    "mps_server_device_chunks": {(D, "training", *G): 23},
+    "mps_control_feature_info": {(D, "memacct", "false", "true", "memory", "all"): 1},
+    "mps_control_reply_not_understood": {(D, "client_list", "row"): 24},
+    "mps_cgroup_info": {(C, "", "", "", "job.service"): 1},
+    "mps_cgroup_memory_used_bytes": {(C, *G): 25},
+    "mps_cgroup_memory_soft_limit_bytes": {(C, *G): 26},
+    "mps_cgroup_memory_hard_limit_bytes": {(C, *G): 27},
+    "mps_cgroup_memory_limited": {(C, *G): 1},
+    "mps_client_cgroup_info": {(*DSP, C): 1},
     "mps_uid_waiting_clients": {(D, "1002"): 2},
     "mps_uid_waiting_dead_clients": {(D, "1002"): 1},
     "mps_uid_waiting_since_timestamp_seconds": {(D, "1002"): 105},

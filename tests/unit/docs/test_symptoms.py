@@ -25,6 +25,7 @@ NO_PAGE = {
     "source_unreadable",
     "logs_unreadable",
     "directories_assumed",
+    "replies_not_understood",
     "web_configuration_unusable",
     "processes_ignored",
 }

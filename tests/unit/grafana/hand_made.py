@@ -16,7 +16,10 @@ from mps_exporter.snapshot import (
     ControlDaemon,
     Gpu,
     LogMetricValues,
+    Namespace,
+    Partitioning,
     Server,
+    SmPartition,
     Snapshot,
     Wait,
 )
@@ -86,6 +89,11 @@ def snapshot(seconds: float, now: float) -> Snapshot:
         query_failures={"timeout": grown},
         servers=(
             Server(pid=4000, uid=1001, user="ada", state="ACTIVE", ghost=True, clients=(client,)),
+        ),
+        partitioning=Partitioning(
+            "3",
+            namespaces=(Namespace("default", "training", active_thread_ratio=0.5),),
+            partitions=(SmPartition(UUID, "training", "Kp8", "large", 4, 34, status="created"),),
         ),
         waits=(Wait(pid=77, uid=1002, since=now - 3600, behind_uid=1001, dead=True),),
         gpu_uuids=(UUID,),

@@ -90,6 +90,26 @@ def test_a_crash_loop_is_counted_to_the_last_start() -> None:
     assert "waits_abandoned" not in found
 
 
+def test_the_reason_of_a_failed_start_is_that_of_the_logs() -> None:
+    text = DAEMON + pending("00:01.000", 100, 1001)
+    text += """
+        00:01.000 C64 Starting new server 110 for user 1001
+        00:01.010 L110 Failed to start : invalid argument
+        00:01.020 C64 Server 110 exited with status 1
+        00:01.030 C64 Starting new server 111 for user 1001
+        00:01.030 C64 Failed to start server using uid 1001, error: Operation not permitted
+        00:01.040 C64 Server 111 exited with status 1
+        00:01.050 C64 Starting new server 112 for user 1001
+        00:01.060 C64 Server 112 exited with status 1
+    """
+    details = [i.detail for i in read(script(text)).incidents if i.kind == "server_start_failed"]
+    assert details == [
+        "exit status 1, Failed to start : invalid argument",
+        "exit status 1, Operation not permitted",
+        "exit status 1",
+    ]
+
+
 def test_a_server_killed_before_it_was_ready_failed_to_start() -> None:
     text = DAEMON + pending("00:01.000", 100, 1001)
     text += "00:01.000 C64 Starting new server 110 for user 1001\n" + KILLED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -232,3 +234,52 @@ def test_law_no_bytes_are_lost_or_raise(parts: list[bytes], sides: list[bool]) -
         sequencer.add_chunk(chunk("control" if side else "server", part))
     found = out(sequencer, NOW + MAX_HOLD_SECONDS)
     assert len(found) == sum(data.count(b"\n") for data in ends.values())
+
+
+# ------------------------------------------------------------------------------ named servers
+
+
+def of_server(name: str, lines: str, now: float = NOW, **more: float) -> LogChunk:
+    return replace(chunk("server", lines, now, **more), server_name=name)
+
+
+def test_the_logs_of_several_servers_are_merged_with_their_daemon_s() -> None:
+    sequencer = LogMerger(PIPE)
+    sequencer.add_chunk(of_server("a", "00:01.000 S110 Startup\n00:04.000 S110 Exiting"))
+    sequencer.add_chunk(of_server("b", "00:02.000 S120 Startup\n00:05.000 S120 Exiting"))
+    sequencer.add_chunk(chunk("control", "00:03.000 C630 NEW UI\n00:05.000 C630 UI closed"))
+    found = [(entry.pid, entry.event) for entry in out(sequencer, NOW + MAX_HOLD_SECONDS)]
+    assert found == [
+        (110, e.ServerProcess()),
+        (120, e.ServerProcess()),
+        (630, e.UiOpened()),
+        (110, e.ServerExiting()),
+        (120, e.ServerExiting()),
+        (630, e.UiClosed()),
+    ]
+
+
+def test_half_lines_of_one_server_are_not_continued_by_another() -> None:
+    sequencer = LogMerger(PIPE)
+    whole = script("00:01.000 S110 Startup").server
+    other = script("00:02.000 S120 Startup").server
+    sequencer.add_chunk(replace(chunk("server", whole[:30]), server_name="a"))
+    sequencer.add_chunk(replace(chunk("server", other), server_name="b"))
+    sequencer.add_chunk(replace(chunk("server", whole[30:]), server_name="a"))
+    found = out(sequencer, NOW + MAX_HOLD_SECONDS)
+    assert [(entry.pid, entry.event) for entry in found] == [
+        (110, e.ServerProcess()),
+        (120, e.ServerProcess()),
+    ]
+
+
+def test_a_server_s_log_that_is_not_read_yet_holds_the_others_back() -> None:
+    sequencer = LogMerger(PIPE)
+    early = at("00:01")
+    sequencer.add_chunk(of_server("a", "", now=early, complete_until=early))
+    sequencer.add_chunk(of_server("b", "00:02.000 S120 Startup", now=at("00:03")))
+    sequencer.set_readable("control", False)
+    sequencer.mark_idle("server", at("00:03"), busy={"a", "b"})
+    assert out(sequencer, at("00:03")) == []
+    sequencer.mark_idle("server", at("00:04"), busy={"b"})
+    assert [entry.pid for entry in out(sequencer, at("00:04"))] == [120]

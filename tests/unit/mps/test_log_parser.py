@@ -32,7 +32,7 @@ def test_the_prefix() -> None:
         STAMP_MS,
         "Legacy Server",
         425,
-        e.ServerFailed(),
+        e.ServerFailed("Failed to start : invalid argument"),
     )
     assert parse_line(f"[{STAMP} Control 1234567] NEW UI".encode()).pid == 1234567
 
@@ -45,6 +45,20 @@ def test_the_prefix() -> None:
         ("Cmd:quit -t 5", e.UiCommand("quit -t 5")),
         ("UI closed", e.UiClosed()),
         ("Insufficient privileges for UID 1001. Control deamon settings", e.UiRefused()),
+        # Published of MPS v3 daemons, driver 615.
+        ("Adding server 'shared' [multiuser enabled]", e.Noise()),
+        ("Adding server 'training'", e.Noise()),
+        ("Adding server 'Not A Name'", e.Unrecognized("Adding server 'Not A Name'")),
+        ("[memacct] failed to register client pid 0", e.Noise()),
+        ("Failed to initialize MPS control daemon", e.Noise()),
+        (
+            "To connect CUDA applications to this daemon, set CUDA_MPS_PIPE_DIRECTORY=/run/mps",
+            e.Noise(),
+        ),
+        (
+            "Insufficient privileges for UID 60000. 'NAMESPACE SET' requires server owner.",
+            e.UiRefused(),
+        ),
         ("634", e.Number(634)),
         ("100.0", e.Unrecognized("100.0")),
         ("", e.Unrecognized("")),
@@ -71,7 +85,7 @@ def test_the_prefix() -> None:
         ),
         (
             "Failed to start server using uid 0, error: Operation not permitted",
-            e.ServerForbidden(0),
+            e.ServerForbidden(0, "Operation not permitted"),
         ),
         ("Server encountered a fatal exception. Shutting down", e.ServerFailed()),
         ("Starting control daemon using socket /tmp/mps/control", e.DaemonStarting()),
@@ -194,11 +208,19 @@ def test_control_log(message: str, event: e.LogEvent) -> None:
         ("Volta MPS: The following clients have a sticky error set:", e.FaultList("clients")),
         ("0", e.Number(0)),
         ("User did not send valid credentials", e.CredentialsMissing()),
-        ("Failed to start : invalid argument", e.ServerFailed()),
-        ("MPS Server failed to create/open SHM segment.", e.ServerFailed()),
+        (
+            "Failed to start : invalid argument",
+            e.ServerFailed("Failed to start : invalid argument"),
+        ),
+        (
+            "MPS Server failed to create/open SHM segment.",
+            e.ServerFailed("MPS Server failed to create/open SHM segment"),
+        ),
         (
             "MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU.",
-            e.ServerFailed(),
+            e.ServerFailed(
+                "MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU"
+            ),
         ),
     ],
 )

@@ -92,7 +92,12 @@ BLAMED = (None, {"1001 own_fault": 1, "1001 neighbour_fault": 1})
     [
         # Measured: with busy neighbours the fault falls between the two lines
         (5.000, 5.195, 5.163, NAMED),
-        (5.000, 5.430, 5.170, NAMED),
+        (5.000, 5.268, 5.177, DOUBTFUL),
+        (5.000, 5.242, 5.162, NAMED),
+        # an ordinary end that the fault of another client held up; one with work may be like it
+        (5.000, 5.291, 5.203, DOUBTFUL),
+        (5.000, 5.290, 5.206, DOUBTFUL),
+        (5.000, 5.430, 5.170, DOUBTFUL),
         # with idle ones it comes just after the second
         (5.000, 5.193, 5.233, NAMED),
         (5.000, 5.203, 5.249, NAMED),
@@ -249,8 +254,10 @@ def test_the_next_client_fails_in_its_first_call(process_at: float, fault_after:
     assert view.counters["mps_client_unfinished_exits_total"] == {(1001,): 1}
 
 
-@pytest.mark.parametrize("process_at", [5.199, 5.019])
-def test_a_newcomer_that_ran_has_a_fault_of_its_own(process_at: float) -> None:
+@pytest.mark.parametrize(
+    ("process_at", "cause"), [(5.199, "unattributed_fault"), (5.019, "own_fault")]
+)
+def test_a_newcomer_that_ran_may_have_a_fault_of_its_own(process_at: float, cause: str) -> None:
     view = seen(
         ALONE,
         ends(100, 5.0, process_at),
@@ -258,7 +265,7 @@ def test_a_newcomer_that_ran_has_a_fault_of_its_own(process_at: float) -> None:
         fault(10.201, 101),
         ends(101, 10.221, 10.236),
     )
-    assert outcome(view) == (None, {"1001 own_fault": 1})
+    assert outcome(view) == (None, {f"1001 {cause}": 1})
     assert view.counters["mps_client_unfinished_exits_total"] == {}
 
 

@@ -8,12 +8,22 @@ from typing import Any
 
 import pytest
 
+from mps_exporter.mps.control_protocol import PROBE
+from mps_exporter.mps.protocol_v3 import (
+    CLIENTS,
+    DEVICES,
+    FEATURES,
+    NAMESPACES,
+    PARTITIONS,
+    SERVERS,
+)
 from mps_exporter.observations import DaemonFacts, Outcome, ProcessFacts
 from mps_exporter.sources.circuit_breaker import CircuitBreaker
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.least_rights import PATH
 from mps_exporter.sources.run_process import ChildRights, ProcessResult
 from tests.support import fake_mps_control
+from tests.support import fake_mps_v3 as published
 from tests.support.fake_host import H200, server
 
 DAEMON = DaemonFacts("/tmp/mps", "/tmp/log")
@@ -55,9 +65,10 @@ class Desk:
         timeout_seconds: float,
         rights: ChildRights,
     ) -> ProcessResult:
-        assert list(argv) == ["tool"]
+        program, *arguments = argv
+        assert program == "tool"
         self.rights.append(rights)
-        self.asked.append(stdin.decode().split("\n")[:-1])
+        self.asked.append([" ".join(arguments)] if arguments else stdin.decode().split("\n")[:-1])
         self.environments.append(environment)
         self.limits.append(timeout_seconds)
         answer = self.answers.pop(0)
@@ -69,7 +80,7 @@ class Desk:
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setattr("mps_exporter.sources.control_tool._RETRY_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("mps_exporter.sources.control_tool_runs._RETRY_DELAY_SECONDS", 0.0)
     return Desk()
 
 
@@ -208,7 +219,7 @@ async def test_a_second_try_needs_less_time(desk: Desk) -> None:
         desk.time += 0.3
         return await desk.run(*arguments)
 
-    tool._run = slow
+    tool._runs._run = slow
     assert (await tool.probe(DAEMON, 0.55)).outcome is Outcome.OK
 
 
@@ -497,3 +508,134 @@ def test_a_breaker_closes_with_an_answer() -> None:
     breaker.record_success()
     assert breaker.remaining_seconds() == 0
     assert breaker.record_hang() == 10
+
+
+# ------------------------------------------------------------------------------ MPS v3, partitions
+
+V3 = replace(DAEMON, protocol="3")
+V2_REFUSES = ProcessResult(0, b"Unrecognized option \0\nCUDA MPS Control for Linux/Unix/QNX.\n")
+"""Driver 580, asked with arguments."""
+V3_REFUSES = ProcessResult(1, stderr=f"{fake_mps_control.V3_USAGE}\n".encode())
+
+
+def manual(commands: list[str]) -> ProcessResult:
+    text = published.MANUAL.get(commands[0]) if len(commands) == 1 else None
+    return V3_REFUSES if text is None else ProcessResult(0, text.encode())
+
+
+async def test_a_v3_daemon_is_asked_with_arguments(desk: Desk) -> None:
+    desk.answers = [manual] * 12
+    tool = desk.tool()
+    probe = await tool.probe(V3, 5)
+    assert probe.outcome is Outcome.OK
+    assert desk.asked == [[SERVERS], [NAMESPACES]]
+    assert desk.environments[0]["CUDA_MPS_PROTOCOL_VERSION"] == "3"
+    details = await tool.reconcile(V3, [], 5)
+    assert details.outcome is Outcome.OK
+    assert [one.commands for one in details.exchanges] == [
+        (CLIENTS,),
+        (PARTITIONS,),
+        (DEVICES,),
+        (FEATURES,),
+    ]
+    # What changes with the servers only is not asked for again.
+    again = await tool.reconcile(V3, [], 5)
+    assert desk.asked[6:] == [[CLIENTS], [PARTITIONS]]
+    assert again.exchanges[2:] == details.exchanges[2:]
+
+
+async def test_other_servers_have_other_devices(desk: Desk) -> None:
+    desk.answers = [manual] * 6
+    tool = desk.tool()
+    await tool.probe(V3, 5)
+    await tool.reconcile(V3, [], 5)
+    more = published.MANUAL[SERVERS] + "serving,1000,48300,Ready,/run/nvidia-mps/serving,-,-\n"
+    desk.answers = [ProcessResult(0, more.encode()), *[manual] * 5]
+    await tool.probe(V3, 5)
+    await tool.reconcile(V3, [], 5)
+    assert desk.asked[-2:] == [[DEVICES], [FEATURES]]
+
+
+async def test_a_v2_daemon_costs_no_query_more(desk: Desk) -> None:
+    desk.answers = [LIVE] * 2
+    tool = desk.tool()
+    for _ in range(2):
+        assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
+    assert desk.asked == [list(PROBE)] * 2
+
+
+async def test_a_v3_daemon_that_nothing_names_is_recognised_by_its_refusal(desk: Desk) -> None:
+    desk.answers = [V3_REFUSES, V3_REFUSES, manual, manual, manual, manual]
+    tool = desk.tool()
+    first = await tool.probe(DAEMON, 5)
+    assert first.outcome is Outcome.OK
+    assert [one.commands for one in first.exchanges] == [(SERVERS,), (NAMESPACES,)]
+    # From now on it is known.
+    await tool.probe(DAEMON, 5)
+    assert desk.asked[4:] == [[SERVERS], [NAMESPACES]]
+
+
+async def test_a_daemon_of_an_old_driver_takes_no_notice_of_the_variable(desk: Desk) -> None:
+    desk.answers = [V2_REFUSES, V2_REFUSES, LIVE, LIVE]
+    tool = desk.tool()
+    first = await tool.probe(V3, 5)
+    assert (first.outcome, first.exchanges[0].commands) == (Outcome.OK, PROBE)
+    await tool.probe(V3, 5)
+    assert desk.asked == [[SERVERS], [SERVERS], list(PROBE), list(PROBE)]
+
+
+async def test_one_that_answers_neither_way_is_reported_as_it_was_asked_first(desk: Desk) -> None:
+    desk.answers = [V3_REFUSES] * 4
+    probe = await desk.tool().probe(DAEMON, 5)
+    assert (probe.outcome, probe.exchanges[0].commands) == (Outcome.REFUSED, PROBE)
+
+
+async def test_a_list_that_a_driver_does_not_have_is_no_failure(desk: Desk) -> None:
+    refused = ProcessResult(1, stderr=b"sm-partition: not supported")
+    desk.answers = [manual, manual, manual, refused, refused, manual, manual]
+    tool = desk.tool()
+    await tool.probe(V3, 5)
+    details = await tool.reconcile(V3, [], 5)
+    assert details.outcome is Outcome.OK
+    partitions = details.exchanges[1]
+    assert (partitions.outcome, partitions.error) == (
+        Outcome.OK,
+        "exit status 1, said sm-partition: not supported",
+    )
+
+
+async def test_a_v3_list_that_hangs_is_the_last_question(desk: Desk) -> None:
+    desk.answers = [manual, manual, HUNG]
+    tool = desk.tool()
+    await tool.probe(V3, 5)
+    details = await tool.reconcile(V3, [], 5)
+    assert details.outcome is Outcome.TIMEOUT
+    assert desk.asked[-1] == [CLIENTS]
+
+
+STATIC = replace(DAEMON, static_partitioning=True)
+
+
+async def test_partitions_of_a_v2_daemon_are_asked_for_with_a_server_only(desk: Desk) -> None:
+    idle = message_of({"devices": [H200]})
+    desk.answers = [idle, LIVE, ProcessResult(0, published.LSPART_DOCS.encode())]
+    tool = desk.tool()
+    assert len((await tool.probe(STATIC, 5)).exchanges) == 1
+    probe = await tool.probe(STATIC, 5)
+    assert (probe.outcome, probe.exchanges[1].stdout) == (Outcome.OK, published.LSPART_DOCS)
+    assert desk.asked[-1] == ["lspart"]
+
+
+async def test_a_daemon_that_knows_no_partitions_answers_all_the_same(desk: Desk) -> None:
+    desk.answers = [LIVE, LIVE]  # Unknown command "lspart", as driver 580 says
+    probe = await desk.tool().probe(STATIC, 5)
+    assert probe.outcome is Outcome.OK
+    assert probe.exchanges[1].stdout == 'Unknown command "lspart"\n'
+
+
+async def test_partitions_that_are_refused_do_not_make_the_daemon_refuse(desk: Desk) -> None:
+    refused = ProcessResult(1, stderr=b"Cannot send command to MPS control daemon process")
+    desk.answers = [LIVE, refused, refused]
+    probe = await desk.tool().probe(STATIC, 5)
+    assert probe.outcome is Outcome.OK
+    assert probe.exchanges[1].error is not None

@@ -82,6 +82,7 @@ def test_a_daemon_with_its_servers(proc: FakeProc, tmp_path: Path) -> None:
     [
         (["-d"], False, False, False),
         (["-f"], True, False, False),
+        (["--foreground", "-p", "3"], True, False, False),
         (["-d", "-multiuser-server"], False, True, False),
         (["-d", "-S"], False, False, True),
     ],
@@ -99,6 +100,15 @@ def test_how_it_was_started(
     assert facts.foreground is foreground
     assert facts.multiuser is multiuser
     assert facts.static_partitioning is static
+
+
+def test_which_protocol_it_was_started_with(proc: FakeProc, tmp_path: Path) -> None:
+    daemon(proc, 5, tmp_path / "plain")
+    daemon(proc, 6, tmp_path / "third", "-d", "-p", "3")
+    named = {**environment(tmp_path / "variable"), "CUDA_MPS_PROTOCOL_VERSION": "3"}
+    proc.add(7, argv=[CONTROL, "-d"], environ=named)
+    protocols = {Path(one.pipe_directory).name: one.protocol for one in found(proc)}
+    assert protocols == {"plain": None, "third": "3", "variable": "3"}
 
 
 def test_the_tool_is_no_daemon(proc: FakeProc, tmp_path: Path) -> None:

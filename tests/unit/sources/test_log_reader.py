@@ -413,3 +413,61 @@ def test_what_has_no_stamp_and_comes_later_is_news(host: LogFolder) -> None:
     host.write("control", b"no stamp\n")
     (chunk,) = host.read("control")
     assert (chunk.data, chunk.history) == (b"no stamp\n", False)
+
+
+# ------------------------------------------------------------------------------ named servers
+
+
+class NamedServers(LogFolder):
+    """The logs of an MPS v3 daemon."""
+
+    def poll(self) -> LogsObservation:
+        self.now += 6.0
+        return self.tails.poll([own_logs(PIPE, self.folder)._replace(named_servers=True)])
+
+
+def test_each_named_server_has_its_own_log(tmp_path: Path) -> None:
+    host = NamedServers(tmp_path)
+    for name in ("training", "serving"):
+        (tmp_path / name).mkdir()
+        host.write(f"{name}/server", script("00:01.000 S110 Startup").server)
+    host.write("control", START.format("00:01.000"))
+    observation = host.poll()
+    named = {chunk.server_name: chunk.log for chunk in observation.chunks}
+    assert named == {"": "control", "training": "server", "serving": "server"}
+    found = state(observation, "server")
+    size = sum((tmp_path / name / "server.log").stat().st_size for name in ("training", "serving"))
+    assert (found.readable, found.size_bytes) == (True, size)
+    assert state(observation, "control").readable
+
+
+def test_without_a_server_there_is_no_log_to_miss(tmp_path: Path) -> None:
+    host = NamedServers(tmp_path)
+    host.write("control", START.format("00:01.000"))
+    assert state(host.poll(), "server").readable
+    (tmp_path / "training").mkdir()
+    found = state(host.poll(), "server")
+    assert (found.readable, found.path) == (False, f"{tmp_path}/training/server.log")
+    (tmp_path / "training").rmdir()
+    assert state(host.poll(), "server").readable
+
+
+def test_only_directories_with_names_of_servers_are_followed(tmp_path: Path) -> None:
+    host = NamedServers(tmp_path)
+    host.write("control", START.format("00:01.000"))
+    elsewhere = tmp_path / "Elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "server.log").write_bytes(script("00:01.000 S110 Startup").server)
+    (tmp_path / "linked").symlink_to(elsewhere)
+    (tmp_path / "file").write_text("")
+    assert {chunk.server_name for chunk in host.poll().chunks} == {""}
+
+
+def test_the_number_of_servers_that_are_followed_is_bounded(tmp_path: Path) -> None:
+    host = NamedServers(tmp_path)
+    host.write("control", START.format("00:01.000"))
+    for number in range(70):
+        (tmp_path / f"s{number}").mkdir()
+        host.write(f"s{number}/server", script("00:01.000 S110 Startup").server)
+    servers = {chunk.server_name for chunk in host.poll().chunks} - {""}
+    assert len(servers) == 64

@@ -204,7 +204,7 @@ def test_without_gpm_there_is_still_utilization() -> None:
         nvml.tick()
     found = values(nvml.observe().gpus[0])
     nvml.close()
-    assert found["busy_time"] == pytest.approx(5, abs=0.2)
+    assert found["busy_time"] == pytest.approx(5, abs=0.7), "as of the last tick"
     assert not {name for name in found if "_activity" in name or "_active_time" in name}
     assert "unobserved_time,active" not in found
     assert library.live_samples == 0

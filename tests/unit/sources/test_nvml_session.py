@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mps_exporter.observations import Outcome
-from mps_exporter.sources.nvml import Clock, NvmlSession
+from mps_exporter.sources.nvml import TICK_SECONDS, Clock, NvmlSession
 from mps_exporter.sources.nvml.api import Code, ListedProcess, NvmlError, NvmlEvent
+from mps_exporter.sources.nvml.device import TICKING_SECONDS
 from mps_exporter.sources.nvml.readings import EACH, FIELDS, ROWS
 from tests.support.fake_nvml import FakeDevice, FakeNvml, recorded
 from tests.support.nvml_host import GPM, OPTIONS, gpu, only, opened, pass_time, values
@@ -53,6 +54,51 @@ def test_without_ticks_a_collection_asks_itself() -> None:
         assert library.calls["nvmlDeviceGetTotalEnergyConsumption"] == 1
 
 
+SAMPLED = ("nvmlDeviceGetSamples", "nvmlGpmSampleGet", "nvmlGpmMetricsGet")
+
+
+def test_between_ticks_a_collection_shows_what_they_sampled() -> None:
+    """Sampling takes milliseconds: no collection waits for it while somebody else does it."""
+    library = FakeNvml(gpu(share=1.0))
+    with opened(library) as nvml:
+        nvml.observe()
+        pass_time(library, nvml, 2)
+        for step in range(20):
+            library.now += 0.3
+            library.calls.clear()
+            seen = only(nvml.observe())
+            assert not library.calls.keys() & set(SAMPLED), f"step {step}"
+            assert seen["sm_activity"] == 1
+            library.now += 0.7
+            nvml.tick()
+            library.now += 0.6
+            again = only(nvml.observe())
+            assert again["busy_time"] - seen["busy_time"] >= 0.8, "not older than the last tick"
+            library.now -= 0.6
+
+
+@pytest.mark.parametrize("asked", SAMPLED)
+def test_when_ticks_stop_a_collection_samples(asked: str) -> None:
+    library = FakeNvml(gpu())
+    with opened(library) as nvml:
+        nvml.observe()
+        pass_time(library, nvml, 3)
+        library.now += 2 * TICKING_SECONDS  # so that this one samples
+        library.calls.clear()
+        nvml.observe()
+        assert library.calls[asked] >= 1
+
+
+def test_ticks_read_utilization_samples_rarely_while_nobody_collects() -> None:
+    library = FakeNvml(gpu())
+    with opened(library) as nvml:
+        nvml.observe()
+        pass_time(library, nvml, 20)
+        library.calls.clear()
+        pass_time(library, nvml, 60)
+        assert library.calls["nvmlDeviceGetSamples"] <= 13
+
+
 # Counters
 
 
@@ -71,7 +117,7 @@ def test_counters_do_not_depend_on_who_looks_when(gaps: list[float], seed: int) 
                 nvml.tick()
             else:
                 nvml.observe()
-        library.now += 1.0
+        library.now += 2 * TICKING_SECONDS  # so that this one samples
         end = only(nvml.observe())
         took = library.now - started
     busy = end["busy_time"] - begin["busy_time"]
@@ -95,8 +141,9 @@ def test_the_hosts_clock_is_set(step: float) -> None:
         took = library.now - started
         counted = seen["busy_time"]
         hole = seen["unobserved_time,busy"]
-        unnoticed = 3.0 if step == -3.0 else 0.0  # stamps that were there before, and no silence
-        assert took - 0.5 - unnoticed <= counted + hole <= took + 0.5
+        # Stamps that were there before: in all of a small step, or until the next look after it.
+        unnoticed = {-3.0: 3.0, -3600.0: 4.0}.get(step, 0.0)
+        assert took - TICK_SECONDS - 0.5 - unnoticed <= counted + hole <= took + 0.5
         assert hole <= 22, "the driver's buffer, and what it takes to notice"
         pass_time(library, nvml, 30)
         after = only(nvml.observe())

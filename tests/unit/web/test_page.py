@@ -40,7 +40,9 @@ def page_of(snapshot: Snapshot) -> str:
 
 
 def number(snapshot: Snapshot, label: str) -> tuple[str, str]:
-    found = status_page.numbers(status_of(snapshot).totals, snapshot.taken_at)
+    found = status_page.numbers(
+        status_of(snapshot).totals, snapshot.taken_at, len(snapshot.daemons)
+    )
     return next((one.value, one.note) for one in found if one.label == label)
 
 
@@ -54,13 +56,16 @@ def test_the_five_numbers() -> None:
     assert number(host, "Waiting") == ("1", "longest 2 min")
     assert number(host, "SM activity") == ("12 %", "")
     assert number(hosts.healthy(), "Waiting") == ("0", "no client waits")
+    nothing = hosts.snapshot()
+    assert number(nothing, "Clients") == ("0", "no MPS daemon was seen")
+    assert number(nothing, "Waiting") == ("0", "no MPS daemon was seen")
 
 
 def test_a_number_that_is_not_known_is_no_zero() -> None:
     blind = hosts.blind()
     assert number(blind, "GPUs")[0] == "not known"
     assert number(blind, "Waiting") == ("not known", "control.log cannot be read")
-    assert number(blind, "Incidents in 24 h")[0] == "not known"
+    assert number(blind, "Incidents in 24 h") == ("not known", "not all logs can be read")
     assert number(blind, "SM activity")[0] == "not known"
     unknown = hosts.server(pid=9, clients_connected=None)
     host = hosts.snapshot(hosts.daemon(hosts.server(hosts.client(1)), unknown))

@@ -1,7 +1,8 @@
 """What is computed from two looks at a device: busy seconds, active seconds, PCIe bytes.
 
 A meter looks at most every half second, however many scrapes there are, and works by itself out
-what happened since it last looked; so several Prometheus servers do not disturb each other.
+what happened since it last looked; so several Prometheus servers do not disturb each other. In a
+running exporter a tick looks once a second, and a collection shows what that one saw.
 """
 
 from __future__ import annotations

@@ -1,0 +1,209 @@
+"""Named servers, namespaces and SM partitions: what is wrong with them, and as lines of text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from mps_exporter import humanize
+from mps_exporter.diagnostics.catalogue import ADVICE, Finding
+from mps_exporter.humanize import UserNameLookup
+from mps_exporter.snapshot import (
+    Client,
+    ControlDaemon,
+    NamedServer,
+    Namespace,
+    Partitioning,
+    ServerDevice,
+    SmPartition,
+    Snapshot,
+)
+
+_FAULTS = {
+    "unknown": "which its daemon does not have",
+    "other_server": "which belongs to another server",
+    "other_gpu": "which is on another GPU than the process",
+}
+
+
+def of_partitioning(daemon: ControlDaemon, name_of: UserNameLookup) -> Iterator[Finding]:
+    """Return what is wrong with the partitions of a daemon, and what is not understood."""
+    found = daemon.partitioning
+    if found is None:
+        return
+    stray = [
+        client
+        for server in daemon.servers
+        for client in server.clients
+        if client.sm_partition_fault is not None
+    ]
+    if stray:
+        yield Finding(
+            ADVICE["sm_partition_mismatch"],
+            lambda: _stray_texts(stray, name_of),
+            daemon=daemon.pipe_directory,
+        )
+    if found.not_understood:
+        yield Finding(
+            ADVICE["replies_not_understood"],
+            lambda: (
+                f"Of the last replies of {humanize.printable(daemon.pipe_directory, 400)} "
+                f"{_not_understood(found.not_understood)} "
+                f"{'was' if sum(found.not_understood.values()) == 1 else 'were'} left out.",
+                "Update the exporter. If it is the newest: make a recording (mps-exporter record "
+                "FILE --anonymise) and attach it to an issue.",
+            ),
+            daemon=daemon.pipe_directory,
+        )
+
+
+def _stray_texts(stray: Sequence[Client], name_of: UserNameLookup) -> tuple[str, str]:
+    named = [
+        f"{humanize.process(one.pid, one.command, name_of(one.uid))} names "
+        f"{humanize.printable(one.sm_partition or '', 60)}, "
+        f"{_FAULTS[one.sm_partition_fault or 'unknown']}"
+        for one in stray
+    ]
+    return (
+        f"{humanize.count(len(stray), 'client')} with a wrong CUDA_MPS_SM_PARTITION: "
+        f"{humanize.join_some(named)}.",
+        "Start the process with the ID that the daemon lists for the partition that was meant: "
+        "nvidia-cuda-mps-control sm-partition list --all (MPS v3) or echo lspart | "
+        "nvidia-cuda-mps-control.",
+    )
+
+
+def _not_understood(counts: Mapping[tuple[str, str], int]) -> str:
+    parts = [
+        f"{humanize.count(number, part, _PLURALS[part])} of {reply}"
+        for (reply, part), number in sorted(counts.items())
+    ]
+    return humanize.join_some(parts)
+
+
+_PLURALS = {"reply": "replies", "column": "columns", "row": "rows", "value": "values"}
+
+
+def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, ...]:
+    """Return what a daemon has of servers, namespaces, partitions and features, for a person.
+
+    And the GPU memory of its clients' control groups.
+    """
+    found = daemon.partitioning or Partitioning("2")
+    clients = [client for server in daemon.servers for client in server.clients]
+
+    def gpu(uuid: str) -> str:
+        index = snapshot.gpu_indexes.get(uuid, "")
+        return f"GPU {index}" if index else humanize.printable(uuid, 60)
+
+    return (
+        *map(_server, found.servers or ()),
+        *(_namespace(one, found) for one in found.namespaces or ()),
+        *_partitions(found, clients, gpu),
+        *(_device(one, gpu) for one in found.devices or ()),
+        *_features(found),
+        *_cgroups(snapshot, clients, gpu),
+    )
+
+
+def _listed(*parts: str | None) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+def _text(text: str | None) -> str | None:
+    return humanize.printable(text, 400) if text else None
+
+
+def _server(server: NamedServer) -> str:
+    gpus = humanize.join_some([humanize.printable(one, 60) for one in server.allowed_devices])
+    facts = _listed(
+        _text(server.status),
+        f"UID {server.uid}" if server.uid is not None else None,
+        f"process {server.pid}" if server.pid is not None else "no process",
+        f"GPUs {gpus}" if gpus else None,
+        f"contexts {_text(server.context_ids)}" if server.context_ids else None,
+        _text(server.pipe_directory),
+    )
+    return f"Server {server.name}: {facts}"
+
+
+def _namespace(namespace: Namespace, found: Partitioning) -> str:
+    share = namespace.active_thread_ratio
+    memory = namespace.pinned_memory_limit_bytes
+    sms = "no SM limit" if "active_threads" in namespace.unlimited else "SM limit not known"
+    pinned = "no memory limit" if "pinned_memory" in namespace.unlimited else None
+    count = None
+    if found.clients is not None:
+        where = (namespace.server_name, namespace.name)
+        number = sum((one.server_name, one.namespace) == where for one in found.clients)
+        count = humanize.count(number, "client")
+    facts = _listed(
+        sms if share is None else f"up to {humanize.percent(share)} of the SMs",
+        pinned if memory is None else f"up to {humanize.memory(memory)} on each GPU",
+        f"priority {namespace.client_priority}" if namespace.client_priority is not None else None,
+        count,
+        _text(namespace.pipe_directory),
+    )
+    return f"Namespace {namespace.server_name}/{namespace.name}: {facts}"
+
+
+def _partitions(
+    found: Partitioning, clients: Sequence[Client], gpu: Callable[[str], str]
+) -> Iterator[str]:
+    readable = all(client.environment_readable for client in clients)
+    members = Counter(client.sm_partition for client in clients)
+    for one in found.partitions or ():
+        of = f" of server {one.server_name}" if one.server_name else ""
+        size = _size(one)
+        if one.unallocated:
+            yield f"In no SM partition{of} on {gpu(one.device)}: {size or 'SMs not known'}"
+            continue
+        count = humanize.count(members[one.partition_id], "client") if readable else None
+        remainder = "with the remaining SMs" if one.include_remainder else None
+        facts = _listed(size, remainder, _text(one.status), count)
+        name = humanize.printable(one.label or "without an ID", 60)
+        yield f"SM partition {name}{of} on {gpu(one.device)}: {facts}"
+
+
+def _size(one: SmPartition | ServerDevice) -> str:
+    return _listed(
+        humanize.count(one.sms, "SM") if one.sms is not None else None,
+        humanize.count(one.chunks, "chunk") if one.chunks is not None else None,
+    )
+
+
+def _device(device: ServerDevice, gpu: Callable[[str], str]) -> str:
+    of = f" of server {device.server_name}" if device.server_name else ""
+    facts = _listed(
+        f"ordinal {device.ordinal}" if device.ordinal is not None else None,
+        _text(device.name),
+        _text(device.pci),
+        _size(device),
+        _text(device.attributes),
+    )
+    return f"{gpu(device.uuid)}{of}: {facts}"
+
+
+def _features(found: Partitioning) -> Iterator[str]:
+    if found.features:
+        states = [
+            f"{one.name} {'on' if one.enabled else 'off'}{' (default)' if one.default else ''}"
+            for one in found.features
+        ]
+        yield f"Features: {', '.join(states)}"
+
+
+def _cgroups(
+    snapshot: Snapshot, clients: Sequence[Client], gpu: Callable[[str], str]
+) -> Iterator[str]:
+    for path in sorted({client.cgroup for client in clients if client.cgroup is not None}):
+        for uuid, one in snapshot.cgroup_memory.get(path, {}).items():
+            used = f"{humanize.memory(one.used_bytes)} used" if one.used_bytes is not None else None
+            hard = "no hard limit" if one.hard_unlimited else None
+            if one.hard_limit_bytes is not None:
+                hard = f"hard limit {humanize.memory(one.hard_limit_bytes)}"
+            soft = None
+            if one.soft_limit_bytes is not None:
+                soft = f"soft limit {humanize.memory(one.soft_limit_bytes)}"
+            facts = _listed(used, soft, hard)
+            yield f"GPU memory of {humanize.printable(path, 200)} on {gpu(uuid)}: {facts}"

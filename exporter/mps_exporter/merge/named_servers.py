@@ -1,0 +1,218 @@
+"""Named servers, namespaces and SM partitions: of MPS v3 daemons, and partitions of v2 ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from mps_exporter.merge.clients import ServerLimits, client_of, host_pid
+from mps_exporter.merge.inputs import DaemonInputs, MergeContext, ServerInputs, is_server
+from mps_exporter.mps import limits
+from mps_exporter.snapshot import (
+    Client,
+    ClientSession,
+    NamedServer,
+    Namespace,
+    NamespaceClient,
+    PartitionFault,
+    Partitioning,
+    Server,
+    SmPartition,
+)
+
+PARTITION_VARIABLE = "CUDA_MPS_SM_PARTITION"
+
+
+def merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partitioning | None:
+    """Give what a daemon says, with this host's PIDs and with UUIDs of GPUs."""
+    found = inputs.answers.partitioning
+    if found is None:
+        return None
+    return replace(
+        found,
+        servers=found.servers
+        and tuple(
+            replace(one, pid=_own_pid(context, inputs, one.pid) or None) for one in found.servers
+        ),
+        clients=found.clients
+        and tuple(
+            replace(
+                one,
+                pid=_own_pid(context, inputs, one.pid),
+                devices=tuple(
+                    uuid
+                    for device in one.devices
+                    if (uuid := _uuid(context, found, one.server_name, device)) is not None
+                ),
+            )
+            for one in found.clients
+        ),
+        partitions=found.partitions
+        and tuple(
+            replace(one, device=_uuid(context, found, one.server_name, one.device) or one.device)
+            for one in found.partitions
+        ),
+    )
+
+
+def _own_pid(context: MergeContext, inputs: DaemonInputs, pid: int | None) -> int:
+    """Give the PID of this host; 0: none, or nobody who could be found."""
+    if pid is None or not inputs.has_own_pid_namespace():
+        return pid or 0
+    return host_pid(context, inputs, pid)
+
+
+def _uuid(context: MergeContext, found: Partitioning, server_name: str, device: str) -> str | None:
+    """Find the GPU that a daemon calls so: by UUID, by its beginning, or by ordinal."""
+    if device.isdigit():
+        named = {
+            one.uuid
+            for one in found.devices or ()
+            if one.ordinal == int(device) and one.server_name in ("", server_name)
+        }
+    elif device in context.gpus:
+        return device
+    else:
+        named = {uuid for uuid in context.gpus if uuid.startswith(device)} or {device}
+    return named.pop() if len(named) == 1 else None
+
+
+def merge_named_servers(
+    context: MergeContext, inputs: DaemonInputs, found: Partitioning
+) -> tuple[Server, ...]:
+    """Give the servers of an MPS v3 daemon that have a process."""
+    return tuple(
+        _server(context, inputs, found, named) for named in found.servers or () if named.pid
+    )
+
+
+def _server(
+    context: MergeContext, inputs: DaemonInputs, found: Partitioning, named: NamedServer
+) -> Server:
+    pid = named.pid or 0
+    process = context.process(inputs.facts, pid)
+    uid = named.uid if named.uid is not None else getattr(process, "uid", None)
+    own = [one for one in found.clients or () if one.server_name == named.name]
+    return Server(
+        pid=pid,
+        uid=uid,
+        user=context.user(uid),
+        start_time_seconds=process.start_time_seconds if process is not None else None,
+        state=named.status,
+        clients_connected=None if found.clients is None else len(own),
+        memory_used_bytes=context.memory_used(pid),
+        clients=tuple(_client(context, inputs, found, pid, one) for one in own),
+        confirmed=process is not None and is_server(process),
+        name=named.name,
+    )
+
+
+def _client(
+    context: MergeContext,
+    inputs: DaemonInputs,
+    found: Partitioning,
+    server_pid: int,
+    listed: NamespaceClient,
+) -> Client:
+    session = ClientSession(
+        pid=listed.pid,
+        server_pid=server_pid,
+        uid=None,
+        connected_at=None,
+        contexts=dict.fromkeys(listed.devices, 1),
+    )
+    server = ServerInputs(inputs, server_pid, None, None, None, {})
+    namespace = next(
+        (
+            one
+            for one in found.namespaces or ()
+            if (one.server_name, one.name) == (listed.server_name, listed.namespace)
+        ),
+        None,
+    )
+    client = client_of(context, session, server, _limits(found, listed, namespace))
+    unlimited = client.memory_limit_ignored is not None or namespace is None
+    return replace(
+        client,
+        contexts={},
+        gpu_uuids=listed.devices,
+        command=client.command or listed.command,
+        server_name=listed.server_name,
+        namespace=listed.namespace,
+        # An entry for a GPU that it does not see voids the namespace's limit, too (measured by
+        # ai-dynamo on driver 615).
+        memory_limit_bytes={} if unlimited else client.memory_limit_bytes,
+    )
+
+
+def _limits(
+    found: Partitioning, listed: NamespaceClient, namespace: Namespace | None
+) -> ServerLimits:
+    """Give what its namespace allows a client, on each of its GPUs.
+
+    The lower of the namespace's and the client's own share counts (measured by ai-dynamo on driver
+    615: 25 % of 188 SMs are 46; with 10 % of its own a client has 18). Limits of a server hold for
+    its namespace "default", which is in the list with them.
+    """
+    devices = [one for one in found.devices or () if one.server_name in ("", listed.server_name)]
+    uuids = frozenset(one.uuid for one in devices)
+    ratio = namespace.active_thread_ratio if namespace is not None else None
+    if namespace is not None and "active_threads" in namespace.unlimited:
+        ratio = 1.0
+    memory = namespace.pinned_memory_limit_bytes if namespace is not None else None
+    ordinals = {uuid: number for number, uuid in enumerate(listed.devices)}
+    numbered = sorted((one.ordinal, one.uuid) for one in devices if one.ordinal is not None)
+    order = tuple(uuid for _, uuid in numbered) if len(numbered) == len(uuids) > 0 else None
+    return ServerLimits(
+        gpus=limits.DaemonGpus(uuids, complete=bool(uuids), order=order),
+        ordinals=ordinals,
+        ratio=ratio,
+        memory={} if memory is None else dict.fromkeys(ordinals.values(), memory),
+    )
+
+
+def in_partitions(
+    context: MergeContext, found: Partitioning | None, servers: Iterable[Server]
+) -> tuple[Server, ...]:
+    """Add to the clients which partition they are in."""
+    partitions = found.partitions if found is not None else None
+    if not partitions:
+        return tuple(servers)
+    by_id = {one.partition_id: one for one in partitions if one.partition_id is not None}
+    return tuple(
+        replace(server, clients=tuple(_in_partition(context, by_id, one) for one in server.clients))
+        for server in servers
+    )
+
+
+def _in_partition(
+    context: MergeContext, by_id: Mapping[str, SmPartition], client: Client
+) -> Client:
+    process = context.processes.get(client.pid)
+    environment = process.mps_environment if process is not None else None
+    device, _, partition_id = (environment or {}).get(PARTITION_VARIABLE, "").partition("/")
+    if not partition_id:
+        return client
+    partition = by_id.get(partition_id)
+    fault = _fault(context, client, device, partition)
+    client = replace(client, sm_partition=partition_id, sm_partition_fault=fault)
+    if partition is None or fault is not None:
+        return client
+    # Its share of all SMs means nothing there.
+    sms = {} if partition.sms is None else {partition.device: partition.sms}
+    return replace(client, active_thread_ratio=None, sm_limit=sms)
+
+
+def _fault(
+    context: MergeContext, client: Client, device: str, partition: SmPartition | None
+) -> PartitionFault | None:
+    """Why a client cannot have been meant for a partition: MPS lets it choose any."""
+    if partition is None:
+        return "unknown"
+    if partition.server_name and client.server_name not in (None, partition.server_name):
+        return "other_server"
+    if not (partition.device.startswith(device) or device.startswith(partition.device)):
+        return "other_gpu"
+    used = {*client.contexts, *client.gpu_uuids, *client.memory_used_bytes}
+    known = used and partition.device in context.gpus
+    return "other_gpu" if known and partition.device not in used else None

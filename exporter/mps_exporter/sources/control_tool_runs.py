@@ -1,0 +1,248 @@
+"""Runs the control tool: few at a time, with few rights, a second time after a refusal.
+
+A run is of the daemon's user where this program may change users; see least_rights. Daemons of
+ordinary users, which may all hang, share runs of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from mps_exporter.mps.control_protocol import failure_of, invocation
+from mps_exporter.observations import DaemonFacts, Exchange, Outcome
+from mps_exporter.sources.least_rights import (
+    CAP_SYS_PTRACE,
+    PATH,
+    effective_capabilities,
+    may_change_user,
+)
+from mps_exporter.sources.resolve_in_root import opened_directory, process_root
+from mps_exporter.sources.run_process import (
+    MAX_OUTPUT_BYTES,
+    ChildRights,
+    ProcessResult,
+    run_process,
+)
+
+_RETRY_DELAY_SECONDS = 0.04
+_ATTEMPTS = 2
+_MIN_RUN_SECONDS = 0.5
+"""With less time left (or less than half of the deadline for one run) nobody is asked: on a busy
+host starting the tool takes a part of it."""
+_MIN_RETRY_SECONDS = 0.1
+_HANG_FRACTION = 0.9
+"""Silence for this part of the deadline for one run, all together, is a hang."""
+
+_RUNS = 8
+_RUNS_PER_USER = 2
+"""So many runs of the tool at a time for root's and configured daemons, and for all others."""
+
+_MAX_KEPT_OUTPUT = 4096
+_NO_SLOT = "too many other daemons are being asked"
+
+
+class Runner(Protocol):
+    """Runs a program; see mps_exporter.sources.run_process.run_process."""
+
+    def __call__(
+        self,
+        argv: Sequence[str],
+        stdin: bytes,
+        environment: Mapping[str, str],
+        timeout_seconds: float,
+        rights: ChildRights,
+    ) -> Awaitable[ProcessResult]:
+        """Give how it ended; raise OSError when it could not be started."""
+
+
+@dataclass(slots=True)
+class Silence:
+    """For how long a daemon has said nothing."""
+
+    seconds: float = 0.0
+    """So long it was waited for its answer since the last one: a run that was given less time than
+    it should have had is no evidence, but several are."""
+
+
+class ControlToolRuns:
+    """Runs of the control tool, for any number of daemons.
+
+    Args:
+        binary: The tool, by name on PATH or by path.
+        timeout_seconds: Deadline for one run.
+        procfs: Where procfs is mounted.
+        run: Runs a program.
+        clock: Monotonic time.
+    """
+
+    def __init__(
+        self,
+        binary: str,
+        timeout_seconds: float,
+        procfs: str = "/proc",
+        run: Runner = run_process,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._binary = binary
+        self._timeout_seconds = timeout_seconds
+        self._procfs = procfs
+        self._run = run
+        self._clock = clock
+        self._may_change_user = may_change_user()
+        has_ptrace = effective_capabilities() >> CAP_SYS_PTRACE & 1
+        self._kept = (CAP_SYS_PTRACE,) if has_ptrace else ()
+        self._slots = asyncio.Semaphore(_RUNS)
+        self._limited_slots = asyncio.Semaphore(_RUNS)
+        self._user_slots: WeakValueDictionary[int | None, asyncio.Semaphore] = WeakValueDictionary()
+        self._runs: Counter[str] = Counter()
+        self._failures: dict[str, Counter[str]] = {}
+
+    def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
+        """Give the runs of the tool for a daemon, and its failures by outcome, after the retry."""
+        return self._runs[pipe_directory], dict(self._failures.get(pipe_directory, ()))
+
+    def forget(self, kept: set[str]) -> None:
+        """Drop the counts of all daemons but these (pipe directories)."""
+        for gone in self._runs.keys() - kept:
+            del self._runs[gone]
+            self._failures.pop(gone, None)
+
+    async def query(
+        self, daemon: DaemonFacts, silence: Silence, commands: tuple[str, ...], deadline: float
+    ) -> Exchange:
+        """Run the tool, a second time after a refusal."""
+        exchange = Exchange(commands, Outcome.SKIPPED, attempts=0, error="no time was left to ask")
+        least = min(_MIN_RUN_SECONDS, self._timeout_seconds / 2)
+        while exchange.attempts < _ATTEMPTS and deadline - self._clock() >= least:
+            if exchange.attempts:
+                await asyncio.sleep(_RETRY_DELAY_SECONDS)
+            async with self._slot(daemon, deadline - self._clock()) as free:
+                if not free:
+                    return replace(exchange, error=_NO_SLOT)
+                attempt = await self._run_once(daemon, silence, commands, deadline - self._clock())
+            least = _MIN_RETRY_SECONDS
+            exchange = replace(attempt, attempts=exchange.attempts + 1)
+            self._runs[daemon.pipe_directory] += 1
+            if not _should_retry(exchange, daemon):
+                break
+        if exchange.outcome not in (Outcome.OK, Outcome.SKIPPED):
+            failures = self._failures.setdefault(daemon.pipe_directory, Counter())
+            failures[exchange.outcome.value] += 1
+        return exchange
+
+    async def _run_once(
+        self,
+        daemon: DaemonFacts,
+        silence: Silence,
+        commands: tuple[str, ...],
+        left_seconds: float,
+    ) -> Exchange:
+        limit = max(min(left_seconds, self._timeout_seconds), 0.0)
+        try:
+            with self._reached(daemon) as (path, rights):
+                arguments, stdin, more = invocation(commands)
+                environment = {"CUDA_MPS_PIPE_DIRECTORY": path, "PATH": PATH, **more}
+                argv = (shutil.which(self._binary) or self._binary, *arguments)
+                child = await self._run(argv, stdin, environment, limit, rights)
+        except OSError as error:
+            return Exchange(commands, Outcome.ABSENT, error=cannot_run(self._binary, error))
+        exchange = _exchange(commands, child, limit)
+        silence.seconds = silence.seconds + limit if child.timed_out else 0.0
+        if child.timed_out and silence.seconds < _HANG_FRACTION * self._timeout_seconds:
+            why = f"{exchange.error}, and no more time was left"
+            return replace(exchange, outcome=Outcome.SKIPPED, error=why)
+        return exchange
+
+    @contextmanager
+    def _reached(self, daemon: DaemonFacts) -> Iterator[tuple[str, ChildRights]]:
+        """Give the name of the pipe directory for the tool, and as whom it asks there.
+
+        It runs as the daemon's user where that can be done, and has no capability. Only to reach
+        root's own daemons in containers it must look into /proc/PID/root, which takes
+        CAP_SYS_PTRACE; the directories of others are opened here, and it has a descriptor.
+        """
+        user, path = daemon.user, daemon.pipe_path
+        uid = user if user and self._may_change_user else None
+        if not process_root(path, self._procfs)[0]:
+            yield path, ChildRights(uid)
+        elif not user:
+            yield path, ChildRights(uid, self._kept)
+        else:
+            with opened_directory(path, self._procfs) as directory:
+                yield f"/proc/self/fd/{directory}", ChildRights(uid, descriptors=(directory,))
+
+    @asynccontextmanager
+    async def _slot(self, daemon: DaemonFacts, timeout_seconds: float) -> AsyncIterator[bool]:
+        """Wait until the tool may be run once more; gives whether it may.
+
+        Daemons of ordinary users, which may all hang, do not use up the runs of the others.
+        """
+        slots = [self._slots]
+        if daemon.limited:
+            own = self._user_slots.get(daemon.user)
+            if own is None:
+                own = self._user_slots[daemon.user] = asyncio.Semaphore(_RUNS_PER_USER)
+            slots = [own, self._limited_slots]
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(max(timeout_seconds, 0.0)):
+                    for slot in slots:
+                        await held.enter_async_context(slot)
+            except TimeoutError:
+                yield False
+                return
+            yield True
+
+
+def _exchange(commands: tuple[str, ...], child: ProcessResult, limit_seconds: float) -> Exchange:
+    exchange = Exchange(
+        commands=commands,
+        outcome=Outcome.OK,
+        stdout=child.stdout.decode("utf-8", "backslashreplace"),
+        stderr=child.stderr.decode("utf-8", "backslashreplace"),
+        return_code=child.return_code,
+        duration_seconds=child.duration_seconds,
+    )
+    if child.timed_out:
+        error = f"no answer within {limit_seconds:.3g} s"
+        return replace(exchange, outcome=Outcome.TIMEOUT, error=error)
+    if child.output_exceeded:
+        return replace(
+            exchange,
+            outcome=Outcome.UNPARSABLE,
+            stdout=exchange.stdout[:_MAX_KEPT_OUTPUT],
+            stderr=exchange.stderr[:_MAX_KEPT_OUTPUT],
+            error=f"it wrote more than {MAX_OUTPUT_BYTES} bytes",
+        )
+    failure = failure_of(exchange)
+    if failure is None:
+        return exchange
+    quoted_reply = failure.text or "it said nothing"
+    return replace(exchange, outcome=Outcome(failure.kind), error=quoted_reply)
+
+
+def _should_retry(exchange: Exchange, daemon: DaemonFacts) -> bool:
+    """After a refusal: callers collide. Also when nobody seems to be there whose process is."""
+    if exchange.outcome is Outcome.ABSENT:
+        alive = daemon.process is not None or daemon.lock_holder_pid is not None
+        return alive and exchange.return_code is not None
+    return exchange.outcome in (Outcome.REFUSED, Outcome.UNPARSABLE)
+
+
+def cannot_run(binary: str, error: OSError) -> str:
+    """Why the tool cannot be run, for a person."""
+    if isinstance(error, FileNotFoundError):
+        return (
+            f"the control tool {binary} is not there: it comes with the NVIDIA driver (Debian:"
+            " nvidia-cuda-mps, Ubuntu: nvidia-compute-utils); install it, or name it with"
+            " --mps.control-binary"
+        )
+    return f"the control tool {binary} cannot be run: {error.strerror or error}"

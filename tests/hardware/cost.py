@@ -1,0 +1,119 @@
+"""Scenarios that measure what a scrape costs beside real clients, and what others cost there.
+
+Other exporters are measured where they are installed: nvitop-exporter as a module of this Python
+(its wheels unpacked on PYTHONPATH), nvidia_gpu_exporter as a program on PATH, nvidia-smi always.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+
+from bench.http import Cost, Exporter, compare, report
+from tests.hardware.lab import Lab
+from tests.hardware.program import QUERY, value
+from tests.hardware.scenarios import scenario
+from tests.support.ports import free_port
+
+OURS = "mps-exporter"
+NVITOP = "nvitop-exporter"
+ROUNDS = 30
+
+MAX_CPU_PERCENT = 1.5
+MAX_RSS_MEBIBYTES = 60
+
+
+def exporters() -> list[Exporter]:
+    """This exporter, and the others that are installed here."""
+    python = sys.executable
+    port = free_port()
+    listen = f"--web.listen-address=127.0.0.1:{port}"
+    found = [
+        Exporter(OURS, (python, "-m", "mps_exporter", listen), f"http://127.0.0.1:{port}/metrics")
+    ]
+    if importlib.util.find_spec("nvitop_exporter") is not None:
+        port = free_port()
+        command = (python, "-m", "nvitop_exporter", "--bind-address", "127.0.0.1")
+        url = f"http://127.0.0.1:{port}/metrics"
+        found.append(Exporter(NVITOP, (*command, "--port", str(port)), url))
+    if program := shutil.which("nvidia_gpu_exporter"):
+        port = free_port()
+        listen = f"--web.listen-address=127.0.0.1:{port}"
+        found.append(
+            Exporter("nvidia_gpu_exporter", (program, listen), f"http://127.0.0.1:{port}/metrics")
+        )
+    found.append(Exporter("nvidia-smi", ("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv")))
+    return found
+
+
+async def _measure(lab: Lab, clients: int, most: float) -> None:
+    """Start the clients, and measure all exporters; at most so many times nvitop-exporter's."""
+    daemon = lab.daemon()
+    worker = lab.client("spin", 150, daemon=daemon, blocks=8)
+    crowd = [lab.client("idle", 150, daemon=daemon, mebibytes=8) for _ in range(clients - 1)]
+    await lab.ready(worker, *crowd, seconds=40)
+    costs = await asyncio.to_thread(compare, exporters(), ROUNDS)
+    by_name = {cost.name: cost for cost in costs}
+    base = NVITOP if NVITOP in by_name else OURS
+    words = report(costs, base)
+    print("\n".join(f"    {line}" for line in words))
+    (lab.out / f"{lab.scenario}.costs.json").write_text(
+        json.dumps([asdict(cost) for cost in costs], indent=1) + "\n"
+    )
+    _check(lab, by_name, most)
+    calls = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "bench.calls", "--page", str(lab.out / f"{lab.scenario}.prom")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    table = calls.stdout + calls.stderr
+    (lab.out / f"{lab.scenario}.calls.txt").write_text(table)
+    print(re.sub("^", "    ", table, flags=re.MULTILINE))
+    page = (lab.out / f"{lab.scenario}.prom").read_text()
+    seen = value(page, "mps_server_clients")
+    lab.note("clients on the page", ok=seen == clients, wanted=clients, got=seen)
+    for client in (worker, *crowd):
+        client.kill()
+    await lab.left(worker, *crowd)
+    daemon.quit()
+
+
+def _check(lab: Lab, costs: dict[str, Cost], most: float) -> None:
+    ours = costs[OURS]
+    for cost in costs.values():
+        lab.facts[cost.name] = {
+            "median_ms": cost.median_ms,
+            "p95_ms": cost.p95_ms,
+            "burst_median_ms": cost.burst_median_ms,
+            "cpu_percent": cost.cpu_percent,
+            "idle_cpu_percent": cost.idle_cpu_percent,
+            "rss_megabytes": cost.rss_megabytes,
+            "series": cost.series,
+        }
+    _at_most(lab, "CPU at 1 s scrapes, % of a core", ours.cpu_percent, MAX_CPU_PERCENT)
+    _at_most(lab, "resident memory, MiB", ours.rss_megabytes, MAX_RSS_MEBIBYTES)
+    if NVITOP in costs:
+        ratio = ours.median_ms / costs[NVITOP].median_ms
+        _at_most(lab, f"a scrape / that of {NVITOP}", ratio, most)
+
+
+def _at_most(lab: Lab, name: str, got: float, most: float) -> None:
+    lab.note(name, ok=got <= most, wanted=f"<= {most:g}", got=f"{got:.2f}")
+
+
+@scenario("one client: what a scrape over HTTP costs, beside other exporters")
+async def cost_one(lab: Lab) -> None:
+    await _measure(lab, 1, 1.3)
+
+
+@scenario("forty clients: what a scrape over HTTP costs, beside other exporters")
+async def cost_forty(lab: Lab) -> None:
+    await _measure(lab, 40, 0.8)

@@ -1,0 +1,578 @@
+"""Misconfigurations and hangs, acted out one after another: what ``doctor --pid`` says of each.
+
+The program is run as a person runs it, beside a process that hangs, fails or runs without MPS. Its
+first answer must name the cause; the command that it gives is carried out as it stands, or, where
+the remedy is no command, what it says is acted out; then the process must run, and the doctor must
+find nothing wrong with it. What it said, and how long it took, is in the truth file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab
+from tests.hardware.scenarios import scenario
+
+STAY = [sys.executable, str(HERE / "sleeper.py"), "600", "stay"]
+LIMIT_SECONDS = 240
+"""No case begins later."""
+
+CASE_SECONDS = 55
+HANGS_SECONDS = 2.5
+"""A process that has said nothing for so long hangs: a context takes about 0.2 s."""
+
+SHELL = ("export ", "unset ")
+"""Commands that begin so are for the shell from which the process is started again."""
+
+
+@dataclass
+class Process:
+    """A CUDA process, and how it was started."""
+
+    client: Client
+    daemon: Daemon | None
+    uid: int
+    before: tuple[str, ...]
+    environment: dict[str, str]
+    pid: int
+
+
+@dataclass
+class Stage:
+    """One case under way."""
+
+    lab: Lab
+    name: str
+    facts: dict[str, object] = field(default_factory=dict)
+    rounds: int = 0
+
+    def daemon(self, name: str = "") -> Daemon:
+        """A control daemon with directories of its own."""
+        return self.lab.daemon(f"{self.name}{name}".replace(" ", "-"))
+
+    def start(
+        self,
+        daemon: Daemon | None,
+        *,
+        uid: int = 0,
+        before: Sequence[str] = (),
+        inner: bool = False,
+        **environment: str,
+    ) -> Process:
+        """Start a process that makes a context, and stays whatever comes of it."""
+        return self._start(daemon, uid, tuple(before), inner, environment)
+
+    def _start(
+        self,
+        daemon: Daemon | None,
+        uid: int,
+        before: tuple[str, ...],
+        inner: bool,
+        environment: dict[str, str],
+    ) -> Process:
+        client = self.lab.client(
+            "stay",
+            0,
+            daemon=daemon,
+            uid=uid,
+            command=STAY,
+            before=before,
+            more={"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **environment},
+        )
+        pid = _inner_pid(client.pid) if inner else client.pid
+        return Process(client, daemon, uid, before, environment, pid)
+
+    async def settled(self, process: Process, seconds: float = HANGS_SECONDS) -> None:
+        """Wait until it has a context, or an error, or hangs."""
+        end = time.monotonic() + seconds
+        while not process.client.events() and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+        self.facts["the process said"] = process.client.events()[:1]
+
+    async def ask(self, process: Process, words: str, page: str = "") -> str:
+        """Ask why it hangs; its first answer must hold these words. Gives the command."""
+        answer = await self._doctor(process.pid, "answer")
+        await self.lab.look()  # for the recording
+        text, of = str(answer.get("conclusion")), answer.get("page") or ""
+        self.note("is named", words in text, words, text)
+        if page:
+            self.note("page", of == f"docs/symptoms/{page}.md", page, of)
+        return str(answer.get("command") or "")
+
+    async def _doctor(self, pid: int, fact: str) -> dict[str, object]:
+        began = time.monotonic()
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "mps_exporter", "doctor", f"--pid={pid}", "--json"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        seconds = time.monotonic() - began
+        processes = json.loads(done.stdout)["processes"] if done.stdout else []
+        answer = processes[0] if processes else {"conclusion": done.stderr}
+        self.facts[fact] = {"seconds": round(seconds, 2), **answer}
+        print(f"    {seconds:.2f} s  {self.name}: {answer['conclusion']}", flush=True)
+        for key in ("remedy", "command"):
+            if answer.get(key):
+                print(f"             {key}: {answer[key]}", flush=True)
+        return dict(answer)
+
+    async def heal(self, process: Process, command: str, *, again: bool) -> None:
+        """Carry the command out as it stands, and see the process run."""
+        self.note("a command is given", bool(command), "one", command)
+        if command.startswith(SHELL):
+            await self.restart(process, f"{command} && ")
+            return
+        done = await asyncio.to_thread(
+            subprocess.run,
+            ["sh", "-c", command],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        self.note("the command", done.returncode == 0, 0, f"{done.returncode} {done.stderr}")
+        if again:
+            await self.restart(process)
+        else:
+            await self.runs(process)
+
+    async def restart(self, process: Process, setting: str = "", **environment: str) -> None:
+        """Start it again, in a shell in which something was set; it must run."""
+        process.client.kill()
+        process.client.process.wait(10)
+        shell = ("sh", "-c", f'{setting}exec "$@"', "sh") if setting else ()
+        await self.runs(
+            self._start(
+                process.daemon,
+                process.uid,
+                (*process.before, *shell),
+                False,
+                {**process.environment, **environment},
+            )
+        )
+
+    async def runs(self, process: Process, seconds: float = 20) -> None:
+        """It gets its context, and the doctor finds nothing wrong with it."""
+        await self.settled(process, seconds)
+        event = process.client.event("ready")
+        self.note("it runs", event is not None, "ready", process.client.events())
+        await self.fine(process)
+
+    async def fine(self, process: Process) -> None:
+        """The doctor finds nothing wrong."""
+        answer = await self._doctor(process.pid, f"afterwards {len(self.facts)}")
+        ok = answer.get("outcome") in ("ok", "unknown")
+        self.note("nothing is wrong", ok, "ok", answer.get("conclusion"))
+
+    def note(self, what: str, ok: bool, wanted: object, got: object) -> None:
+        self.lab.note(f"{self.name}: {what}", ok=ok, wanted=wanted, got=got)
+
+
+Case = Callable[[Stage], Awaitable[None]]
+CASES: dict[str, Case] = {}
+
+
+def case(function: Case) -> Case:
+    """Put a case on the list under its function's name."""
+    CASES[function.__name__.replace("_", " ")] = function
+    return function
+
+
+@scenario("misconfigurations and hangs: each is named by doctor --pid, and its command heals")
+async def hangs(lab: Lab) -> None:
+    began = time.monotonic()
+    for name, act in CASES.items():
+        if time.monotonic() - began > LIMIT_SECONDS:
+            lab.note(name, ok=False, wanted="acted out", got="no time left")
+            continue
+        print(f"  - {name}", flush=True)
+        stage = Stage(lab, name)
+        at = time.monotonic()
+        clients, daemons = len(lab.clients), len(lab.daemons)
+        try:
+            await asyncio.wait_for(act(stage), CASE_SECONDS)
+        except Exception as error:  # noqa: BLE001 - the other cases go on
+            lab.note(name, ok=False, wanted="to be acted out", got=repr(error))
+        finally:
+            await _end(lab.clients[clients:], lab.daemons[daemons:])
+        stage.facts["seconds in all"] = round(time.monotonic() - at, 1)
+        lab.facts[name] = stage.facts
+    named = [note.ok for note in lab.checks if note.name.endswith(": is named")]
+    print(f"    {sum(named)} of {len(named)} causes are named first", flush=True)
+
+
+async def _end(clients: Sequence[Client], daemons: Sequence[Daemon]) -> None:
+    """End what a case has left, by PID."""
+    for client in clients:
+        client.kill(signal.SIGCONT)
+        client.kill()
+    for client in clients:
+        client.process.wait(10)
+    for daemon in daemons:
+        daemon.resume()
+        await asyncio.to_thread(daemon.quit, 5)
+
+
+def _inner_pid(outer: int) -> int:
+    """The one child of a process, once it has one."""
+    path = Path(f"/proc/{outer}/task/{outer}/children")
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        if words := path.read_text().split():
+            return int(words[0])
+        time.sleep(0.02)
+    raise TimeoutError(f"process {outer} has no child")
+
+
+# ---------------------------------------------------------------- where it looks for a daemon
+
+
+@case
+async def healthy_and_a_second_daemon_refused(stage: Stage) -> None:
+    daemon = stage.daemon()
+    process = stage.start(daemon)
+    await stage.settled(process)
+    second = subprocess.run(
+        [CONTROL, "-d"], env=daemon.environment, timeout=20, capture_output=True, check=False
+    )
+    stage.facts["the second daemon"] = [second.returncode, (second.stdout + second.stderr).decode()]
+    await stage.fine(process)
+
+
+@case
+async def wrong_directory(stage: Stage) -> None:
+    daemon = stage.daemon()
+    nowhere = stage.lab.folder / "wrong"
+    nowhere.mkdir()
+    process = stage.start(daemon, CUDA_MPS_PIPE_DIRECTORY=str(nowhere))
+    await stage.settled(process)
+    command = await stage.ask(process, "No control daemon serves", "a-limit-has-no-effect")
+    await stage.heal(process, command, again=True)
+
+
+@case
+async def directory_missing(stage: Stage) -> None:
+    daemon = stage.daemon()
+    process = stage.start(daemon, CUDA_MPS_PIPE_DIRECTORY=str(stage.lab.folder / "none"))
+    await stage.settled(process)
+    command = await stage.ask(process, "/none is not there", "a-limit-has-no-effect")
+    await stage.heal(process, command, again=True)
+
+
+@case
+async def no_variable(stage: Stage) -> None:
+    daemon = stage.daemon()
+    process = stage.start(daemon, before=("env", "-u", "CUDA_MPS_PIPE_DIRECTORY"))
+    await stage.settled(process)
+    command = await stage.ask(process, "No control daemon serves", "a-limit-has-no-effect")
+    await stage.heal(process, command, again=True)
+
+
+@case
+async def path_too_long(stage: Stage) -> None:
+    daemon = stage.daemon()
+    link = stage.lab.folder / ("long-" * 24)
+    link.symlink_to(daemon.pipe)
+    process = stage.start(daemon, CUDA_MPS_PIPE_DIRECTORY=str(link))
+    await stage.settled(process)
+    command = await stage.ask(process, "bytes; a socket", "cannot-find-mps-control-daemon-process")
+    await stage.heal(process, command, again=True)
+
+
+@case
+async def folder_closed_to_the_user(stage: Stage) -> None:
+    closed = stage.lab.folder / "closed"
+    closed.mkdir()
+    daemon = stage.lab.daemon("closed/pipe")
+    closed.chmod(0o700)
+    process = stage.start(daemon, uid=1001, CUDA_MPS_PIPE_DIRECTORY=str(closed / "pipe"))
+    await stage.settled(process)
+    command = await stage.ask(process, "is closed to user 1001 (mode 0700)")
+    await stage.heal(process, command, again=True)
+
+
+@case
+async def daemon_dead_and_its_directory_left(stage: Stage) -> None:
+    daemon = stage.daemon()
+    daemon.kill()
+    process = stage.start(daemon)
+    await stage.settled(process)
+    command = await stage.ask(process, "and is gone", "a-limit-has-no-effect")
+    await stage.heal(process, command, again=True)
+    daemon.find()
+
+
+@case
+async def directory_not_mounted_into_the_container(stage: Stage) -> None:
+    daemon = stage.daemon()
+    hide = f'mount -t tmpfs none {shlex.quote(str(daemon.pipe))} && exec "$@"'
+    process = stage.start(daemon, before=("unshare", "--mount", "sh", "-c", hide, "sh"))
+    await stage.settled(process)
+    command = await stage.ask(process, "No control daemon serves", "a-limit-has-no-effect")
+    stage.note("no command is given", not command, "", command)
+    process.before = ()
+    await stage.restart(process)
+
+
+@case
+async def namespaces_of_its_own(stage: Stage) -> None:
+    daemon = stage.daemon()
+    fork = ("--pid", "--fork", "--kill-child")
+    for name, words in (("ipc", ("--ipc",)), ("pid", (*fork, "--mount-proc"))):
+        process = stage.start(daemon, before=("unshare", *words), inner=name == "pid")
+        await stage.settled(process)
+        stage.facts[name] = stage.facts["the process said"]
+        await stage.fine(process)
+    process = stage.start(daemon, before=("unshare", *fork), inner=True)
+    await stage.settled(process)
+    await stage.ask(process, "sees the /proc of another", "cuda-error-304-operating-system")
+    process.before = ()
+    await stage.restart(process)
+
+
+@case
+async def folder_that_a_server_cannot_read(stage: Stage) -> None:
+    folder = stage.lab.folder / "passable"
+    folder.mkdir()
+    daemon = stage.lab.daemon("passable/pipe")
+    folder.chmod(0o701)
+    process = stage.start(daemon, uid=1001)
+    await stage.settled(process)
+    await stage.ask(
+        process,
+        "passable is closed to user 1001 (mode 0701)",
+        "server-encountered-a-fatal-exception",
+    )
+    folder.chmod(0o705)
+    await stage.restart(process)
+
+
+# ---------------------------------------------------------------------------- its environment
+
+
+@case
+async def no_visible_device(stage: Stage) -> None:
+    process = stage.start(stage.daemon(), CUDA_VISIBLE_DEVICES="")
+    await stage.settled(process)
+    command = await stage.ask(process, "names no GPU", "invalid-cuda-visible-devices")
+    await stage.heal(process, command, again=True)
+
+
+@case
+async def unknown_visible_device(stage: Stage) -> None:
+    process = stage.start(stage.daemon(), CUDA_VISIBLE_DEVICES="97")
+    await stage.settled(process)
+    command = await stage.ask(process, "names no GPU", "invalid-cuda-visible-devices")
+    await stage.heal(process, command, again=True)
+
+
+@case
+async def injected_library_missing(stage: Stage) -> None:
+    process = stage.start(stage.daemon(), CUDA_INJECTION64_PATH="/nowhere/libtool.so")
+    await stage.settled(process)
+    command = await stage.ask(process, "CUDA_INJECTION64_PATH")
+    await stage.heal(process, command, again=True)
+
+
+@case
+async def percentage_ignored(stage: Stage) -> None:
+    process = stage.start(stage.daemon(), CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="lots")
+    await stage.settled(process)
+    await stage.ask(process, "(lots) is ignored", "a-limit-has-no-effect")
+    await stage.restart(process, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50")
+
+
+@case
+async def memory_limit_ignored(stage: Stage) -> None:
+    process = stage.start(stage.daemon(), CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="97=1G")
+    await stage.settled(process)
+    await stage.ask(process, "(97=1G) is ignored", "a-limit-has-no-effect")
+    await stage.restart(process, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")
+
+
+@case
+async def memory_limit_below_a_context(stage: Stage) -> None:
+    daemon = stage.daemon()
+    for mebibytes in (320, 384, 448, 512):
+        process = stage.start(daemon, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=f"0={mebibytes}M")
+        await stage.settled(process)
+        stage.facts[f"limit of {mebibytes} MiB"] = process.client.events()[:1]
+    process = stage.start(daemon, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=100M")
+    await stage.settled(process)
+    await stage.ask(process, "allows 100 MiB", "cuda-error-2-out-of-memory-under-mps")
+    await stage.restart(process, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")
+
+
+# ------------------------------------------------------------- daemons and servers that hang
+
+
+@case
+async def process_stopped(stage: Stage) -> None:
+    process = stage.start(stage.daemon())
+    await stage.settled(process)
+    process.client.kill(signal.SIGSTOP)
+    command = await stage.ask(process, "is stopped (state T)")
+    await stage.heal(process, command, again=False)
+
+
+@case
+async def daemon_stopped(stage: Stage) -> None:
+    daemon = stage.daemon()
+    os.kill(daemon.pid, signal.SIGSTOP)
+    process = stage.start(daemon)
+    await stage.settled(process)
+    command = await stage.ask(
+        process, "does not answer", "every-cuda-program-hangs-and-the-control-tool-too"
+    )
+    await stage.heal(process, command, again=False)
+
+
+@case
+async def server_stopped(stage: Stage) -> None:
+    daemon = stage.daemon()
+    first = stage.start(daemon)
+    await stage.settled(first)
+    for server in daemon.servers():
+        os.kill(server, signal.SIGSTOP)
+    process = stage.start(daemon)
+    await stage.settled(process)
+    command = await stage.ask(
+        process, "does not answer", "every-cuda-program-hangs-and-the-control-tool-too"
+    )
+    await stage.heal(process, command, again=False)
+
+
+@case
+async def waiting_behind_another_user(stage: Stage) -> None:
+    daemon = stage.daemon()
+    holder = stage.start(daemon, uid=1001)
+    await stage.settled(holder)
+    process = stage.start(daemon, uid=1002)
+    await stage.settled(process, 1)
+    await stage.ask(process, "behind user 1001", "a-program-hangs-in-cuinit")
+    holder.client.kill()
+    await stage.runs(process, 40)
+
+
+async def _killed_in_the_queue(stage: Stage) -> tuple[Daemon, Process]:
+    """A daemon that user 1001 holds, with the entry of a dead process of 1002 in its queue."""
+    daemon = stage.daemon()
+    holder = stage.start(daemon, uid=1001)
+    await stage.settled(holder)
+    dead = stage.start(daemon, uid=1002)
+    await stage.lab.until("mps_uid_waiting_clients", 1, daemon=daemon.label, uid=1002)
+    dead.client.kill()
+    dead.client.process.wait(10)
+    await stage.lab.until("mps_uid_waiting_dead_clients", 1, daemon=daemon.label, uid=1002)
+    return daemon, holder
+
+
+@case
+async def ghost_server(stage: Stage) -> None:
+    daemon, holder = await _killed_in_the_queue(stage)
+    holder.client.kill()
+    await stage.lab.until("mps_server_ghost", 1, daemon=daemon.label, seconds=30)
+    process = stage.start(daemon, uid=1003)
+    await stage.settled(process)
+    command = await stage.ask(
+        process,
+        "was started for clients that had died",
+        "every-cuda-program-hangs-and-the-control-tool-too",
+    )
+    await stage.heal(process, command, again=False)
+
+
+@case
+async def deaf_server(stage: Stage) -> None:
+    daemon, holder = await _killed_in_the_queue(stage)
+    process = stage.start(daemon, uid=1002)
+    await stage.lab.until("mps_uid_waiting_clients", 2, daemon=daemon.label, uid=1002)
+    holder.client.kill()
+    await stage.lab.until("mps_server_ghost", 1, daemon=daemon.label, seconds=30)
+    command = await stage.ask(
+        process,
+        "was started for clients that had died",
+        "every-cuda-program-hangs-and-the-control-tool-too",
+    )
+    await stage.heal(process, command, again=True)
+
+
+@case
+async def daemon_of_another_user(stage: Stage) -> None:
+    daemon = stage.lab.daemon("of-1001", uid=1001)
+    process = stage.start(daemon, uid=1002)
+    await stage.settled(process)
+    await stage.ask(process, "was started by user 1001", "cuda-error-805-mps-connection-failed")
+    daemon.quit()
+    process.daemon = stage.daemon("-of-root")
+    await stage.restart(process)
+
+
+@case
+async def server_lost(stage: Stage) -> None:
+    daemon = stage.daemon()
+    process = stage.start(daemon)
+    await stage.settled(process)
+    for server in daemon.servers():
+        os.kill(server, signal.SIGKILL)
+    command = await stage.ask(process, "has lost its MPS server", "cuda-error-806-mps-rpc-failure")
+    await stage.heal(process, command, again=True)
+
+
+@case
+async def refused_by_a_server_in_fault(stage: Stage) -> None:
+    daemon = stage.daemon()
+    culprit = stage.lab.client("faulthold", 1, daemon=daemon)
+    await stage.lab.ready(culprit)
+    await stage.lab.until("mps_server_state", 1, daemon=daemon.label, mps_server_state="FAULT")
+    process = stage.start(daemon)
+    await stage.settled(process)
+    command = await stage.ask(process, "is in FAULT", "cuda-error-807-mps-server-not-ready")
+    await stage.heal(process, command, again=True)
+
+
+@case
+async def daemon_asked_to_quit(stage: Stage) -> None:
+    daemon = stage.daemon()
+    holder = stage.start(daemon)
+    await stage.settled(holder)
+    quitting = asyncio.create_task(asyncio.to_thread(daemon.tool, "quit", 40))
+    await stage.lab.until("mps_control_state", 1, daemon=daemon.label, mps_control_state="draining")
+    process = stage.start(daemon)
+    await stage.settled(process)
+    await stage.ask(process, "was asked to quit", "quit-does-not-return")
+    holder.client.kill()
+    await quitting
+    await stage.settled(process, 5)
+    stage.facts["once it had quit"] = process.client.events()
+    process.daemon = stage.daemon("-again")
+    await stage.restart(process)
+
+
+@case
+async def server_full(stage: Stage) -> None:
+    daemon = stage.daemon()
+    crowd = [stage.lab.client("idle", 60, daemon=daemon, mebibytes=8) for _ in range(48)]
+    await stage.lab.ready(*crowd, seconds=40)
+    process = stage.start(daemon)
+    await stage.settled(process, 5)
+    await stage.ask(
+        process, "has 48 of at most 48 contexts", "cuda-error-808-809-mps-max-clients-reached"
+    )
+    for client in crowd[:4]:
+        client.kill()
+    await stage.lab.left(*crowd[:4])
+    await stage.restart(process)

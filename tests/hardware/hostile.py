@@ -1,0 +1,364 @@
+"""Scenarios about rights: the control tool as the exporter runs it, and sockets that lie."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.hardware.lab import CONTROL, Daemon, Lab, _as
+from tests.hardware.program import exporter_program, scrape, value
+from tests.hardware.scenarios import scenario
+from tests.hardware.sharing import _inner_pid
+
+_UNIT = "sys_ptrace,+dac_read_search"
+PROGRAMS: dict[str, tuple[str, ...]] = {
+    "root": (),
+    "unit": (
+        "setpriv",
+        "--reuid=1500",
+        "--regid=1500",
+        "--clear-groups",
+        f"--inh-caps=-all,+{_UNIT}",
+        f"--ambient-caps=-all,+{_UNIT}",
+        f"--bounding-set=-all,+{_UNIT}",
+        "--no-new-privs",
+    ),
+    "ordinary": ("setpriv", "--reuid=1500", "--regid=1500", "--clear-groups"),
+}
+"""How the exporter is started: as root, with the rights of the systemd unit, without any."""
+
+
+def _owners(directory: Path) -> dict[str, str]:
+    """Mode and owner of each file, and of the directory."""
+    found = {}
+    for path in (directory, *sorted(directory.iterdir())):
+        status = path.lstat()
+        name = "." if path == directory else path.name
+        found[name] = f"{stat.filemode(status.st_mode)} {status.st_uid}:{status.st_gid}"
+    return found
+
+
+async def _page(before: tuple[str, ...], seconds: float = 3) -> str:
+    with exporter_program("--mps.min-query-interval=0s", before=before):
+        await asyncio.sleep(seconds)
+        return await asyncio.to_thread(scrape)
+
+
+def _shown(page: str, daemon: str) -> dict[str, float | None]:
+    labels = {"daemon": daemon}
+    return {
+        "up": value(page, "mps_control_up", **labels),
+        "control.log": value(page, "mps_control_log_readable", log="control", **labels),
+        "server.log": value(page, "mps_control_log_readable", log="server", **labels),
+        "clients": value(page, "mps_server_clients", **labels),
+        "contexts": value(page, "mps_server_client_contexts", **labels),
+    }
+
+
+def _contained(lab: Lab, name: str, before: tuple[str, ...], mode: str) -> tuple[Daemon, int]:
+    """Start a daemon whose directories lie in a mount namespace of its own.
+
+    Returns:
+        The daemon, and a PID in its namespaces.
+    """
+    inner = lab.folder / name
+    inner.mkdir()
+    environment = {
+        "PATH": os.environ["PATH"],
+        "CUDA_MPS_PIPE_DIRECTORY": str(inner / "pipe"),
+        "CUDA_MPS_LOG_DIRECTORY": str(inner / "log"),
+    }
+    daemon = Daemon(inner / "pipe", inner / "log", environment)
+    script = (
+        f"mount -t tmpfs none {inner} && chmod 777 {inner} && exec {' '.join(before)} sh -c "
+        f"'mkdir -m {mode} {daemon.pipe} {daemon.log} && {CONTROL} -d; sleep 200'"
+    )
+    flags = ("--pid", "--mount", "--fork", "--mount-proc", "--kill-child")
+    outer = subprocess.Popen(["unshare", *flags, "sh", "-c", script], env=environment)
+    lab.others.append(outer)
+    # The first process of the namespace: all others end with it. (setpriv undoes --kill-child.)
+    daemon.pid = _inner_pid(outer.pid)
+    lab.daemons.append(daemon)
+    return daemon, daemon.pid
+
+
+@scenario("the control tool without rights: daemons of root, of a user, in namespaces")
+async def control_rights(lab: Lab) -> None:
+    root = lab.daemon("root")
+    for directory in (root.pipe, root.log):
+        directory.chmod(0o755)
+    own = lab.daemon("own", uid=1001)
+    as_user = ("setpriv", "--reuid=1002", "--regid=1002", "--clear-groups")
+    users, inside_users = _contained(lab, "users", as_user, "755")
+    roots, inside_roots = _contained(lab, "roots", (), "755")
+    daemons = {"root": root, "own": own, "user-contained": users, "root-contained": roots}
+    for daemon in daemons.values():
+        await lab.until("mps_control_up", 1, daemon=daemon.label)
+
+    def enter(pid: int) -> tuple[str, ...]:
+        return ("nsenter", f"--target={pid}", "--mount", "--pid")
+
+    clients = [
+        lab.client("spin", 90, daemon=root, uid=1001),
+        lab.client("spin", 90, daemon=own, uid=1001),
+        lab.client("spin", 90, daemon=users, uid=1002, before=enter(inside_users)),
+        lab.client("spin", 90, daemon=roots, uid=1003, before=enter(inside_roots)),
+    ]
+    await lab.ready(*clients)
+    for name, daemon in daemons.items():
+        metrics = await lab.until("mps_server_clients", 1, daemon=daemon.label)
+        for log in ("control", "server"):
+            lab.check(metrics, "mps_control_log_readable", 1, daemon=daemon.label, log=log)
+        root_directory = f"/proc/{daemon.pid}/root"
+        for directory in (daemon.log, daemon.pipe):
+            owners = _owners(Path(f"{root_directory}{directory}"))
+            lab.facts[f"owners {name} {directory.name}"] = owners
+    # A server of another user after the first.
+    clients[0].kill()
+    second = lab.client("spin", 40, daemon=root, uid=1004)
+    await lab.ready(second)
+    metrics = await lab.until("mps_client_info", 1, daemon=root.label, uid=1004)
+    lab.check(metrics, "mps_control_log_readable", 1, daemon=root.label, log="server")
+    lab.facts["owners root, second user"] = _owners(root.log)
+    await _by_each_program(lab, daemons)
+    for client in (*clients, second):
+        client.kill()
+    await lab.left(*clients, second)
+    for daemon in (root, own):
+        daemon.quit()
+
+
+async def _by_each_program(lab: Lab, daemons: Mapping[str, Daemon]) -> None:
+    """What the exporter shows of these daemons, with one client each, by its rights."""
+    for how, before in PROGRAMS.items():
+        page = await _page(before)
+        (lab.out / f"control-rights-{how}.prom").write_text(page)
+        for name, daemon in daemons.items():
+            shown = _shown(page, daemon.label)
+            ok = how != "root" or shown["up"] == shown["clients"] == shown["server.log"] == 1
+            lab.note(f"exporter as {how}: {name}", ok=ok, wanted="all 1", got=shown)
+        done = subprocess.run(
+            [*before, sys.executable, "-m", "mps_exporter", "doctor"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        (lab.out / f"control-rights-{how}.doctor").write_text(done.stdout + done.stderr)
+
+
+_LISTEN = """
+import os, socket, sys, threading, time
+path, kind, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+server = socket.socket(socket.AF_UNIX, kind)
+server.bind(path)
+os.chmod(path, 0o777)
+server.listen(64)
+print("ready", flush=True)
+def serve(one):
+    try:
+        if mode == "garbage":
+            one.recv(4096); one.sendall(os.urandom(4096)); one.close()
+        elif mode == "flood":
+            while True: one.sendall(b"1" * 65536)
+        elif mode == "lines":
+            while True: one.sendall(b"4242\\n" * 1000)
+        elif mode == "slow":
+            while True: one.sendall(b"1"); time.sleep(0.2)
+        else:
+            time.sleep(3600)
+    except OSError: pass
+while True:
+    one = server.accept()[0]
+    threading.Thread(target=serve, args=(one,), daemon=True).start()
+"""
+
+
+def _socket_type(path: Path) -> int:
+    """The type of a listening socket, as the kernel lists it."""
+    for line in Path("/proc/net/unix").read_text().splitlines():
+        words = line.split()
+        if words[-1] == str(path):
+            return int(words[4], 16)
+    return int(socket.SOCK_STREAM)
+
+
+@contextmanager
+def _listener(lab: Lab, daemon: Daemon, mode: str) -> Iterator[None]:
+    """Put sockets of a user's own where those of her daemon were."""
+    away, started = lab.folder / f"away-{mode}", []
+    away.mkdir(exist_ok=True)
+    try:
+        for path in sorted(daemon.pipe.iterdir()):
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                kind = _socket_type(path)
+                lab.facts[f"type of {path.name}"] = kind
+                shutil.move(path, away / path.name)
+                process = subprocess.Popen(
+                    [*_as(1003), sys.executable, "-c", _LISTEN, str(path), str(kind), mode],
+                    stdout=subprocess.PIPE,
+                )
+                assert process.stdout is not None
+                process.stdout.readline()
+                started.append((process, path))
+        yield
+    finally:
+        for process, path in started:
+            process.kill()
+            process.wait(5)
+            path.unlink(missing_ok=True)
+        for path in away.iterdir():
+            shutil.move(path, daemon.pipe / path.name)
+
+
+def _tools() -> list[str]:
+    """Runs of the control tool that are under way: their users and rights."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            command = (status.parent / "cmdline").read_bytes().split(b"\0")
+            text = status.read_text()
+        except OSError:
+            continue
+        if command[0].decode(errors="replace").endswith(CONTROL) and b"-d" not in command:
+            rows = dict(row.split(":\t", 1) for row in text.splitlines() if ":\t" in row)
+            names = ("Uid", "CapEff", "CapPrm", "CapAmb", "NoNewPrivs")
+            found.append(" ".join(f"{name}={rows[name].split()[0]}" for name in names))
+    return sorted(found)
+
+
+@scenario("the real control tool meets a user's socket that hangs, lies or floods")
+async def hostile_sockets(lab: Lab) -> None:
+    root = lab.daemon("root")
+    bad = lab.daemon("bad", uid=1003)
+    client = lab.client("spin", 200, daemon=root)
+    await lab.ready(client)
+    for how in ("root", "unit"):
+        for mode in ("calm", "hang", "garbage", "flood", "lines", "slow"):
+            seconds, tools, page = list[float](), list[str](), ""
+            with (
+                _listener(lab, bad, mode) if mode != "calm" else _nothing(),
+                exporter_program("--mps.min-query-interval=0s", before=PROGRAMS[how]) as program,
+            ):
+                for _ in range(8):
+                    await asyncio.sleep(0.3)
+                    began = time.monotonic()
+                    page = await asyncio.to_thread(scrape)
+                    seconds.append(round(time.monotonic() - began, 3))
+                    tools += _tools()
+                rows = Path(f"/proc/{program.pid}/status").read_text().splitlines()
+                rss = next(row.split()[1] for row in rows if row.startswith("VmRSS"))
+            result = {
+                "root": _shown(page, root.label),
+                "bad": _shown(page, bad.label),
+                "scrapes": sorted(seconds),
+                "rss_kib": int(rss),
+                "tools": sorted(set(tools)),
+                "left": _tools(),
+            }
+            lab.facts[f"{how} {mode}"] = result
+            honest = result["root"]
+            assert isinstance(honest, dict)
+            ok = honest["up"] == honest["clients"] == 1 and not result["left"]
+            ok = ok and (mode == "calm" or _shown(page, bad.label)["up"] == 0)
+            lab.note(
+                f"{how} {mode}", ok=ok, wanted="root's daemon is shown", got=json.dumps(result)
+            )
+    client.kill()
+    await lab.left(client)
+    root.quit()
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+_QUERIES = (
+    "get_server_list",
+    "get_default_active_thread_percentage",
+    "lspart",
+    "ps",
+    "server list",
+    "client list",
+    "namespace list",
+    "help",
+)
+
+
+def _said(arguments: list[str], text: str, environment: dict[str, str]) -> str:
+    try:
+        done = subprocess.run(
+            [CONTROL, *arguments],
+            input=text,
+            text=True,
+            env=environment,
+            timeout=8,
+            capture_output=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        return f"no end in 8 s\n{error.stdout!r}\n{error.stderr!r}\n"
+    return f"rc={done.returncode}\n--stdout\n{done.stdout}--stderr\n{done.stderr}"
+
+
+@scenario("what the options and commands of newer drivers answer on this one")
+async def newer_interface(lab: Lab) -> None:
+    report = lab.out / "versions.txt"
+
+    def ask(title: str, arguments: list[str], text: str, environment: dict[str, str]) -> None:
+        with report.open("a") as file:
+            said = _said(arguments, text, environment)
+            file.write(f"=== {title}: {CONTROL} {' '.join(arguments)} <<< {text!r}\n{said}\n")
+
+    nowhere = {"PATH": os.environ["PATH"], "CUDA_MPS_PIPE_DIRECTORY": "/tmp/nowhere"}
+    for word in ("-h", "--help", "-v", "--version", "-V"):
+        ask("usage", [word], "", nowhere)
+    for name, arguments in (
+        ("plain", ["-d"]),
+        ("S", ["-S", "-d"]),
+        ("p3", ["-p", "3", "-d"]),
+        ("p2", ["-p", "2", "-d"]),
+    ):
+        pipe, log = lab.folder / name, lab.folder / f"{name}-log"
+        for directory in (pipe, log):
+            directory.mkdir()
+        environment = {
+            "PATH": os.environ["PATH"],
+            "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(log),
+        }
+        ask(f"start {name}", arguments, "", environment)
+        await asyncio.sleep(0.5)
+        file = pipe / f"{CONTROL}.pid"
+        if file.exists() and file.read_text().strip():
+            daemon = Daemon(pipe, log, environment, int(file.read_text()))
+            lab.daemons.append(daemon)
+            for text in _QUERIES:
+                ask(f"{name} idle", [], f"{text}\n", environment)
+            client = lab.client("spin", 20, daemon=daemon)
+            await lab.ready(client)
+            for text in _QUERIES[:4]:
+                ask(f"{name} with a client", [], f"{text}\n", environment)
+            for words in (["server", "list"], ["client", "list", "--format=csv"]):
+                ask(f"{name} with a client", words, "", environment)
+                ask(f"{name} with a client", ["-p", "3", *words], "", environment)
+            await lab.until("mps_control_up", 1, daemon=daemon.label)
+            await lab.until("mps_server_clients", 1, daemon=daemon.label)
+            client.kill()
+            await lab.left(client)
+            daemon.quit()
+        for one in sorted(log.iterdir()):
+            with report.open("a") as out:
+                out.write(f"=== {name} {one.name}\n{one.read_text(errors='replace')}\n")
+    lab.note("written", ok=report.exists(), wanted="a report", got=report.name)

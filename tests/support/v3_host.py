@@ -1,0 +1,139 @@
+"""A host with an MPS v3 daemon, made up from published examples: as a recording, to be played.
+
+Its daemon answers what fake_mps_v3 has. Processes and the GPU are made up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mps_exporter.observations import (
+    ControlObservation,
+    DaemonFacts,
+    GpuObservation,
+    GpuProcess,
+    NvmlObservation,
+    Observation,
+    Outcome,
+    ProcessFacts,
+    ProcfsObservation,
+)
+from mps_exporter.sources.control_tool import ControlTool
+from mps_exporter.sources.recording import Header, Recording
+from mps_exporter.sources.run_process import ChildRights, ProcessResult
+from tests.support import fake_mps_v3 as published
+from tests.support.fake_mps_control import V3_USAGE
+
+PIPE = "/run/nvidia-mps"
+GPU = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"
+DAEMON, SERVER, TRAIN, EVAL = 48100, 48201, 51023, 51087
+START = 1_795_000_000.0
+LARGE = f"{GPU}/Kp8AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+
+
+def process(pid: int, name: str, **environment: str) -> ProcessFacts:
+    """A process of user 1000."""
+    return ProcessFacts(
+        pid,
+        START - 60,
+        uid=1000,
+        user="lovelace",
+        name=name,
+        state="S",
+        namespace_pids=(pid,),
+        cgroup="0::/user.slice/user-1000.slice\n",
+        mps_environment=environment,
+    )
+
+
+def facts(**more: Any) -> DaemonFacts:
+    """The daemon, started with -p 3."""
+    control = process(DAEMON, "nvidia-cuda-mps-control")
+    server = process(SERVER, "nvidia-cuda-mps-server")
+    found: dict[str, Any] = {
+        "protocol": "3",
+        "process": control,
+        "servers": (server,),
+        "owner_uid": 1000,
+        "lock_holder_pid": DAEMON,
+        "lock_tested": True,
+        **more,
+    }
+    return DaemonFacts(PIPE, "/var/log/nvidia-mps", **found)
+
+
+def processes() -> dict[int, ProcessFacts]:
+    """The daemon's clients and server."""
+    found = [
+        process(SERVER, "nvidia-cuda-mps-server"),
+        process(TRAIN, "python", CUDA_MPS_SM_PARTITION=LARGE),
+        process(EVAL, "python", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="10"),
+    ]
+    return {one.pid: one for one in found}
+
+
+def gpu() -> GpuObservation:
+    """Its GPU, with the SMs that the manual's host has."""
+    return GpuObservation(
+        0,
+        GPU,
+        name="NVIDIA RTX PRO 6000",
+        pci_bus_id="00000000:02:00.0",
+        compute_capability=(12, 0),
+        sm_count=188,
+        compute_mode="default",
+        processes=(
+            GpuProcess(SERVER, "compute", 100 << 20),
+            *(
+                GpuProcess(pid, kind, 1 << 30)
+                for pid in (TRAIN, EVAL)
+                for kind in ("compute", "mps")
+            ),
+        ),
+    )
+
+
+def asked(
+    replies: Mapping[str, str], daemon: DaemonFacts, at: float = START
+) -> tuple[ControlObservation, ControlObservation]:
+    """What the control tool brings from a daemon with these replies: a probe and the details."""
+
+    async def run(
+        argv: Sequence[str],
+        stdin: bytes,
+        environment: Mapping[str, str],
+        timeout_seconds: float,
+        rights: ChildRights,
+    ) -> ProcessResult:
+        del stdin, environment, timeout_seconds, rights
+        text = replies.get(" ".join(argv[1:]))
+        if text is None:
+            return ProcessResult(1, stderr=V3_USAGE.encode())
+        return ProcessResult(0, text.encode("utf-8", "surrogateescape"))
+
+    async def ask() -> tuple[ControlObservation, ControlObservation]:
+        tool = ControlTool("tool", run=run, now=lambda: at)
+        return await tool.probe(daemon, 10.0), await tool.reconcile(daemon, (), 10.0)
+
+    return asyncio.run(ask())
+
+
+def recording(
+    replies: Mapping[str, str] = published.MANUAL,
+    found: Mapping[int, ProcessFacts] | None = None,
+    daemon: DaemonFacts | None = None,
+    more: Sequence[Observation] = (),
+) -> Recording:
+    """A recording of one look at that host."""
+    daemon = facts() if daemon is None else daemon
+    known = processes() if found is None else found
+    header = Header("made up", "made up", "615.71", "2026-11-22", START, "test", anonymised=False)
+    observations: list[Observation] = [
+        ProcfsObservation(START, (daemon,), dict(known)),
+        NvmlObservation(START, Outcome.OK, driver_version="615.71.09", gpus=(gpu(),)),
+        *asked(replies, daemon),
+        *more,
+    ]
+    return Recording(header, tuple(observations), START + 1.0)

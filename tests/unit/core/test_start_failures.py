@@ -1,0 +1,207 @@
+"""Why a server could not start: said only where it is proved. On a real host and made-up ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mps_exporter.cli import main
+from mps_exporter.commands import doctor_report
+from mps_exporter.diagnostics import findings, recent_incidents
+from mps_exporter.diagnostics.one_process import check_process, conclusion
+from mps_exporter.observations import DaemonFacts, DaemonView, ProcessFacts, ProcessView
+from mps_exporter.snapshot import ControlDaemon, Snapshot
+from mps_exporter.sources import process_view
+from mps_exporter.sources.process_view import view_daemon
+from tests.support.player import RECORDINGS, Player
+
+RECORDING = RECORDINGS / "crash-loop.rec.gz"
+FAILED_AT = 0.7
+
+
+async def failed(**changes: object) -> Snapshot:
+    """The host of the recording after six failed starts, with another daemon if need be."""
+    player = Player(RECORDING)
+    metrics = await player.to(player.recording.header.started_at + FAILED_AT)
+    (daemon,) = metrics.snapshot.daemons
+    daemon = replace(daemon, **changes)  # type: ignore[arg-type]
+    return replace(metrics.snapshot, daemons=(daemon,))
+
+
+def told(snapshot: Snapshot, view: DaemonView | None = None) -> tuple[str, str]:
+    """Evidence and remedy of the failed start."""
+    (daemon,) = snapshot.daemons
+    views = {daemon.pipe_directory: view} if view is not None else None
+    (one,) = (
+        one
+        for one in recent_incidents(snapshot, views=views)
+        if one.advice.name == "server_start_failed"
+    )
+    return one.evidence, one.remedy
+
+
+def unexplained(daemon: ControlDaemon) -> dict[str, object]:
+    """The same daemon, run by root, whose log has no reason."""
+    incidents = tuple(replace(one, detail="exit status 1") for one in daemon.incidents)
+    return {"uid": 0, "incidents": incidents}
+
+
+async def made_up(**changes: object) -> Snapshot:
+    (daemon,) = (await failed()).daemons
+    return await failed(**{**unexplained(daemon), **changes})
+
+
+async def test_the_log_proves_that_the_daemon_may_not() -> None:
+    evidence, remedy = told(await failed())
+    assert "could not start: exit status 1, Operation not permitted (6 times)" in evidence
+    assert "Cause: the daemon runs as user 1001, who may not start servers for" in evidence
+    assert remedy.startswith("Run the daemon as root")
+
+
+async def test_without_proof_no_cause_is_named() -> None:
+    evidence, remedy = told(await made_up())
+    assert evidence.endswith(
+        "Its cause could not be seen. The last lines of server.log show what it did."
+    )
+    assert remedy
+
+
+@pytest.mark.parametrize(
+    ("view", "words", "remedy"),
+    [
+        (
+            DaemonView(closed={0: "/run/x is closed to user 0 (mode 0700)"}),
+            "Cause: in the daemon's root, /run/x is closed",
+            "chmod o+rx",
+        ),
+        (
+            DaemonView(oom_kills=2, memory_limit_bytes=50 << 20),
+            "Possible: the kernel has ended 2 processes of the daemon's control group, since its "
+            "host memory of 50.0 MiB ran out",
+            "Raise the memory limit",
+        ),
+        (
+            DaemonView(closed={1002: "/run/x is closed to user 1002"}, oom_kills=0),
+            "not be seen",
+            "",
+        ),
+    ],
+)
+async def test_what_the_daemon_itself_shows(view: DaemonView, words: str, remedy: str) -> None:
+    evidence, said = told(await made_up(), view)
+    assert words in evidence
+    assert remedy in said
+
+
+async def test_the_devices_and_the_modes_of_the_gpus() -> None:
+    evidence, remedy = told(await made_up(visible_devices="97"))
+    assert "its CUDA_VISIBLE_DEVICES is '97', which names no GPU of this host" in evidence
+    assert "UUIDs" in remedy
+    snapshot = await made_up(visible_devices="0")
+    (gpu,) = snapshot.gpus
+    for mode, pids, words in (
+        ("prohibited", (), "Cause: the compute mode of GPU 0 is prohibited"),
+        ("exclusive_process", (77,), "Cause: process 77 has GPU 0"),
+        ("exclusive_process", (), "could not be seen"),
+    ):
+        changed = replace(
+            gpu, observation=replace(gpu.observation, compute_mode=mode), direct_pids=pids
+        )
+        assert words in told(replace(snapshot, gpus=(changed,)))[0]
+
+
+async def test_what_only_may_be_the_cause_is_called_so() -> None:
+    facts = DaemonFacts("/x", "", process=ProcessFacts(9, 0.0, namespace_pids=(9, 1)))
+    snapshot = await made_up(facts=facts)
+    (gpu,) = snapshot.gpus
+    old = replace(gpu, observation=replace(gpu.observation, compute_capability=(6, 1)))
+    evidence, remedy = told(replace(snapshot, gpus=(old,)))
+    assert "could not be seen" in evidence
+    assert "Possible: the daemon has a PID namespace of its own" in evidence
+    assert "GPU 0 is older than Volta" in evidence
+    assert "hostPID" in remedy
+
+
+async def test_a_process_that_waits_for_it_is_told() -> None:
+    snapshot = await failed()
+    found = (*findings(snapshot), *recent_incidents(snapshot))
+    (daemon,) = snapshot.daemons
+    view = ProcessView(
+        77,
+        uid=1001,
+        state="S",
+        command="x",
+        pipe_directory=daemon.pipe_directory,
+        names_directory=True,
+        daemon_directory=daemon.pipe_directory,
+    )
+    answer = conclusion(check_process(77, snapshot, found, view))
+    assert (answer.outcome, answer.page) == ("problem", "server-encountered-a-fatal-exception")
+    assert "Cause: " in answer.text
+
+
+async def test_it_counts_until_a_server_has_started() -> None:
+    snapshot = await failed(pid=992, servers=())
+    assert doctor_report.exit_status(snapshot, recent_incidents(snapshot)) == 2
+    lines = list(doctor_report.report(snapshot, recent_incidents(snapshot)))
+    assert "In the last five minutes:" in lines
+
+
+def test_doctor_tells_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", f"--recording={RECORDING}", "--at=700ms", "--json"]) in (0, 1, 2)
+    recent = json.loads(capsys.readouterr().out)["recent"]
+    assert [one["name"] for one in recent] == ["server_start_failed"]
+
+
+def made_up_daemon(folder: Path) -> DaemonFacts:
+    """A daemon in a made-up /proc, whose pipe directory is behind a folder of mode 0700."""
+    base = folder / "proc" / "9"
+    (base / "root" / "run" / "pipe").mkdir(parents=True)
+    (base / "root" / "log").mkdir()
+    (base / "root" / "run").chmod(0o700)
+    (base / "cgroup").write_text("0::/pods/mps\n")
+    return DaemonFacts("/run/pipe", "/log", process=ProcessFacts(9, 0.0))
+
+
+def test_the_way_of_a_server_and_its_host_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = made_up_daemon(tmp_path)
+    group = tmp_path / "cgroup" / "pods" / "mps"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("52428800\n")
+    (group / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
+    monkeypatch.setattr(process_view, "CGROUPS", str(tmp_path / "cgroup"))
+    owner = (tmp_path / "proc").stat().st_uid
+    view = view_daemon(facts, {owner, owner + 1}, str(tmp_path / "proc"))
+    assert view.closed == {owner + 1: f"/run is closed to user {owner + 1} (mode 0700)"}
+    assert (view.oom_kills, view.memory_limit_bytes) == (2, 50 << 20)
+    # Which groups a server has is not known: one that the group may pass is not called closed.
+    (tmp_path / "proc" / "9" / "root" / "run").chmod(0o701)
+    assert view_daemon(facts, {owner + 1}, str(tmp_path / "proc")).closed, "it must read it, too"
+    (tmp_path / "proc" / "9" / "root" / "run").chmod(0o750)
+    assert view_daemon(facts, {owner + 1}, str(tmp_path / "proc")).closed == {}
+    (group / "memory.max").write_text("max\n")
+    assert view_daemon(facts, (), str(tmp_path / "proc")).memory_limit_bytes is None
+
+
+def test_an_access_list_may_let_a_user_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = made_up_daemon(tmp_path)
+    user = (tmp_path / "proc").stat().st_uid + 1
+    assert view_daemon(facts, {user}, str(tmp_path / "proc")).closed
+    monkeypatch.setattr("os.listxattr", lambda _path, **_how: ["user.x", "system.posix_acl_access"])
+    assert view_daemon(facts, {user}, str(tmp_path / "proc")).closed == {}
+
+
+def test_a_daemon_that_is_gone() -> None:
+    assert view_daemon(DaemonFacts("/x", ""), {1}) == DaemonView()
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    facts = DaemonFacts("/x", "", process=ProcessFacts(process.pid, 0.0))
+    assert view_daemon(facts, {1}) == DaemonView()

@@ -1,0 +1,524 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mps_exporter.mps.control_protocol import (
+    ForbiddenCommandError,
+    failure_of,
+    invocation,
+    other_interface,
+)
+from mps_exporter.mps.protocol_v3 import (
+    CLIENTS,
+    DEVICES,
+    FEATURES,
+    NAMESPACES,
+    PARTITIONS,
+    READ_ONLY_V3,
+    SERVERS,
+    V2_PARTITIONS,
+    named_protocol,
+    parse_v2_partitions,
+    parse_v3,
+)
+from mps_exporter.observations import ControlObservation, Exchange, Outcome
+from mps_exporter.snapshot import (
+    Feature,
+    NamedServer,
+    Namespace,
+    NamespaceClient,
+    Partitioning,
+    ServerDevice,
+    SmPartition,
+)
+from tests.support import fake_mps_v3 as published
+
+GIB = 1 << 30
+VLLM = "GPU-cc97390c-c189-71f5-1bb7-5b0af481fa0d"
+LARGE = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"
+
+
+def replied(**replies: str) -> ControlObservation:
+    """An observation with these replies, by the names of the constants."""
+    queries = {
+        "servers": SERVERS,
+        "namespaces": NAMESPACES,
+        "clients": CLIENTS,
+        "partitions": PARTITIONS,
+        "devices": DEVICES,
+        "features": FEATURES,
+        "lspart": V2_PARTITIONS,
+    }
+    exchanges = tuple(
+        Exchange((queries[name],), Outcome.OK, text, return_code=0)
+        for name, text in replies.items()
+    )
+    return ControlObservation(1.0, "/run/nvidia-mps", "probe", Outcome.OK, exchanges)
+
+
+def read(**replies: str) -> Partitioning:
+    found = parse_v3([replied(**replies)])
+    assert found is not None
+    return found
+
+
+# ------------------------------------------------------------------------------ what is sent
+
+
+def test_queries_are_arguments_of_the_tool_and_change_nothing() -> None:
+    assert invocation((SERVERS,)) == (
+        ("server", "list", "--format=csv"),
+        b"",
+        {"CUDA_MPS_PROTOCOL_VERSION": "3"},
+    )
+    for query in READ_ONLY_V3:
+        module, verb, *options = query.split(" ")
+        assert verb in ("list", "describe")
+        assert module in ("server", "namespace", "client", "sm-partition", "device", "feature")
+        assert set(options) <= {"--all", "--format=csv"}
+
+
+def test_queries_of_the_older_interface_have_no_arguments() -> None:
+    assert invocation(("get_server_list",)) == ((), b"get_server_list\n", {})
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        ("server delete training --force",),
+        ("server create training",),
+        ("server set training --active-thread-percentage=10",),
+        ("client terminate 51023",),
+        ("sm-partition delete large --server=training --device=0",),
+        ("namespace set small --server=shared --active-thread-percentage=10",),
+        ("feature disable memacct",),
+        ("-q",),
+        ("server list",),
+        (SERVERS, NAMESPACES),
+        (SERVERS, "get_server_list"),
+    ],
+)
+def test_nothing_else_is_ever_given_as_arguments(commands: tuple[str, ...]) -> None:
+    with pytest.raises(ForbiddenCommandError):
+        invocation(commands)
+
+
+@given(st.lists(st.text(), min_size=1, max_size=2))
+def test_no_other_text_becomes_an_argument(commands: list[str]) -> None:
+    try:
+        arguments, _, _ = invocation(commands)
+    except ForbiddenCommandError:
+        return
+    assert not arguments or " ".join(arguments) in READ_ONLY_V3
+
+
+# ------------------------------------------------------------------------------ which interface
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "found"),
+    [
+        ((), {}, None),
+        (("-d",), {}, None),
+        (("-d", "-p", "3"), {}, "3"),
+        (("-d", "-p3"), {}, "3"),
+        (("-d", "--protocol", "3"), None, "3"),
+        (("-f", "--protocol=3"), None, "3"),
+        (("-d", "-p", "2"), {}, "2"),
+        (("-d", "-p", "3"), {"CUDA_MPS_PROTOCOL_VERSION": "2"}, "2"),
+        (("-d",), {"CUDA_MPS_PROTOCOL_VERSION": "3"}, "3"),
+        (("-d", "-p"), {}, None),
+        (("-d", "-p", "4"), {}, None),
+        (("-d",), {"CUDA_MPS_PROTOCOL_VERSION": "nonsense"}, None),
+    ],
+)
+def test_a_daemon_names_its_protocol(
+    arguments: tuple[str, ...], environment: dict[str, str] | None, found: str | None
+) -> None:
+    assert named_protocol(("nvidia-cuda-mps-control", *arguments), environment) == found
+
+
+USAGE = "nvidia-cuda-mps-control <module> <verb> [positional-args] [--key=value ...] [--flag ...]"
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome", "text", "other"),
+    [
+        ("get_server_list", Outcome.REFUSED, USAGE, "3"),
+        ("get_server_list", Outcome.UNPARSABLE, "Unknown module 'get_server_list'", "3"),
+        ("get_server_list", Outcome.UNPARSABLE, "what is this", None),
+        ("get_server_list", Outcome.OK, USAGE, None),
+        (SERVERS, Outcome.UNPARSABLE, 'Unknown command "server"', "2"),
+        (SERVERS, Outcome.REFUSED, "invalid option -- 'server'", "2"),
+        (SERVERS, Outcome.REFUSED, "Cannot send command to MPS control daemon process", None),
+        (SERVERS, Outcome.OK, 'Unknown command "server"', None),
+    ],
+)
+def test_a_refusal_may_tell_of_the_other_interface(
+    command: str, outcome: Outcome, text: str, other: str | None
+) -> None:
+    assert other_interface(Exchange((command,), outcome, stderr=text)) == other
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (published.SERVER_DOCS, None),
+        ("", None),
+        ("No servers", None),
+        ('Unknown command "server"', "unparsable"),
+        ("Cannot find MPS control daemon process", "absent"),
+        ("Cannot send command to MPS control daemon process", "refused"),
+        ("Insufficient privileges for UID 60000.", "refused"),
+    ],
+)
+def test_a_run_is_judged_by_what_the_tool_says(text: str, kind: str | None) -> None:
+    failure = failure_of(Exchange((SERVERS,), Outcome.OK, text, return_code=0))
+    assert (failure.kind if failure is not None else None) == kind
+
+
+# ------------------------------------------------------------------------------ what was published
+
+
+def test_the_manual_s_server() -> None:
+    server = NamedServer(
+        "training",
+        1000,
+        48201,
+        "Ready",
+        "/run/nvidia-mps/training",
+        ("GPU-abcd-1234",),
+    )
+    bare = read(servers=published.SERVER_DOCS)
+    assert (bare.servers, bare.not_understood) == ((server,), {})
+    assert read(servers=f"{published.SERVER_HEADER}\n{published.SERVER_DOCS}\n") == bare
+
+
+def test_the_captured_clients_and_the_manual_s() -> None:
+    captured = read(clients=published.CLIENTS_CAPTURE)
+    assert captured.clients == (
+        NamespaceClient(3167082, "srv", "default", (VLLM,), "VLLM::EngineCore"),
+        NamespaceClient(3165259, "srv", "default", (VLLM,), "VLLM::EngineCore"),
+    )
+    headed = f"{published.CLIENT_HEADER}\n{published.CLIENTS_CAPTURE}"
+    assert read(clients=headed) == captured
+    assert captured.not_understood == {}
+    assert read(clients=published.CLIENTS_DOCS).clients == (
+        NamespaceClient(51023, "training", "default", ("0",), "python train.py"),
+        NamespaceClient(51087, "training", "high_priority", ("0",), "python eval.py"),
+    )
+
+
+def test_the_table_with_cut_pids_brings_no_client() -> None:
+    found = read(clients=published.CLIENTS_TABLE)
+    assert not found.clients
+    assert found.not_understood[("client_list", "row")] >= 2
+
+
+def test_a_row_that_is_cut_is_refused_and_counted() -> None:
+    cut = published.CLIENTS_CAPTURE.replace("3165259", "316...")
+    found = read(clients=cut)
+    assert [client.pid for client in found.clients or ()] == [3167082]
+    assert found.not_understood == {("client_list", "row"): 1}
+
+
+def test_the_captured_namespaces() -> None:
+    found = read(namespaces=published.NAMESPACES_CSV)
+    assert found.namespaces == (
+        Namespace("small", "shared", "Ready", None, 0.3, 20 * GIB),
+        Namespace("large", "shared", "Ready", None, 0.7, 56 * GIB),
+        Namespace("default", "shared", "Ready", None, 0.5, 10 * GIB),
+    )
+    assert found.not_understood == {}
+
+
+def test_no_limit_is_said_as_such() -> None:
+    row = "free,shared,Ready,unlimited,unlimited,1,/run/nvidia-mps/shared/free"
+    (namespace,) = read(namespaces=f"{published.NAMESPACE_HEADER}\n{row}\n").namespaces or ()
+    assert namespace == Namespace(
+        "free",
+        "shared",
+        "Ready",
+        "/run/nvidia-mps/shared/free",
+        unlimited=frozenset({"active_threads", "pinned_memory"}),
+        client_priority=1,
+    )
+
+
+def test_the_manual_s_partitions() -> None:
+    found = read(partitions=published.csv_of(published.PARTITIONS_TABLE))
+    large, rest = found.partitions or ()
+    assert large == SmPartition(
+        LARGE,
+        "training",
+        "Kp8AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+        "large",
+        4,
+        34,
+        include_remainder=False,
+        status="created",
+    )
+    assert rest == SmPartition(LARGE, "training", chunks=1, sms=8, status="unallocated")
+    assert rest.unallocated
+    assert not large.unallocated
+    assert found.not_understood == {}
+    short = read(partitions=published.csv_of(published.PARTITIONS_TABLE_SHORT))
+    assert [(one.name, one.sms) for one in short.partitions or ()] == [
+        ("large", 40),
+        ("medium", 24),
+        ("small", 28),
+    ]
+
+
+def test_the_manual_s_features() -> None:
+    assert read(features=published.FEATURES_CSV).features == (
+        Feature("memacct", enabled=True, default=True, module="memacct"),
+        Feature("context-share", enabled=True, default=True, module="context-share"),
+    )
+    (changed,) = read(features="memacct,disabled,memacct,-\n").features or ()
+    assert (changed.enabled, changed.default) == (False, False)
+
+
+def test_devices_by_the_manual_s_columns() -> None:
+    row = f"0,training,0000:02:00.0,{LARGE},NVIDIA RTX PRO 6000,188,23,a,b"
+    (device,) = read(devices=f"{published.DEVICE_HEADER}\n{row}\n").devices or ()
+    assert device == ServerDevice(
+        LARGE, "training", 0, "0000:02:00.0", "NVIDIA RTX PRO 6000", 188, 23, "a,b"
+    )
+
+
+# ------------------------------------------------------------------------------ what is left out
+
+
+def test_unknown_columns_are_ignored_and_counted() -> None:
+    text = "name,uid,colour,pid,status\ntraining,1000,blue,48201,Ready\n"
+    found = read(servers=text)
+    assert found.servers == (NamedServer("training", 1000, 48201, "Ready"),)
+    assert found.not_understood == {("server_list", "column"): 1}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("active-thread-percentage", "150.00"),
+        ("active-thread-percentage", "0.00"),
+        ("active-thread-percentage", "half"),
+        ("pinned-memory-limit", "much"),
+        ("client-priority", "7"),
+    ],
+)
+def test_a_value_that_is_not_understood_is_absent_and_counted(field: str, value: str) -> None:
+    header = f"name,server,{field}"
+    found = read(namespaces=f"{header}\nsmall,shared,{value}\n")
+    assert found.namespaces == (Namespace("small", "shared"),)
+    assert found.not_understood == {("namespace_list", "value"): 1}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "4294967295,srv,0,default,a",  # as some library and driver pairs list processes
+        "0,srv,0,default,a",
+        "-7,srv,0,default,a",
+        "51023,UPPER,0,default,a",
+        "51023,a/b,0,default,a",
+        f"51023,{'s' * 65},0,default,a",
+        "51023,srv,0,default,\x1b[31mred",
+        "51023,srv,0,default,left\u202eright",
+        "51023,srv,0",
+        '51023,srv,0,default,"half',
+    ],
+)
+def test_rows_that_could_mislead_are_refused(row: str) -> None:
+    found = read(clients=f"51087,srv,0,default,python\n{row}\n")
+    assert [client.pid for client in found.clients or ()] == [51087]
+    assert found.not_understood == {("client_list", "row"): 1}
+
+
+def test_a_namespace_of_another_server_is_none() -> None:
+    found = read(clients="51023,training,0,shared/default (0),python\n")
+    assert found.clients == (NamespaceClient(51023, "training", None, ("0",), "python"),)
+    assert found.not_understood == {("client_list", "value"): 1}
+
+
+def test_a_process_on_two_gpus_is_one_client() -> None:
+    found = read(clients="7,srv,0,default,a\n7,srv,1,default,a\n")
+    assert found.clients == (NamespaceClient(7, "srv", "default", ("0", "1"), "a"),)
+
+
+def test_rows_of_one_process_that_contradict_each_other_are_refused() -> None:
+    found = read(clients="7,srv,0,default,a\n8,srv,0,default,b\n7,srv,0,big,a\n7,srv,0,big,a\n")
+    assert [client.pid for client in found.clients or ()] == [8]
+    assert found.not_understood == {("client_list", "row"): 3}
+
+
+def test_several_gpus_of_a_server() -> None:
+    row = "training,1000,48201,Ready,/run/nvidia-mps/training,GPU-abcd-1234,GPU-efgh-5678,-"
+    (server,) = read(servers=row).servers or ()
+    assert server.allowed_devices == ("GPU-abcd-1234", "GPU-efgh-5678")
+    # Which of the ordinals belong to the last column cannot be told.
+    found = read(servers="training,1000,48201,Ready,/run/nvidia-mps/training,0,1,2")
+    assert (found.servers, found.not_understood) == ((), {("server_list", "row"): 1})
+
+
+def test_a_list_is_shown_up_to_a_bound() -> None:
+    rows = "".join(f"n{number},shared\n" for number in range(1030))
+    found = read(namespaces=f"name,server\n{rows}")
+    assert len(found.namespaces or ()) == 1024
+    assert found.not_understood == {("namespace_list", "row"): 6}
+
+
+def test_an_empty_reply_says_nothing_and_a_header_that_there_is_nothing() -> None:
+    assert read(servers="").servers is None
+    assert read(servers=f"{published.SERVER_HEADER}\n").servers == ()
+
+
+def test_a_refused_list_is_counted() -> None:
+    refused = Exchange((PARTITIONS,), Outcome.OK, error="exit status 1, said nothing")
+    observation = ControlObservation(1.0, "/mps", "reconciliation", Outcome.OK, (refused,))
+    found = parse_v3([observation])
+    assert found is not None
+    assert (found.partitions, found.not_understood) == (
+        None,
+        {("sm_partition_list", "reply"): 1},
+    )
+
+
+def test_replies_of_the_older_interface_are_none() -> None:
+    exchange = Exchange(("get_server_list",), Outcome.OK, "457\n", return_code=0)
+    assert parse_v3([ControlObservation(1.0, "/mps", "probe", Outcome.OK, (exchange,))]) is None
+
+
+# ------------------------------------------------------------------------------ v2 partitions
+
+
+def test_lspart_as_the_manual_has_it() -> None:
+    found = parse_v2_partitions(replied(lspart=published.LSPART_DOCS))
+    assert found is not None
+    assert [
+        (one.partition_id, one.chunks, one.sms, one.has_clients) for one in found.partitions or ()
+    ] == [
+        (None, 0, 0, None),
+        ("Dx4AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", 5, 40, True),
+        ("Cx4AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", 3, 24, True),
+        ("Bx4AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", 2, 28, True),
+    ]
+    assert found.not_understood == {}
+
+
+def test_lspart_as_it_was_captured() -> None:
+    found = parse_v2_partitions(replied(lspart=published.LSPART_CAPTURE))
+    assert found == Partitioning(
+        "2",
+        partitions=(
+            SmPartition("GPU-aa", chunks=5, sms=52, status="unallocated"),
+            SmPartition(
+                "GPU-aa",
+                partition_id="D/79e/DgwYMDAAAAAAAAAAAAAAAAAAAAAAAAAA",
+                chunks=10,
+                sms=80,
+                status="created",
+                has_clients=True,
+            ),
+        ),
+        not_understood={},
+    )
+
+
+@pytest.mark.parametrize(
+    "row", ["GPU-aa 5 10", "GPU-a...", "GPU-aa Dx - x - 1 Yes", "0 5 10 52 80", "GPU-aa \x1b 1 2"]
+)
+def test_other_rows_of_lspart_are_refused(row: str) -> None:
+    found = parse_v2_partitions(replied(lspart=f"GPU-bb 5 10 52 80\n{row}\n"))
+    assert found is not None
+    assert [one.device for one in found.partitions or ()] == ["GPU-bb"]
+    assert found.not_understood == {("lspart", "row"): 1}
+
+
+def test_a_daemon_without_lspart() -> None:
+    found = parse_v2_partitions(replied(lspart='Unknown command "lspart"\n'))
+    assert found == Partitioning("2", not_understood={("lspart", "reply"): 1})
+
+
+# ------------------------------------------------------------------------------ laws
+
+
+_words = st.sampled_from(
+    [
+        *published.SERVER_DOCS.split(","),
+        *published.CLIENTS_CAPTURE.split(","),
+        *published.NAMESPACES_CSV.split(","),
+        *published.csv_of(published.PARTITIONS_TABLE).split(","),
+        *published.FEATURES_CSV.split(","),
+        *published.LSPART_CAPTURE.split(" "),
+        published.SERVER_HEADER,
+        published.CLIENT_HEADER,
+        published.NAMESPACE_HEADER,
+        published.DEVICE_HEADER,
+        "unlimited",
+        "\n",
+        "...",
+        '"',
+        "-",
+        "٣",
+        "\x00",
+    ]
+)
+_replies = st.one_of(
+    st.text(),
+    st.lists(_words | st.text(max_size=3), max_size=40).map(",".join),
+    st.lists(_words | st.text(max_size=3), max_size=40).map(" ".join),
+)
+
+
+def _said(value: Any) -> Sequence[Any]:
+    """All the texts and numbers that something holds."""
+    if isinstance(value, str | int | float):
+        return [value]
+    if isinstance(value, tuple | frozenset):
+        return [one for part in value for one in _said(part)]
+    fields = getattr(type(value), "__dataclass_fields__", {})
+    return [one for name in fields for one in _said(getattr(value, name))]
+
+
+_OWN_WORDS = {"2", "3", "unallocated", "created", "active_threads", "pinned_memory"}
+
+
+@given(
+    st.sampled_from(["servers", "namespaces", "clients", "partitions", "devices", "features"]),
+    _replies,
+)
+def test_no_reply_raises_or_gives_a_value_that_is_not_in_it(query: str, text: str) -> None:
+    found = read(**{query: text})
+    _check_said(found, text)
+
+
+@given(_replies)
+def test_no_reply_to_lspart_raises_or_gives_a_value_that_is_not_in_it(text: str) -> None:
+    found = parse_v2_partitions(replied(lspart=text))
+    assert found is not None
+    _check_said(found, text)
+
+
+def _check_said(found: Partitioning, text: str) -> None:
+    for one in _said(found):
+        if isinstance(one, bool) or one in _OWN_WORDS or (one == "" and isinstance(one, str)):
+            continue
+        if isinstance(one, str):
+            # Lists of GPUs and last columns are put together again at their commas.
+            assert all(part in text for part in one.split(",")), one
+        elif isinstance(one, float):
+            assert any(str(number) in text for number in _percentages(one)), one
+        else:
+            sizes = (one, one >> 10, one >> 20, one >> 30, one >> 40)
+            assert any(str(size) in text for size in sizes), one
+
+
+def _percentages(ratio: float) -> Sequence[object]:
+    percentage = round(ratio * 100.0, 6)
+    return [int(percentage)] if percentage.is_integer() else [f"{percentage:g}"[:4]]
