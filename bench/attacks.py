@@ -1,6 +1,6 @@
 """An attacker beside root's daemon: what honest scrapes take, and when a crash reaches the pager.
 
-    python -m bench.attacks [--scrapes N]
+    python -m bench.attacks [--scrapes N] [--clients N]
 
 On a host of its own (namespaces: run it as root) it starts two daemons of root's, the exporter, the
 real Prometheus and Alertmanager with the rules and the routes of this project, and a webhook. All
@@ -35,6 +35,7 @@ from tests.unit.rules.servers import alertmanager, program
 ROOT = Path(__file__).parents[1]
 INTERVAL = "5s"
 EXPORTER, WEBHOOK = 9400, 9099
+CLIENTS_UID = 1001
 OTHER_PIPE, OTHER_LOGS = "/tmp/mps-calm", "/var/log/mps-calm"
 CONFIGURATION, NOTIFICATIONS = "/run/prometheus.yml", "/run/notifications"
 SLOWER, SECONDS, MEGABYTES = 2.0, 30.0, 100.0
@@ -193,13 +194,15 @@ def parts(host: OwnHost, count: int = 9) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def measure(count: int) -> int:
+def measure(count: int, clients: int) -> int:
     """Run it; gives how many bars are not met."""
     with own_host() as host:
         host.start("ip", "link", "set", "lo", "up").wait()
         host.outside("/tmp/alice").mkdir(mode=0o755)
         host.start("chown", str(ALICE), "/tmp/alice").wait()
         calm_daemon, daemon = host.daemon(OTHER_PIPE, OTHER_LOGS), host.daemon()
+        for _ in range(clients):
+            host.client(daemon, CLIENTS_UID)
         start_monitoring(host)
         host.serve(
             f"--web.listen-address=127.0.0.1:{EXPORTER}",
@@ -267,7 +270,9 @@ def main(arguments: Sequence[str]) -> int:
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
             parser.add_argument("--scrapes", type=int, default=40)
-            return min(1, measure(parser.parse_args(arguments).scrapes))
+            parser.add_argument("--clients", type=int, default=40)
+            given = parser.parse_args(arguments)
+            return min(1, measure(given.scrapes, given.clients))
     return 0
 
 

@@ -66,7 +66,7 @@ MAX_NAME_BYTES = 255
 address of a socket has 108 bytes, so nobody can be asked there.)"""
 
 MAX_SOCKET_DIRECTORIES = 256
-LOOKS_BY_TURNS = 2
+LOOKS_BY_TURNS = 1
 """So many of an ordinary user's known daemons are looked at again in one discovery, and so many
 processes more than there is room for."""
 
