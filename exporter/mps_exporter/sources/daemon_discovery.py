@@ -19,7 +19,7 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -66,6 +66,10 @@ MAX_NAME_BYTES = 255
 address of a socket has 108 bytes, so nobody can be asked there.)"""
 
 MAX_SOCKET_DIRECTORIES = 256
+LOOKS_BY_TURNS = 1
+"""So many of an ordinary user's known daemons are looked at again in one discovery, and so many
+processes more than there is room for."""
+
 MAX_IGNORED_USERS = 32
 MAX_NAMED_HUNG = 8
 
@@ -166,6 +170,7 @@ class DaemonDiscovery:
         self._left_out = Counter[int]()
         self._look_calls, self._looks = ThreadedCalls[_Look](), dict[Hashable, _Look]()
         self._place_calls, self._places = ThreadedCalls[_Place](), dict[Hashable, _Place]()
+        self._turn, self._turns = 0, dict[Hashable, int]()
         self._found: tuple[DaemonFacts, ...] = ()
         self._unplaced: list[int] = []
         self._hung: list[str] = []
@@ -307,11 +312,12 @@ class DaemonDiscovery:
         """Give the daemons among them; of one that cannot be looked at now, what was known."""
         controls = {one.pid for one in programs if one.is_control}
         # A daemon's child that has not become a server yet has its name.
-        asked: dict[Hashable, _Program] = {
+        candidates: dict[Hashable, _Program] = {
             one.identity: one
             for one in programs
             if one.is_control and one.process.parent_pid not in controls
         }
+        asked = self._fair_share_of_looks(candidates.values())
         found = self._look_calls.ask(
             {
                 name: (one.process.uid, partial(self._look_at_program, one, configured))
@@ -319,17 +325,44 @@ class DaemonDiscovery:
             }
         )
         before = self._looks
-        self._looks = {name: before[name] for name in asked if name in before} | found
+        self._looks = {name: before[name] for name in candidates if name in before} | found
         names = {name: f"the directories of PID {one.pid}" for name, one in asked.items()}
         self._note_missing(self._look_calls, names, found)
         for name, look in self._looks.items():
             if look == "unplaced":
-                self._unplaced.append(asked[name].pid)
+                self._unplaced.append(candidates[name].pid)
         return [
-            replace(look, program=asked[name])
-            for name in asked
+            replace(look, program=candidates[name])
+            for name in candidates
             if isinstance(look := self._looks.get(name, "none"), _FoundDaemon)
         ]
+
+    def _fair_share_of_looks(self, programs: Collection[_Program]) -> dict[Hashable, _Program]:
+        """Leave out most of an ordinary user's, by turns: a look is a thread and 40 system calls.
+
+        Of a daemon that is known the last look stands as long as its process is there. Of the
+        others as many are looked at as there is room for daemons of that user, and a few more.
+        """
+        self._turn += 1
+        turns: dict[Hashable, int] = {
+            one.identity: self._turns.get(one.identity, 0) for one in programs
+        }
+        known = {name for name, look in self._looks.items() if isinstance(look, _FoundDaemon)}
+        known &= turns.keys()
+        left = Counter[tuple[int | None, bool]]()
+        for one in programs:
+            left[one.process.uid, one.identity in known] += 1
+        chosen = dict[Hashable, _Program]()
+        taken = Counter[tuple[int | None, bool]]()
+        for one in sorted(programs, key=lambda one: turns[one.identity]):
+            uid, is_known = one.process.uid, one.identity in known
+            room = 0 if is_known else max(0, MAX_DAEMONS_PER_USER - left[uid, True])
+            if uid is None or self._is_trusted(uid) or taken[uid, is_known] < room + LOOKS_BY_TURNS:
+                taken[uid, is_known] += 1
+                turns[one.identity] = self._turn
+                chosen[one.identity] = one
+        self._turns = turns
+        return {one.identity: one for one in programs if one.identity in chosen}
 
     def _note_missing(
         self,

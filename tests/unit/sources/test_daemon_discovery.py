@@ -16,7 +16,9 @@ import pytest
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.sources import daemon_discovery, pipe_directory
 from mps_exporter.sources.daemon_discovery import DEFAULT_LOG_DIRECTORY, DaemonDiscovery
+from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER
 from mps_exporter.sources.pipe_directory import identity_of, lock_holder
+from mps_exporter.sources.threaded_calls import ThreadedCalls
 from tests.support.fake_host import held_lock
 from tests.support.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
 from tests.support.waiting import PATIENCE_SECONDS
@@ -32,6 +34,8 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
     # The machine that runs the tests may have daemons of its own.
     defaults = (str(tmp_path / "tmp-mps"), str(tmp_path / "run-mps"))
     monkeypatch.setattr(daemon_discovery, "DEFAULT_PIPE_DIRECTORIES", defaults)
+    # A busy machine may not have looked at a directory within half a second.
+    monkeypatch.setattr(ThreadedCalls.__init__, "__defaults__", (PATIENCE_SECONDS,))
     return FakeProc(tmp_path / "proc")
 
 
@@ -151,6 +155,33 @@ def test_many_daemons(proc: FakeProc, tmp_path: Path) -> None:
         str(tmp_path / f"nvidia-mps_{number}") for number in range(5)
     ]
     assert [len(daemon.servers) for daemon in facts] == [0, 0, 0, 1, 0]
+
+
+def test_of_a_users_crowd_a_few_are_looked_at_and_root_is_always(
+    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look is a thread and some dozen system calls; what is known stands until its turn comes."""
+    for number in range(20):
+        daemon(proc, 100 + number, tmp_path / str(number), uid=os.getuid() + 2001)
+    daemon(proc, 500, tmp_path / "root")
+    source = DaemonDiscovery(str(proc.root))
+    looks = list[int]()
+    look = source._look_at_program
+
+    def counted(program: Any, configured: Sequence[str]) -> Any:
+        looks.append(program.pid)
+        return look(program, configured)
+
+    monkeypatch.setattr(source, "_look_at_program", counted)
+    names = [
+        frozenset(one.pipe_directory for one in source.discover([], search=True)) for _ in range(20)
+    ]
+    assert {len(found) for found in names} == {1 + MAX_DAEMONS_PER_USER}
+    assert len(set(names)) == 1
+    assert looks.count(500) == 20
+    first, later = MAX_DAEMONS_PER_USER, 2 * daemon_discovery.LOOKS_BY_TURNS
+    assert len(looks) - 20 <= first + 20 * later
+    assert {100 + number for number in range(20)} <= set(looks)  # by turns
 
 
 def test_of_two_daemons_in_one_directory_the_lock_decides(proc: FakeProc, tmp_path: Path) -> None:
