@@ -50,10 +50,12 @@ class Settings:
     path_procfs: str = "/proc"
     path_passwd: str = "/etc/passwd"
     path_container_logs: str = "/var/log/containers"
+    path_cgroupfs: str = "/sys/fs/cgroup"
     collector_nvml: bool = True
     collector_control: bool = True
     collector_logs: bool = True
     collector_process: bool = True
+    collector_clients: str = "full"
     collector_clients_max: int = 1000
     collector_timeout: float = 10.0
     collector_nvml_serials: bool = False
@@ -310,7 +312,15 @@ FLAGS: tuple[Flag, ...] = (
         "DIR",
         commands=_HOST,
     ),
+    Flag("path.cgroupfs", _text, "Where cgroup version 2 is mounted.", "DIR", commands=_HOST),
     *(Flag(f"collector.{name}", _switch, _COLLECTOR_HELP[name]) for name in COLLECTORS),
+    Flag(
+        "collector.clients",
+        _one_of("full", "summary", "off"),
+        "Series of single clients: full, summary (identity, state, contexts, memory) or off.",
+        "LEVEL",
+        commands=("serve", "demo"),
+    ),
     Flag(
         "collector.clients.max",
         _integer(0, 100_000),

@@ -210,6 +210,27 @@ class ContainerName:
 
 
 @dataclass(frozen=True, slots=True)
+class CgroupMemory:
+    """Memory of one GPU that the processes of a control group have, and may have."""
+
+    path: str
+    """In the version 2 hierarchy."""
+    pci_bus_id: str
+    """In small letters."""
+    used_bytes: int | None = None
+    soft_limit_bytes: int | None = None
+    """Above it MPS may end a client of the group when others need the memory."""
+    hard_limit_bytes: int | None = None
+    hard_unlimited: bool = False
+    """The hard limit is "max"."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether any limit is set."""
+        return bool(self.soft_limit_bytes) or self.hard_limit_bytes is not None
+
+
+@dataclass(frozen=True, slots=True)
 class ProcfsObservation:
     """One walk through /proc."""
 
@@ -225,6 +246,8 @@ class ProcfsObservation:
     containers: tuple[ContainerName, ...] = ()
     """Those of the processes that the kubelet has names for."""
     error: str | None = None
+    cgroup_memory: tuple[CgroupMemory, ...] = ()
+    """Of the processes' control groups, and of limited ones above them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from mps_exporter.observations import (
+    CgroupMemory,
     ContainerName,
     DaemonFacts,
     GpuObservation,
@@ -419,7 +420,7 @@ class Client:
     sm_partition_fault: PartitionFault | None = None
     """Why it cannot have been meant for that partition."""
     cgroup: str | None = None
-    """Path of its control group (version 2)."""
+    """The nearest control group whose GPU memory is known: see Snapshot.cgroup_memory."""
 
     def is_on(self, uuid: str) -> bool:
         """Whether it uses this GPU."""
@@ -598,6 +599,8 @@ class Snapshot:
     """User -> name, of the processes that were identified: also of those that only wait."""
     containers: tuple[ContainerName, ...] = ()
     """Containers of processes on the GPUs that the kubelet has names for."""
+    cgroup_memory: Mapping[str, Mapping[str, CgroupMemory]] = field(default_factory=dict)
+    """Control group -> GPU UUID -> its memory there."""
     unreadable_environments: int | None = None
     """Processes whose MPS variables this exporter has no right to read."""
     ignored_processes: Mapping[int, int] = field(default_factory=dict)

@@ -208,7 +208,7 @@ def _daemon(daemon: ControlDaemon, snapshot: Snapshot, paint: Painter) -> Iterat
     name_of = f"process {daemon.pid} of {owner}" if daemon.pid else "no process"
     directory = humanize.printable(daemon.pipe_directory, 400)
     yield f"  {directory}  {paint(state, style)}  {paint(name_of, 'dim')}"
-    for line in partitioning_lines(daemon, snapshot.gpu_indexes):
+    for line in partitioning_lines(daemon, snapshot):
         yield f"    {line}"
     for server in daemon.servers:
         whose = _name(server.uid, server.user)

@@ -15,7 +15,7 @@ from mps_exporter.collector import Collector
 from mps_exporter.commands.common import StartError
 from mps_exporter.config import Settings
 from mps_exporter.diagnostics import findings
-from mps_exporter.mps.query_schedule import SETTLING_SECONDS
+from mps_exporter.mps.server_queries import SETTLING_SECONDS
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.terminal import print_output
@@ -103,6 +103,7 @@ async def _metrics(settings: Settings) -> bytes:
     from mps_exporter.metrics.content_format import TEXT_0_0_4
     from mps_exporter.metrics.exposition import Encoder
     from mps_exporter.metrics.render import render
+    from mps_exporter.metrics.sparse import SparseSeries
 
     snapshot = await look(settings)
     # Counters begin at 0 with each start of the exporter: here they would never be anything else.
@@ -111,7 +112,7 @@ async def _metrics(settings: Settings) -> bytes:
         for family in render(snapshot, build())
         if family.spec.kind not in {"counter", "histogram"}
     ]
-    return Encoder().encode(families, (), TEXT_0_0_4)
+    return Encoder().encode(SparseSeries().shown(families), (), TEXT_0_0_4)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -16,6 +16,7 @@ from mps_exporter.snapshot import (
     Partitioning,
     ServerDevice,
     SmPartition,
+    Snapshot,
 )
 
 _FAULTS = {
@@ -83,15 +84,16 @@ def _not_understood(counts: Mapping[tuple[str, str], int]) -> str:
 _PLURALS = {"reply": "replies", "column": "columns", "row": "rows", "value": "values"}
 
 
-def partitioning_lines(daemon: ControlDaemon, indexes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what a daemon has of servers, namespaces, partitions and features, for a person."""
-    found = daemon.partitioning
-    if found is None:
-        return ()
+def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, ...]:
+    """Return what a daemon has of servers, namespaces, partitions and features, for a person.
+
+    And the GPU memory of its clients' control groups.
+    """
+    found = daemon.partitioning or Partitioning("2")
     clients = [client for server in daemon.servers for client in server.clients]
 
     def gpu(uuid: str) -> str:
-        index = indexes.get(uuid, "")
+        index = snapshot.gpu_indexes.get(uuid, "")
         return f"GPU {index}" if index else humanize.printable(uuid, 60)
 
     return (
@@ -100,6 +102,7 @@ def partitioning_lines(daemon: ControlDaemon, indexes: Mapping[str, str]) -> tup
         *_partitions(found, clients, gpu),
         *(_device(one, gpu) for one in found.devices or ()),
         *_features(found),
+        *_cgroups(snapshot, clients, gpu),
     )
 
 
@@ -188,3 +191,19 @@ def _features(found: Partitioning) -> Iterator[str]:
             for one in found.features
         ]
         yield f"Features: {', '.join(states)}"
+
+
+def _cgroups(
+    snapshot: Snapshot, clients: Sequence[Client], gpu: Callable[[str], str]
+) -> Iterator[str]:
+    for path in sorted({client.cgroup for client in clients if client.cgroup is not None}):
+        for uuid, one in snapshot.cgroup_memory.get(path, {}).items():
+            used = f"{humanize.memory(one.used_bytes)} used" if one.used_bytes is not None else None
+            hard = "no hard limit" if one.hard_unlimited else None
+            if one.hard_limit_bytes is not None:
+                hard = f"hard limit {humanize.memory(one.hard_limit_bytes)}"
+            soft = None
+            if one.soft_limit_bytes is not None:
+                soft = f"soft limit {humanize.memory(one.soft_limit_bytes)}"
+            facts = _listed(used, soft, hard)
+            yield f"GPU memory of {humanize.printable(path, 200)} on {gpu(uuid)}: {facts}"

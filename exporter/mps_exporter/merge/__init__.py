@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from mps_exporter.merge.cgroups import merge_cgroups, with_cgroups
 from mps_exporter.merge.daemons import control_state, merge_daemon
 from mps_exporter.merge.gpus import merge_gpu
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
@@ -54,8 +55,9 @@ def merge(
     that counts: one reading beside newer and newer logs is no evidence.
     """
     context = MergeContext.of(gpus, processes, daemons, stranded_since)
+    cgroup_memory = merge_cgroups(context, processes)
     merged = tuple(
-        merge_daemon(context, inputs, clients_max)
+        with_cgroups(context, cgroup_memory, merge_daemon(context, inputs, clients_max))
         for inputs in sorted(daemons, key=lambda inputs: inputs.facts.pipe_directory)
     )
     return Snapshot(
@@ -71,6 +73,7 @@ def merge(
         collectors=collectors,
         user_names=_user_names(processes),
         containers=processes.containers if processes is not None else (),
+        cgroup_memory=cgroup_memory,
         unreadable_environments=_unreadable_environments(processes),
         ignored_processes={} if processes is None else processes.ignored_programs,
     )

@@ -1,10 +1,12 @@
-"""Samples of named servers, namespaces and SM partitions."""
+"""Samples of named servers, namespaces, SM partitions and memory partitions."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.snapshot import (
     NAMESPACE_LIMITS,
     Client,
@@ -12,13 +14,16 @@ from mps_exporter.snapshot import (
     Namespace,
     Partitioning,
     SmPartition,
+    Snapshot,
 )
 
 AddSample = Callable[[str, tuple[str | int | None, ...], float | int | None], None]
 """(metric, labels, value): None adds nothing."""
 
 
-def add_partitioning(add: AddSample, daemon: ControlDaemon, indexes: Mapping[str, str]) -> None:
+def add_partitioning(
+    add: AddSample, daemon: ControlDaemon, indexes: Mapping[str, str], *, single_clients: bool
+) -> None:
     """Add what only MPS v3 daemons have, and partitions; nothing of any other daemon."""
     found = daemon.partitioning
     if found is None:
@@ -26,7 +31,7 @@ def add_partitioning(add: AddSample, daemon: ControlDaemon, indexes: Mapping[str
     d = (daemon.pipe_directory,)
     clients = [client for server in daemon.servers for client in server.clients]
     labels = {one.partition_id: one.label for one in found.partitions or ()}
-    for client in clients:
+    for client in clients if single_clients else ():
         _client(add, d, client, labels)
     _servers(add, d, found)
     for namespace in found.namespaces or ():
@@ -128,3 +133,35 @@ def _devices(
             (*d, feature.name, *flags, feature.module, feature.covers),
             1.0,
         )
+
+
+CGROUP_MAX = 200
+"""Longer paths are cut, and told apart by a hash."""
+
+
+def add_cgroups(add: AddSample, snapshot: Snapshot) -> None:
+    """Add the GPU memory of control groups, and which client is in which."""
+    for path, by_gpu in snapshot.cgroup_memory.items():
+        name, place = _cgroup(path), parse_cgroup(f"0::{path}")
+        labels = (place.container_id, place.pod_uid, place.slurm_job_id, place.systemd_unit)
+        add("mps_cgroup_info", (name, *labels), 1.0)
+        for uuid, memory in by_gpu.items():
+            c = (name, snapshot.gpu_indexes.get(uuid, ""), uuid)
+            add("mps_cgroup_memory_used_bytes", c, memory.used_bytes)
+            add("mps_cgroup_memory_soft_limit_bytes", c, memory.soft_limit_bytes)
+            add("mps_cgroup_memory_hard_limit_bytes", c, memory.hard_limit_bytes)
+            if memory.hard_unlimited or memory.hard_limit_bytes is not None:
+                add("mps_cgroup_memory_limited", c, float(not memory.hard_unlimited))
+    for daemon in snapshot.daemons:
+        for server in daemon.servers:
+            for client in server.clients:
+                if client.cgroup is not None:
+                    dsp = (daemon.pipe_directory, client.server_pid, client.pid)
+                    add("mps_client_cgroup_info", (*dsp, _cgroup(client.cgroup)), 1.0)
+
+
+def _cgroup(path: str) -> str:
+    if len(path) <= CGROUP_MAX:
+        return path
+    digest = hashlib.sha256(path.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{path[: CGROUP_MAX - 17]}~{digest}"

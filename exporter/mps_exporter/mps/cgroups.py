@@ -65,6 +65,35 @@ _CONTAINER_SCOPE = re.compile(r"(?:libpod|crio)-conmon-.*")
 
 
 @lru_cache(maxsize=2048)
+def unified_path(cgroup: str | None) -> str | None:
+    """Return the path in the version 2 hierarchy, "0::/…"; None: none, or not below our own root.
+
+    The kernel writes paths outside the reader's cgroup namespace with "..".
+    """
+    for line in (cgroup or "").split("\n"):
+        if line.startswith("0::/"):
+            path = line.removeprefix("0::")
+            return None if ".." in path.split("/") or "\0" in path else path
+    return None
+
+
+_REGION = re.compile(r"nvidia/([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])/vidmem")
+_BYTES = re.compile(r"[0-9]{1,19}")
+
+
+def parse_dmem(text: str) -> dict[str, int | None]:
+    """Read a dmem file: PCI address -> bytes, None for "max"; other regions and lines left out."""
+    found: dict[str, int | None] = {}
+    for line in text.split("\n"):
+        name, _, value = line.partition(" ")
+        region = _REGION.fullmatch(name)
+        if region is not None and value == "max":
+            found[region[1].lower()] = None
+        elif region is not None and _BYTES.fullmatch(value):
+            found[region[1].lower()] = int(value)
+    return found
+
+
 def parse_cgroup(cgroup: str | None) -> Attribution:
     """Read the text of /proc/PID/cgroup; never raises, whatever it holds.
 

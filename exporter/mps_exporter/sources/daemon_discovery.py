@@ -32,6 +32,7 @@ from mps_exporter.mps.protocol_v3 import named_protocol
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
 from mps_exporter.sources.container_logs import ContainerLogs
 from mps_exporter.sources.fair_share import MAX_DAEMONS, MAX_DAEMONS_PER_USER, FairShare
+from mps_exporter.sources.memory_partitions import CGROUPS, MemoryPartitions
 from mps_exporter.sources.pipe_directory import (
     PipeDirectory,
     UnlessNotThere,
@@ -141,6 +142,7 @@ class DaemonDiscovery:
         root: Where procfs is mounted.
         passwd: File with the names of users.
         container_logs: Folder with the kubelet's links to the logs of containers.
+        cgroups: Where cgroup version 2 is mounted.
         now: Unix time.
         clock: Monotonic time.
     """
@@ -150,12 +152,14 @@ class DaemonDiscovery:
         root: str = "/proc",
         passwd: str = HOST_USERS,
         container_logs: str = CONTAINER_LOGS,
+        cgroups: str = CGROUPS,
         *,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._processes = Processes(root, passwd, clock)
         self._container_logs = ContainerLogs(container_logs)
+        self._memory_partitions = MemoryPartitions(cgroups)
         self._now = now
         self._own_uid = os.geteuid()
         self._share = FairShare(self._own_uid)
@@ -231,6 +235,7 @@ class DaemonDiscovery:
                 if (container_id := parse_cgroup(facts.cgroup).container_id) is not None
             ),
             error=self._unplaced_error() or self._hung_error() or _unread_error(unknown),
+            cgroup_memory=self._memory_partitions.read(one.cgroup for one in processes.values()),
             unreadable_environments=sum(
                 facts.mps_environment is None and facts.state not in "ZX"
                 for facts in processes.values()

@@ -7,7 +7,7 @@ The fields are documented in docs/api.md; they are an interface, so none may cha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -159,8 +159,8 @@ class DaemonView:
     timeline_since: float | None
     protocol: str | None
     partitioning: tuple[str, ...]
-    """Named servers, namespaces, SM partitions and features as lines of text: the numbers are in
-    the metrics."""
+    """Named servers, namespaces, SM partitions, features and GPU memory of control groups as lines
+    of text: the numbers are in the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +376,7 @@ def daemon_view(
     daemon: ControlDaemon,
     name_of: humanize.UserNameLookup,
     now: float,
-    gpu_indexes: Mapping[str, str],
+    snapshot: Snapshot,
 ) -> DaemonView:
     """A daemon as it is shown."""
     waits = sorted(daemon.waits, key=lambda wait: wait.since)
@@ -408,7 +408,7 @@ def daemon_view(
         ),
         timeline_since=daemon.timeline_since,
         protocol=daemon.protocol,
-        partitioning=partitioning_lines(daemon, gpu_indexes),
+        partitioning=partitioning_lines(daemon, snapshot),
     )
 
 

@@ -48,9 +48,7 @@ def make_status(
         blind.append(of_web_configuration(config_error))
     unseen = tuple(_finding_view(one, snapshot, history) for one in blind)
     found = _ordered(_finding_view(one, snapshot, history) for one in diagnostics.in_order(current))
-    daemons = tuple(
-        daemon_view(daemon, name_of, now, snapshot.gpu_indexes) for daemon in snapshot.daemons
-    )
+    daemons = tuple(daemon_view(daemon, name_of, now, snapshot) for daemon in snapshot.daemons)
     incidents = incident_views(snapshot.daemons, name_of)
     status = HostStatus(
         api_version=API_VERSION,

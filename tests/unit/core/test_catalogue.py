@@ -21,6 +21,7 @@ OPEN = {
     "server_name",
     "namespace",
     "partition",
+    "cgroup",
 }
 """Labels that name something of the host, in every metric but info."""
 

@@ -22,7 +22,14 @@ from mps_exporter.mps.protocol_v3 import (
     SERVERS,
     anonymised,
 )
-from mps_exporter.observations import LogChunk, LogsObservation, LogState, ProcessFacts
+from mps_exporter.observations import (
+    CgroupMemory,
+    LogChunk,
+    LogsObservation,
+    LogState,
+    ProcessFacts,
+    ProcfsObservation,
+)
 from mps_exporter.snapshot import Client, ControlDaemon, Snapshot
 from mps_exporter.sources.recording import Recording, RecordingWriter, read
 from mps_exporter.web import status_page
@@ -461,3 +468,35 @@ def test_no_reply_keeps_a_recording_from_being_anonymised(query: str, text: str)
     found = anonymised(query, text, PIPE, lambda kind, _: f"{kind}_1")
     rows = [line for line in text.split("\n") if line.strip()]
     assert found.count("\n") == len(rows)
+
+
+# ------------------------------------------------------------------------------ memory partitions
+
+GROUP = "/kubepods.slice/kubepods-pod0123.slice/" + "x" * 200
+MEMORY = (
+    CgroupMemory("/user.slice/user-1000.slice", "00000000:02:00.0", 512 << 20, 4 << 30, 8 << 30),
+    CgroupMemory(GROUP, "00000000:02:00.0", 1, 0, hard_unlimited=True),
+    CgroupMemory("/unknown", "00000000:99:00.0", 1),
+)
+
+
+def test_gpu_memory_of_control_groups_is_shown_with_who_is_in_them() -> None:
+    made = recording()
+    seen, *rest = made.observations
+    assert isinstance(seen, ProcfsObservation)
+    metrics = played(replace(made, observations=(replace(seen, cgroup_memory=MEMORY), *rest)))
+    of_user = {"cgroup": "/user.slice/user-1000.slice", "uuid": GPU, "gpu": "0"}
+    assert metrics.value("mps_cgroup_memory_used_bytes", **of_user) == 512 << 20
+    assert metrics.value("mps_cgroup_memory_soft_limit_bytes", **of_user) == 4 * GIB
+    assert metrics.value("mps_cgroup_memory_hard_limit_bytes", **of_user) == 8 * GIB
+    assert metrics.value("mps_cgroup_memory_limited", **of_user) == 1
+    ((labels, _),) = metrics.all("mps_client_cgroup_info", pid=TRAIN)
+    assert labels["cgroup"] == "/user.slice/user-1000.slice"
+    ((info, _),) = metrics.all("mps_cgroup_info", cgroup=labels["cgroup"])
+    assert info["systemd_unit"] == "user-1000.slice"
+    long = [found["cgroup"] for found, _ in metrics.all("mps_cgroup_memory_limited")]
+    assert max(map(len, long)) == 200
+    assert metrics.value("mps_cgroup_info", cgroup="/unknown") is None
+    text = "512 MiB used, soft limit 4.0 GiB, hard limit 8.0 GiB"
+    assert text in "\n".join(report(Diagnosis(metrics.snapshot)))
+    assert text in page_of(metrics.snapshot)
