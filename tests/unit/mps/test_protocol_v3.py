@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -522,3 +526,55 @@ def _check_said(found: Partitioning, text: str) -> None:
 def _percentages(ratio: float) -> Sequence[object]:
     percentage = round(ratio * 100.0, 6)
     return [int(percentage)] if percentage.is_integer() else [f"{percentage:g}"[:4]]
+
+
+# ------------------------------------------------------------------------------ driver 580
+
+
+@cache
+def measured() -> dict[str, Exchange]:
+    """What the tool of driver 580 printed on an H200: "arguments <<< standard input" -> its run."""
+    text = Path(published.__file__).with_name("mps_580_versions.txt").read_text("utf-8")
+    found = {}
+    for part in re.split(r"^=== ", text, flags=re.MULTILINE)[1:]:
+        title, _, rest = part.partition("\n")
+        match = re.fullmatch(r"rc=(\d+)\n--stdout\n(.*)--stderr\n(.*)", rest, re.DOTALL)
+        assert match is not None
+        what = title.partition("nvidia-cuda-mps-control ")[2]
+        found[what] = Exchange(
+            (), Outcome.OK, match[2], match[3].strip(), return_code=int(match[1])
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    "what", ["-S -d <<< ''", "-p 3 -d <<< ''", "client list --format=csv <<< ''"]
+)
+def test_driver_580_knows_neither_partitions_nor_v3(what: str) -> None:
+    run = measured()[what]
+    assert run.return_code == 0
+    assert run.stdout.startswith("Unrecognized option \0\nCUDA MPS Control for Linux/Unix/QNX.\n")
+    usage = measured()["-h <<< ''"].stdout
+    assert run.stdout.partition("\n")[2] == usage
+    for option in ("-S", "--static-partitioning", "-p,", "--protocol"):
+        assert option not in usage
+
+
+def test_its_answer_to_a_v3_query_leads_back_to_the_older_interface() -> None:
+    run = replace(measured()["client list --format=csv <<< ''"], commands=(CLIENTS,))
+    failure = failure_of(run)
+    assert failure is not None
+    assert failure.kind == "unparsable"
+    assert other_interface(replace(run, outcome=Outcome.UNPARSABLE)) == "2"
+
+
+def test_it_takes_no_notice_of_arguments_that_are_no_options() -> None:
+    assert measured()["server list <<< ''"].stdout == ""
+    assert measured()[r" <<< 'server list\n'"].stdout == 'Unknown command "server"\n'
+
+
+def test_lspart_is_unknown_to_it() -> None:
+    run = replace(measured()[r" <<< 'lspart\n'"], commands=(V2_PARTITIONS,))
+    assert failure_of(run) is None
+    found = parse_v2_partitions(ControlObservation(1.0, "/mps", "probe", Outcome.OK, (run,)))
+    assert found == Partitioning("2", not_understood={("lspart", "reply"): 1})
