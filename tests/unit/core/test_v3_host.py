@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mps_exporter.commands.doctor_report import report
 from mps_exporter.diagnostics import findings
+from mps_exporter.merge import merge
 from mps_exporter.mps.protocol_v3 import (
     CLIENTS,
     DEVICES,
@@ -519,3 +520,11 @@ def test_who_looks_in_a_namespace_s_directory_looks_at_a_daemon_s() -> None:
     names = {one.advice.name for one in findings(played(made).snapshot)}
     assert "daemon_not_reached" in names
     assert "pipe_directory_mismatch" not in names
+
+
+def test_without_an_address_of_a_gpu_or_without_processes_no_group_is_shown() -> None:
+    nameless = replace(gpu(), pci_bus_id=None)
+    seen = ProcfsObservation(START, cgroup_memory=MEMORY)
+    nvml = NvmlObservation(START, Outcome.OK, gpus=(nameless,))
+    assert merge(taken_at=START, gpus=nvml, processes=seen, daemons=()).cgroup_memory == {}
+    assert merge(taken_at=START, gpus=nvml, processes=None, daemons=()).cgroup_memory == {}
