@@ -25,9 +25,12 @@ from mps_exporter.memory import limit_malloc_arenas
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics.sparse import SparseSeries
+from mps_exporter.snapshot import Snapshot
 
 RUNS = 15
 ENCODER = Encoder()
+SPARSE = SparseSeries()
 BUILD = Build("bench", "", "")
 
 
@@ -126,9 +129,13 @@ async def by_turns(sizes: Sequence[int], runs: int = RUNS) -> list[Result]:
         ]
 
 
+def _page(snapshot: Snapshot) -> bytes:
+    return ENCODER.encode(SPARSE.shown(render(snapshot, BUILD)), (), TEXT_0_0_4)
+
+
 def _whole(collector: Collector) -> Callable[[], Awaitable[object]]:
     async def whole() -> None:
-        ENCODER.encode(render(await collector.collect(), BUILD), (), TEXT_0_0_4)
+        _page(await collector.collect())
 
     return whole
 
@@ -138,7 +145,7 @@ async def _result(full: FullHost, collector: Collector, cost: Cost, runs: int) -
     snapshot = await collector.collect()
 
     async def exposition() -> None:
-        ENCODER.encode(render(snapshot, BUILD), (), TEXT_0_0_4)
+        _page(snapshot)
 
     facts = await host.discover(5)
     pids = [pid for daemon in full.daemons for pid in daemon.clients]
@@ -156,7 +163,7 @@ async def _result(full: FullHost, collector: Collector, cost: Cost, runs: int) -
     }
     costs = dict(zip(alone, await measure(list(alone.values()), runs), strict=True))
     page_cost = costs.pop("page")
-    page = ENCODER.encode(render(snapshot, BUILD), (), TEXT_0_0_4)
+    page = _page(snapshot)
     found = sum(len(server.clients) for daemon in snapshot.daemons for server in daemon.servers)
     expected = sum(len(daemon.clients) for daemon in full.daemons)
     if found != expected or not all(result.success for result in snapshot.collectors):

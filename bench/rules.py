@@ -33,11 +33,15 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics.render import Build, ClientSeries, render
+from mps_exporter.metrics.sparse import SparseSeries
+from mps_exporter.mps.counters import Counters
+from mps_exporter.mps.histogram import NO_BOUNDS, WAIT_BOUNDS
 from mps_exporter.observations import GpuObservation, LogState, NvmlObservation
 from mps_exporter.snapshot import (
     EXIT_CAUSES,
     LOSS_CAUSES,
+    PROCESS_KINDS,
     REJECTION_CAUSES,
     Client,
     CollectorResult,
@@ -64,7 +68,6 @@ SCRAPE_SECONDS = 15
 RULES_SECONDS = 30
 NOW = time.time()
 HOST = "HOST"
-WAIT_BOUNDS = (0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
 
 
 def recorded_gpu() -> GpuObservation:
@@ -103,7 +106,8 @@ def client(daemon: int, number: int, uuid: str) -> Client:
 
 def counters(uuid: str) -> LogMetricValues:
     """Of a daemon that has met everything."""
-    histogram = Histogram(WAIT_BOUNDS, (1,) * (len(WAIT_BOUNDS) + 1), 1000.0)
+    waits = Histogram(WAIT_BOUNDS, (1,) * (len(WAIT_BOUNDS) + 1), 1000.0)
+    histogram = Histogram(NO_BOUNDS, (16,), 1000.0)
     users: list[LabelValues] = [(uid,) for uid in USERS]
     causes: list[LabelValues] = [(cause,) for cause in EXIT_CAUSES]
     return {
@@ -123,7 +127,7 @@ def counters(uuid: str) -> LogMetricValues:
         "mps_client_rejections_total": {
             (uid, cause): 1 for uid in USERS for cause in REJECTION_CAUSES
         },
-        "mps_uid_wait_seconds": dict.fromkeys(users, histogram),
+        "mps_uid_wait_seconds": dict.fromkeys(users, waits),
         "mps_uid_waits_abandoned_total": dict.fromkeys(users, 1),
         "mps_uid_overtakes_total": dict.fromkeys(users, 40),
         "mps_uid_handovers_total": {(): 12},
@@ -133,6 +137,27 @@ def counters(uuid: str) -> LogMetricValues:
         "mps_control_log_unrecognized_lines_total": {("control",): 0, ("server",): 0},
         "mps_control_log_query_lines_total": {(): 0},
     }
+
+
+def idle_host(gpus: int = GPUS) -> Snapshot:
+    """Make a host on which nothing has happened yet: no user, no server, no incident."""
+    busy = host(0, gpus)
+    daemons = [
+        replace(
+            daemon,
+            servers=(),
+            servers_count=0,
+            waits=(),
+            handover_backoff_seconds=None,
+            counters=Counters().snapshot(),
+        )
+        for daemon in busy.daemons
+    ]
+    cards = [
+        replace(card, processes_by_kind=dict.fromkeys(PROCESS_KINDS, 0), sm_committed_ratio=None)
+        for card in busy.gpus
+    ]
+    return replace(busy, daemons=tuple(daemons), gpus=tuple(cards))
 
 
 def host(clients: int = CLIENTS, gpus: int = GPUS) -> Snapshot:
@@ -218,7 +243,13 @@ def host(clients: int = CLIENTS, gpus: int = GPUS) -> Snapshot:
 
 def exposition(clients: int = CLIENTS, gpus: int = GPUS) -> bytes:
     """What the exporter on such a host says; HOST stands where hosts differ."""
-    families = render(host(clients, gpus), Build("0", "", "3.11"))
+    return page_of(host(clients, gpus))
+
+
+def page_of(snapshot: Snapshot, clients: ClientSeries = "full") -> bytes:
+    """The first page of an exporter that sees this."""
+    build = Build("0", "", "3.11")
+    families = SparseSeries().shown(render(snapshot, build, clients=clients))
     process = CollectorRegistry()
     ProcessCollector(registry=process)
     return Encoder().encode(families, tuple(process.collect()), TEXT_0_0_4)
@@ -264,12 +295,18 @@ def series_table() -> Iterator[str]:
     yield "| | series |"
     yield "|---|---|"
     yield f"| the exporter itself | {series(exposition(0, 0))} |"
-    yield (
-        f"| a GPU with its own control daemon, without clients | {series(idle) - series(one_gpu)} |"
-    )
+    quiet = series(page_of(idle_host())) - series(page_of(idle_host(GPUS - 1)))
+    yield f"| a GPU with its own control daemon, while nothing happens | {quiet} |"
+    met = series(idle) - series(one_gpu)
+    yield f"| the same after waits, crashes, faults and refusals of three users | {met} |"
     per_client = (series(full) - series(half)) / (GPUS * CLIENTS / 2)
     yield f"| a client with one GPU | {per_client:.0f} |"
-    yield f"| a host of {GPUS} GPUs with {CLIENTS} clients each | {series(full):,} |"
+    host_words = f"a host of {GPUS} GPUs with {CLIENTS} clients each, after all that"
+    yield f"| {host_words} | {series(full):,} |"
+    levels: tuple[ClientSeries, ...] = ("summary", "off")
+    for level in levels:
+        count = series(page_of(host(), level))
+        yield f"| that host with `--collector.clients={level}` | {count:,} |"
 
 
 def print_sizes() -> None:

@@ -25,6 +25,7 @@ from bench.rules import series_table
 from mps_exporter.command_table import COMMANDS, default_text, grouped
 from mps_exporter.config import FLAGS
 from mps_exporter.diagnostics import ADVICE
+from mps_exporter.metrics import sparse
 from mps_exporter.metrics.catalogue import CATALOGUE
 from tools import awesome_alerts, chart
 from tools.man_page import man_page
@@ -71,6 +72,7 @@ def metrics_page() -> Iterator[str]:
                 words += f" `{label}` is one of: {', '.join(values)}."
             if spec.note:
                 words += f" {spec.note}"
+            words = " ".join([words, *sparse.words(spec.name)])
             words = words.replace("|", "\\|")
             yield f"| `{spec.name}` | {spec.kind} | {labels} | {words} | {spec.source} |"
 

@@ -10,6 +10,7 @@ import platform
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector
 
@@ -18,7 +19,8 @@ from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4, ContentFormat
 from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics.render import Build, ClientSeries, render
+from mps_exporter.metrics.sparse import SparseSeries
 from mps_exporter.metrics.spec import Family
 from mps_exporter.observations import Observation
 from mps_exporter.replay import ReplayPlayer
@@ -41,11 +43,11 @@ def build() -> Build:
     return Build(mps_exporter.__version__, revision, platform.python_version())
 
 
-def render_families(snapshot: Snapshot) -> list[Family]:
+def render_families(snapshot: Snapshot, clients: ClientSeries = "full") -> list[Family]:
     """All metrics of a snapshot, in the viewer's time."""
     if snapshot.recording is None:
-        return render(snapshot, build())
-    return render(snapshot, build(), wall=snapshot.recording.viewer_time)
+        return render(snapshot, build(), clients=clients)
+    return render(snapshot, build(), wall=snapshot.recording.viewer_time, clients=clients)
 
 
 class CollectorBackend:
@@ -53,6 +55,8 @@ class CollectorBackend:
 
     def __init__(self, settings: Settings, playlist: Playlist | None = None) -> None:
         self._encoder = Encoder()
+        self._sparse = SparseSeries()
+        self._clients = cast("ClientSeries", settings.collector_clients)
         self._renderers = ThreadPoolExecutor(2, thread_name_prefix="render")
         self._process = CollectorRegistry()
         if not settings.web_disable_exporter_metrics:
@@ -67,7 +71,7 @@ class CollectorBackend:
             self._live_collector = Collector(self._live, settings, on_incident=self._publish)
         else:
             self.player = ReplayPlayer(
-                playlist, settings, render=render_families, on_incident=self._publish
+                playlist, settings, render=self._render, on_incident=self._publish
             )
 
     # -- the collector's life
@@ -109,10 +113,14 @@ class CollectorBackend:
             self._renderers, self._encode, snapshot, content_format, gzip
         )
 
+    def _render(self, snapshot: Snapshot) -> list[Family]:
+        return render_families(snapshot, self._clients)
+
     def _encode(self, snapshot: Snapshot, content_format: ContentFormat, gzip: bool) -> bytes:
-        families = render_families(snapshot)
+        families = self._render(snapshot)
         if self.player is not None:
             families = self.player.counted(snapshot, families)
+        families = self._sparse.shown(families)
         own: list[Metric] = list(self._process.collect())
         page = self._encoder.encode(families, own, content_format)
         return gzip_format.compress(page, GZIP_LEVEL, mtime=0) if gzip else page

@@ -55,6 +55,7 @@ class Settings:
     collector_control: bool = True
     collector_logs: bool = True
     collector_process: bool = True
+    collector_clients: str = "full"
     collector_clients_max: int = 1000
     collector_timeout: float = 10.0
     collector_nvml_serials: bool = False
@@ -313,6 +314,13 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("path.cgroupfs", _text, "Where cgroup version 2 is mounted.", "DIR", commands=_HOST),
     *(Flag(f"collector.{name}", _switch, _COLLECTOR_HELP[name]) for name in COLLECTORS),
+    Flag(
+        "collector.clients",
+        _one_of("full", "summary", "off"),
+        "Series of single clients: full, summary (identity, state, contexts, memory) or off.",
+        "LEVEL",
+        commands=("serve", "demo"),
+    ),
     Flag(
         "collector.clients.max",
         _integer(0, 100_000),

@@ -114,6 +114,29 @@ class DaemonView:
 
 
 @dataclass(frozen=True, slots=True)
+class MpsDirectory:
+    """A pipe directory where no daemon runs."""
+
+    path: str
+    owner_uid: int
+    promised_by: str = ""
+    """What says that a daemon runs there; "": nothing, its files are left."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostTraces:
+    """What a host shows beside its daemons: asked for once, by the doctor."""
+
+    zombies: tuple[ProcessFacts, ...] = ()
+    """Processes of MPS's programs that have ended and were not reaped."""
+    orphans: tuple[ProcessFacts, ...] = ()
+    """Servers whose parent is no control daemon."""
+    directories: tuple[MpsDirectory, ...] = ()
+    holders: tuple[ProcessFacts, ...] = ()
+    """Processes that have a device file of the driver open, as far as the caller may see."""
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonFacts:
     """One control daemon: running (found in /proc) or only configured."""
 

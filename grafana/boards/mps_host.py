@@ -100,8 +100,8 @@ KEYS = "job, instance, daemon, server, pid, gpu, uuid"
 CLIENTS = table(
     "Clients and their limits",
     "Healthy: memory well below its limit. Every connected program, its limits and its use; at "
-    "most 500. A limit is a cap, not a reservation. SM share set is what was configured; "
-    "effective is after rounding to whole SMs. Where limits may not be read they are left "
+    "most 500. A limit is a cap, not a reservation. The SM share is after rounding to whole "
+    "SMs. Where limits may not be read they are left "
     "out. The user links to the user's dashboard.",
     (
         f"topk(500, max by ({KEYS}, uid, user, command, slurm_job_id, container_id, limit_source) ("
@@ -109,7 +109,9 @@ CLIENTS = table(
         " group_left (uid, user, command, slurm_job_id, container_id, limit_source)"
         " mps_client_info))",
         f"topk(500, max by ({KEYS}) (mps_client_sm_limit"
-        " / on (job, instance, uuid) group_left mps_gpu_sms))",
+        " / on (job, instance, uuid) group_left mps_gpu_sms"
+        " or mps_client_contexts * 0 + on (job, instance, daemon, server, pid)"
+        " group_left mps_client_active_thread_ratio))",
         f"topk(500, max by ({KEYS}) (mps_client_sm_limit))",
         f"topk(500, max by ({KEYS}) (mps_client_memory_used_bytes))",
         f"topk(500, max by ({KEYS}) (mps_client_memory_limit_bytes))",
@@ -117,10 +119,11 @@ CLIENTS = table(
         " / mps_client_memory_limit_bytes))",
         f"topk(500, max by ({KEYS}) (mps_client_contexts * 0 + on (job, instance, daemon, server,"
         " pid) group_left mps_client_start_time_seconds)) * 1000",
-        f"topk(500, max by ({KEYS}) (mps_client_contexts * 0 + on (job, instance, daemon, server,"
-        " pid) group_left mps_client_active_thread_ratio))",
         f"topk(500, max by ({KEYS}, state) (mps_client_contexts * 0 + on (job, instance, daemon,"
-        " server, pid) group_left (state) (mps_client_state == 1)))",
+        " server, pid) group_left (state) (mps_client_state == 1) or label_replace("
+        "mps_client_contexts * 0 unless on (job, instance, daemon, server, pid) mps_client_state"
+        ' and on (job, instance, daemon) mps_control_log_readable{log="server"} == 1,'
+        ' "state", "active", "", "")))',
     ),
     (
         Column("User", "uid", width=85, links=(to_user("${__data.fields.User}"),)),
@@ -129,8 +132,7 @@ CLIENTS = table(
         Column("State", "state", width=100),
         Column("PID", "pid", width=80),
         Column("GPU", "gpu", width=70),
-        Column("SM share set", "H", unit=SHARE, decimals=0, width=115),
-        Column("Effective share", "B", unit=SHARE, decimals=0, width=125),
+        Column("SM share", "B", unit=SHARE, decimals=0, width=125),
         Column("SMs", "C", width=60),
         Column("Memory", "D", unit=BYTES, width=95),
         Column("Memory limit", "E", unit=BYTES, width=110),

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from prometheus_client import Metric
 
-from mps_exporter.metrics.render import states_of
 from mps_exporter.metrics.spec import Family, HistogramValue
 
 
@@ -24,7 +23,7 @@ def to_metric(family: Family) -> Metric:
             metric.add_sample(f"{spec.name}_count", labels, value.buckets[-1][1])
             metric.add_sample(f"{spec.name}_sum", labels, value.sum)
         elif isinstance(value, Mapping):
-            for state, active in states_of(spec, value).items():
+            for state, active in value.items():
                 metric.add_sample(spec.name, {**labels, spec.name: state}, float(active))
         else:
             metric.add_sample(spec.name, labels, value)

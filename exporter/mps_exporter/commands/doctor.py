@@ -12,7 +12,7 @@ from mps_exporter.commands.common import StartError
 from mps_exporter.commands.once import look
 from mps_exporter.config import Settings
 from mps_exporter.diagnostics import recent_incidents
-from mps_exporter.observations import DaemonView
+from mps_exporter.observations import DaemonView, HostTraces
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.terminal import print_output, supports_colour
 
@@ -53,9 +53,11 @@ async def diagnose(
     procfs = settings.path_procfs if recording is None else None
     recent = recent_incidents(snapshot, views=_failing(snapshot, procfs))
     if whom is None:
-        lines = doctor_report.report(snapshot, recent, paint)
-        _print(doctor_report.as_json(snapshot, recent) if as_json else "\n".join(lines))
-        return doctor_report.exit_status(snapshot, recent)
+        traces = _traces(snapshot, procfs)
+        diagnosis = doctor_report.Diagnosis(snapshot, recent, traces)
+        lines = doctor_report.report(diagnosis, paint)
+        _print(doctor_report.as_json(diagnosis) if as_json else "\n".join(lines))
+        return doctor_report.exit_status(diagnosis)
     # A diagnosis of the host is made without these, and sooner.
     from mps_exporter.commands import process_report
     from mps_exporter.commands.doctor_processes import check as check_processes
@@ -63,6 +65,14 @@ async def diagnose(
     checks = check_processes(whom, snapshot, recent, procfs)
     _print(process_report.as_json(checks) if as_json else process_report.text(checks, paint))
     return process_report.exit_status(checks)
+
+
+def _traces(snapshot: Snapshot, procfs: str | None) -> HostTraces:
+    if procfs is None:
+        return HostTraces()
+    from mps_exporter.sources.host_traces import look_for_traces
+
+    return look_for_traces([one.facts for one in snapshot.daemons if one.facts], procfs)
 
 
 def _failing(snapshot: Snapshot, procfs: str | None) -> dict[str, DaemonView]:

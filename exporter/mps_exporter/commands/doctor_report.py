@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics import ADVICE, Finding, Severity, findings, most_severe, unseen
+from mps_exporter.diagnostics import (
+    ADVICE,
+    Finding,
+    Severity,
+    findings,
+    in_order,
+    most_severe,
+    unseen,
+)
 from mps_exporter.diagnostics.partitions import partitioning_lines
+from mps_exporter.diagnostics.traces import of_traces
+from mps_exporter.observations import HostTraces
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 
 Painter = Callable[[str, str], str]
@@ -33,16 +43,34 @@ def coloured(text: str, style: str) -> str:
     return f"\033[{_COLOURS[style]}m{text}\033[0m"
 
 
-def exit_status(snapshot: Snapshot, recent: tuple[Finding, ...] = ()) -> int:
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What the doctor knows of a host."""
+
+    snapshot: Snapshot
+    recent: tuple[Finding, ...] = ()
+    """What happened lately."""
+    traces: HostTraces = field(default_factory=HostTraces)
+
+    @property
+    def found(self) -> tuple[Finding, ...]:
+        """All that applies now, the most urgent first."""
+        return in_order((*findings(self.snapshot), *of_traces(self.traces)))
+
+
+def exit_status(seen: Diagnosis) -> int:
     """0, 1 (warnings) or 2 (critical); what is only information is no fault.
 
     Of what happened lately only a server that could not start counts, where none has started since.
     """
-    without = {one.pipe_directory for one in snapshot.daemons if one.pid and not one.servers}
+    daemons = seen.snapshot.daemons
+    without = {one.pipe_directory for one in daemons if one.pid and not one.servers}
     failing = (
-        one for one in recent if one.advice.name == "server_start_failed" and one.daemon in without
+        one
+        for one in seen.recent
+        if one.advice.name == "server_start_failed" and one.daemon in without
     )
-    return EXIT_STATUS[most_severe((*findings(snapshot), *failing))]
+    return EXIT_STATUS[most_severe((*seen.found, *failing))]
 
 
 HEALTHY, UNHEALTHY, UNKNOWN = 0, 1, 2
@@ -81,27 +109,28 @@ def _brief(text: str) -> str:
     return text if len(text) <= CHECK_CHARACTERS else f"{text[: CHECK_CHARACTERS - 3]}..."
 
 
-def report(
-    snapshot: Snapshot, recent: tuple[Finding, ...] = (), paint: Painter = plain
-) -> Iterator[str]:
+def report(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
     """The lines for a person."""
+    snapshot = seen.snapshot
     yield from _gpus(snapshot, paint)
+    if holders := [f"{humanize.printable(one.name)} ({one.pid})" for one in seen.traces.holders]:
+        yield f"  the driver is held open by {', '.join(holders)}"
     yield ""
     yield from _daemons(snapshot, paint)
     yield ""
-    yield from _found(snapshot, paint)
-    if recent:
+    yield from _found(seen, paint)
+    if seen.recent:
         yield ""
         yield "In the last five minutes:"
-        for finding in recent:
+        for finding in seen.recent:
             yield ""
             yield from _finding(finding, paint)
 
 
-def _found(snapshot: Snapshot, paint: Painter) -> Iterator[str]:
-    found = findings(snapshot)
+def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
+    found = seen.found
     if not found:
-        unknown = unseen(snapshot)
+        unknown = unseen(seen.snapshot)
         if unknown:
             yield humanize.sentence(f"nothing wrong was seen, but {'; '.join(unknown)}")
         else:
@@ -233,15 +262,17 @@ def _object(finding: Finding) -> dict[str, object]:
     }
 
 
-def as_json(snapshot: Snapshot, recent: tuple[Finding, ...] = ()) -> str:
+def as_json(seen: Diagnosis) -> str:
     """The findings for a program."""
+    snapshot = seen.snapshot
     return json.dumps(
         {
             "version": 1,
             "taken_at": datetime.fromtimestamp(snapshot.taken_at, UTC).isoformat(),
-            "exit_status": exit_status(snapshot, recent),
-            "findings": [_object(finding) for finding in findings(snapshot)],
-            "recent": [_object(finding) for finding in recent],
+            "exit_status": exit_status(seen),
+            "findings": [_object(finding) for finding in seen.found],
+            "recent": [_object(finding) for finding in seen.recent],
+            "driver_held_by": [one.pid for one in seen.traces.holders],
             "not_seen": {
                 result.name: result.error for result in snapshot.collectors if not result.success
             },

@@ -94,6 +94,7 @@ async def _metrics(settings: Settings) -> bytes:
     from mps_exporter.metrics.content_format import TEXT_0_0_4
     from mps_exporter.metrics.exposition import Encoder
     from mps_exporter.metrics.render import render
+    from mps_exporter.metrics.sparse import SparseSeries
 
     snapshot = await look(settings)
     # Counters begin at 0 with each start of the exporter: here they would never be anything else.
@@ -102,7 +103,7 @@ async def _metrics(settings: Settings) -> bytes:
         for family in render(snapshot, build())
         if family.spec.kind not in {"counter", "histogram"}
     ]
-    return Encoder().encode(families, (), TEXT_0_0_4)
+    return Encoder().encode(SparseSeries().shown(families), (), TEXT_0_0_4)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -17,8 +17,9 @@ class Advice:
     severity: Severity
     title: str
     why: str
-    kind: Literal["state", "blindness", "news"] = "state"
-    """A state of the host, something that this exporter cannot see, or something that happened."""
+    kind: Literal["state", "blindness", "news", "trace"] = "state"
+    """A state of the host, something that this exporter cannot see, something that happened, or
+    something that only the doctor looks for."""
 
 
 Texts = Callable[[], tuple[str, str]]
@@ -390,10 +391,43 @@ _RECENT_INCIDENTS = (
     ),
 )
 
+_TRACES = (
+    Advice(
+        "daemon_promised",
+        "warning",
+        "A control daemon is configured and does not run",
+        "A systemd unit or Kubernetes promised it: programs that are started for it wait, or run "
+        "without MPS.",
+        "trace",
+    ),
+    Advice(
+        "server_without_daemon",
+        "warning",
+        "A server has lost its control daemon",
+        "It accepts no clients, and keeps GPU memory and the driver.",
+        "trace",
+    ),
+    Advice(
+        "process_not_reaped",
+        "warning",
+        "A process of MPS has ended and was not reaped",
+        "It was reported to keep a new server from working until its parent ended.",
+        "trace",
+    ),
+    Advice(
+        "directory_left",
+        "info",
+        "A daemon that is gone has left its pipe directory",
+        "Programs that are started for it run without MPS. Its files do no harm to a new daemon of "
+        "the same user.",
+        "trace",
+    ),
+)
+
 ADVICE: dict[str, Advice] = {
     advice.name: advice
     for severity in ("critical", "warning", "info")
-    for advice in (*_STATES, *_RECENT_INCIDENTS, *_MISCONFIGURATIONS, *_VISIBILITY)
+    for advice in (*_STATES, *_RECENT_INCIDENTS, *_MISCONFIGURATIONS, *_VISIBILITY, *_TRACES)
     if advice.severity == severity
 }
 """Every advice by its name, the most urgent first."""

@@ -15,7 +15,6 @@ from prometheus_client import Metric
 
 from mps_exporter.metrics.client_library import encode_metrics
 from mps_exporter.metrics.content_format import ContentFormat, Escaping, Syntax
-from mps_exporter.metrics.render import states_of
 from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
 
 TEXT_SUFFIXES = {"counter": "_total", "info": "_info"}
@@ -188,6 +187,8 @@ def _lines(family: Family) -> tuple[Sequence[LineKey], Sequence[float]]:
         ]
     else:
         rows = family.samples  # type: ignore[assignment] # the other kinds' values are numbers
+    if not rows:
+        return (), ()
     keys, numbers = zip(*rows, strict=True)
     return keys, numbers
 
@@ -208,5 +209,5 @@ def _of_stateset(
 ) -> Iterator[tuple[LineKey, float]]:
     if not isinstance(value, Mapping):
         raise TypeError(f"{spec.name} is a set of states, its value is not")
-    for state, active in states_of(spec, value).items():
+    for state, active in value.items():
         yield ("", *values, state), float(active)

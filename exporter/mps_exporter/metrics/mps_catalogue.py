@@ -30,6 +30,9 @@ _TOOL = "nvidia-cuda-mps-control"
 _PROC = "/proc"
 
 
+_STATES_SHOWN = tuple(state for state in CLIENT_STATES if state != "active")
+"""Nearly all clients are active: that is shown by no series of its own."""
+
 _STATES = {"mps_control_state": CONTROL_STATES, "mps_server_state": SERVER_STATES}
 
 _OF_LOG = {"log": get_args(LogName)}
@@ -41,18 +44,16 @@ _VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "mps_control_log_size_bytes": _OF_LOG,
     "mps_control_log_readable": _OF_LOG,
     "mps_client_info": {"limit_source": LIMIT_SOURCES},
-    "mps_client_state": {"state": CLIENT_STATES},
+    "mps_client_state": {"state": _STATES_SHOWN},
+    "mps_client_state_since_timestamp_seconds": {"state": _STATES_SHOWN},
     "mps_namespace_limited": {"limit": NAMESPACE_LIMITS},
     "mps_client_sm_partition_info": {"fault": PARTITION_FAULTS},
     "mps_sm_partition_info": {"include_remainder": ("true", "false")},
     "mps_control_feature_info": {"enabled": ("true", "false"), "default": ("true", "false")},
     "mps_control_reply_not_understood": {"reply": REPLIES, "part": REPLY_PARTS},
-    "mps_client_state_since_timestamp_seconds": {
-        "state": tuple(state for state in CLIENT_STATES if state != "active")
-    },
     "mps_gpu_processes": {"kind": PROCESS_KINDS},
     "mps_advice": {
-        "advice": tuple(one.name for one in ADVICE.values() if one.kind != "news"),
+        "advice": tuple(one.name for one in ADVICE.values() if one.kind not in ("news", "trace")),
         "severity": get_args(Severity),
     },
     "mps_scrape_collector_duration_seconds": _OF_COLLECTOR,
@@ -65,9 +66,9 @@ _NOTES = {
     "mps_client_state": "Waiting: in the queue behind another user's server (`server` is empty). "
     "Connecting: connected, without a context yet; a program may stay in this state for long. "
     "Creating_context: a context is being created, and cannot be used yet. Torn_down: a fatal GPU "
-    "error hit it, and it cannot use the GPU any more. Absent where server.log cannot be read or "
-    "does not name clients (drivers before 580), and for several waiting clients that their "
-    "daemon logs with PID 0.",
+    "error hit it, and it cannot use the GPU any more. Absent for active clients: those with a "
+    "context. Absent, too, where server.log cannot be read or does not name clients (drivers "
+    "before 580), and for several waiting clients that their daemon logs with PID 0.",
     "mps_uid_wait_seconds": "A wait ends when the user's server is ready, and is counted once the "
     "client has a context; where server.log cannot be read or does not name clients, once the "
     "daemon sends the client to its server.",
@@ -359,7 +360,7 @@ CLIENTS = _section(
         "gauge",
         (*_DSP, "uid", "state"),
         BOTH_LOGS,
-        "1 for the state that the client is in.",
+        "1 for the state that a client is in that is not active.",
     ),
     (
         "mps_client_state_since_timestamp_seconds",
@@ -396,7 +397,8 @@ CLIENTS = _section(
         _DSP,
         f"{_PROC}/PID/environ, {_TOOL}",
         "Maximum share of the SMs that MPS allows the client, 0 to 1: the lower of its own limit "
-        "and the server's when it connected. Its own limit is that in its environment at exec.",
+        "and the server's when it connected. Its own limit is that in its environment at exec. "
+        "Absent where mps_client_sm_limit says it in SMs.",
     ),
     (
         "mps_client_sm_limit",
@@ -411,7 +413,7 @@ CLIENTS = _section(
         "gauge",
         _DSP,
         f"{_PROC}/PID/environ",
-        "Priority that the client requested: 0 normal, 1 below normal.",
+        "1 where the client requested a priority below normal; else absent.",
     ),
     "mps_client_connections_total",
     "mps_client_disconnections_total",
@@ -424,8 +426,8 @@ CLIENTS = _section(
         "gauge",
         _D,
         "this exporter",
-        "Clients without separate metrics: those beyond --collector.clients.max, and several that "
-        "their daemon logs with PID 0.",
+        "Clients without separate metrics: those beyond --collector.clients.max, several that "
+        "their daemon logs with PID 0, and all of them with --collector.clients=off.",
     ),
 )
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from mps_exporter.diagnostics import findings
 from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.metrics.gpu_readings import series_of
 from mps_exporter.metrics.render_partitions import add_cgroups, add_partitioning
-from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
+from mps_exporter.metrics.spec import Family, HistogramValue
 from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.snapshot import (
     QUERY_FAILURE_REASONS,
-    SERVER_STATES,
     Client,
     ClientState,
     ControlDaemon,
@@ -46,6 +46,9 @@ DAEMON_POSITION = {
 }
 """Metric -> which of its labels is the daemon."""
 
+ClientSeries = Literal["full", "summary", "off"]
+"""Which series single clients have: all; who they are, their state, contexts and memory; none."""
+
 SampleValue = float | HistogramValue | dict[str, bool]
 
 RawLabels = tuple[str | int | None, ...]
@@ -71,8 +74,17 @@ def _identity(moment: float) -> float:
 class Samples:
     """Collects samples by metric, in the catalogue's order."""
 
-    def __init__(self, wall: Callable[[float], float], gpu_indexes: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        wall: Callable[[float], float],
+        gpu_indexes: Mapping[str, str],
+        clients: ClientSeries = "full",
+    ) -> None:
         self._wall = wall
+        self.clients = clients != "off"
+        """Whether single clients have series."""
+        self.client_limits = clients == "full"
+        """Whether they have those of their limits, too."""
         self.gpu_indexes = gpu_indexes
         self._gpus: dict[str, Texts] = {}
         self._by_name: dict[str, dict[Texts, SampleValue]] = {}
@@ -87,7 +99,7 @@ class Samples:
         if value is None:
             return
         if isinstance(value, dict):
-            value = {_label(state, LABEL_VALUE_MAX): active for state, active in value.items()}
+            value = _states(name, value)
         elif name in MOMENTS and isinstance(value, float | int):
             value = self._wall(value)
         found = self._by_name.get(name)
@@ -162,6 +174,7 @@ def render(
     build: Build,
     *,
     wall: Callable[[float], float] = _identity,
+    clients: ClientSeries = "full",
 ) -> list[Family]:
     """All metrics of a snapshot.
 
@@ -170,15 +183,16 @@ def render(
         build: The exporter's own version.
         wall: Maps a time of the snapshot to the reader's clock; a recording that is replayed
             faster than it was made has a clock of its own.
+        clients: Which series single clients have.
     """
-    samples = Samples(wall, snapshot.gpu_indexes)
+    samples = Samples(wall, snapshot.gpu_indexes, clients)
     samples.add(
         "mps_exporter_build_info", (build.version, build.revision, build.python_version), 1.0
     )
     samples.add("mps_exporter_unreadable_environments", (), snapshot.unreadable_environments)
     for uid, count in sorted(snapshot.ignored_processes.items()):
         samples.add("mps_exporter_ignored_processes", (uid,), count)
-    for one in snapshot.containers:
+    for one in snapshot.containers if samples.clients else ():
         samples.add(
             "mps_container_info", (one.container_id, one.namespace, one.pod, one.container), 1.0
         )
@@ -252,7 +266,7 @@ def _daemon(samples: Samples, daemon: ControlDaemon) -> None:
     omitted = daemon.dropped_clients
     for server in daemon.servers:
         omitted += _server(samples, daemon, server)
-    add_partitioning(samples.add, daemon, samples.gpu_indexes)
+    add_partitioning(samples.add, daemon, samples.gpu_indexes, single_clients=samples.clients)
     _waits(samples, daemon)
     _log_metrics(samples, daemon)
     add("mps_client_dropped_series", d, omitted)
@@ -277,6 +291,8 @@ def _server(samples: Samples, daemon: ControlDaemon, server: Server) -> int:
         add("mps_server_ghost", ds, float(server.ghost))
     # A daemon in a PID namespace of its own calls all clients outside 0: several of them would be
     # one, with the numbers of the first.
+    if not samples.clients:
+        return len(server.clients)
     nameless = sum(client.pid == 0 for client in server.clients)
     omitted = nameless if nameless > 1 else 0
     for client in server.clients:
@@ -287,7 +303,6 @@ def _server(samples: Samples, daemon: ControlDaemon, server: Server) -> int:
 
 def _client(samples: Samples, daemon: ControlDaemon, client: Client) -> None:
     dsp = _texts((daemon.pipe_directory, client.server_pid, client.pid), 0)
-    put, by_gpu = samples.put, samples.put_by_gpu
     info = (
         client.uid,
         client.user,
@@ -299,31 +314,34 @@ def _client(samples: Samples, daemon: ControlDaemon, client: Client) -> None:
         client.pid_namespace,
         client.limit_source,
     )
-    put("mps_client_info", dsp + _texts(info, -1), 1.0)
-    put("mps_client_start_time_seconds", dsp, client.connected_at)
+    samples.put("mps_client_info", dsp + _texts(info, -1), 1.0)
     _client_state(samples, dsp, client.uid, client.state, client.state_since)
-    by_gpu("mps_client_contexts", dsp, client.contexts)
-    by_gpu("mps_client_memory_used_bytes", dsp, client.memory_used_bytes)
-    by_gpu("mps_client_memory_limit_bytes", dsp, client.memory_limit_bytes)
-    put("mps_client_active_thread_ratio", dsp, client.active_thread_ratio)
-    by_gpu("mps_client_sm_limit", dsp, client.sm_limit)
-    put("mps_client_priority", dsp, client.priority)
+    samples.put_by_gpu("mps_client_contexts", dsp, client.contexts)
+    samples.put_by_gpu("mps_client_memory_used_bytes", dsp, client.memory_used_bytes)
+    if not samples.client_limits:
+        return
+    samples.put("mps_client_start_time_seconds", dsp, client.connected_at)
+    samples.put_by_gpu("mps_client_memory_limit_bytes", dsp, client.memory_limit_bytes)
+    samples.put_by_gpu("mps_client_sm_limit", dsp, client.sm_limit)
+    if not client.contexts or client.contexts.keys() - client.sm_limit.keys():
+        # Elsewhere the SMs say it, after the hardware's rounding.
+        samples.put("mps_client_active_thread_ratio", dsp, client.active_thread_ratio)
+    samples.put("mps_client_priority", dsp, client.priority or None)
 
 
 def _client_state(
     samples: Samples, dsp: Texts, uid: int | None, state: ClientState | None, since: float | None
 ) -> None:
-    labels = dsp + _texts((uid, state), -1)
-    if state is not None:
-        samples.put("mps_client_state", labels, 1.0)
-    if state != "active":  # since about when it connected
+    if state != "active":  # as nearly all are, since about when they connected
+        labels = dsp + _texts((uid, state), -1)
+        samples.put("mps_client_state", labels, None if state is None else 1.0)
         samples.put("mps_client_state_since_timestamp_seconds", labels, since)
 
 
 def _waits(samples: Samples, daemon: ControlDaemon) -> None:
     d = daemon.pipe_directory
     connected = {client.pid for server in daemon.servers for client in server.clients}
-    for wait in daemon.waits:
+    for wait in daemon.waits if samples.clients else ():
         if wait.pid and not wait.dead and wait.pid not in connected:
             dsp = _texts((d, None, wait.pid), 0)
             _client_state(samples, dsp, wait.uid, "waiting", wait.since)
@@ -407,7 +425,8 @@ def _gpu(samples: Samples, gpu: Gpu, snapshot: Snapshot) -> None:
         samples.put(name, labels, states)
 
 
-def states_of(spec: MetricSpec, value: Mapping[str, bool]) -> dict[str, bool]:
+def _states(name: str, active: Mapping[str, bool]) -> dict[str, bool]:
     """All states of a stateset: the known ones first, then unknown words that were met."""
-    known = {state: bool(value.get(state, False)) for state in spec.states or SERVER_STATES}
-    return known | {state: active for state, active in value.items() if state not in known}
+    found = {_label(state, LABEL_VALUE_MAX): value for state, value in active.items()}
+    spec = CATALOGUE.get(name)
+    return dict.fromkeys(() if spec is None else spec.states, False) | found

@@ -21,7 +21,9 @@ AddSample = Callable[[str, tuple[str | int | None, ...], float | int | None], No
 """(metric, labels, value): None adds nothing."""
 
 
-def add_partitioning(add: AddSample, daemon: ControlDaemon, indexes: Mapping[str, str]) -> None:
+def add_partitioning(
+    add: AddSample, daemon: ControlDaemon, indexes: Mapping[str, str], *, single_clients: bool
+) -> None:
     """Add what only MPS v3 daemons have, and partitions; nothing of any other daemon."""
     found = daemon.partitioning
     if found is None:
@@ -29,7 +31,7 @@ def add_partitioning(add: AddSample, daemon: ControlDaemon, indexes: Mapping[str
     d = (daemon.pipe_directory,)
     clients = [client for server in daemon.servers for client in server.clients]
     labels = {one.partition_id: one.label for one in found.partitions or ()}
-    for client in clients:
+    for client in clients if single_clients else ():
         _client(add, d, client, labels)
     _servers(add, d, found)
     for namespace in found.namespaces or ():

@@ -25,42 +25,8 @@ WAIT_BOUNDS = (
 )
 """A wait behind another user's server: 0.1 s (an idle server is replaced) to 2 h."""
 
-STARTUP_BOUNDS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""A server's start: 0.06 s to 0.54 s were seen on driver 580."""
-
-RECOVERY_BOUNDS = (
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    300.0,
-    1800.0,
-)
-"""From a fault to the context's destruction: 0.025 s, or as long as a victim refuses to leave."""
-
-SESSION_BOUNDS = (
-    0.5,
-    1.0,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    300.0,
-    900.0,
-    1800.0,
-    3600.0,
-    14400.0,
-    43200.0,
-    86400.0,
-)
-"""A client's stay: half a second to a day."""
+NO_BOUNDS: tuple[float, ...] = ()
+"""Only how many and how long together: no rule and no dashboard asks how they are distributed."""
 
 
 class HistogramBuilder:

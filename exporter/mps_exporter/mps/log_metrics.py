@@ -10,12 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from mps_exporter.mps.histogram import (
-    RECOVERY_BOUNDS,
-    SESSION_BOUNDS,
-    STARTUP_BOUNDS,
-    WAIT_BOUNDS,
-)
+from mps_exporter.mps.histogram import NO_BOUNDS, WAIT_BOUNDS
 from mps_exporter.observations import LogName
 from mps_exporter.snapshot import EXIT_CAUSES, LOSS_CAUSES, REJECTION_CAUSES
 
@@ -94,7 +89,7 @@ _ROWS = (
         "histogram",
         CONTROL_LOG,
         "Time from a server's start until it is Ready.",
-        bounds=STARTUP_BOUNDS,
+        bounds=NO_BOUNDS,
     ),
     LogMetric(
         "mps_server_exits_total",
@@ -133,7 +128,7 @@ _ROWS = (
         "histogram",
         SERVER_LOG,
         "Time from a fatal GPU error to the destruction of the server's context.",
-        bounds=RECOVERY_BOUNDS,
+        bounds=NO_BOUNDS,
     ),
     LogMetric(
         "mps_client_connections_total",
@@ -156,7 +151,7 @@ _ROWS = (
         "Time from connection to disconnection of clients that had at least one context; a client "
         "refused for the context limit has none.",
         labels=("uid",),
-        bounds=SESSION_BOUNDS,
+        bounds=NO_BOUNDS,
     ),
     LogMetric(
         "mps_client_losses_total",

@@ -11,7 +11,7 @@ import pytest
 
 from mps_exporter import humanize
 from mps_exporter.cli import main
-from mps_exporter.commands.doctor_report import exit_status, report
+from mps_exporter.commands.doctor_report import Diagnosis, exit_status, report
 from mps_exporter.diagnostics import ADVICE, findings
 from mps_exporter.diagnostics.actions import actions
 from mps_exporter.metrics.render import Build, render
@@ -212,12 +212,12 @@ RECORDED = {
 def test_each_trouble_is_named_and_nothing_else(name: str, snapshot: Snapshot) -> None:
     assert names(snapshot) == [name]
     (finding,) = findings(snapshot)
-    text = "\n".join(report(snapshot))
+    text = "\n".join(report(Diagnosis(snapshot)))
     assert finding.evidence in text
     assert finding.advice.why in text
     assert finding.remedy in text
     want = {"critical": 2, "warning": 1, "info": 0}[finding.advice.severity]
-    assert exit_status(snapshot) == want
+    assert exit_status(Diagnosis(snapshot)) == want
 
 
 @pytest.mark.parametrize("snapshot", MADE_UP.values(), ids=MADE_UP)
@@ -256,7 +256,7 @@ def test_the_doctor_finds_it_on_a_real_host(
 
 
 def test_every_advice_is_tested() -> None:
-    of_the_page = {name for name, advice in ADVICE.items() if advice.kind == "news"}
+    of_the_page = {name for name, advice in ADVICE.items() if advice.kind in ("news", "trace")}
     of_the_page.add("web_configuration_unusable")
     assert MADE_UP.keys() | RECORDED.keys() == ADVICE.keys() - of_the_page
 
@@ -285,7 +285,7 @@ def test_of_a_deaf_server_every_remedy_ends_that_server() -> None:
     for one in found:
         assert set(re.findall(r"kill -9 (\d+)", one.remedy)) == {"510"}
     assert "process 503 and all later clients hang" in found[0].evidence
-    assert any("server 510  ghost  for bob" in line for line in report(host))
+    assert any("server 510  ghost  for bob" in line for line in report(Diagnosis(host)))
     assert "Process 503 will get an error" in found[0].remedy
 
 
@@ -473,7 +473,7 @@ def test_names_of_others_do_nothing_to_the_terminal() -> None:
     rude = "\x1b[2Jtrain\u202e"
     running = client(command=rude, user=rude, percentage_ignored=rude)
     neighbour = gpu(replace(process(9), name=rude, user=rude))
-    text = "\n".join(report(Snapshot(1.0, daemons=(running,), gpus=(neighbour,))))
+    text = "\n".join(report(Diagnosis(Snapshot(1.0, daemons=(running,), gpus=(neighbour,)))))
     assert "\x1b" not in text
     assert "\u202e" not in text
 
@@ -490,9 +490,9 @@ def test_nothing_is_called_well_that_was_not_seen() -> None:
     """Without findings, too: a daemon that is not asked while others are, say."""
     logs = tuple(replace(LARGE, log=log, size_bytes=1) for log in ("control", "server"))
     seen = daemon(logs=logs, servers_count=0)
-    assert list(report(Snapshot(1.0, daemons=(seen,))))[-1] == "Nothing is wrong here."
+    assert list(report(Diagnosis(Snapshot(1.0, daemons=(seen,)))))[-1] == "Nothing is wrong here."
     unasked = Snapshot(1.0, daemons=(replace(seen, state=None),))
-    assert list(report(unasked))[-1] == (
+    assert list(report(Diagnosis(unasked)))[-1] == (
         "Nothing wrong was seen, but whether the daemon answers is not known."
     )
 
@@ -522,8 +522,8 @@ def test_a_remedy_that_kills_says_what_it_may_not_have_seen() -> None:
 
 def test_what_could_not_be_seen_is_a_warning() -> None:
     snapshot = Snapshot(1.0, collectors=(BLIND,))
-    assert exit_status(snapshot) == 1
-    assert "no library" in "\n".join(report(snapshot))
+    assert exit_status(Diagnosis(snapshot)) == 1
+    assert "no library" in "\n".join(report(Diagnosis(snapshot)))
 
 
 GIB = 1 << 30

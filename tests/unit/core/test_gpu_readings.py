@@ -96,8 +96,8 @@ def test_no_reading_costs_a_page(several: list[Reading]) -> None:
     status = make_status(seen, WebOptions())
     json.dumps(asdict(status), allow_nan=False)
     status_page.render(status, WebOptions()).encode()
-    "\n".join(doctor_report.report(seen)).encode()
-    doctor_report.as_json(seen).encode()
+    "\n".join(doctor_report.report(doctor_report.Diagnosis(seen))).encode()
+    doctor_report.as_json(doctor_report.Diagnosis(seen)).encode()
 
 
 @settings(deadline=None)

@@ -16,6 +16,7 @@ from mps_exporter.commands.doctor_report import (
     HEALTHY,
     UNHEALTHY,
     UNKNOWN,
+    Diagnosis,
     check,
     report,
 )
@@ -175,7 +176,7 @@ def test_node_problem_detector_is_configured_with_checks_that_exist() -> None:
 def test_a_missing_driver_is_reported_first() -> None:
     error = "libnvidia-ml.so.1 was not found: install the NVIDIA driver"
     result = CollectorResult("nvml", success=False, duration_seconds=0.1, error=error)
-    lines = list(report(Snapshot(taken_at=1000.0, collectors=(result,))))
+    lines = list(report(Diagnosis(Snapshot(taken_at=1000.0, collectors=(result,)))))
     assert lines[0] == f"GPUs: {error}"
 
 

@@ -3,8 +3,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,14 +16,16 @@ from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.gpu_catalogue import GPU_METRICS
 from mps_exporter.metrics.mps_catalogue import MPS_METRICS
-from mps_exporter.metrics.render import Build, histogram_value, render
+from mps_exporter.metrics.render import Build, ClientSeries, histogram_value, render
 from mps_exporter.metrics.spec import Family
 from mps_exporter.mps.counters import Counters
+from mps_exporter.observations import ContainerName
 from mps_exporter.snapshot import (
     Client,
     CollectorResult,
     ControlDaemon,
     Histogram,
+    Partitioning,
     RecordingInfo,
     Server,
     Snapshot,
@@ -81,7 +85,7 @@ def test_known_causes_start_at_zero() -> None:
     assert found.keys().isdisjoint({"mps_server_last_exit_timestamp_seconds"})
 
 
-def test_each_client_has_one_state_and_since_when_unless_it_is_active() -> None:
+def test_each_client_that_is_not_active_has_a_state_and_since_when() -> None:
     clients = (
         Client(30, 20, uid=1001, state="active", state_since=1.0),
         Client(31, 20, uid=1001, state="creating_context", state_since=2.0),
@@ -98,7 +102,6 @@ def test_each_client_has_one_state_and_since_when_unless_it_is_active() -> None:
     daemon = ControlDaemon("/p", "/l", "answering", servers=(server,), waits=waits)
     found = families(Snapshot(taken_at=9.0, daemons=(daemon,)))
     assert [labels[1:] for labels, _ in found["mps_client_state"].samples] == [
-        ("20", "30", "1001", "active"),
         ("20", "31", "1001", "creating_context"),
         ("20", "503", "1002", "connecting"),
         ("", "40", "1002", "waiting"),
@@ -109,6 +112,85 @@ def test_each_client_has_one_state_and_since_when_unless_it_is_active() -> None:
         ("503", 3.0),
         ("40", 4.0),
     ]
+
+
+def _of_clients(level: ClientSeries) -> dict[str, int]:
+    """Series of single clients, by metric."""
+    client = Client(
+        30,
+        20,
+        uid=1001,
+        connected_at=1.0,
+        state="connecting",
+        state_since=1.0,
+        contexts={"GPU-a": 1},
+        memory_used_bytes={"GPU-a": 1},
+        memory_limit_bytes={"GPU-a": 1},
+        sm_limit={"GPU-a": 8},
+        active_thread_ratio=0.1,
+        priority=1,
+        server_name="training",
+    )
+    server = Server(20, uid=1001, clients=(client, replace(client, pid=31)))
+    wait = Wait(40, 1002, 4.0, 1001)
+    daemon = ControlDaemon(
+        "/p",
+        "/l",
+        "answering",
+        servers=(server,),
+        waits=(wait,),
+        partitioning=Partitioning("3"),
+    )
+    container = ContainerName("containerd://c0ffee", "research", "train-0", "main")
+    snapshot = Snapshot(taken_at=9.0, daemons=(daemon,), containers=(container,))
+    found = render(snapshot, BUILD, clients=level)
+    dropped = [one.samples for one in found if one.spec.name == "mps_client_dropped_series"]
+    assert dropped == [((("/p",), 2 if level == "off" else 0),)]
+    return {
+        one.spec.name: len(one.samples)
+        for one in found
+        if one.spec.name.startswith(("mps_client_", "mps_container_"))
+        if one.spec.name != "mps_client_dropped_series"
+    }
+
+
+def test_series_of_clients_are_full_a_summary_or_off() -> None:
+    summary = {
+        "mps_client_info": 2,
+        "mps_client_state": 3,
+        "mps_client_state_since_timestamp_seconds": 3,
+        "mps_client_contexts": 2,
+        "mps_client_memory_used_bytes": 2,
+        "mps_client_namespace_info": 2,
+        "mps_container_info": 1,
+    }
+    assert _of_clients("summary") == summary
+    assert _of_clients("off") == {}
+    assert _of_clients("full") == summary | {
+        "mps_client_start_time_seconds": 2,
+        "mps_client_memory_limit_bytes": 2,
+        "mps_client_sm_limit": 2,
+        "mps_client_priority": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("contexts", "sms", "shown"),
+    [
+        ({"GPU-a": 1}, {"GPU-a": 8}, False),
+        ({"GPU-a": 1}, {}, True),
+        ({"GPU-a": 1, "GPU-b": 1}, {"GPU-a": 8}, True),
+        ({}, {}, True),
+    ],
+)
+def test_a_clients_ratio_is_shown_where_its_sms_are_not_known(
+    contexts: dict[str, int], sms: dict[str, int], shown: bool
+) -> None:
+    client = Client(30, 20, contexts=contexts, sm_limit=sms, active_thread_ratio=0.1, priority=0)
+    daemon = ControlDaemon("/p", "/l", "answering", servers=(Server(20, clients=(client,)),))
+    found = families(Snapshot(taken_at=1.0, daemons=(daemon,)))
+    assert ("mps_client_active_thread_ratio" in found) is shown
+    assert "mps_client_priority" not in found, "normal"
 
 
 def test_a_user_who_has_waited_keeps_a_zero() -> None:
@@ -217,7 +299,9 @@ def test_the_state_of_a_server_is_shown_where_it_is_known() -> None:
     servers = (Server(20, state="FAULT"), Server(21))
     daemon = ControlDaemon("/p", "/l", "answering", servers=servers)
     found = families(Snapshot(taken_at=1.0, daemons=(daemon,)))
-    assert found["mps_server_state"].samples == ((("/p", "20"), {"FAULT": True}),)
+    assert found["mps_server_state"].samples == (
+        (("/p", "20"), {"INITIALIZING": False, "ACTIVE": False, "FAULT": True}),
+    )
 
 
 def test_lines_of_a_log_that_has_none_yet_are_zero() -> None:

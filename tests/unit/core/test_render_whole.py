@@ -9,6 +9,7 @@ from mps_exporter.metrics.mps_catalogue import MPS_METRICS
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.log_metrics import LOG_METRICS
+from mps_exporter.nvml_terms import COMPUTE_MODES
 from mps_exporter.observations import (
     CgroupMemory,
     ContainerName,
@@ -17,6 +18,8 @@ from mps_exporter.observations import (
     LogState,
 )
 from mps_exporter.snapshot import (
+    CONTROL_STATES,
+    SERVER_STATES,
     Client,
     CollectorResult,
     ControlDaemon,
@@ -49,7 +52,7 @@ CLIENT = Client(
     4026531836,
     "client",
     connected_at=103.0,
-    contexts={U: 2},
+    contexts={U: 2, "GPU-b": 1},  # of the second nothing is known, so its SMs are not
     memory_used_bytes={U: 3},
     memory_limit_bytes={U: 4},
     active_thread_ratio=0.5,
@@ -168,9 +171,15 @@ SNAPSHOT = Snapshot(
 DS, DSP, G = (D, "20"), (D, "20", "30"), ("0", U)
 C = "/system.slice/job.service"
 N, P = (D, "training", "batch"), (D, "training", *G, "large")
+
+
+def one_of(states: tuple[str, ...], active: str) -> dict[str, bool]:
+    return {state: state == active for state in states}
+
+
 SHOWN = {
     "mps_control_up": {(D,): 1},
-    "mps_control_state": {(D,): {"answering": True}},
+    "mps_control_state": {(D,): one_of(CONTROL_STATES, "answering")},
     "mps_control_info": {
         (D, "10", "0", "root", "/var/log/mps", "580.1", "2", "true", "0,1"): 1,
     },
@@ -191,7 +200,7 @@ SHOWN = {
     "mps_control_log_size_bytes": {(D, "control"): 13, (D, "server"): 14},
     "mps_control_log_readable": {(D, "control"): 1, (D, "server"): 0},
     "mps_server_info": {(*DS, "1001", "ann"): 1},
-    "mps_server_state": {DS: {"ACTIVE": True}},
+    "mps_server_state": {DS: one_of(SERVER_STATES, "ACTIVE")},
     "mps_server_start_time_seconds": {DS: 102},
     "mps_server_clients": {DS: 1},
     "mps_server_client_contexts": {(*DS, *G): 5},
@@ -224,7 +233,7 @@ SHOWN = {
         (*DSP, "1001", "creating_context"): 104,
         (D, "", "40", "1002", "waiting"): 105,
     },
-    "mps_client_contexts": {(*DSP, *G): 2},
+    "mps_client_contexts": {(*DSP, *G): 2, (*DSP, "", "GPU-b"): 1},
     "mps_client_memory_used_bytes": {(*DSP, *G): 3},
     "mps_client_memory_limit_bytes": {(*DSP, *G): 4},
     "mps_client_active_thread_ratio": {DSP: 0.5},
@@ -297,7 +306,7 @@ SHOWN = {
         ): 1,
     },
     "mps_gpu_sms": {G: 132},
-    "mps_gpu_compute_mode": {G: {"exclusive_process": True}},
+    "mps_gpu_compute_mode": {G: one_of(COMPUTE_MODES, "exclusive_process")},
 }
 
 

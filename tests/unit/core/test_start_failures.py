@@ -146,8 +146,9 @@ async def test_a_process_that_waits_for_it_is_told() -> None:
 
 async def test_it_counts_until_a_server_has_started() -> None:
     snapshot = await failed(pid=992, servers=())
-    assert doctor_report.exit_status(snapshot, recent_incidents(snapshot)) == 2
-    lines = list(doctor_report.report(snapshot, recent_incidents(snapshot)))
+    seen = doctor_report.Diagnosis(snapshot, recent_incidents(snapshot))
+    assert doctor_report.exit_status(seen) == 2
+    lines = list(doctor_report.report(seen))
     assert "In the last five minutes:" in lines
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.commands.doctor_report import report
+from mps_exporter.commands.doctor_report import Diagnosis, report
 from mps_exporter.diagnostics import findings
 from mps_exporter.merge import merge
 from mps_exporter.mps.protocol_v3 import (
@@ -346,7 +346,7 @@ VALUES = (
 
 
 def test_the_doctor_shows_every_value() -> None:
-    text = "\n".join(report(played(recording()).snapshot))
+    text = "\n".join(report(Diagnosis(played(recording()).snapshot)))
     assert [value for value in VALUES if value not in text] == []
     assert "client 51023  lovelace  python, namespace default, SM partition" in text
     assert "up to 10%, namespace high_priority" in text
@@ -504,7 +504,7 @@ def test_gpu_memory_of_control_groups_is_shown_with_who_is_in_them() -> None:
     assert max(map(len, long)) == 200
     assert metrics.value("mps_cgroup_info", cgroup="/unknown") is None
     text = "512 MiB used, soft limit 4.0 GiB, hard limit 8.0 GiB"
-    assert text in "\n".join(report(metrics.snapshot))
+    assert text in "\n".join(report(Diagnosis(metrics.snapshot)))
     assert text in page_of(metrics.snapshot)
 
 

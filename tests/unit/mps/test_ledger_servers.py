@@ -433,6 +433,11 @@ def test_without_server_log_the_daemons_word_and_proc_tell_who_is_there() -> Non
         ),
         (
             "00:04.900 C630 Try shutting down server 110, backoff is enabled\n"
+            "00:05.000 C630 Server 110 exited with status 1\n",
+            "crashed",
+        ),
+        (
+            "00:04.900 C630 Try shutting down server 110, backoff is enabled\n"
             "00:04.900 C630 Server 110 has 2 active worker threads. Server will not shutdown.\n"
             "00:05.000 C630 Server 110 exited with status 0\n",
             "crashed",

@@ -30,7 +30,6 @@ def test_what_is_dropped_is_there() -> None:
         "mps_client_priority",
         "mps_client_contexts",
         "mps_client_active_thread_ratio",
-        "mps_client_session_seconds_bucket",
     }
 
 

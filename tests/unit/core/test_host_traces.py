@@ -1,0 +1,121 @@
+"""What the doctor finds on a host beside its daemons: on a made-up /proc and a made-up root."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mps_exporter.commands.doctor_report import Diagnosis, exit_status, report
+from mps_exporter.diagnostics.traces import of_traces
+from mps_exporter.observations import DaemonFacts, HostTraces, MpsDirectory, ProcessFacts
+from mps_exporter.snapshot import Snapshot
+from mps_exporter.sources.host_traces import look_for_traces
+
+CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
+
+
+def process(
+    procfs: Path, pid: int, program: str, *, parent: int = 1, state: str = "S", opens: str = ""
+) -> None:
+    base = procfs / str(pid)
+    (base / "fd").mkdir(parents=True)
+    (base / "comm").write_text(f"{program[:15]}\n")
+    (base / "stat").write_text(f"{pid} ({program[:15]}) {state} {parent} " + "1 " * 20)
+    (base / "status").write_text("Uid:\t1001\t1001\t1001\t1001\n")
+    (base / "cmdline").write_text("" if state == "Z" else f"/usr/bin/{program}\0-d\0")
+    if opens:
+        (base / "fd" / "7").symlink_to(opens)
+
+
+def test_zombies_orphans_and_who_holds_the_driver(tmp_path: Path) -> None:
+    process(tmp_path, 10, CONTROL, opens="/dev/nvidiactl")
+    process(tmp_path, 11, SERVER, parent=10, opens="/dev/nvidia0")
+    process(tmp_path, 12, SERVER, parent=10, state="Z")
+    process(tmp_path, 13, SERVER, parent=1)
+    process(tmp_path, 14, "train", opens="/dev/null")
+    (tmp_path / "20").mkdir()  # gone by now
+    found = look_for_traces((), str(tmp_path), str(tmp_path / "none"))
+    assert [one.pid for one in found.zombies] == [12]
+    assert [(one.pid, one.uid) for one in found.orphans] == [(13, 1001)]
+    assert [(one.pid, one.name) for one in found.holders] == [(10, CONTROL), (11, SERVER)]
+
+
+UNIT = "[Service]\nEnvironment=CUDA_MPS_PIPE_DIRECTORY={0}\nExecStart=/usr/bin/{1} -d\n"
+
+
+def test_directories_that_are_left_or_promised(tmp_path: Path) -> None:
+    (tmp_path / "tmp" / "nvidia-mps").mkdir(parents=True)
+    (tmp_path / "tmp" / "nvidia-mps" / "nvidia-cuda-mps-control.pid").write_text("7\n")
+    plugin = tmp_path / "run" / "nvidia" / "mps" / "nvidia.com" / "gpu" / "pipe"
+    claim = tmp_path / "var/lib/kubelet/plugins/gpu.nvidia.com/mps/7f-1/pipe"
+    units = tmp_path / "etc" / "systemd" / "system" / "multi-user.target.wants"
+    for folder in (plugin, claim, units):
+        folder.mkdir(parents=True)
+    (units / "mps.service").write_text(UNIT.format("/srv/mps", CONTROL))
+    (units / "other.service").write_text("[Service]\nExecStart=/usr/bin/other\n")
+    uid = os.geteuid()
+    left = MpsDirectory("/tmp/nvidia-mps", uid)
+    of_plugin = MpsDirectory(
+        "/run/nvidia/mps/nvidia.com/gpu/pipe", uid, "NVIDIA's device plugin for Kubernetes"
+    )
+    of_claim = MpsDirectory(
+        "/var/lib/kubelet/plugins/gpu.nvidia.com/mps/7f-1/pipe",
+        uid,
+        "NVIDIA's DRA driver for Kubernetes",
+    )
+    of_unit = MpsDirectory("/srv/mps", uid, "the enabled unit mps.service")
+    found = look_for_traces((), str(tmp_path / "none"), str(tmp_path))
+    assert found.directories == (left, of_plugin, of_claim, of_unit)
+    running = [
+        DaemonFacts("/srv/mps", "", process=ProcessFacts(9, 0.0)),
+        DaemonFacts(str(plugin), "", process=ProcessFacts(10, 0.0)),  # by another name
+        DaemonFacts("/tmp/nvidia-mps", ""),  # configured, and not running
+    ]
+    found = look_for_traces(running, str(tmp_path / "none"), str(tmp_path))
+    assert found.directories == (left, of_claim)
+
+
+def test_each_trace_is_a_finding() -> None:
+    traces = HostTraces(
+        zombies=(ProcessFacts(12, 0.0, parent_pid=10, state="Z"),),
+        orphans=(ProcessFacts(13, 0.0, uid=1001),),
+        directories=(
+            MpsDirectory("/tmp/nvidia-mps", 1001),
+            MpsDirectory("/srv/mps", 0, "the enabled unit mps.service"),
+        ),
+        holders=(ProcessFacts(10, 0.0, name="x\x1b[2J"),),
+    )
+    found = {one.advice.name: one for one in of_traces(traces)}
+    assert found.keys() == {
+        "process_not_reaped",
+        "server_without_daemon",
+        "daemon_promised",
+        "directory_left",
+    }
+    assert "Process 12 of MPS ended" in found["process_not_reaped"].evidence
+    assert "process 10" in found["process_not_reaped"].remedy
+    assert "Server 13 of user 1001 has no control daemon" in found["server_without_daemon"].evidence
+    assert "/srv/mps (the enabled unit mps.service)" in found["daemon_promised"].evidence
+    assert "rm -r /tmp/nvidia-mps" in found["directory_left"].remedy
+    seen = Diagnosis(Snapshot(1.0), traces=traces)
+    assert exit_status(seen) == 1
+    (held,) = [line for line in report(seen) if "held open" in line]
+    assert "(10)" in held
+    assert "\x1b" not in held
+    roots = HostTraces(directories=(MpsDirectory("/tmp/nvidia-mps", 0),))
+    (one,) = of_traces(roots)
+    assert "rm -r" not in one.remedy
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_real_zombie_is_seen(tmp_path: Path) -> None:
+    program = tmp_path / SERVER
+    program.symlink_to(sys.executable)
+    with subprocess.Popen([program, "-c", ""], stdout=subprocess.DEVNULL) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        found = look_for_traces((), root=str(tmp_path))
+        assert child.pid in [one.pid for one in found.zombies]

@@ -1,0 +1,111 @@
+"""Series that are created when they first say something."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grafana.promql import metrics_in
+from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics.sparse import ALWAYS, SPARSE, SparseSeries
+from mps_exporter.metrics.spec import Family
+
+PCIE, ECC = "mps_gpu_pcie_errors_total", "mps_gpu_ecc_errors_total"
+RULES = Path(__file__).parents[3] / "prometheus" / "rules"
+
+Labels = tuple[str, ...]
+
+
+def family(name: str, samples: Mapping[Any, Any]) -> Family:
+    return Family(CATALOGUE[name], tuple(samples.items()))
+
+
+def shown(series: SparseSeries, one: Family) -> dict[Labels, object]:
+    return {labels: value for found in series.shown([one]) for labels, value in found.samples}
+
+
+def test_a_series_is_created_with_its_first_event_and_stays() -> None:
+    series = SparseSeries()
+    replay, lane = ("0", "GPU-a", "replay"), ("0", "GPU-a", "lane")
+    assert shown(series, family(PCIE, {replay: 0, lane: 0})) == {}
+    assert shown(series, family(PCIE, {replay: 2, lane: 0})) == {replay: 2}
+    assert shown(series, family(PCIE, {replay: 0, lane: 0})) == {replay: 0}, "the driver restarted"
+
+
+def test_a_state_is_created_when_it_is_first_active_and_stays() -> None:
+    series = SparseSeries()
+    pipe = ("/p",)
+
+    def states(active: str) -> dict[Labels, object]:
+        known = {state: state == active for state in ("answering", "absent", "draining")}
+        return shown(series, family("mps_control_state", {pipe: known}))
+
+    assert states("answering") == {pipe: {"answering": True}}
+    assert states("absent") == {pipe: {"answering": False, "absent": True}}
+    assert states("answering") == {pipe: {"answering": True, "absent": False}}
+
+
+def test_what_rules_ask_with_increase_is_there_from_the_start() -> None:
+    samples = {
+        ("0", "GPU-a", kind, scope, "dram"): 0
+        for kind in ("corrected", "uncorrected")
+        for scope in ("volatile", "aggregate")
+    }
+    assert shown(SparseSeries(), family(ECC, samples)) == {
+        ("0", "GPU-a", "uncorrected", "volatile", "dram"): 0
+    }
+
+
+def test_metrics_that_are_not_listed_keep_their_zeros() -> None:
+    one = family("mps_server_exits_total", {("/p", "crashed"): 0})
+    assert SparseSeries().shown([one]) == [one]
+
+
+def test_what_is_gone_is_forgotten() -> None:
+    """Daemons of jobs come and go by the thousand."""
+    series = SparseSeries()
+    for number in range(100):
+        shown(series, family("mps_control_state", {(f"/job{number}",): {"answering": True}}))
+    assert sum(len(one) for one in series._begun.values()) == 1
+
+
+def test_a_page_of_other_collectors_forgets_nothing() -> None:
+    series = SparseSeries()
+    lane = ("0", "GPU-a", "lane")
+    shown(series, family(PCIE, {lane: 1}))
+    assert series.shown([]) == []
+    assert shown(series, family(PCIE, {lane: 0})) == {lane: 0}
+
+
+def test_only_metrics_of_the_catalogue_are_listed() -> None:
+    assert CATALOGUE.keys() >= SPARSE
+    assert ALWAYS.keys() <= SPARSE
+    assert not {name for name in SPARSE if CATALOGUE[name].kind in {"histogram", "info"}}
+
+
+EXPRESSIONS = [
+    (file.name, rule.get("record", rule.get("alert")), rule["expr"])
+    for file in sorted(RULES.glob("*.yml"))
+    for group in yaml.safe_load(file.read_text())["groups"]
+    for rule in group["rules"]
+]
+
+
+@pytest.mark.parametrize(("file", "rule", "expr"), EXPRESSIONS)
+def test_no_rule_asks_for_the_increase_of_what_may_begin_above_zero(
+    file: str, rule: str, expr: str
+) -> None:
+    if "increase(" in expr:
+        assert not SPARSE.difference(ALWAYS) & set(metrics_in(expr)), f"{file}: {rule}"
+
+
+@pytest.mark.parametrize(("file", "rule", "expr"), EXPRESSIONS)
+def test_no_rule_waits_for_a_state_to_be_zero(file: str, rule: str, expr: str) -> None:
+    """A state that never was has no series."""
+    for name in SPARSE:
+        assert not re.search(rf"\b{name}\b({{[^}}]*}})? == 0", expr), f"{file}: {rule}"
