@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mps_exporter.observations import DaemonFacts, DaemonView, ProcessView
-from mps_exporter.sources.daemon_discovery import DEFAULT_PIPE_DIRECTORIES
+from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES
 from mps_exporter.sources.procfs_parse import (
     parse_arguments,
     parse_mps_environment,
