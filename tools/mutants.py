@@ -87,7 +87,7 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mps/limits.py", ("tests/unit/mps/test_limits.py", "tests/unit/core/test_merge.py")),
     ("mps/control_protocol.py", ("tests/unit/mps/test_control_protocol.py",)),
     (
-        "mps/query_schedule.py",
+        "mps/server_queries.py",
         ("tests/unit/mps/test_control_protocol.py", "tests/unit/mps/test_ledger_contradictions.py"),
     ),
     ("mps/log_parser.py", ("tests/unit/mps/test_log_parser.py", *LEDGER)),

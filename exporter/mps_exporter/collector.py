@@ -22,7 +22,7 @@ from mps_exporter.logging import TransitionLogger
 from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
 from mps_exporter.metrics.gpu_readings import series_of
 from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
-from mps_exporter.mps.query_schedule import (
+from mps_exporter.mps.server_queries import (
     ServerAnswers,
 )
 from mps_exporter.observations import (
@@ -186,7 +186,7 @@ class Collector:
             for record in self._daemons.values()
         ]
         pids = pids_of_interest(run.gpus, inputs).union(
-            *(record.ledger.watched_pids() for record in self._daemons.values()),
+            *(record.ledger.pids_to_look_up() for record in self._daemons.values()),
             *(record.missed() for record in self._daemons.values()),
         )
         self._identified = frozenset(pids)
@@ -250,7 +250,7 @@ class Collector:
         """Take in which daemons, servers and queued clients ended, and when."""
         if "process" not in self.enabled:
             return
-        watched = [pid for record in self._daemons.values() for pid in record.watched()]
+        watched = [pid for record in self._daemons.values() for pid in record.pids_to_watch()]
         for observation in await self._host.ended(watched, self._identified, deadline_seconds):
             self._update_daemons(observation.daemons)
             # Of a daemon that is new here the logs are read first: they tell what was before.

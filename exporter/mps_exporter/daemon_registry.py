@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.ledger import Ledger
-from mps_exporter.mps.query_schedule import ServerAnswers, can_answer
+from mps_exporter.mps.server_queries import ServerAnswers, can_answer
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import (
     ControlObservation,
@@ -77,14 +77,14 @@ class DaemonRecord:
         """Both of its logs can be read now."""
         return all(log in self.logs and self.logs[log].readable for log in ("control", "server"))
 
-    def watched(self) -> list[int]:
+    def pids_to_watch(self) -> list[int]:
         """PIDs, as the host numbers them, whose end must be seen when it happens."""
         process = self.facts.process
         if process is None:
             return self.missed()
         # A daemon in a PID namespace of its own numbers its servers and clients otherwise.
         own_numbers = len(process.namespace_pids) > 1
-        return [process.pid] if own_numbers else [process.pid, *self.ledger.watched()]
+        return [process.pid] if own_numbers else [process.pid, *self.ledger.pids_to_watch()]
 
     def missed(self) -> list[int]:
         """The process that it had, where none is found: a look can fail, and that proves no end."""

@@ -14,7 +14,7 @@ from mps_exporter.collector import Collector
 from mps_exporter.commands.common import StartError
 from mps_exporter.config import Settings
 from mps_exporter.diagnostics import findings
-from mps_exporter.mps.query_schedule import SETTLING_SECONDS
+from mps_exporter.mps.server_queries import SETTLING_SECONDS
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.terminal import print_output
