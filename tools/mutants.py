@@ -56,6 +56,8 @@ LEDGER = (
     "tests/unit/mps/test_ledger_contradictions.py",
     "tests/unit/mps/test_log_samples.py",
     "tests/unit/mps/test_unfinished_work.py",
+    "tests/unit/mps/test_timeline.py",
+    "tests/unit/mps/test_counters.py",
 )
 LOGS = (
     "tests/unit/sources/test_log_reader.py",
@@ -88,7 +90,11 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mps/control_protocol.py", ("tests/unit/mps/test_control_protocol.py",)),
     (
         "mps/server_queries.py",
-        ("tests/unit/mps/test_control_protocol.py", "tests/unit/mps/test_ledger_contradictions.py"),
+        (
+            "tests/unit/mps/test_control_protocol.py",
+            "tests/unit/mps/test_ledger_contradictions.py",
+            "tests/unit/core/test_collector.py",
+        ),
     ),
     ("mps/log_parser.py", ("tests/unit/mps/test_log_parser.py", *LEDGER)),
     ("mps/log_merger.py", ("tests/unit/mps/test_log_merger.py", *LEDGER)),
