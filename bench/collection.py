@@ -21,11 +21,11 @@ from pathlib import Path
 
 from bench.host import CLIENTS_PER_GPU, GPUS, FullHost
 from mps_exporter.collector import Collector
-from mps_exporter.memory import limit_malloc_arenas
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.metrics.sparse import SparseSeries
+from mps_exporter.own_memory import limit_malloc_arenas
 from mps_exporter.snapshot import Snapshot
 
 RUNS = 15

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from mps_exporter.memory import limit_malloc_arenas
+from mps_exporter.own_memory import limit_malloc_arenas
 
 limit_malloc_arenas()  # as exporter/mps_exporter/cli.py does before it imports the rest
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "docs" / "symptoms"
+REPORTED = FOLDER / "reported.md"
+"""What was reported, row by row, and what answers it."""
+
 KINDS = {
     "hang": "It hangs",
     "error": "A CUDA error",
@@ -67,7 +70,7 @@ def parse(name: str, text: str) -> Symptom:
 
 def symptoms() -> list[Symptom]:
     """All pages, by their titles."""
-    pages = [path for path in FOLDER.glob("*.md") if path.name != "README.md"]
+    pages = [path for path in FOLDER.glob("*.md") if path not in (FOLDER / "README.md", REPORTED)]
     found = [parse(path.stem, path.read_text("utf-8")) for path in pages]
     return sorted(found, key=lambda symptom: symptom.title.lower())
 

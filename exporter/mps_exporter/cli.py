@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import mps_exporter
 from mps_exporter.config import InvalidSettingError, Settings, duration, load
 from mps_exporter.logging import configure
-from mps_exporter.memory import limit_malloc_arenas
+from mps_exporter.own_memory import limit_malloc_arenas
 from mps_exporter.parser import DIAGNOSIS_FAILED, WRONG_USAGE, UsageError, did_you_mean, parse
 from mps_exporter.terminal import open_closed_streams, print_output, print_status
 

@@ -22,7 +22,7 @@ from mps_exporter.logging import TransitionLogger
 from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
 from mps_exporter.metrics.gpu_readings import series_of
 from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
-from mps_exporter.mps.query_schedule import (
+from mps_exporter.mps.server_queries import (
     ServerAnswers,
 )
 from mps_exporter.observations import (
@@ -185,7 +185,7 @@ class Collector:
             self._inputs(run, record, LedgerView(at=self._host.now()))
             for record in self._daemons.values()
         ]
-        pids = pids_of_interest(run.gpus, inputs).union(self._daemons.to_identify())
+        pids = pids_of_interest(run.gpus, inputs).union(self._daemons.pids_to_look_up())
         self._identified = frozenset(pids)
         async with run.time_limit():
             observation = await self._host.identify(pids, math.inf)
@@ -247,7 +247,7 @@ class Collector:
         """Take in which daemons, servers and queued clients ended, and when."""
         if "process" not in self.enabled:
             return
-        watched = self._daemons.watched()
+        watched = self._daemons.pids_to_watch()
         for observation in await self._host.ended(watched, self._identified, deadline_seconds):
             self._update_daemons(observation.daemons)
             # Of a daemon that is new here the logs are read first: they tell what was before.

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from mps_exporter.collection_run import CollectionRun
 from mps_exporter.config import Settings
 from mps_exporter.daemon_registry import DaemonRecord
-from mps_exporter.mps.query_schedule import (
+from mps_exporter.mps.server_queries import (
     server_replies,
     servers_due,
     with_probe,

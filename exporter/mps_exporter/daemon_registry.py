@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.ledger import Ledger
-from mps_exporter.mps.query_schedule import ServerAnswers, can_answer
 from mps_exporter.mps.quota import FULL, OF_ORDINARY_USER
+from mps_exporter.mps.server_queries import ServerAnswers, can_answer
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import (
     ControlObservation,
@@ -84,14 +84,14 @@ class DaemonRecord:
         """Both of its logs can be read now."""
         return all(log in self.logs and self.logs[log].readable for log in ("control", "server"))
 
-    def watched(self) -> list[int]:
+    def pids_to_watch(self) -> list[int]:
         """PIDs, as the host numbers them, whose end must be seen when it happens."""
         process = self.facts.process
         if process is None:
             return self.missed()
         # A daemon in a PID namespace of its own numbers its servers and clients otherwise.
         own_numbers = len(process.namespace_pids) > 1
-        return [process.pid] if own_numbers else [process.pid, *self.ledger.watched()]
+        return [process.pid] if own_numbers else [process.pid, *self.ledger.pids_to_watch()]
 
     def missed(self) -> list[int]:
         """The process that it had, where none is found: a look can fail, and that proves no end."""
@@ -191,13 +191,15 @@ class DaemonRegistry(Mapping[str, DaemonRecord]):
     def __len__(self) -> int:
         return len(self._records)
 
-    def watched(self) -> list[int]:
+    def pids_to_watch(self) -> list[int]:
         """PIDs whose end must be seen when it happens: those of limited daemons last, and few."""
-        return self._within_quota(DaemonRecord.watched)
+        return self._within_quota(DaemonRecord.pids_to_watch)
 
-    def to_identify(self) -> list[int]:
+    def pids_to_look_up(self) -> list[int]:
         """PIDs that the logs name, and daemons that were not found; of limited daemons a few."""
-        return self._within_quota(lambda one: [*one.missed(), *sorted(one.ledger.watched_pids())])
+        return self._within_quota(
+            lambda one: [*one.missed(), *sorted(one.ledger.pids_to_look_up())]
+        )
 
     def _within_quota(self, pids_of: Callable[[DaemonRecord], list[int]]) -> list[int]:
         found, users, total = list[int](), Counter[int | None](), 0

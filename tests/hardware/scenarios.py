@@ -135,7 +135,7 @@ async def _silence(lab: Lab, daemon: Daemon) -> None:
         got=probe,
     )
     lab.facts["log_lines_per_probe"] = probe
-    from mps_exporter.mps.query_schedule import ServerAnswers
+    from mps_exporter.mps.server_queries import ServerAnswers
 
     for record in lab.collector._daemons.values():  # forget, so that it is asked again
         record.answers = ServerAnswers()

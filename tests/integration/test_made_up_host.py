@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.mps.query_schedule import SETTLING_SECONDS
+from mps_exporter.mps.server_queries import SETTLING_SECONDS
 from tests.support.fake_host import install_tool, server, set_daemon
 from tests.support.fake_proc import BOOT_TIME, FakeProc
 from tests.support.program import Page, Program, running

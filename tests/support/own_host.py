@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mps_exporter.mps.query_schedule import SETTLING_SECONDS
+from mps_exporter.mps.server_queries import SETTLING_SECONDS
 from tests.support.fake_host import install_tool
 from tests.support.waiting import PATIENCE_SECONDS, wait_for
 

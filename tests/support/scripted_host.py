@@ -23,7 +23,7 @@ from mps_exporter.snapshot import ControlDaemon
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.log_activity import last_activity
-from mps_exporter.sources.process_watch import at_each_end
+from mps_exporter.sources.pidfd_watch import at_each_end
 from mps_exporter.sources.run_process import ChildRights, ProcessResult
 from tests.support import fake_mps_control
 from tests.support.fake_host import H200

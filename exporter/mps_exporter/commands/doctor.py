@@ -39,7 +39,15 @@ async def diagnose(
         check: Report only this, in one line: see doctor_report.check.
         whom: Say what is wrong with these processes, not with the host.
     """
-    if recording is None:
+    traces = HostTraces()
+    if recording is None and check is None and whom is None:
+
+        def look_around(first: Snapshot) -> None:
+            nonlocal traces
+            traces = _traces(first, settings.path_procfs)
+
+        snapshot = await look(settings, meanwhile=look_around)
+    elif recording is None:
         snapshot = await look(settings, activity=whom is None)
     else:
         snapshot = await _collect_from_recording(settings, recording, at_seconds)
@@ -53,7 +61,6 @@ async def diagnose(
     procfs = settings.path_procfs if recording is None else None
     recent = recent_incidents(snapshot, views=_failing(snapshot, procfs))
     if whom is None:
-        traces = _traces(snapshot, procfs)
         diagnosis = doctor_report.Diagnosis(snapshot, recent, traces)
         lines = doctor_report.report(diagnosis, paint)
         _print(doctor_report.as_json(diagnosis) if as_json else "\n".join(lines))
@@ -67,9 +74,8 @@ async def diagnose(
     return process_report.exit_status(checks)
 
 
-def _traces(snapshot: Snapshot, procfs: str | None) -> HostTraces:
-    if procfs is None:
-        return HostTraces()
+def _traces(snapshot: Snapshot, procfs: str) -> HostTraces:
+    # A recording is looked at without it.
     from mps_exporter.sources.host_traces import look_for_traces
 
     return look_for_traces([one.facts for one in snapshot.daemons if one.facts], procfs)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from mps_exporter.collector import Collector
 from mps_exporter.commands.common import StartError
 from mps_exporter.config import Settings
 from mps_exporter.diagnostics import findings
-from mps_exporter.mps.query_schedule import SETTLING_SECONDS
+from mps_exporter.mps.server_queries import SETTLING_SECONDS
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.terminal import print_output
@@ -28,18 +29,26 @@ CONFIRMING_SECONDS = 1.5
 old before it is asked, and a process must look stranded for 1 s before it is called so."""
 
 
-async def look(settings: Settings, *, activity: bool = True) -> Snapshot:
+async def look(
+    settings: Settings,
+    *,
+    activity: bool = True,
+    meanwhile: Callable[[Snapshot], object] | None = None,
+) -> Snapshot:
     """Collect twice: the second time from a host that is known.
 
     Args:
         settings: Of the collector.
         activity: Whether it matters how busy the GPUs are, which takes an interval to see.
+        meanwhile: Called in the pause between the two, on a thread, with the first snapshot.
     """
     host = LiveHost(replace(settings, mps_min_query_interval=0.0), brief=True)
     collector = Collector(host, settings)
     began = time.monotonic()
     try:
         first = await collector.collect()
+        if meanwhile is not None:
+            await asyncio.to_thread(meanwhile, first)
         await asyncio.sleep(pause_seconds(first, time.monotonic() - began, activity=activity))
         return await collector.collect()
     finally:

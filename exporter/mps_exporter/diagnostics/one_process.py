@@ -551,6 +551,7 @@ def _variables(view: ProcessView) -> Iterator[Check]:
             f"Its environment has {', '.join(view.debug_variables)}: debugging or profiling slows "
             "it down or makes its kernels run one after the other.",
             "Unset them, unless that is meant, and start the process again.",
+            "no-speed-up-with-mps",
             command=f"unset {' '.join(view.debug_variables)}",
         )
 

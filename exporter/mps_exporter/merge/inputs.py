@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mps_exporter.mps.control_protocol import ServerReply
-from mps_exporter.mps.query_schedule import ServerAnswers
+from mps_exporter.mps.server_queries import ServerAnswers
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mps_exporter.mps.client_endings import ClientEndings
 from mps_exporter.mps.clients import MAX_CONTEXTS, ServerClients
-from mps_exporter.mps.endings import ClientEndings
 from mps_exporter.mps.gpu_names import MAX_GPUS, GpuNames
 from mps_exporter.mps.moment import Moment
 from mps_exporter.mps.server_info import ServerInfo

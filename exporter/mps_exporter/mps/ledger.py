@@ -90,7 +90,7 @@ class Ledger:
             now: When it was read.
             facts: The daemon.
             processes: Those of the requested processes that are there, by the host's PID.
-            requested: Which were looked for; see watched_pids().
+            requested: Which were looked for; see pids_to_look_up().
         """
         started_at = self._state.daemon.started_at
         alive, daemon = liveness.liveness_from_proc(
@@ -150,7 +150,7 @@ class Ledger:
         """Return the incidents after the first `seen` ones, and how many there have been by now."""
         return self._state.incidents.since(seen)
 
-    def watched_pids(self) -> frozenset[int]:
+    def pids_to_look_up(self) -> frozenset[int]:
         """Return the processes that /proc is searched for: queued, serving and connected ones."""
         state = self._state
         pids = {entry.pid for entry in state.queue}
@@ -160,7 +160,7 @@ class Ledger:
             pids.update(server.awaited_pids())
         return frozenset(pids - {0})
 
-    def watched(self) -> list[int]:
+    def pids_to_watch(self) -> list[int]:
         """Return the processes whose exit must be seen when it happens: no log shows it.
 
         Servers, the clients that they were started for and that have not connected, and the queue.

@@ -14,6 +14,7 @@ from mps_exporter.mps.gpu_names import GpuNames
 from mps_exporter.mps.incidents import Incidents
 from mps_exporter.mps.moment import Moment
 from mps_exporter.mps.quota import FULL, Quota
+from mps_exporter.mps.server_exit_cause import exit_cause
 from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.timeline import Occupant, Timeline
 from mps_exporter.mps.waits import ClientQueue
@@ -240,30 +241,15 @@ class DaemonState:
         Args:
             server: The server.
             when: The moment.
-            status: The exit status in control.log. It proves nothing: it is 0 after SIGKILL, too
-                (driver 580). None where control.log, which alone has it, cannot be read.
+            status: The exit status in control.log. None where control.log, which alone has it,
+                cannot be read.
         """
-        self.end_server(server, when, *self._exit_cause(server, status, when.at))
-
-    def _exit_cause(self, server: TrackedServer, status: int | None, at: float) -> tuple[str, str]:
-        """Return why a server ended, and how that is known."""
-        seen = "its exit status cannot be seen" if status is None else f"exit status {status}"
-        if server.exiting:
-            return "requested", ""
-        if server.ghost:
-            return "ghost_ended", seen  # most often killed, as it must be
-        if server.failed_to_start:
-            return "start_failed", f"{seen}, {server.failure}" if server.failure else seen
-        if server.logs_exit:
-            return "crashed", f"{seen}, no orderly end in server.log"
-        if self.daemon.logs_shutdown_requests:
-            orderly = server.agreed_to_end(at)
-        else:
-            orderly = self.daemon.quit_requested_at is not None or any(
+        had_to_end = None
+        if not self.daemon.logs_shutdown_requests:
+            had_to_end = self.daemon.quit_requested_at is not None or any(
                 entry.uid != server.uid for entry in self.queue
             )
-        cause = "crashed" if status or not orderly else "requested"
-        return cause, seen if status is None else f"{seen}, judged by control.log alone"
+        self.end_server(server, when, *exit_cause(server, status, when.at, had_to_end=had_to_end))
 
     def server_forbidden(self, uid: int, reason: str, when: Moment) -> None:
         """The daemon may not start a server for this user; it gives up after six attempts."""

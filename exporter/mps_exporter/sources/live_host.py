@@ -29,7 +29,7 @@ from mps_exporter.sources.log_activity import last_activity
 from mps_exporter.sources.log_reader import LogReader, LogTarget, unread_states
 from mps_exporter.sources.log_reader_pool import LogReaderPool
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
-from mps_exporter.sources.process_watch import ProcessWatch, at_each_end, opener
+from mps_exporter.sources.pidfd_watch import ProcessWatch, at_each_end, opener
 from mps_exporter.sources.worker_thread import WorkerBusyError, WorkerThread, WorkerTimeoutError
 
 T = TypeVar("T")

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from mps_exporter.web.connection_limits import Connections
 from mps_exporter.web.listen import close, display_address, from_systemd, listen
 from mps_exporter.web.options import WebOptions
-from mps_exporter.web.slow_clients import Connections
 from mps_exporter.web.state import TLS_CONTEXT
 
 _log = logging.getLogger(__name__)

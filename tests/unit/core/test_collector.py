@@ -588,7 +588,7 @@ def test_of_what_users_logs_name_little_is_looked_for_and_root_comes_first(
         chunks = tuple(replace(one, pipe_directory=name) for one in found.chunks)
         states = tuple(replace(one, pipe_directory=name) for one in found.states)
         record.tracker.add_logs(replace(found, chunks=chunks, states=states))
-    assert registry.watched()[:2] == [630, 110]
-    assert {100, 110} <= set(registry.to_identify())
-    assert len(registry.watched()) <= MAX_PIDS_PER_USER + 2
-    assert len(registry.to_identify()) <= MAX_PIDS_PER_USER + 2
+    assert registry.pids_to_watch()[:2] == [630, 110]
+    assert {100, 110} <= set(registry.pids_to_look_up())
+    assert len(registry.pids_to_watch()) <= MAX_PIDS_PER_USER + 2
+    assert len(registry.pids_to_look_up()) <= MAX_PIDS_PER_USER + 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from mps_exporter.cli import main
 from mps_exporter.commands.doctor_report import Diagnosis, exit_status, report
 from mps_exporter.diagnostics.traces import of_traces
 from mps_exporter.observations import DaemonFacts, HostTraces, MpsDirectory, ProcessFacts
 from mps_exporter.snapshot import Snapshot
+from mps_exporter.sources import host_traces
 from mps_exporter.sources.host_traces import look_for_traces
 
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
@@ -119,3 +122,14 @@ def test_a_real_zombie_is_seen(tmp_path: Path) -> None:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         found = look_for_traces((), root=str(tmp_path))
         assert child.pid in [one.pid for one in found.zombies]
+
+
+def test_the_doctor_looks_around_while_it_waits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    left = HostTraces(directories=(MpsDirectory("/srv/mps", 0, "the enabled unit mps.service"),))
+    monkeypatch.setattr(host_traces, "look_for_traces", lambda *_: left)
+    (tmp_path / "stat").write_text("btime 1795248000\n")
+    assert main(["doctor", "--json", f"--path.procfs={tmp_path}"]) == 1
+    names = [one["name"] for one in json.loads(capsys.readouterr().out)["findings"]]
+    assert "daemon_promised" in names

@@ -6,7 +6,7 @@ import pytest
 
 from mps_exporter.merge import DaemonInputs, control_state, merge, pids_of_interest
 from mps_exporter.mps.control_protocol import ListedDevice, ProbeReply, ServerReply
-from mps_exporter.mps.query_schedule import ServerAnswers
+from mps_exporter.mps.server_queries import ServerAnswers
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,

@@ -10,7 +10,7 @@ from mps_exporter.diagnostics import ADVICE, findings, recent_incidents
 from mps_exporter.metrics.catalogue import CATALOGUE
 from tests.support.player import RECORDINGS, Player
 from tests.unit.docs.markdown import ROOT
-from tools.symptoms import FOLDER, Symptom, SymptomError, parse, symptoms, thread_link
+from tools.symptoms import FOLDER, REPORTED, Symptom, SymptomError, parse, symptoms, thread_link
 
 SYMPTOMS = symptoms()
 EACH = pytest.mark.parametrize("symptom", SYMPTOMS, ids=lambda symptom: symptom.name)
@@ -124,5 +124,6 @@ def test_threads_become_links() -> None:
 def test_the_folder_holds_pages_only() -> None:
     assert {path.name for path in FOLDER.iterdir()} == {
         "README.md",
+        REPORTED.name,
         *(symptom.path.name for symptom in SYMPTOMS),
     }

@@ -588,7 +588,7 @@ def facts(**process: object) -> DaemonFacts:
 def test_a_number_given_to_a_younger_process_is_a_dead_client() -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
     young = {200: ProcessFacts(200, at("00:30"))}
-    tracker.ledger.observe(at("00:40"), facts(), young, tracker.ledger.watched_pids())
+    tracker.ledger.observe(at("00:40"), facts(), young, tracker.ledger.pids_to_look_up())
     tracker.ledger.advance_to(at("00:42"))
     assert [w.dead for w in tracker.ledger.view(0.0).waits] == [True]
 
@@ -682,12 +682,15 @@ def test_the_lock_of_a_dead_daemon_is_free() -> None:
 
 def test_every_process_of_interest_is_asked_for() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:02.000", 0, 1002)
-    assert start(script(text)).ledger.watched_pids() == {100, 110, 200}
+    assert start(script(text)).ledger.pids_to_look_up() == {100, 110, 200}
     # The queue is empty when the server is ready; the client may never connect.
     text = DAEMON + pending("00:01.000", 100, 1001)
     text += server_starts("00:01.001", "00:01.200", 110, 1001)
-    assert start(script(text)).ledger.watched_pids() == {100, 110}
-    assert start(script(text + client("00:01.300", 101, 110))).ledger.watched_pids() == {101, 110}
+    assert start(script(text)).ledger.pids_to_look_up() == {100, 110}
+    assert start(script(text + client("00:01.300", 101, 110))).ledger.pids_to_look_up() == {
+        101,
+        110,
+    }
 
 
 def test_incidents_can_be_read_one_after_another() -> None:

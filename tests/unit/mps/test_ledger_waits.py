@@ -142,7 +142,7 @@ def test_a_client_without_a_number_that_connects_first_ends_its_users_oldest_suc
     ]
     tracker = start(script(text))
     # None of them can be asked for in /proc, where 0 is nobody.
-    assert 0 not in tracker.ledger.watched_pids()
+    assert 0 not in tracker.ledger.pids_to_look_up()
     view = look(tracker, "00:10", {0})
     assert [w.dead for w in view.waits] == [False] * 3
 
@@ -192,10 +192,12 @@ def test_looking_again_and_again_does_not_put_off_a_death() -> None:
 
 def test_processes_whose_exit_no_log_shows_are_watched() -> None:
     tracker = start(script(GHOST + pending("00:06.000", 300, 1003) + pending("00:06.000", 0, 1004)))
-    assert {pid for pid in tracker.ledger.watched() if pid} == {461, 200, 300}
+    assert {pid for pid in tracker.ledger.pids_to_watch() if pid} == {461, 200, 300}
     look(tracker, "00:10", {200, 300})
-    assert {pid for pid in tracker.ledger.watched() if pid} == {461}
-    assert set(start(script(HOLDER)).ledger.watched()) == {110}  # connected clients: server.log
+    assert {pid for pid in tracker.ledger.pids_to_watch() if pid} == {461}
+    assert set(start(script(HOLDER)).ledger.pids_to_watch()) == {
+        110
+    }  # connected clients: server.log
 
 
 def test_a_dead_waiter_stays_in_the_queue_and_is_abandoned_once() -> None:
