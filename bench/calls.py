@@ -31,6 +31,7 @@ from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
+from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
 
 SKIPPED = {"nvmlEventSetWait_v2"}
 """It waits for an event, on a thread of its own."""
@@ -110,6 +111,8 @@ def described(name: str, arguments: Sequence[Any]) -> str:
         return name
     if name == "nvmlDeviceGetFieldValues":
         return f"{name}({len(arguments[1])} fields)"
+    if name == "nvml process list":
+        return f"{name}, {arguments[2]}"
     numbers = [str(one) for one in arguments if type(one) is int]
     if name == "nvmlDeviceGetSamples":
         numbers = numbers[:1]
@@ -129,6 +132,8 @@ def measured(meter: Meter) -> Iterator[None]:
             function = getattr(pynvml, name)
             if name.startswith("nvml") and name not in SKIPPED and callable(function):
                 replace(pynvml, name, meter.timed(name, function))
+        listing = meter.timed("nvml process list", PynvmlApi.processes)
+        replace(PynvmlApi, "processes", listing)
         for name in ("observe", "tick"):
             when = "tick" if name == "tick" else "scrape"
             replace(

@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from tools.rules import usual_severity
+
 RULES = Path(__file__).parents[1] / "prometheus" / "rules"
 CATEGORIES = {
     "Availability": ("mps-exporter", "mps-daemons"),
@@ -53,12 +55,14 @@ def entry() -> Iterator[str]:
         yield f"              # {category}"
         yield "              #"
         found = [rule for file in files for rule in alerts(file)]
-        for rule in sorted(found, key=lambda rule: SEVERITIES.index(rule["labels"]["severity"])):
+        severities = [usual_severity(rule["labels"]["severity"]) for rule in found]
+        order = sorted(range(len(found)), key=lambda number: SEVERITIES.index(severities[number]))
+        for severity, rule in ((severities[number], found[number]) for number in order):
             one = {
                 "name": name_of(rule["alert"]),
                 "description": rule["annotations"]["summary"],
                 "query": " ".join(rule["expr"].split()),
-                "severity": rule["labels"]["severity"],
+                "severity": severity,
             } | ({"for": rule["for"]} if "for" in rule else {})
             text = yaml.safe_dump([one], sort_keys=False, width=10_000)
             yield from (f"              {line}" for line in text.splitlines())

@@ -29,6 +29,7 @@ from mps_exporter.metrics import sparse
 from mps_exporter.metrics.catalogue import CATALOGUE
 from tools import awesome_alerts, chart
 from tools.man_page import man_page
+from tools.rules import usual_severity
 from tools.symptoms import KINDS, REPORTED, symptoms, thread_link
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -160,7 +161,8 @@ def alerts_table() -> Iterator[str]:
         for group in yaml.safe_load(file.read_text("utf-8"))["groups"]:
             for rule in group["rules"]:
                 if name := rule.get("alert"):
-                    severity, summary = rule["labels"]["severity"], rule["annotations"]["summary"]
+                    severity = usual_severity(rule["labels"]["severity"])
+                    summary = rule["annotations"]["summary"]
                     link = f"[{name}](../prometheus/runbooks/{name}.md)"
                     yield f"| {link} | {severity} | {summary} |"
 

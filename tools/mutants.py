@@ -62,6 +62,7 @@ LOGS = (
     "tests/unit/sources/test_log_history.py",
     "tests/unit/sources/test_log_time.py",
 )
+V3 = ("tests/unit/mps/test_protocol_v3.py", "tests/unit/core/test_v3_host.py")
 MERGE = ("tests/unit/core/test_merge.py", "tests/unit/core/test_collector.py")
 METRICS = (
     "tests/unit/core/test_render.py",
@@ -73,7 +74,16 @@ METRICS = (
     "tests/unit/web/test_negotiation.py",
 )
 TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("mps/cgroups.py", ("tests/unit/mps/test_cgroups.py",)),
+    (
+        "mps/cgroups.py",
+        ("tests/unit/mps/test_cgroups.py", "tests/unit/sources/test_memory_partitions.py"),
+    ),
+    ("mps/protocol_v3.py", V3),
+    ("merge/named_servers.py", V3),
+    ("merge/cgroups.py", V3),
+    ("metrics/render_partitions.py", (*V3, "tests/unit/core/test_render_whole.py")),
+    ("diagnostics/partitions.py", (*V3, "tests/unit/core/test_doctor.py")),
+    ("sources/memory_partitions.py", ("tests/unit/sources/test_memory_partitions.py",)),
     ("mps/limits.py", ("tests/unit/mps/test_limits.py", "tests/unit/core/test_merge.py")),
     ("mps/control_protocol.py", ("tests/unit/mps/test_control_protocol.py",)),
     (

@@ -17,6 +17,11 @@ RUNBOOKS = "https://github.com/mps-exporter/mps-exporter/blob/main/prometheus/ru
 GRAFANA = "http://localhost:3000"
 
 
+def usual_severity(label: str) -> str:
+    """Of an alert whose severity is a template: that about daemons which are no ordinary user's."""
+    return label.rpartition("{{ else }}")[2].removesuffix("{{ end }}")
+
+
 def linked(text: str, *, runbooks: str | None, grafana: str | None) -> str:
     """Give a file of rules with these addresses; a link without one is left out."""
     for name, shipped, address in (

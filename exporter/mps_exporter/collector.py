@@ -185,10 +185,7 @@ class Collector:
             self._inputs(run, record, LedgerView(at=self._host.now()))
             for record in self._daemons.values()
         ]
-        pids = pids_of_interest(run.gpus, inputs).union(
-            *(record.ledger.pids_to_look_up() for record in self._daemons.values()),
-            *(record.missed() for record in self._daemons.values()),
-        )
+        pids = pids_of_interest(run.gpus, inputs).union(self._daemons.pids_to_look_up())
         self._identified = frozenset(pids)
         async with run.time_limit():
             observation = await self._host.identify(pids, math.inf)
@@ -250,7 +247,7 @@ class Collector:
         """Take in which daemons, servers and queued clients ended, and when."""
         if "process" not in self.enabled:
             return
-        watched = [pid for record in self._daemons.values() for pid in record.pids_to_watch()]
+        watched = self._daemons.pids_to_watch()
         for observation in await self._host.ended(watched, self._identified, deadline_seconds):
             self._update_daemons(observation.daemons)
             # Of a daemon that is new here the logs are read first: they tell what was before.

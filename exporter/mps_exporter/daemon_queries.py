@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from mps_exporter.collection_run import CollectionRun
 from mps_exporter.config import Settings
@@ -25,6 +25,9 @@ The tool writes 0.4 kB into control.log each time: 2.3 MB a day at a scrape ever
 
 LIMITED_SECONDS = 0.5
 """So long a collection waits for the daemons of ordinary users when all others have answered."""
+
+IMPATIENCE_SECONDS = 60.0
+"""So long a user is not waited for after one of that user's daemons was late."""
 
 MIN_POLL_SECONDS = 1.0
 """With less time left, the logs are not read: a read that is late helps nobody."""
@@ -47,12 +50,15 @@ class DaemonQueries:
         self._poll_logs = poll_logs
         self._limited: dict[str, asyncio.Task[None]] = {}
         """Questions to daemons of ordinary users that are under way, by pipe directory."""
+        self._late: dict[int | None, float] = {}
+        """When a daemon of an ordinary user was late the last time (host's time), by user."""
 
     async def ask(self, run: CollectionRun, records: Iterable[DaemonRecord]) -> None:
         """Ask every daemon; one that fails or hangs does not keep the others from answering.
 
-        Those of ordinary users are not waited for longer than LIMITED_SECONDS, nor is it a failure
-        of ours when they do not answer; what they answer later is shown by the next collection.
+        Those of ordinary users are not waited for longer than LIMITED_SECONDS, and not at all after
+        one of that user's was late, nor is it a failure of ours when they do not answer; what they
+        answer later is shown by the next collection.
         """
         all_of_them = list(records)
         limited = self._start_limited(run, [one for one in all_of_them if one.facts.limited])
@@ -60,8 +66,7 @@ class DaemonQueries:
             *(self._ask_daemon(run, record) for record in all_of_them if not record.facts.limited),
             return_exceptions=True,
         )
-        if limited:
-            await asyncio.wait(limited, timeout=min(LIMITED_SECONDS, run.remaining_seconds()))
+        await self._wait_for_limited(run, limited)
         for record in all_of_them:
             name = record.facts.pipe_directory
             if record.facts.limited and name not in run.probes and record.last_probe is not None:
@@ -77,18 +82,36 @@ class DaemonQueries:
 
     def _start_limited(
         self, run: CollectionRun, records: Iterable[DaemonRecord]
-    ) -> list[asyncio.Task[None]]:
-        """Begin to ask these, where no earlier question is under way; that answer stands."""
+    ) -> dict[asyncio.Task[None], int | None]:
+        """Begin to ask these, where no earlier question is under way; that answer stands.
+
+        Returns:
+            The questions, and whose daemons are asked.
+        """
         self._limited = {name: task for name, task in self._limited.items() if not task.done()}
-        started = []
+        started = {}
         for record in records:
             name = record.facts.pipe_directory
             if name not in self._limited:
                 task = asyncio.create_task(self._ask_limited(run, record))
                 self._limited[name] = task
-                started.append(task)
+                started[task] = record.facts.user
             run.queried.add(name)
         return started
+
+    async def _wait_for_limited(
+        self, run: CollectionRun, asked: Mapping[asyncio.Task[None], int | None]
+    ) -> None:
+        now = self._host.now()
+        # (After now: the clock was set back.)
+        self._late = {
+            user: at for user, at in self._late.items() if 0 <= now - at < IMPATIENCE_SECONDS
+        }
+        waited_for = [task for task, user in asked.items() if user not in self._late]
+        if waited_for:
+            timeout = min(LIMITED_SECONDS, run.remaining_seconds())
+            _, late = await asyncio.wait(waited_for, timeout=timeout)
+            self._late |= {asked[task]: now for task in late}
 
     async def _ask_limited(self, run: CollectionRun, record: DaemonRecord) -> None:
         with contextlib.suppress(SourceError, SourceTimeoutError):  # the daemon's metrics say it

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.ledger import Ledger
+from mps_exporter.mps.quota import FULL, OF_ORDINARY_USER
 from mps_exporter.mps.server_queries import ServerAnswers, can_answer
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import (
@@ -23,6 +25,11 @@ GONE_AFTER_QUIT_SECONDS = 120.0
 
 GONE_AFTER_DEATH_SECONDS = 24 * 3600.0
 """The same for one that died."""
+
+MAX_PIDS_PER_USER = 512
+MAX_PIDS = 2048
+"""Of the processes that the logs of ordinary users' daemons name, so many are looked for: of one
+user, and of all of them."""
 
 MAX_GONE_DAEMONS = 32
 """So many daemons that are gone are remembered."""
@@ -184,6 +191,27 @@ class DaemonRegistry(Mapping[str, DaemonRecord]):
     def __len__(self) -> int:
         return len(self._records)
 
+    def pids_to_watch(self) -> list[int]:
+        """PIDs whose end must be seen when it happens: those of limited daemons last, and few."""
+        return self._within_quota(DaemonRecord.pids_to_watch)
+
+    def pids_to_look_up(self) -> list[int]:
+        """PIDs that the logs name, and daemons that were not found; of limited daemons a few."""
+        return self._within_quota(
+            lambda one: [*one.missed(), *sorted(one.ledger.pids_to_look_up())]
+        )
+
+    def _within_quota(self, pids_of: Callable[[DaemonRecord], list[int]]) -> list[int]:
+        found, users, total = list[int](), Counter[int | None](), 0
+        for record in sorted(self._records.values(), key=lambda record: record.facts.limited):
+            pids, user = pids_of(record), record.facts.user
+            if record.facts.limited:
+                pids = pids[: max(0, min(MAX_PIDS_PER_USER - users[user], MAX_PIDS - total))]
+                users[user] += len(pids)
+                total += len(pids)
+            found += pids
+        return found
+
     def update(self, found: Iterable[DaemonFacts], now: float) -> None:
         """Keep the records up with the daemons that were found in /proc."""
         found = tuple(found)
@@ -193,7 +221,7 @@ class DaemonRegistry(Mapping[str, DaemonRecord]):
             names.add(facts.pipe_directory)
             record = self._records.get(facts.pipe_directory)
             if record is None:
-                record = DaemonRecord(facts, DaemonTracker(facts.pipe_directory))
+                record = DaemonRecord(facts, _tracker(facts))
                 self._records[facts.pipe_directory] = record
             record.note_found(facts, now)
         for name in self._records.keys() - names:
@@ -248,6 +276,10 @@ class DaemonRegistry(Mapping[str, DaemonRecord]):
                     if other is not record and other.facts.user in writers
                     for process in _processes(other.facts)
                 ) - {process.own_pid for process in _processes(record.facts)}
+
+
+def _tracker(facts: DaemonFacts) -> DaemonTracker:
+    return DaemonTracker(facts.pipe_directory, OF_ORDINARY_USER if facts.limited else FULL)
 
 
 def _process_identity(facts: DaemonFacts) -> tuple[int, float] | None:

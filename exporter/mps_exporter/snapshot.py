@@ -133,6 +133,8 @@ class ServerSession:
     not which."""
     start_unknown: bool = False
     """Its start is in no log that was read; started_at is when it was noticed."""
+    unfollowed_clients: int = 0
+    """Beyond the quota of a daemon."""
     possible_unfinished_work: PossibleUnfinishedWork | None = None
 
 
@@ -604,7 +606,8 @@ class Snapshot:
     unreadable_environments: int | None = None
     """Processes whose MPS variables this exporter has no right to read."""
     ignored_processes: Mapping[int, int] = field(default_factory=dict)
-    """User -> processes of MPS's programs that are left out: that user has too many."""
+    """User -> processes of MPS's programs, and clients of that user's daemons, that are left out:
+    that user has too many."""
     unknown_readings: int | None = None
     """Readings that were left out since the exporter started: the catalogue does not know them."""
     recording: RecordingInfo | None = None

@@ -203,7 +203,34 @@ PER_GPU = (
 
 _NAMESPACE = "job, instance, daemon, server_name, namespace"
 _PARTITION = "job, instance, daemon, server_name, gpu, uuid, partition"
+_REST = 'label_replace(%s, "partition", "in no partition", "", "")'
+_MEMBER = "job, instance, daemon, server, pid"
 PARTITIONS = (
+    table(
+        "Servers of MPS v3 daemons",
+        "Healthy: Ready. Every named server; one without a PID is configured and has no process.",
+        (
+            "topk(500, max by (job, instance, daemon, server_name, status, server, uid,"
+            " allowed_devices) (mps_named_server_info))",
+        ),
+        (
+            Column("Server", "server_name"),
+            Column("Status", "status", width=100),
+            Column("PID", "server", width=80),
+            Column("User", "uid", width=75),
+            Column("GPUs", "allowed_devices"),
+            Column("Known", "A", hidden=True),
+            Column("Daemon", "daemon", hidden=True),
+            Column("Host", "instance", hidden=True),
+            Column("Job", "job", hidden=True),
+        ),
+        sort="Server",
+        descending=False,
+        none="No daemon has named servers: MPS v3 has (nvidia-cuda-mps-control -p 3).",
+        found="mps_named_server_info",
+        height=7,
+        width=12,
+    ),
     table(
         "Namespaces of MPS v3 servers",
         "For information: what each namespace allows its clients. An empty limit is none where "
@@ -238,9 +265,12 @@ PARTITIONS = (
         "For information: static SM partitions of v2 (-S) and v3 daemons. Clients is empty where "
         "the environment of a client cannot be read.",
         (
-            f"topk(500, max by ({_PARTITION}) (mps_sm_partition_info))",
-            f"topk(500, max by ({_PARTITION}) (mps_sm_partition_sms))",
-            f"topk(500, max by ({_PARTITION}) (mps_sm_partition_chunks))",
+            f"topk(500, max by ({_PARTITION}) (mps_sm_partition_info)"
+            f" or max by ({_PARTITION}) ({_REST % 'mps_sm_partition_unallocated_sms'}))",
+            f"topk(500, max by ({_PARTITION}) (mps_sm_partition_sms)"
+            f" or max by ({_PARTITION}) ({_REST % 'mps_sm_partition_unallocated_sms'}))",
+            f"topk(500, max by ({_PARTITION}) (mps_sm_partition_chunks)"
+            f" or max by ({_PARTITION}) ({_REST % 'mps_sm_partition_unallocated_chunks'}))",
             f"topk(500, max by ({_PARTITION}) (mps_sm_partition_clients))",
         ),
         (
@@ -259,6 +289,41 @@ PARTITIONS = (
         sort="SMs",
         none="No daemon has SM partitions.",
         found="mps_sm_partition_info",
+        height=7,
+        width=12,
+    ),
+    table(
+        "Clients in namespaces and partitions",
+        "Healthy: an empty Fault. Who is in which namespace and SM partition. Fault: why a client "
+        "cannot have been meant for its partition.",
+        (
+            f"topk(500, max by ({_MEMBER}, uid, command) (mps_client_info"
+            f" and on ({_MEMBER}) (mps_client_namespace_info or mps_client_sm_partition_info)))",
+            f"topk(500, max by ({_MEMBER}, namespace) (mps_client_namespace_info))",
+            f"topk(500, max by ({_MEMBER}, partition, fault) (mps_client_sm_partition_info))",
+            f"topk(500, max by ({_MEMBER}) (mps_client_active_thread_ratio"
+            f" and on ({_MEMBER}) (mps_client_namespace_info or mps_client_sm_partition_info)))",
+        ),
+        (
+            Column("User", "uid", width=75, links=(to_user("${__data.fields.User}"),)),
+            Column("Program", "command"),
+            Column("PID", "pid", width=80),
+            Column("Namespace", "namespace", width=120),
+            Column("Partition", "partition", width=120),
+            Column("Fault", "fault", width=100),
+            Column("SM share", "D", unit=SHARE, decimals=0, width=90),
+            Column("Server", "server", width=85),
+            Column("Known", "A", hidden=True),
+            Column("In namespace", "B", hidden=True),
+            Column("In partition", "C", hidden=True),
+            Column("Daemon", "daemon", hidden=True),
+            Column("Host", "instance", hidden=True),
+            Column("Job", "job", hidden=True),
+        ),
+        sort="PID",
+        descending=False,
+        none="No client is in a namespace or an SM partition.",
+        found="mps_client_namespace_info or mps_client_sm_partition_info",
         height=7,
         width=12,
     ),

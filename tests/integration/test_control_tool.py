@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from mps_exporter.mps.control_protocol import (
     parse_probe,
     parse_reconciliation,
 )
+from mps_exporter.mps.protocol_v3 import parse_v3
 from mps_exporter.observations import DaemonFacts, Outcome
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.run_process import MAX_OUTPUT_BYTES, run_process
+from tests.support import fake_mps_v3 as published
 from tests.support.fake_host import install_tool, server, set_daemon
 from tests.support.waiting import PATIENCE_SECONDS as PATIENCE
 from tests.support.waiting import until
@@ -205,3 +208,24 @@ async def test_output_is_bounded(host: Host) -> None:
     assert result.output_exceeded
     assert result.return_code is None
     assert max(len(result.stdout), len(result.stderr)) == MAX_OUTPUT_BYTES
+
+
+async def test_a_v3_daemon_that_only_its_refusal_names(host: Host) -> None:
+    set_daemon(host.pipe, v3=published.MANUAL)
+    tool = host.control()
+    probe = await tool.probe(host.facts, PATIENCE)
+    details = await tool.reconcile(host.facts, (), PATIENCE)
+    assert (probe.outcome, details.outcome) == (Outcome.OK, Outcome.OK)
+    found = parse_v3([probe, details])
+    assert found is not None
+    assert [server.name for server in found.servers or ()] == ["training"]
+    assert [client.pid for client in found.clients or ()] == [51023, 51087]
+    assert found.not_understood == {}
+
+
+async def test_a_daemon_of_driver_580_with_the_variable_of_a_newer_one(host: Host) -> None:
+    host.daemon()
+    facts = replace(host.facts, protocol="3")
+    probe = await host.control().probe(facts, PATIENCE)
+    assert probe.outcome is Outcome.OK
+    assert parse_probe(probe.exchanges[0]) == ProbeReply((468,), 1.0)

@@ -80,7 +80,7 @@ def _alert(window: Window) -> Scrapes:
         for rule in group["rules"]
     ]
     (rule,) = [rule for rule in rules if rule.get("alert") == "MpsServerCrashed"]
-    labels = f'alertname="{rule["alert"]}",severity="{rule["labels"]["severity"]}",daemon="/mps"'
+    labels = f'alertname="{rule["alert"]}",severity="critical",daemon="/mps"'
     lines = f'ALERTS{{{labels},alertstate="firing"}} 1\nALERTS_FOR_STATE{{{labels}}} {window.end}\n'
     return Scrapes("server-killed", tuple((window.end - ago, lines) for ago in (1.0, 0.5, 0.0)))
 

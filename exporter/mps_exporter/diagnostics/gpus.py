@@ -10,7 +10,7 @@ from mps_exporter.diagnostics.catalogue import ADVICE, Finding, Texts
 from mps_exporter.diagnostics.causes import VOLTA
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import ProcessFacts
-from mps_exporter.snapshot import Gpu, Snapshot
+from mps_exporter.snapshot import ControlDaemon, Gpu, Snapshot
 
 IDLE_SM_ACTIVITY = 0.3
 BUSY_UTILIZATION = 0.9
@@ -133,9 +133,10 @@ def _would_help(gpu: Gpu, name: str) -> Iterator[Finding]:
 def _direct(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[Finding]:
     """Give one finding for each way past MPS, however many processes took it."""
     directories = {
-        daemon.pipe_directory
+        directory
         for daemon in snapshot.daemons
         if daemon.pid is not None or daemon.state not in (None, "absent")
+        for directory in _directories(daemon)
     }
     ways: dict[str, list[ProcessFacts]] = {}
     for process in gpu.direct_processes:
@@ -147,6 +148,16 @@ def _direct(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[F
             gpu=gpu.index,
             uuid=gpu.uuid,
         )
+
+
+def _directories(daemon: ControlDaemon) -> Iterator[str]:
+    """Give where its clients look for it: those of MPS v3 name a server or a namespace."""
+    yield daemon.pipe_directory
+    found = daemon.partitioning
+    for server in (found.servers or ()) if found is not None else ():
+        yield f"{daemon.pipe_directory}/{server.name}"
+    for one in (found.namespaces or ()) if found is not None else ():
+        yield f"{daemon.pipe_directory}/{one.server_name}/{one.name}"
 
 
 def _direct_texts(

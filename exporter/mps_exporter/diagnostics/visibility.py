@@ -54,7 +54,7 @@ def of_host(snapshot: Snapshot) -> Iterator[Finding]:
 def _ignored_texts(ignored: Mapping[int, int]) -> tuple[str, str]:
     users = [f"{uid} ({count})" for uid, count in ignored.items()]
     return (
-        "More daemons and MPS processes than are shown run for "
+        "More daemons, MPS processes and clients than are shown run for "
         f"{humanize.count(len(users), 'user')}, by UID: {humanize.join_some(users)}.",
         "Name the daemons that are wanted with --mps.pipe-directory, and end the others.",
     )

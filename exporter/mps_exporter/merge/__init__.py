@@ -7,6 +7,7 @@ stand; where all are, the value is left out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from mps_exporter.merge.cgroups import merge_cgroups, with_cgroups
@@ -14,7 +15,11 @@ from mps_exporter.merge.daemons import control_state, merge_daemon
 from mps_exporter.merge.gpus import merge_gpu
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.observations import NvmlObservation, ProcfsObservation
-from mps_exporter.snapshot import CollectorResult, Snapshot
+from mps_exporter.snapshot import CollectorResult, ControlDaemon, Snapshot
+
+MAX_CLIENTS_PER_USER = 256
+MAX_LIMITED_CLIENTS = 1024
+"""So many clients of an ordinary user's daemons have metrics of their own, and of all of them."""
 
 __all__ = ["DaemonInputs", "control_state", "merge", "pids_of_interest"]
 
@@ -30,11 +35,12 @@ def pids_of_interest(gpus: NvmlObservation | None, daemons: Iterable[DaemonInput
         for server in daemon.view.servers:
             pids.add(server.pid)
             pids.update(client.pid for client in server.clients)
+        most = MAX_CLIENTS_PER_USER if daemon.facts.limited else None
         for reply in daemon.answers.servers.values():
-            pids.update((reply.server_pid, *(reply.client_pids or ())))
+            pids.update((reply.server_pid, *(reply.client_pids or ())[:most]))
         if (named := daemon.answers.partitioning) is not None:
-            pids.update(server.pid or 0 for server in named.servers or ())
-            pids.update(client.pid for client in named.clients or ())
+            pids.update(server.pid or 0 for server in (named.servers or ())[:most])
+            pids.update(client.pid for client in (named.clients or ())[:most])
     return pids - {0}
 
 
@@ -57,8 +63,8 @@ def merge(
     context = MergeContext.of(gpus, processes, daemons, stranded_since)
     cgroup_memory = merge_cgroups(context, processes)
     merged = tuple(
-        with_cgroups(context, cgroup_memory, merge_daemon(context, inputs, clients_max))
-        for inputs in sorted(daemons, key=lambda inputs: inputs.facts.pipe_directory)
+        with_cgroups(context, cgroup_memory, daemon)
+        for daemon in _merge_daemons(context, daemons, clients_max)
     )
     return Snapshot(
         taken_at=taken_at,
@@ -75,8 +81,42 @@ def merge(
         containers=processes.containers if processes is not None else (),
         cgroup_memory=cgroup_memory,
         unreadable_environments=_unreadable_environments(processes),
-        ignored_processes={} if processes is None else processes.ignored_programs,
+        ignored_processes=_ignored(processes, daemons, merged),
     )
+
+
+def _merge_daemons(
+    context: MergeContext, daemons: Iterable[DaemonInputs], clients_max: int
+) -> tuple[ControlDaemon, ...]:
+    merged, shown = list[ControlDaemon](), Counter[int | None]()
+    for inputs in sorted(daemons, key=lambda inputs: inputs.facts.pipe_directory):
+        user, most = inputs.facts.user, clients_max
+        if inputs.facts.limited:
+            left = min(MAX_CLIENTS_PER_USER - shown[user], MAX_LIMITED_CLIENTS - shown.total())
+            most = min(most, max(0, left))
+        merged.append(merge_daemon(context, inputs, most))
+        if inputs.facts.limited:
+            shown[user] += sum(len(server.clients) for server in merged[-1].servers)
+    return tuple(merged)
+
+
+def _ignored(
+    processes: ProcfsObservation | None,
+    daemons: Iterable[DaemonInputs],
+    merged: Iterable[ControlDaemon],
+) -> dict[int, int]:
+    """Processes and clients that are left out for the quotas of ordinary users, by user."""
+    found = Counter[int]({} if processes is None else processes.ignored_programs)
+    for daemon in merged:
+        facts = daemon.facts
+        if facts is not None and facts.limited and facts.user is not None:
+            found[facts.user] += daemon.dropped_clients
+    for inputs in daemons:
+        if inputs.facts.limited and inputs.facts.user is not None:
+            found[inputs.facts.user] += sum(
+                server.unfollowed_clients for server in inputs.view.servers
+            )
+    return {user: count for user, count in found.items() if count}
 
 
 def _user_names(processes: ProcfsObservation | None) -> dict[int, str]:

@@ -775,8 +775,9 @@ EXPORTER = _section(
         "gauge",
         ("uid",),
         _PROC,
-        "Processes with the names of MPS's programs that are left out because their user has more "
-        "than 8 daemons or 32 processes: the 32 users with most of them.",
+        "Processes with the names of MPS's programs, and clients of the user's own daemons, that "
+        "are left out because the user has more than 8 daemons, 24 processes or 256 clients: the "
+        "32 users with most of these processes.",
     ),
     (
         "mps_exporter_unknown_readings_total",

@@ -212,7 +212,7 @@ def render(
         samples.add("mps_scrape_collector_duration_seconds", name, result.duration_seconds)
         samples.add("mps_scrape_collector_success", name, float(result.success))
         samples.add("mps_scrape_collector_timeout", name, float(result.timed_out))
-    add_cgroups(samples.add, snapshot)
+    add_cgroups(samples.add, snapshot, single_clients=samples.clients)
     for daemon in snapshot.daemons:
         _daemon(samples, daemon)
     for gpu in snapshot.gpus:

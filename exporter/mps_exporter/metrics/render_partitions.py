@@ -139,7 +139,7 @@ CGROUP_MAX = 200
 """Longer paths are cut, and told apart by a hash."""
 
 
-def add_cgroups(add: AddSample, snapshot: Snapshot) -> None:
+def add_cgroups(add: AddSample, snapshot: Snapshot, *, single_clients: bool) -> None:
     """Add the GPU memory of control groups, and which client is in which."""
     for path, by_gpu in snapshot.cgroup_memory.items():
         name, place = _cgroup(path), parse_cgroup(f"0::{path}")
@@ -152,7 +152,7 @@ def add_cgroups(add: AddSample, snapshot: Snapshot) -> None:
             add("mps_cgroup_memory_hard_limit_bytes", c, memory.hard_limit_bytes)
             if memory.hard_unlimited or memory.hard_limit_bytes is not None:
                 add("mps_cgroup_memory_limited", c, float(not memory.hard_unlimited))
-    for daemon in snapshot.daemons:
+    for daemon in snapshot.daemons if single_clients else ():
         for server in daemon.servers:
             for client in server.clients:
                 if client.cgroup is not None:

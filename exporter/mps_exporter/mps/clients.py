@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from mps_exporter.mps.admissions import Admission, Admissions
 from mps_exporter.mps.associations import Associations
 from mps_exporter.mps.moment import Moment
+from mps_exporter.mps.quota import FULL, Quota
 from mps_exporter.mps.server_info import ServerInfo
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
-
-MAX_CLIENTS = 2048
-"""Client processes of a server that are followed. The hardware serves 48 or 60 contexts a GPU."""
 
 MAX_CONTEXTS = 256
 """Contexts of one client process that are followed."""
@@ -77,7 +75,10 @@ class TrackedClient:
 class ServerClients:
     """The clients of one server."""
 
-    def __init__(self, server: ServerInfo, queue: ClientQueue) -> None:
+    def __init__(self, server: ServerInfo, queue: ClientQueue, quota: Quota = FULL) -> None:
+        self._quota = quota
+        self.unfollowed = 0
+        """Connections beyond the quota, less disconnections of clients that are not known."""
         self.admissions = Admissions()
         self.ever_connected = False
         self._server = server
@@ -178,7 +179,8 @@ class ServerClients:
             self._add(TrackedClient(pid, self._server.uid, at, from_control_tool=True))
 
     def _add(self, client: TrackedClient) -> bool:
-        if len(self._clients) >= MAX_CLIENTS:
+        if len(self._clients) >= self._quota.clients:
+            self.unfollowed += 1
             return False
         if client.pid == 0:
             self._unnamed_key -= 1
@@ -265,6 +267,7 @@ class ServerClients:
         self.admissions.disconnected(pid)
         client = self.find(pid)
         if client is None:
+            self.unfollowed = max(0, self.unfollowed - 1)
             return
         if client.terminating:
             client.count_termination(when)

@@ -7,11 +7,8 @@ from itertools import product
 
 from mps_exporter.mps.histogram import HistogramBuilder
 from mps_exporter.mps.log_metrics import LOG_METRICS, LogMetric
+from mps_exporter.mps.quota import FULL, Quota
 from mps_exporter.snapshot import Histogram, LabelValues, LogMetricValues
-
-MAX_KEYS = 512
-"""Users, or GPUs, that are counted separately. Every user may write into the daemon's log pipe, so
-a log can name any number of them; the rest count as unknown."""
 
 
 class Counters:
@@ -19,9 +16,13 @@ class Counters:
 
     Every name must be declared in log_metrics.py, and be given the labels declared there, in their
     order: anything else raises, also what is not counted.
+
+    Args:
+        quota: How many users and GPUs are counted separately; the rest count as unknown.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, quota: Quota = FULL) -> None:
+        self._quota = quota
         self._counted: dict[object, tuple[dict[LabelValues, float], LabelValues]] = {}
         """(name, *labels) that were counted before: each line of a log counts one or two."""
         self._users: set[str | int | None] = set()
@@ -98,17 +99,17 @@ class Counters:
         return key
 
     def _key(self, metric: LogMetric, labels: Mapping[str, str | int | None]) -> LabelValues:
-        """Return the label values to count under: users and GPUs beyond MAX_KEYS are unknown."""
+        """Return the label values to count under: users and GPUs beyond the quota are unknown."""
         key = tuple(labels.values())
         if metric.labels[:1] == ("uid",):
             uid = key[0]
             if uid is not None and uid not in self._users:
-                if len(self._users) >= MAX_KEYS:
+                if len(self._users) >= self._quota.users:
                     return (None, *key[1:])
                 self._users.add(uid)
         elif metric.labels == ("uuid",):
             known = self._numbers[metric.name]
-            if key not in known and len(known) >= MAX_KEYS:
+            if key not in known and len(known) >= self._quota.gpus:
                 return ("",)
         return key
 

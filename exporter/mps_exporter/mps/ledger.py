@@ -19,6 +19,7 @@ from mps_exporter.mps.control_protocol import ServerReply
 from mps_exporter.mps.log_events import TIMELESS_EVENTS
 from mps_exporter.mps.log_merger import LogEntry
 from mps_exporter.mps.moment import Moment
+from mps_exporter.mps.quota import FULL, Quota
 from mps_exporter.mps.reconcile import reconcile
 from mps_exporter.mps.server_log import ServerLogReader
 from mps_exporter.mps.servers import TrackedServer
@@ -39,9 +40,9 @@ _new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 class Ledger:
     """The state of one daemon, rebuilt from its logs."""
 
-    def __init__(self, pipe_directory: str) -> None:
+    def __init__(self, pipe_directory: str, quota: Quota = FULL) -> None:
         self.pipe_directory = pipe_directory
-        self._state = DaemonState()
+        self._state = DaemonState(quota)
         self._control = ControlLogReader(self._state)
         self._server = ServerLogReader(self._state)
         self._process: tuple[int, float] | None = None
@@ -226,6 +227,7 @@ def _server_session(server: TrackedServer, *, clients: bool) -> ServerSession:
         clients=tuple(_client_session(server, client) for client in server.clients if clients),
         clients_count=server.clients.count,
         start_unknown=server.start_unknown,
+        unfollowed_clients=server.clients.unfollowed,
         possible_unfinished_work=server.faults.endings.possible_unfinished_work,
     )
 

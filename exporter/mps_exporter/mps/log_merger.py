@@ -13,7 +13,7 @@ than the moment in which it was read.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -102,18 +102,16 @@ class LogMerger:
             # Read in what is the future now: the clock was set back, they are from before that.
             yield from log.pop_read_after(now + CLOCK_TOLERANCE_SECONDS)
         while True:
-            heads = [(head[0], log) for log in logs if (head := log.peek()) is not None]
-            if not heads:
+            log, first, upto = _next(logs)
+            if first is None:
                 return
-            key, log = min(heads, key=_key)  # of equal ones the first
-            first = log.peek()
-            if first is None or any(
-                other.holds_back(key) and (first[1] > overdue or other.is_behind(overdue))
-                for other in logs
-                if other is not log
-            ):
-                return
-            upto = min((other[0] for other in heads if other[1] is not log), default=None)
+            for other in logs:
+                if (
+                    other is not log
+                    and other.holds_back(first[0])
+                    and (first[1] > overdue or other.is_behind(overdue))
+                ):
+                    return
             if upto is None:
                 yield log.pop()
                 continue
@@ -137,12 +135,27 @@ class LogMerger:
         return (self._control,) if name == "control" else self._servers.values()
 
 
-def _key(head: tuple[float, _LogBuffer]) -> float:
-    return head[0]
-
-
 _BufferedEntry = tuple[float, float, LogEntry]
 """An entry with its place in the order, and when it was read."""
+
+
+def _next(logs: Sequence[_LogBuffer]) -> tuple[_LogBuffer, _BufferedEntry | None, float | None]:
+    """Return the log with the next entry, that entry, and the place of the next of another log.
+
+    Of equal places that of the first log counts.
+    """
+    log, first, upto = logs[0], None, None
+    for one in logs:
+        head = one.peek()
+        if head is None:
+            continue
+        if first is None:
+            log, first = one, head
+        elif head[0] < first[0]:
+            log, first, upto = one, head, first[0]
+        elif upto is None or head[0] < upto:
+            upto = head[0]
+    return log, first, upto
 
 
 class _LogBuffer:

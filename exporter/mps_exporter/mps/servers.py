@@ -9,12 +9,12 @@ from mps_exporter.mps.clients import ServerClients
 from mps_exporter.mps.faults import ServerFaults
 from mps_exporter.mps.gpu_names import GpuNames
 from mps_exporter.mps.moment import Moment
+from mps_exporter.mps.quota import FULL, Quota
 from mps_exporter.mps.server_info import ServerInfo
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
 from mps_exporter.observations import LogName
 from mps_exporter.snapshot import Wait
 
-MAX_SERVERS = 64
 MAX_ENDED = 256
 
 SHUTDOWN_SECONDS = 5.0
@@ -41,10 +41,11 @@ class TrackedServer(ServerInfo):
         readable: Mapping[LogName, bool],
         queue: ClientQueue,
         gpus: GpuNames,
+        quota: Quota = FULL,
     ) -> None:
         super().__init__(pid, uid, at, readable, start_unknown=start_unknown)
         self.gpus = gpus
-        self.clients = ServerClients(self, queue)
+        self.clients = ServerClients(self, queue, quota)
         self.faults = ServerFaults(self, self.clients, gpus)
         self.client_limit: int | None = None
         self.has_log = False
@@ -196,8 +197,13 @@ class Servers:
     """The servers that are running, in the order in which they were started."""
 
     def __init__(
-        self, readable: Mapping[LogName, bool], queue: ClientQueue, gpus: GpuNames
+        self,
+        readable: Mapping[LogName, bool],
+        queue: ClientQueue,
+        gpus: GpuNames,
+        quota: Quota = FULL,
     ) -> None:
+        self._quota = quota
         self._readable = readable
         self._queue = queue
         self._gpus = gpus
@@ -267,7 +273,7 @@ class Servers:
         server.faults.decide_all(when)
         self.remove(server)
         self._vanished[server.pid] = server
-        while len(self._vanished) > MAX_SERVERS:
+        while len(self._vanished) > self._quota.servers:
             del self._vanished[next(iter(self._vanished))]
 
     def restore_vanished(self, pid: int) -> TrackedServer | None:
@@ -290,7 +296,7 @@ class Servers:
             del self._servers[pid]
 
     def _add(self, pid: int, uid: int | None, at: float, *, start_unknown: bool) -> TrackedServer:
-        while len(self._servers) >= MAX_SERVERS:
+        while len(self._servers) >= self._quota.servers:
             del self._servers[next(iter(self._servers))]
         server = self._servers[pid] = TrackedServer(
             pid,
@@ -300,5 +306,6 @@ class Servers:
             readable=self._readable,
             queue=self._queue,
             gpus=self._gpus,
+            quota=self._quota,
         )
         return server

@@ -13,8 +13,9 @@ from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.gpu_names import GpuNames
 from mps_exporter.mps.incidents import Incidents
 from mps_exporter.mps.moment import Moment
+from mps_exporter.mps.quota import FULL, Quota
 from mps_exporter.mps.server_exit_cause import exit_cause
-from mps_exporter.mps.servers import MAX_SERVERS, Servers, TrackedServer
+from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.timeline import Occupant, Timeline
 from mps_exporter.mps.waits import ClientQueue
 from mps_exporter.observations import LogName
@@ -29,6 +30,7 @@ CLOCK_JUMP_MS = 60_000
 """Time that runs back by more than this has been set back."""
 
 MAX_MISSING_CREDENTIALS = 256
+MAX_FORBIDDEN = 64
 
 
 @dataclass(slots=True)
@@ -83,13 +85,13 @@ class DaemonLifetime:
 class DaemonState:
     """What is known of one daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, quota: Quota = FULL) -> None:
         self.daemon = DaemonLifetime()
         self.readable: dict[LogName, bool] = {"control": False, "server": False}
-        self.queue = ClientQueue()
+        self.queue = ClientQueue(quota)
         self.gpus = GpuNames()
-        self.servers = Servers(self.readable, self.queue, self.gpus)
-        self.counters = Counters()
+        self.servers = Servers(self.readable, self.queue, self.gpus, quota)
+        self.counters = Counters(quota)
         self.incidents = Incidents()
         self.timeline = Timeline()
         self.server_log_at: float | None = None
@@ -255,7 +257,7 @@ class DaemonState:
             if server.uid == uid and server.failed_to_start:
                 server.failure = reason
         forbidden = self.daemon.forbidden_starts
-        if len(forbidden) >= MAX_SERVERS and uid not in forbidden:
+        if len(forbidden) >= MAX_FORBIDDEN and uid not in forbidden:
             forbidden.clear()
         forbidden[uid] = forbidden.get(uid, 0) + 1
         if forbidden[uid] >= FORBIDDEN_START_ATTEMPTS:

@@ -8,6 +8,7 @@ from mps_exporter.mps.control_protocol import ServerReply
 from mps_exporter.mps.ledger import Ledger
 from mps_exporter.mps.log_events import ServerStarting
 from mps_exporter.mps.log_merger import LogEntry, LogMerger
+from mps_exporter.mps.quota import FULL, Quota
 from mps_exporter.observations import LogsObservation
 
 RECONCILE_WAIT_SECONDS = 5.0
@@ -22,9 +23,9 @@ MAX_FOREIGN_SERVERS = 64
 class DaemonTracker:
     """The logs of one daemon."""
 
-    def __init__(self, pipe_directory: str) -> None:
+    def __init__(self, pipe_directory: str, quota: Quota = FULL) -> None:
         self.pipe_directory = pipe_directory
-        self.ledger = Ledger(pipe_directory)
+        self.ledger = Ledger(pipe_directory, quota)
         self._merger = LogMerger(pipe_directory)
         self._pending_reconcile: (
             tuple[float, Collection[int] | None, tuple[ServerReply, ...]] | None

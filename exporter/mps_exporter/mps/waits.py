@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mps_exporter.mps.moment import Moment
-
-MAX_QUEUED = 1024
-"""More than a GPU host has ever had; the oldest are dropped beyond it."""
+from mps_exporter.mps.quota import FULL, Quota
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +67,8 @@ class QueuedClient:
 class ClientQueue:
     """Queued clients, oldest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, quota: Quota = FULL) -> None:
+        self._quota = quota
         self._entries: dict[int, QueuedClient] = {}
         self._unnamed_key = 0
 
@@ -92,7 +91,7 @@ class ClientQueue:
                 return known
             del self._entries[key]
             known.abandon(when)
-        elif len(self._entries) >= MAX_QUEUED:
+        elif len(self._entries) >= self._quota.queued:
             del self._entries[next(iter(self._entries))]
         entry = self._entries[key] = QueuedClient(pid, uid, when.at)
         return entry

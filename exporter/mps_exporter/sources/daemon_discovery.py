@@ -16,120 +16,53 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 from mps_exporter.mps.cgroups import parse_cgroup
-from mps_exporter.mps.log_parser import control_line_of
-from mps_exporter.mps.protocol_v3 import named_protocol
-from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
+from mps_exporter.observations import DaemonFacts, ProcfsObservation
 from mps_exporter.sources.container_logs import ContainerLogs
+from mps_exporter.sources.daemon_directories import (
+    CONTROL_PROGRAM,
+    DEFAULT_LOG_DIRECTORY,
+    DaemonDirectories,
+    FoundDaemon,
+    Look,
+    Program,
+)
 from mps_exporter.sources.fair_share import MAX_DAEMONS, MAX_DAEMONS_PER_USER, FairShare
 from mps_exporter.sources.memory_partitions import CGROUPS, MemoryPartitions
 from mps_exporter.sources.pipe_directory import (
     PipeDirectory,
-    UnlessNotThere,
-    identity_of,
-    look_at,
     owner_of,
 )
 from mps_exporter.sources.processes import HOST_USERS, Processes
 from mps_exporter.sources.procfs_parse import (
     COMM_LENGTH,
-    parse_control_sockets,
-    parse_daemon_flags,
-)
-from mps_exporter.sources.resolve_in_root import (
-    MAX_PATH_BYTES,
-    opened_directory,
-    resolve_in_root,
 )
 from mps_exporter.sources.threaded_calls import ThreadedCalls
 
-CONTROL_PROGRAM = "nvidia-cuda-mps-control"
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
 
-DEFAULT_PIPE_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108 - where MPS has it
-"""The second is that of newer daemons which run as root."""
-DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
 CONTAINER_LOGS = "/var/log/containers"
 
 MAX_NAME_BYTES = 255
 """A daemon whose directory has a longer path is called by its beginning and a hash of it. (The
 address of a socket has 108 bytes, so nobody can be asked there.)"""
 
-MAX_SOCKET_DIRECTORIES = 256
+LOOKS_BY_TURNS = 1
+"""So many of an ordinary user's known daemons are looked at again in one discovery, and so many
+processes more than there is room for."""
+
 MAX_IGNORED_USERS = 32
 MAX_NAMED_HUNG = 8
 
 _COMM = CONTROL_PROGRAM[:COMM_LENGTH].encode()
-_TAIL_BYTES = 1 << 16
-_CLOCK_STEP_SECONDS = 2.0
-"""A process's start time is known to a tick and to the boot time's second."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Program:
-    """A process of one of MPS's two programs (whose names begin alike)."""
-
-    process: ProcessFacts
-    arguments: tuple[str, ...]
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def identity(self) -> tuple[int, float]:
-        return self.process.pid, self.process.start_time_seconds
-
-    @property
-    def is_control(self) -> bool:
-        return bool(self.arguments) and PurePosixPath(self.arguments[0]).name == CONTROL_PROGRAM
-
-
-@dataclass(frozen=True, slots=True)
-class _FoundDaemon:
-    program: _Program
-    uid: int
-    """Whose daemon it is; -1: not known, or of a process with several users."""
-    place: PipeDirectory
-    log_directory: str
-    writes_the_default_log: bool
-    assumed: bool
-
-    def facts(self, servers: Sequence[_Program]) -> DaemonFacts:
-        """Say what it is, with its children."""
-        flags = parse_daemon_flags(self.program.arguments)
-        return DaemonFacts(
-            pipe_directory=self.place.directory,
-            log_directory=self.log_directory,
-            root=self.place.root,
-            owner_uid=None if self.uid < 0 else self.uid,
-            log_owners=() if self.uid < 0 else (self.uid,),
-            directories_assumed=self.assumed,
-            log_directory_assumed=self.program.process.mps_environment is None,
-            process=self.program.process,
-            foreground=flags.foreground,
-            multiuser=flags.multiuser
-            or any(parse_daemon_flags(server.arguments).multiuser for server in servers),
-            static_partitioning=flags.static_partitioning,
-            protocol=named_protocol(self.program.arguments, self.program.process.mps_environment),
-            lock_holder_pid=self.place.holder,
-            lock_tested=self.place.lock_tested,
-            servers=tuple(server.process for server in servers),
-        )
-
-
-_Look = _FoundDaemon | Literal["none", "unplaced"]
-"""What is found of a process: a daemon, none, or one of which nothing tells where it is."""
 
 _Place = tuple[PipeDirectory, tuple[int, ...]]
 """A configured directory, and whose files are believed to be the logs of its daemon."""
@@ -158,21 +91,21 @@ class DaemonDiscovery:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._processes = Processes(root, passwd, clock)
+        self._directories = DaemonDirectories(self._processes)
         self._container_logs = ContainerLogs(container_logs)
         self._memory_partitions = MemoryPartitions(cgroups)
         self._now = now
         self._own_uid = os.geteuid()
         self._share = FairShare(self._own_uid)
         self._left_out = Counter[int]()
-        self._look_calls, self._looks = ThreadedCalls[_Look](), dict[Hashable, _Look]()
+        self._look_calls, self._looks = ThreadedCalls[Look](), dict[Hashable, Look]()
         self._place_calls, self._places = ThreadedCalls[_Place](), dict[Hashable, _Place]()
+        self._turn, self._turns = 0, dict[Hashable, int]()
         self._found: tuple[DaemonFacts, ...] = ()
         self._unplaced: list[int] = []
         self._hung: list[str] = []
         """What could not be looked at in time."""
         self._with_root: frozenset[tuple[int, float]] = frozenset()
-        self._writers: set[tuple[int, float]] = set()
-        """Daemons that wrote the log in the default directory."""
         self._default_log_of: str | None = None
         """The pipe directory of the last daemon that had its log there."""
 
@@ -190,7 +123,7 @@ class DaemonDiscovery:
         """
         programs = self._programs()
         self._unplaced, self._hung = [], []
-        self._writers &= {one.identity for one in programs}
+        self._directories.forget(programs)
         entries: dict[object, DaemonFacts] = {}
         for (pipe, log), (place, owners) in self._look_at_configured(configured):
             entries.setdefault(place.identity, _configured_daemon(pipe, log, place, owners))
@@ -264,7 +197,7 @@ class DaemonDiscovery:
         """Whether this user's daemons are shown whatever their number: root's, and our own."""
         return uid in (0, self._own_uid)
 
-    def _programs(self) -> list[_Program]:
+    def _programs(self) -> list[Program]:
         """Give the processes of MPS's programs, root's first, then by PID."""
         running, self._left_out = self._share.choose(
             self._processes.running(_COMM), self._processes.user_and_parent
@@ -272,9 +205,7 @@ class DaemonDiscovery:
         facts, unknown = self._processes.identify(running)
         for error in unknown.values():
             raise error
-        found = [
-            _Program(process, self._processes.arguments(pid)) for pid, process in facts.items()
-        ]
+        found = [Program(process, self._processes.arguments(pid)) for pid, process in facts.items()]
         return sorted(found, key=lambda one: (one.process.uid not in (0, self._own_uid), one.pid))
 
     def _look_at_configured(
@@ -294,7 +225,7 @@ class DaemonDiscovery:
             yield (pipe, log), (place, owners)
 
     def _look_at_place(self, pipe_directory: str, log_directory: str | None) -> _Place:
-        place = self._pipe_directory("", pipe_directory, strictly=True)
+        place = self._directories.pipe_directory("", pipe_directory, strictly=True)
         users = [place.owner_uid]
         if log_directory is not None:  # whoever configured it knows whose it is
             users.append(owner_of(log_directory, self._processes.root))
@@ -302,34 +233,62 @@ class DaemonDiscovery:
         return place, tuple(sorted(owners))
 
     def _look_at_programs(
-        self, programs: Sequence[_Program], configured: Sequence[str]
-    ) -> list[_FoundDaemon]:
+        self, programs: Sequence[Program], configured: Sequence[str]
+    ) -> list[FoundDaemon]:
         """Give the daemons among them; of one that cannot be looked at now, what was known."""
         controls = {one.pid for one in programs if one.is_control}
         # A daemon's child that has not become a server yet has its name.
-        asked: dict[Hashable, _Program] = {
+        candidates: dict[Hashable, Program] = {
             one.identity: one
             for one in programs
             if one.is_control and one.process.parent_pid not in controls
         }
+        asked = self._fair_share_of_looks(candidates.values())
         found = self._look_calls.ask(
             {
-                name: (one.process.uid, partial(self._look_at_program, one, configured))
+                name: (one.process.uid, partial(self._directories.look, one, configured))
                 for name, one in asked.items()
             }
         )
         before = self._looks
-        self._looks = {name: before[name] for name in asked if name in before} | found
+        self._looks = {name: before[name] for name in candidates if name in before} | found
         names = {name: f"the directories of PID {one.pid}" for name, one in asked.items()}
         self._note_missing(self._look_calls, names, found)
         for name, look in self._looks.items():
             if look == "unplaced":
-                self._unplaced.append(asked[name].pid)
+                self._unplaced.append(candidates[name].pid)
         return [
-            replace(look, program=asked[name])
-            for name in asked
-            if isinstance(look := self._looks.get(name, "none"), _FoundDaemon)
+            replace(look, program=candidates[name])
+            for name in candidates
+            if isinstance(look := self._looks.get(name, "none"), FoundDaemon)
         ]
+
+    def _fair_share_of_looks(self, programs: Collection[Program]) -> dict[Hashable, Program]:
+        """Leave out most of an ordinary user's, by turns: a look is a thread and 40 system calls.
+
+        Of a daemon that is known the last look stands as long as its process is there. Of the
+        others as many are looked at as there is room for daemons of that user, and a few more.
+        """
+        self._turn += 1
+        turns: dict[Hashable, int] = {
+            one.identity: self._turns.get(one.identity, 0) for one in programs
+        }
+        known = {name for name, look in self._looks.items() if isinstance(look, FoundDaemon)}
+        known &= turns.keys()
+        left = Counter[tuple[int | None, bool]]()
+        for one in programs:
+            left[one.process.uid, one.identity in known] += 1
+        chosen = dict[Hashable, Program]()
+        taken = Counter[tuple[int | None, bool]]()
+        for one in sorted(programs, key=lambda one: turns[one.identity]):
+            uid, is_known = one.process.uid, one.identity in known
+            room = 0 if is_known else max(0, MAX_DAEMONS_PER_USER - left[uid, True])
+            if uid is None or self._is_trusted(uid) or taken[uid, is_known] < room + LOOKS_BY_TURNS:
+                taken[uid, is_known] += 1
+                turns[one.identity] = self._turn
+                chosen[one.identity] = one
+        self._turns = turns
+        return {one.identity: one for one in programs if one.identity in chosen}
 
     def _note_missing(
         self,
@@ -341,121 +300,6 @@ class DaemonDiscovery:
             error = calls.errors.get(name)
             why = "" if error is None else f" ({(error.strerror or str(error)).lower()})"
             self._hung.append(names[name] + why)
-
-    def _look_at_program(self, program: _Program, configured: Sequence[str]) -> _Look:
-        """Look where this process is the daemon. Runs on a thread of its own."""
-        uid = self._processes.sole_user(program.pid)
-        uid = -1 if uid is None else uid
-        environment = program.process.mps_environment
-        places = [
-            place
-            for place in self._pipe_directories(program, configured)
-            if place.belongs_to(uid, strictly=False)
-        ]
-        held = [place for place in places if place.holder == program.pid]
-        if not held and not parse_daemon_flags(program.arguments).daemon:
-            return "none"
-        # A daemon holds its lock, so it is not where somebody tested the lock and nobody has it.
-        # (0: somebody whose PID does not show here.)
-        free = [
-            place
-            for place in places
-            if (not place.lock_tested or place.holder == 0)
-            and (environment is not None or place.exists)
-        ]
-        if not held and not free:
-            return "none" if environment is not None else "unplaced"
-        place = (held or free)[0]
-        log_directory, default = self._log_directory(program, place, uid)
-        return _FoundDaemon(
-            program=program,
-            uid=uid,
-            place=place,
-            log_directory=log_directory,
-            writes_the_default_log=default,
-            assumed=environment is None and not held,
-        )
-
-    def _pipe_directory(
-        self, root: str, directory: str, *, strictly: bool = False
-    ) -> PipeDirectory:
-        procfs = self._processes.root
-        return look_at(root, directory, procfs, self._processes.sole_user, strictly=strictly)
-
-    def _pipe_directories(
-        self, program: _Program, configured: Sequence[str]
-    ) -> Iterator[PipeDirectory]:
-        """Give the pipe directories that the daemon may have, the likely ones first."""
-        environment = program.process.mps_environment
-        if environment is not None:
-            named = environment.get("CUDA_MPS_PIPE_DIRECTORY")
-            for directory in (named,) if named else DEFAULT_PIPE_DIRECTORIES:
-                if self._may_be_named(directory):
-                    yield self._pipe_directory(*self._reached(program.pid, directory))
-            return
-        sockets = parse_control_sockets(self._processes.sockets(program.pid))
-        candidates = dict.fromkeys((*DEFAULT_PIPE_DIRECTORIES, *configured, *sockets))
-        for directory in list(candidates)[:MAX_SOCKET_DIRECTORIES]:
-            yield self._pipe_directory("", directory)
-            root, inside = self._reached(program.pid, directory)
-            if root:
-                yield self._pipe_directory(root, inside)
-
-    def _may_be_named(self, directory: str) -> bool:
-        """Whether a process may call this its directory: not another process's, nor endless."""
-        inside_procfs = f"{directory}/".startswith(f"{self._processes.root}/")
-        return len(os.fsencode(directory)) <= MAX_PATH_BYTES and not inside_procfs
-
-    def _log_directory(self, program: _Program, place: PipeDirectory, uid: int) -> tuple[str, bool]:
-        """Give the log directory, "" when it cannot be told; and whether it has the default one.
-
-        Where the environment may not be read, the default may well be another daemon's: it is this
-        one's only when the log there has lines that this process wrote.
-        """
-        process = program.process
-        environment = process.mps_environment
-        directory = (environment or {}).get("CUDA_MPS_LOG_DIRECTORY") or DEFAULT_LOG_DIRECTORY
-        if not self._may_be_named(directory):
-            return "", False
-        root = place.root
-        if root:
-            with UnlessNotThere():
-                directory = resolve_in_root(root, directory)
-        else:
-            root, directory = self._reached(process.pid, directory)
-        if environment is None and program.identity not in self._writers:
-            if not self._was_written_by(root + directory, process):
-                return "", False
-            self._writers.add(program.identity)
-        procfs = self._processes.root
-        there = identity_of(root + directory, procfs)
-        default = (
-            parse_daemon_flags(program.arguments).foreground is False
-            and there is not None
-            and there == identity_of(DEFAULT_LOG_DIRECTORY, procfs)
-            and uid in (0, owner_of(DEFAULT_LOG_DIRECTORY, procfs))
-        )
-        return (directory if place.root else root + directory), default
-
-    def _reached(self, pid: int, directory: str) -> tuple[str, str]:
-        """Give the prefix under which a process's directory is reached from here, and its name.
-
-        No prefix is needed when the same directory has the same name here, or when nothing better
-        can be reached.
-        """
-        procfs = self._processes.root
-        root = f"{procfs}/{pid}/root"
-        with UnlessNotThere():
-            inside = resolve_in_root(root, directory)
-            there = identity_of(root + inside, procfs)
-            if there is not None and there != identity_of(directory, procfs):
-                return root, inside
-        return "", directory
-
-    def _was_written_by(self, log_directory: str, process: ProcessFacts) -> bool:
-        """Tell whether its control.log was written by this daemon: lines carry the writer's PID."""
-        data = _tail(log_directory, self._processes.root, process)
-        return control_line_of(process.own_pid).search(data) is not None
 
     def _drop_foreign_default_log(
         self, facts: DaemonFacts, logs: Mapping[str, str | None]
@@ -485,7 +329,7 @@ class DaemonDiscovery:
         )
 
 
-def _children(parent: _Program, programs: Sequence[_Program]) -> list[_Program]:
+def _children(parent: Program, programs: Sequence[Program]) -> list[Program]:
     return [one for one in programs if one.process.parent_pid == parent.pid and not one.is_control]
 
 
@@ -501,22 +345,6 @@ def _unread_error(unknown: Mapping[int, OSError]) -> str | None:
         return None
     why = sorted({error.strerror or str(error) for error in errors.values()})
     return f"{len(errors)} processes cannot be read in /proc: {', '.join(why).lower()}"
-
-
-def _tail(log_directory: str, procfs: str, process: ProcessFacts) -> bytes:
-    """Read the end of a control.log; nothing when it is another user's, or older than a process."""
-    since = process.start_time_seconds - _CLOCK_STEP_SECONDS
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    with suppress(OSError, ValueError), opened_directory(log_directory, procfs) as directory:
-        file = os.open("control.log", flags, dir_fd=directory)
-        try:
-            found = os.fstat(file)
-            own = stat.S_ISREG(found.st_mode) and found.st_uid == process.uid
-            if own and found.st_mtime >= since:
-                return os.pread(file, _TAIL_BYTES, max(found.st_size - _TAIL_BYTES, 0))
-        finally:
-            os.close(file)
-    return b""
 
 
 def _configured_daemon(

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-MAX_PROGRAMS_PER_USER = 32
-"""Eight daemons, their servers, and runs of the control tool."""
+MAX_PROGRAMS_PER_USER = 24
+"""Eight daemons, their servers, and as many runs of the control tool."""
 
 MAX_DAEMONS_PER_USER = 8
 MAX_DAEMONS = 64
@@ -16,7 +16,7 @@ MAX_DAEMONS = 64
 MAX_PROGRAMS = 512
 """Of all users but root together; eight GPUs of seven MIG instances make 56 daemons of one user."""
 
-_LISTINGS = 16
+_LISTINGS = 64
 """A process that is left out is looked at again once in so many listings."""
 
 UserAndParent = Callable[[int], tuple[int | None, int | None]]

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from mps_exporter.observations import DaemonFacts, HostTraces, MpsDirectory, ProcessFacts
-from mps_exporter.sources.daemon_discovery import DEFAULT_PIPE_DIRECTORIES
+from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES
 from mps_exporter.sources.pipe_directory import is_left_over
 from mps_exporter.sources.procfs_parse import parse_arguments, parse_stat, parse_status
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mps_exporter.observations import DaemonFacts, DaemonView, ProcessView
-from mps_exporter.sources.daemon_discovery import DEFAULT_PIPE_DIRECTORIES
+from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES
 from mps_exporter.sources.pipe_directory import is_left_over
 from mps_exporter.sources.procfs_parse import (
     parse_arguments,
@@ -256,7 +256,20 @@ def _has_access_list(path: str) -> bool:
 def _same_directory(path: str | None, daemons: Iterable[DaemonFacts]) -> DaemonFacts | None:
     if path is None:
         return None
-    return next((one for one in daemons if _same_file(path, one.pipe_path)), None)
+    # A client of an MPS v3 daemon names its server's directory below it, or its namespace's, which
+    # may be all that its container has of it.
+    inside = ["", *("/".join(Path(path).parts[-depth:]) for depth in (1, 2))]
+    return next(
+        (
+            one
+            for one in daemons
+            if any(
+                _same_file(path, f"{one.pipe_path}/{below}")
+                for below in inside[: 3 if one.protocol == "3" else 1]
+            )
+        ),
+        None,
+    )
 
 
 def _same_file(one: str, other: str) -> bool | None:

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from mps_exporter import collector as collector_module
-from mps_exporter.daemon_registry import DaemonRegistry
+from mps_exporter import daemon_queries
+from mps_exporter.daemon_registry import MAX_PIDS_PER_USER, DaemonRegistry
 from mps_exporter.observations import (
     DaemonFacts,
     GpuObservation,
@@ -532,3 +533,62 @@ def test_a_daemon_that_gets_another_name_takes_nothing_along(host: ScriptedHost)
     assert set(registry) == {PIPE, f"/proc/630/root{PIPE}"}
     for record in registry.values():
         assert record.ledger.view(host.wall).servers == ()  # until its own logs are read
+
+
+async def test_a_user_whose_daemon_was_late_is_waited_for_no_more(
+    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """She lets it hang at every question; the others' scrapes wait for her once a minute."""
+    monkeypatch.setattr(daemon_queries, "LIMITED_SECONDS", 0.05)
+    collector = host.collector()
+    host.facts = replace(host.facts, owner_uid=2001, limited=True)
+    host.gate = asyncio.Event()
+    await collector.collect()
+    assert len(host.runs) == 1
+    monkeypatch.setattr(daemon_queries, "LIMITED_SECONDS", PATIENCE_SECONDS * 10)
+    host.gate.set()
+    await until(lambda: not any(not task.done() for task in collector._queries._limited.values()))
+    host.gate = asyncio.Event()
+    host.passes(30.0)
+    await asyncio.wait_for(collector.collect(), PATIENCE_SECONDS)  # or it would wait for ever
+    assert len(host.runs) >= 2
+    host.gate.set()
+    host.gate = None
+    await until(lambda: not any(not task.done() for task in collector._queries._limited.values()))
+    host.passes(daemon_queries.IMPATIENCE_SECONDS)
+    assert (await look(collector)).state == "answering"
+
+
+def test_of_what_users_logs_name_little_is_looked_for_and_root_comes_first(
+    host: ScriptedHost,
+) -> None:
+    """Her log names any number of clients; descriptors and looks into /proc are few."""
+    registry = DaemonRegistry()
+    lines = script(HOLDER).data
+    many = "".join(
+        f"01:00.000 C730 NEW CLIENT {pid} from user 2001: "
+        "Server is not ready, push client to pending list\n"
+        for pid in range(10_000, 10_300)
+    )
+    hers = [
+        replace(
+            host.facts,
+            pipe_directory=f"/alice/{number}",
+            process=replace(host.daemon, pid=700 + number),
+            owner_uid=2001,
+            limited=True,
+        )
+        for number in range(8)
+    ]
+    root = replace(host.facts, pipe_directory="/tmp/root", owner_uid=0)
+    registry.update([*hers, root], host.wall)
+    for name, record in registry.items():
+        text = lines if name == "/tmp/root" else script(many.replace("1000", f"{name[-1]}000")).data
+        found = observation(host.wall, text)
+        chunks = tuple(replace(one, pipe_directory=name) for one in found.chunks)
+        states = tuple(replace(one, pipe_directory=name) for one in found.states)
+        record.tracker.add_logs(replace(found, chunks=chunks, states=states))
+    assert registry.pids_to_watch()[:2] == [630, 110]
+    assert {100, 110} <= set(registry.pids_to_look_up())
+    assert len(registry.pids_to_watch()) <= MAX_PIDS_PER_USER + 2
+    assert len(registry.pids_to_look_up()) <= MAX_PIDS_PER_USER + 2

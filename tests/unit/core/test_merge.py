@@ -425,6 +425,31 @@ def test_clients_beyond_the_bound_are_counted_only() -> None:
     assert daemon.dropped_clients == 6
 
 
+def test_an_ordinary_users_clients_are_bounded_over_all_daemons_and_counted_by_uid() -> None:
+    def inputs(name: str, uid: int, clients: int, unfollowed: int = 0) -> DaemonInputs:
+        sessions = tuple(ClientSession(pid, 20, uid, 3.0) for pid in range(100, 100 + clients))
+        server = ServerSession(20, uid, 2.0, 2.5, "ACTIVE", clients=sessions)
+        server = replace(server, unfollowed_clients=unfollowed)
+        return DaemonInputs(
+            facts=replace(RUNNING, pipe_directory=name, owner_uid=uid, limited=uid > 0),
+            probe=None,
+            answers=ServerAnswers(),
+            view=LedgerView(1.0, servers=(server,)),
+            logs=READABLE,
+            was_readable=True,
+        )
+
+    alice = [inputs(f"/alice/{number}", 2001, 200, 3) for number in range(2)]
+    others = [inputs("/bob", 2002, 200), inputs("/root", 0, 600)]
+    found = merge(taken_at=1.0, gpus=None, processes=None, daemons=[*alice, *others])
+    shown = {
+        daemon.pipe_directory: sum(len(server.clients) for server in daemon.servers)
+        for daemon in found.daemons
+    }
+    assert shown == {"/alice/0": 200, "/alice/1": 56, "/bob": 200, "/root": 600}
+    assert found.ignored_processes == {2001: 2 * 200 - 256 + 2 * 3}
+
+
 def test_without_logs_the_control_tool_is_used() -> None:
     reply = ServerReply(
         20,

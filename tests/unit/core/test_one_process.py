@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -489,3 +490,25 @@ def test_doctor_of_nobody(
 ) -> None:
     assert doctor(*words) == 3
     assert message in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("below", "protocol", "found"),
+    [
+        ("training/batch", "3", True),
+        ("training", "3", True),
+        ("", "3", True),
+        ("training/batch", None, False),
+        ("training/batch/deeper", "3", False),
+    ],
+)
+def test_a_namespace_s_directory_is_its_daemon_s(
+    tmp_path: Path, below: str, protocol: Literal["3"] | None, found: bool
+) -> None:
+    pipe = tmp_path / "pipe"
+    (pipe / below).mkdir(parents=True)
+    with sleeper(CUDA_MPS_PIPE_DIRECTORY=str(pipe / below)) as process:
+        daemon = DaemonFacts(str(pipe), "", protocol=protocol)
+        view = view_process(process.pid, [daemon])
+        process.kill()
+    assert (view.daemon_directory == str(pipe)) is found

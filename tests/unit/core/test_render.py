@@ -130,6 +130,7 @@ def _of_clients(level: ClientSeries) -> dict[str, int]:
         active_thread_ratio=0.1,
         priority=1,
         server_name="training",
+        cgroup="/job",
     )
     server = Server(20, uid=1001, clients=(client, replace(client, pid=31)))
     wait = Wait(40, 1002, 4.0, 1001)
@@ -162,6 +163,7 @@ def test_series_of_clients_are_full_a_summary_or_off() -> None:
         "mps_client_contexts": 2,
         "mps_client_memory_used_bytes": 2,
         "mps_client_namespace_info": 2,
+        "mps_client_cgroup_info": 2,
         "mps_container_info": 1,
     }
     assert _of_clients("summary") == summary

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mps_exporter.commands.doctor_report import Diagnosis, report
+from mps_exporter.diagnostics import findings
+from mps_exporter.merge import merge
 from mps_exporter.mps.protocol_v3 import (
     CLIENTS,
     DEVICES,
@@ -24,9 +26,12 @@ from mps_exporter.mps.protocol_v3 import (
 )
 from mps_exporter.observations import (
     CgroupMemory,
+    GpuProcess,
     LogChunk,
     LogsObservation,
     LogState,
+    NvmlObservation,
+    Outcome,
     ProcessFacts,
     ProcfsObservation,
 )
@@ -46,6 +51,7 @@ from tests.support.v3_host import (
     START,
     TRAIN,
     facts,
+    gpu,
     process,
     processes,
     recording,
@@ -500,3 +506,25 @@ def test_gpu_memory_of_control_groups_is_shown_with_who_is_in_them() -> None:
     text = "512 MiB used, soft limit 4.0 GiB, hard limit 8.0 GiB"
     assert text in "\n".join(report(Diagnosis(metrics.snapshot)))
     assert text in page_of(metrics.snapshot)
+
+
+def test_who_looks_in_a_namespace_s_directory_looks_at_a_daemon_s() -> None:
+    stray = replace(
+        process(777, "python"),
+        mps_environment={"CUDA_MPS_PIPE_DIRECTORY": f"{PIPE}/training/high_priority"},
+    )
+    listed = replace(gpu(), processes=(*(gpu().processes or ()), GpuProcess(777, "compute")))
+    made = recording(found={**processes(), 777: stray})
+    nvml = NvmlObservation(START, Outcome.OK, gpus=(listed,))
+    made = replace(made, observations=(made.observations[0], nvml, *made.observations[2:]))
+    names = {one.advice.name for one in findings(played(made).snapshot)}
+    assert "daemon_not_reached" in names
+    assert "pipe_directory_mismatch" not in names
+
+
+def test_without_an_address_of_a_gpu_or_without_processes_no_group_is_shown() -> None:
+    nameless = replace(gpu(), pci_bus_id=None)
+    seen = ProcfsObservation(START, cgroup_memory=MEMORY)
+    nvml = NvmlObservation(START, Outcome.OK, gpus=(nameless,))
+    assert merge(taken_at=START, gpus=nvml, processes=seen, daemons=()).cgroup_memory == {}
+    assert merge(taken_at=START, gpus=nvml, processes=None, daemons=()).cgroup_memory == {}

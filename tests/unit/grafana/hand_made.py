@@ -16,6 +16,7 @@ from mps_exporter.snapshot import (
     ControlDaemon,
     Gpu,
     LogMetricValues,
+    NamedServer,
     Namespace,
     Partitioning,
     Server,
@@ -80,6 +81,9 @@ def snapshot(seconds: float, now: float) -> Snapshot:
         memory_used_bytes={UUID: 39_000_000_000},
         memory_limit_bytes={UUID: 40_000_000_000},
         sm_limit={UUID: 66},
+        server_name="training",
+        namespace="default",
+        sm_partition="Kp8",
     )
     daemon = ControlDaemon(
         pipe_directory="/run/mps",
@@ -92,6 +96,7 @@ def snapshot(seconds: float, now: float) -> Snapshot:
         ),
         partitioning=Partitioning(
             "3",
+            servers=(NamedServer("training", 1001, 4000, "Ready"),),
             namespaces=(Namespace("default", "training", active_thread_ratio=0.5),),
             partitions=(SmPartition(UUID, "training", "Kp8", "large", 4, 34, status="created"),),
         ),

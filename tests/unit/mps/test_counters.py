@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from mps_exporter.metrics.catalogue import CATALOGUE
-from mps_exporter.mps.counters import MAX_KEYS, Counters
+from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.incidents import Incidents
 from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.mps.moment import Moment
+from mps_exporter.mps.quota import FULL
 from mps_exporter.snapshot import LOSS_CAUSES
 
 
@@ -70,15 +71,15 @@ def test_a_user_with_one_cause_has_every_cause_from_zero_on() -> None:
 
 def test_users_and_gpus_too_many_are_unknown_ones() -> None:
     counters = Counters()
-    for number in range(MAX_KEYS + 2):
+    for number in range(FULL.users + 2):
         counters.increment("mps_uid_overtakes_total", uid=number)
         counters.increment("mps_server_faults_total", uuid=f"GPU-{number}")
-    counters.increment("mps_client_connections_total", uid=MAX_KEYS)
+    counters.increment("mps_client_connections_total", uid=FULL.users)
     found = counters.snapshot()
     assert (
         len(found["mps_uid_overtakes_total"])
         == len(found["mps_server_faults_total"])
-        == MAX_KEYS + 1
+        == FULL.users + 1
     )
     assert found["mps_uid_overtakes_total"][None,] == found["mps_server_faults_total"]["",] == 2
     assert found["mps_client_connections_total"] == {(None,): 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mps_exporter.mps.quota import OF_ORDINARY_USER
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, ProcessFacts
 from mps_exporter.snapshot import ServerSession
@@ -256,3 +257,33 @@ def test_a_server_is_ready_once() -> None:
 def test_a_server_whose_start_was_not_read_has_no_startup_time() -> None:
     found = summary(read(script("00:05.000 C630 NEW SERVER 110: Ready\n")).counters)
     assert "startups" not in found
+
+
+def test_of_an_ordinary_users_daemon_little_is_kept() -> None:
+    """Anybody can write lines like these into a log of their own."""
+    text = DAEMON
+    for server_pid in range(200, 204):
+        text += server_starts("00:01.000", "00:01.200", server_pid, 1001)
+        for pid in range(300):
+            client_pid = server_pid * 1000 + pid
+            text += (
+                f"00:01.500 S{server_pid} Client {{PID: {client_pid}, Context ID: 0}} connected\n"
+            )
+    for uid in range(3000, 3040):
+        text += (
+            f"00:02.000 C630 NEW CLIENT {uid} from user {uid}: "
+            "Server is not ready, push client to pending list\n"
+        )
+    tracker = DaemonTracker(PIPE, OF_ORDINARY_USER)
+    tracker.add_logs(observation(at("00:20"), script(text).data))
+    view = tracker.ledger.view(0.0)
+    assert len(view.servers) == OF_ORDINARY_USER.servers
+    for server in view.servers:
+        assert len(server.clients) == OF_ORDINARY_USER.clients
+        assert server.unfollowed_clients == 300 - OF_ORDINARY_USER.clients
+    users = {labels[0] for labels in view.counters["mps_server_starts_total"]}
+    users |= {labels[0] for labels in view.counters["mps_client_connections_total"]}
+    assert len(users) <= OF_ORDINARY_USER.users + 1
+    assert len(view.waits) <= OF_ORDINARY_USER.queued
+    more(tracker, "00:21.000 S203 Client process 203299 disconnected\n")
+    assert tracker.ledger.view(0.0).servers[-1].unfollowed_clients == 299 - OF_ORDINARY_USER.clients

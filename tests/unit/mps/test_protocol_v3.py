@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +26,8 @@ from mps_exporter.mps.protocol_v3 import (
     READ_ONLY_V3,
     SERVERS,
     V2_PARTITIONS,
+    anonymised,
+    joined,
     named_protocol,
     parse_v2_partitions,
     parse_v3,
@@ -309,7 +315,7 @@ def test_unknown_columns_are_ignored_and_counted() -> None:
         ("active-thread-percentage", "0.00"),
         ("active-thread-percentage", "half"),
         ("pinned-memory-limit", "much"),
-        ("client-priority", "7"),
+        ("client-priority", "2"),
     ],
 )
 def test_a_value_that_is_not_understood_is_absent_and_counted(field: str, value: str) -> None:
@@ -522,3 +528,102 @@ def _check_said(found: Partitioning, text: str) -> None:
 def _percentages(ratio: float) -> Sequence[object]:
     percentage = round(ratio * 100.0, 6)
     return [int(percentage)] if percentage.is_integer() else [f"{percentage:g}"[:4]]
+
+
+# ------------------------------------------------------------------------------ driver 580
+
+
+@cache
+def measured() -> dict[str, Exchange]:
+    """What the tool of driver 580 printed on an H200: "arguments <<< standard input" -> its run."""
+    text = Path(published.__file__).with_name("mps_580_versions.txt").read_text("utf-8")
+    found = {}
+    for part in re.split(r"^=== ", text, flags=re.MULTILINE)[1:]:
+        title, _, rest = part.partition("\n")
+        match = re.fullmatch(r"rc=(\d+)\n--stdout\n(.*)--stderr\n(.*)", rest, re.DOTALL)
+        assert match is not None
+        what = title.partition("nvidia-cuda-mps-control ")[2]
+        found[what] = Exchange(
+            (), Outcome.OK, match[2], match[3].strip(), return_code=int(match[1])
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    "what", ["-S -d <<< ''", "-p 3 -d <<< ''", "client list --format=csv <<< ''"]
+)
+def test_driver_580_knows_neither_partitions_nor_v3(what: str) -> None:
+    run = measured()[what]
+    assert run.return_code == 0
+    assert run.stdout.startswith("Unrecognized option \0\nCUDA MPS Control for Linux/Unix/QNX.\n")
+    usage = measured()["-h <<< ''"].stdout
+    assert run.stdout.partition("\n")[2] == usage
+    for option in ("-S", "--static-partitioning", "-p,", "--protocol"):
+        assert option not in usage
+
+
+def test_its_answer_to_a_v3_query_leads_back_to_the_older_interface() -> None:
+    run = replace(measured()["client list --format=csv <<< ''"], commands=(CLIENTS,))
+    failure = failure_of(run)
+    assert failure is not None
+    assert failure.kind == "unparsable"
+    assert other_interface(replace(run, outcome=Outcome.UNPARSABLE)) == "2"
+
+
+def test_it_takes_no_notice_of_arguments_that_are_no_options() -> None:
+    assert measured()["server list <<< ''"].stdout == ""
+    assert measured()[r" <<< 'server list\n'"].stdout == 'Unknown command "server"\n'
+
+
+def test_lspart_is_unknown_to_it() -> None:
+    run = replace(measured()[r" <<< 'lspart\n'"], commands=(V2_PARTITIONS,))
+    assert failure_of(run) is None
+    found = parse_v2_partitions(ControlObservation(1.0, "/mps", "probe", Outcome.OK, (run,)))
+    assert found == Partitioning("2", not_understood={("lspart", "reply"): 1})
+
+
+# ------------------------------------------------------------------------------ put together
+
+
+def test_a_probe_without_details_is_all_there_is() -> None:
+    probe = read(servers=published.SERVER_DOCS)
+    assert joined(probe, None) == probe
+    assert joined(None, probe) is None
+    clients = read(clients=published.CLIENTS_DOCS)
+    both = joined(probe, clients)
+    assert both is not None
+    assert (both.servers, both.clients) == (probe.servers, clients.clients)
+
+
+def test_a_reply_that_did_not_come_in_time_is_none() -> None:
+    late = Exchange((V2_PARTITIONS,), Outcome.TIMEOUT, published.LSPART_CAPTURE)
+    observation = ControlObservation(1.0, "/mps", "probe", Outcome.TIMEOUT, (late,))
+    assert parse_v2_partitions(observation) is None
+
+
+def test_a_server_without_a_process_is_understood() -> None:
+    found = read(servers="idle,1000,0,Stopped,/run/nvidia-mps/idle,-,-")
+    assert found.servers == (NamedServer("idle", 1000, None, "Stopped", "/run/nvidia-mps/idle"),)
+    assert found.not_understood == {}
+
+
+def test_names_that_users_chose_are_replaced() -> None:
+    def rename(kind: str, name: str) -> str:
+        return f"{kind}_{len(name)}"
+
+    def hidden(query: str, text: str) -> list[str]:
+        return anonymised(query, text, "/run/nvidia-mps", rename).splitlines()
+
+    assert hidden(NAMESPACES, "name,server\nbatch,training\n") == [
+        "name,server",
+        "namespace_5,server_8",
+    ]
+    row = "training,1000,7,Ready,/run/nvidia-mps/training,GPU-aa,GPU-bb,-"
+    assert hidden(SERVERS, row) == [
+        'server_8,1000,7,Ready,/run/nvidia-mps/server_8,"GPU-aa,GPU-bb",-'
+    ]
+    row = "51023,training,0,training/batch (0),python train.py --secret,with a comma"
+    assert hidden(CLIENTS, row) == ["51023,server_8,0,server_8/namespace_5,program_37"]
+    assert hidden(CLIENTS, "what is this?") == ["(withheld: 13 characters)"]
+    unknown = "name,uid,owner\ntraining,1000,somebody\n"
+    assert hidden(SERVERS, unknown) == ["name,uid,column_2", "server_8,1000,(withheld)"]

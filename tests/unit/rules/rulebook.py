@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from tools.rules import usual_severity
+
 ROOT = Path(__file__).parents[3] / "prometheus"
 RULE_FILES = tuple(sorted((ROOT / "rules").glob("*.yml")))
 TEST_FILES = tuple(sorted((ROOT / "tests").glob("*.yml")))
@@ -55,12 +57,16 @@ class Rule:
         return dict(self.fields.get("labels", {}))
 
     @property
+    def severity(self) -> str:
+        """Of a critical alert that is a warning about an ordinary user's own daemon: critical."""
+        return usual_severity(self.labels["severity"])
+
+    @property
     def annotations(self) -> dict[str, str]:
         return dict(self.fields.get("annotations", {}))
 
     def __str__(self) -> str:
-        severity = self.labels.get("severity")
-        return (self.alert or self.record) + (f"-{severity}" if severity else "")
+        return f"{self.alert}-{self.severity}" if self.alert else self.record
 
 
 def _comments(file: Path) -> list[tuple[str, ...]]:

@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 
 from mps_exporter.observations import DaemonFacts
-from mps_exporter.sources import daemon_discovery, pipe_directory
-from mps_exporter.sources.daemon_discovery import DEFAULT_LOG_DIRECTORY, DaemonDiscovery
+from mps_exporter.sources import daemon_directories, daemon_discovery, pipe_directory
+from mps_exporter.sources.daemon_directories import DEFAULT_LOG_DIRECTORY
+from mps_exporter.sources.daemon_discovery import DaemonDiscovery
+from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER
 from mps_exporter.sources.pipe_directory import identity_of, lock_holder
+from mps_exporter.sources.threaded_calls import ThreadedCalls
 from tests.support.fake_host import held_lock
 from tests.support.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
 from tests.support.waiting import PATIENCE_SECONDS
@@ -31,7 +34,9 @@ SERVER = "nvidia-cuda-mps-server"
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
     # The machine that runs the tests may have daemons of its own.
     defaults = (str(tmp_path / "tmp-mps"), str(tmp_path / "run-mps"))
-    monkeypatch.setattr(daemon_discovery, "DEFAULT_PIPE_DIRECTORIES", defaults)
+    monkeypatch.setattr(daemon_directories, "DEFAULT_PIPE_DIRECTORIES", defaults)
+    # A busy machine may not have looked at a directory within half a second.
+    monkeypatch.setattr(ThreadedCalls.__init__, "__defaults__", (PATIENCE_SECONDS,))
     return FakeProc(tmp_path / "proc")
 
 
@@ -153,6 +158,33 @@ def test_many_daemons(proc: FakeProc, tmp_path: Path) -> None:
     assert [len(daemon.servers) for daemon in facts] == [0, 0, 0, 1, 0]
 
 
+def test_of_a_users_crowd_a_few_are_looked_at_and_root_is_always(
+    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look is a thread and some dozen system calls; what is known stands until its turn comes."""
+    for number in range(20):
+        daemon(proc, 100 + number, tmp_path / str(number), uid=os.getuid() + 2001)
+    daemon(proc, 500, tmp_path / "root")
+    source = DaemonDiscovery(str(proc.root))
+    looks = list[int]()
+    look = source._directories.look
+
+    def counted(program: Any, configured: Sequence[str]) -> Any:
+        looks.append(program.pid)
+        return look(program, configured)
+
+    monkeypatch.setattr(source._directories, "look", counted)
+    names = [
+        frozenset(one.pipe_directory for one in source.discover([], search=True)) for _ in range(20)
+    ]
+    assert {len(found) for found in names} == {1 + MAX_DAEMONS_PER_USER}
+    assert len(set(names)) == 1
+    assert looks.count(500) == 20
+    first, later = MAX_DAEMONS_PER_USER, 2 * daemon_discovery.LOOKS_BY_TURNS
+    assert len(looks) - 20 <= first + 20 * later
+    assert {100 + number for number in range(20)} <= set(looks)  # by turns
+
+
 def test_of_two_daemons_in_one_directory_the_lock_decides(proc: FakeProc, tmp_path: Path) -> None:
     with held_lock(tmp_path / "pipe") as pid:
         daemon(proc, 2, tmp_path / "pipe")  # a second start, which will be refused
@@ -192,7 +224,8 @@ def test_one_that_does_not_run_is_given_no_log_of_another(
     proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, search: bool
 ) -> None:
     default = tmp_path / "log"
-    monkeypatch.setattr(daemon_discovery, "DEFAULT_LOG_DIRECTORY", str(default))
+    for module in (daemon_directories, daemon_discovery):
+        monkeypatch.setattr(module, "DEFAULT_LOG_DIRECTORY", str(default))
     default.mkdir()
     named = [(str(tmp_path / "mine"), None), (str(tmp_path / "told"), str(default))]
     source = DaemonDiscovery(str(proc.root))
@@ -245,7 +278,7 @@ def test_who_held_the_lock_some_time_ago_says_nothing_of_now(
 
     with held_lock(tmp_path / "pipe"):
         pass  # the file is there, and nobody holds it
-    monkeypatch.setattr(daemon_discovery, "look_at", slow)
+    monkeypatch.setattr(daemon_directories, "look_at", slow)
     source = DaemonDiscovery(str(proc.root))
     source._place_calls._wait_seconds = 0.05
     (facts,) = source.discover([(pipe, None)], search=True)
@@ -325,7 +358,7 @@ def test_the_same_directory_under_the_same_name_needs_no_prefix(
     # As if it were mounted there, too.
     real, mirrored = identity_of, f"{proc.root}/5/root{pipe}"
     monkeypatch.setattr(
-        daemon_discovery,
+        daemon_directories,
         "identity_of",
         lambda path, procfs: real(str(pipe) if path == mirrored else path, procfs),
     )
@@ -424,7 +457,7 @@ def test_the_default_log_is_a_daemons_whose_pid_is_in_it(
     """Where the environment is closed; of two daemons, one has its log there, and not the other."""
     logs = tmp_path / "logs"
     logs.mkdir()
-    monkeypatch.setattr(daemon_discovery, "DEFAULT_LOG_DIRECTORY", str(logs))
+    monkeypatch.setattr(daemon_directories, "DEFAULT_LOG_DIRECTORY", str(logs))
     one, two = tmp_path / "one", tmp_path / "two"
     with held_lock(one) as first, held_lock(two) as second:
         stamp = f"[2026-11-21 08:55:22.019 Control {first:5d}]"
@@ -441,7 +474,7 @@ def test_a_log_from_before_the_daemon_is_not_its_own(
 ) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
-    monkeypatch.setattr(daemon_discovery, "DEFAULT_LOG_DIRECTORY", str(logs))
+    monkeypatch.setattr(daemon_directories, "DEFAULT_LOG_DIRECTORY", str(logs))
     pipe = tmp_path / "pipe"
     with held_lock(pipe) as pid:
         log = logs / "control.log"

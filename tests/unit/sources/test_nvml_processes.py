@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mps_exporter.sources.nvml.api import Code, Device, ListedProcess
-from mps_exporter.sources.nvml.processes import CALLS, NOT_AVAILABLE, Listed, read_processes
+from mps_exporter.sources.nvml.processes import CALLS, NOT_AVAILABLE, Listed, ProcessReader
 from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS, QueryCache
+from mps_exporter.sources.nvml.readings import SLOW
 from tests.support.fake_nvml import FakeDevice, FakeNvml
 
 MIB = 1 << 20
@@ -18,7 +19,7 @@ def read(library: FakeNvml | None = None, **lists: list[ListedProcess]) -> Liste
     library.gpus = [device]
     if not library.initialized:
         library.init()
-    return read_processes(library, library.device(0), QueryCache("GPU 0"), library.now)
+    return ProcessReader(library, library.device(0), QueryCache("GPU 0")).read(library.now)
 
 
 def listed(
@@ -83,11 +84,11 @@ def test_a_list_that_was_forbidden_is_asked_for_again() -> None:
     """Rarely: rights may be given while the exporter runs."""
     library = FakeNvml(device := FakeDevice("GPU-0"))
     library.init()
-    answers = QueryCache("GPU 0")
+    reader = ProcessReader(library, Device(device), QueryCache("GPU 0"))
     library.fail("nvmlDeviceGetComputeRunningProcesses", Code.NO_PERMISSION)
 
     def unread() -> tuple[str, ...]:
-        return read_processes(library, Device(device), answers, library.now).unread
+        return reader.read(library.now).unread
 
     assert unread() == ("compute",)
     library.fail("nvmlDeviceGetComputeRunningProcesses", None)
@@ -95,3 +96,64 @@ def test_a_list_that_was_forbidden_is_asked_for_again() -> None:
     assert unread() == ("compute",)
     library.now += RETRY_REFUSED_SECONDS / 2
     assert unread() == ()
+
+
+MPS, GRAPHICS = (f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("MPSCompute", "Graphics"))
+
+
+def test_lists_are_read_again_when_other_processes_are_there() -> None:
+    rows = [ListedProcess(100, MIB), ListedProcess(200, MIB)]
+    device = FakeDevice("GPU-0", processes={"Compute": rows, "MPSCompute": rows[1:]})
+    library = FakeNvml(device)
+    library.init()
+    reader = ProcessReader(library, Device(device), QueryCache("GPU 0"))
+
+    def kinds() -> list[tuple[int, str, int | None]]:
+        library.calls.clear()
+        found = reader.read(library.now).processes or ()
+        return [(one.pid, one.kind, one.used_memory_bytes) for one in found]
+
+    known = [(100, "compute", MIB), (200, "compute", MIB), (200, "mps", MIB)]
+    assert kinds() == known
+    assert kinds() == known
+    assert MPS not in library.calls
+    assert GRAPHICS not in library.calls
+    device.processes["Compute"] = [rows[0], ListedProcess(200, 2 * MIB)]
+    assert kinds() == [known[0], (200, "compute", 2 * MIB), (200, "mps", 2 * MIB)], "its memory"
+    assert MPS not in library.calls
+    new = ListedProcess(300, MIB)
+    device.processes = {"Compute": [*rows, new], "MPSCompute": [rows[1], new]}
+    assert kinds() == [*known[:2], (300, "compute", MIB), known[2], (300, "mps", MIB)]
+    device.processes = {"Compute": [new], "MPSCompute": [new]}
+    assert kinds() == [(300, "compute", MIB), (300, "mps", MIB)]
+    library.now += SLOW
+    kinds()
+    assert library.calls[MPS] == library.calls[GRAPHICS] == 1
+
+
+def test_a_list_that_failed_is_asked_for_at_the_next_reading() -> None:
+    row = ListedProcess(7, MIB)
+    device = FakeDevice("GPU-0", processes={"Compute": [row], "MPSCompute": [row]})
+    library = FakeNvml(device)
+    library.init()
+    reader = ProcessReader(library, Device(device), QueryCache("GPU 0"))
+    library.fail(MPS, Code.UNKNOWN)
+    assert reader.read(library.now).unread == ("mps",)
+    library.fail(MPS, None)
+    assert reader.read(library.now).unread == ()
+
+
+def test_lists_are_renewed_between_collections() -> None:
+    device = FakeDevice("GPU-0", processes={"Compute": [ListedProcess(7, MIB)]})
+    library = FakeNvml(device)
+    library.init()
+    reader = ProcessReader(library, Device(device), QueryCache("GPU 0"))
+    reader.refresh(library.now, 1.0)
+    assert not library.calls[MPS], "nobody collects"
+    reader.read(library.now)
+    for _ in range(20):
+        library.now += 1
+        reader.refresh(library.now, 1.2)
+        library.calls.clear()
+        reader.read(library.now)
+        assert not library.calls[MPS]

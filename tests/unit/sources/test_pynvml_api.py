@@ -206,8 +206,30 @@ def test_fields_by_their_type(binding: PynvmlApi, nvml: Any) -> None:
 # Processes: three versions of the call, and structures that did not fit them
 
 
-def process(pid: int, memory: int | None) -> Any:
-    return SimpleNamespace(pid=pid, usedGpuMemory=memory)
+def pointers(**functions: Any) -> Any:
+    """Stands for the functions of the library, by the end of their names."""
+
+    def find(name: str) -> Any:
+        for end, function in functions.items():
+            if name.endswith(end):
+                return function
+        raise pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
+
+    return find
+
+
+def lists(*rows: tuple[int, int]) -> Any:
+    """A function of the library that lists these (PID, memory)."""
+
+    def function(_device: object, count: Any, into: Any) -> int:
+        room, count._obj.value = count._obj.value, len(rows)
+        if room < len(rows):
+            return int(Code.INSUFFICIENT_SIZE)
+        for place, (pid, memory) in enumerate(rows):
+            into[place].pid, into[place].usedGpuMemory = pid, memory
+        return 0
+
+    return function
 
 
 @pytest.mark.parametrize(
@@ -230,8 +252,7 @@ def test_processes_in_the_version_that_driver_and_pynvml_agree_on(
     nvml(
         c_nvmlProcessInfo_v3_t=structure,
         nvmlSystemGetDriverVersion=lambda: driver,
-        nvmlDeviceGetComputeRunningProcesses_v2=lambda _: [process(2, 20)],
-        nvmlDeviceGetComputeRunningProcesses_v3=lambda _: [process(3, None)],
+        _nvmlGetFunctionPointer=pointers(_v2=lists((2, 20)), _v3=lists((3, 30))),
     )
     (row,) = binding.processes(DEVICE, "Compute")
     assert f"_v{row.pid}" == version
@@ -240,11 +261,46 @@ def test_processes_in_the_version_that_driver_and_pynvml_agree_on(
 def test_a_driver_without_the_third_version(binding: PynvmlApi, nvml: Any) -> None:
     nvml(
         nvmlSystemGetDriverVersion=lambda: "470.57.02",
-        nvmlDeviceGetMPSComputeRunningProcesses_v2=lambda _: [process(2, 20)],
-        nvmlDeviceGetMPSComputeRunningProcesses_v3=fails(Code.FUNCTION_NOT_FOUND),
+        _nvmlGetFunctionPointer=pointers(_v2=lists((2, 20))),
     )
     (row,) = binding.processes(DEVICE, "MPSCompute")
     assert (row.pid, row.used_memory) == (2, 20)
+
+
+@pytest.mark.parametrize("processes", [0, 1, 64, 65, 1000])
+def test_any_number_of_processes(binding: PynvmlApi, nvml: Any, processes: int) -> None:
+    rows = [(pid, pid << 20) for pid in range(1, processes + 1)]
+    nvml(
+        nvmlSystemGetDriverVersion=lambda: "580.159.04",
+        _nvmlGetFunctionPointer=pointers(_v3=lists(*rows)),
+    )
+    for _ in range(2):
+        listed = binding.processes(DEVICE, "Compute")
+        assert [(row.pid, row.used_memory) for row in listed] == rows
+
+
+def test_a_list_that_keeps_growing_is_an_error(binding: PynvmlApi, nvml: Any) -> None:
+    def grows(_device: object, count: Any, _into: object) -> int:
+        count._obj.value += 1000
+        return int(Code.INSUFFICIENT_SIZE)
+
+    nvml(
+        nvmlSystemGetDriverVersion=lambda: "580.159.04",
+        _nvmlGetFunctionPointer=pointers(_v3=grows),
+    )
+    with pytest.raises(NvmlError) as caught:
+        binding.processes(DEVICE, "Compute")
+    assert caught.value.code == Code.INSUFFICIENT_SIZE
+
+
+def test_a_list_that_is_refused(binding: PynvmlApi, nvml: Any) -> None:
+    nvml(
+        nvmlSystemGetDriverVersion=lambda: "580.159.04",
+        _nvmlGetFunctionPointer=pointers(_v3=lambda *_: int(Code.NO_PERMISSION)),
+    )
+    with pytest.raises(NvmlError) as caught:
+        binding.processes(DEVICE, "Graphics")
+    assert caught.value.code == Code.NO_PERMISSION
 
 
 # Samples, GPM, events

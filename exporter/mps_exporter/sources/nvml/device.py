@@ -22,7 +22,7 @@ from mps_exporter.sources.nvml.api import (
     NvmlApi,
     NvmlError,
 )
-from mps_exporter.sources.nvml.processes import Listed, read_processes
+from mps_exporter.sources.nvml.processes import Listed, ProcessReader
 from mps_exporter.sources.nvml.query_cache import DEFECTS, NEVER_AGAIN, GpuGoneError, QueryCache
 from mps_exporter.sources.nvml.readings import (
     EACH,
@@ -90,6 +90,7 @@ class DeviceReader:
         self._api = api
         self._serials = serials
         self.rows = self._own_rows(totals)
+        self._processes = ProcessReader(api, device, self.queries)
         self._busy = BusyAccumulator(api, device, self.queries, totals.busy)
         self._gpm = GpmAccumulator(api, device, self.queries, totals)
         self._mig_mode: int | None = None
@@ -131,6 +132,7 @@ class DeviceReader:
         ahead = SLOW if self._ticked_at is None else min(1.2 * (now - self._ticked_at), SLOW)
         self._ticked_at = now
         self._mig(now, ahead)
+        self._processes.refresh(now, ahead)
         for row in self.rows:
             if row.every > EACH and self._is_needed(row):
                 self._row(row, now, ahead)
@@ -143,7 +145,7 @@ class DeviceReader:
         try:
             readings = [Reading("up", 1.0), *self._readings(now)]
             self._observed_at = now
-            listed = read_processes(self._api, self.device, self.queries, now)
+            listed = self._processes.read(now)
             compute_mode = self._number("nvmlDeviceGetComputeMode", now)
             return self._observation(now, compute_mode, listed, tuple(readings))
         except GpuGoneError:

@@ -11,12 +11,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mps_exporter.observations import GpuProcess, ProcessList
 from mps_exporter.sources.nvml.api import Device, ListedProcess, NvmlApi, ProcessKind
 from mps_exporter.sources.nvml.query_cache import QueryCache
+from mps_exporter.sources.nvml.readings import SLOW
 
 NOT_AVAILABLE = 0xFFFF_FFFF_FFFF_FFFF
 """What NVML writes where it does not know the memory."""
@@ -37,25 +38,68 @@ class Listed(NamedTuple):
     """The lists that are missing where others are there."""
 
 
-def read_processes(api: NvmlApi, device: Device, queries: QueryCache, now: float) -> Listed:
-    """All three lists after one another, and which of them are missing."""
+class ProcessReader:
+    """Reads the lists of one device.
 
-    def ask(kind: ProcessKind) -> list[ListedProcess] | None:
-        name = f"nvmlDeviceGet{kind}RunningProcesses"
-        return queries.get(name, lambda: api.processes(device, kind), now)
+    Each takes the driver about a millisecond where there are 40 clients. What a process is to MPS
+    does not change while it lives, so the MPS list is read again when other processes are in the
+    compute list, and after SLOW seconds; with it the graphics list, which has nothing of MPS.
+    """
 
-    lists = {kind: rows for kind, call in CALLS.items() if (rows := ask(call)) is not None}
-    if not lists:
-        return Listed(None)
-    if "mps" in lists:
-        here = {row.pid for row in lists["compute"]} if "compute" in lists else None
-        lists["mps"] = [row for row in lists["mps"] if _is_here(row, here)]
-    found = tuple(record for kind, rows in lists.items() for record in _records(kind, rows))
-    return Listed(found, tuple(kind for kind in CALLS if kind not in lists))
+    def __init__(self, api: NvmlApi, device: Device, queries: QueryCache) -> None:
+        self._api = api
+        self._device = device
+        self._queries = queries
+        self._pids: frozenset[int] | None = None
+        """Those of the compute list when the others were read; None: all were not."""
+        self._others: dict[ProcessList, list[ListedProcess]] = {}
+        self._good_until = 0.0
+
+    def read(self, now: float) -> Listed:
+        """All three lists, and which of them are missing."""
+        compute = self._ask("compute", now)
+        if compute is None or self._pids != _pids(compute) or now >= self._good_until:
+            self._read_others(compute, now)
+        lists = dict(self._others)
+        if compute is not None:
+            lists = {"compute": compute, **lists}
+        if not lists:
+            return Listed(None)
+        if "mps" in lists:
+            here = None if compute is None else {row.pid: row for row in compute}
+            lists["mps"] = _here(lists["mps"], here)
+        found = tuple(record for kind, rows in lists.items() for record in _records(kind, rows))
+        return Listed(found, tuple(kind for kind in CALLS if kind not in lists))
+
+    def refresh(self, now: float, ahead: float) -> None:
+        """Read the lists that are rarely read, if they are too old in so many seconds."""
+        if self._pids is not None and now + ahead >= self._good_until:
+            self._read_others(self._ask("compute", now), now)
+
+    def _read_others(self, compute: list[ListedProcess] | None, now: float) -> None:
+        others = ((kind, self._ask(kind, now)) for kind in CALLS if kind != "compute")
+        self._others = {kind: rows for kind, rows in others if rows is not None}
+        complete = compute is not None and len(self._others) == len(CALLS) - 1
+        self._pids = _pids(compute) if compute is not None and complete else None
+        self._good_until = now + SLOW
+
+    def _ask(self, kind: ProcessList, now: float) -> list[ListedProcess] | None:
+        call = CALLS[kind]
+        name = f"nvmlDeviceGet{call}RunningProcesses"
+        return self._queries.get(name, lambda: self._api.processes(self._device, call), now)
 
 
-def _is_here(row: ListedProcess, here: set[int] | None) -> bool:
-    return row.used_memory != 0 if here is None else row.pid in here
+def _pids(rows: list[ListedProcess]) -> frozenset[int]:
+    return frozenset(row.pid for row in rows)
+
+
+def _here(
+    rows: list[ListedProcess], compute: Mapping[int, ListedProcess] | None
+) -> list[ListedProcess]:
+    """Those of the MPS list that are on this GPU, with the memory that the compute list says."""
+    if compute is None:
+        return [row for row in rows if row.used_memory != 0]
+    return [compute[row.pid] for row in rows if row.pid in compute]
 
 
 def _records(kind: ProcessList, rows: list[ListedProcess]) -> Iterator[GpuProcess]:

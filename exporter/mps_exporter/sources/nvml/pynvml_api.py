@@ -36,6 +36,11 @@ from mps_exporter.sources.nvml.api import (
 PROCESS_INFO_BYTES = 24
 """Of the process structure with which _v2 and _v3 agree; some releases had a larger one."""
 
+SPARE_ROWS = 64
+"""Rows of a process list before it is known how many there are, and beyond those there were."""
+LIST_ATTEMPTS = 3
+"""Processes may start between two attempts."""
+
 BROKEN_V3 = ((535, 43), (535, 98))
 """Drivers from the first up to, without, the second fill _v3 with rows of another size."""
 
@@ -51,11 +56,23 @@ _FIELD_VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Which member of the value union holds, by value type."""
 
 
+class _ProcessRow(ctypes.Structure):
+    """nvmlProcessInfo_t, as versions 2 and 3 of the calls fill it."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("usedGpuMemory", ctypes.c_ulonglong),
+        ("gpuInstanceId", ctypes.c_uint),
+        ("computeInstanceId", ctypes.c_uint),
+    )
+
+
 class PynvmlApi:
     """:class:`mps_exporter.sources.nvml.api.NvmlApi` on the real thing."""
 
     def __init__(self) -> None:
         self._processes_version = ""
+        self._rows = (_ProcessRow * SPARE_ROWS)()
 
     def _call(self, name: str, *arguments: Any) -> Any:
         with LOCK:
@@ -148,12 +165,31 @@ class PynvmlApi:
             self._processes_version = self._choose_processes_version()
         name = f"nvmlDeviceGet{kind}RunningProcesses"
         try:
-            listed = self._call(f"{name}{self._processes_version}", device)
+            return self._list(f"{name}{self._processes_version}", device)
         except NvmlError as error:
             if error.code != Code.FUNCTION_NOT_FOUND or self._processes_version != "_v3":
                 raise
-            listed = self._call(f"{name}_v2", device)
-        return [ListedProcess(row.pid, row.usedGpuMemory) for row in listed]
+            return self._list(f"{name}_v2", device)
+
+    def _list(self, name: str, device: Device) -> list[ListedProcess]:
+        """Fill our own rows: one call into the driver.
+
+        pynvml's function makes two, the first to learn how many rows there are, and an object of
+        each row: 2.1 ms with 40 clients on an H200.
+        """
+        function = self._call("_nvmlGetFunctionPointer", name)
+        code = int(Code.INSUFFICIENT_SIZE)
+        for _ in range(LIST_ATTEMPTS):
+            rows = self._rows
+            count = ctypes.c_uint(len(rows))
+            with LOCK:
+                code = int(function(device, ctypes.byref(count), rows))
+            if code == 0:
+                return [ListedProcess(row.pid, row.usedGpuMemory) for row in rows[: count.value]]
+            if code != Code.INSUFFICIENT_SIZE:
+                break
+            self._rows = (_ProcessRow * (2 * count.value + SPARE_ROWS))()
+        raise NvmlError(code, name)
 
     def _choose_processes_version(self) -> str:
         """The version of the call whose structure driver and pynvml agree on."""

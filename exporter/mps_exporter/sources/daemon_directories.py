@@ -1,0 +1,248 @@
+"""Which directories a process of MPS has as a daemon: where it is asked, and where it has its logs.
+
+Its environment names them. Where that may not be read, the kernel's list of Unix sockets names the
+directories of all daemons, and the lock tells whose is whose: neither needs any right.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Literal
+
+from mps_exporter.mps.log_parser import control_line_of
+from mps_exporter.mps.protocol_v3 import named_protocol
+from mps_exporter.observations import DaemonFacts, ProcessFacts
+from mps_exporter.sources.pipe_directory import (
+    PipeDirectory,
+    UnlessNotThere,
+    identity_of,
+    look_at,
+    owner_of,
+)
+from mps_exporter.sources.processes import Processes
+from mps_exporter.sources.procfs_parse import parse_control_sockets, parse_daemon_flags
+from mps_exporter.sources.resolve_in_root import (
+    MAX_PATH_BYTES,
+    opened_directory,
+    resolve_in_root,
+)
+
+CONTROL_PROGRAM = "nvidia-cuda-mps-control"
+DEFAULT_PIPE_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108 - where MPS has it
+"""The second is that of newer daemons which run as root."""
+DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
+
+MAX_SOCKET_DIRECTORIES = 256
+_TAIL_BYTES = 1 << 16
+_CLOCK_STEP_SECONDS = 2.0
+"""A process's start time is known to a tick and to the boot time's second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A process of one of MPS's two programs (whose names begin alike)."""
+
+    process: ProcessFacts
+    arguments: tuple[str, ...]
+
+    @property
+    def pid(self) -> int:
+        """As it shows here."""
+        return self.process.pid
+
+    @property
+    def identity(self) -> tuple[int, float]:
+        """PID and start time: no other process has both."""
+        return self.process.pid, self.process.start_time_seconds
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it runs the control daemon's program, not the server's."""
+        return bool(self.arguments) and PurePosixPath(self.arguments[0]).name == CONTROL_PROGRAM
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDaemon:
+    """A process that is a daemon, and its directories."""
+
+    program: Program
+    uid: int
+    """Whose daemon it is; -1: not known, or of a process with several users."""
+    place: PipeDirectory
+    log_directory: str
+    writes_the_default_log: bool
+    assumed: bool
+
+    def facts(self, servers: Sequence[Program]) -> DaemonFacts:
+        """Say what it is, with its children."""
+        flags = parse_daemon_flags(self.program.arguments)
+        return DaemonFacts(
+            pipe_directory=self.place.directory,
+            log_directory=self.log_directory,
+            root=self.place.root,
+            owner_uid=None if self.uid < 0 else self.uid,
+            log_owners=() if self.uid < 0 else (self.uid,),
+            directories_assumed=self.assumed,
+            log_directory_assumed=self.program.process.mps_environment is None,
+            process=self.program.process,
+            foreground=flags.foreground,
+            multiuser=flags.multiuser
+            or any(parse_daemon_flags(server.arguments).multiuser for server in servers),
+            static_partitioning=flags.static_partitioning,
+            protocol=named_protocol(self.program.arguments, self.program.process.mps_environment),
+            lock_holder_pid=self.place.holder,
+            lock_tested=self.place.lock_tested,
+            servers=tuple(server.process for server in servers),
+        )
+
+
+Look = FoundDaemon | Literal["none", "unplaced"]
+"""What is found of a process: a daemon, none, or one of which nothing tells where it is."""
+
+
+class DaemonDirectories:
+    """Looks at the directories that processes name, or may have. Every method may block."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._writers = set[Hashable]()
+        """Daemons that wrote the log in the default directory."""
+
+    def forget(self, programs: Sequence[Program]) -> None:
+        """Drop what is remembered of all processes but these."""
+        self._writers &= {one.identity for one in programs}
+
+    def look(self, program: Program, configured: Sequence[str]) -> Look:
+        """Look where this process is the daemon. Runs on a thread of its own."""
+        uid = self._processes.sole_user(program.pid)
+        uid = -1 if uid is None else uid
+        environment = program.process.mps_environment
+        places = [
+            place
+            for place in self._pipe_directories(program, configured)
+            if place.belongs_to(uid, strictly=False)
+        ]
+        held = [place for place in places if place.holder == program.pid]
+        if not held and not parse_daemon_flags(program.arguments).daemon:
+            return "none"
+        # A daemon holds its lock, so it is not where somebody tested the lock and nobody has it.
+        # (0: somebody whose PID does not show here.)
+        free = [
+            place
+            for place in places
+            if (not place.lock_tested or place.holder == 0)
+            and (environment is not None or place.exists)
+        ]
+        if not held and not free:
+            return "none" if environment is not None else "unplaced"
+        place = (held or free)[0]
+        log_directory, default = self._log_directory(program, place, uid)
+        return FoundDaemon(
+            program=program,
+            uid=uid,
+            place=place,
+            log_directory=log_directory,
+            writes_the_default_log=default,
+            assumed=environment is None and not held,
+        )
+
+    def pipe_directory(self, root: str, directory: str, *, strictly: bool = False) -> PipeDirectory:
+        """Give what there is in a directory, seen from a root."""
+        procfs = self._processes.root
+        return look_at(root, directory, procfs, self._processes.sole_user, strictly=strictly)
+
+    def _pipe_directories(
+        self, program: Program, configured: Sequence[str]
+    ) -> Iterator[PipeDirectory]:
+        """Give the pipe directories that the daemon may have, the likely ones first."""
+        environment = program.process.mps_environment
+        if environment is not None:
+            named = environment.get("CUDA_MPS_PIPE_DIRECTORY")
+            for directory in (named,) if named else DEFAULT_PIPE_DIRECTORIES:
+                if self._may_be_named(directory):
+                    yield self.pipe_directory(*self._reached(program.pid, directory))
+            return
+        sockets = parse_control_sockets(self._processes.sockets(program.pid))
+        candidates = dict.fromkeys((*DEFAULT_PIPE_DIRECTORIES, *configured, *sockets))
+        for directory in list(candidates)[:MAX_SOCKET_DIRECTORIES]:
+            yield self.pipe_directory("", directory)
+            root, inside = self._reached(program.pid, directory)
+            if root:
+                yield self.pipe_directory(root, inside)
+
+    def _may_be_named(self, directory: str) -> bool:
+        """Whether a process may call this its directory: not another process's, nor endless."""
+        inside_procfs = f"{directory}/".startswith(f"{self._processes.root}/")
+        return len(os.fsencode(directory)) <= MAX_PATH_BYTES and not inside_procfs
+
+    def _log_directory(self, program: Program, place: PipeDirectory, uid: int) -> tuple[str, bool]:
+        """Give the log directory, "" when it cannot be told; and whether it has the default one.
+
+        Where the environment may not be read, the default may well be another daemon's: it is this
+        one's only when the log there has lines that this process wrote.
+        """
+        process = program.process
+        environment = process.mps_environment
+        directory = (environment or {}).get("CUDA_MPS_LOG_DIRECTORY") or DEFAULT_LOG_DIRECTORY
+        if not self._may_be_named(directory):
+            return "", False
+        root = place.root
+        if root:
+            with UnlessNotThere():
+                directory = resolve_in_root(root, directory)
+        else:
+            root, directory = self._reached(process.pid, directory)
+        if environment is None and program.identity not in self._writers:
+            if not self._was_written_by(root + directory, process):
+                return "", False
+            self._writers.add(program.identity)
+        procfs = self._processes.root
+        there = identity_of(root + directory, procfs)
+        default = (
+            parse_daemon_flags(program.arguments).foreground is False
+            and there is not None
+            and there == identity_of(DEFAULT_LOG_DIRECTORY, procfs)
+            and uid in (0, owner_of(DEFAULT_LOG_DIRECTORY, procfs))
+        )
+        return (directory if place.root else root + directory), default
+
+    def _reached(self, pid: int, directory: str) -> tuple[str, str]:
+        """Give the prefix under which a process's directory is reached from here, and its name.
+
+        No prefix is needed when the same directory has the same name here, or when nothing better
+        can be reached.
+        """
+        procfs = self._processes.root
+        root = f"{procfs}/{pid}/root"
+        with UnlessNotThere():
+            inside = resolve_in_root(root, directory)
+            there = identity_of(root + inside, procfs)
+            if there is not None and there != identity_of(directory, procfs):
+                return root, inside
+        return "", directory
+
+    def _was_written_by(self, log_directory: str, process: ProcessFacts) -> bool:
+        """Tell whether its control.log was written by this daemon: lines carry the writer's PID."""
+        data = _tail(log_directory, self._processes.root, process)
+        return control_line_of(process.own_pid).search(data) is not None
+
+
+def _tail(log_directory: str, procfs: str, process: ProcessFacts) -> bytes:
+    """Read the end of a control.log; nothing when it is another user's, or older than a process."""
+    since = process.start_time_seconds - _CLOCK_STEP_SECONDS
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    with suppress(OSError, ValueError), opened_directory(log_directory, procfs) as directory:
+        file = os.open("control.log", flags, dir_fd=directory)
+        try:
+            found = os.fstat(file)
+            own = stat.S_ISREG(found.st_mode) and found.st_uid == process.uid
+            if own and found.st_mtime >= since:
+                return os.pread(file, _TAIL_BYTES, max(found.st_size - _TAIL_BYTES, 0))
+        finally:
+            os.close(file)
+    return b""

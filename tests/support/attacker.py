@@ -1,0 +1,140 @@
+"""What an ordinary user does beside root's daemon to blind, bend or burden the exporter.
+
+Users, processes, namespaces, mounts and files are real; the daemons are stand-ins, and most of the
+hostile user's are programs that only have the name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from tests.support.own_host import PROGRAMS, Daemon, OwnHost
+from tests.support.waiting import wait_for
+
+ALICE = 2001
+AS_ALICE = (f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups", "--bounding-set=-all")
+PIPE, LOGS = "/tmp/nvidia-mps", "/var/log/nvidia-mps"
+CONTROL = f"{PROGRAMS}/nvidia-cuda-mps-control"
+SECRET = "root:*:20228:0:99999:7:::"
+
+SLEEP = "print('ready', flush=True); import time; time.sleep(3600)"
+HOLD_THE_LOCK = f"""
+import fcntl
+lock = open("{PIPE}/control_lock", "a")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+{SLEEP}
+"""
+HAVE_THE_PID = """
+import os, sys
+while (child := os.fork()) != int(sys.argv[1]):
+    if child == 0:
+        if os.getpid() == int(sys.argv[1]):
+            os.execv(sys.argv[2], [*sys.argv[2:]])
+        os._exit(0)
+    os.waitpid(child, 0)
+os.waitpid(child, 0)
+"""
+FLOOD = """
+import os, time
+text = "NEW CLIENT 632 from user 2001: Server already exists"
+line = f"[2026-11-21 08:55:42.578 Control   630] {text}\\n".encode()
+with open("/tmp/alice/flooded/control.log", "ab") as log:
+    print("ready", flush=True)
+    while True:
+        log.write(line * 10_000)
+        log.flush()
+        if log.tell() > 1 << 28:  # it is in memory
+            log.truncate(0)
+        time.sleep(0.1)
+"""
+
+
+def fake(
+    host: OwnHost, variables: Mapping[str, str], code: str = SLEEP, inside: Sequence[str] = ()
+) -> None:
+    """Start a program of hers that has the name of a daemon, and wait until it runs."""
+    process = host.start(*inside, CONTROL, "-c", code, "-d", environment=variables, rights=AS_ALICE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+
+
+def in_namespaces(script: str, *flags: str) -> tuple[str, ...]:
+    """Give a command that starts a program in a user namespace of hers."""
+    words = ("unshare", "--user", "--map-root-user", *flags, "--", "sh", "-c")
+    return (*words, f'{script} && exec "$@"', "sh")
+
+
+def have_the_pid(host: OwnHost, pid: int) -> None:
+    """Start a program that has this PID, in a PID namespace of hers, and root's log directory."""
+    process = host.start(
+        *in_namespaces("true", "--pid", "--fork", "--mount-proc", "--mount"),
+        sys.executable,
+        "-c",
+        HAVE_THE_PID,
+        str(pid),
+        CONTROL,
+        "-c",
+        SLEEP,
+        "-d",
+        environment={"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", "CUDA_MPS_LOG_DIRECTORY": LOGS},
+        rights=AS_ALICE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+
+
+def crash(daemon: Daemon, server: int) -> None:
+    """Let a server of the daemon die as one does that was killed."""
+    me = daemon.state["pid"]
+    daemon._log("control", "Control", me, f"Starting new server {server} for user 0")
+    daemon._log("server", "Other", server, "Startup")
+    daemon._log("control", "Control", me, f"NEW SERVER {server}: Ready")
+    daemon._log("control", "Control", me, f"Server {server} exited with status 0")
+
+
+def attack(host: OwnHost, root: Daemon) -> None:
+    """Do all of it at once; /tmp/alice must be hers, and the exporter must run.
+
+    Files of root's under the names of her logs, root's PID, directories and log, paths of 130 kB,
+    a daemon that hangs, one whose log gets 10 MB/s, one whose log is sparse, and 200 more.
+    """
+    have_the_pid(host, root.pid)
+    secret = host.outside("/run/secret.log")
+    secret.write_text(f"{SECRET}\n")
+    secret.chmod(0o600)
+    logs = "/tmp/alice/logs"
+    fake(
+        host,
+        {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice/shadow", "CUDA_MPS_LOG_DIRECTORY": logs},
+        inside=in_namespaces(
+            f"mkdir -p {logs} && touch {logs}/control.log && "
+            f"mount --bind /run/secret.log {logs}/control.log",
+            "--mount",
+        ),
+    )
+    fake(host, {"CUDA_MPS_PIPE_DIRECTORY": PIPE, "CUDA_MPS_LOG_DIRECTORY": LOGS})
+    fake(host, {"CUDA_MPS_PIPE_DIRECTORY": "/a" * 65_000, "CUDA_MPS_LOG_DIRECTORY": "/a" * 65_000})
+    hanging = host.daemon("/tmp/alice/hangs", "/tmp/alice/hanging", rights=AS_ALICE)
+    hanging.be(mode="hang")
+    host.daemon("/tmp/alice/floods", "/tmp/alice/flooded", rights=AS_ALICE)
+    flood = host.start(sys.executable, "-c", FLOOD, rights=AS_ALICE)
+    assert flood.stdout is not None
+    assert flood.stdout.readline() == b"ready\n"
+    host.daemon("/tmp/alice/sparse", "/tmp/alice/sparse-logs", rights=AS_ALICE)
+    wait_for(
+        lambda: host.scrape().value(
+            "mps_control_log_size_bytes", daemon="/tmp/alice/sparse", log="control"
+        )
+    )
+    os.truncate(host.outside("/tmp/alice/sparse-logs/control.log"), 1 << 38)
+    crowd = (
+        "import os\n"
+        "for number in range(200):\n"
+        "    if os.fork() == 0:\n"
+        f"        os.execve({CONTROL!r}, [{CONTROL!r}, '-c', 'import time; time.sleep(3600)',"
+        " '-d'], {'CUDA_MPS_PIPE_DIRECTORY': f'/tmp/alice/{number}'})\n"
+        f"{SLEEP}"
+    )
+    fake(host, {}, crowd)
