@@ -64,7 +64,6 @@ _RUNTIME_SERVICES = frozenset(
 _CONTAINER_SCOPE = re.compile(r"(?:libpod|crio)-conmon-.*")
 
 
-@lru_cache(maxsize=2048)
 def unified_path(cgroup: str | None) -> str | None:
     """Return the path in the version 2 hierarchy, "0::/…"; None: none, or not below our own root.
 
@@ -94,6 +93,7 @@ def parse_dmem(text: str) -> dict[str, int | None]:
     return found
 
 
+@lru_cache(maxsize=2048)
 def parse_cgroup(cgroup: str | None) -> Attribution:
     """Read the text of /proc/PID/cgroup; never raises, whatever it holds.
 
