@@ -395,9 +395,9 @@ _TRACES = (
     Advice(
         "daemon_promised",
         "warning",
-        "A control daemon is configured and does not run",
-        "A systemd unit or Kubernetes promised it: programs that are started for it wait, or run "
-        "without MPS.",
+        "A control daemon was set up and does not run",
+        "A systemd unit is enabled, or Kubernetes has made a directory for it: programs that are "
+        "started for it wait, or run without MPS.",
         "trace",
     ),
     Advice(

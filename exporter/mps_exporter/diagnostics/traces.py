@@ -49,7 +49,7 @@ def _orphan_texts(orphans: Sequence[ProcessFacts]) -> tuple[str, str]:
 def _promise_texts(promised: Sequence[MpsDirectory]) -> tuple[str, str]:
     those = [f"{humanize.printable(one.path, 400)} ({one.promised_by})" for one in promised]
     return (
-        f"No control daemon runs where one is configured: {humanize.join_some(those)}.",
+        f"No control daemon runs where one was set up: {humanize.join_some(those)}.",
         "See why it does not run: systemctl status UNIT, or the daemon's pod on this node (kubectl "
         "get pods -A -o wide).",
     )

@@ -16,10 +16,8 @@ from pathlib import Path
 
 from mps_exporter.observations import DaemonFacts, HostTraces, MpsDirectory, ProcessFacts
 from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES
+from mps_exporter.sources.pipe_directory import is_left_over
 from mps_exporter.sources.procfs_parse import parse_arguments, parse_stat, parse_status
-
-LEFT_FILES = ("control", "nvidia-cuda-mps-control.pid")
-"""What a daemon has in its pipe directory, and leaves there when it is killed."""
 
 PROMISES = (
     ("run/nvidia/mps/*/*/pipe", "NVIDIA's device plugin for Kubernetes"),
@@ -99,7 +97,7 @@ def _read(path: Path) -> bytes:
 def _directories(root: Path) -> Iterator[MpsDirectory]:
     for name in DEFAULT_PIPE_DIRECTORIES:
         path = root / name[1:]
-        if any((path / left).exists() for left in LEFT_FILES):
+        if is_left_over(str(path)):
             yield from _directory(root, path, "")
     for pattern, promised_by in PROMISES:
         for path in list(root.glob(pattern))[:_MAX_ENTRIES]:

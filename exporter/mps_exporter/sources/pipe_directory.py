@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from mps_exporter.sources.procfs_parse import pack_lock_query, parse_lock_reply
 from mps_exporter.sources.resolve_in_root import opened_directory
@@ -166,3 +167,16 @@ def lock_holder(path: str, directory: int | None = None) -> tuple[bool, int | No
         return False, None
     finally:
         os.close(file)
+
+
+LEFT_FILES = ("control", "nvidia-cuda-mps-control.pid")
+"""What a daemon has in its pipe directory, and leaves there when it is killed."""
+
+
+def is_left_over(path: str) -> bool:
+    """Whether a daemon has run in a directory, and surely none does: its lock is free."""
+    try:
+        tested, holder = lock_holder(f"{path}/{LOCK_FILE}")
+        return tested and holder is None and any(Path(path, name).exists() for name in LEFT_FILES)
+    except OSError:
+        return False

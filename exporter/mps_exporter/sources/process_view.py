@@ -16,6 +16,7 @@ from pathlib import Path
 
 from mps_exporter.observations import DaemonFacts, DaemonView, ProcessView
 from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES
+from mps_exporter.sources.pipe_directory import is_left_over
 from mps_exporter.sources.procfs_parse import (
     parse_arguments,
     parse_mps_environment,
@@ -42,7 +43,6 @@ DEBUG_VARIABLES = frozenset(
 """Those for which DCGM's diagnostics warn, and two more that CUDA's documentation calls so."""
 
 CGROUPS = "/sys/fs/cgroup"
-_LEFT = ("control", "nvidia-cuda-mps-control.pid")
 _PASS, _READ = 0o1, 0o5
 """What a client needs of each folder on the way, and what a server needs. Measured on an H200: a
 server whose folder had mode 0701 ended six times at once, though a client got as far as the daemon.
@@ -93,8 +93,10 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         path_error=way.error,
         closed_folder=way.closed if on_host else None,
         daemon_directory=daemon.pipe_directory if daemon is not None else None,
-        leftover=way.end is not None and any(Path(way.end, name).exists() for name in _LEFT),
-        own_proc=_own_proc(base, (status.namespace_pids or (pid,))[-1]),
+        leftover=way.end is not None and is_left_over(way.end),
+        own_proc=_own_proc(base, status.namespace_pids[-1])
+        if len(status.namespace_pids) > 1
+        else None,
         mps_environment=variables,
         debug_variables=tuple(sorted(debug)),
         missing_libraries=tuple(
@@ -151,14 +153,18 @@ def _missing(path: str) -> bool:
 
 
 def _own_proc(base: Path, own_pid: int) -> bool | None:
-    """Whether a process sees the /proc of its own PID namespace."""
+    """Whether a process in a PID namespace of its own sees that namespace's /proc."""
     try:
-        here = (base / "ns" / "pid").stat()
-        return os.path.samestat(here, (base / "root" / "proc" / str(own_pid) / "ns" / "pid").stat())
+        own = (base / "ns" / "pid").stat()
+    except OSError:
+        return None
+    try:
+        seen = (base / "root" / "proc" / str(own_pid) / "ns" / "pid").stat()
     except FileNotFoundError:
         return False
     except OSError:
         return None
+    return os.path.samestat(own, seen)
 
 
 def _groups(base: Path) -> frozenset[int]:

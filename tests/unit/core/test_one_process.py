@@ -364,7 +364,7 @@ def test_a_real_process_is_looked_at(tmp_path: Path) -> None:
     assert view.uid == os.geteuid()
     assert (view.pipe_directory, view.names_directory) == (directory, True)
     assert (view.path_error, view.daemon_directory) == (None, str(pipe))
-    assert view.own_proc
+    assert view.own_proc is None, "it has no PID namespace of its own"
     assert view.mps_environment == {"CUDA_MPS_PIPE_DIRECTORY": directory}
     assert not view.leftover
     assert view.debug_variables == ("CUDA_LAUNCH_BLOCKING",)
@@ -415,6 +415,7 @@ def test_a_folder_closed_to_the_user_of_the_process(tmp_path: Path) -> None:
 
 def test_what_a_daemon_left_and_a_library_that_is_missing(tmp_path: Path) -> None:
     (tmp_path / "nvidia-cuda-mps-control.pid").write_text("445\n")
+    (tmp_path / "control_lock").touch()
     here = str(tmp_path / "nvidia-cuda-mps-control.pid")
     with sleeper(
         CUDA_MPS_PIPE_DIRECTORY=str(tmp_path),
