@@ -74,7 +74,8 @@ _NOTES = {
     "daemon sends the client to its server.",
     "mps_gpu_processes": "A kind is absent while the process list that it comes from cannot be "
     "read: "
-    "mps_client and direct need the MPS list, which old drivers lack.",
+    "mps_client and direct need the MPS list, which old drivers lack. The MPS "
+    "and graphics lists are read when other compute processes are there, and every 5 s.",
 }
 
 
