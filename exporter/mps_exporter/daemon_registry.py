@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.ledger import Ledger
 from mps_exporter.mps.quota import FULL, OF_ORDINARY_USER
-from mps_exporter.mps.server_queries import ServerAnswers, can_answer
+from mps_exporter.mps.server_queries import ServerAnswers, can_answer, has_resumed
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import (
     ControlObservation,
@@ -53,6 +53,8 @@ class DaemonRecord:
     was_readable: bool = False
     hung_at: float | None = None
     """When its last question was given up; None: that was answered."""
+    resumed_at: float | None = None
+    """When it, or one of its servers, was last seen to go on after it had been stopped."""
     logs: dict[str, LogState] = field(default_factory=dict)
     published_incidents: int = 0
 
@@ -113,7 +115,9 @@ class DaemonRecord:
         """Whether its last question was not answered in time."""
         if self.hung_at is None:
             return False
-        # What the log shows of it since is newer than the question that it did not answer.
+        # What the log or /proc shows of it since is newer than the question that it did not answer.
+        if self.resumed_at is not None and self.hung_at < self.resumed_at:
+            return False
         served_at = view.daemon_served_at
         return not (served_at and self.hung_at < served_at <= view.at)
 
@@ -126,6 +130,8 @@ class DaemonRecord:
         """Note what was found in /proc."""
         if _process_identity(facts) != self.process_identity:
             self.clear_answers()
+        if has_resumed(self.facts, facts):
+            self.resumed_at = now
         self.facts = facts
         if facts.process is None:
             self.gone_since = self.gone_since or now

@@ -133,6 +133,8 @@ class ServerSession:
     not which."""
     start_unknown: bool = False
     """Its start is in no log that was read; started_at is when it was noticed."""
+    has_log: bool = True
+    """It has written to server.log: that log is the one that is read."""
     unfollowed_clients: int = 0
     """Beyond the quota of a daemon."""
     possible_unfinished_work: PossibleUnfinishedWork | None = None
@@ -233,6 +235,9 @@ class LedgerView:
     """It last did something for a client or a server: it was not stuck then."""
     configured_at: float | None = None
     """Somebody last gave the daemon a set_... command: what it answered before is old."""
+    server_log_lost_at: float | None = None
+    """Lines of server.log may have been lost last at this moment: it was truncated or replaced, or
+    the backlog was too large."""
     servers: tuple[ServerSession, ...] = ()
     waits: tuple[Wait, ...] = ()
     handover_backoff_seconds: float | None = None

@@ -114,4 +114,21 @@ def _stranded(
     connected = {client.pid for client in _clients(daemons)}
     if not all_readable or 0 in connected or any(daemon.dropped_clients for daemon in daemons):
         return None
-    return tuple(sorted(candidates - connected))
+    if any(map(_may_miss_clients, inputs)):
+        return None
+    return tuple(sorted(candidates - connected - _listed(inputs)))
+
+
+def _may_miss_clients(daemon: DaemonInputs) -> bool:
+    """Whether a server that is there may have clients whose lines were not read."""
+    lost_at = daemon.view.server_log_lost_at
+    return any(
+        not server.has_log or (lost_at is not None and server.started_at <= lost_at)
+        for server in daemon.view.servers
+    )
+
+
+def _listed(inputs: Sequence[DaemonInputs]) -> set[int]:
+    """PIDs, as their daemons number processes, that the control tool says are clients."""
+    replies = (reply for daemon in inputs for reply in daemon.answers.servers.values())
+    return {pid for reply in replies for pids in (reply.contexts or {}).values() for pid in pids}

@@ -45,12 +45,17 @@ class Ledger:
         self._state = DaemonState(quota)
         self._control = ControlLogReader(self._state)
         self._server = ServerLogReader(self._state)
+        self._server_log_lost_at: float | None = None
         self._process: tuple[int, float] | None = None
         """The daemon's process as it was found last: PID, start time."""
 
     def set_readable(self, log: LogName, readable: bool) -> None:
         """Note whether a log can be read; without it, other sources replace its lines."""
         self._state.readable[log] = readable
+
+    def note_lost_lines(self, at: float) -> None:
+        """Lines of server.log may have been lost at this moment."""
+        self._server_log_lost_at = at
 
     def count_from(self, at: float) -> None:
         """The exporter started at this moment: what happened before is not counted."""
@@ -199,6 +204,7 @@ class Ledger:
             servers=tuple(_server_session(server, clients=clients) for server in state.servers),
             waits=tuple(waits),
             configured_at=daemon.configured_at,
+            server_log_lost_at=self._server_log_lost_at,
             daemon_served_at=daemon.served_at,
             handover_backoff_seconds=daemon.backoff_seconds if show_backoff else None,
             devices=state.gpus.by_ordinal({d for one in state.servers for d in one.devices}),
@@ -227,6 +233,7 @@ def _server_session(server: TrackedServer, *, clients: bool) -> ServerSession:
         clients=tuple(_client_session(server, client) for client in server.clients if clients),
         clients_count=server.clients.count,
         start_unknown=server.start_unknown,
+        has_log=server.has_log,
         unfollowed_clients=server.clients.unfollowed,
         possible_unfinished_work=server.faults.endings.possible_unfinished_work,
     )

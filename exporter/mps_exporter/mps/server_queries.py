@@ -209,6 +209,23 @@ def _backoff(failed_attempts: int) -> float:
     return 0.0 if failed_attempts == 0 else BACKOFF_SECONDS * 2.0 ** min(failed_attempts - 1, 10)
 
 
+def has_resumed(before: DaemonFacts, after: DaemonFacts) -> bool:
+    """Whether the daemon or one of its servers was stopped, and goes on now."""
+    was = {(one.pid, one.start_time_seconds) for one in _processes_of(before) if _is_stopped(one)}
+    return any(
+        (one.pid, one.start_time_seconds) in was and not _is_stopped(one)
+        for one in _processes_of(after)
+    )
+
+
+def _processes_of(daemon: DaemonFacts) -> tuple[ProcessFacts, ...]:
+    return (*daemon.servers, *((daemon.process,) if daemon.process is not None else ()))
+
+
+def _is_stopped(process: ProcessFacts) -> bool:
+    return process.state in ("T", "t")
+
+
 def can_answer(server_pid: int, processes: tuple[ProcessFacts, ...]) -> bool:
     """Whether a server's process looks able to answer; one that cannot be seen may be."""
     for process in processes:

@@ -110,6 +110,8 @@ class TrackedServer(ServerInfo):
             return
         if self.clients.ever_connected or self.ready_at is None:
             self.ghost = False
+        elif self.names_clients and not self.has_log:
+            return  # what should show who connected is not its log, or has lost lines
         elif self._queued_dead and all(self._queued_dead.values()) and not self._queued_unnamed:
             self.become_ghost(when)
 

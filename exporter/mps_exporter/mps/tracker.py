@@ -53,6 +53,8 @@ class DaemonTracker:
         for chunk in chunks:
             if chunk.history:
                 ledger.count_from(chunk.at)
+            elif chunk.log == "server" and (chunk.restarted or chunk.lost_bytes):
+                ledger.note_lost_lines(chunk.at)
             merger.add_chunk(chunk)
         self.advance(observation.at)
 

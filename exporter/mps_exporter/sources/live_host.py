@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from mps_exporter.config import Settings
+from mps_exporter.mps.server_queries import has_resumed
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
@@ -73,6 +74,8 @@ class LiveHost:
         """What has not been told yet."""
         self._daemons: frozenset[int] = frozenset()
         """Control daemons that were found last."""
+        self._found: dict[str, DaemonFacts] = {}
+        """Daemons as they were found last, by pipe directory."""
         self._looked_at = float("-inf")
         self._seen: dict[int, float | None] = {}
         """Processes that cannot be watched: start time; None: gone."""
@@ -99,6 +102,11 @@ class LiveHost:
             ),
         )
         self._daemons = frozenset(one.process.pid for one in found if one.process is not None)
+        for daemon in found:
+            before = self._found.get(daemon.pipe_directory)
+            if before is not None and has_resumed(before, daemon):
+                self._control.record_activity(daemon.pipe_directory, time.time())
+        self._found = {one.pipe_directory: one for one in found}
         return found
 
     def forget(self, present: Collection[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from mps_exporter import collector as collector_module
 from mps_exporter import daemon_queries
 from mps_exporter.daemon_registry import MAX_PIDS_PER_USER, DaemonRegistry
+from mps_exporter.mps.server_queries import has_resumed
 from mps_exporter.observations import (
     DaemonFacts,
     GpuObservation,
@@ -592,3 +593,17 @@ def test_of_what_users_logs_name_little_is_looked_for_and_root_comes_first(
     assert {100, 110} <= set(registry.pids_to_look_up())
     assert len(registry.pids_to_watch()) <= MAX_PIDS_PER_USER + 2
     assert len(registry.pids_to_look_up()) <= MAX_PIDS_PER_USER + 2
+
+
+def test_a_process_goes_on_that_was_stopped_and_is_the_same() -> None:
+    def facts(server: ProcessFacts, state: str = "S") -> DaemonFacts:
+        return DaemonFacts(
+            "/mps", "/log", process=ProcessFacts(10, 1.0, state=state), servers=(server,)
+        )
+
+    running, stopped = ProcessFacts(20, 2.0, state="S"), ProcessFacts(20, 2.0, state="T")
+    younger = ProcessFacts(20, 3.0, state="S")
+    assert has_resumed(facts(stopped), facts(running))
+    assert has_resumed(facts(running, "T"), facts(running))
+    for before, after in ((running, running), (stopped, stopped), (stopped, younger)):
+        assert not has_resumed(facts(before), facts(after))

@@ -158,6 +158,20 @@ def test_without_control_log_a_server_has_started_when_it_says_so() -> None:
     assert (found["server_starts"], found["startups"]) == ({"None": 1}, [1, 0.25])
 
 
+def test_a_server_that_writes_nothing_to_the_log_that_is_read_is_no_ghost() -> None:
+    """After a rotation with a new file nobody knows who connected."""
+    text = DAEMON + pending("00:01.000", 100, 1001)
+    text += "00:01.001 C630 Starting new server 110 for user 1001\n"
+    text += "00:02.000 C630 NEW SERVER 110: Ready\n"
+    text += "00:02.100 C630 NEW CLIENT 100 from user 1001: Server already exists\n"
+    tracker = start(script(text))
+    tracker.ledger.update_liveness(at("00:08"), lambda pid, _at: pid != 100)
+    tracker.ledger.advance_to(at("00:10"))
+    server = only_server(tracker)
+    assert not server.ghost
+    assert not server.has_log
+
+
 def test_a_server_whose_queued_client_died_before_it_was_ready_is_a_ghost() -> None:
     text = (
         DAEMON
@@ -165,7 +179,8 @@ def test_a_server_whose_queued_client_died_before_it_was_ready_is_a_ghost() -> N
         + "00:01.001 C630 Starting new server 110 for \
 user 1001\n"
     )
-    text += pending("00:05.000", 100, 1002) + "00:06.000 C630 NEW SERVER 110: Ready\n"
+    text += "00:01.002 O110 Startup\n" + pending("00:05.000", 100, 1002)
+    text += "00:06.000 C630 NEW SERVER 110: Ready\n"
     tracker = start(script(text))
     reused = {110: ProcessFacts(110, EIGHT, state="S"), 100: ProcessFacts(100, EIGHT + 5)}
     tracker.ledger.observe(at("00:07"), FACTS, reused, {100, 110})
