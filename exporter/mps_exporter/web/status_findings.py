@@ -8,6 +8,7 @@ from typing import Any
 
 from mps_exporter import diagnostics, humanize
 from mps_exporter.diagnostics.actions import actions, docs_url, runbook_url
+from mps_exporter.diagnostics.catalogue import ADVICE
 from mps_exporter.diagnostics.visibility import of_web_configuration
 from mps_exporter.snapshot import RecordingInfo, Snapshot
 from mps_exporter.user_names import UserNames
@@ -47,7 +48,8 @@ def make_status(
     if config_error is not None:
         blind.append(of_web_configuration(config_error))
     unseen = tuple(_finding_view(one, snapshot, history) for one in blind)
-    found = _ordered(_finding_view(one, snapshot, history) for one in diagnostics.in_order(current))
+    views = [_finding_view(one, snapshot, history) for one in diagnostics.in_order(current)]
+    found = _ordered(views, now)
     daemons = tuple(daemon_view(daemon, name_of, now, snapshot) for daemon in snapshot.daemons)
     incidents = incident_views(snapshot.daemons, name_of)
     status = HostStatus(
@@ -106,15 +108,31 @@ def _in_viewer_time(value: Any, viewer_time: Callable[[float], float]) -> Any:
     return replace(value, **changes)
 
 
-def _ordered(found: Iterable[FindingView]) -> tuple[FindingView, ...]:
-    """The worst first; of those that are equally bad and have a time, the newest first."""
+NEWS_LEADS_SECONDS = 60.0
+"""After so long an incident that is over comes behind what is wrong now."""
+
+
+def _ordered(found: Iterable[FindingView], now: float) -> tuple[FindingView, ...]:
+    """The worst first; of those that are equally bad and have a time, the newest first.
+
+    A critical incident some time ago, as a crash, comes behind a warning about what is still so.
+    """
     shown = list(found)
+    old = [one for one in shown if _is_old_news(one, now)]
     ordered: list[FindingView] = []
     for severity in _ORDER:
-        group = [finding for finding in shown if finding.severity == severity]
+        group = [one for one in shown if one.severity == severity and one not in old]
         dated = iter(sorted((one for one in group if one.since is not None), key=_newest_first))
         ordered += [one if one.since is None else next(dated) for one in group]
+        if severity == "warning":
+            ordered += sorted(old, key=_newest_first)
     return tuple(ordered)
+
+
+def _is_old_news(one: FindingView, now: float) -> bool:
+    past = one.name in ADVICE and ADVICE[one.name].kind == "news"
+    serious = one.severity in ("critical", "warning")
+    return past and serious and one.since is not None and now - one.since > NEWS_LEADS_SECONDS
 
 
 def _newest_first(finding: FindingView) -> float:

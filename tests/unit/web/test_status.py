@@ -216,6 +216,20 @@ def test_the_newest_trouble_leads() -> None:
     assert headline(hosts.snapshot(gone))[1].startswith("No MPS daemon runs")
 
 
+@pytest.mark.parametrize(
+    ("age", "leads"),
+    [(10, "server_crashed"), (59, "server_crashed"), (61, "several_users_one_daemon")],
+)
+def test_a_crash_some_time_ago_does_not_hide_who_waits_now(age: int, leads: str) -> None:
+    waiting = hosts.waiting(95)
+    daemon, *others = waiting.daemons
+    crash = Incident(at=NOW - age, kind="server_crashed", server_pid=1, uid=1001)
+    both = replace(waiting, daemons=(replace(daemon, incidents=(crash,)), *others))
+    names = [one.name for one in make_status(both, WebOptions()).findings]
+    assert names[0] == leads
+    assert {"server_crashed", "several_users_one_daemon"} <= set(names)
+
+
 def test_a_daemon_that_was_started_again() -> None:
     died = Incident(at=NOW - 60, kind="daemon_died", pids=(1, 2))
     found = make_status(hosts.snapshot(hosts.daemon(incidents=(died,))), WebOptions()).findings
