@@ -204,7 +204,11 @@ def _start_failed(incident: Incident, name_of: UserNameLookup) -> str:
 
 _SENTENCES: dict[str, Callable[[Incident, UserNameLookup], str]] = {
     "daemon_started": lambda _incident, _name_of: "the daemon started",
-    "daemon_died": lambda incident, _name_of: f"the daemon died{_lost_clients(incident)}",
+    "daemon_died": lambda incident, _name_of: (
+        f"the daemon ended{_lost_clients(incident)}; {incident.detail}"
+        if incident.detail
+        else f"the daemon died{_lost_clients(incident)}"
+    ),
     "daemon_quit": lambda _incident, _name_of: "the daemon received quit and exited",
     "server_crashed": lambda incident, name_of: (
         f"{_server(incident, name_of)} crashed{_lost_clients(incident)}"

@@ -26,6 +26,8 @@ CREDENTIALS_SECONDS = 10.0
 FORBIDDEN_START_ATTEMPTS = 6
 """How often the daemon tries a server that it may not start, before it rejects the client (580)."""
 
+UNSEEN_END = "control.log cannot be read, so it may have been asked to quit"
+
 CLOCK_JUMP_MS = 60_000
 """Time that runs back by more than this has been set back."""
 
@@ -208,7 +210,8 @@ class DaemonState:
             if not client.lost
         ]
         self._daemon_ended("daemon_died", when)
-        when.add_incident("daemon_died", pids=lost)
+        detail = "" if self.readable["control"] else UNSEEN_END
+        when.add_incident("daemon_died", pids=lost, detail=detail)
 
     def daemon_exited(self, when: Moment) -> None:
         """The daemon logs that it exits."""

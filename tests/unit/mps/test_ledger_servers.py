@@ -625,7 +625,9 @@ def test_a_daemon_whose_process_was_there_and_is_gone_died() -> None:
     tracker.ledger.observe(at("00:30"), facts(namespace_pids=(630, 1)), {}, [])
     tracker.ledger.observe(at("00:40"), DaemonFacts(PIPE, "/logs"), {}, [])
     tracker.ledger.advance_to(at("00:42"))
-    assert tracker.ledger.view(0.0).daemon_died
+    view = tracker.ledger.view(0.0)
+    assert view.daemon_died
+    assert view.incidents[-1].detail == ""
 
 
 @pytest.mark.parametrize(("parent", "servers"), [(630, [110]), (1, [])])
@@ -670,7 +672,9 @@ def test_daemons_without_logs_may_die_one_after_another() -> None:
         tracker.ledger.observe(at(f"{minute}:10"), gone, {}, [])
         tracker.ledger.observe(at(f"{minute}:20"), gone, {}, [])
         assert tracker.ledger.view(0.0).daemon_died
-    assert [i.kind for i in tracker.ledger.view(0.0).incidents] == ["daemon_died"] * 2
+    incidents = tracker.ledger.view(0.0).incidents
+    assert [one.kind for one in incidents] == ["daemon_died"] * 2
+    assert all("control.log cannot be read" in one.detail for one in incidents)
 
 
 def test_the_lock_of_a_dead_daemon_is_free() -> None:

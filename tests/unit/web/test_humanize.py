@@ -56,6 +56,10 @@ def test_memory(size: float, expected: str) -> None:
         (Incident(0, "daemon_quit"), "The daemon received quit and exited."),
         (Incident(0, "daemon_died"), "The daemon died; no client was connected."),
         (
+            Incident(0, "daemon_died", detail="why is not known"),
+            "The daemon ended; no client was connected; why is not known.",
+        ),
+        (
             Incident(0, "server_crashed", 634, 1001, tuple(range(1, 10))),
             "Alice's server 634 crashed; 9 clients were lost (processes 1, 2, 3, 4, 5, 6 and "
             "3 more).",
