@@ -302,6 +302,7 @@ class Collector:
             logs=tuple(record.logs[name] for name in sorted(record.logs)),
             was_readable=record.was_readable,
             hung=record.hangs(view),
+            resumed=record.resumed,
             queries=queries,
             query_failures=failures,
         )

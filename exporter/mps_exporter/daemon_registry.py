@@ -115,11 +115,15 @@ class DaemonRecord:
         """Whether its last question was not answered in time."""
         if self.hung_at is None:
             return False
-        # What the log or /proc shows of it since is newer than the question that it did not answer.
-        if self.resumed_at is not None and self.hung_at < self.resumed_at:
-            return False
+        # What the log shows of it since is newer than the question that it did not answer.
         served_at = view.daemon_served_at
         return not (served_at and self.hung_at < served_at <= view.at)
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it was stopped when its last question hung, and goes on since."""
+        hung_at, resumed_at = self.hung_at, self.resumed_at
+        return hung_at is not None and resumed_at is not None and hung_at < resumed_at
 
     def note_log(self, state: LogState) -> None:
         """Note whether one of its logs can be read."""

@@ -497,6 +497,8 @@ class ControlDaemon:
     facts: DaemonFacts | None = None
     partitioning: Partitioning | None = None
     """With PIDs as this host numbers them, and GPUs by UUID where these are known."""
+    resumed: bool = False
+    """It, or a server of its, was stopped when it did not answer, and goes on now."""
 
     def follows(self, log: LogName) -> bool:
         """Whether this log of its can be read now."""

@@ -139,6 +139,8 @@ def _free(daemon: ControlDaemon) -> str:
         return _end_ghost(ghost)
     if stopped := _pids(server.pid for server in servers if server.state in _STOPPED):
         return f"Its server {stopped} is stopped: continue it (kill -CONT {stopped})."
+    if daemon.resumed:
+        return "It was stopped, and was continued since: its next answer shows whether it works."
     everything = _pids(one.pid for one in (control, *servers) if one is not None)
     return (
         "None of its servers is stopped or a ghost, as far as can be seen. If this persists, kill "

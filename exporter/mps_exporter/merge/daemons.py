@@ -89,6 +89,7 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         pipe_directory=facts.pipe_directory,
         log_directory=facts.log_directory,
         state=control_state(inputs),
+        resumed=inputs.resumed,
         pid=process.pid if process is not None else None,
         uid=process.uid if process is not None else None,
         user=process.user if process is not None else None,

@@ -38,6 +38,8 @@ class DaemonInputs:
     """Its control.log could be read at some time: its counters mean something."""
     hung: bool = False
     """The last question that was put to it was not answered in time."""
+    resumed: bool = False
+    """It, or a server of its, was stopped then, and goes on now."""
     queries: int = 0
     query_failures: Mapping[str, int] = field(default_factory=dict)
 
