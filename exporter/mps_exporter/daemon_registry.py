@@ -16,7 +16,6 @@ from mps_exporter.observations import (
     DaemonFacts,
     LogState,
     Outcome,
-    ProcessFacts,
 )
 from mps_exporter.snapshot import LedgerView
 
@@ -179,7 +178,7 @@ class DaemonRecord:
             probe.outcome is Outcome.OK
             and self.logs_readable
             and self.answered_by == self.process_identity
-            and all(can_answer(process.pid, (process,)) for process in _processes(self.facts))
+            and all(can_answer(process.pid, (process,)) for process in self.facts.processes)
             and view.quit_requested_at is None
             and (view.configured_at or 0.0) < probe.at
             and {server.pid for server in view.servers} == set(server_pids)
@@ -284,8 +283,8 @@ class DaemonRegistry(Mapping[str, DaemonRecord]):
                     process.own_pid
                     for other in records
                     if other is not record and other.facts.user in writers
-                    for process in _processes(other.facts)
-                ) - {process.own_pid for process in _processes(record.facts)}
+                    for process in other.facts.processes
+                ) - {process.own_pid for process in record.facts.processes}
 
 
 def _tracker(facts: DaemonFacts) -> DaemonTracker:
@@ -295,7 +294,3 @@ def _tracker(facts: DaemonFacts) -> DaemonTracker:
 def _process_identity(facts: DaemonFacts) -> tuple[int, float] | None:
     process = facts.process
     return None if process is None else (process.pid, process.start_time_seconds)
-
-
-def _processes(facts: DaemonFacts) -> tuple[ProcessFacts, ...]:
-    return facts.servers if facts.process is None else (facts.process, *facts.servers)

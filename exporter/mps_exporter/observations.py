@@ -63,6 +63,11 @@ class ProcessFacts:
         """Its PID in its own PID namespace: the one that its log lines carry."""
         return self.namespace_pids[-1] if self.namespace_pids else self.pid
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped it."""
+        return self.state in ("T", "t")
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
@@ -196,6 +201,11 @@ class DaemonFacts:
     def log_path(self) -> str:
         """The log directory as it is reached from here."""
         return self.root + self.log_directory
+
+    @property
+    def processes(self) -> tuple[ProcessFacts, ...]:
+        """Its own and its servers' processes, as far as they were found."""
+        return self.servers if self.process is None else (self.process, *self.servers)
 
 
 @dataclass(frozen=True, slots=True)

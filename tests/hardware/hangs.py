@@ -18,10 +18,10 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab
 from tests.hardware.scenarios import scenario
+from tests.hardware.sharing import _inner_pid
 
 STAY = [sys.executable, str(HERE / "sleeper.py"), "600", "stay"]
 LIMIT_SECONDS = 240
@@ -224,17 +224,6 @@ async def _end(clients: Sequence[Client], daemons: Sequence[Daemon]) -> None:
     for daemon in daemons:
         daemon.resume()
         await asyncio.to_thread(daemon.quit, 5)
-
-
-def _inner_pid(outer: int) -> int:
-    """The one child of a process, once it has one."""
-    path = Path(f"/proc/{outer}/task/{outer}/children")
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
-        if words := path.read_text().split():
-            return int(words[0])
-        time.sleep(0.02)
-    raise TimeoutError(f"process {outer} has no child")
 
 
 # ---------------------------------------------------------------- where it looks for a daemon

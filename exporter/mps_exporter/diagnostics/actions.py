@@ -185,8 +185,8 @@ def _unresponsive(daemon: ControlDaemon) -> Iterable[Action]:
     if any(server.ghost for server in daemon.servers):
         return _ghost(daemon)
     facts = daemon.facts
-    processes = () if facts is None else (*filter(None, (facts.process,)), *facts.servers)
-    stopped = [process.pid for process in processes if process.state in ("T", "t")]
+    processes = () if facts is None else facts.processes
+    stopped = [process.pid for process in processes if process.stopped]
     if numbers := _pids(stopped):
         return [Action(f"kill -CONT {numbers}", _OWNER, "lets the stopped process go on")]
     return _look((process.pid for process in processes), "shows what they are stuck in")

@@ -133,11 +133,11 @@ def _free(daemon: ControlDaemon) -> str:
     """What frees a daemon that does not answer: of what is seen, that which costs least."""
     control = daemon.facts.process if daemon.facts is not None else None
     servers = daemon.facts.servers if daemon.facts is not None else ()
-    if control is not None and control.state in _STOPPED:
+    if control is not None and control.stopped:
         return f"The daemon itself is stopped: continue it (kill -CONT {control.pid})."
     if (ghost := next((one for one in daemon.servers if one.ghost), None)) is not None:
         return _end_ghost(ghost)
-    if stopped := _pids(server.pid for server in servers if server.state in _STOPPED):
+    if stopped := _pids(server.pid for server in servers if server.stopped):
         return f"Its server {stopped} is stopped: continue it (kill -CONT {stopped})."
     if daemon.resumed:
         return "It was stopped, and was continued since: its next answer shows whether it works."
@@ -160,10 +160,6 @@ def _doubt(daemon: ControlDaemon) -> str:
 
 def _pids(pids: Iterable[int]) -> str:
     return " ".join(str(pid) for pid in pids)
-
-
-_STOPPED = frozenset("Tt")
-"""States of a process: stopped, traced."""
 
 
 def _quit_time(daemon: ControlDaemon) -> float | None:

@@ -211,19 +211,10 @@ def _backoff(failed_attempts: int) -> float:
 
 def has_resumed(before: DaemonFacts, after: DaemonFacts) -> bool:
     """Whether the daemon or one of its servers was stopped, and goes on now."""
-    was = {(one.pid, one.start_time_seconds) for one in _processes_of(before) if _is_stopped(one)}
+    was = {(one.pid, one.start_time_seconds) for one in before.processes if one.stopped}
     return any(
-        (one.pid, one.start_time_seconds) in was and not _is_stopped(one)
-        for one in _processes_of(after)
+        (one.pid, one.start_time_seconds) in was and not one.stopped for one in after.processes
     )
-
-
-def _processes_of(daemon: DaemonFacts) -> tuple[ProcessFacts, ...]:
-    return (*daemon.servers, *((daemon.process,) if daemon.process is not None else ()))
-
-
-def _is_stopped(process: ProcessFacts) -> bool:
-    return process.state in ("T", "t")
 
 
 def can_answer(server_pid: int, processes: tuple[ProcessFacts, ...]) -> bool:
