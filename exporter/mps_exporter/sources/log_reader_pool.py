@@ -30,11 +30,15 @@ MAX_THREADS = 64
 MAX_LIMITED_THREADS = 16
 """Those for daemons of ordinary users, whose logs may hang for as long as these like."""
 
-USER_POLL_BYTES = 128 * 1024
-LIMITED_POLL_BYTES = 256 * 1024
+LIMITED_SECONDS = 1.0
+"""How often the logs of an ordinary user's daemon are looked at while they gain nothing: each look
+is a change of threads, and a user may have eight daemons."""
+
+USER_POLL_BYTES = 64 * 1024
+LIMITED_POLL_BYTES = 128 * 1024
 """How much one poll reads of all logs of one user, and of all users, but root's and those that were
-configured. Five polls a second make 1.3 MB/s, a quarter of what a core can take in; daemons write
-some kB/s."""
+configured. Five polls a second make 0.33 and 0.66 MB/s, 6 and 13 % of what a core can take in;
+daemons write some kB/s."""
 
 MIN_POLL_BYTES = 4096
 """Of each log."""
@@ -83,6 +87,9 @@ class LogReaderPool:
             False: asyncio.Semaphore(MAX_THREADS),
             True: asyncio.Semaphore(MAX_LIMITED_THREADS),
         }
+        self._looked_at: dict[str, float] = {}
+        """When it was begun last to read the logs of an ordinary user's daemon; not those of which
+        more is waiting."""
         self._idle: list[WorkerThread] = []
         self._parts: list[tuple[str, LogsObservation]] = []
         """What was read, by pipe directory, and not given yet."""
@@ -107,7 +114,7 @@ class LogReaderPool:
         for gone in self._tails.daemons() - names - set(kept):
             self._start(gone, self._tails.forget, [gone])
         shares = _shares(targets)
-        for target in targets:
+        for target in self._due(targets):
             limit = shares.get(target.limited)
             user = target.limited
             self._start(target[0], self._tails.read_daemon, target, at, limit, user=user)
@@ -122,7 +129,7 @@ class LogReaderPool:
         }
         for target in targets:
             states |= self._check(target, read=(target[0], "control") in states)
-        if targets and not states:
+        if names & self._readings.keys() and not states:
             waited = min(deadline_seconds, PASS_SECONDS)
             raise SourceTimeoutError(f"the logs were not read within {waited:.3g} s")
         chunks = tuple(chunk for part in parts for chunk in part.chunks)
@@ -139,6 +146,18 @@ class LogReaderPool:
             await asyncio.wait(tasks)
         for worker in self._idle:
             worker.close()
+
+    def _due(self, targets: Sequence[LogTarget]) -> list[LogTarget]:
+        """Give those whose logs are read now: of ordinary users some, and all others."""
+        now, before = self._clock(), self._looked_at
+        limited = {target.pipe_directory for target in targets if target.limited is not None}
+        recent = {
+            pipe: at
+            for pipe, at in before.items()
+            if pipe in limited and now - at < LIMITED_SECONDS
+        }
+        self._looked_at = recent | dict.fromkeys(limited - recent.keys(), now)
+        return [target for target in targets if target.pipe_directory not in recent]
 
     def _start(
         self,
@@ -187,6 +206,8 @@ class LogReaderPool:
                 del self._readings[pipe_directory]
                 if (part := reading.task.result()) is not None:
                     self._parts.append((pipe_directory, part))
+                    if any(chunk.complete_until is None for chunk in part.chunks):
+                        self._looked_at.pop(pipe_directory, None)
 
     def _check(self, target: LogTarget, *, read: bool) -> dict[tuple[str, LogName], LogState]:
         """Give the states of logs whose reading has taken too long; say so once."""

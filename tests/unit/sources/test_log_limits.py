@@ -10,6 +10,7 @@ import pytest
 from mps_exporter.sources.log_reader import LogReader, LogTarget
 from mps_exporter.sources.log_reader_pool import (
     LIMITED_POLL_BYTES,
+    LIMITED_SECONDS,
     MIN_POLL_BYTES,
     USER_POLL_BYTES,
     LogReaderPool,
@@ -89,7 +90,8 @@ def test_users_share_a_poll() -> None:
 
 
 async def test_one_poll_reads_a_users_share_and_all_of_the_others(tmp_path: Path) -> None:
-    pool = LogReaderPool()
+    now = 0.0
+    pool = LogReaderPool(clock=lambda: now)
     data = script(LINE).control
     data *= 2 * USER_POLL_BYTES // len(data)
     targets = []
@@ -101,8 +103,37 @@ async def test_one_poll_reads_a_users_share_and_all_of_the_others(tmp_path: Path
     for name in ("root", "alice"):
         with (tmp_path / name / "control.log").open("ab") as file:
             file.write(data)
+    now += LIMITED_SECONDS
     read = {"/root": 0, "/alice": 0}
     for chunk in (await pool.poll(targets, PATIENCE_SECONDS)).chunks:
         read[chunk.pipe_directory] += len(chunk.data)
     await pool.close()
     assert read == {"/root": len(data), "/alice": USER_POLL_BYTES // 2}
+
+
+async def test_idle_logs_of_a_user_are_looked_at_once_a_second(tmp_path: Path) -> None:
+    """But at each poll while more is waiting than her share."""
+    now = 0.0
+    pool = LogReaderPool(clock=lambda: now)
+    target = own_logs("/alice", tmp_path)._replace(limited=2001)
+    data = script(LINE).control
+    log = tmp_path / "control.log"
+    log.write_bytes(b"")
+
+    async def read() -> int:
+        found = await pool.poll([target], PATIENCE_SECONDS)
+        return sum(len(chunk.data) for chunk in found.chunks)
+
+    assert await read() == 0
+    log.write_bytes(data)
+    assert await read() == 0
+    now += LIMITED_SECONDS
+    assert await read() == len(data)
+    with log.open("ab") as file:
+        file.write(data * (USER_POLL_BYTES // len(data)))
+    assert await read() == 0
+    now += LIMITED_SECONDS
+    share = USER_POLL_BYTES // 2
+    assert await read() == share
+    assert share - len(data) <= await read() <= share
+    await pool.close()

@@ -106,15 +106,39 @@ def test_a_bug_is_raised() -> None:
         ThreadedCalls[str](PATIENCE_SECONDS).ask({"a": asked(0, fails)})
 
 
-def test_without_a_free_thread_the_first_ones_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_returns_at_once_is_asked_on_one_thread() -> None:
+    some = ThreadedCalls[str](PATIENCE_SECONDS)
+    threads = [
+        set(some.ask({n: asked(0, lambda: str(threading.get_ident())) for n in range(20)}).values())
+        for _ in range(3)
+    ]
+    assert len(set.union(*threads)) == 1
+
+
+def test_one_thread_hangs_with_the_first_and_others_go_on(gate: Gate) -> None:
+    some = ThreadedCalls[str](PATIENCE_SECONDS)
+    users = range(1000, 1000 + threaded_calls.MAX_HUNG)
+    some._wait_seconds = 0.05
+    assert not some.ask({user: asked(user, gate) for user in users})
+    assert gate.started == len(users)
+    some._wait_seconds = PATIENCE_SECONDS
+    assert some.ask({"b": asked(0, at_once)}) == {"b": "now"}
+    gate.open.set()
+
+
+def test_without_a_free_thread_the_first_ones_are_asked(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, started = threading.Thread.start, list[threading.Thread]()
 
     def start(thread: threading.Thread) -> None:
-        if started:
+        if len(started) == 2:
             raise RuntimeError("can't start new thread")
         started.append(thread)
         real(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    some = ThreadedCalls[str](PATIENCE_SECONDS)
-    assert some.ask({"a": asked(0, at_once), "b": asked(ALICE, at_once)}) == {"a": "now"}
+    some = ThreadedCalls[str](0.05)
+    users = {"a": ALICE, "b": BOB, "c": 0, "d": 1}
+    assert some.ask({name: asked(user, gate) for name, user in users.items()}) == {}
+    assert set(some._asked) == {"a", "b"}
