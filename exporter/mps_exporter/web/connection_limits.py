@@ -40,7 +40,8 @@ class Connection(asyncio.Protocol):
         self.busy = 0
         """Requests in progress."""
         self.waiting_since: float | None = asyncio.get_running_loop().time()
-        """Since when a request is being received; None while one is answered, or between them."""
+        """Since when a request is being received, or waits to be let in; None while one is
+        answered, or between them."""
         self.idle_since = self.waiting_since
         self.unsent_since: float | None = None
         self.on_lost: Callable[[], None] | None = None
@@ -91,7 +92,7 @@ class Connection(asyncio.Protocol):
             self._inner.resume_writing()
 
     def request_started(self) -> None:
-        """A complete request is here."""
+        """A complete request is here, and may be answered."""
         self.busy += 1
         self.waiting_since = None
         self._received = 0
@@ -250,7 +251,7 @@ def connection_of(request: web.Request) -> Connection | None:
 
 @web.middleware
 async def track_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Tell the connection that a request is complete, and when it has been answered."""
+    """Tell the connection that a request is complete and let in, and when it has been answered."""
     connection = connection_of(request)
     if connection is None:
         return await handler(request)
