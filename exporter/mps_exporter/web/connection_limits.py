@@ -30,6 +30,8 @@ MAX_UNANSWERED_BYTES = 65_536
 TLS_CLOSE_TIMEOUT = 2.0
 TLS_RECORD_BYTES = 16_384
 SWEEP_INTERVAL = 1.0
+WARN_INTERVAL = 60.0
+"""Whoever opens connections could fill the log otherwise."""
 
 
 class Connection(asyncio.Protocol):
@@ -134,6 +136,7 @@ class Connections:
             # asyncio gives each connection 256 KiB to receive into, and none has larger records.
             sslproto.SSLProtocol.max_size = TLS_RECORD_BYTES
         self._open: dict[Connection, asyncio.Task[None] | None] = {}
+        self._warned_at = float("-inf")
 
     def __len__(self) -> int:
         return len(self._open)
@@ -147,7 +150,9 @@ class Connections:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     continue  # this client went away before it was accepted
-                _log.warning("cannot accept a connection", extra={"fields": {"err": error}})
+                if loop.time() - self._warned_at >= WARN_INTERVAL:
+                    self._warned_at = loop.time()
+                    _log.warning("cannot accept a connection", extra={"fields": {"err": error}})
                 self._evict_idle()
                 await asyncio.sleep(0.1)
                 continue
