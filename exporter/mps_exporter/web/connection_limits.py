@@ -15,6 +15,7 @@ import socket
 from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from aiohttp import web
@@ -163,6 +164,8 @@ class Connections:
             connection = Connection(self, host)
             self._open[connection] = None
             task = loop.create_task(self._start(connection, client))
+            # One that is cancelled before it begins does not close it.
+            task.add_done_callback(partial(_close_if_cancelled, client))
             if not task.done() and connection in self._open:
                 self._open[connection] = task
 
@@ -235,6 +238,11 @@ class Connections:
         """Abort all."""
         for connection in list(self._open):
             connection.abort()
+
+
+def _close_if_cancelled(client: socket.socket, task: asyncio.Task[None]) -> None:
+    if task.cancelled():
+        client.close()
 
 
 async def _readable(client: socket.socket) -> None:
