@@ -124,7 +124,7 @@ class ServerSession:
     """Device ordinal -> name, as the log printed them when contexts were made."""
     client_limit: int | None = None
     """The limit that the log named when it refused a client."""
-    ghost: bool = False
+    ghost: bool | None = False
     """Ready for a user whose queued clients are all dead, and no client ever connected; or its log
     says that a queued client sent no credentials, and no client has had a context since."""
     clients: tuple[ClientSession, ...] = ()

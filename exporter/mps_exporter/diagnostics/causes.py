@@ -40,9 +40,10 @@ def start_failure(
 def _proved(
     incident: Incident, daemon: ControlDaemon, snapshot: Snapshot, view: DaemonView | None
 ) -> Iterator[tuple[str, str]]:
-    if "Operation not permitted" in incident.detail and daemon.uid:
+    if "Operation not permitted" in incident.detail and daemon.uid != 0:
+        runs = "does not run as root" if daemon.uid is None else f"runs as user {daemon.uid}"
         yield (
-            f"the daemon runs as user {daemon.uid}, who may not start servers for other users",
+            f"the daemon {runs} and may not start servers for other users",
             "Run the daemon as root, or one for each user.",
         )
     if "SHM segment" in incident.detail:

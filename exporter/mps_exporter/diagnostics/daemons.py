@@ -228,8 +228,9 @@ def _ghost_texts(daemon: ControlDaemon, server: Server, name_of: UserNameLookup)
     if hung:
         those = humanize.processes(hung) or humanize.count(len(hung), "client")
         text += f"it serves no client; {those} and all later clients hang."
-        # With one GPU it gets error 46 (8 of 8). With two it went on hanging (2 of 2): it and the
-        # daemon wait for each other (control daemon in recvmsg on its connection, driver 580).
+        # With one GPU it gets error 46 (8 of 8). With two it went on hanging (7 of 7): it and the
+        # daemon wait for each other (control daemon in recvmsg on its connection, driver 580), and
+        # the daemon continues when it has ended (5 of 5).
         ended = _pids(
             client.pid
             for client in server.clients

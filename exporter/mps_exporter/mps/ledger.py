@@ -45,7 +45,6 @@ class Ledger:
         self._state = DaemonState(quota)
         self._control = ControlLogReader(self._state)
         self._server = ServerLogReader(self._state)
-        self._server_log_lost_at: float | None = None
         self._process: tuple[int, float] | None = None
         """The daemon's process as it was found last: PID, start time."""
 
@@ -55,7 +54,7 @@ class Ledger:
 
     def note_lost_lines(self, at: float) -> None:
         """Lines of server.log may have been lost at this moment."""
-        self._server_log_lost_at = at
+        self._state.server_log_lost_at = at
 
     def count_from(self, at: float) -> None:
         """The exporter started at this moment: what happened before is not counted."""
@@ -206,7 +205,7 @@ class Ledger:
             servers=tuple(_server_session(server, clients=clients) for server in state.servers),
             waits=tuple(waits),
             configured_at=daemon.configured_at,
-            server_log_lost_at=self._server_log_lost_at,
+            server_log_lost_at=self._state.server_log_lost_at,
             daemon_served_at=daemon.served_at,
             handover=daemon.handover,
             handover_backoff_seconds=daemon.backoff_seconds if show_backoff else None,
@@ -232,7 +231,7 @@ def _server_session(server: TrackedServer, *, clients: bool) -> ServerSession:
         pinned_memory_limit_bytes=dict(server.memory_limits),
         devices=dict(server.devices),
         client_limit=server.client_limit,
-        ghost=server.ghost and server.missing_since is None,
+        ghost=_ghost(server),
         clients=tuple(_client_session(server, client) for client in server.clients if clients),
         clients_count=server.clients.count,
         start_unknown=server.start_unknown,
@@ -240,6 +239,13 @@ def _server_session(server: TrackedServer, *, clients: bool) -> ServerSession:
         unfollowed_clients=server.clients.unfollowed,
         possible_unfinished_work=server.faults.endings.possible_unfinished_work,
     )
+
+
+def _ghost(server: TrackedServer) -> bool | None:
+    """Whether it is a ghost; None: without server.log that shows only while no client connects."""
+    if server.ghost:
+        return server.missing_since is None
+    return False if server.readable["server"] else None
 
 
 def _client_session(server: TrackedServer, client: TrackedClient) -> ClientSession:

@@ -52,6 +52,8 @@ class TrackedServer(ServerInfo):
         """It has written to server.log."""
         self.exiting = False
         """Its log has the line of an orderly end."""
+        self.finishing = False
+        """Its log has the line that precedes that one."""
         self.missing_since: float | None = None
         """When its process was first seen to be gone."""
         self.unlisted_since: float | None = None

@@ -65,7 +65,7 @@ async def made_up(**changes: object) -> Snapshot:
 async def test_the_log_proves_that_the_daemon_may_not() -> None:
     evidence, remedy = told(await failed())
     assert "could not start: exit status 1, Operation not permitted (6 times)" in evidence
-    assert "Cause: the daemon runs as user 1001, who may not start servers for" in evidence
+    assert "Cause: the daemon runs as user 1001 and may not start servers for" in evidence
     assert remedy.startswith("Run the daemon as root")
 
 
