@@ -158,6 +158,8 @@ class Ledger:
         """Return the processes that /proc is searched for: queued, serving and connected ones."""
         state = self._state
         pids = {entry.pid for entry in state.queue}
+        if (handover := state.daemon.handover) is not None:
+            pids.add(handover.pid)
         for server in state.servers:
             pids.add(server.pid)
             pids.update(client.pid for client in server.clients)
@@ -205,6 +207,7 @@ class Ledger:
             configured_at=daemon.configured_at,
             server_log_lost_at=self._state.server_log_lost_at,
             daemon_served_at=daemon.served_at,
+            handover=daemon.handover,
             handover_backoff_seconds=daemon.backoff_seconds if show_backoff else None,
             devices=state.gpus.by_ordinal({d for one in state.servers for d in one.devices}),
             counters=state.counters.snapshot(),
