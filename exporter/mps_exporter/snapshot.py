@@ -162,6 +162,8 @@ class Handover:
     uid: int
     server_pid: int | None = None
     """That server, where it has ended and the daemon has not taken notice."""
+    answered: bool = False
+    """server.log has had a line since: the server works, and so may the client."""
 
 
 TimelineKind = Literal["held", "ghost", "idle", "waited"]

@@ -92,6 +92,8 @@ def _handover(context: MergeContext, inputs: DaemonInputs) -> Handover | None:
         return None  # the PID was reused
     servers = [context.processes.get(one.pid, one) for one in inputs.facts.servers]
     ended = bool(servers) and all(one.state in ENDED for one in servers)
+    if last.answered and not ended:
+        return None
     return replace(last, server_pid=servers[-1].pid if ended else None)
 
 

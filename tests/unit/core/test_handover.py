@@ -61,9 +61,10 @@ def host(
     server: ProcessFacts | None = SERVER,
     control: ProcessFacts = CONTROL,
     readable: bool = True,
+    server_log: bytes = b"",
 ) -> Snapshot:
     """A host whose daemon has written this, and does not answer."""
-    tracker = start(Logs(log, b""), readable=("control",))
+    tracker = start(Logs(log, server_log), readable=("control", "server"))
     now = SENT_AT + 2.0
     there = [one for one in (client, server, control) if one is not None]
     facts = DaemonFacts(
@@ -175,3 +176,18 @@ def test_a_stopped_daemon_is_continued_first() -> None:
 def test_init_is_never_to_be_ended() -> None:
     log = HUNG.replace(b"CLIENT 1835", b"CLIENT 1")
     assert "kill 1)" not in unresponsive(host(log, client=replace(CLIENT, pid=1))).remedy
+
+
+TAKEN = b"""\
+[2026-11-22 11:39:39.702 Server  1813] Received new client request for {PID: 1835, Context ID: 0}
+[2026-11-22 11:39:39.702 Server  1813] Client {PID: 1835, Context ID: 1} connected
+[2026-11-22 11:39:39.702 Server  1813] Status of client {PID: 1835, Context ID: 1} is ACTIVE
+"""
+
+
+def test_a_client_that_its_server_took_is_not_to_be_ended() -> None:
+    """The daemon hangs for another reason, and the client may work."""
+    running = replace(SERVER, state="S")
+    assert host(server=running).daemons[0].handover is not None
+    assert host(server=running, server_log=TAKEN).daemons[0].handover is None
+    assert "kill 1835" not in unresponsive(host(server=running, server_log=TAKEN)).remedy
