@@ -502,7 +502,7 @@ def _row(query: str, titles: tuple[str, ...], cells: list[str]) -> _Row | None:
     excess = len(cells) - len(titles)
     if excess > 0 and titles[-1] == columns.rest:
         cells = [*cells[: len(titles) - 1], ",".join(cells[len(titles) - 1 :])]
-    elif excess > 0 and query == SERVERS:
+    elif excess > 0:
         cells = _joined_devices(titles, cells, excess)
     return _Row(dict(zip(titles, cells, strict=True))) if len(cells) == len(titles) else None
 
