@@ -424,6 +424,8 @@ class Client:
     """The GPUs that an MPS v3 daemon names: it does not tell how many contexts there are."""
     sm_partition: str | None = None
     """What its CUDA_MPS_SM_PARTITION names behind the slash, where its daemon has partitions."""
+    sm_partition_name: str | None = None
+    """What its daemon calls that partition, if it has it."""
     sm_partition_fault: PartitionFault | None = None
     """Why it cannot have been meant for that partition."""
     cgroup: str | None = None

@@ -213,7 +213,8 @@ def _daemon(daemon: ControlDaemon, snapshot: Snapshot, paint: Painter) -> Iterat
     for server in daemon.servers:
         whose = _name(server.uid, server.user)
         what = "ghost" if server.ghost else server.state or "?"
-        yield f"    server {server.pid}  {what}  for {whose}"
+        named = f" ({server.name})" if server.name else ""
+        yield f"    server {server.pid}{named}  {what}  for {whose}"
         for client in server.clients:
             yield f"      client {client.pid}  {_client(client)}"
     for wait in daemon.waits:
@@ -236,8 +237,10 @@ def _client(client: Client) -> str:
         parts.append(f"namespace {client.namespace}")
     if client.sm_partition is not None:
         sms = "/".join(str(count) for count in client.sm_limit.values())
-        partition = humanize.printable(client.sm_partition, 60)
-        parts.append(f"SM partition {partition}" + (f" ({sms} SMs)" if sms else ""))
+        partition = humanize.printable(client.sm_partition_name or client.sm_partition, 60)
+        what = f"{sms} SMs" if client.sm_partition_fault is None and sms else ""
+        what = f"fault: {client.sm_partition_fault}" if client.sm_partition_fault else what
+        parts.append(f"SM partition {partition}" + (f" ({what})" if what else ""))
     for uuid, used in client.memory_used_bytes.items():
         limit = client.memory_limit_bytes.get(uuid)
         of = f" of at most {limit / _GIB:.1f}" if limit is not None else ""

@@ -11,6 +11,7 @@ from mps_exporter.humanize import UserNameLookup
 from mps_exporter.snapshot import (
     Client,
     ControlDaemon,
+    Feature,
     NamedServer,
     Namespace,
     Partitioning,
@@ -138,6 +139,7 @@ def _namespace(namespace: Namespace, found: Partitioning) -> str:
         number = sum((one.server_name, one.namespace) == where for one in found.clients)
         count = humanize.count(number, "client")
     facts = _listed(
+        _text(namespace.status),
         sms if share is None else f"up to {humanize.percent(share)} of the SMs",
         pinned if memory is None else f"up to {humanize.memory(memory)} on each GPU",
         f"priority {namespace.client_priority}" if namespace.client_priority is not None else None,
@@ -160,7 +162,8 @@ def _partitions(
             continue
         count = humanize.count(members[one.partition_id], "client") if readable else None
         remainder = "with the remaining SMs" if one.include_remainder else None
-        facts = _listed(size, remainder, _text(one.status), count)
+        named = _text(one.partition_id) if one.name else None
+        facts = _listed(size, remainder, _text(one.status), count, f"ID {named}" if named else None)
         name = humanize.printable(one.label or "without an ID", 60)
         yield f"SM partition {name}{of} on {gpu(one.device)}: {facts}"
 
@@ -186,11 +189,16 @@ def _device(device: ServerDevice, gpu: Callable[[str], str]) -> str:
 
 def _features(found: Partitioning) -> Iterator[str]:
     if found.features:
-        states = [
-            f"{one.name} {'on' if one.enabled else 'off'}{' (default)' if one.default else ''}"
-            for one in found.features
-        ]
-        yield f"Features: {', '.join(states)}"
+        yield f"Features: {', '.join(map(_feature, found.features))}"
+
+
+def _feature(one: Feature) -> str:
+    more = _listed(
+        "default" if one.default else None,
+        f"module {one.module}" if one.module not in (None, one.name) else None,
+        f"covers {_text(one.covers)}" if one.covers else None,
+    )
+    return f"{one.name} {'on' if one.enabled else 'off'}{f' ({more})' if more else ''}"
 
 
 def _cgroups(

@@ -30,9 +30,8 @@ def add_partitioning(
         return
     d = (daemon.pipe_directory,)
     clients = [client for server in daemon.servers for client in server.clients]
-    labels = {one.partition_id: one.label for one in found.partitions or ()}
     for client in clients if single_clients else ():
-        _client(add, d, client, labels)
+        _client(add, d, client, indexes)
     _servers(add, d, found)
     for namespace in found.namespaces or ():
         _namespace(add, d, namespace, found)
@@ -45,16 +44,13 @@ def add_partitioning(
         add("mps_control_reply_not_understood", (*d, reply, part), count)
 
 
-def _client(
-    add: AddSample, d: tuple[str], client: Client, partitions: Mapping[str | None, str]
-) -> None:
+def _client(add: AddSample, d: tuple[str], client: Client, indexes: Mapping[str, str]) -> None:
     dsp = (*d, client.server_pid, client.pid)
-    if client.server_name is not None:
-        labels = (*dsp, client.server_name, client.namespace)
-        add("mps_client_namespace_info", labels, 1.0)
+    for uuid in client.gpu_uuids or ("",) if client.server_name is not None else ():
+        gpu = (indexes.get(uuid, ""), uuid)
+        add("mps_client_namespace_info", (*dsp, *gpu, client.server_name, client.namespace), 1.0)
     if client.sm_partition is not None:
-        name = partitions.get(client.sm_partition, client.sm_partition)
-        labels = (*dsp, name, client.sm_partition_fault)
+        labels = (*dsp, client.sm_partition_name or client.sm_partition, client.sm_partition_fault)
         add("mps_client_sm_partition_info", labels, 1.0)
 
 
