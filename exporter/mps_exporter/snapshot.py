@@ -8,6 +8,7 @@ output, never guessed. Times are Unix timestamps in seconds.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -501,6 +502,18 @@ class ControlDaemon:
     """With PIDs as this host numbers them, and GPUs by UUID where these are known."""
     resumed: bool = False
     """It, or a server of its, was stopped when it did not answer, and goes on now."""
+
+    def clients_by_partition(self) -> Mapping[str | None, int] | None:
+        """Return how many clients name each SM partition.
+
+        None: not all clients are known, or not all of their environments.
+        """
+        clients = [client for server in self.servers for client in server.clients]
+        if self.servers_count is None or any(one.clients_connected is None for one in self.servers):
+            return None
+        if not all(client.environment_readable for client in clients):
+            return None
+        return Counter(client.sm_partition for client in clients)
 
     def follows(self, log: LogName) -> bool:
         """Whether this log of its can be read now."""

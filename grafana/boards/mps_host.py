@@ -279,7 +279,7 @@ PARTITIONS = (
     table(
         "SM partitions",
         "For information: static SM partitions of v2 (-S) and v3 daemons. Clients is empty where "
-        "the environment of a client cannot be read.",
+        "the environment of a client cannot be read. In use is what a v2 daemon says.",
         (
             f"topk(500, max by ({_PARTITION}, partition_id, status, include_remainder)"
             " (mps_sm_partition_info)"
@@ -289,6 +289,7 @@ PARTITIONS = (
             f"topk(500, max by ({_PARTITION}) (mps_sm_partition_chunks)"
             f" or max by ({_PARTITION}) ({_REST % 'mps_sm_partition_unallocated_chunks'}))",
             f"topk(500, max by ({_PARTITION}) (mps_sm_partition_clients))",
+            f"topk(500, max by ({_PARTITION}) (mps_sm_partition_in_use))",
         ),
         (
             Column("Server", "server_name", width=150),
@@ -298,7 +299,8 @@ PARTITIONS = (
             Column("SMs", "B", width=70),
             Column("Chunks", "C", width=75),
             Column("Remainder", "include_remainder", width=120),
-            Column("Clients", "D", width=75),
+            Column("Clients", "D", width=85),
+            Column("In use", "E", states=_LIMITED, width=75),
             Column("ID", "partition_id"),
             Column("UUID", "uuid", hidden=True),
             Column("Daemon", "daemon", hidden=True),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 from mps_exporter.mps.cgroups import parse_cgroup
@@ -35,8 +34,7 @@ def add_partitioning(
     _servers(add, d, found)
     for namespace in found.namespaces or ():
         _namespace(add, d, namespace, found)
-    readable = all(client.environment_readable for client in clients)
-    members = Counter(client.sm_partition for client in clients) if readable else None
+    members = daemon.clients_by_partition()
     for partition in found.partitions or ():
         _partition(add, d, partition, indexes, members)
     _devices(add, d, found, indexes)
@@ -93,7 +91,7 @@ def _partition(
     d: tuple[str],
     partition: SmPartition,
     indexes: Mapping[str, str],
-    members: Counter[str | None] | None,
+    members: Mapping[str | None, int] | None,
 ) -> None:
     uuid = partition.device
     gpu = (*d, partition.server_name, indexes.get(uuid, ""), uuid)
@@ -108,7 +106,7 @@ def _partition(
     add("mps_sm_partition_sms", p, partition.sms)
     add("mps_sm_partition_chunks", p, partition.chunks)
     if members is not None and partition.partition_id is not None:
-        add("mps_sm_partition_clients", p, members[partition.partition_id])
+        add("mps_sm_partition_clients", p, members.get(partition.partition_id, 0))
     if partition.has_clients is not None:
         add("mps_sm_partition_in_use", p, float(partition.has_clients))
 

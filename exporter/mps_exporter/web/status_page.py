@@ -6,7 +6,7 @@ error (StrictUndefined). Drawings are inline SVG whose coordinates are computed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -346,12 +346,14 @@ def reading_aid(gpu: GpuView) -> str:
 
 def lone_daemons(status: HostStatus) -> list[DaemonView]:
     """Daemons with clients whose GPUs are not among those that are shown."""
-    shown = {gpu.uuid for gpu in status.gpus}
-    return [
-        daemon
-        for daemon in status.daemons
-        if shown.isdisjoint(daemon.gpu_uuids) and any(server.clients for server in daemon.servers)
-    ]
+    return [daemon for daemon in status.daemons if groups(status, None, daemon)]
+
+
+def _card_of(client: ClientView, daemon: DaemonView, shown: Collection[str]) -> Collection[str]:
+    """The shown GPUs in whose cards a client is: its own; its daemon's first, if none is known."""
+    if client.has_unknown_gpu:
+        return [uuid for uuid in daemon.gpu_uuids if uuid in shown][:1]
+    return [uuid for uuid in shown if client.is_on(uuid)]
 
 
 def contexts(server: ServerView) -> str:
@@ -377,14 +379,14 @@ def groups(status: HostStatus, gpu: GpuView | None, only: DaemonView | None = No
     """The clients on a GPU (None: those of a daemon whose GPUs are not shown), largest first."""
     found: dict[tuple[str, int, str, str], list[ClientView]] = {}
     owners: dict[tuple[str, int, str, str], tuple[DaemonView, ServerView]] = {}
+    shown = {one.uuid: None for one in status.gpus}
     for daemon in status.daemons:
         if daemon is not only and (gpu is None or gpu.uuid not in daemon.gpu_uuids):
             continue
-        first = gpu is not None and gpu.uuid == daemon.gpu_uuids[0]
         for server in daemon.servers:
             for client in server.clients:
-                here = gpu is None or client.is_on(gpu.uuid) or (first and client.has_unknown_gpu)
-                if here:
+                cards = _card_of(client, daemon, shown)
+                if gpu.uuid in cards if gpu is not None else not cards:
                     program = client.program or "unknown program"
                     key = (daemon.pipe_directory, server.pid, client.user, program)
                     found.setdefault(key, []).append(client)
