@@ -86,7 +86,10 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("metrics/render_partitions.py", (*V3, "tests/unit/core/test_render_whole.py")),
     ("diagnostics/partitions.py", (*V3, "tests/unit/core/test_doctor.py")),
     ("sources/memory_partitions.py", ("tests/unit/sources/test_memory_partitions.py",)),
-    ("mps/limits.py", ("tests/unit/mps/test_limits.py", "tests/unit/core/test_merge.py")),
+    (
+        "mps/client_limits.py",
+        ("tests/unit/mps/test_client_limits.py", "tests/unit/core/test_merge.py"),
+    ),
     ("mps/control_protocol.py", ("tests/unit/mps/test_control_protocol.py",)),
     (
         "mps/server_queries.py",

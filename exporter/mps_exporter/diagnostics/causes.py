@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mps_exporter import humanize
-from mps_exporter.mps.limits import DaemonGpus, visible_gpus
+from mps_exporter.mps.client_limits import DaemonGpus, visible_gpus
 from mps_exporter.observations import DaemonView
 from mps_exporter.snapshot import ControlDaemon, Gpu, Incident, Snapshot
 

@@ -14,14 +14,14 @@ from mps_exporter import humanize
 from mps_exporter.diagnostics.actions import actions, docs_page, quoted_path
 from mps_exporter.diagnostics.catalogue import Finding
 from mps_exporter.diagnostics.shares import Excess, looser
-from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES
-from mps_exporter.mps.limits import (
+from mps_exporter.mps.client_limits import (
     DaemonGpus,
     effective_ratio,
     parse_active_thread_percentage,
     parse_pinned_memory_limit,
     visible_gpus,
 )
+from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES
 from mps_exporter.observations import ProcessView
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mps_exporter.merge.clients import ServerLimits, client_of, host_pid
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext, ServerInputs, is_server
-from mps_exporter.mps import limits
+from mps_exporter.mps import client_limits
 from mps_exporter.snapshot import (
     Client,
     ClientSession,
@@ -164,7 +164,7 @@ def _limits(
     numbered = sorted((one.ordinal, one.uuid) for one in devices if one.ordinal is not None)
     order = tuple(uuid for _, uuid in numbered) if len(numbered) == len(uuids) > 0 else None
     return ServerLimits(
-        gpus=limits.DaemonGpus(uuids, complete=bool(uuids), order=order),
+        gpus=client_limits.DaemonGpus(uuids, complete=bool(uuids), order=order),
         ordinals=ordinals,
         ratio=ratio,
         memory={} if memory is None else dict.fromkeys(ordinals.values(), memory),

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from mps_exporter.mps.limits import parse_memory
+from mps_exporter.mps.client_limits import parse_memory
 from mps_exporter.mps.protocol_v3 import READ_ONLY_V3, V2_PARTITIONS, speaks_v2, speaks_v3
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
 

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from mps_exporter.mps import liveness
+from mps_exporter.mps import process_exits
 from mps_exporter.mps.clients import TrackedClient
 from mps_exporter.mps.control_log import ControlLogReader
 from mps_exporter.mps.control_protocol import ServerReply
 from mps_exporter.mps.log_events import TIMELESS_EVENTS
 from mps_exporter.mps.log_merger import LogEntry
 from mps_exporter.mps.moment import Moment
-from mps_exporter.mps.quota import FULL, Quota
 from mps_exporter.mps.reconcile import reconcile
 from mps_exporter.mps.server_log import ServerLogReader
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState
+from mps_exporter.mps.tracking_quota import FULL, Quota
 from mps_exporter.observations import DaemonFacts, LogName, ProcessFacts
 from mps_exporter.snapshot import (
     ClientSession,
@@ -79,7 +79,7 @@ class Ledger:
         """Everything that happened before this moment has been applied."""
         state = self._state
         state.advance_to(until)
-        liveness.confirm_exits(state, until)
+        process_exits.confirm_exits(state, until)
 
     def observe(
         self,
@@ -97,7 +97,7 @@ class Ledger:
             requested: Which were looked for; see pids_to_look_up().
         """
         started_at = self._state.daemon.started_at
-        alive, daemon = liveness.liveness_from_proc(
+        alive, daemon = process_exits.liveness_from_proc(
             facts, processes, frozenset(requested), started_at
         )
         if facts.process is not None:
@@ -114,7 +114,7 @@ class Ledger:
         self.update_liveness(now, alive, daemon=daemon)
 
     def update_liveness(
-        self, now: float, alive: liveness.IsAlive, *, daemon: bool | None = None
+        self, now: float, alive: process_exits.IsAlive, *, daemon: bool | None = None
     ) -> None:
         """Apply which processes are alive.
 
@@ -124,7 +124,7 @@ class Ledger:
                 None where that is not known, as for a daemon in another PID namespace.
             daemon: Whether the control daemon's process is there; None: unknown.
         """
-        liveness.note_missing(self._state, now, alive, daemon)
+        process_exits.note_missing(self._state, now, alive, daemon)
         if not any(self._state.readable.values()):
             self.advance_to(now)
 

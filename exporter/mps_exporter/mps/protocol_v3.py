@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, TypeVar
 
-from mps_exporter.mps.limits import parse_memory
+from mps_exporter.mps.client_limits import parse_memory
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
 from mps_exporter.snapshot import (
     Feature,

@@ -13,10 +13,10 @@ from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.gpu_names import GpuNames
 from mps_exporter.mps.incidents import Incidents
 from mps_exporter.mps.moment import Moment
-from mps_exporter.mps.quota import FULL, Quota
 from mps_exporter.mps.server_exit_cause import exit_cause
 from mps_exporter.mps.servers import SHUTDOWN_SECONDS, Servers, TrackedServer
 from mps_exporter.mps.timeline import Occupant, Timeline
+from mps_exporter.mps.tracking_quota import FULL, Quota
 from mps_exporter.mps.waits import ClientQueue
 from mps_exporter.observations import LogName
 

@@ -11,7 +11,7 @@ from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.incidents import Incidents
 from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.mps.moment import Moment
-from mps_exporter.mps.quota import FULL
+from mps_exporter.mps.tracking_quota import FULL
 from mps_exporter.snapshot import LOSS_CAUSES
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.mps.limits import (
+from mps_exporter.mps.client_limits import (
     DaemonGpus,
     MemoryLimits,
     ThreadPercentage,
