@@ -8,6 +8,7 @@ output, never guessed. Times are Unix timestamps in seconds.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -439,6 +440,8 @@ class Client:
     """The GPUs that an MPS v3 daemon names: it does not tell how many contexts there are."""
     sm_partition: str | None = None
     """What its CUDA_MPS_SM_PARTITION names behind the slash, where its daemon has partitions."""
+    sm_partition_name: str | None = None
+    """What its daemon calls that partition, if it has it."""
     sm_partition_fault: PartitionFault | None = None
     """Why it cannot have been meant for that partition."""
     cgroup: str | None = None
@@ -516,6 +519,18 @@ class ControlDaemon:
     """It, or a server of its, was stopped when it did not answer, and goes on now."""
     handover: Handover | None = None
     """Where it does not answer: the last thing that it did, and that client's process is there."""
+
+    def clients_by_partition(self) -> Mapping[str | None, int] | None:
+        """Return how many clients name each SM partition.
+
+        None: not all clients are known, or not all of their environments.
+        """
+        clients = [client for server in self.servers for client in server.clients]
+        if self.servers_count is None or any(one.clients_connected is None for one in self.servers):
+            return None
+        if not all(client.environment_readable for client in clients):
+            return None
+        return Counter(client.sm_partition for client in clients)
 
     def follows(self, log: LogName) -> bool:
         """Whether this log of its can be read now."""
