@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import contextlib
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
