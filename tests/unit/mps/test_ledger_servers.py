@@ -494,7 +494,12 @@ def test_without_server_log_the_daemons_word_and_proc_tell_who_is_there() -> Non
         ),
         (
             "00:04.900 C630 Try shutting down server 110, backoff is disabled\n"
-            "00:45.000 C630 Server 110 exited with status 0\n",
+            "00:09.899 C630 Server 110 exited with status 0\n",
+            "requested",
+        ),
+        (
+            "00:04.900 C630 Try shutting down server 110, backoff is disabled\n"
+            "00:09.901 C630 Server 110 exited with status 0\n",
             "crashed",
         ),
     ],
