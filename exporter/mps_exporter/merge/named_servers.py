@@ -194,7 +194,12 @@ def _in_partition(
         return client
     partition = by_id.get(partition_id)
     fault = _fault(context, client, device, partition)
-    client = replace(client, sm_partition=partition_id, sm_partition_fault=fault)
+    client = replace(
+        client,
+        sm_partition=partition_id,
+        sm_partition_name=partition.label if partition is not None else None,
+        sm_partition_fault=fault,
+    )
     if partition is None or fault is not None:
         return client
     # Its share of all SMs means nothing there.
