@@ -41,7 +41,14 @@ from mps_exporter.snapshot import (
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 
 TAIL_INTERVAL_SECONDS = 0.2
-"""How often the logs are looked at: two fstat calls for each daemon."""
+"""How often the logs are polled while something happens."""
+
+QUIET_POLL_SECONDS = 1.0
+"""How often they are polled while nothing does: they are followed by threads, which say so."""
+
+SETTLING_SECONDS = 1.5
+"""How long after the last thing that happened they are polled often: that nothing more came is news
+as well, for it confirms what was read."""
 
 GPU_TICK_SECONDS = 1.0
 """How often the GPUs' activity is sampled between collections: an integral in steps of this size is
@@ -86,6 +93,8 @@ class Collector:
         self._collections: dict[frozenset[str], CollectionRun] = {}
         self._transitions = TransitionLogger(_log)
         self._tail_lock = asyncio.Lock()
+        self._polled_at = self._happened_at = float("-inf")
+        """When the logs were polled, and when something happened (monotonic time)."""
         self._stranded_since: dict[int, float] = {}
         self._unknown_readings = 0
         self._identified: frozenset[int] = frozenset()
@@ -131,6 +140,7 @@ class Collector:
             mps = self._read_mps(run)
             await asyncio.gather(gpus, mps)
             await self._identify(run)
+            self._publish()
         finally:
             if self._collections.get(run.collectors) is run:
                 del self._collections[run.collectors]
@@ -204,6 +214,9 @@ class Collector:
 
     # ------------------------------------------------------------------ daemons
 
+    def _facts(self) -> list[DaemonFacts]:
+        return [record.facts for record in self._daemons.values()]
+
     def _update_daemons(self, found: tuple[DaemonFacts, ...]) -> None:
         self._daemons.update(found, self._host.now())
         self._host.forget(self._daemons.keys())
@@ -217,8 +230,10 @@ class Collector:
         if "logs" not in self.enabled:
             return False
         async with self._tail_lock:
-            facts = [record.facts for record in self._daemons.values()]
-            observation = await self._host.poll_logs(facts, deadline_seconds)
+            observation = await self._host.poll_logs(self._facts(), deadline_seconds)
+            self._polled_at = time.monotonic()
+            if any(chunk.data for chunk in observation.chunks):
+                self._happened_at = self._polled_at
             self._on_observation(observation)
             if any(
                 _daemon_starts(chunk) and not self._is_limited(chunk.pipe_directory)
@@ -249,6 +264,7 @@ class Collector:
             return
         watched = self._daemons.pids_to_watch()
         for observation in await self._host.ended(watched, self._identified, deadline_seconds):
+            self._happened_at = time.monotonic()
             self._update_daemons(observation.daemons)
             # Of a daemon that is new here the logs are read first: they tell what was before.
             known = [record for record in self._daemons.values() if record.logs]
@@ -317,8 +333,9 @@ class Collector:
                 if not self._daemons and time.monotonic() >= search_at:
                     search_at = time.monotonic() + NO_DAEMON_SECONDS
                     self._update_daemons(await self._host.discover(5.0))
-                while await self.poll_logs():
-                    pass
+                if await self._is_worth_a_poll():
+                    while await self.poll_logs():
+                        pass
                 with contextlib.suppress(SourceTimeoutError, OSError):  # a collection says it
                     await self.watch_processes()
             except (SourceTimeoutError, SourceError, OSError) as error:
@@ -331,7 +348,20 @@ class Collector:
                 tick_at = time.monotonic() + GPU_TICK_SECONDS
                 with contextlib.suppress(SourceTimeoutError):  # a collection says so better
                     await self._host.tick_gpus()
-            await asyncio.sleep(TAIL_INTERVAL_SECONDS)
+            await asyncio.sleep(
+                max(0.0, self._polled_at + TAIL_INTERVAL_SECONDS - time.monotonic())
+            )
+
+    async def _is_worth_a_poll(self) -> bool:
+        """Whether the logs may tell something; waits for it for TAIL_INTERVAL_SECONDS at most."""
+        now = time.monotonic()
+        if (
+            now - self._happened_at < SETTLING_SECONDS
+            or now - self._polled_at >= QUIET_POLL_SECONDS
+            or any(record.tracker.awaits_logs for record in self._daemons.values())
+        ):
+            return True
+        return await self._host.log_news(self._facts(), TAIL_INTERVAL_SECONDS)
 
     def _publish(self) -> None:
         for name, record in self._daemons.items():

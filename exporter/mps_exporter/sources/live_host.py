@@ -173,6 +173,11 @@ class LiveHost:
         states = [state for other in others for state in unread_states(other, FOREGROUND)]
         return replace(found, states=(*found.states, *states))
 
+    async def log_news(self, daemons: Sequence[DaemonFacts], timeout_seconds: float) -> bool:
+        """Wait until poll_logs() would bring something new; False: not in this time."""
+        targets = [_target(one) for one in daemons if not one.foreground]
+        return await self._logs.wait_for_news(targets, timeout_seconds)
+
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         """All GPUs."""
         return await self._call("nvml", deadline_seconds, self._nvml.observe)
