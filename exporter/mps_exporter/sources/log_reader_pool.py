@@ -219,13 +219,17 @@ class LogReaderPool:
         return LogsObservation(at=at, chunks=chunks, states=tuple(states.values()))
 
     async def wait_for_news(self, targets: Sequence[LogTarget], timeout_seconds: float) -> bool:
-        """Wait until a poll of these would bring something; False: not in this time."""
+        """Wait until a poll of these may bring something; False: not in this time, or wake()."""
         if not self._may_have_news(targets):
             self._news.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_seconds):
                     await self._news.wait()
         return self._may_have_news(targets)
+
+    def wake(self) -> None:
+        """End a wait for news."""
+        self._news.set()
 
     def _may_have_news(self, targets: Sequence[LogTarget]) -> bool:
         """Whether something new was read of one of these, or one is not followed."""

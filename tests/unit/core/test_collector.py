@@ -344,6 +344,28 @@ async def test_a_scrape_without_nvml_leaves_the_stranded_clients(host: ScriptedH
     assert seen == [0, 1, 1]
 
 
+async def test_the_other_sources_wait_for_the_gpus_a_moment(
+    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_module, "GPU_HEAD_START_SECONDS", PATIENCE_SECONDS)
+    read_gpus, discover, order = host.read_gpus, host.discover, list[str]()
+
+    async def gpus(deadline_seconds: float) -> NvmlObservation:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        order.append("gpus")
+        return await read_gpus(deadline_seconds)
+
+    async def daemons(deadline_seconds: float) -> tuple[DaemonFacts, ...]:
+        order.append("daemons")
+        return await discover(deadline_seconds)
+
+    monkeypatch.setattr(host, "read_gpus", gpus)
+    monkeypatch.setattr(host, "discover", daemons)
+    await host.collector().collect()
+    assert order[:2] == ["gpus", "daemons"]
+
+
 async def test_slow_proc_does_not_hide_a_crash(host: ScriptedHost) -> None:
     collector = host.collector()
     await look(collector)
@@ -428,6 +450,7 @@ async def test_daemons_that_died_are_not_kept_without_end(host: ScriptedHost) ->
 async def test_quiet_logs_are_polled_at_news(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector_module, "TAIL_INTERVAL_SECONDS", 0.001)
     monkeypatch.setattr(collector_module, "SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr(collector_module, "GPU_TICK_SECONDS", 0.001)
     monkeypatch.setattr(collector_module, "QUIET_POLL_SECONDS", 2 * PATIENCE_SECONDS)
     host = ScriptedHost(script(""))
     following = asyncio.create_task(host.collector().follow())
