@@ -129,6 +129,7 @@ DAEMON_STATES = (
     State(5, "unresponsive", "dark-red"),
 )
 SERVER_STATES = (
+    State(8, "Ready", GOOD),
     State(10, "other", QUIET),
     State(11, "ACTIVE", GOOD),
     State(12, "INITIALIZING", NOTICE),

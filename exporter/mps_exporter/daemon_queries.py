@@ -29,7 +29,7 @@ LIMITED_SECONDS = 0.5
 IMPATIENCE_SECONDS = 60.0
 """So long a user is not waited for after one of that user's daemons was late."""
 
-MIN_POLL_SECONDS = 1.0
+MIN_SECONDS_TO_READ_LOGS = 1.0
 """With less time left, the logs are not read: a read that is late helps nobody."""
 
 
@@ -175,7 +175,7 @@ class DaemonQueries:
         record.answers = with_servers(record.answers, reply, servers, view)
         listed = record.answers.probe.server_pids if record.answers.probe is not None else None
         record.tracker.reconcile(self._host.now(), reply.at, listed, server_replies(reply))
-        if run.remaining_seconds() >= MIN_POLL_SECONDS:
+        if run.remaining_seconds() >= MIN_SECONDS_TO_READ_LOGS:
             with contextlib.suppress(SourceError, SourceTimeoutError):  # "logs" says so
                 await self._poll_logs(run.remaining_seconds())
         self._note_reconciliation(run, record, reply)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.ledger import Ledger
-from mps_exporter.mps.quota import FULL, OF_ORDINARY_USER
 from mps_exporter.mps.server_queries import ServerAnswers, can_answer, has_resumed
 from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.mps.tracking_quota import FULL, OF_ORDINARY_USER
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,

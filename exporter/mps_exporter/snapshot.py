@@ -8,6 +8,7 @@ output, never guessed. Times are Unix timestamps in seconds.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -124,7 +125,7 @@ class ServerSession:
     """Device ordinal -> name, as the log printed them when contexts were made."""
     client_limit: int | None = None
     """The limit that the log named when it refused a client."""
-    ghost: bool = False
+    ghost: bool | None = False
     """Ready for a user whose queued clients are all dead, and no client ever connected; or its log
     says that a queued client sent no credentials, and no client has had a context since."""
     clients: tuple[ClientSession, ...] = ()
@@ -151,6 +152,19 @@ class Wait:
     """Whose server holds the GPU."""
     dead: bool = False
     """The process is gone; its entry is not: the daemon hangs when its turn comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A client that the daemon sent to its running server, and the last thing that it did."""
+
+    at: float
+    pid: int
+    uid: int
+    server_pid: int | None = None
+    """That server, where it has ended and the daemon has not taken notice."""
+    answered: bool = False
+    """server.log has had a line since: the server works, and so may the client."""
 
 
 TimelineKind = Literal["held", "ghost", "idle", "waited"]
@@ -245,6 +259,8 @@ class LedgerView:
     daemon_ended_at: float | None = None
     """It quit (daemon_started_at is None then) or died (daemon_died)."""
     daemon_died: bool = False
+    handover: Handover | None = None
+    """The last line of control.log, if it is one of these."""
     devices: Mapping[int, str] = field(default_factory=dict)
     """Device ordinal of the daemon -> GPU UUID, as far as the logs show it."""
     counters: LogMetricValues = field(default_factory=dict)
@@ -424,6 +440,8 @@ class Client:
     """The GPUs that an MPS v3 daemon names: it does not tell how many contexts there are."""
     sm_partition: str | None = None
     """What its CUDA_MPS_SM_PARTITION names behind the slash, where its daemon has partitions."""
+    sm_partition_name: str | None = None
+    """What its daemon calls that partition, if it has it."""
     sm_partition_fault: PartitionFault | None = None
     """Why it cannot have been meant for that partition."""
     cgroup: str | None = None
@@ -499,6 +517,20 @@ class ControlDaemon:
     """With PIDs as this host numbers them, and GPUs by UUID where these are known."""
     resumed: bool = False
     """It, or a server of its, was stopped when it did not answer, and goes on now."""
+    handover: Handover | None = None
+    """Where it does not answer: the last thing that it did, and that client's process is there."""
+
+    def clients_by_partition(self) -> Mapping[str | None, int] | None:
+        """Return how many clients name each SM partition.
+
+        None: not all clients are known, or not all of their environments.
+        """
+        clients = [client for server in self.servers for client in server.clients]
+        if self.servers_count is None or any(one.clients_connected is None for one in self.servers):
+            return None
+        if not all(client.environment_readable for client in clients):
+            return None
+        return Counter(client.sm_partition for client in clients)
 
     def follows(self, log: LogName) -> bool:
         """Whether this log of its can be read now."""

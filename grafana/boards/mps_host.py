@@ -64,8 +64,9 @@ TILES = (
     ),
     tile(
         "Server",
-        "Healthy: ACTIVE, or none while nobody computes. The worst of this host's servers. In "
-        "FAULT it refuses new clients; a ghost must be killed, because the daemon hangs on it.",
+        "Healthy: ACTIVE (with MPS v3 Ready), or none while nobody computes. The worst of this "
+        "host's servers. In FAULT it refuses new clients; a ghost must be killed, because the "
+        "daemon hangs on it.",
         f"max({SERVER_STATE}) or 0 * sum(mps_control_up) + {NO_SERVER.code}",
         states=(NO_SERVER, *SERVER_STATES),
         no_mps=True,
@@ -87,8 +88,10 @@ TILES = (
     tile(
         "Contexts",
         "Healthy: green. The fullest server's share of the client contexts that it accepts on a "
-        "GPU; when it is full, the next program fails. Orange is where MpsContextsNearLimit fires.",
-        f"max({CONTEXTS_SHARE}) or 0 * sum(mps_control_up)",
+        "GPU; when it is full, the next program fails. Orange is where MpsContextsNearLimit fires. "
+        "MPS v3 daemons do not tell.",
+        f"max({CONTEXTS_SHARE}) or 0 * sum(mps_control_up"
+        " unless on (job, instance, daemon) mps_named_server_info)",
         SHARE,
         noticed_from(CONTEXTS_WARN),
         decimals=0,
@@ -97,6 +100,8 @@ TILES = (
 )
 
 KEYS = "job, instance, daemon, server, pid, gpu, uuid"
+_ON_GPUS = "(mps_client_contexts or %s * mps_client_namespace_info)"
+"""The GPUs of each client; a v3 daemon does not tell how many contexts there are."""
 CLIENTS = table(
     "Clients and their limits",
     "Healthy: memory well below its limit. Every connected program, its limits and its use; at "
@@ -105,12 +110,13 @@ CLIENTS = table(
     "out. The user links to the user's dashboard.",
     (
         f"topk(500, max by ({KEYS}, uid, user, command, slurm_job_id, container_id, limit_source) ("
-        "mps_client_contexts * on (job, instance, daemon, server, pid)"
+        f"{_ON_GPUS % 'NaN'} * on (job, instance, daemon, server, pid)"
         " group_left (uid, user, command, slurm_job_id, container_id, limit_source)"
         " mps_client_info))",
         f"topk(500, max by ({KEYS}) (mps_client_sm_limit"
         " / on (job, instance, uuid) group_left mps_gpu_sms"
-        " or mps_client_contexts * 0 + on (job, instance, daemon, server, pid)"
+        f" or max by ({KEYS}) (0 * {_ON_GPUS % 1})"
+        " + on (job, instance, daemon, server, pid)"
         " group_left mps_client_active_thread_ratio))",
         f"topk(500, max by ({KEYS}) (mps_client_sm_limit))",
         f"topk(500, max by ({KEYS}) (mps_client_memory_used_bytes))",
@@ -205,20 +211,25 @@ _NAMESPACE = "job, instance, daemon, server_name, namespace"
 _PARTITION = "job, instance, daemon, server_name, gpu, uuid, partition"
 _REST = 'label_replace(%s, "partition", "in no partition", "", "")'
 _MEMBER = "job, instance, daemon, server, pid"
+_DEVICE = "job, instance, daemon, server_name, gpu, uuid"
+_CGROUP = "job, instance, cgroup, gpu, uuid"
+_LIMITED = (State(0, "no", "transparent"), State(1, "yes", "transparent"))
 PARTITIONS = (
     table(
         "Servers of MPS v3 daemons",
         "Healthy: Ready. Every named server; one without a PID is configured and has no process.",
         (
             "topk(500, max by (job, instance, daemon, server_name, status, server, uid,"
-            " allowed_devices) (mps_named_server_info))",
+            " allowed_devices, context_ids, pipe_directory) (mps_named_server_info))",
         ),
         (
-            Column("Server", "server_name"),
+            Column("Server", "server_name", width=150),
             Column("Status", "status", width=100),
             Column("PID", "server", width=80),
-            Column("User", "uid", width=75),
+            Column("User", "uid", width=75, links=(to_user("${__data.fields.User}"),)),
             Column("GPUs", "allowed_devices"),
+            Column("Contexts", "context_ids", width=90),
+            Column("Pipe directory", "pipe_directory"),
             Column("Known", "A", hidden=True),
             Column("Daemon", "daemon", hidden=True),
             Column("Host", "instance", hidden=True),
@@ -228,27 +239,33 @@ PARTITIONS = (
         descending=False,
         none="No daemon has named servers: MPS v3 has (nvidia-cuda-mps-control -p 3).",
         found="mps_named_server_info",
-        height=7,
-        width=12,
+        height=6,
     ),
     table(
         "Namespaces of MPS v3 servers",
-        "For information: what each namespace allows its clients. An empty limit is none where "
-        "Limited is 0, else not known. A namespace without limits has the whole GPU.",
+        "For information: what each namespace allows each of its clients. An empty limit is none "
+        "where the column Limited says no, else not known. A namespace without limits has the "
+        "whole GPU.",
         (
-            f"topk(500, max by ({_NAMESPACE}) (mps_namespace_info))",
+            f"topk(500, max by ({_NAMESPACE}, status, pipe_directory) (mps_namespace_info))",
             f"topk(500, max by ({_NAMESPACE}) (mps_namespace_active_thread_ratio))",
+            f'topk(500, max by ({_NAMESPACE}) (mps_namespace_limited{{limit="active_threads"}}))',
             f"topk(500, max by ({_NAMESPACE}) (mps_namespace_pinned_memory_limit_bytes))",
+            f'topk(500, max by ({_NAMESPACE}) (mps_namespace_limited{{limit="pinned_memory"}}))',
+            f"topk(500, max by ({_NAMESPACE}) (mps_namespace_client_priority))",
             f"topk(500, max by ({_NAMESPACE}) (mps_namespace_clients))",
-            f"topk(500, sum by ({_NAMESPACE}) (mps_namespace_limited))",
         ),
         (
-            Column("Server", "server_name"),
-            Column("Namespace", "namespace"),
-            Column("SM share", "B", unit=SHARE, decimals=0, width=95),
-            Column("Memory limit", "C", unit=BYTES, width=110),
-            Column("Clients", "D", width=75),
-            Column("Limited", "E", width=75),
+            Column("Server", "server_name", width=150),
+            Column("Namespace", "namespace", width=180),
+            Column("Server status", "status", width=125),
+            Column("Clients", "G", width=85),
+            Column("SM share", "B", unit=SHARE, decimals=0, width=90),
+            Column("SMs limited", "C", states=_LIMITED, width=105),
+            Column("Memory limit", "D", unit=BYTES, width=110),
+            Column("Memory limited", "E", states=_LIMITED, width=130),
+            Column("Priority", "F", width=75),
+            Column("Pipe directory", "pipe_directory"),
             Column("Daemon", "daemon", hidden=True),
             Column("Known", "A", hidden=True),
             Column("Host", "instance", hidden=True),
@@ -258,39 +275,43 @@ PARTITIONS = (
         none="No daemon has namespaces: MPS v3 has (nvidia-cuda-mps-control -p 3).",
         found="mps_namespace_info",
         height=7,
-        width=12,
     ),
     table(
         "SM partitions",
         "For information: static SM partitions of v2 (-S) and v3 daemons. Clients is empty where "
-        "the environment of a client cannot be read.",
+        "the environment of a client cannot be read. In use is what a v2 daemon says.",
         (
-            f"topk(500, max by ({_PARTITION}) (mps_sm_partition_info)"
+            f"topk(500, max by ({_PARTITION}, partition_id, status, include_remainder)"
+            " (mps_sm_partition_info)"
             f" or max by ({_PARTITION}) ({_REST % 'mps_sm_partition_unallocated_sms'}))",
             f"topk(500, max by ({_PARTITION}) (mps_sm_partition_sms)"
             f" or max by ({_PARTITION}) ({_REST % 'mps_sm_partition_unallocated_sms'}))",
             f"topk(500, max by ({_PARTITION}) (mps_sm_partition_chunks)"
             f" or max by ({_PARTITION}) ({_REST % 'mps_sm_partition_unallocated_chunks'}))",
             f"topk(500, max by ({_PARTITION}) (mps_sm_partition_clients))",
+            f"topk(500, max by ({_PARTITION}) (mps_sm_partition_in_use))",
         ),
         (
-            Column("Server", "server_name"),
+            Column("Server", "server_name", width=150),
             Column("GPU", "gpu", width=70),
-            Column("Partition", "partition"),
+            Column("Partition", "partition", width=180),
+            Column("Status", "status", width=100),
             Column("SMs", "B", width=70),
             Column("Chunks", "C", width=75),
-            Column("Clients", "D", width=75),
-            Column("Daemon", "daemon", hidden=True),
+            Column("Remainder", "include_remainder", width=120),
+            Column("Clients", "D", width=85),
+            Column("In use", "E", states=_LIMITED, width=75),
+            Column("ID", "partition_id"),
             Column("UUID", "uuid", hidden=True),
+            Column("Daemon", "daemon", hidden=True),
             Column("Known", "A", hidden=True),
             Column("Host", "instance", hidden=True),
             Column("Job", "job", hidden=True),
         ),
         sort="SMs",
         none="No daemon has SM partitions.",
-        found="mps_sm_partition_info",
+        found="mps_sm_partition_info or mps_sm_partition_unallocated_sms",
         height=7,
-        width=12,
     ),
     table(
         "Clients in namespaces and partitions",
@@ -299,7 +320,7 @@ PARTITIONS = (
         (
             f"topk(500, max by ({_MEMBER}, uid, command) (mps_client_info"
             f" and on ({_MEMBER}) (mps_client_namespace_info or mps_client_sm_partition_info)))",
-            f"topk(500, max by ({_MEMBER}, namespace) (mps_client_namespace_info))",
+            f"topk(500, max by ({_MEMBER}, server_name, namespace) (mps_client_namespace_info))",
             f"topk(500, max by ({_MEMBER}, partition, fault) (mps_client_sm_partition_info))",
             f"topk(500, max by ({_MEMBER}) (mps_client_active_thread_ratio"
             f" and on ({_MEMBER}) (mps_client_namespace_info or mps_client_sm_partition_info)))",
@@ -308,9 +329,10 @@ PARTITIONS = (
             Column("User", "uid", width=75, links=(to_user("${__data.fields.User}"),)),
             Column("Program", "command"),
             Column("PID", "pid", width=80),
-            Column("Namespace", "namespace", width=120),
-            Column("Partition", "partition", width=120),
-            Column("Fault", "fault", width=100),
+            Column("Named server", "server_name", width=150),
+            Column("Namespace", "namespace", width=180),
+            Column("Partition", "partition", width=180),
+            Column("Fault", "fault", width=110),
             Column("SM share", "D", unit=SHARE, decimals=0, width=90),
             Column("Server", "server", width=85),
             Column("Known", "A", hidden=True),
@@ -325,7 +347,101 @@ PARTITIONS = (
         none="No client is in a namespace or an SM partition.",
         found="mps_client_namespace_info or mps_client_sm_partition_info",
         height=7,
-        width=12,
+    ),
+    table(
+        "GPUs of MPS v3 servers",
+        "For information: the GPUs as each named server numbers them, with all their SMs and "
+        "chunks, the units in which the driver divides a GPU.",
+        (
+            f"topk(500, max by ({_DEVICE}, ordinal, pci_bus_id, name, attributes)"
+            " (mps_server_device_info))",
+            f"topk(500, max by ({_DEVICE}) (mps_server_device_sms))",
+            f"topk(500, max by ({_DEVICE}) (mps_server_device_chunks))",
+        ),
+        (
+            Column("Server", "server_name", width=90),
+            Column("GPU", "gpu", width=65),
+            Column("Ordinal", "ordinal", width=85),
+            Column("Name", "name"),
+            Column("SMs", "B", width=55),
+            Column("Chunks", "C", width=70),
+            Column("PCI", "pci_bus_id", width=110),
+            Column("Attributes", "attributes", width=95),
+            Column("UUID", "uuid", hidden=True),
+            Column("Daemon", "daemon", hidden=True),
+            Column("Known", "A", hidden=True),
+            Column("Host", "instance", hidden=True),
+            Column("Job", "job", hidden=True),
+        ),
+        sort="Server",
+        descending=False,
+        none="No daemon lists GPUs: MPS v3 does (nvidia-cuda-mps-control -p 3).",
+        found="mps_server_device_info",
+        height=6,
+        width=14,
+    ),
+    table(
+        "Features of MPS v3 daemons",
+        "For information: optional behaviour of each daemon. Default: it is as shipped.",
+        (
+            "topk(500, max by (job, instance, daemon, feature, enabled, default, module, covers)"
+            " (mps_control_feature_info))",
+        ),
+        (
+            Column("Feature", "feature"),
+            Column("Enabled", "enabled", width=90),
+            Column("Default", "default", width=90),
+            Column("Module", "module", width=120),
+            Column("Covers", "covers", width=80),
+            Column("Known", "A", hidden=True),
+            Column("Daemon", "daemon", hidden=True),
+            Column("Host", "instance", hidden=True),
+            Column("Job", "job", hidden=True),
+        ),
+        sort="Feature",
+        descending=False,
+        none="No daemon lists features: MPS v3 does.",
+        found="mps_control_feature_info",
+        height=6,
+        width=10,
+    ),
+    table(
+        "GPU memory of control groups",
+        "Healthy: used below the soft limit. Above it MPS may end a client of the group when "
+        "others need the memory; at the hard limit allocations fail. A group whose column Limited "
+        "says no may still be limited by one above it.",
+        (
+            f"topk(500, max by ({_CGROUP}, container_id, pod_uid, slurm_job_id, systemd_unit)"
+            " (mps_cgroup_memory_used_bytes * on (job, instance, cgroup)"
+            " group_left (container_id, pod_uid, slurm_job_id, systemd_unit) mps_cgroup_info))",
+            f"topk(500, max by ({_CGROUP}) (mps_cgroup_memory_soft_limit_bytes))",
+            f"topk(500, max by ({_CGROUP}) (mps_cgroup_memory_hard_limit_bytes))",
+            f"topk(500, max by ({_CGROUP}) (mps_cgroup_memory_limited))",
+            f"topk(500, max by ({_CGROUP}) (mps_cgroup_memory_used_bytes"
+            " / mps_cgroup_memory_hard_limit_bytes))",
+        ),
+        (
+            Column("Control group", "cgroup"),
+            Column("GPU", "gpu", width=70),
+            Column("Used", "A", unit=BYTES, width=95),
+            Column("Soft limit", "B", unit=BYTES, width=100),
+            Column("Hard limit", "C", unit=BYTES, width=100),
+            Column("Limited", "D", states=_LIMITED, width=80),
+            Column(
+                "Limit used", "E", unit=SHARE, steps=noticed_from(MEMORY_WARN), decimals=0, width=95
+            ),
+            Column("Slurm job", "slurm_job_id", width=90),
+            Column("Pod", "pod_uid", width=110),
+            Column("Container", "container_id", width=110),
+            Column("Unit", "systemd_unit", width=140),
+            Column("UUID", "uuid", hidden=True),
+            Column("Host", "instance", hidden=True),
+            Column("Job", "job", hidden=True),
+        ),
+        sort="Used",
+        none="No control group has GPU memory of its own: dmem, Linux 6.14 and driver 615.",
+        found="mps_cgroup_info",
+        height=7,
     ),
 )
 
@@ -360,7 +476,7 @@ BOARD = Board(
             ),
         ),
         Row("Who uses it, and with what limits?", (CLIENTS,)),
-        Row("Which namespaces and SM partitions does it have?", PARTITIONS, collapsed=True),
+        Row("MPS v3 and partitions: what does it have?", PARTITIONS, collapsed=True),
         Row("GPU $gpu: how is it used?", PER_GPU, repeat="gpu", collapsed=True),
         Row(
             "Is MPS worth it here?",

@@ -66,7 +66,7 @@ DAEMON_STATE = state_code(
 
 _SERVER = "job, instance, daemon, server"
 _STATED = state_code(
-    "mps_server_state", codes(SERVER_STATES, "ACTIVE", "INITIALIZING", "FAULT"), _SERVER
+    "mps_server_state", codes(SERVER_STATES, "Ready", "ACTIVE", "INITIALIZING", "FAULT"), _SERVER
 )
 # A ghost says that it is ACTIVE, and a newer driver may have words of its own. By user, not by
 # server: where users take turns, servers come and go by the hundred.

@@ -80,6 +80,7 @@ SCENARIOS = {
     "no-mps": "gpu17-training-10-direct:9400",
     "dead": DEAD,
     "eight-gpus": hosts.MADE_UP,
+    "mps-v3": hosts.V3,
 }
 """Name -> the host that is chosen; all of them, or the dashboard's first, where there is none."""
 
@@ -114,7 +115,7 @@ def scraped(folder: Path) -> Iterator[str]:
     """Run the replayed hosts, and a Prometheus that scrapes them; gives its address."""
     replayed = replays()
     port, dead, prometheus = free_port(), free_port(), free_port()
-    addresses = dict.fromkeys((*replayed, hosts.MADE_UP), f"127.0.0.1:{port}")
+    addresses = dict.fromkeys((*replayed, hosts.MADE_UP, hosts.V3), f"127.0.0.1:{port}")
     targets = [
         {
             "targets": [address],

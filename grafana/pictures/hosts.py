@@ -2,8 +2,9 @@
 
     python -m grafana.pictures.hosts PORT NAME=RECORDING[@SPEED] ...
 
-serves the recording of each name again and again at /NAME/metrics, as an exporter would. The host
-`eight-gpus` is no recording: 8 GPUs with 48 clients each, which no recorded machine had.
+serves the recording of each name again and again at /NAME/metrics, as an exporter would. Two hosts
+are no recordings: `eight-gpus` with 48 clients each, which no recorded machine had, and `mps-v3`,
+made up from what is published of MPS v3.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ from mps_exporter.observations import GpuObservation, Reading
 from mps_exporter.snapshot import Client, CollectorResult, ControlDaemon, Gpu, Server, Snapshot
 from mps_exporter.sources.playlist import Playlist
 from mps_exporter.sources.recording import read
+from tests.support import v3_host
+from tests.support.player import Player
 
 RECORDINGS = Path(__file__).parents[2] / "tests" / "recordings"
 MADE_UP = "eight-gpus"
+V3 = "mps-v3"
 GPUS, CLIENTS_PER_GPU = 8, 48
 
 
@@ -105,14 +109,17 @@ def eight_gpus(seconds: float) -> Snapshot:
     )
 
 
-def app(services: Mapping[str, CollectorBackend]) -> web.Application:
-    """Serve each at /NAME/metrics."""
+def app(services: Mapping[str, CollectorBackend], v3: Player) -> web.Application:
+    """Serve each at /NAME/metrics, and the host with MPS v3."""
     began = time.monotonic()
 
     async def metrics(request: web.Request) -> web.Response:
         name = request.match_info["name"]
         if name == MADE_UP:
             snapshot = eight_gpus(time.monotonic() - began)
+            page = Encoder().encode(render(snapshot, Build("made up", "", "")), [], TEXT_0_0_4)
+        elif name == V3:
+            snapshot = (await v3.to_end()).snapshot
             page = Encoder().encode(render(snapshot, Build("made up", "", "")), [], TEXT_0_0_4)
         elif name in services:
             snapshot = await services[name].collect(None, None)
@@ -141,7 +148,9 @@ def main(arguments: list[str]) -> None:
     port, *named = arguments
     pairs = [text.partition("=")[::2] for text in named]
     services = {name: service(recording) for name, recording in pairs}
-    web.run_app(app(services), host="127.0.0.1", port=int(port), print=None)
+    web.run_app(
+        app(services, Player(v3_host.recording())), host="127.0.0.1", port=int(port), print=None
+    )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mps_exporter.observations import (
+    CgroupMemory,
     ControlObservation,
     DaemonFacts,
     GpuObservation,
@@ -120,6 +121,19 @@ def asked(
     return asyncio.run(ask())
 
 
+GROUP = "/user.slice/user-1000.slice"
+MEMORY = (
+    CgroupMemory(
+        GROUP,
+        published.DMEM_GPU,
+        published.DMEM_USED,
+        published.DMEM_SOFT_LIMIT,
+        published.DMEM_HARD_LIMIT,
+    ),
+)
+"""The manual's limits, on the group of the clients."""
+
+
 def recording(
     replies: Mapping[str, str] = published.MANUAL,
     found: Mapping[int, ProcessFacts] | None = None,
@@ -131,7 +145,7 @@ def recording(
     known = processes() if found is None else found
     header = Header("made up", "made up", "615.71", "2026-11-22", START, "test", anonymised=False)
     observations: list[Observation] = [
-        ProcfsObservation(START, (daemon,), dict(known)),
+        ProcfsObservation(START, (daemon,), dict(known), cgroup_memory=MEMORY),
         NvmlObservation(START, Outcome.OK, driver_version="615.71.09", gpus=(gpu(),)),
         *asked(replies, daemon),
         *more,

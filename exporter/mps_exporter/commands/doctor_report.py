@@ -21,7 +21,7 @@ from mps_exporter.diagnostics import (
     most_severe,
     unseen,
 )
-from mps_exporter.diagnostics.partitions import partitioning_lines
+from mps_exporter.diagnostics.partitions import gpu_name, partitioning_lines
 from mps_exporter.diagnostics.traces import of_traces
 from mps_exporter.observations import HostTraces
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
@@ -213,9 +213,10 @@ def _daemon(daemon: ControlDaemon, snapshot: Snapshot, paint: Painter) -> Iterat
     for server in daemon.servers:
         whose = _name(server.uid, server.user)
         what = "ghost" if server.ghost else server.state or "?"
-        yield f"    server {server.pid}  {what}  for {whose}"
+        named = f" ({server.name})" if server.name else ""
+        yield f"    server {server.pid}{named}  {what}  for {whose}"
         for client in server.clients:
-            yield f"      client {client.pid}  {_client(client)}"
+            yield f"      client {client.pid}  {_client(client, snapshot)}"
     for wait in daemon.waits:
         gone = ", and is dead" if wait.dead else ""
         age = snapshot.taken_at - wait.since
@@ -225,19 +226,23 @@ def _daemon(daemon: ControlDaemon, snapshot: Snapshot, paint: Painter) -> Iterat
         )
 
 
-def _client(client: Client) -> str:
+def _client(client: Client, snapshot: Snapshot) -> str:
     parts = [f"{_name(client.uid, client.user)}  {humanize.printable(client.command or '?')}"]
     if client.active_thread_ratio is not None:
         sms = "/".join(str(count) for count in client.sm_limit.values())
         parts.append(f"up to {client.active_thread_ratio:.0%}" + (f" ({sms} SMs)" if sms else ""))
     elif client.sm_partition is None:
         parts.append("limits not known")
+    if client.gpu_uuids:
+        parts.append(f"on {humanize.join_some([gpu_name(u, snapshot) for u in client.gpu_uuids])}")
     if client.namespace is not None:
         parts.append(f"namespace {client.namespace}")
     if client.sm_partition is not None:
         sms = "/".join(str(count) for count in client.sm_limit.values())
-        partition = humanize.printable(client.sm_partition, 60)
-        parts.append(f"SM partition {partition}" + (f" ({sms} SMs)" if sms else ""))
+        partition = humanize.printable(client.sm_partition_name or client.sm_partition, 60)
+        what = f"{sms} SMs" if client.sm_partition_fault is None and sms else ""
+        what = f"fault: {client.sm_partition_fault}" if client.sm_partition_fault else what
+        parts.append(f"SM partition {partition}" + (f" ({what})" if what else ""))
     for uuid, used in client.memory_used_bytes.items():
         limit = client.memory_limit_bytes.get(uuid)
         of = f" of at most {limit / _GIB:.1f}" if limit is not None else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mps_exporter import humanize
-from mps_exporter.mps.limits import DaemonGpus, visible_gpus
+from mps_exporter.mps.client_limits import DaemonGpus, visible_gpus
 from mps_exporter.observations import DaemonView
 from mps_exporter.snapshot import ControlDaemon, Gpu, Incident, Snapshot
 
@@ -40,9 +40,10 @@ def start_failure(
 def _proved(
     incident: Incident, daemon: ControlDaemon, snapshot: Snapshot, view: DaemonView | None
 ) -> Iterator[tuple[str, str]]:
-    if "Operation not permitted" in incident.detail and daemon.uid:
+    if "Operation not permitted" in incident.detail and daemon.uid != 0:
+        runs = "does not run as root" if daemon.uid is None else f"runs as user {daemon.uid}"
         yield (
-            f"the daemon runs as user {daemon.uid}, who may not start servers for other users",
+            f"the daemon {runs} and may not start servers for other users",
             "Run the daemon as root, or one for each user.",
         )
     if "SHM segment" in incident.detail:
@@ -52,9 +53,9 @@ def _proved(
         )
     if view is not None and (closed := view.closed.get(incident.uid or 0)) is not None:
         yield (
-            f"in the daemon's root, {humanize.printable(closed, 400)}, and the server runs as "
-            "that user",
-            "Let it read and pass that folder (chmod o+rx).",
+            f"in the daemon's root, {humanize.printable(closed.why, 400)}, and the server runs as "
+            "that user, with the daemon's group",
+            "Let its user and the daemon's group pass that folder (chmod a+x).",
         )
     yield from _gpus(daemon, snapshot)
 

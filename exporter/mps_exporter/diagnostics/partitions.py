@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mps_exporter import humanize
@@ -11,6 +10,7 @@ from mps_exporter.humanize import UserNameLookup
 from mps_exporter.snapshot import (
     Client,
     ControlDaemon,
+    Feature,
     NamedServer,
     Namespace,
     Partitioning,
@@ -84,6 +84,12 @@ def _not_understood(counts: Mapping[tuple[str, str], int]) -> str:
 _PLURALS = {"reply": "replies", "column": "columns", "row": "rows", "value": "values"}
 
 
+def gpu_name(uuid: str, snapshot: Snapshot) -> str:
+    """Name a GPU by its index; one that NVML does not show by its UUID."""
+    index = snapshot.gpu_indexes.get(uuid, "")
+    return f"GPU {index}" if index else humanize.printable(uuid, 60)
+
+
 def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, ...]:
     """Return what a daemon has of servers, namespaces, partitions and features, for a person.
 
@@ -93,13 +99,12 @@ def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, 
     clients = [client for server in daemon.servers for client in server.clients]
 
     def gpu(uuid: str) -> str:
-        index = snapshot.gpu_indexes.get(uuid, "")
-        return f"GPU {index}" if index else humanize.printable(uuid, 60)
+        return gpu_name(uuid, snapshot)
 
     return (
         *map(_server, found.servers or ()),
         *(_namespace(one, found) for one in found.namespaces or ()),
-        *_partitions(found, clients, gpu),
+        *_partitions(found, daemon.clients_by_partition(), gpu),
         *(_device(one, gpu) for one in found.devices or ()),
         *_features(found),
         *_cgroups(snapshot, clients, gpu),
@@ -138,6 +143,7 @@ def _namespace(namespace: Namespace, found: Partitioning) -> str:
         number = sum((one.server_name, one.namespace) == where for one in found.clients)
         count = humanize.count(number, "client")
     facts = _listed(
+        _text(namespace.status),
         sms if share is None else f"up to {humanize.percent(share)} of the SMs",
         pinned if memory is None else f"up to {humanize.memory(memory)} on each GPU",
         f"priority {namespace.client_priority}" if namespace.client_priority is not None else None,
@@ -148,19 +154,21 @@ def _namespace(namespace: Namespace, found: Partitioning) -> str:
 
 
 def _partitions(
-    found: Partitioning, clients: Sequence[Client], gpu: Callable[[str], str]
+    found: Partitioning, members: Mapping[str | None, int] | None, gpu: Callable[[str], str]
 ) -> Iterator[str]:
-    readable = all(client.environment_readable for client in clients)
-    members = Counter(client.sm_partition for client in clients)
     for one in found.partitions or ():
         of = f" of server {one.server_name}" if one.server_name else ""
         size = _size(one)
         if one.unallocated:
             yield f"In no SM partition{of} on {gpu(one.device)}: {size or 'SMs not known'}"
             continue
-        count = humanize.count(members[one.partition_id], "client") if readable else None
+        number = members.get(one.partition_id, 0) if members is not None else None
+        count = humanize.count(number, "client") if number is not None else None
         remainder = "with the remaining SMs" if one.include_remainder else None
-        facts = _listed(size, remainder, _text(one.status), count)
+        if count is None and one.has_clients is not None:
+            count = "in use" if one.has_clients else "not in use"
+        named = _text(one.partition_id) if one.name else None
+        facts = _listed(size, remainder, _text(one.status), count, f"ID {named}" if named else None)
         name = humanize.printable(one.label or "without an ID", 60)
         yield f"SM partition {name}{of} on {gpu(one.device)}: {facts}"
 
@@ -186,11 +194,16 @@ def _device(device: ServerDevice, gpu: Callable[[str], str]) -> str:
 
 def _features(found: Partitioning) -> Iterator[str]:
     if found.features:
-        states = [
-            f"{one.name} {'on' if one.enabled else 'off'}{' (default)' if one.default else ''}"
-            for one in found.features
-        ]
-        yield f"Features: {', '.join(states)}"
+        yield f"Features: {', '.join(map(_feature, found.features))}"
+
+
+def _feature(one: Feature) -> str:
+    more = _listed(
+        "default" if one.default else None,
+        f"module {one.module}" if one.module not in (None, one.name) else None,
+        f"covers {_text(one.covers)}" if one.covers else None,
+    )
+    return f"{one.name} {'on' if one.enabled else 'off'}{f' ({more})' if more else ''}"
 
 
 def _cgroups(

@@ -108,7 +108,9 @@ def unseen(snapshot: Snapshot) -> tuple[str, ...]:
         if not daemon.follows("control"):
             found.append(f"whether clients wait{at} is not known: {_why_not(daemon, 'control')}")
         if not daemon.follows("server"):
-            found.append(f"faults{at} cannot be detected: {_why_not(daemon, 'server')}")
+            found.append(
+                f"faults and hung clients{at} cannot be detected: {_why_not(daemon, 'server')}"
+            )
         if daemon.servers_count is None:
             found.append(f"whether a server runs{at} is not known")
         elif any(server.clients_connected is None for server in daemon.servers):

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from mps_exporter.merge.cgroups import merge_cgroups, with_cgroups
-from mps_exporter.merge.daemons import control_state, merge_daemon
+from mps_exporter.merge.control_state import control_state
+from mps_exporter.merge.daemons import merge_daemon
 from mps_exporter.merge.gpus import merge_gpu
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.observations import NvmlObservation, ProcfsObservation

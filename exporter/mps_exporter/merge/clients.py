@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext, ServerInputs
-from mps_exporter.mps import limits
+from mps_exporter.mps import client_limits
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.snapshot import Client, ClientSession, LimitSource
 
@@ -38,7 +38,7 @@ _NOT_KNOWN = _ClientLimits()
 class ServerLimits:
     """The limits that a server sets for its clients."""
 
-    gpus: limits.DaemonGpus
+    gpus: client_limits.DaemonGpus
     ordinals: Mapping[str, int]
     """GPU UUID -> device ordinal of the daemon."""
     ratio: float | None
@@ -170,7 +170,7 @@ def client_of(
 # ---------------------------------------------------------------------------------- limits
 
 
-def _daemon_gpus(context: MergeContext, server: ServerInputs) -> limits.DaemonGpus:
+def _daemon_gpus(context: MergeContext, server: ServerInputs) -> client_limits.DaemonGpus:
     """The GPUs of a server's daemon, in the driver's order.
 
     The driver orders GPUs of one model as NVML does, by PCI address. Where the models differ its
@@ -187,7 +187,7 @@ def _daemon_gpus(context: MergeContext, server: ServerInputs) -> limits.DaemonGp
         order = tuple(
             sorted(uuids, key=lambda uuid: context.gpus[uuid].index if uuid in whole else 0)
         )
-    return limits.DaemonGpus(uuids, complete, order)
+    return client_limits.DaemonGpus(uuids, complete, order)
 
 
 def _limits(
@@ -224,11 +224,15 @@ def _limits_of(
     priority: str | None,
     visible_devices: str | None,
 ) -> _ClientLimits:
-    own = limits.parse_active_thread_percentage(percentage)
-    ratio = limits.effective_ratio(own.ratio, allowed_ratio) if allowed_ratio is not None else None
+    own = client_limits.parse_active_thread_percentage(percentage)
+    ratio = (
+        client_limits.effective_ratio(own.ratio, allowed_ratio)
+        if allowed_ratio is not None
+        else None
+    )
     lowered = own.ratio is not None and allowed_ratio is not None and own.ratio < allowed_ratio
-    visible = limits.visible_gpus(visible_devices, server_limits.gpus)
-    own_memory = limits.client_memory_limits(memory_text, visible, uuids, server_limits.gpus)
+    visible = client_limits.visible_gpus(visible_devices, server_limits.gpus)
+    own_memory = client_limits.client_memory_limits(memory_text, visible, uuids, server_limits.gpus)
     memory: dict[str, int] = {}
     source: LimitSource = "unknown"
     if own_memory.bytes_by_uuid is not None:
@@ -242,7 +246,7 @@ def _limits_of(
         ratio=ratio,
         sms=_sm_limits(context, ratio, uuids) if ratio is not None else {},
         memory=memory,
-        priority=limits.parse_client_priority(priority),
+        priority=client_limits.parse_client_priority(priority),
         percentage_ignored=percentage if own.ignored else None,
         memory_ignored=memory_text if own_memory.ignored else None,
     )
@@ -255,7 +259,7 @@ def _sm_limits(context: MergeContext, ratio: float, uuids: Iterable[str]) -> dic
         gpu = context.gpus.get(uuid)
         if gpu is None or gpu.sm_count is None:
             continue
-        count = limits.sm_limit(ratio, gpu.sm_count, gpu.compute_capability)
+        count = client_limits.sm_limit(ratio, gpu.sm_count, gpu.compute_capability)
         if count is not None:
             sms[uuid] = count
     return sms

@@ -6,65 +6,20 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from mps_exporter.merge.clients import merge_clients
+from mps_exporter.merge.control_state import control_state
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext, ServerInputs, is_server
 from mps_exporter.merge.named_servers import (
     in_partitions,
     merge_named_servers,
     merge_partitioning,
 )
-from mps_exporter.mps import limits
-from mps_exporter.mps.control_protocol import CANNOT_SEND
-from mps_exporter.observations import ControlObservation, Outcome, ProcessFacts
-from mps_exporter.snapshot import Client, ControlDaemon, ControlState, Partitioning, Server
+from mps_exporter.mps import client_limits
+from mps_exporter.mps.process_exits import START_TIME_TOLERANCE_SECONDS
+from mps_exporter.observations import ControlObservation, ProcessFacts
+from mps_exporter.snapshot import Client, ControlDaemon, Handover, Partitioning, Server
 
-
-def control_state(inputs: DaemonInputs) -> ControlState | None:
-    """Why a daemon answers or not; None when no query was sent and /proc does not show it."""
-    probe = inputs.probe
-    alive = _alive(inputs)
-    unasked: ControlState | None = "absent" if inputs.facts.lock_tested and not alive else None
-    if probe is None:
-        return unasked
-    if probe.outcome is Outcome.OK:
-        return "answering"
-    if inputs.view.quit_requested_at is not None and alive:
-        # While it drains, the tool is refused, or gets an empty answer, or waits (driver 580).
-        return "draining"
-    if probe.outcome is Outcome.ABSENT:
-        if not _tool_ran(probe):
-            return unasked
-        return "refused" if alive else "absent"
-    if inputs.hung:
-        return "unresponsive"
-    if probe.outcome in (Outcome.SKIPPED, Outcome.TIMEOUT):
-        return None  # no query was sent, or it has served a client since
-    if alive and _may_drain(inputs, probe):
-        return None
-    return "refused"
-
-
-def _alive(inputs: DaemonInputs) -> bool:
-    return inputs.facts.process is not None or inputs.facts.lock_holder_pid is not None
-
-
-def _tool_ran(probe: ControlObservation) -> bool:
-    """Whether a query was sent: the tool itself may be missing."""
-    return any(exchange.return_code is not None for exchange in probe.exchanges)
-
-
-def _may_drain(inputs: DaemonInputs, probe: ControlObservation) -> bool:
-    """Whether this may be a daemon that was asked to quit, which only control.log proves.
-
-    While it drains, the tool says that it cannot send the command, or nothing (driver 580).
-    """
-    if inputs.log_readable("control"):
-        return False
-    return all(
-        exchange.outcome is Outcome.OK
-        or CANNOT_SEND in exchange.stderr + exchange.stdout
-        or not (exchange.stderr + exchange.stdout).strip()
-        for exchange in probe.exchanges
-    )
+ENDED = ("Z", "X")
+"""States of a process that has ended and was not reaped."""
 
 
 def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) -> ControlDaemon:
@@ -85,10 +40,11 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         protocol = "2" if probe is not None else None
     servers = in_partitions(context, partitioning, servers)
     kept, dropped = _limit_clients(servers, clients_max)
+    state = control_state(inputs)
     return ControlDaemon(
         pipe_directory=facts.pipe_directory,
         log_directory=facts.log_directory,
-        state=control_state(inputs),
+        state=state,
         resumed=inputs.resumed,
         pid=process.pid if process is not None else None,
         uid=process.uid if process is not None else None,
@@ -120,7 +76,25 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         error=inputs.probe.error if inputs.probe is not None else None,
         facts=facts,
         partitioning=partitioning,
+        handover=_handover(context, inputs) if state == "unresponsive" else None,
     )
+
+
+def _handover(context: MergeContext, inputs: DaemonInputs) -> Handover | None:
+    """The client that the daemon was serving last, if its process is surely this one."""
+    last = inputs.view.handover
+    if last is None or not inputs.log_readable("control") or inputs.has_own_pid_namespace():
+        return None
+    client = context.process(inputs.facts, last.pid)
+    if client is None or client.state in ENDED or client.uid != last.uid or last.pid <= 2:
+        return None
+    if client.start_time_seconds > last.at + START_TIME_TOLERANCE_SECONDS:
+        return None  # the PID was reused
+    servers = [context.processes.get(one.pid, one) for one in inputs.facts.servers]
+    ended = bool(servers) and all(one.state in ENDED for one in servers)
+    if last.answered and not ended:
+        return None
+    return replace(last, server_pid=servers[-1].pid if ended else None)
 
 
 def _served_gpus(
@@ -270,7 +244,7 @@ def _contexts_limits(
         gpu = context.gpus.get(uuid)
         capability = gpu.compute_capability if gpu is not None else None
         limit = inputs.session.client_limit if inputs.session is not None else None
-        limit = limit or limits.context_limit(capability, context.driver_version)
+        limit = limit or client_limits.context_limit(capability, context.driver_version)
         if limit is not None:
             found[uuid] = limit
     return found

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mps_exporter.merge.clients import ServerLimits, client_of, host_pid
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext, ServerInputs, is_server
-from mps_exporter.mps import limits
+from mps_exporter.mps import client_limits
 from mps_exporter.snapshot import (
     Client,
     ClientSession,
@@ -57,9 +57,7 @@ def merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partition
 
 def _own_pid(context: MergeContext, inputs: DaemonInputs, pid: int | None) -> int:
     """Give the PID of this host; 0: none, or nobody who could be found."""
-    if pid is None or not inputs.has_own_pid_namespace():
-        return pid or 0
-    return host_pid(context, inputs, pid)
+    return host_pid(context, inputs, pid or 0) if inputs.has_own_pid_namespace() else pid or 0
 
 
 def _uuid(context: MergeContext, found: Partitioning, server_name: str, device: str) -> str | None:
@@ -164,7 +162,7 @@ def _limits(
     numbered = sorted((one.ordinal, one.uuid) for one in devices if one.ordinal is not None)
     order = tuple(uuid for _, uuid in numbered) if len(numbered) == len(uuids) > 0 else None
     return ServerLimits(
-        gpus=limits.DaemonGpus(uuids, complete=bool(uuids), order=order),
+        gpus=client_limits.DaemonGpus(uuids, complete=bool(uuids), order=order),
         ordinals=ordinals,
         ratio=ratio,
         memory={} if memory is None else dict.fromkeys(ordinals.values(), memory),
@@ -195,7 +193,12 @@ def _in_partition(
         return client
     partition = by_id.get(partition_id)
     fault = _fault(context, client, device, partition)
-    client = replace(client, sm_partition=partition_id, sm_partition_fault=fault)
+    client = replace(
+        client,
+        sm_partition=partition_id,
+        sm_partition_name=partition.label if partition is not None else None,
+        sm_partition_fault=fault,
+    )
     if partition is None or fault is not None:
         return client
     # Its share of all SMs means nothing there.

@@ -501,9 +501,9 @@ PARTITIONS = _section(
     (
         "mps_client_namespace_info",
         "info",
-        (*_DSP, "server_name", "namespace"),
+        (*_DSP, *_G, "server_name", "namespace"),
         _OF_DAEMON,
-        "The named server and the namespace that a client connected through.",
+        "The named server and the namespace that a client connected through, for each of its GPUs.",
     ),
     (
         "mps_sm_partition_info",

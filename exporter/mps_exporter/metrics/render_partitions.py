@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 from mps_exporter.mps.cgroups import parse_cgroup
@@ -30,14 +29,12 @@ def add_partitioning(
         return
     d = (daemon.pipe_directory,)
     clients = [client for server in daemon.servers for client in server.clients]
-    labels = {one.partition_id: one.label for one in found.partitions or ()}
     for client in clients if single_clients else ():
-        _client(add, d, client, labels)
+        _client(add, d, client, indexes)
     _servers(add, d, found)
     for namespace in found.namespaces or ():
         _namespace(add, d, namespace, found)
-    readable = all(client.environment_readable for client in clients)
-    members = Counter(client.sm_partition for client in clients) if readable else None
+    members = daemon.clients_by_partition()
     for partition in found.partitions or ():
         _partition(add, d, partition, indexes, members)
     _devices(add, d, found, indexes)
@@ -45,16 +42,13 @@ def add_partitioning(
         add("mps_control_reply_not_understood", (*d, reply, part), count)
 
 
-def _client(
-    add: AddSample, d: tuple[str], client: Client, partitions: Mapping[str | None, str]
-) -> None:
+def _client(add: AddSample, d: tuple[str], client: Client, indexes: Mapping[str, str]) -> None:
     dsp = (*d, client.server_pid, client.pid)
-    if client.server_name is not None:
-        labels = (*dsp, client.server_name, client.namespace)
-        add("mps_client_namespace_info", labels, 1.0)
+    for uuid in client.gpu_uuids or ("",) if client.server_name is not None else ():
+        gpu = (indexes.get(uuid, ""), uuid)
+        add("mps_client_namespace_info", (*dsp, *gpu, client.server_name, client.namespace), 1.0)
     if client.sm_partition is not None:
-        name = partitions.get(client.sm_partition, client.sm_partition)
-        labels = (*dsp, name, client.sm_partition_fault)
+        labels = (*dsp, client.sm_partition_name or client.sm_partition, client.sm_partition_fault)
         add("mps_client_sm_partition_info", labels, 1.0)
 
 
@@ -97,7 +91,7 @@ def _partition(
     d: tuple[str],
     partition: SmPartition,
     indexes: Mapping[str, str],
-    members: Counter[str | None] | None,
+    members: Mapping[str | None, int] | None,
 ) -> None:
     uuid = partition.device
     gpu = (*d, partition.server_name, indexes.get(uuid, ""), uuid)
@@ -112,7 +106,7 @@ def _partition(
     add("mps_sm_partition_sms", p, partition.sms)
     add("mps_sm_partition_chunks", p, partition.chunks)
     if members is not None and partition.partition_id is not None:
-        add("mps_sm_partition_clients", p, members[partition.partition_id])
+        add("mps_sm_partition_clients", p, members.get(partition.partition_id, 0))
     if partition.has_clients is not None:
         add("mps_sm_partition_in_use", p, float(partition.has_clients))
 

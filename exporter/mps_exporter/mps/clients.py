@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from mps_exporter.mps.admissions import Admission, Admissions
 from mps_exporter.mps.associations import Associations
 from mps_exporter.mps.moment import Moment
-from mps_exporter.mps.quota import FULL, Quota
 from mps_exporter.mps.server_info import ServerInfo
+from mps_exporter.mps.tracking_quota import FULL, Quota
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
 
 MAX_CONTEXTS = 256

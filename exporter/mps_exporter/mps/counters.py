@@ -7,7 +7,7 @@ from itertools import product
 
 from mps_exporter.mps.histogram import HistogramBuilder
 from mps_exporter.mps.log_metrics import LOG_METRICS, LogMetric
-from mps_exporter.mps.quota import FULL, Quota
+from mps_exporter.mps.tracking_quota import FULL, Quota
 from mps_exporter.snapshot import Histogram, LabelValues, LogMetricValues
 
 

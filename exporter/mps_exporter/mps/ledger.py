@@ -11,23 +11,25 @@ gives the same numbers as one that is followed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
-from mps_exporter.mps import liveness
+from mps_exporter.mps import process_exits
 from mps_exporter.mps.clients import TrackedClient
 from mps_exporter.mps.control_log import ControlLogReader
 from mps_exporter.mps.control_protocol import ServerReply
 from mps_exporter.mps.log_events import TIMELESS_EVENTS
 from mps_exporter.mps.log_merger import LogEntry
 from mps_exporter.mps.moment import Moment
-from mps_exporter.mps.quota import FULL, Quota
 from mps_exporter.mps.reconcile import reconcile
 from mps_exporter.mps.server_log import ServerLogReader
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState
+from mps_exporter.mps.tracking_quota import FULL, Quota
 from mps_exporter.observations import DaemonFacts, LogName, ProcessFacts
 from mps_exporter.snapshot import (
     ClientSession,
     ClientState,
+    Handover,
     Incident,
     LedgerView,
     ServerSession,
@@ -45,7 +47,6 @@ class Ledger:
         self._state = DaemonState(quota)
         self._control = ControlLogReader(self._state)
         self._server = ServerLogReader(self._state)
-        self._server_log_lost_at: float | None = None
         self._process: tuple[int, float] | None = None
         """The daemon's process as it was found last: PID, start time."""
 
@@ -55,7 +56,7 @@ class Ledger:
 
     def note_lost_lines(self, at: float) -> None:
         """Lines of server.log may have been lost at this moment."""
-        self._server_log_lost_at = at
+        self._state.server_log_lost_at = at
 
     def count_from(self, at: float) -> None:
         """The exporter started at this moment: what happened before is not counted."""
@@ -80,7 +81,7 @@ class Ledger:
         """Everything that happened before this moment has been applied."""
         state = self._state
         state.advance_to(until)
-        liveness.confirm_exits(state, until)
+        process_exits.confirm_exits(state, until)
 
     def observe(
         self,
@@ -98,7 +99,7 @@ class Ledger:
             requested: Which were looked for; see pids_to_look_up().
         """
         started_at = self._state.daemon.started_at
-        alive, daemon = liveness.liveness_from_proc(
+        alive, daemon = process_exits.liveness_from_proc(
             facts, processes, frozenset(requested), started_at
         )
         if facts.process is not None:
@@ -115,7 +116,7 @@ class Ledger:
         self.update_liveness(now, alive, daemon=daemon)
 
     def update_liveness(
-        self, now: float, alive: liveness.IsAlive, *, daemon: bool | None = None
+        self, now: float, alive: process_exits.IsAlive, *, daemon: bool | None = None
     ) -> None:
         """Apply which processes are alive.
 
@@ -125,7 +126,7 @@ class Ledger:
                 None where that is not known, as for a daemon in another PID namespace.
             daemon: Whether the control daemon's process is there; None: unknown.
         """
-        liveness.note_missing(self._state, now, alive, daemon)
+        process_exits.note_missing(self._state, now, alive, daemon)
         if not any(self._state.readable.values()):
             self.advance_to(now)
 
@@ -159,6 +160,8 @@ class Ledger:
         """Return the processes that /proc is searched for: queued, serving and connected ones."""
         state = self._state
         pids = {entry.pid for entry in state.queue}
+        if (handover := state.daemon.handover) is not None:
+            pids.add(handover.pid)
         for server in state.servers:
             pids.add(server.pid)
             pids.update(client.pid for client in server.clients)
@@ -204,8 +207,9 @@ class Ledger:
             servers=tuple(_server_session(server, clients=clients) for server in state.servers),
             waits=tuple(waits),
             configured_at=daemon.configured_at,
-            server_log_lost_at=self._server_log_lost_at,
+            server_log_lost_at=self._state.server_log_lost_at,
             daemon_served_at=daemon.served_at,
+            handover=_handover(state),
             handover_backoff_seconds=daemon.backoff_seconds if show_backoff else None,
             devices=state.gpus.by_ordinal({d for one in state.servers for d in one.devices}),
             counters=state.counters.snapshot(),
@@ -229,7 +233,7 @@ def _server_session(server: TrackedServer, *, clients: bool) -> ServerSession:
         pinned_memory_limit_bytes=dict(server.memory_limits),
         devices=dict(server.devices),
         client_limit=server.client_limit,
-        ghost=server.ghost and server.missing_since is None,
+        ghost=_ghost(server),
         clients=tuple(_client_session(server, client) for client in server.clients if clients),
         clients_count=server.clients.count,
         start_unknown=server.start_unknown,
@@ -237,6 +241,20 @@ def _server_session(server: TrackedServer, *, clients: bool) -> ServerSession:
         unfollowed_clients=server.clients.unfollowed,
         possible_unfinished_work=server.faults.endings.possible_unfinished_work,
     )
+
+
+def _handover(state: DaemonState) -> Handover | None:
+    last, log_at = state.daemon.handover, state.server_log_at
+    if last is None or log_at is None:
+        return last
+    return replace(last, answered=log_at >= last.at)
+
+
+def _ghost(server: TrackedServer) -> bool | None:
+    """Whether it is a ghost; None: without server.log that shows only while no client connects."""
+    if server.ghost:
+        return server.missing_since is None
+    return False if server.readable["server"] else None
 
 
 def _client_session(server: TrackedServer, client: TrackedClient) -> ClientSession:

@@ -216,6 +216,11 @@ class ServerExiting(ServerEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class ServerFinishing(ServerEvent):
+    """A server has agreed to end, and does when its last client has left (0 to 1 ms later)."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerOwner(ServerEvent):
     """The server's shared memory names the user that it serves."""
 

@@ -423,7 +423,7 @@ _SERVER = _shapes(
     # 580: Server was unable to shutdown due to 2 active clients
     (r"Server was unable to shutdown due to .*", NOISE),
     # 580: Waiting for current clients to finish
-    (r"Waiting for current clients to finish", NOISE),
+    (r"Waiting for current clients to finish", e.ServerFinishing()),
     # 580: Exiting
     (r"Exiting", e.ServerExiting()),
     # 580: Received device query command. There are 1 devices

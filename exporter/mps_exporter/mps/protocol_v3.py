@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, TypeVar
 
-from mps_exporter.mps.limits import parse_memory
+from mps_exporter.mps.client_limits import parse_memory
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
 from mps_exporter.snapshot import (
     Feature,
@@ -502,7 +502,7 @@ def _row(query: str, titles: tuple[str, ...], cells: list[str]) -> _Row | None:
     excess = len(cells) - len(titles)
     if excess > 0 and titles[-1] == columns.rest:
         cells = [*cells[: len(titles) - 1], ",".join(cells[len(titles) - 1 :])]
-    elif excess > 0 and query == SERVERS:
+    elif excess > 0:
         cells = _joined_devices(titles, cells, excess)
     return _Row(dict(zip(titles, cells, strict=True))) if len(cells) == len(titles) else None
 

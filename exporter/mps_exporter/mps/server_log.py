@@ -75,6 +75,8 @@ class ServerLogReader:
         match event:
             case e.ServerProcess():
                 self._server_started(server, when)
+            case e.ServerFinishing():
+                server.finishing = True
             case e.ServerOpen():
                 self._server_open(server, when)
             case e.ServerExiting():

@@ -9,8 +9,8 @@ from mps_exporter.mps.clients import ServerClients
 from mps_exporter.mps.faults import ServerFaults
 from mps_exporter.mps.gpu_names import GpuNames
 from mps_exporter.mps.moment import Moment
-from mps_exporter.mps.quota import FULL, Quota
 from mps_exporter.mps.server_info import ServerInfo
+from mps_exporter.mps.tracking_quota import FULL, Quota
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
 from mps_exporter.observations import LogName
 from mps_exporter.snapshot import Wait
@@ -52,6 +52,8 @@ class TrackedServer(ServerInfo):
         """It has written to server.log."""
         self.exiting = False
         """Its log has the line of an orderly end."""
+        self.finishing = False
+        """Its log has the line that precedes that one."""
         self.missing_since: float | None = None
         """When its process was first seen to be gone."""
         self.unlisted_since: float | None = None

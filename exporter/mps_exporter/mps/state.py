@@ -13,12 +13,13 @@ from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.gpu_names import GpuNames
 from mps_exporter.mps.incidents import Incidents
 from mps_exporter.mps.moment import Moment
-from mps_exporter.mps.quota import FULL, Quota
 from mps_exporter.mps.server_exit_cause import exit_cause
-from mps_exporter.mps.servers import Servers, TrackedServer
+from mps_exporter.mps.servers import SHUTDOWN_SECONDS, Servers, TrackedServer
 from mps_exporter.mps.timeline import Occupant, Timeline
+from mps_exporter.mps.tracking_quota import FULL, Quota
 from mps_exporter.mps.waits import ClientQueue
 from mps_exporter.observations import LogName
+from mps_exporter.snapshot import Handover
 
 CREDENTIALS_SECONDS = 10.0
 """NEW CLIENT follows within a millisecond; a caller without one after this long was refused."""
@@ -57,6 +58,8 @@ class DaemonLifetime:
     """When it wrote a line that another one follows at once, and none has followed."""
     sent_at: float | None = None
     """When it sent a client to a server, and neither log has had a line since."""
+    handover: Handover | None = None
+    """The last line, if it says that a client was sent to a server."""
     logs_shutdown_requests: bool = False
     """Its log says when it asks a server to end (driver 580)."""
     backoff_seconds: float | None = None
@@ -98,6 +101,8 @@ class DaemonState:
         self.timeline = Timeline()
         self.server_log_at: float | None = None
         """The last line of server.log."""
+        self.server_log_lost_at: float | None = None
+        """When lines of server.log may have been lost last."""
         self._clock_ms: int | None = None
         """Everything up to here is in the running totals."""
         self._counted_from_ms: int | None = None
@@ -203,6 +208,11 @@ class DaemonState:
 
     def daemon_died(self, when: Moment) -> None:
         """The daemon died without logging; its servers exited with it."""
+        if self.daemon.quit_requested_at is not None and not self._servers_at(when.at):
+            # It was asked to quit, and its servers had ended: it exits then, and its last line,
+            # which follows at once, was lost.
+            self.daemon_exited(when)
+            return
         lost = [
             client.pid
             for server in self._servers_at(when.at)
@@ -252,7 +262,15 @@ class DaemonState:
             had_to_end = self.daemon.quit_requested_at is not None or any(
                 entry.uid != server.uid for entry in self.queue
             )
-        self.end_server(server, when, *exit_cause(server, status, when.at, had_to_end=had_to_end))
+        lost_at = self.server_log_lost_at
+        cause = exit_cause(
+            server,
+            status,
+            when.at,
+            had_to_end=had_to_end,
+            log_lost=lost_at is not None and lost_at >= when.at - SHUTDOWN_SECONDS,
+        )
+        self.end_server(server, when, *cause)
 
     def server_forbidden(self, uid: int, reason: str, when: Moment) -> None:
         """The daemon may not start a server for this user; it gives up after six attempts."""

@@ -8,7 +8,7 @@ from mps_exporter.mps.control_protocol import ServerReply
 from mps_exporter.mps.ledger import Ledger
 from mps_exporter.mps.log_events import ServerStarting
 from mps_exporter.mps.log_merger import LogEntry, LogMerger
-from mps_exporter.mps.quota import FULL, Quota
+from mps_exporter.mps.tracking_quota import FULL, Quota
 from mps_exporter.observations import LogsObservation
 
 RECONCILE_WAIT_SECONDS = 5.0

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mps_exporter.mps.moment import Moment
-from mps_exporter.mps.quota import FULL, Quota
+from mps_exporter.mps.tracking_quota import FULL, Quota
 
 
 @dataclass(slots=True, eq=False)

@@ -71,8 +71,10 @@ class ClientView:
     memory_limit_bytes: dict[str, int]
     contexts: dict[str, int]
     gpu_uuids: tuple[str, ...]
+    server_name: str | None
     namespace: str | None
     sm_partition: str | None
+    sm_partition_fault: str | None
     container_id: str | None
     pod_uid: str | None
     slurm_job_id: str | None
@@ -326,8 +328,10 @@ def _client(client: Client) -> ClientView:
         memory_limit_bytes=dict(client.memory_limit_bytes),
         contexts=dict(client.contexts),
         gpu_uuids=client.gpu_uuids,
+        server_name=client.server_name,
         namespace=client.namespace,
-        sm_partition=_optional(client.sm_partition),
+        sm_partition=_optional(client.sm_partition_name or client.sm_partition),
+        sm_partition_fault=client.sm_partition_fault,
         container_id=_optional(client.container_id),
         pod_uid=_optional(client.pod_uid),
         slurm_job_id=_optional(client.slurm_job_id),

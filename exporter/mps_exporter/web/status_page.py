@@ -6,7 +6,7 @@ error (StrictUndefined). Drawings are inline SVG whose coordinates are computed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -67,7 +67,7 @@ _SOURCES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class Tile:
     """One of the numbers at the top of the page."""
 
     label: str
@@ -194,19 +194,19 @@ def _template() -> jinja2.Template:
 # ---------------------------------------------------------------------- the numbers
 
 
-def numbers(totals: TotalsView, now: float, daemons: int) -> tuple[Number, ...]:
+def numbers(totals: TotalsView, now: float, daemons: int) -> tuple[Tile, ...]:
     """GPUs, clients, waiting, incidents, SM activity, of a host with so many control daemons."""
     no_daemon = "" if daemons else "no MPS daemon was seen"
     unknown = "not known"
     clients = str(totals.clients)
     if totals.clients is None:
         clients = f"{totals.clients_at_least} or more" if totals.clients_at_least else unknown
-    waiting = Number("Waiting", unknown, "control.log cannot be read")
+    waiting = Tile("Waiting", unknown, "control.log cannot be read")
     if totals.waiting is not None:
         longest = totals.longest_wait_seconds
         note = "no client waits" if longest is None else f"longest {humanize.age(longest)}"
         note = no_daemon or note
-        waiting = Number("Waiting", str(totals.waiting), note, "warning" if totals.waiting else "")
+        waiting = Tile("Waiting", str(totals.waiting), note, "warning" if totals.waiting else "")
     since = totals.incidents_since
     seen = "" if since is None else f"the exporter began {humanize.ago(now - since)}"
     incidents = str(totals.incidents_24h)
@@ -214,11 +214,11 @@ def numbers(totals: TotalsView, now: float, daemons: int) -> tuple[Number, ...]:
         incidents, seen = unknown, "not all logs can be read"
     activity = totals.sm_active_ratio
     return (
-        Number("GPUs", unknown if totals.gpus is None else str(totals.gpus)),
-        Number("Clients", clients, no_daemon),
+        Tile("GPUs", unknown if totals.gpus is None else str(totals.gpus)),
+        Tile("Clients", clients, no_daemon),
         waiting,
-        Number("Incidents in 24 h", incidents, seen, "warning" if totals.incidents_24h else ""),
-        Number(
+        Tile("Incidents in 24 h", incidents, seen, "warning" if totals.incidents_24h else ""),
+        Tile(
             "SM activity",
             unknown if activity is None else humanize.percent(activity),
             "mean of all GPUs" if (totals.gpus or 0) > 1 and activity is not None else "",
@@ -346,12 +346,14 @@ def reading_aid(gpu: GpuView) -> str:
 
 def lone_daemons(status: HostStatus) -> list[DaemonView]:
     """Daemons with clients whose GPUs are not among those that are shown."""
-    shown = {gpu.uuid for gpu in status.gpus}
-    return [
-        daemon
-        for daemon in status.daemons
-        if shown.isdisjoint(daemon.gpu_uuids) and any(server.clients for server in daemon.servers)
-    ]
+    return [daemon for daemon in status.daemons if groups(status, None, daemon)]
+
+
+def _card_of(client: ClientView, daemon: DaemonView, shown: Collection[str]) -> Collection[str]:
+    """The shown GPUs in whose cards a client is: its own; its daemon's first, if none is known."""
+    if client.has_unknown_gpu:
+        return [uuid for uuid in daemon.gpu_uuids if uuid in shown][:1]
+    return [uuid for uuid in shown if client.is_on(uuid)]
 
 
 def contexts(server: ServerView) -> str:
@@ -377,14 +379,14 @@ def groups(status: HostStatus, gpu: GpuView | None, only: DaemonView | None = No
     """The clients on a GPU (None: those of a daemon whose GPUs are not shown), largest first."""
     found: dict[tuple[str, int, str, str], list[ClientView]] = {}
     owners: dict[tuple[str, int, str, str], tuple[DaemonView, ServerView]] = {}
+    shown = {one.uuid: None for one in status.gpus}
     for daemon in status.daemons:
         if daemon is not only and (gpu is None or gpu.uuid not in daemon.gpu_uuids):
             continue
-        first = gpu is not None and gpu.uuid == daemon.gpu_uuids[0]
         for server in daemon.servers:
             for client in server.clients:
-                here = gpu is None or client.is_on(gpu.uuid) or (first and client.has_unknown_gpu)
-                if here:
+                cards = _card_of(client, daemon, shown)
+                if gpu.uuid in cards if gpu is not None else not cards:
                     program = client.program or "unknown program"
                     key = (daemon.pipe_directory, server.pid, client.user, program)
                     found.setdefault(key, []).append(client)
@@ -419,7 +421,7 @@ def _group(
         user=user,
         program=program,
         clients=tuple(clients),
-        limit=_limit_text(known, len(ratios), gpu),
+        limit=_limit_text(known, len(ratios), gpu, clients),
         memory=_memory_text(sizes, len(used)),
         sm_ratios=(min(known), max(known)) if known and len(known) == len(ratios) else None,
         memory_ratio=sum(sizes) / total if total and len(sizes) == len(used) else None,
@@ -436,22 +438,23 @@ def _sm_ratio(client: ClientView, gpu: GpuView | None) -> float | None:
     return client.active_thread_ratio
 
 
-def _share(ratio: float, gpu: GpuView | None) -> str:
-    count = gpu.sm_count if gpu is not None else None
-    return f"{ratio * count:.0f}" if count else humanize.percent(ratio)
-
-
-def _limit_text(known: Sequence[float], count: int, gpu: GpuView | None) -> str:
+def _limit_text(
+    known: Sequence[float], count: int, gpu: GpuView | None, clients: Sequence[ClientView]
+) -> str:
     """The SM limits of a group. They are not added up: each client may use its own in full."""
     if len(known) < count:
         return "SM limit not known" if not known else "some SM limits not known"
     low, high = min(known), max(known)
     if low >= 1:
         return "no SM limit"
-    of = f" of {gpu.sm_count} SMs" if gpu is not None and gpu.sm_count else " of the SMs"
-    if low == high:
-        return f"at most {_share(low, gpu)}{of}"
-    return f"at most {_share(low, gpu)} to {_share(high, gpu)}{of}"
+    total = gpu.sm_count if gpu is not None else None
+    # How the hardware rounds is not known of every architecture: then no number of SMs is said.
+    rounded = gpu is not None and all(gpu.uuid in client.sm_limit for client in clients)
+    shares = [
+        f"{ratio * total:.0f}" if total and rounded else humanize.percent(ratio)
+        for ratio in dict.fromkeys((low, high))
+    ]
+    return f"at most {' to '.join(shares)} of {total or 'the'} SMs"
 
 
 def _memory_text(sizes: Sequence[int], count: int) -> str:
@@ -472,14 +475,21 @@ def client_state(client: ClientView, now: float) -> str:
 
 
 def belongs_to(client: ClientView) -> str:
-    """The job, pod, container or unit of a client; the first that is known."""
+    """The namespace and SM partition of a client, and the first of job, pod, container and unit."""
     owners = (
         ("Slurm job", client.slurm_job_id, 40),
         ("pod", client.pod_uid, 40),
         ("container", client.container_id, 12),
         ("unit", client.systemd_unit, 60),
     )
-    return next((f"{kind} {name[:length]}" for kind, name, length in owners if name), "")
+    owner = next((f"{kind} {name[:length]}" for kind, name, length in owners if name), "")
+    fault = f" (fault: {client.sm_partition_fault})" if client.sm_partition_fault else ""
+    parts = (
+        f"namespace {client.server_name}/{client.namespace}" if client.namespace else "",
+        f"SM partition {client.sm_partition[:60]}{fault}" if client.sm_partition else "",
+        owner,
+    )
+    return ", ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,7 +509,7 @@ def sm_limit_of(client: ClientView, gpu: GpuView | None) -> Amount:
     if ratio is None:
         return Amount("not known", -1)
     # "At most": a program may lower its limits while it starts, which is not seen from outside.
-    text = "no limit" if ratio >= 1 else _limit_text([ratio], 1, gpu)
+    text = "no limit" if ratio >= 1 else _limit_text([ratio], 1, gpu, [client])
     return Amount(text, ratio, limit=ratio)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from mps_exporter.diagnostics import findings
+from mps_exporter.diagnostics import findings, recent_incidents
 from mps_exporter.diagnostics.actions import actions
 from mps_exporter.observations import LogChunk, LogsObservation
 from mps_exporter.sources.recording import Recording, read
@@ -88,3 +88,93 @@ async def test_a_daemon_that_was_continued_is_not_to_be_killed() -> None:
         if process is not None and process.state == "S":
             remedies += killed(look)
     assert not [remedy for remedy in remedies if "kill -9" in remedy]
+
+
+def without(*lines: bytes) -> Change:
+    """These lines are missing from a log that is otherwise complete."""
+
+    def change(chunk: LogChunk) -> LogChunk:
+        kept = [
+            line
+            for line in chunk.data.splitlines(keepends=True)
+            if not line.rstrip().endswith(lines)
+        ]
+        return replace(chunk, data=b"".join(kept))
+
+    return change
+
+
+NOTIFIED = (b"Server has been notified to shutdown", b"Waiting for current clients to finish")
+
+
+@pytest.mark.parametrize("name", ["three-users", "two-daemons", "fault-held"])
+async def test_a_server_that_was_about_to_end_has_not_crashed(name: str) -> None:
+    whole, cut = [
+        (await played(one))[-1] for one in (recording(name), recording(name, without(b"Exiting")))
+    ]
+    assert cut.all("mps_server_exits_total") == whole.all("mps_server_exits_total")
+    kinds = {one.kind for daemon in cut.snapshot.daemons for one in daemon.incidents}
+    assert "server_crashed" not in kinds
+
+
+async def test_a_server_that_only_control_log_says_was_asked_may_have_crashed() -> None:
+    look = (await played(recording("two-daemons", without(b"Exiting", *NOTIFIED))))[-1]
+    crashes = [
+        one
+        for daemon in look.snapshot.daemons
+        for one in daemon.incidents
+        if one.kind == "server_crashed"
+    ]
+    assert crashes
+    assert all(one.detail.endswith("although it had been asked to end") for one in crashes)
+
+
+async def test_nor_has_one_whose_last_lines_were_lost_in_a_truncation() -> None:
+    def change(chunk: LogChunk) -> LogChunk:
+        if chunk.log == "server" and b"Exiting" in chunk.data:
+            return replace(chunk, data=b"", restarted=True)
+        return chunk
+
+    look = (await played(recording("two-daemons", change)))[-1]
+    assert not look.value("mps_server_exits_total", cause="crashed")
+    assert look.value("mps_server_exits_total", cause="requested")
+
+
+async def test_a_daemon_that_was_asked_to_quit_and_whose_servers_ended_has_not_died() -> None:
+    looks = await played(recording("wait-served", without(b"Exit with status 0")))
+    (daemon,) = looks[-1].snapshot.daemons
+    kinds = [one.kind for one in daemon.incidents]
+    assert "daemon_quit" in kinds
+    assert "daemon_died" not in kinds
+
+
+async def test_whether_a_server_is_a_ghost_is_not_known_without_its_log() -> None:
+    def unreadable(whole: Recording) -> Recording:
+        def hide(one: LogsObservation) -> LogsObservation:
+            states = tuple(
+                replace(state, readable=state.log != "server" and state.readable)
+                for state in one.states
+            )
+            chunks = tuple(chunk for chunk in one.chunks if chunk.log != "server")
+            return replace(one, chunks=chunks, states=states)
+
+        return replace(
+            whole,
+            observations=tuple(
+                hide(one) if isinstance(one, LogsObservation) else one for one in whole.observations
+            ),
+        )
+
+    looks = await played(unreadable(recording("deaf-server")))
+    assert any(look.snapshot.daemons[0].servers for look in looks if look.snapshot.daemons)
+    assert not any(value == 0.0 for look in looks for _, value in look.all("mps_server_ghost"))
+
+
+async def test_why_a_server_could_not_start_is_known_after_its_daemon_has_quit() -> None:
+    evidence = [
+        one.evidence
+        for one in recent_incidents((await played(recording("crash-loop")))[-1].snapshot)
+        if one.advice.name == "server_start_failed"
+    ]
+    assert evidence
+    assert all("may not start servers for other users" in one for one in evidence)

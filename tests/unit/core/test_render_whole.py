@@ -64,6 +64,7 @@ CLIENT = Client(
     server_name="training",
     namespace="batch",
     sm_partition="Kp8",
+    sm_partition_name="large",
     sm_partition_fault="other_gpu",
     cgroup="/system.slice/job.service",
 )
@@ -253,7 +254,7 @@ SHOWN = {
     "mps_namespace_pinned_memory_limit_bytes": {N: 22},
     "mps_namespace_client_priority": {N: 1},
     "mps_namespace_clients": {N: 1, (D, "training", "open"): 0},
-    "mps_client_namespace_info": {(*DSP, "training", "batch"): 1},
+    "mps_client_namespace_info": {(*DSP, "", "", "training", "batch"): 1},
     "mps_sm_partition_info": {(*P, "Kp8", "created", "false"): 1},
     "mps_sm_partition_sms": {P: 34},
     "mps_sm_partition_chunks": {P: 4},

@@ -12,7 +12,8 @@ from grafana.boards import BOARDS
 from grafana.pictures import __main__ as pictures
 from grafana.pictures import hosts, server
 from grafana.pictures.look import Shot, Sight, report, wrong
-from tests.support.player import RECORDINGS
+from tests.support import v3_host
+from tests.support.player import RECORDINGS, Player
 
 
 def test_without_a_grafana_it_says_how_to_get_one(
@@ -50,15 +51,22 @@ def test_it_is_provisioned_from_what_is_shipped(tmp_path: Path) -> None:
     assert (folder / "mps-fleet.json").exists()
 
 
-async def test_many_replayed_hosts_are_behind_one_port() -> None:
+@pytest.fixture
+def v3() -> Player:
+    return Player(v3_host.recording())
+
+
+async def test_many_replayed_hosts_are_behind_one_port(v3: Player) -> None:
     services = {name: hosts.service(name) for name in ("quiet", "fault@0.5")}
-    async with TestClient(TestServer(hosts.app(services))) as client:
+    async with TestClient(TestServer(hosts.app(services, v3))) as client:
         for name in services:
             page = await (await client.get(f"/{name}/metrics")).text()
             assert "\nmps_exporter_recording_info{" in page
         page = await (await client.get(f"/{hosts.MADE_UP}/metrics")).text()
         assert "\nmps_exporter_recording_info{" not in page
         assert page.count("\nmps_client_info{") == hosts.GPUS * hosts.CLIENTS_PER_GPU
+        page = await (await client.get(f"/{hosts.V3}/metrics")).text()
+        assert "\nmps_named_server_info{" in page
         assert (await client.get("/nobody/metrics")).status == 404
 
 

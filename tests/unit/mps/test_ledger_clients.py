@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mps_exporter.mps.quota import OF_ORDINARY_USER
 from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.mps.tracking_quota import OF_ORDINARY_USER
 from mps_exporter.observations import DaemonFacts, ProcessFacts
 from mps_exporter.snapshot import ServerSession
 from tests.support.mps_logs import (

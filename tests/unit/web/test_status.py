@@ -107,8 +107,8 @@ BOTH = hosts.daemon().logs
         ),
         (
             hosts.snapshot(hosts.daemon(hosts.server(), logs=(BOTH[0], NO_SERVER))),
-            "MPS is up: 1 server without clients; faults cannot be detected: server.log is not "
-            "readable.",
+            "MPS is up: 1 server without clients; faults and hung clients cannot be detected: "
+            "server.log is not readable.",
         ),
         (
             hosts.snapshot(hosts.daemon(hosts.server(clients_connected=None))),
@@ -128,7 +128,8 @@ BOTH = hosts.daemon().logs
                 hosts.daemon(pipe_directory="/tmp/other", logs=()),
             ),
             "1 client uses 1 GPU through 1 server; whether clients wait at /tmp/other is not "
-            "known: control.log is not readable; faults at /tmp/other cannot be detected: "
+            "known: control.log is not readable; faults and hung clients at /tmp/other cannot be "
+            "detected: "
             "server.log is not readable.",
         ),
         (
