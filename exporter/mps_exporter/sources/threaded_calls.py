@@ -1,9 +1,7 @@
-"""Asks several things that may hang, and waits for none that does.
+"""Asks several things that may hang at once, each on a thread of its own.
 
 Looking at a directory on a dead file server does not return, for hours. What hangs costs its own
-answer: the others are waited for together, and nobody waits again for one that hangs. One thread
-asks all of them in turn, because to start a thread takes longer than to look at a directory (0.5 ms
-or more on a busy host); once one of them takes long, each of the rest gets a thread of its own.
+answer: the others are waited for together, and nobody waits again for one that hangs.
 """
 
 from __future__ import annotations
@@ -11,9 +9,8 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Generic, TypeVar
@@ -23,31 +20,24 @@ T = TypeVar("T")
 WAIT_SECONDS = 0.5
 """So long all questions of one call are waited for, together."""
 
-TURN_SECONDS = 0.02
-"""So long one thread asks all of them; then each that is left gets its own."""
+MAX_IDLE = 4
+"""So many threads are kept for the next questions: starting one costs more than most questions."""
 
 MAX_HUNG = 64
 MAX_HUNG_PER_USER = 4
 """A user who has so many questions under way that hang is asked no more of them."""
 
 
+_Jobs = SimpleQueue[tuple[Callable[[], None], threading.Event] | None]
+"""What a thread has to run, and what to set then; None: it ends."""
+
+
 @dataclass(slots=True)
 class _Question(Generic[T]):
     user: int | None
-    function: Callable[[], T]
     done: threading.Event = field(default_factory=threading.Event)
     answers: list[T] = field(default_factory=list)
     error: BaseException | None = None
-
-    def ask(self) -> None:
-        try:
-            self.answers.append(self.function())
-        except BaseException as error:  # noqa: BLE001 - the caller's to judge
-            self.error = error
-        self.done.set()
-
-
-_Batch = deque[_Question[T]]
 
 
 class ThreadedCalls(Generic[T]):
@@ -56,12 +46,9 @@ class ThreadedCalls(Generic[T]):
     def __init__(self, wait_seconds: float = WAIT_SECONDS) -> None:
         self._wait_seconds = wait_seconds
         self._asked: dict[Hashable, _Question[T]] = {}
-        self._batches: SimpleQueue[_Batch[T] | None] | None = None
-        """What the thread is to ask that asks all of them; None: there is none."""
-        self._given: list[_Question[T]] = []
-        """What it was to ask last."""
-        self._end: Callable[[], object] = lambda: None
-        """Ends it."""
+        self._idle: list[_Jobs] = []
+        """Threads that are free, by what they wait for."""
+        weakref.finalize(self, _end, self._idle)
         self.old: frozenset[Hashable] = frozenset()
         """Of the last answers those whose question was put in an earlier call: what they say was so
         then."""
@@ -112,7 +99,6 @@ class ThreadedCalls(Generic[T]):
         }
         hung = Counter(one.user for one in self._asked.values() if not one.done.is_set())
         late = {name for name, one in self._asked.items() if not one.done.is_set()}
-        first, rest = _Batch[T](), _Batch[T]()
         for name, (user, function) in questions.items():
             if name in self._asked:
                 continue  # under way, or done after the last call
@@ -120,65 +106,49 @@ class ThreadedCalls(Generic[T]):
             others = sum(count for other, count in hung.items() if other not in (None, 0))
             if hung[user] >= limit or (user not in (None, 0) and others >= MAX_HUNG):
                 continue
-            question = self._asked[name] = _Question(user, function)
             if hung[user] and user not in (None, 0):
                 late.add(name)  # it may hang as well: its answer is for the next call
                 hung[user] += 1
-                rest.append(question)
-            else:
-                first.append(question)
-        try:
-            self._ask_in_turn(first)
-            first += rest
-            while first:
-                _ask_on_a_thread(first)
-        except RuntimeError:  # no thread is left (systemd: TasksMax=); those before come first
-            unasked = {id(one) for one in (*first, *rest)}
-            self._asked = {name: one for name, one in self._asked.items() if id(one) not in unasked}
+            try:
+                self._asked[name] = _start(user, function, self._idle)
+            except RuntimeError:  # no thread is left (systemd: TasksMax=); those before come first
+                break
         return late
 
-    def _ask_in_turn(self, batch: _Batch[T]) -> None:
-        """Have one thread ask these; takes out of the batch what is asked within TURN_SECONDS.
 
-        Raises:
-            RuntimeError: No thread is left.
-        """
-        if not batch:
-            return
-        given = list(batch)
-        if self._batches is None or not all(one.done.is_set() for one in self._given):
-            self._end()  # that thread hangs: it ends when it returns
-            self._batches = SimpleQueue[_Batch[T] | None]()
-            thread = threading.Thread(
-                target=_ask_batches, args=(self._batches,), name="calls", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError:
-                self._batches = None
-                raise
-            self._end = weakref.finalize(self, self._batches.put, None)
-        self._given = given
-        self._batches.put(batch)
-        end = time.monotonic() + min(TURN_SECONDS, self._wait_seconds)
-        for one in given:
-            one.done.wait(max(0.0, end - time.monotonic()))
+def _start(user: int | None, function: Callable[[], T], idle: list[_Jobs]) -> _Question[T]:
+    question = _Question[T](user)
 
-
-def _ask_batches(batches: SimpleQueue[_Batch[T] | None]) -> None:
-    while (batch := batches.get()) is not None:
-        while batch:
-            with suppress(IndexError):  # another thread was quicker
-                batch.popleft().ask()
-        del batch
-
-
-def _ask_on_a_thread(batch: _Batch[T]) -> None:
-    """Start a thread for the first one in the batch; RuntimeError: none is left."""
-    with suppress(IndexError):
-        one = batch.popleft()
+    def run() -> None:
         try:
-            threading.Thread(target=one.ask, name="call", daemon=True).start()
-        except RuntimeError:
-            batch.appendleft(one)
-            raise
+            question.answers.append(function())
+        except BaseException as error:  # noqa: BLE001 - the caller's to judge
+            question.error = error
+
+    if idle:
+        jobs = idle.pop()
+    else:
+        jobs = SimpleQueue()
+        arguments = (jobs, idle)
+        threading.Thread(target=_work, args=arguments, name="threaded-call", daemon=True).start()
+    jobs.put((run, question.done))
+    return question
+
+
+def _work(jobs: _Jobs, idle: list[_Jobs]) -> None:
+    while (job := jobs.get()) is not None:
+        run, done = job
+        run()
+        # Free before the caller hears of it: it may ask again at once.
+        kept = len(idle) < MAX_IDLE
+        if kept:
+            idle.append(jobs)
+        done.set()
+        if not kept:
+            return
+        del job, run, done
+
+
+def _end(idle: list[_Jobs]) -> None:
+    for jobs in idle:
+        jobs.put(None)

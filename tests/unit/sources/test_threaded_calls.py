@@ -7,7 +7,7 @@ import pytest
 
 from mps_exporter.sources import threaded_calls
 from mps_exporter.sources.threaded_calls import ThreadedCalls
-from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, wait_for
 
 ALICE, BOB = 2001, 2002
 
@@ -89,6 +89,28 @@ def test_what_an_earlier_call_asked_is_told_apart(gate: Gate) -> None:
     assert some.old == frozenset()
 
 
+def test_a_thread_that_is_free_is_asked_again() -> None:
+    some = ThreadedCalls[int](PATIENCE_SECONDS)
+    threads = {some.ask({number: (0, threading.get_ident)})[number] for number in range(5)}
+    assert len(threads) == 1
+
+
+def test_free_threads_are_few_and_end_with_who_asked() -> None:
+    some = ThreadedCalls[threading.Thread](PATIENCE_SECONDS)
+    begun = threading.Barrier(threaded_calls.MAX_IDLE + 2)
+
+    def at_the_same_time() -> threading.Thread:
+        begun.wait()
+        return threading.current_thread()
+
+    names = range(threaded_calls.MAX_IDLE + 2)
+    threads = some.ask(dict.fromkeys(names, (0, at_the_same_time))).values()
+    assert len(set(threads)) == len(names)
+    wait_for(lambda: sum(one.is_alive() for one in threads) == threaded_calls.MAX_IDLE)
+    del some
+    wait_for(lambda: not any(one.is_alive() for one in threads))
+
+
 def test_an_error_is_no_answer_and_stops_nobody() -> None:
     def fails() -> str:
         raise OSError(24, "Too many open files")
@@ -106,39 +128,16 @@ def test_a_bug_is_raised() -> None:
         ThreadedCalls[str](PATIENCE_SECONDS).ask({"a": asked(0, fails)})
 
 
-def test_what_returns_at_once_is_asked_on_one_thread() -> None:
-    some = ThreadedCalls[str](PATIENCE_SECONDS)
-    threads = [
-        set(some.ask({n: asked(0, lambda: str(threading.get_ident())) for n in range(20)}).values())
-        for _ in range(3)
-    ]
-    assert len(set.union(*threads)) == 1
-
-
-def test_one_thread_hangs_with_the_first_and_others_go_on(gate: Gate) -> None:
-    some = ThreadedCalls[str](PATIENCE_SECONDS)
-    users = range(1000, 1000 + threaded_calls.MAX_HUNG)
-    some._wait_seconds = 0.05
-    assert not some.ask({user: asked(user, gate) for user in users})
-    assert gate.started == len(users)
-    some._wait_seconds = PATIENCE_SECONDS
-    assert some.ask({"b": asked(0, at_once)}) == {"b": "now"}
-    gate.open.set()
-
-
-def test_without_a_free_thread_the_first_ones_are_asked(
-    gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_free_thread_the_first_ones_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     real, started = threading.Thread.start, list[threading.Thread]()
 
     def start(thread: threading.Thread) -> None:
-        if len(started) == 2:
+        if started:
             raise RuntimeError("can't start new thread")
         started.append(thread)
         real(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    some = ThreadedCalls[str](0.05)
-    users = {"a": ALICE, "b": BOB, "c": 0, "d": 1}
-    assert some.ask({name: asked(user, gate) for name, user in users.items()}) == {}
-    assert set(some._asked) == {"a", "b"}
+    monkeypatch.setattr(threaded_calls, "MAX_IDLE", 0)
+    some = ThreadedCalls[str](PATIENCE_SECONDS)
+    assert some.ask({"a": asked(0, at_once), "b": asked(ALICE, at_once)}) == {"a": "now"}
