@@ -641,15 +641,18 @@ def one_daemon(
     facts: DaemonFacts = RUNNING,
     listed: tuple[tuple[int, str, int | None], ...] | None = None,
     session: ServerSession = LOGGED,
+    lost_at: float | None = None,
+    stranded_since: dict[int, float] | None = None,
 ) -> Snapshot:
     answers = ServerAnswers(ProbeReply((20,), 1.0), {20: SAID}, 8.0) if said else ServerAnswers()
-    view = LedgerView(at=9.0, servers=(session,), devices={0: "GPU-a"})
+    view = LedgerView(at=9.0, servers=(session,), devices={0: "GPU-a"}, server_log_lost_at=lost_at)
     gpus = None if listed is None else NvmlObservation(9.0, Outcome.OK, gpus=(gpu(*listed),))
     return merge(
         taken_at=9.0,
         gpus=gpus,
         processes=ProcfsObservation(9.0, (facts,), {one.pid: one for one in processes}),
         daemons=[DaemonInputs(facts, answers=answers, view=view, logs=logs)],
+        stranded_since=stranded_since,
     )
 
 
@@ -716,6 +719,26 @@ def test_a_client_without_a_number_or_beyond_the_bound_leaves_strangers_in_doubt
     assert found.gpus[0].stranded_clients == 2
     more = one_daemon(SERVER, listed=NEIGHBOUR, session=nameless)
     assert more.gpus[0].stranded_clients is None
+
+
+@pytest.mark.parametrize(
+    ("has_log", "lost_at", "stranded"),
+    [(True, None, 1), (False, None, None), (True, 2.0, None), (True, 5.0, None), (True, 1.9, 1)],
+)
+def test_where_lines_of_a_server_may_be_missing_no_client_is_stranded(
+    has_log: bool, lost_at: float | None, stranded: int | None
+) -> None:
+    session = replace(LOGGED, has_log=has_log)
+    found = one_daemon(SERVER, listed=NEIGHBOUR, session=session, lost_at=lost_at)
+    assert found.gpus[0].stranded_clients == stranded
+
+
+@pytest.mark.parametrize(("since", "stranded"), [({32: 8.0}, 1), ({32: 8.1}, 0), ({}, 0)])
+def test_a_client_is_stranded_once_it_has_looked_so_for_a_second(
+    since: dict[int, float], stranded: int
+) -> None:
+    (found,) = one_daemon(SERVER, listed=NEIGHBOUR, stranded_since=since).gpus
+    assert (found.stranded_pids, found.stranded_clients) == ((32,), stranded)
 
 
 @pytest.mark.parametrize(
