@@ -57,6 +57,7 @@ LEDGER = (
     "tests/unit/mps/test_unfinished_work.py",
     "tests/unit/mps/test_timeline.py",
     "tests/unit/mps/test_counters.py",
+    "tests/unit/core/test_handover.py",
     "tests/unit/core/test_collector.py",
     "tests/unit/core/test_lost_lines.py",
     "tests/unit/mps/test_log_samples.py",
@@ -77,6 +78,7 @@ V3 = (
 MERGE = (
     "tests/unit/core/test_merge.py",
     "tests/unit/core/test_named_servers.py",
+    "tests/unit/core/test_handover.py",
     "tests/unit/core/test_v3_host.py",
     "tests/unit/core/test_render_whole.py",
     "tests/unit/core/test_collector.py",

@@ -247,6 +247,13 @@ class LogTail:
 
     # ------------------------------------------------------------------ reading
 
+    def may_have_gained(self) -> bool:
+        """Whether the file has another size than what was read of it, or cannot be asked."""
+        try:
+            return self.descriptor is None or os.fstat(self.descriptor).st_size != self._offset
+        except OSError:
+            return True
+
     def read(
         self, fallback: LogZone | None, most_bytes: int | None = None
     ) -> tuple[bytes, bool, bool]:
@@ -280,7 +287,7 @@ class LogTail:
         mtime = found.st_mtime if complete else None
         if data:
             data = self._cut_at_zone_change(data, mtime, fallback)
-            complete = complete and self._offset + len(data) >= size
+            complete = self._offset + len(data) >= size
             self._offset += len(data)
             self._fingerprint = (self._fingerprint + data[-FINGERPRINT_BYTES:])[-FINGERPRINT_BYTES:]
         history = bool(data) and self._offset <= self._history_until
