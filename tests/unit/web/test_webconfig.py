@@ -58,6 +58,37 @@ def test_each_is_refused_with_the_reason(folder: Path, text: str, reason: str) -
     assert reason in refused(folder, text)
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0.0),
+        ("1ns", 1e-9),
+        ("1us", 1e-6),
+        ("1µs", 1e-6),
+        ("1μs", 1e-6),
+        ("20ms", 0.02),
+        ("1m30s", 90.0),
+        ("1.5h", 5400.0),
+        ("2562047h", 2562047 * 3600.0),
+        ("2562048h", None),  # 2^63 ns, which Go cannot hold
+        ("9223372036854775807ns", 9223372036.854775807),
+        ("9223372036854775808ns", None),
+        ("5", None),
+        ("1s!", None),
+        ("", None),
+    ],
+)
+def test_durations_are_those_of_go(folder: Path, text: str, seconds: float | None) -> None:
+    limit = f'rate_limit: {{interval: "{text}", burst: 1}}\n'
+    if seconds is None:
+        assert "rate_limit.interval" in refused(folder, limit)
+    else:
+        (folder / "web.yml").write_text(limit)
+        loaded = load(str(folder / "web.yml")).config
+        assert loaded.rate_interval_seconds == pytest.approx(seconds, rel=1e-12)
+        assert loaded.rate_burst == 1
+
+
 def test_what_the_policy_of_the_host_forbids(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise ssl.SSLError(1, "[SSL: NO_CIPHER_MATCH] no cipher match")
