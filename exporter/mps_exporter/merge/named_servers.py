@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mps_exporter.merge.clients import ServerLimits, client_of, host_pid
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext, ServerInputs, is_server
 from mps_exporter.mps import client_limits
+from mps_exporter.mps.protocol_v3 import PARTITION_REPLIES, unique
 from mps_exporter.snapshot import (
     Client,
     ClientSession,
@@ -28,8 +30,16 @@ def merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partition
     found = inputs.answers.partitioning
     if found is None:
         return None
+    # Two names of one GPU may make one partition of two rows.
+    partitions, refused = unique(
+        replace(one, device=_uuid(context, found, one.server_name, one.device) or one.device)
+        for one in found.partitions or ()
+    )
+    counts = Counter(found.not_understood)
+    counts[PARTITION_REPLIES[found.protocol], "row"] += refused
     return replace(
         found,
+        not_understood={key: count for key, count in counts.items() if count},
         servers=found.servers
         and tuple(
             replace(one, pid=_own_pid(context, inputs, one.pid) or None) for one in found.servers
@@ -47,11 +57,7 @@ def merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partition
             )
             for one in found.clients
         ),
-        partitions=found.partitions
-        and tuple(
-            replace(one, device=_uuid(context, found, one.server_name, one.device) or one.device)
-            for one in found.partitions
-        ),
+        partitions=None if found.partitions is None else partitions,
     )
 
 
