@@ -575,8 +575,11 @@ def _server(row: _Row) -> NamedServer | None:
     if not (name := row.name("name")):
         return None
     devices = row.text("allowed-devices", _DEVICES) or ""
-    # A server that is configured only has no process.
+    # A server that is configured only has no process. Of one whose PID is not understood it is not
+    # known whether it has.
     pid = None if row.cells.get("pid") == "0" else row.number("pid", _PID, MAX_PID)
+    if row.spoilt:
+        return None
     return NamedServer(
         name=name,
         uid=row.number("uid", _UID, 2**32 - 2),

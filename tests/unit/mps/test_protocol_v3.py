@@ -315,6 +315,8 @@ def test_unknown_columns_are_ignored_and_counted() -> None:
         ("active-thread-percentage", "0.00"),
         ("active-thread-percentage", "half"),
         ("pinned-memory-limit", "much"),
+        ("pinned-memory-limit", "0G"),
+        ("pinned-memory-limit", "9999999T"),
         ("client-priority", "2"),
     ],
 )
@@ -345,6 +347,12 @@ def test_rows_that_could_mislead_are_refused(row: str) -> None:
     found = read(clients=f"51087,srv,0,default,python\n{row}\n")
     assert [client.pid for client in found.clients or ()] == [51087]
     assert found.not_understood == {("client_list", "row"): 1}
+
+
+def test_a_server_with_a_pid_that_is_not_understood_is_refused() -> None:
+    found = read(servers="name,pid\nidle,0\ntraining,48...\nshared,x\n")
+    assert found.servers == (NamedServer("idle"),)
+    assert found.not_understood == {("server_list", "row"): 2}
 
 
 def test_a_namespace_of_another_server_is_none() -> None:
