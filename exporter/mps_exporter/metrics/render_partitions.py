@@ -30,7 +30,8 @@ def add_partitioning(
     d = (daemon.pipe_directory,)
     clients = [client for server in daemon.servers for client in server.clients]
     for client in clients if single_clients else ():
-        _client(add, d, client, indexes)
+        if client.pid:  # of those that cannot be told apart there is only the number
+            _client(add, d, client, indexes)
     _servers(add, d, found)
     inhabitants = found.clients_by_namespace()
     for namespace in found.namespaces or ():

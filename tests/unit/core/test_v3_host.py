@@ -330,6 +330,18 @@ def test_a_daemon_in_its_own_pid_namespace_numbers_processes_otherwise() -> None
     assert metrics.value("mps_client_namespace_info", pid=9001, namespace="high_priority") == 1
 
 
+def test_clients_that_cannot_be_told_apart_have_no_series() -> None:
+    server = replace(
+        process(9002, "nvidia-cuda-mps-server"), namespace_pids=(9002, SERVER), pid_namespace=77
+    )
+    control = replace(process(9000, "nvidia-cuda-mps-control"), pid_namespace=77)
+    daemon = facts(process=control, servers=())
+    metrics = played(recording(found={9002: server}, daemon=daemon))
+    assert metrics.value("mps_client_dropped_series") == 2
+    assert metrics.all("mps_client_namespace_info") == []
+    assert metrics.value("mps_namespace_clients", namespace="default") == 1
+
+
 _texts = st.sampled_from(
     [
         *published.MANUAL.values(),
