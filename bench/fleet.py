@@ -1,6 +1,8 @@
 """A fleet of made-up hosts into Prometheus, our rules, Alertmanager and a webhook.
 
-    python -m bench.fleet [--hosts 1000] [--minutes 12] [--scrape-seconds 30]
+    python -m bench.fleet [--hosts 1000] [--minutes 12] [--scrape-seconds 30] [--victoria-metrics]
+
+With --victoria-metrics a single VictoriaMetrics scrapes and stores, and vmalert evaluates.
 
 Each host says what the exporter says of a host of 8 GPUs: a tenth are full (48 clients on each
 GPU), six tenths have 6 clients on each, three tenths are idle. Every CHURN_SECONDS an eighth of all
@@ -22,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,8 @@ NOTIFIED_WITHIN = 90.0
 QUERY_WITHIN = 2.0
 INTERVAL_SHARE = 1 / 3
 DASHBOARD = "mps-fleet"
+LATENCY_SECONDS = 10
+"""How far VictoriaMetrics and vmalert stay behind (30 s by default, for slow networks)."""
 CLIENTS_OF_KIND = {"full": 48, "shared": 6, "idle": 0}
 BUSY_SHARE = 0.7
 """How busy cores and memory may be for the estimate of the largest fleet."""
@@ -167,9 +171,7 @@ def _page(kind: str, generation: int, crash: float | None) -> bytes:
     return _STARTED.sub(rb"\g<1>%d" % (NOW - 86_400), text)
 
 
-def prometheus_configuration(
-    hosts: int, port: int, scrape_seconds: int, notifier: str
-) -> dict[str, Any]:
+def scrape_configuration(hosts: int, port: int, scrape_seconds: int) -> dict[str, Any]:
     """One target for each host: they differ in their path, and so in the label instance."""
     return {
         "global": {
@@ -177,8 +179,6 @@ def prometheus_configuration(
             "scrape_timeout": "10s",
             "evaluation_interval": "30s",
         },
-        "rule_files": [str(file) for file in RULE_FILES],
-        "alerting": {"alertmanagers": [{"static_configs": [{"targets": [notifier]}]}]},
         "scrape_configs": [
             {
                 "job_name": "mps-exporter",
@@ -207,6 +207,106 @@ async def running(folder: Path, name: str, *command: str | Path) -> Any:
         await process.wait()
 
 
+@dataclass(frozen=True)
+class Store:
+    """What scrapes, stores and evaluates."""
+
+    name: str
+    base: str
+    """Answers queries."""
+    rules_base: str
+    """Answers for the rules."""
+    pids: tuple[int, ...]
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of all its programs."""
+        return sum(cpu_seconds(pid) for pid in self.pids)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of all its programs."""
+        return sum(resident_bytes(pid) for pid in self.pids)
+
+    async def series(self) -> int:
+        """Series that were seen since the start, churn and recorded ones included."""
+        status = await ask(self.base, "status/tsdb")
+        return int(
+            status["headStats"]["numSeries"] if "headStats" in status else status["totalSeries"]
+        )
+
+
+async def start_prometheus(
+    stack: contextlib.AsyncExitStack, folder: Path, config: dict[str, Any], notifier: str
+) -> Store:
+    """Start a Prometheus that scrapes, stores and evaluates."""
+    base = f"127.0.0.1:{free_port()}"
+    config["rule_files"] = [str(file) for file in RULE_FILES]
+    config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [notifier]}]}]}
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    process = await stack.enter_async_context(
+        running(
+            folder,
+            "prometheus",
+            program("prometheus3"),
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address={base}",
+        )
+    )
+    return Store("Prometheus", base, base, (process.pid,))
+
+
+async def start_victoria_metrics(
+    stack: contextlib.AsyncExitStack, folder: Path, config: dict[str, Any], notifier: str
+) -> Store:
+    """Start a VictoriaMetrics that scrapes and stores, and a vmalert that evaluates."""
+    base, rules_base = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    del config["global"]["evaluation_interval"]
+    (folder / "scrape.yml").write_text(yaml.safe_dump(config))
+    store = await stack.enter_async_context(
+        running(
+            folder,
+            "victoria-metrics",
+            program("victoria-metrics"),
+            f"-storageDataPath={folder / 'data'}",
+            f"-httpListenAddr={base}",
+            f"-promscrape.config={folder / 'scrape.yml'}",
+            f"-search.latencyOffset={LATENCY_SECONDS}s",
+        )
+    )
+    await until_answering(f"http://{base}/health")
+    rules = await stack.enter_async_context(
+        running(
+            folder,
+            "vmalert",
+            program("vmalert"),
+            *(f"-rule={file}" for file in RULE_FILES),
+            f"-datasource.url=http://{base}",
+            f"-remoteWrite.url=http://{base}",
+            f"-remoteRead.url=http://{base}",
+            f"-notifier.url=http://{notifier}",
+            f"-httpListenAddr={rules_base}",
+            "-evaluationInterval=30s",
+            f"-rule.evalDelay={LATENCY_SECONDS}s",
+        )
+    )
+    await until_answering(f"http://{rules_base}/health")
+    return Store("VictoriaMetrics and vmalert", base, rules_base, (store.pid, rules.pid))
+
+
+async def until_answering(url: str) -> None:
+    """Wait until a program answers."""
+    async with aiohttp.ClientSession() as session:
+        for _ in range(120):
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with session.get(url) as response:
+                    if response.status == 200:
+                        return
+            await asyncio.sleep(0.5)
+    raise AssertionError(f"no answer from {url}")
+
+
 class GroupTimes:
     """How long each group took, and how often it is evaluated."""
 
@@ -219,14 +319,22 @@ class GroupTimes:
 
     async def look(self, base: str) -> None:
         """Take down what was evaluated since the last look."""
-        for group in (await ask(base, "rules"))["groups"]:
+        self.note((await ask(base, "rules"))["groups"])
+
+    def note(self, groups: list[dict[str, Any]]) -> None:
+        """Take down what the answer about the rules says, of Prometheus or of vmalert."""
+        for group in groups:
             name = group["name"]
             self.every[name] = float(group["interval"])
+            # vmalert tells the time of each rule, and evaluates them one after the other, too.
+            seconds = group.get("evaluationTime") or sum(
+                rule["evaluationTime"] for rule in group["rules"]
+            )
             if group["lastEvaluation"] != self._last.get(name):
                 self._last[name] = group["lastEvaluation"]
-                self.seconds.setdefault(name, []).append(group["evaluationTime"])
+                self.seconds.setdefault(name, []).append(seconds)
             for rule in group["rules"]:
-                if rule["health"] == "err":
+                if rule["health"] in ("err", "error"):
                     self.failed[rule["name"]] = rule.get("lastError", "")
 
     def rows(self) -> Iterator[tuple[str, float, float, float]]:
@@ -263,7 +371,7 @@ async def number(base: str, expr: str) -> float:
 
 
 async def watch(
-    fleet: Fleet, base: str, hosts: int, minutes: float
+    fleet: Fleet, rules_base: str, hosts: int, minutes: float
 ) -> tuple[GroupTimes, dict[int, float]]:
     """Look at the rules for so long, and let servers crash; gives the crashes, too."""
     times, crashes = GroupTimes(), dict[int, float]()
@@ -277,7 +385,7 @@ async def watch(
             target = next(choices) % hosts
             fleet.crashed_at[target] = crashes[target] = time.time()
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            await times.look(base)
+            await times.look(rules_base)
         await asyncio.sleep(2)
     return times, crashes
 
@@ -321,15 +429,15 @@ def print_incidents(fleet: Fleet, crashes: dict[int, float]) -> bool:
     return met
 
 
-async def measure(hosts: int, minutes: float, scrape_seconds: int) -> bool:
+async def measure(
+    hosts: int, minutes: float, scrape_seconds: int, *, victoria_metrics: bool = False
+) -> bool:
     """Run it all and print; gives whether the bars are met."""
-    fleet, base = Fleet(), f"127.0.0.1:{free_port()}"
-    notifier = f"127.0.0.1:{free_port()}"
+    fleet, notifier = Fleet(), f"127.0.0.1:{free_port()}"
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-fleet-")))
         port = await stack.enter_async_context(fleet.served())
-        config = prometheus_configuration(hosts, port, scrape_seconds, notifier)
-        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        config = scrape_configuration(hosts, port, scrape_seconds)
         text = (ROOT / "prometheus" / "alertmanager.yml").read_text()
         text = text.replace("localhost:9099", f"127.0.0.1:{port}")
         templates = ROOT / "prometheus" / "alertmanager" / "*.tmpl"
@@ -346,29 +454,22 @@ async def measure(hosts: int, minutes: float, scrape_seconds: int) -> bool:
                 "--cluster.listen-address=",
             )
         )
-        process = await stack.enter_async_context(
-            running(
-                folder,
-                "prometheus",
-                program("prometheus3"),
-                f"--config.file={folder / 'prometheus.yml'}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address={base}",
-            )
-        )
+        start = start_victoria_metrics if victoria_metrics else start_prometheus
+        store = await start(stack, folder, config, notifier)
+        base = store.base
         await until_scraped(base, hosts, scrape_seconds)
-        began, cpu = time.monotonic(), cpu_seconds(process.pid)
-        times, crashes = await watch(fleet, base, hosts, minutes)
-        cores = (cpu_seconds(process.pid) - cpu) / (time.monotonic() - began)
-        head = (await ask(base, "status/tsdb"))["headStats"]
-        memory = resident_bytes(process.pid)
+        began, cpu = time.monotonic(), store.cpu_seconds
+        times, crashes = await watch(fleet, store.rules_base, hosts, minutes)
+        cores = (store.cpu_seconds - cpu) / (time.monotonic() - began)
+        seen, memory = await store.series(), store.resident_bytes
         pages = [series(_page(kind, 0, None)) for kind in map(kind_of, range(hosts))]
         print(
-            f"{hosts} hosts of {GPUS} GPUs, a scrape every {scrape_seconds} s, {minutes:g} minutes,"
-            f" on {os.cpu_count()} cores; load {os.getloadavg()[1]:.1f}, other work included"
+            f"{store.name}: {hosts} hosts of {GPUS} GPUs, a scrape every {scrape_seconds} s,"
+            f" {minutes:g} minutes, on {os.cpu_count()} cores; load {os.getloadavg()[1]:.1f}, other"
+            " work included"
         )
         print(f"  {sum(pages):10,} series at a time, {sum(pages) / hosts:,.0f} a host")
-        print(f"  {int(head['numSeries']):10,} series in the head, churn and rules included")
+        print(f"  {seen:10,} series since the start, churn and rules included")
         print(f"  {sum(pages) / scrape_seconds:10,.0f} samples/s")
         print(f"  {cores:10.2f} cores, {1000 * cores / hosts:.2f} ms of each second a host")
         print(f"  {memory / 2**30:10.2f} GiB resident, {memory / hosts / 2**20:.2f} MiB a host")
@@ -402,8 +503,17 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=1000)
     parser.add_argument("--minutes", type=float, default=12)
     parser.add_argument("--scrape-seconds", type=int, default=30)
+    parser.add_argument("--victoria-metrics", action="store_true", help="instead of Prometheus")
     chosen = parser.parse_args()
-    return int(not asyncio.run(measure(chosen.hosts, chosen.minutes, chosen.scrape_seconds)))
+    met = asyncio.run(
+        measure(
+            chosen.hosts,
+            chosen.minutes,
+            chosen.scrape_seconds,
+            victoria_metrics=chosen.victoria_metrics,
+        )
+    )
+    return int(not met)
 
 
 if __name__ == "__main__":

@@ -106,12 +106,22 @@ class ProcessView:
 
 
 @dataclass(frozen=True, slots=True)
+class ClosedFolder:
+    """A folder that a user may not pass."""
+
+    path: str
+    """In the root in which it was found."""
+    why: str
+    """With the folder, the user and the mode."""
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonView:
     """What /proc and /sys show of a control daemon whose servers cannot start."""
 
-    closed: Mapping[int, str] = field(default_factory=dict)
+    closed: Mapping[int, ClosedFolder] = field(default_factory=dict)
     """User -> the folder on the way to the pipe or log directory, in the daemon's root, that is
-    closed to this user, as whom a server runs."""
+    closed to a server of this user."""
     oom_kills: int | None = None
     """As in ProcessView, of the daemon's control group."""
     memory_limit_bytes: int | None = None

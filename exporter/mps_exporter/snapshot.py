@@ -154,6 +154,19 @@ class Wait:
     """The process is gone; its entry is not: the daemon hangs when its turn comes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A client that the daemon sent to its running server, and the last thing that it did."""
+
+    at: float
+    pid: int
+    uid: int
+    server_pid: int | None = None
+    """That server, where it has ended and the daemon has not taken notice."""
+    answered: bool = False
+    """server.log has had a line since: the server works, and so may the client."""
+
+
 TimelineKind = Literal["held", "ghost", "idle", "waited"]
 """Clients of this user were connected; this user's server was a ghost; it was idle while others
 waited; a client of this user waited behind another user's server."""
@@ -246,6 +259,8 @@ class LedgerView:
     daemon_ended_at: float | None = None
     """It quit (daemon_started_at is None then) or died (daemon_died)."""
     daemon_died: bool = False
+    handover: Handover | None = None
+    """The last line of control.log, if it is one of these."""
     devices: Mapping[int, str] = field(default_factory=dict)
     """Device ordinal of the daemon -> GPU UUID, as far as the logs show it."""
     counters: LogMetricValues = field(default_factory=dict)
@@ -518,6 +533,8 @@ class ControlDaemon:
     environments."""
     resumed: bool = False
     """It, or a server of its, was stopped when it did not answer, and goes on now."""
+    handover: Handover | None = None
+    """Where it does not answer: the last thing that it did, and that client's process is there."""
 
     def follows(self, log: LogName) -> bool:
         """Whether this log of its can be read now."""

@@ -129,12 +129,32 @@ class Stage:
                 print(f"             {key}: {answer[key]}", flush=True)
         return dict(answer)
 
-    async def heal(self, process: Process, command: str, *, again: bool) -> None:
-        """Carry the command out as it stands, and see the process run."""
+    async def heal(self, process: Process, command: str, *, again: bool, rounds: int = 1) -> None:
+        """Carry the command out as it stands, and see the process run.
+
+        Args:
+            process: The one that hangs.
+            command: What the doctor gave.
+            again: Whether the process must be started again after it.
+            rounds: While it does not run, the doctor is asked again, and its next command is
+                carried out: so often in all.
+        """
+        for left in reversed(range(rounds)):
+            process = await self._carry_out(process, command, again=again)
+            if not left:
+                break
+            await self.settled(process)
+            if process.client.event("ready") is not None:
+                break
+            answer = await self._doctor(process.pid, f"answer {rounds - left + 1}")
+            command = str(answer.get("command") or "")
+        await self.runs(process)
+
+    async def _carry_out(self, process: Process, command: str, *, again: bool) -> Process:
+        """Carry out a command, and start the process again if need be; gives the one that runs."""
         self.note("a command is given", bool(command), "one", command)
         if command.startswith(SHELL):
-            await self.restart(process, f"{command} && ")
-            return
+            return self._start_again(process, f"{command} && ")
         done = await asyncio.to_thread(
             subprocess.run,
             ["sh", "-c", command],
@@ -144,24 +164,23 @@ class Stage:
             check=False,
         )
         self.note("the command", done.returncode == 0, 0, f"{done.returncode} {done.stderr}")
-        if again:
-            await self.restart(process)
-        else:
-            await self.runs(process)
+        return self._start_again(process) if again else process
 
-    async def restart(self, process: Process, setting: str = "", **environment: str) -> None:
-        """Start it again, in a shell in which something was set; it must run."""
+    async def restart(self, process: Process, **environment: str) -> None:
+        """Start it again, with something set; it must run."""
+        await self.runs(self._start_again(process, **environment))
+
+    def _start_again(self, process: Process, setting: str = "", **environment: str) -> Process:
+        """Start it again, in a shell in which something was set."""
         process.client.kill()
         process.client.process.wait(10)
         shell = ("sh", "-c", f'{setting}exec "$@"', "sh") if setting else ()
-        await self.runs(
-            self._start(
-                process.daemon,
-                process.uid,
-                (*process.before, *shell),
-                False,
-                {**process.environment, **environment},
-            )
+        return self._start(
+            process.daemon,
+            process.uid,
+            (*process.before, *shell),
+            False,
+            {**process.environment, **environment},
         )
 
     async def runs(self, process: Process, seconds: float = 20) -> None:
@@ -333,20 +352,19 @@ async def namespaces_of_its_own(stage: Stage) -> None:
 
 
 @case
-async def folder_that_a_server_cannot_read(stage: Stage) -> None:
+async def folder_closed_to_its_server(stage: Stage) -> None:
     folder = stage.lab.folder / "passable"
     folder.mkdir()
     daemon = stage.lab.daemon("passable/pipe")
     folder.chmod(0o701)
     process = stage.start(daemon, uid=1001)
     await stage.settled(process)
-    await stage.ask(
+    command = await stage.ask(
         process,
         "passable is closed to user 1001 (mode 0701)",
         "server-encountered-a-fatal-exception",
     )
-    folder.chmod(0o705)
-    await stage.restart(process)
+    await stage.heal(process, command, again=True)
 
 
 # ---------------------------------------------------------------------------- its environment
@@ -496,7 +514,8 @@ async def deaf_server(stage: Stage) -> None:
         "was started for clients that had died",
         "every-cuda-program-hangs-and-the-control-tool-too",
     )
-    await stage.heal(process, command, again=True)
+    # Its server's end does not free the daemon while the client that it sent there is left.
+    await stage.heal(process, command, again=True, rounds=3)
 
 
 @case

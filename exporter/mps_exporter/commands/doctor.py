@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mps_exporter.commands import doctor_report
 from mps_exporter.commands.common import StartError
-from mps_exporter.commands.once import look
+from mps_exporter.commands.once import glance, look
 from mps_exporter.config import Settings
 from mps_exporter.diagnostics import recent_incidents
 from mps_exporter.observations import DaemonView, HostTraces
@@ -45,12 +44,16 @@ async def diagnose(
         def look_around(first: Snapshot) -> None:
             nonlocal traces
             traces = _traces(first, settings.path_procfs)
+            import mps_exporter.commands.doctor_report  # noqa: F401 - while the GPUs are measured
 
-        snapshot = await look(settings, meanwhile=look_around)
+        snapshot = await look(settings, pause=glance, meanwhile=look_around)
     elif recording is None:
-        snapshot = await look(settings, activity=whom is None)
+        # Of one process it does not matter how busy the GPUs are.
+        snapshot = await look(settings, pause=(lambda _: 0.0) if whom else glance)
     else:
         snapshot = await _collect_from_recording(settings, recording, at_seconds)
+    from mps_exporter.commands import doctor_report
+
     if check is not None:
         status, line = doctor_report.check(snapshot, check)
         _print(line)

@@ -21,8 +21,12 @@ from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.terminal import print_output
 
 MEASURING_SECONDS = 0.55
-"""From the first reading of the GPUs to the second: their activity is that of an interval, which
-NVML's sources need to be 0.5 s long."""
+"""From the first reading of the GPUs to the second, for metrics: their activity is that of an
+interval."""
+
+GLANCE_SECONDS = 0.2
+"""The same for a person, of whom the whole look takes a second at most. Two looks are always a few
+milliseconds further apart than this pause, and GPM needs 0.1 s."""
 
 CONFIRMING_SECONDS = 1.5
 """From the first collection to the second where the first one found something: a server must be 1 s
@@ -32,35 +36,46 @@ old before it is asked, and a process must look stranded for 1 s before it is ca
 async def look(
     settings: Settings,
     *,
-    activity: bool = True,
+    pause: Callable[[Snapshot], float] = lambda _: MEASURING_SECONDS,
     meanwhile: Callable[[Snapshot], object] | None = None,
 ) -> Snapshot:
     """Collect twice: the second time from a host that is known.
 
     Args:
         settings: Of the collector.
-        activity: Whether it matters how busy the GPUs are, which takes an interval to see.
-        meanwhile: Called in the pause between the two, on a thread, with the first snapshot.
+        pause: How long to wait between the two where there is nothing to confirm, in seconds.
+        meanwhile: Called in that pause, on a thread, with the first snapshot.
     """
     host = LiveHost(replace(settings, mps_min_query_interval=0.0), brief=True)
     collector = Collector(host, settings)
     began = time.monotonic()
     try:
         first = await collector.collect()
+        ended = time.monotonic()
         if meanwhile is not None:
             await asyncio.to_thread(meanwhile, first)
-        await asyncio.sleep(pause_seconds(first, time.monotonic() - began, activity=activity))
+        await asyncio.sleep(pause_until(first, began, ended, pause(first)) - time.monotonic())
         return await collector.collect()
     finally:
         await host.close()
 
 
-def pause_seconds(first: Snapshot, elapsed: float, *, activity: bool = True) -> float:
-    """Return how long to wait for the second collection, so long after the first one began."""
-    wanted = CONFIRMING_SECONDS
-    if _is_settled(first):
-        wanted = MEASURING_SECONDS if activity else 0.0
-    return max(0.0, wanted - elapsed)
+def pause_until(first: Snapshot, began: float, ended: float, seconds: float) -> float:
+    """Return when the second collection begins.
+
+    Args:
+        first: The first one.
+        began: When that was.
+        ended: When it ended.
+        seconds: How long to wait where there is nothing to confirm.
+    """
+    return ended + seconds if _is_settled(first) else began + CONFIRMING_SECONDS
+
+
+def glance(first: Snapshot) -> float:
+    """The pause where a person waits: only for GPUs that are in use, or may be."""
+    used = any(gpu.observation.processes != () for gpu in first.gpus)
+    return GLANCE_SECONDS if used else 0.0
 
 
 def _is_settled(snapshot: Snapshot) -> bool:

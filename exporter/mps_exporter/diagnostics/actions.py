@@ -130,6 +130,9 @@ def docs_url(name: str) -> str:
 def actions(finding: Finding, snapshot: Snapshot) -> tuple[Action, ...]:
     """The commands for a finding; empty where none is known to be right."""
     name = finding.advice.name
+    if path := quoted_path(finding.folder):
+        effect = "lets the server pass; then start the process again"
+        return (Action(f"chmod a+x {path}", "root, or the owner of the folder", effect),)
     for daemon in snapshot.daemons:
         if daemon.pipe_directory == finding.daemon and (of_daemon := _OF_DAEMONS.get(name)):
             return tuple(of_daemon(daemon))
@@ -189,6 +192,9 @@ def _unresponsive(daemon: ControlDaemon) -> Iterable[Action]:
     stopped = [process.pid for process in processes if process.stopped]
     if numbers := _pids(stopped):
         return [Action(f"kill -CONT {numbers}", _OWNER, "lets the stopped process go on")]
+    if daemon.handover is not None:
+        effect = "ends the process that it served last; the daemon stays"
+        return [Action(f"kill {daemon.handover.pid}", _OWNER, effect)]
     return _look((process.pid for process in processes), "shows what they are stuck in")
 
 

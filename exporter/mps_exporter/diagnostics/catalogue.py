@@ -40,6 +40,8 @@ class Finding:
     gpu: str = ""
     uuid: str = ""
     since: float | None = None
+    folder: str = ""
+    """One on this host that has to be opened to servers."""
 
     @property
     def evidence(self) -> str:

@@ -53,9 +53,9 @@ def _proved(
         )
     if view is not None and (closed := view.closed.get(incident.uid or 0)) is not None:
         yield (
-            f"in the daemon's root, {humanize.printable(closed, 400)}, and the server runs as "
-            "that user",
-            "Let it read and pass that folder (chmod o+rx).",
+            f"in the daemon's root, {humanize.printable(closed.why, 400)}, and the server runs as "
+            "that user, with the daemon's group",
+            "Let its user and the daemon's group pass that folder (chmod a+x).",
         )
     yield from _gpus(daemon, snapshot)
 

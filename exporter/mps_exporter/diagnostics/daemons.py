@@ -126,6 +126,12 @@ def _unresponsive_texts(daemon: ControlDaemon, name: str) -> tuple[str, str]:
     hangs = (
         "programs that start now hang" if ghost is None else f"it hangs on its ghost server {ghost}"
     )
+    last = daemon.handover
+    if ghost is None and last is not None and last.server_pid is not None:
+        hangs = (
+            f"it waits for process {last.pid}, which it sent to server {last.server_pid}, and that "
+            "has ended; programs that start now hang"
+        )
     return f"The MPS daemon {name} does not answer: {hangs}.", _free(daemon)
 
 
@@ -137,15 +143,28 @@ def _free(daemon: ControlDaemon) -> str:
         return f"The daemon itself is stopped: continue it (kill -CONT {control.pid})."
     if (ghost := next((one for one in daemon.servers if one.ghost), None)) is not None:
         return _end_ghost(ghost)
+    last = daemon.handover
+    if last is not None and last.server_pid is not None:
+        # On an H200 it continued at once, six times of six, and noted the end of its server.
+        return (
+            f"End process {last.pid} (kill {last.pid}): the daemon then continues, and starts a "
+            "server for the next client. Do not restart the daemon."
+        )
     if stopped := _pids(server.pid for server in servers if server.stopped):
         return f"Its server {stopped} is stopped: continue it (kill -CONT {stopped})."
     if daemon.resumed:
         return "It was stopped, and was continued since: its next answer shows whether it works."
+    last_client = ""
+    if last is not None:
+        last_client = (
+            f" Its control.log ends with process {last.pid}, which it sent to its server: end that "
+            f"process first (kill {last.pid})."
+        )
     everything = _pids(one.pid for one in (control, *servers) if one is not None)
     return (
-        "None of its servers is stopped or a ghost, as far as can be seen. If this persists, kill "
-        f"it and its server ({f'kill -9 {everything}' if everything else 'kill -9'}), and "
-        f"restart it; their clients are lost.{_doubt(daemon)}"
+        f"None of its servers is stopped or a ghost, as far as can be seen.{last_client} If this "
+        f"persists, kill it and its server ({f'kill -9 {everything}' if everything else 'kill -9'})"
+        f", and restart it; their clients are lost.{_doubt(daemon)}"
     )
 
 

@@ -54,7 +54,17 @@ def of_incidents(
             else partial(_texts, incident, daemon, age, name_of),
             daemon=daemon.pipe_directory,
             since=incident.at,
+            folder=_closed_folder(incident, daemon, view),
         )
+
+
+def _closed_folder(incident: Incident, daemon: ControlDaemon, view: DaemonView | None) -> str:
+    """The folder that kept a server from starting, where this host has it under that path."""
+    if view is None or incident.kind != "server_start_failed":
+        return ""
+    closed = view.closed.get(incident.uid or 0)
+    in_host = daemon.facts is not None and not daemon.facts.root
+    return closed.path if closed is not None and in_host else ""
 
 
 def _start_texts(

@@ -23,7 +23,16 @@ from mps_exporter.mps.client_limits import (
 )
 from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES
 from mps_exporter.observations import ProcessView
-from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
+from mps_exporter.snapshot import (
+    Client,
+    ControlDaemon,
+    Gpu,
+    Handover,
+    Incident,
+    Server,
+    Snapshot,
+    Wait,
+)
 
 Outcome = Literal["ok", "problem", "warning", "unknown"]
 
@@ -153,6 +162,8 @@ class _Place:
     server: Server | None = None
     client: Client | None = None
     wait: Wait | None = None
+    handover: Handover | None = None
+    """The daemon does not answer, and it was the last that it served."""
     direct_on: tuple[Gpu, ...] = ()
     stranded_on: tuple[Gpu, ...] = ()
     """Its server has gone, and it is there with memory."""
@@ -161,6 +172,8 @@ class _Place:
 def _find(pid: int, snapshot: Snapshot) -> _Place:
     direct = tuple(gpu for gpu in snapshot.gpus if pid in gpu.direct_pids)
     for daemon in snapshot.daemons:
+        if daemon.handover is not None and daemon.handover.pid == pid:
+            return _Place(daemon, handover=daemon.handover, direct_on=direct)
         for server in daemon.servers:
             for client in server.clients:
                 if client.pid == pid:
@@ -265,10 +278,10 @@ def _directory(
             "directory",
             "problem",
             f"It cannot use {shown}: {view.path_error}.",
-            "Let its user pass the folder, and start it again.",
+            "Let its user and the daemon's group pass the folder, and start it again.",
             "cuda-error-805-mps-connection-failed" if daemon else "a-limit-has-no-effect",
-            # Its server, which runs as the same user, must also read it.
-            f"chmod o+rx {path}" if path else "",
+            # Its server runs as the same user, but with the daemon's group (see view_daemon).
+            f"chmod a+x {path}" if path else "",
         )
     elif view.path_error is not None:
         yield Check(
@@ -372,7 +385,9 @@ def _connection(
     pid: int, daemon: ControlDaemon | None, snapshot: Snapshot, place: _Place
 ) -> Iterator[Check]:
     now = snapshot.taken_at
-    if (wait := place.wait) is not None:
+    if place.handover is not None:
+        yield _last_served(place.handover)
+    elif (wait := place.wait) is not None:
         behind = f" behind user {wait.behind_uid}" if wait.behind_uid is not None else ""
         yield Check(
             "connection",
@@ -422,6 +437,20 @@ def _connection(
             "GPU: it has made no CUDA call yet, or hangs elsewhere.",
             f"py-spy dump --pid {pid}, or cat /proc/{pid}/stack as root.",
         )
+
+
+def _last_served(last: Handover) -> Check:
+    server = (
+        "its server" if last.server_pid is None else f"server {last.server_pid}, which has ended"
+    )
+    return Check(
+        "connection",
+        "problem",
+        f"The daemon sent it to {server}, and has done nothing since: it may wait for it.",
+        "End it, and start it again.",
+        "every-cuda-program-hangs-and-the-control-tool-too",
+        f"kill {last.pid}",
+    )
 
 
 def _full(daemon: ControlDaemon, snapshot: Snapshot) -> Check | None:

@@ -15,8 +15,12 @@ from mps_exporter.merge.named_servers import (
     merge_partitioning,
 )
 from mps_exporter.mps import client_limits
+from mps_exporter.mps.process_exits import START_TIME_TOLERANCE_SECONDS
 from mps_exporter.observations import ControlObservation, ProcessFacts
-from mps_exporter.snapshot import Client, ControlDaemon, Partitioning, Server
+from mps_exporter.snapshot import Client, ControlDaemon, Handover, Partitioning, Server
+
+ENDED = ("Z", "X")
+"""States of a process that has ended and was not reaped."""
 
 
 def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) -> ControlDaemon:
@@ -38,10 +42,11 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         protocol = "2" if probe is not None else None
     servers = in_partitions(context, partitioning, servers)
     kept, dropped = _limit_clients(servers, clients_max)
+    state = control_state(inputs)
     return ControlDaemon(
         pipe_directory=facts.pipe_directory,
         log_directory=facts.log_directory,
-        state=control_state(inputs),
+        state=state,
         resumed=inputs.resumed,
         pid=process.pid if process is not None else None,
         uid=process.uid if process is not None else None,
@@ -74,7 +79,25 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         facts=facts,
         partitioning=partitioning,
         clients_by_partition=clients_by_partition(servers) if servers_known else None,
+        handover=_handover(context, inputs) if state == "unresponsive" else None,
     )
+
+
+def _handover(context: MergeContext, inputs: DaemonInputs) -> Handover | None:
+    """The client that the daemon was serving last, if its process is surely this one."""
+    last = inputs.view.handover
+    if last is None or not inputs.log_readable("control") or inputs.has_own_pid_namespace():
+        return None
+    client = context.process(inputs.facts, last.pid)
+    if client is None or client.state in ENDED or client.uid != last.uid or last.pid <= 2:
+        return None
+    if client.start_time_seconds > last.at + START_TIME_TOLERANCE_SECONDS:
+        return None  # the PID was reused
+    servers = [context.processes.get(one.pid, one) for one in inputs.facts.servers]
+    ended = bool(servers) and all(one.state in ENDED for one in servers)
+    if last.answered and not ended:
+        return None
+    return replace(last, server_pid=servers[-1].pid if ended else None)
 
 
 def _served_gpus(

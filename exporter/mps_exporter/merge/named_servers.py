@@ -63,9 +63,7 @@ def merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partition
 
 def _own_pid(context: MergeContext, inputs: DaemonInputs, pid: int | None) -> int:
     """Give the PID of this host; 0: none, or nobody who could be found."""
-    if pid is None or not inputs.has_own_pid_namespace():
-        return pid or 0
-    return host_pid(context, inputs, pid)
+    return host_pid(context, inputs, pid or 0) if inputs.has_own_pid_namespace() else pid or 0
 
 
 def _uuid(context: MergeContext, found: Partitioning, server_name: str, device: str) -> str | None:

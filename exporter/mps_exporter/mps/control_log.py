@@ -8,6 +8,7 @@ from mps_exporter.mps import log_events as e
 from mps_exporter.mps.log_merger import LogEntry
 from mps_exporter.mps.moment import Moment
 from mps_exporter.mps.state import DaemonState
+from mps_exporter.snapshot import Handover
 
 # A row of device_query's reply, with commas or in columns:
 # 0,0000:00.06.00,GPU-0040f96d-e33d-4da3-a236-53dd3e33c9a2,NVIDIA H200,N/A
@@ -51,6 +52,7 @@ class ControlLogReader:
                 self._state.client_queued(event.pid, event.uid, when)
             case e.ClientArrived():
                 self._state.client_sent(event.pid, event.uid, when)
+                self._state.daemon.handover = Handover(when.at, event.pid, event.uid)
             case e.DaemonStarting():
                 self._state.daemon_started(entry.pid, when)
             case e.BinaryVersion():
@@ -70,7 +72,7 @@ class ControlLogReader:
         driver 580: 0.1 s at most.)
         """
         state, daemon = self._state, self._state.daemon
-        daemon.silent_since = daemon.sent_at = None
+        daemon.silent_since = daemon.sent_at = daemon.handover = None
         match event:
             case e.ClientArrived(queued=True) | e.ShutdownTried():
                 daemon.silent_since = at

@@ -258,13 +258,9 @@ def _server_of(commands: Sequence[str]) -> int | None:
     """Return the server that the commands are about."""
     for command in commands:
         words = command.split(" ")
-        if len(words) > 1 and words[0] in _SERVER_VERBS and _is_number(words[1]):
+        if len(words) > 1 and words[0] in _SERVER_VERBS and words[1].isdecimal():
             return int(words[1])
     return None
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
 
 
 def _read_into(builder: _ReplyBuilder, exchange: Exchange) -> Failure | None:

@@ -11,6 +11,7 @@ gives the same numbers as one that is followed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from mps_exporter.mps import process_exits
 from mps_exporter.mps.clients import TrackedClient
@@ -28,6 +29,7 @@ from mps_exporter.observations import DaemonFacts, LogName, ProcessFacts
 from mps_exporter.snapshot import (
     ClientSession,
     ClientState,
+    Handover,
     Incident,
     LedgerView,
     ServerSession,
@@ -158,6 +160,8 @@ class Ledger:
         """Return the processes that /proc is searched for: queued, serving and connected ones."""
         state = self._state
         pids = {entry.pid for entry in state.queue}
+        if (handover := state.daemon.handover) is not None:
+            pids.add(handover.pid)
         for server in state.servers:
             pids.add(server.pid)
             pids.update(client.pid for client in server.clients)
@@ -205,6 +209,7 @@ class Ledger:
             configured_at=daemon.configured_at,
             server_log_lost_at=self._state.server_log_lost_at,
             daemon_served_at=daemon.served_at,
+            handover=_handover(state),
             handover_backoff_seconds=daemon.backoff_seconds if show_backoff else None,
             devices=state.gpus.by_ordinal({d for one in state.servers for d in one.devices}),
             counters=state.counters.snapshot(),
@@ -236,6 +241,13 @@ def _server_session(server: TrackedServer, *, clients: bool) -> ServerSession:
         unfollowed_clients=server.clients.unfollowed,
         possible_unfinished_work=server.faults.endings.possible_unfinished_work,
     )
+
+
+def _handover(state: DaemonState) -> Handover | None:
+    last, log_at = state.daemon.handover, state.server_log_at
+    if last is None or log_at is None:
+        return last
+    return replace(last, answered=log_at >= last.at)
 
 
 def _ghost(server: TrackedServer) -> bool | None:

@@ -553,7 +553,7 @@ def _row(query: str, titles: tuple[str, ...], cells: list[str]) -> _Row | None:
     excess = len(cells) - len(titles)
     if excess > 0 and titles[-1] == columns.rest:
         cells = [*cells[: len(titles) - 1], ",".join(cells[len(titles) - 1 :])]
-    elif excess > 0 and query == SERVERS:
+    elif excess > 0:
         cells = _joined_devices(titles, cells, excess)
     if len(cells) != len(titles):
         return None

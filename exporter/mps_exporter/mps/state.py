@@ -19,6 +19,7 @@ from mps_exporter.mps.timeline import Occupant, Timeline
 from mps_exporter.mps.tracking_quota import FULL, Quota
 from mps_exporter.mps.waits import ClientQueue
 from mps_exporter.observations import LogName
+from mps_exporter.snapshot import Handover
 
 CREDENTIALS_SECONDS = 10.0
 """NEW CLIENT follows within a millisecond; a caller without one after this long was refused."""
@@ -57,6 +58,8 @@ class DaemonLifetime:
     """When it wrote a line that another one follows at once, and none has followed."""
     sent_at: float | None = None
     """When it sent a client to a server, and neither log has had a line since."""
+    handover: Handover | None = None
+    """The last line, if it says that a client was sent to a server."""
     logs_shutdown_requests: bool = False
     """Its log says when it asks a server to end (driver 580)."""
     backoff_seconds: float | None = None

@@ -30,10 +30,14 @@ from mps_exporter.sources.log_activity import last_activity
 from mps_exporter.sources.log_reader import LogReader, LogTarget, unread_states
 from mps_exporter.sources.log_reader_pool import LogReaderPool
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
+from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS
 from mps_exporter.sources.pidfd_watch import ProcessWatch, at_each_end, opener
 from mps_exporter.sources.worker_thread import WorkerBusyError, WorkerThread, WorkerTimeoutError
 
 T = TypeVar("T")
+
+BRIEF_SAMPLE_SECONDS = 0.1
+"""The shortest interval of which GPM tells, by NVIDIA's documentation of DCGM."""
 
 LOOK_SECONDS = 1.0
 """How often processes are looked at that cannot be watched."""
@@ -52,7 +56,8 @@ class LiveHost:
         Args:
             settings: What to read, and how.
             brief: For one or two collections. The driver is asked for no events: its thread comes
-                out of NVML only every 0.5 s, and the end of the program would wait for it.
+                out of NVML only every 0.5 s, and the end of the program would wait for it. The
+                GPUs' activity may be that of an interval as short as NVML can tell of.
         """
         self._settings = settings
         self._procfs = DaemonDiscovery(
@@ -79,8 +84,13 @@ class LiveHost:
         self._looked_at = float("-inf")
         self._seen: dict[int, float | None] = {}
         """Processes that cannot be watched: start time; None: gone."""
+        shortest = BRIEF_SAMPLE_SECONDS if brief else MIN_SAMPLE_INTERVAL_SECONDS
         self._nvml = NvmlSession(
-            options=NvmlOptions(serials=settings.collector_nvml_serials, xid_events=not brief)
+            options=NvmlOptions(
+                serials=settings.collector_nvml_serials,
+                xid_events=not brief,
+                shortest_seconds=shortest,
+            )
         )
         self._workers = {name: WorkerThread(name) for name in ("procfs", "nvml")}
         # Our own questions wait for each other; behind one that hangs nobody waits.

@@ -73,8 +73,8 @@ class LogTail:
     error: str | None = None
     logged_error: str | None = field(default="")
     descriptor: int | None = None
-    _device: int | None = None
-    """Of the file that was read last: the file system it lies on."""
+    _file: tuple[int, int] | None = None
+    """Device and inode of the file that was read last."""
     start_offset: int = 0
     """Where the first look began."""
     zone: LogZone | None = None
@@ -83,7 +83,6 @@ class LogTail:
     """The last line that was read."""
     restarted: bool = False
     lost_bytes: int = 0
-    _inode: int = 0
     _offset: int = 0
     _history_until: int = 0
     """Bytes before this were there before the exporter was."""
@@ -130,7 +129,7 @@ class LogTail:
     def _check_found(
         self, control: LogTail, directory: int, name: str, found: os.stat_result
     ) -> None:
-        same = (found.st_dev, found.st_ino) == (self._device, self._inode)
+        same = (found.st_dev, found.st_ino) == self._file
         if (why := self._why_not(found)) is not None:
             if self.descriptor is not None and stat.S_ISREG(found.st_mode) and not same:
                 self.error = None  # the daemon goes on writing to the file that we hold
@@ -157,7 +156,8 @@ class LogTail:
         return None
 
     def _open(self, control: LogTail, directory: int, name: str) -> None:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+        # What was there a moment ago may be something else now.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
         descriptor = os.open(name, flags, dir_fd=directory)
         try:
             found = os.fstat(descriptor)
@@ -167,7 +167,7 @@ class LogTail:
             if self.error is None:
                 if not self._is_same_file(descriptor, found):
                     self._choose_start(control, descriptor, found)
-                self._device, self._inode = found.st_dev, found.st_ino
+                self._file = (found.st_dev, found.st_ino)
                 self.descriptor, self._opened = descriptor, True
         finally:
             if self.descriptor is None:
@@ -180,7 +180,7 @@ class LogTail:
         """
         if not self._opened:
             return False
-        if (found.st_dev, found.st_ino) == (self._device, self._inode):
+        if (found.st_dev, found.st_ino) == self._file:
             return True  # if it was truncated meanwhile, reading it will show that
         at = self._offset - len(self._fingerprint)
         return (

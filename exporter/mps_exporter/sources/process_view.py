@@ -14,10 +14,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mps_exporter.observations import DaemonFacts, DaemonView, ProcessView
+from mps_exporter.observations import ClosedFolder, DaemonFacts, DaemonView, ProcessView
 from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES
 from mps_exporter.sources.pipe_directory import is_left_over
 from mps_exporter.sources.procfs_parse import (
+    ProcessStat,
     parse_arguments,
     parse_mps_environment,
     parse_stat,
@@ -43,10 +44,8 @@ DEBUG_VARIABLES = frozenset(
 """Those for which DCGM's diagnostics warn, and two more that CUDA's documentation calls so."""
 
 CGROUPS = "/sys/fs/cgroup"
-_PASS, _READ = 0o1, 0o5
-"""What a client needs of each folder on the way, and what a server needs. Measured on an H200: a
-server whose folder had mode 0701 ended six times at once, though a client got as far as the daemon.
-"""
+_PASS = 0o1
+"""What a client and a server need of each folder on the way, as a bit of a mode."""
 _MAX_LINKS = 40
 _MAX_NAMES = 512
 
@@ -78,7 +77,7 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
     directory, way = None, _Way()
     if variables is not None:
         directory = variables.get("CUDA_MPS_PIPE_DIRECTORY") or DEFAULT_PIPE_DIRECTORIES[0]
-        way = _walk(root, directory, status.uid, _groups(base))
+        way = _walk(root, directory, status.uid, frozenset().union(*_groups(base)))
         if not named and way.end is None:
             way = _Way()  # nobody promised that it is there
     on_host = bool(_same_file(root, "/"))
@@ -94,8 +93,8 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         closed_folder=way.closed if on_host else None,
         daemon_directory=daemon.pipe_directory if daemon is not None else None,
         leftover=way.end is not None and is_left_over(way.end),
-        own_proc=_own_proc(base, status.namespace_pids[-1])
-        if len(status.namespace_pids) > 1
+        own_proc=_own_proc(base, status.namespace_pids[-1], found)
+        if found is not None and len(status.namespace_pids) > 1
         else None,
         mps_environment=variables,
         debug_variables=tuple(sorted(debug)),
@@ -111,18 +110,25 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
 
 
 def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") -> DaemonView:
-    """Look at a control daemon whose servers for these users cannot start; never fails."""
+    """Look at a control daemon whose servers for these users cannot start; never fails.
+
+    A server has its client's user, the daemon's group, and none of the client's groups. On an H200
+    servers of root's daemon ended at once below root's folder of mode 0701 or 0705, through which
+    the client passed, and below one of mode 0710 that was open to the client's group; they ran with
+    0711, and with 0710 for a client in root's group. Whether it keeps the daemon's supplementary
+    groups was not measured: what these may pass is not called closed.
+    """
     if facts.process is None:
         return DaemonView()
     base = Path(procfs) / str(facts.process.pid)
-    closed: dict[int, str] = {}
+    group, more = _groups(base)
+    closed: dict[int, ClosedFolder] = {}
     for uid in uids:
         for directory in (facts.pipe_directory, facts.log_directory):
             if uid and directory:
-                # Which groups the server has is not known.
-                way = _walk(str(base / "root"), directory, uid, None, _READ)
+                way = _walk(str(base / "root"), directory, uid, group, more)
                 if way.closed is not None and way.error is not None:
-                    closed.setdefault(uid, way.error)
+                    closed.setdefault(uid, ClosedFolder(way.closed, way.error))
     cgroup = _read(base / "cgroup") or b""
     limit = (_memory_file(cgroup, "memory.max") or b"").strip()
     return DaemonView(closed, _oom_kills(cgroup), int(limit) if limit.isdigit() else None)
@@ -152,29 +158,30 @@ def _missing(path: str) -> bool:
     return False
 
 
-def _own_proc(base: Path, own_pid: int) -> bool | None:
-    """Whether a process in a PID namespace of its own sees that namespace's /proc."""
+def _own_proc(base: Path, own_pid: int, itself: ProcessStat) -> bool | None:
+    """Whether a process in a PID namespace of its own sees that namespace's /proc.
+
+    There its own number must be itself, by the time at which it started: that anybody may read.
+    (Namespaces could be compared only by one who may trace both processes, and process 1 of a host
+    may have a right that even root in a container lacks.)
+    """
+    seen = base / "root" / "proc"
     try:
-        own = (base / "ns" / "pid").stat()
-    except OSError:
-        return None
-    try:
-        seen = (base / "root" / "proc" / str(own_pid) / "ns" / "pid").stat()
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return None
-    return os.path.samestat(own, seen)
+        (seen / "stat").stat()
+        there = parse_stat((seen / str(own_pid) / "stat").read_bytes())
+    except OSError as error:
+        gone = error.errno in (errno.ENOENT, errno.ESRCH)
+        return False if gone and (seen / "stat").exists() else None
+    return None if there is None else there.start_ticks == itself.start_ticks
 
 
-def _groups(base: Path) -> frozenset[int]:
+def _groups(base: Path) -> tuple[frozenset[int], frozenset[int]]:
     """The group and the supplementary groups of a process."""
-    found: set[int] = set()
+    found: dict[bytes, frozenset[int]] = {}
     for line in (_read(base / "status") or b"").splitlines():
         key, _, value = line.partition(b":")
-        if key in (b"Gid", b"Groups"):
-            found |= {int(word) for word in value.split() if word.isdigit()}
-    return frozenset(found)
+        found[key] = frozenset(int(word) for word in value.split() if word.isdigit())
+    return found.get(b"Gid", frozenset()), found.get(b"Groups", frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +197,11 @@ class _Way:
 
 
 def _walk(
-    root: str, path: str, uid: int | None, groups: frozenset[int] | None, needed: int = _PASS
+    root: str,
+    path: str,
+    uid: int | None,
+    groups: frozenset[int],
+    perhaps: frozenset[int] = frozenset(),
 ) -> _Way:
     """Walk to a directory in this root as this user.
 
@@ -198,8 +209,8 @@ def _walk(
         root: Where the walk begins.
         path: The directory, as it is called there.
         uid: The user.
-        groups: The user's; None: not known.
-        needed: What the user must be allowed to do with each folder, as bits of a mode.
+        groups: Those that it is in.
+        perhaps: Those that it may be in.
     """
     done: list[str] = []
     names = deque(path.split("/")[:_MAX_NAMES])
@@ -223,7 +234,8 @@ def _walk(
             folder = f"/{'/'.join(done)}"
             if not stat.S_ISDIR(entry.st_mode):
                 return _Way(f"{folder} is not a directory")
-            if uid and needed & ~_rights(entry, uid, groups) and not _has_access_list(here):
+            closed_to = uid and not _rights(entry, uid, groups, perhaps) & _PASS
+            if closed_to and not _has_access_list(here):
                 mode = f"{stat.S_IMODE(entry.st_mode):04o}"
                 return _Way(f"{folder} is closed to user {uid} (mode {mode})", folder)
             continue
@@ -236,13 +248,15 @@ def _walk(
     return _Way(end="/".join((root, *done)))
 
 
-def _rights(entry: os.stat_result, uid: int, groups: frozenset[int] | None) -> int:
-    """What a mode lets a user do: the three bits of owner, group or others that apply."""
+def _rights(
+    entry: os.stat_result, uid: int, groups: frozenset[int], perhaps: frozenset[int]
+) -> int:
+    """What a mode lets a user do: the bits of owner, group or others, whichever apply."""
     if entry.st_uid == uid:
-        return entry.st_mode >> 6 & 7
-    if groups is None:
-        return (entry.st_mode >> 3 | entry.st_mode) & 7
-    return (entry.st_mode >> 3 if entry.st_gid in groups else entry.st_mode) & 7
+        return entry.st_mode >> 6
+    if entry.st_gid in groups:
+        return entry.st_mode >> 3
+    return entry.st_mode >> 3 | entry.st_mode if entry.st_gid in perhaps else entry.st_mode
 
 
 def _has_access_list(path: str) -> bool:

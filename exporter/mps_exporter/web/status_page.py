@@ -67,7 +67,7 @@ _SOURCES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class Tile:
     """One of the numbers at the top of the page."""
 
     label: str
@@ -194,19 +194,19 @@ def _template() -> jinja2.Template:
 # ---------------------------------------------------------------------- the numbers
 
 
-def numbers(totals: TotalsView, now: float, daemons: int) -> tuple[Number, ...]:
+def numbers(totals: TotalsView, now: float, daemons: int) -> tuple[Tile, ...]:
     """GPUs, clients, waiting, incidents, SM activity, of a host with so many control daemons."""
     no_daemon = "" if daemons else "no MPS daemon was seen"
     unknown = "not known"
     clients = str(totals.clients)
     if totals.clients is None:
         clients = f"{totals.clients_at_least} or more" if totals.clients_at_least else unknown
-    waiting = Number("Waiting", unknown, "control.log cannot be read")
+    waiting = Tile("Waiting", unknown, "control.log cannot be read")
     if totals.waiting is not None:
         longest = totals.longest_wait_seconds
         note = "no client waits" if longest is None else f"longest {humanize.age(longest)}"
         note = no_daemon or note
-        waiting = Number("Waiting", str(totals.waiting), note, "warning" if totals.waiting else "")
+        waiting = Tile("Waiting", str(totals.waiting), note, "warning" if totals.waiting else "")
     since = totals.incidents_since
     seen = "" if since is None else f"the exporter began {humanize.ago(now - since)}"
     incidents = str(totals.incidents_24h)
@@ -214,11 +214,11 @@ def numbers(totals: TotalsView, now: float, daemons: int) -> tuple[Number, ...]:
         incidents, seen = unknown, "not all logs can be read"
     activity = totals.sm_active_ratio
     return (
-        Number("GPUs", unknown if totals.gpus is None else str(totals.gpus)),
-        Number("Clients", clients, no_daemon),
+        Tile("GPUs", unknown if totals.gpus is None else str(totals.gpus)),
+        Tile("Clients", clients, no_daemon),
         waiting,
-        Number("Incidents in 24 h", incidents, seen, "warning" if totals.incidents_24h else ""),
-        Number(
+        Tile("Incidents in 24 h", incidents, seen, "warning" if totals.incidents_24h else ""),
+        Tile(
             "SM activity",
             unknown if activity is None else humanize.percent(activity),
             "mean of all GPUs" if (totals.gpus or 0) > 1 and activity is not None else "",

@@ -64,3 +64,17 @@ def test_what_rules_take_of_a_core() -> None:
     times.every = {"often": 30.0, "seldom": 120.0}
     assert [row[0] for row in times.rows()] == ["often", "seldom"]
     assert times.busy == pytest.approx(0.3 / 30 + 0.6 / 120)
+
+
+def test_vmalert_tells_the_time_of_each_rule_and_prometheus_that_of_a_group() -> None:
+    rules = [
+        {"name": "a", "health": "ok", "evaluationTime": 0.25},
+        {"name": "b", "health": "error", "lastError": "timeout", "evaluationTime": 0.5},
+    ]
+    group = {"name": "g", "interval": 30, "lastEvaluation": "1", "rules": rules}
+    for one, seconds in ((group, 0.75), ({**group, "evaluationTime": 0.8}, 0.8)):
+        times = GroupTimes()
+        times.note([one])
+        times.note([one])
+        assert times.seconds == {"g": [seconds]}
+        assert times.failed == {"b": "timeout"}

@@ -560,3 +560,56 @@ def test_the_gpus_of_a_server_keep_their_order() -> None:
     )
     (server,) = merged.daemons[0].servers
     assert tuple(server.contexts_limit) == names
+
+
+def test_memory_is_what_the_list_of_compute_processes_says() -> None:
+    listed = ((20, "compute", None), (30, "compute", GIB), (30, "mps", 5))
+    (server,) = snapshot(client_facts(30), processes=listed).daemons[0].servers
+    assert server.memory_used_bytes == {}
+    assert server.clients[0].memory_used_bytes == {"GPU-a": GIB}
+
+
+@pytest.mark.parametrize(
+    ("mapped", "daemon_s", "mig", "source"),
+    [
+        # The tool's map has all GPUs of the daemon; the log only those that were used.
+        (True, ("GPU-b",), False, "server"),
+        (False, ("GPU-b",), False, "unknown"),
+        (False, ("GPU-a", "GPU-b"), False, "server"),
+        (True, ("GPU-b",), True, "server"),
+        (True, ("GPU-a", "GPU-b"), True, "unknown"),
+        (False, (), False, "unknown"),
+    ],
+)
+def test_a_limit_by_ordinal_needs_the_order_of_all_gpus(
+    mapped: bool, daemon_s: tuple[str, ...], mig: bool, source: str
+) -> None:
+    gpus = tuple(
+        replace(
+            gpu(uuid=uuid),
+            index=index,
+            name="H200",
+            parent_uuid="GPU-whole" if mig and uuid == "GPU-b" else None,
+        )
+        for index, uuid in enumerate(("GPU-a", "GPU-b"))
+    )
+    ordinals = dict(enumerate(daemon_s))
+    devices = tuple(ListedDevice(number, uuid, "H200", "0") for number, uuid in ordinals.items())
+    answers = ServerAnswers(servers={20: ServerReply(20, devices=devices)} if mapped else {})
+    on = {"GPU-b": 1} if daemon_s else {}
+    session = ServerSession(
+        20, 1001, 2.0, 2.5, "ACTIVE", clients=(ClientSession(30, 20, 1001, 3.0, on),)
+    )
+    view = LedgerView(at=9.0, servers=(session,), devices={} if mapped else ordinals)
+    facts = replace(RUNNING, servers=(SERVER,))
+    limited = client_facts(30, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=f"{max(len(daemon_s) - 1, 0)}=1G")
+    found = merge(
+        taken_at=9.0,
+        gpus=NvmlObservation(9.0, Outcome.OK, gpus=gpus),
+        processes=ProcfsObservation(9.0, (facts,), {20: SERVER, 30: limited}),
+        daemons=[DaemonInputs(facts, answers=answers, view=view, logs=READABLE)],
+    )
+    (client,) = found.daemons[0].servers[0].clients
+    limits = {"GPU-b": GIB} if source == "server" else {}
+    assert (client.limit_source, client.memory_limit_bytes) == (source, limits)
+    assert client.memory_limit_ignored is None

@@ -22,14 +22,17 @@ from mps_exporter.commands.doctor_report import (
 )
 from mps_exporter.commands.once import (
     CONFIRMING_SECONDS,
+    GLANCE_SECONDS,
     MEASURING_SECONDS,
-    pause_seconds,
+    glance,
+    pause_until,
     write_whole,
 )
 from mps_exporter.config import Settings
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.replay import advance
 from mps_exporter.snapshot import CollectorResult, Snapshot
+from mps_exporter.sources.live_host import BRIEF_SAMPLE_SECONDS
 from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS
 from mps_exporter.sources.recording import read
 from mps_exporter.sources.replay_host import ReplayHost
@@ -58,12 +61,24 @@ def blind(snapshot: Snapshot, source: str) -> Snapshot:
 # -------------------------------------------------------------------------------- the pause
 
 
+BEGAN, ENDED = 10.0, 10.25
+
+
 async def test_a_healthy_host_is_looked_at_for_as_long_as_its_gpus_need() -> None:
     assert MIN_SAMPLE_INTERVAL_SECONDS < MEASURING_SECONDS < 0.6
     healthy = await seen("quiet", 30)
-    assert pause_seconds(healthy, 0.05) == pytest.approx(MEASURING_SECONDS - 0.05)
-    assert pause_seconds(healthy, 3.0) == 0
-    assert pause_seconds(healthy, 0.05, activity=False) == 0, "of one process it does not matter"
+    assert pause_until(healthy, BEGAN, ENDED, 0.5) == ENDED + 0.5
+
+
+async def test_a_person_waits_only_for_gpus_that_may_be_in_use() -> None:
+    assert BRIEF_SAMPLE_SECONDS < GLANCE_SECONDS < 0.3
+    used = await seen("one-client", 3)
+    (gpu,) = used.gpus
+    assert glance(used) == GLANCE_SECONDS
+    for processes, pause in (((), 0.0), (None, GLANCE_SECONDS)):
+        other = replace(gpu, observation=replace(gpu.observation, processes=processes))
+        assert glance(replace(used, gpus=(other,))) == pause
+    assert glance(replace(used, gpus=())) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -71,19 +86,19 @@ async def test_a_healthy_host_is_looked_at_for_as_long_as_its_gpus_need() -> Non
 )
 async def test_what_was_found_is_confirmed(name: str, at: float) -> None:
     troubled = await seen(name, at)
-    assert pause_seconds(troubled, 0.5) == pytest.approx(CONFIRMING_SECONDS - 0.5)
-    assert pause_seconds(troubled, 0.5, activity=False) == pause_seconds(troubled, 0.5)
+    assert pause_until(troubled, BEGAN, ENDED, 0.0) == BEGAN + CONFIRMING_SECONDS
 
 
 async def test_a_hung_daemon_has_taken_the_pause_already() -> None:
     hung = await seen("wedge-times", 12)
     assert hung.daemons[0].state == "unresponsive"
-    assert pause_seconds(hung, Settings().mps_query_timeout) == 0
+    ended = BEGAN + Settings().mps_query_timeout
+    assert pause_until(hung, BEGAN, ended, 0.0) <= ended
 
 
 async def test_a_second_look_does_not_make_a_source_readable() -> None:
     snapshot = blind(await seen("quiet", 30), "nvml")
-    assert pause_seconds(snapshot, 0.0) == MEASURING_SECONDS
+    assert pause_until(snapshot, BEGAN, ENDED, 0.5) == ENDED + 0.5
 
 
 async def test_a_young_server_is_given_time() -> None:
@@ -91,7 +106,7 @@ async def test_a_young_server_is_given_time() -> None:
     (daemon,) = healthy.daemons
     young = replace(daemon.servers[0], start_time_seconds=healthy.taken_at - 0.5)
     snapshot = replace(healthy, daemons=(replace(daemon, servers=(young,)),))
-    assert pause_seconds(snapshot, 0.0) == CONFIRMING_SECONDS
+    assert pause_until(snapshot, BEGAN, ENDED, 0.0) == BEGAN + CONFIRMING_SECONDS
 
 
 # ------------------------------------------------------------------------------ the checks

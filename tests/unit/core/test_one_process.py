@@ -430,21 +430,46 @@ def test_what_a_daemon_left_and_a_library_that_is_missing(tmp_path: Path) -> Non
     assert len(view.debug_variables) == 3
 
 
-def test_a_process_that_sees_the_proc_of_another_namespace(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seen", "own"),
+    [
+        ("1 (x) S 0 " + "1 " * 17 + "4711 0", True),
+        ("1 (init) S 0 " + "1 " * 17 + "2 0", False),
+        (None, False),
+        ("?", None),
+    ],
+)
+def test_a_process_that_sees_the_proc_of_another_namespace(
+    tmp_path: Path, seen: str | None, own: bool | None
+) -> None:
     base = tmp_path / "proc" / "11"
-    for folder in (base / "ns", base / "root" / "proc" / "1" / "ns"):
-        folder.mkdir(parents=True)
-    (tmp_path / "own").touch()
-    (tmp_path / "other").touch()
-    (base / "stat").write_text("11 (x) S 1 " + "1 " * 20)
+    there = base / "root" / "proc"
+    (there / "1").mkdir(parents=True)
+    (base / "stat").write_text("11 (x) S 1 " + "1 " * 17 + "4711 0")
     (base / "status").write_text("Uid:\t0\t0\t0\t0\nNSpid:\t11\t1\n")
-    (base / "ns" / "pid").symlink_to(tmp_path / "own")
-    seen = base / "root" / "proc" / "1" / "ns" / "pid"
-    for target, own in ((tmp_path / "own", True), (tmp_path / "other", False), (None, False)):
-        seen.unlink(missing_ok=True)
-        if target is not None:
-            seen.symlink_to(target)
-        assert view_process(11, [], str(tmp_path / "proc")).own_proc is own
+    if seen is not None:
+        (there / "1" / "stat").write_text(seen)
+    assert view_process(11, [], str(tmp_path / "proc")).own_proc is None, "no procfs is there"
+    (there / "stat").touch()
+    assert view_process(11, [], str(tmp_path / "proc")).own_proc is own
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a PID namespace")
+@pytest.mark.parametrize(("more", "own"), [((), False), (("--mount-proc",), True)])
+def test_the_proc_of_a_real_pid_namespace(more: tuple[str, ...], own: bool) -> None:
+    words = ["unshare", "--pid", "--fork", "--kill-child", *more]
+    tried = subprocess.run([*words, "true"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no namespace can be made: {tried.stderr.decode().strip()}")
+    program = [sys.executable, "-c", "print(flush=True); input()"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*words, *program], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it runs, with the /proc that it was given
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        view = view_process(int(children), [])
+        process.communicate(b"\n")
+    assert view.own_proc is own
 
 
 def test_a_process_that_is_not_there() -> None:

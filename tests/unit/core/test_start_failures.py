@@ -12,8 +12,15 @@ import pytest
 from mps_exporter.cli import main
 from mps_exporter.commands import doctor_report
 from mps_exporter.diagnostics import findings, recent_incidents
+from mps_exporter.diagnostics.actions import actions
 from mps_exporter.diagnostics.one_process import check_process, conclusion
-from mps_exporter.observations import DaemonFacts, DaemonView, ProcessFacts, ProcessView
+from mps_exporter.observations import (
+    ClosedFolder,
+    DaemonFacts,
+    DaemonView,
+    ProcessFacts,
+    ProcessView,
+)
 from mps_exporter.snapshot import ControlDaemon, Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.process_view import view_daemon
@@ -74,9 +81,9 @@ async def test_without_proof_no_cause_is_named() -> None:
     ("view", "words", "remedy"),
     [
         (
-            DaemonView(closed={0: "/run/x is closed to user 0 (mode 0700)"}),
+            DaemonView(closed={0: ClosedFolder("/run/x", "/run/x is closed to user 0")}),
             "Cause: in the daemon's root, /run/x is closed",
-            "chmod o+rx",
+            "chmod a+x",
         ),
         (
             DaemonView(oom_kills=2, memory_limit_bytes=50 << 20),
@@ -85,7 +92,7 @@ async def test_without_proof_no_cause_is_named() -> None:
             "Raise the memory limit",
         ),
         (
-            DaemonView(closed={1002: "/run/x is closed to user 1002"}, oom_kills=0),
+            DaemonView(closed={1002: ClosedFolder("/run/x", "/run/x is closed")}, oom_kills=0),
             "not be seen",
             "",
         ),
@@ -95,6 +102,26 @@ async def test_what_the_daemon_itself_shows(view: DaemonView, words: str, remedy
     evidence, said = told(await made_up(), view)
     assert words in evidence
     assert remedy in said
+
+
+@pytest.mark.parametrize(
+    ("closed", "root", "command"),
+    [
+        ({0: ClosedFolder("/run/a b", "/run/a b is closed")}, "", "chmod a+x '/run/a b'"),
+        ({0: ClosedFolder("/run/x", "/run/x is closed")}, "/proc/9/root", ""),
+        ({0: ClosedFolder("/run/\x1b", "/run/ is closed")}, "", ""),
+        ({1002: ClosedFolder("/run/x", "/run/x is closed")}, "", ""),
+        ({}, "", ""),
+    ],
+)
+async def test_the_command_that_opens_a_folder_of_this_host(
+    closed: dict[int, ClosedFolder], root: str, command: str
+) -> None:
+    snapshot = await made_up(facts=DaemonFacts("/run/x/mps", "/log", root=root))
+    (daemon,) = snapshot.daemons
+    views = {daemon.pipe_directory: DaemonView(closed)}
+    (one,) = recent_incidents(snapshot, views=views)
+    assert [one.command for one in actions(one, snapshot)] == ([command] if command else [])
 
 
 async def test_the_devices_and_the_modes_of_the_gpus() -> None:
@@ -179,15 +206,43 @@ def test_the_way_of_a_server_and_its_host_memory(
     monkeypatch.setattr(process_view, "CGROUPS", str(tmp_path / "cgroup"))
     owner = (tmp_path / "proc").stat().st_uid
     view = view_daemon(facts, {owner, owner + 1}, str(tmp_path / "proc"))
-    assert view.closed == {owner + 1: f"/run is closed to user {owner + 1} (mode 0700)"}
+    why = f"/run is closed to user {owner + 1} (mode 0700)"
+    assert view.closed == {owner + 1: ClosedFolder("/run", why)}
     assert (view.oom_kills, view.memory_limit_bytes) == (2, 50 << 20)
-    # Which groups a server has is not known: one that the group may pass is not called closed.
-    (tmp_path / "proc" / "9" / "root" / "run").chmod(0o701)
-    assert view_daemon(facts, {owner + 1}, str(tmp_path / "proc")).closed, "it must read it, too"
-    (tmp_path / "proc" / "9" / "root" / "run").chmod(0o750)
-    assert view_daemon(facts, {owner + 1}, str(tmp_path / "proc")).closed == {}
     (group / "memory.max").write_text("max\n")
     assert view_daemon(facts, (), str(tmp_path / "proc")).memory_limit_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "ours", "supplementary", "closed"),
+    [
+        # Of the daemon's group, as measured on an H200.
+        (0o701, True, False, True),
+        (0o705, True, False, True),
+        (0o710, True, False, False),
+        (0o711, True, False, False),
+        # Of another group: the client's own does not count.
+        (0o710, False, False, True),
+        (0o701, False, False, False),
+        # Whether a server keeps the daemon's supplementary groups is not known.
+        (0o710, False, True, False),
+        (0o701, False, True, False),
+        (0o700, False, True, True),
+    ],
+)
+def test_a_server_has_the_group_of_its_daemon(
+    tmp_path: Path, mode: int, ours: bool, supplementary: bool, closed: bool
+) -> None:
+    facts = made_up_daemon(tmp_path)
+    folder = tmp_path / "proc" / "9" / "root" / "run"
+    group = folder.stat().st_gid
+    gid = group if ours else group + 1
+    more = group if supplementary else ""
+    status = tmp_path / "proc" / "9" / "status"
+    status.write_text(f"Gid:\t{gid}\t{gid}\t{gid}\t{gid}\nGroups:\t{more} \n")
+    folder.chmod(mode)
+    user = folder.stat().st_uid + 1
+    assert (user in view_daemon(facts, {user}, str(tmp_path / "proc")).closed) is closed
 
 
 def test_an_access_list_may_let_a_user_pass(

@@ -334,7 +334,9 @@ def test_clients_that_cannot_be_told_apart_have_no_series() -> None:
     server = replace(
         process(9002, "nvidia-cuda-mps-server"), namespace_pids=(9002, SERVER), pid_namespace=77
     )
-    control = replace(process(9000, "nvidia-cuda-mps-control"), pid_namespace=77)
+    control = replace(
+        process(9000, "nvidia-cuda-mps-control"), namespace_pids=(9000, 5), pid_namespace=77
+    )
     daemon = facts(process=control, servers=())
     metrics = played(recording(found={9002: server}, daemon=daemon))
     assert metrics.value("mps_client_dropped_series") == 2

@@ -127,6 +127,7 @@ def test_sms_as_measured(text: str, sms: int) -> None:
         ("100", ThreadPercentage()),
         ("25", ThreadPercentage(0.25)),
         ("0", ThreadPercentage(ignored=True)),
+        ("100.1", ThreadPercentage(ignored=True)),
         ("200", ThreadPercentage(ignored=True)),
         ("", ThreadPercentage(ignored=True)),
         ("half", ThreadPercentage(ignored=True)),

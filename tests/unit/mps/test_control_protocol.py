@@ -13,6 +13,7 @@ from mps_exporter.mps.control_protocol import (
     ListedDevice,
     ProbeReply,
     ServerReply,
+    failure_of,
     limit_commands,
     parse_probe,
     parse_reconciliation,
@@ -21,8 +22,9 @@ from mps_exporter.mps.control_protocol import (
     shorten,
     stdin_text,
 )
+from mps_exporter.mps.protocol_v3 import V2_PARTITIONS
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
-from tests.support import fake_mps_control
+from tests.support import fake_mps_control, fake_mps_v3
 
 GIB = 1 << 30
 H200 = ListedDevice(0, "GPU-cd18ce24-f68b-0d05-0661-2061f87bf9c3", "NVIDIA H200", "0000:00.06.00")
@@ -264,8 +266,39 @@ def test_a_reconciliation_puts_the_exchanges_of_a_server_together() -> None:
     assert second == Failure("server_not_found", "Server 9 not found", server_pid=9)
 
 
-def test_without_exchanges_there_is_no_answer() -> None:
+@pytest.mark.parametrize(
+    "commands", [(), ("get_server_list",), ("get_server_status",), ("get_server_status ²",)]
+)
+def test_without_a_question_about_a_server_there_is_no_answer(commands: tuple[str, ...]) -> None:
     assert isinstance(parse_server(), Failure)
+    nothing = parse_server(exchange(commands, "ACTIVE\n"))
+    assert isinstance(nothing, Failure)
+    assert (nothing.kind, nothing.server_pid) == ("unparsable", None)
+
+
+CANNOT_SEND = "Cannot send command to MPS control daemon process\n"
+
+
+@pytest.mark.parametrize(
+    ("commands", "stdout", "stderr", "kind"),
+    [
+        (PROBE, "468\n100.0\n", "", None),
+        (PROBE, "468\n", "", "unparsable"),
+        (PROBE, "", CANNOT_SEND, "refused"),
+        (("get_server_status 468",), "ACTIVE\n", "", None),
+        # That a server is gone is an answer of the daemon.
+        (("get_server_status 468",), "Server 468 not found\n", "", None),
+        (("get_server_status 468",), "hello\n", "", "unparsable"),
+        ((V2_PARTITIONS,), fake_mps_v3.LSPART_CAPTURE, "", None),
+        ((V2_PARTITIONS,), "", "", "unparsable"),
+        ((V2_PARTITIONS,), "", CANNOT_SEND, "refused"),
+    ],
+)
+def test_a_run_of_the_tool_is_judged_by_what_it_brought(
+    commands: tuple[str, ...], stdout: str, stderr: str, kind: str | None
+) -> None:
+    failure = failure_of(exchange(commands, stdout, stderr=stderr))
+    assert (None if failure is None else failure.kind) == kind
 
 
 # ------------------------------------------------------------------------------ laws

@@ -8,6 +8,7 @@ import pytest
 
 from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.mps.counters import Counters
+from mps_exporter.mps.histogram import WAIT_BOUNDS, HistogramBuilder
 from mps_exporter.mps.incidents import Incidents
 from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.mps.moment import Moment
@@ -90,3 +91,15 @@ def test_milliseconds_are_shown_as_seconds() -> None:
     for _ in range(3):
         counters.accumulate("mps_uid_holding_seconds_total", 100, uid=1001)
     assert counters.snapshot()["mps_uid_holding_seconds_total"] == {(1001,): 0.3}
+
+
+def test_durations_are_counted_up_to_and_including_their_bucket_s_bound() -> None:
+    """Queries and dashboards name these buckets."""
+    named = "0.1 0.25 0.5 1.0 2.5 5.0 10.0 30.0 60.0 120.0 300.0 600.0 1800.0 3600.0 7200.0"
+    assert " ".join(map(str, WAIT_BOUNDS)) == named
+    builder = HistogramBuilder((0.1, 0.25))
+    # A clock that was set back, the error of a sum of binary numbers, and a wait beyond all bounds.
+    for seconds in (-5.0, 0.1 + 1e-12, 0.101, 0.25, 9.0):
+        builder.observe(seconds)
+    found = builder.snapshot()
+    assert (found.bounds, found.counts, found.sum_seconds) == ((0.1, 0.25), (2, 2, 1), 9.451)

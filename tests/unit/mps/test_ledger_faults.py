@@ -244,6 +244,7 @@ def test_an_operator_ends_a_client_while_server_log_is_unreadable() -> None:
             ],
             "context_limit",
         ),
+        (["Failed to accept client {PID: 591, Context ID: 1} with status 808"], "context_limit"),
         (["Failed to accept client {PID: 591, Context ID: 1} with status 809"], "context_limit"),
         (["Failed to accept client {PID: 591, Context ID: 0} with status 807"], "server_not_ready"),
     ],

@@ -390,6 +390,30 @@ def test_without_an_exiting_line_control_log_decides() -> None:
     assert exits(text) == {"requested": 1}
 
 
+@pytest.mark.parametrize(("waiting", "cause"), [(1002, "requested"), (0, "crashed")])
+def test_without_an_exiting_line_a_server_has_to_end_for_another_user(
+    waiting: int, cause: str
+) -> None:
+    text = OLD + pending("00:08.000", 200, waiting)
+    assert exits(text + "00:09.000 C6 Server 17 exited with status 0\n") == {cause: 1}
+
+
+def test_of_several_servers_a_client_s_own_user_s_counts() -> None:
+    """The line of the first one's end was lost."""
+    text = (
+        HOLDER
+        + pending("00:05.000", 200, 1002)
+        + "00:05.001 C120 Starting new server 120 for user 1002\n"
+    )
+    tracker = start(script(text + pending("00:05.100", 201, 1002)))
+    assert [wait.pid for wait in tracker.ledger.view(0.0).waits] == [200]
+    more(tracker, "00:05.200 C630 NEW SERVER 120: Ready\n" + client("00:05.200", 200, 120))
+    more(tracker, arrives("00:05.300", 202, 1002) + client("00:05.300", 202, 120, 2))
+    first, second = tracker.ledger.view(0.0).servers
+    assert [one.pid for one in first.clients] == [100]
+    assert [(one.pid, one.uid) for one in second.clients] == [(200, 1002), (202, 1002)]
+
+
 def test_the_first_wording() -> None:
     text = """
         00:00.000 C9 Start
@@ -515,8 +539,13 @@ def test_without_any_log_nothing_is_counted_but_the_state_is_shown() -> None:
         at("00:09"), [110], [ServerReply(110, state="FAULT", client_pids=(101,))]
     )
     (server,) = tracker.ledger.view(0.0).servers
-    assert [c.pid for c in server.clients] == [101]
+    assert [(c.pid, dict(c.contexts)) for c in server.clients] == [(101, {GPU: 2})]
     assert server.state == "FAULT"
+    fewer = ServerReply(110, state="ACTIVE", client_pids=(101,), contexts={0: {101: 1, 102: 3}})
+    tracker.ledger.reconcile(at("00:19"), [110], [fewer])
+    (server,) = tracker.ledger.view(0.0).servers
+    assert [(c.pid, dict(c.contexts)) for c in server.clients] == [(101, {GPU: 1})]
+    assert server.active_thread_ratio == 0.5
     tracker.ledger.reconcile(at("00:12"), [], [])
     tracker.ledger.reconcile(at("00:14"), [], [])
     tracker.ledger.update_liveness(at("00:16"), lambda _pid, _at: None)

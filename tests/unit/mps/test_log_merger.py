@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -127,17 +128,21 @@ def test_halves_of_lines_are_put_together() -> None:
         assert [entry.event for entry in found] == [e.UiOpened(), e.UiClosed()]
 
 
-def test_half_a_line_before_a_truncation_is_void() -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("gap", [{"restarted": True}, {"lost_bytes": 99}])
+@pytest.mark.parametrize("half", ["short", "too long"])
+def test_half_a_line_before_a_truncation_or_a_gap_is_void(
+    gap: dict[str, Any], half: str, at_once: bool
+) -> None:
     sequencer = LogMerger(PIPE)
-    sequencer.add_chunk(chunk("control", script("00:01.000 C630 NEW UI").control[:-3]))
-    sequencer.add_chunk(chunk("control", "00:02.000 C630 UI closed", restarted=True))
-    assert [entry.event for entry in out(sequencer)] == [e.UiClosed()]
-
-
-def test_bytes_that_were_skipped_void_half_a_line_too() -> None:
-    sequencer = LogMerger(PIPE)
-    sequencer.add_chunk(chunk("control", b"[2026-11-21 08:00:01.000 Control 630] NEW "))
-    sequencer.add_chunk(chunk("control", "00:02.000 C630 UI closed", lost_bytes=99))
+    line = script("00:01.000 C630 NEW UI").control[:-3]
+    more = b"" if half == "short" else b"x" * MAX_LINE_BYTES
+    sequencer.add_chunk(chunk("control", line + more))
+    assert out(sequencer) == []
+    if not at_once:
+        sequencer.add_chunk(chunk("control", b"", **gap))
+        gap = {}
+    sequencer.add_chunk(chunk("control", "00:02.000 C630 UI closed", **gap))
     assert [entry.event for entry in out(sequencer)] == [e.UiClosed()]
 
 

@@ -355,6 +355,91 @@ def test_a_server_with_a_pid_that_is_not_understood_is_refused() -> None:
     assert found.not_understood == {("server_list", "row"): 2}
 
 
+@pytest.mark.parametrize(
+    ("query", "row"),
+    [
+        ("servers", "-,1000,48201,Ready,/run/nvidia-mps/x,-,-"),
+        ("namespaces", "-,shared,Ready,10G,50.00,0,/x"),
+        ("namespaces", "small,-,Ready,10G,50.00,0,/x"),
+        ("clients", "-,srv,0,default,python"),
+        ("clients", "51023,-,0,default,python"),
+        ("clients", published.CLIENT_HEADER),  # a header is the first line
+        ("partitions", f"-,{LARGE},large,4,34,false,created,Kp8A"),
+        ("partitions", "training,-,large,4,34,false,created,Kp8A"),
+        ("partitions", f"training,{LARGE},large,4,34,false,-,Kp8A"),
+        ("devices", "0,training,0000:02:00.0,-,NVIDIA H200,132,16,-"),
+        ("features", "-,enabled (default),memacct,-"),
+        ("features", "memacct,-,memacct,-"),
+        ("features", "memacct,perhaps,memacct,-"),
+    ],
+)
+def test_a_row_without_what_tells_what_it_is_about_is_refused(query: str, row: str) -> None:
+    first = {
+        "servers": published.SERVER_DOCS.strip(),
+        "namespaces": published.NAMESPACES_CSV.strip(),
+        "clients": published.CLIENTS_DOCS.strip(),
+        "partitions": published.csv_of(published.PARTITIONS_TABLE).strip(),
+        "devices": f"0,training,0000:02:00.0,{LARGE},NVIDIA H200,132,16,-",
+        "features": published.FEATURES_CSV.strip(),
+    }[query]
+    known, found = read(**{query: first}), read(**{query: f"{first}\n{row}\n"})
+    assert getattr(found, query) == getattr(known, query)
+    assert getattr(known, query)
+    (count,) = (count for (_, part), count in found.not_understood.items() if part == "row")
+    assert count == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "row", "name", "value"),
+    [
+        ("servers", "s,{},1,Ready,/x,-,-", "uid", 2**32 - 2),
+        ("servers", "s,1000,{},Ready,/x,-,-", "pid", 1 << 22),
+        ("clients", "{},srv,0,default,python", "pid", 1 << 22),
+        ("namespaces", "small,shared,Ready,-,-,{},/x", "client_priority", 1),
+        ("partitions", f"t,{LARGE},large,{{}},-,-,created,-", "chunks", 99_999),
+        ("partitions", f"t,{LARGE},large,-,{{}},-,created,-", "sms", 99_999),
+        ("devices", f"{{}},t,-,{LARGE},-,-,-,-", "ordinal", 9999),
+        ("devices", f"0,t,-,{LARGE},-,{{}},-,-", "sms", 99_999),
+        ("devices", f"0,t,-,{LARGE},-,-,{{}},-", "chunks", 99_999),
+    ],
+)
+def test_a_number_that_cannot_be_is_absent_and_counted(
+    query: str, row: str, name: str, value: int
+) -> None:
+    (one,) = getattr(read(**{query: row.format(value)}), query)
+    assert getattr(one, name) == value
+    found = read(**{query: row.format(value + 1)})
+    assert all(getattr(one, name) is None for one in getattr(found, query))
+    assert sum(found.not_understood.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "ratio", "unlimited"),
+    [
+        ("100%", 1.0, ()),
+        ("0.5", 0.005, ()),
+        ("-", None, ()),
+        ("unlimited", None, ("active_threads",)),
+    ],
+)
+def test_the_share_of_a_namespace(
+    text: str, ratio: float | None, unlimited: tuple[str, ...]
+) -> None:
+    found = read(namespaces=f"small,shared,Ready,-,{text},-,-")
+    assert found.namespaces == (
+        Namespace(
+            "small", "shared", "Ready", active_thread_ratio=ratio, unlimited=frozenset(unlimited)
+        ),
+    )
+    assert found.not_understood == {}
+
+
+def test_a_client_whose_namespace_or_gpu_is_not_said() -> None:
+    found = read(clients="51023,training,-,-,-")
+    assert found.clients == (NamespaceClient(51023, "training"),)
+    assert found.not_understood == {}
+
+
 def test_a_namespace_of_another_server_is_none() -> None:
     found = read(clients="51023,training,0,shared/default (0),python\n")
     assert found.clients == (NamespaceClient(51023, "training", None, ("0",), "python"),)

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogsObservation
+from mps_exporter.sources import log_tail
 from mps_exporter.sources.log_reader import LogReader, LogTarget
 from tests.support.log_folder import PIPE, LogFolder, own_logs, state
 from tests.support.mps_logs import LOGS, Logs, at, read, sample, script, summary
@@ -222,6 +224,55 @@ def test_what_is_no_regular_file_is_left_alone(host: LogFolder, kind: str) -> No
     else:
         path.unlink()
     host.write("control", START.format("00:01.000"))
+    assert state(host.poll(), "control").readable
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_what_is_put_in_the_place_of_a_log_while_it_is_opened_is_left_alone(
+    host: LogFolder, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = host.folder / "control.log"
+    host.write("control", START.format("00:01.000"))
+    real = os.stat
+
+    def then_replaced(name: Any, **how: Any) -> os.stat_result:
+        found = real(name, **how)
+        if name == "control.log":
+            path.unlink()
+            if kind == "fifo":
+                os.mkfifo(path)
+            else:
+                (host.folder / "secret").write_bytes(b"secret\n")
+                path.symlink_to("secret")
+        return found
+
+    before = descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", then_replaced)
+        observation = host.poll()  # and returns
+    found = state(observation, "control")
+    error = "not a regular file" if kind == "fifo" else "a symbolic link, which is not followed"
+    assert (found.readable, found.error, observation.chunks) == (False, error, ())
+    assert descriptors() == before
+
+
+def test_a_file_that_is_mounted_in_the_place_of_a_log_is_none(
+    host: LogFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bind mount needs a right that tests lack: only what tells of it is made up."""
+    host.write("control", START.format("00:01.000"))
+    with (host.folder / "control.log").open() as log, Path("/proc/self/status").open() as other:
+        folder = os.open(host.folder, os.O_PATH)
+        mounts = [log_tail._mount_of(one) for one in (folder, log.fileno(), other.fileno())]
+        os.close(folder)
+    assert mounts[0] == mounts[1] != mounts[2]
+    assert None not in mounts
+    before = descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(log_tail, "_mount_of", str)
+        found = state(host.poll(), "control")
+    error = "another file is mounted in its place"
+    assert (found.readable, found.error, descriptors()) == (False, error, before)
     assert state(host.poll(), "control").readable
 
 

@@ -50,6 +50,8 @@ def test_the_published_files() -> None:
         "00000000:43:00.0": 60129542144,
     }
     assert parse_dmem(line("max")) == {PCI: None}
+    # From the kernel's documentation: regions of other drivers.
+    assert parse_dmem(f"drm/{PCI}/vram0 max\n{line(5)}drm/{PCI}/stolen 1073741824\n") == {PCI: 5}
 
 
 def test_a_group_with_limits(root: Path) -> None:

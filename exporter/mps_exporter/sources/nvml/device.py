@@ -83,8 +83,11 @@ class DeviceReader:
         totals: CounterTotals,
         *,
         serials: bool,
+        shortest: float = MIN_SAMPLE_INTERVAL_SECONDS,
     ) -> None:
         self.device = device
+        self.shortest = shortest
+        """Two samples of its activity are at least so far apart."""
         self.location = location
         self.queries = QueryCache(location.name)
         self._api = api
@@ -178,7 +181,7 @@ class DeviceReader:
         for every in self._cadences:
             yield from self._field_values(every, now)
         ticking = self._ticked_at is not None and now - self._ticked_at < TICKING_SECONDS
-        shortest = TICKING_SECONDS if ticking else MIN_SAMPLE_INTERVAL_SECONDS
+        shortest = TICKING_SECONDS if ticking else self.shortest
         self._sample(self._busy, now, shortest)
         yield from self._busy.readings()
         self._sample(self._gpm, now, shortest)
@@ -346,8 +349,9 @@ class MigDeviceReader(DeviceReader):
         parent: Device,
         location: DeviceLocation,
         totals: CounterTotals,
+        shortest: float,
     ) -> None:
-        super().__init__(api, device, location, totals, serials=False)
+        super().__init__(api, device, location, totals, serials=False, shortest=shortest)
         self._gpm = GpmAccumulator(api, parent, self.queries, totals, location.gpu_instance)
 
     @staticmethod
@@ -365,7 +369,7 @@ class MigDeviceReader(DeviceReader):
     def _readings(self, now: float) -> Iterator[Reading]:
         for row in self.rows:
             yield from self._row(row, now)
-        self._sample(self._gpm, now)
+        self._sample(self._gpm, now, self.shortest)
         yield from self._gpm.readings()
 
     def _sm_count(self, now: float) -> int | None:

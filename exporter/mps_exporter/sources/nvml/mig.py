@@ -53,7 +53,9 @@ class MigInstances:
             reader = before.pop(location.uuid, None)
             if reader is None:
                 own_totals = totals.setdefault(location.uuid, CounterTotals())
-                reader = MigDeviceReader(self._api, device, gpu.device, location, own_totals)
+                reader = MigDeviceReader(
+                    self._api, device, gpu.device, location, own_totals, gpu.shortest
+                )
             present.append(reader)
         for gone in before.values():
             gone.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome, Reading
-from mps_exporter.sources.nvml.accumulators import CounterTotals
+from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS, CounterTotals
 from mps_exporter.sources.nvml.api import (
     GPU_GONE,
     SESSION_GONE,
@@ -80,6 +80,8 @@ class NvmlOptions:
     serials: bool = False
     """Read the boards' serial numbers."""
     xid_events: bool = True
+    shortest_seconds: float = MIN_SAMPLE_INTERVAL_SECONDS
+    """Two samples of a GPU's activity are at least so far apart."""
     retry_seconds: float = 10.0
     """How often to try again where NVML is missing."""
     lost_retry_seconds: float = 60.0
@@ -252,7 +254,14 @@ class NvmlSession:
             return error.code not in GPU_GONE
         location = DeviceLocation(index, uuid)
         totals = self._totals.setdefault(uuid, CounterTotals())
-        reader = DeviceReader(self._api, device, location, totals, serials=self._options.serials)
+        reader = DeviceReader(
+            self._api,
+            device,
+            location,
+            totals,
+            serials=self._options.serials,
+            shortest=self._options.shortest_seconds,
+        )
         self._gpus.append(reader)
         if self._unreadable.pop(index, None):
             log.info("GPU %d can be opened again", index)

@@ -1,0 +1,268 @@
+"""Named servers, their clients and partitions, joined with the GPUs and processes of the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mps_exporter.merge import DaemonInputs, merge
+from mps_exporter.mps.server_queries import ServerAnswers
+from mps_exporter.observations import (
+    DaemonFacts,
+    GpuObservation,
+    GpuProcess,
+    NvmlObservation,
+    Outcome,
+    ProcessFacts,
+    ProcfsObservation,
+)
+from mps_exporter.snapshot import (
+    Client,
+    ControlDaemon,
+    NamedServer,
+    Namespace,
+    NamespaceClient,
+    Partitioning,
+    ServerDevice,
+    SmPartition,
+)
+
+GIB = 1 << 30
+A, B = "GPU-aaaa1111-0000", "GPU-bbbb2222-0000"
+TRAINING = NamedServer("training", 1000, 40, "Ready")
+SERVING = NamedServer("serving", None, 41, "Ready")
+DEVICES = (
+    ServerDevice(A, "training", 0),
+    ServerDevice(B, "serving", 0),
+    ServerDevice(B, "", 1),  # the daemon's own list
+)
+
+
+def process(pid: int, name: str = "python", **environment: str) -> ProcessFacts:
+    return ProcessFacts(pid, 5.0, 1000, "ann", name, "S", mps_environment=environment)
+
+
+def merged(
+    partitioning: Partitioning,
+    *processes: ProcessFacts,
+    listed: tuple[GpuProcess, ...] = (),
+    **facts: Any,
+) -> ControlDaemon:
+    gpus = tuple(
+        GpuObservation(index, uuid, sm_count=100, processes=listed if uuid == A else ())
+        for index, uuid in enumerate((A, B))
+    )
+    daemon = DaemonFacts("/mps", "/log", process=ProcessFacts(10, 1.0), **facts)
+    (found,) = merge(
+        taken_at=9.0,
+        gpus=NvmlObservation(9.0, Outcome.OK, gpus=gpus),
+        processes=ProcfsObservation(9.0, processes={one.pid: one for one in processes}),
+        daemons=[DaemonInputs(daemon, answers=ServerAnswers(configured=partitioning))],
+    ).daemons
+    return found
+
+
+def partitioning(**more: Any) -> Partitioning:
+    return Partitioning("3", **{"servers": (TRAINING, SERVING), "devices": DEVICES, **more})
+
+
+def clients(daemon: ControlDaemon) -> dict[int, Client]:
+    return {one.pid: one for server in daemon.servers for one in server.clients}
+
+
+def test_a_server_is_known_from_its_daemon_and_its_process() -> None:
+    found = merged(
+        partitioning(clients=(NamespaceClient(51, "serving"),)),
+        process(41, "nvidia-cuda-mps-server"),
+        listed=(GpuProcess(41, "compute", GIB),),
+    )
+    training, serving = found.servers
+    assert (training.pid, training.uid, training.user) == (40, 1000, "ann")
+    assert (training.start_time_seconds, training.confirmed) == (None, False)
+    assert (training.clients_connected, training.clients) == (0, ())
+    assert (serving.uid, serving.user, serving.start_time_seconds) == (1000, "ann", 5.0)
+    assert (serving.confirmed, serving.memory_used_bytes) == (True, {A: GIB})
+    assert (serving.clients_connected, [one.pid for one in serving.clients]) == (1, [51])
+    assert found.servers_count == 2
+
+
+def test_what_the_daemon_did_not_list_is_not_known() -> None:
+    found = merged(partitioning(servers=None))
+    assert (found.servers, found.servers_count) == ((), None)
+    (server,) = merged(partitioning(servers=(TRAINING,)), process(40)).servers
+    assert (server.clients_connected, server.confirmed) == (None, False)
+    assert found.gpu_uuids == (A, B)
+    assert merged(partitioning(devices=None)).gpu_uuids == ()
+
+
+def test_a_daemon_serves_the_gpus_that_its_servers_may_use() -> None:
+    allowed = NamedServer("training", 1000, 40, allowed_devices=(B, "GPU-elsewhere"))
+    assert merged(partitioning(servers=(allowed,), devices=None)).gpu_uuids == (B,)
+
+
+@pytest.mark.parametrize(
+    ("server", "device", "uuids"),
+    [
+        ("training", "0", (A,)),
+        ("serving", "0", (B,)),
+        ("training", "1", (B,)),
+        ("training", "7", ()),
+        ("training", B, (B,)),
+        ("training", "GPU-bbbb2222", (B,)),
+        ("training", "GPU-", ()),  # of both
+        ("training", "GPU-cccc3333", ("GPU-cccc3333",)),
+    ],
+)
+def test_a_gpu_is_found_by_its_ordinal_or_its_uuid(
+    server: str, device: str, uuids: tuple[str, ...]
+) -> None:
+    found = merged(
+        partitioning(
+            clients=(NamespaceClient(51, server, devices=(device,)),),
+            partitions=(SmPartition(device, server),),
+        )
+    )
+    assert clients(found)[51].gpu_uuids == uuids
+    assert found.partitioning is not None
+    assert found.partitioning.partitions is not None
+    assert found.partitioning.partitions[0].device == (uuids[0] if uuids else device)
+
+
+NAMESPACES = (
+    Namespace("default", "serving", active_thread_ratio=0.25, pinned_memory_limit_bytes=GIB),
+    Namespace("default", "training", active_thread_ratio=0.5, pinned_memory_limit_bytes=2 * GIB),
+    Namespace("free", "training", unlimited=frozenset({"active_threads"})),
+)
+
+
+def limited(namespace: str | None, devices: Any = DEVICES, **environment: str) -> Client:
+    listed = NamespaceClient(51, "training", namespace, ("0",), "train")
+    found = partitioning(clients=(listed,), namespaces=NAMESPACES, devices=devices)
+    return clients(merged(found, process(51, **environment)))[51]
+
+
+def test_a_client_has_the_limits_of_its_own_server_s_namespace() -> None:
+    one = limited("default")
+    assert (one.active_thread_ratio, one.memory_limit_bytes) == (0.5, {A: 2 * GIB})
+    assert (one.server_name, one.namespace, one.command) == ("training", "default", "python")
+    assert (one.contexts, one.gpu_uuids) == ({}, (A,))
+
+
+def test_of_a_client_that_proc_does_not_show_the_daemon_s_word_counts() -> None:
+    listed = NamespaceClient(51, "training", "default", (), "train")
+    one = clients(merged(partitioning(clients=(listed,))))[51]
+    assert (one.command, one.active_thread_ratio, one.confirmed) == ("train", None, False)
+
+
+def test_without_a_limit_of_the_namespace_all_sms_are_left() -> None:
+    one = limited("free")
+    assert (one.active_thread_ratio, one.sm_limit, one.memory_limit_bytes) == (1.0, {A: 100}, {})
+    own = limited("free", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="10")
+    assert own.active_thread_ratio == 0.1
+
+
+@pytest.mark.parametrize("namespace", ["gone", None])
+def test_of_an_unknown_namespace_nothing_is_known(namespace: str | None) -> None:
+    one = limited(namespace, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")
+    assert (one.active_thread_ratio, one.memory_limit_bytes) == (None, {})
+
+
+@pytest.mark.parametrize(
+    ("devices", "text", "limits", "ignored"),
+    [
+        (DEVICES, "0=1G", {A: GIB}, False),
+        (DEVICES, "1=1G", {A: 2 * GIB}, False),
+        (DEVICES, "7=1G", {}, True),
+        (DEVICES, f"{A}=1G", {A: GIB}, False),
+        # Where the daemon did not say which GPUs it has, or in which order, an ordinal names none.
+        ((ServerDevice(A, "training"),), "0=1G", {}, False),
+        ((ServerDevice(A, "training"),), "7=1G", {}, False),
+        ((), "0=1G", {}, False),
+    ],
+)
+def test_a_client_s_own_memory_limit_counts_in_its_server_s_list(
+    devices: tuple[ServerDevice, ...], text: str, limits: dict[str, int], ignored: bool
+) -> None:
+    one = limited("default", devices, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=text)
+    found = (one.memory_limit_bytes, one.memory_limit_ignored is not None)
+    assert found == (limits, ignored)
+
+
+# ------------------------------------------------------------------------------ SM partitions
+
+
+def in_partition(
+    variable: str,
+    *devices: str,
+    partition: SmPartition | None = None,
+    listed: tuple[GpuProcess, ...] = (),
+) -> Client:
+    client = NamespaceClient(51, "training", "default", devices)
+    carved = partition or SmPartition(A, "training", "Kp8A", "large", sms=34)
+    found = partitioning(clients=(client,), namespaces=NAMESPACES, partitions=(carved,))
+    return clients(merged(found, process(51, CUDA_MPS_SM_PARTITION=variable), listed=listed))[51]
+
+
+def test_a_client_in_a_partition_has_its_sms_and_no_share() -> None:
+    one = in_partition(f"{A}/Kp8A", "0")
+    assert (one.sm_partition, one.sm_partition_fault) == ("Kp8A", None)
+    assert (one.sm_limit, one.active_thread_ratio) == ({A: 34}, None)
+    unsaid = in_partition(f"{A}/Kp8A", "0", partition=SmPartition(A, "training", "Kp8A"))
+    assert (unsaid.sm_limit, unsaid.active_thread_ratio) == ({}, None)
+
+
+@pytest.mark.parametrize("variable", ["", A, f"{A}/"])
+def test_a_variable_that_names_no_partition_changes_nothing(variable: str) -> None:
+    one = in_partition(variable, "0")
+    assert (one.sm_partition, one.active_thread_ratio) == (None, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("client", "carved_on", "fault"),
+    [
+        (("0",), A, None),
+        (("1",), A, "other_gpu"),
+        ((), A, None),  # it is not known on which GPU the client is
+        (("0",), "GPU-cccc3333-0000", None),  # nor can a GPU that NVML does not show be compared
+    ],
+)
+def test_a_partition_of_a_gpu_that_the_client_does_not_use(
+    client: tuple[str, ...], carved_on: str, fault: str | None
+) -> None:
+    carved = SmPartition(carved_on, "training", "Kp8A", sms=34)
+    one = in_partition(f"{carved_on}/Kp8A", *client, partition=carved)
+    assert one.sm_partition_fault == fault
+    assert one.sm_limit == ({carved_on: 34} if fault is None else one.sm_limit)
+    assert (one.active_thread_ratio is None) == (fault is None)
+
+
+def test_a_client_that_has_memory_on_a_gpu_uses_it() -> None:
+    on_b = SmPartition(B, "training", "Kp8A", sms=34)
+    listed = (GpuProcess(51, "compute", GIB),)
+    one = in_partition(f"{B}/Kp8A", partition=on_b, listed=listed)
+    assert one.sm_partition_fault == "other_gpu"
+
+
+@pytest.mark.parametrize(
+    ("carved", "variable", "fault"),
+    [
+        (SmPartition(A, "training", "Kp8A"), f"{A}/Zz", "unknown"),
+        (SmPartition(A, "serving", "Kp8A"), f"{A}/Kp8A", "other_server"),
+        (SmPartition(A, "", "Kp8A"), f"{A}/Kp8A", None),
+        (SmPartition(A, "training", "Kp8A"), "GPU-aaaa/Kp8A", None),
+        (SmPartition("GPU-aaaa", "training", "Kp8A"), f"{A}/Kp8A", None),
+        (SmPartition(A, "training", "Kp8A"), f"{B}/Kp8A", "other_gpu"),
+    ],
+)
+def test_a_partition_that_was_not_meant_for_the_client(
+    carved: SmPartition, variable: str, fault: str | None
+) -> None:
+    assert in_partition(variable, "0", partition=carved).sm_partition_fault == fault
+
+
+def test_partitions_of_a_v2_daemon_are_of_all_its_servers() -> None:
+    found = merged(Partitioning("2", partitions=(SmPartition("GPU-aaaa", partition_id="Kp8A"),)))
+    assert found.partitioning is not None
+    assert found.partitioning.partitions == (SmPartition(A, partition_id="Kp8A"),)
+    assert (found.protocol, found.servers) == (None, ())

@@ -1,0 +1,276 @@
+"""Which servers are asked, when, and what is kept of their answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mps_exporter.mps.control_protocol import PROBE, ListedDevice, ProbeReply, ServerReply
+from mps_exporter.mps.protocol_v3 import CLIENTS, NAMESPACES, SERVERS
+from mps_exporter.mps.server_queries import (
+    ServerAnswers,
+    can_answer,
+    probe_reply,
+    servers_due,
+    with_probe,
+    with_servers,
+)
+from mps_exporter.observations import (
+    ControlObservation,
+    DaemonFacts,
+    Exchange,
+    Outcome,
+    ProcessFacts,
+)
+from mps_exporter.snapshot import LedgerView, NamespaceClient, ServerSession
+from tests.support import fake_mps_v3 as published
+
+PIPE = "/tmp/mps"
+NOW = 10_000.0
+DEVICE = ListedDevice(0, "GPU-a", "NVIDIA H200", "0000:00.06.00")
+REPLIES = {pid: ServerReply(pid, "ACTIVE", 1.0, (), {}, (DEVICE,)) for pid in (20, 21)}
+ANSWERED = ServerAnswers(
+    ProbeReply((21, 20), 1.0), REPLIES, NOW - 100.0, dict.fromkeys(REPLIES, NOW - 100.0)
+)
+"""Two servers, which answered 100 s ago."""
+
+
+def session(pid: int, **more: Any) -> ServerSession:
+    known = {"uid": 1001, "started_at": 1.0, "ready_at": 2.0, "state": "ACTIVE", **more}
+    return ServerSession(pid, **known)
+
+
+def view(*servers: ServerSession, **more: Any) -> LedgerView:
+    return LedgerView(NOW, servers=servers or (session(20), session(21)), **more)
+
+
+def due(
+    answers: ServerAnswers = ANSWERED,
+    logged: LedgerView | None = None,
+    *processes: ProcessFacts,
+    interval: float = 900.0,
+    logs_readable: bool = True,
+) -> tuple[int, ...]:
+    return servers_due(
+        now=NOW,
+        interval_seconds=interval,
+        blind_interval_seconds=5.0,
+        answers=answers,
+        facts=DaemonFacts(PIPE, "/log", servers=processes),
+        view=view() if logged is None else logged,
+        logs_readable=logs_readable,
+    )
+
+
+# ------------------------------------------------------------------------------ when
+
+
+@pytest.mark.parametrize(("interval", "asked"), [(100.0, (20, 21)), (100.1, ())])
+def test_servers_are_asked_when_the_interval_is_over(
+    interval: float, asked: tuple[int, ...]
+) -> None:
+    assert due(interval=interval) == asked
+
+
+@pytest.mark.parametrize("asked_at", [None, NOW + 1.0])
+def test_they_are_asked_at_once_after_a_start_and_after_the_clock_was_set_back(
+    asked_at: float | None,
+) -> None:
+    assert due(replace(ANSWERED, asked_at=asked_at)) == (20, 21)
+
+
+@pytest.mark.parametrize(("age", "asked"), [(5.0, (20, 21)), (4.9, ())])
+def test_without_logs_they_are_asked_more_often(age: float, asked: tuple[int, ...]) -> None:
+    assert due(replace(ANSWERED, asked_at=NOW - age), logs_readable=False) == asked
+
+
+@pytest.mark.parametrize(("ago", "asked"), [(100.0, (20, 21)), (99.0, (20, 21)), (101.0, ())])
+def test_they_are_asked_after_a_setting_was_changed(ago: float, asked: tuple[int, ...]) -> None:
+    assert due(logged=view(configured_at=NOW - ago)) == asked
+
+
+@pytest.mark.parametrize(
+    ("failures", "age", "asked"),
+    [
+        (0, 0.0, True),
+        (1, 60.0, True),
+        (1, 59.0, False),
+        (2, 120.0, True),
+        (2, 119.0, False),
+        (11, 60.0 * 1024, True),
+        (50, 60.0 * 1024, True),
+    ],
+)
+def test_a_server_without_an_answer_is_asked_ever_more_seldom(
+    failures: int, age: float, asked: bool
+) -> None:
+    answers = replace(
+        ANSWERED, asked_at=NOW - age, servers={20: REPLIES[20]}, failed_attempts={21: failures}
+    )
+    assert due(answers, interval=1e9) == ((20, 21) if asked else ())
+
+
+@pytest.mark.parametrize(
+    ("disputes", "age", "asked"),
+    [(0, 1.0, True), (0, 0.9, False), (1, 60.0, True), (1, 59.0, False), (2, 119.0, False)],
+)
+def test_a_server_that_only_the_log_knows_is_asked_about_ever_more_seldom(
+    disputes: int, age: float, asked: bool
+) -> None:
+    logged = view(session(20), session(21), session(22))
+    disputed = frozenset({22}) if disputes else frozenset[int]()
+    answers = replace(ANSWERED, asked_at=NOW - age, disputed=disputed, disputes=disputes)
+    assert due(answers, logged) == ((20, 21) if asked else ())
+    assert due(answers, logged, logs_readable=False, interval=1e9) == ((20, 21) if age >= 5 else ())
+
+
+# ------------------------------------------------------------------------------ whom
+
+
+@pytest.mark.parametrize(
+    ("answers", "logged"),
+    [
+        (ServerAnswers(), view()),
+        (ServerAnswers(ProbeReply((20,), 1.0)), view(quit_requested_at=NOW - 1.0)),
+        (ServerAnswers(ProbeReply((20,), 1.0)), view(session(20), session(21, ghost=True))),
+    ],
+    ids=["no list", "asked to quit", "a ghost"],
+)
+def test_a_daemon_that_could_block_is_not_asked(answers: ServerAnswers, logged: LedgerView) -> None:
+    assert due(answers, logged) == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "asked"),
+    [
+        ({"ready_at": None}, ()),
+        ({"ready_at": None, "start_unknown": True}, (20,)),
+        ({"started_at": NOW - 0.9}, ()),
+        ({"started_at": NOW - 1.0}, (20,)),
+        ({"started_at": NOW}, ()),
+        ({"started_at": NOW + 5.0}, (20,)),  # the clock was set back
+    ],
+)
+def test_a_server_is_left_alone_until_it_has_settled(
+    more: dict[str, Any], asked: tuple[int, ...]
+) -> None:
+    assert due(ServerAnswers(ProbeReply((20,), 1.0)), view(session(20, **more))) == asked
+
+
+@pytest.mark.parametrize("state", "DTtZX")
+def test_a_server_that_cannot_answer_is_not_asked(state: str) -> None:
+    assert due(ServerAnswers(ANSWERED.probe), None, ProcessFacts(21, 1.0, state=state)) == (20,)
+
+
+def test_a_server_is_found_by_the_number_that_its_daemon_knows() -> None:
+    inner = ProcessFacts(900, 1.0, state="T", namespace_pids=(900, 40, 7))
+    assert not can_answer(7, (inner,))
+    assert not can_answer(900, (inner,))
+    assert can_answer(40, (inner,))
+    assert can_answer(8, (inner, ProcessFacts(8, 1.0, state="S")))
+
+
+# ------------------------------------------------------------------------------ what is kept
+
+
+def control(*exchanges: Exchange, at: float = NOW, outcome: Outcome = Outcome.OK) -> Any:
+    return ControlObservation(at, PIPE, "reconciliation", outcome, exchanges)
+
+
+def status(pid: int, stdout: str = "ACTIVE\n") -> Exchange:
+    return Exchange((f"get_server_status {pid}",), Outcome.OK, stdout, return_code=0)
+
+
+def listed(stdout: str, outcome: Outcome = Outcome.OK) -> Any:
+    return control(Exchange(PROBE, outcome, stdout, return_code=0), outcome=outcome)
+
+
+def test_the_map_of_devices_is_kept_for_a_server_s_life() -> None:
+    found = with_servers(ANSWERED, control(status(20, "FAULT\n"), status(22)))
+    assert found.servers == {
+        20: ServerReply(20, "FAULT", devices=(DEVICE,)),
+        21: REPLIES[21],
+        22: ServerReply(22, "ACTIVE"),
+    }
+    assert found.answered_at == {20: NOW, 21: NOW - 100.0, 22: NOW}
+    assert found.device_uuids() == {0: "GPU-a"}
+    mapped = status(20, "ACTIVE\n")
+    query = "Server 20\n1,0000:00.07.00,GPU-b,NVIDIA H200,N/A\n"
+    mapped = replace(
+        mapped, commands=(*mapped.commands, "device_query 20 --csv"), stdout=f"ACTIVE\n{query}"
+    )
+    assert with_servers(ANSWERED, control(mapped)).device_uuids() == {0: "GPU-a", 1: "GPU-b"}
+
+
+def test_who_gave_no_answer_is_counted() -> None:
+    once = with_servers(ANSWERED, control(status(20)), (20, 22))
+    assert (once.failed_attempts, once.asked_at) == ({22: 1}, NOW)
+    assert with_servers(once, control(), (22,)).failed_attempts == {22: 2}
+    assert with_servers(once, control(outcome=Outcome.SKIPPED), (22,)) == once
+
+
+def test_the_same_dispute_is_counted_again_and_another_anew() -> None:
+    logged = view(session(20), session(22))
+    once = with_servers(ANSWERED, control(), view=logged)
+    assert (set(once.disputed), once.disputes) == ({21, 22}, 1)
+    again = with_servers(once, control(), view=logged)
+    assert (set(again.disputed), again.disputes) == ({21, 22}, 2)
+    assert with_servers(again, control(), view=view()).disputes == 1
+
+
+def test_servers_that_are_gone_lose_their_answers() -> None:
+    found = with_probe(replace(ANSWERED, failed_attempts={20: 1, 22: 3}), listed("20\n100.0\n"))
+    assert found.probe == ProbeReply((20,), 1.0)
+    assert (found.servers, found.failed_attempts) == ({20: REPLIES[20]}, {20: 1})
+
+
+@pytest.mark.parametrize(
+    "observation", [None, listed("20\n"), listed("20\n100.0\n", Outcome.TIMEOUT)]
+)
+def test_a_probe_that_failed_brings_no_list_and_takes_no_answer(observation: Any) -> None:
+    found = with_probe(ANSWERED, observation)
+    assert probe_reply(observation) is None
+    assert (found.probe, found.servers) == (None, REPLIES)
+
+
+def test_old_answers_are_left_out() -> None:
+    answers = replace(ANSWERED, answered_at={20: NOW - 10.0, 21: NOW - 11.0})
+    assert set(answers.younger_than(10.0, NOW).servers) == {20}
+    assert answers.younger_than(11.0, NOW) is answers
+
+
+# ------------------------------------------------------------------------------ MPS v3
+
+
+def asked(query: str, text: str, at: float = NOW) -> Any:
+    return control(Exchange((query,), Outcome.OK, text, return_code=0), at=at)
+
+
+def test_a_v3_daemon_is_asked_for_details_once_after_each_probe() -> None:
+    probe = asked(SERVERS, published.SERVER_DOCS)
+    answers = with_probe(ServerAnswers(), probe)
+    assert answers.v3_due(probe)
+    answers = with_servers(answers, asked(CLIENTS, published.CLIENTS_DOCS))
+    assert not answers.v3_due(probe)
+    later = asked(NAMESPACES, published.NAMESPACES_CSV, NOW + 1.0)
+    assert answers.v3_due(later)
+    assert not ANSWERED.v3_due(later)
+    v2 = with_probe(ServerAnswers(), asked("lspart", published.LSPART_CAPTURE))
+    assert v2.partitioning is not None
+    assert not v2.v3_due(later)
+
+
+def test_details_are_of_the_last_probe_or_later() -> None:
+    probe = asked(SERVERS, published.SERVER_DOCS)
+    answers = with_servers(ServerAnswers(), asked(CLIENTS, published.CLIENTS_DOCS))
+    known = with_probe(answers, probe).partitioning
+    assert known is not None
+    assert known.clients is not None
+    assert isinstance(known.clients[0], NamespaceClient)
+    later = with_probe(answers, asked(SERVERS, published.SERVER_DOCS, NOW + 1.0)).partitioning
+    assert later is not None
+    assert later.clients is None
+    assert with_probe(answers, listed("20\n100.0\n")).details is None
+    assert with_probe(answers, None).details is None
