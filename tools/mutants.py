@@ -57,6 +57,7 @@ LEDGER = (
     "tests/unit/mps/test_unfinished_work.py",
     "tests/unit/mps/test_timeline.py",
     "tests/unit/mps/test_counters.py",
+    "tests/unit/core/test_collector.py",
     "tests/unit/core/test_lost_lines.py",
     "tests/unit/mps/test_log_samples.py",
     "tests/unit/mps/test_ledger_laws.py",

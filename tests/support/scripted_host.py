@@ -77,6 +77,7 @@ class ScriptedHost:
         self.watched: list[int] = []
         self.discoveries = 0
         self.looks_at_logs = 0
+        self.waits_for_news = 0
         self.runs: list[list[str]] = []
         """What the control tool was asked, run by run."""
         self._logs: dict[LogName, bytes] = {}
@@ -186,6 +187,13 @@ class ScriptedHost:
             if (at := last_activity(replace(chunk, utc_offset_seconds=0.0))) is not None:
                 self._tool.record_activity(PIPE, at)
         return found
+
+    async def log_news(self, daemons: Sequence[DaemonFacts], timeout_seconds: float) -> bool:
+        """Whether something was written since."""
+        del daemons
+        self.waits_for_news += 1
+        await asyncio.sleep(timeout_seconds)
+        return bool(self._logs)
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         """The GPUs."""

@@ -42,7 +42,8 @@ def merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partition
         not_understood={key: count for key, count in counts.items() if count},
         servers=found.servers
         and tuple(
-            replace(one, pid=_own_pid(context, inputs, one.pid) or None) for one in found.servers
+            replace(one, pid=_own_pid(context, inputs, one.pid or 0) or None)
+            for one in found.servers
         ),
         clients=found.clients
         and tuple(
@@ -61,9 +62,9 @@ def merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partition
     )
 
 
-def _own_pid(context: MergeContext, inputs: DaemonInputs, pid: int | None) -> int:
+def _own_pid(context: MergeContext, inputs: DaemonInputs, pid: int) -> int:
     """Give the PID of this host; 0: none, or nobody who could be found."""
-    return host_pid(context, inputs, pid or 0) if inputs.has_own_pid_namespace() else pid or 0
+    return host_pid(context, inputs, pid) if inputs.has_own_pid_namespace() else pid
 
 
 def _uuid(context: MergeContext, found: Partitioning, server_name: str, device: str) -> str | None:

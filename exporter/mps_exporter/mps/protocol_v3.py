@@ -16,6 +16,7 @@ may create them: a row that holds anything but printable characters is refused.
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -411,7 +412,7 @@ class _Row:
         found = self.take(column, shape)
         return found[0] if found is not None else None
 
-    def number(self, column: str, shape: re.Pattern[str], most: int) -> int | None:
+    def number(self, column: str, shape: re.Pattern[str], most: float = math.inf) -> int | None:
         """Give a number up to this one."""
         found = self.text(column, shape)
         if found is None or int(found) <= most:
@@ -656,8 +657,8 @@ def _partition(row: _Row) -> SmPartition | None:
         server_name=server_name,
         partition_id=row.text("visible-uuid", _PARTITION_ID),
         name=row.name("name"),
-        chunks=row.number("chunks", _SMALL, 99_999),
-        sms=row.number("sm-count", _SMALL, 99_999),
+        chunks=row.number("chunks", _SMALL),
+        sms=row.number("sm-count", _SMALL),
         include_remainder=None if remainder is None else remainder == "true",
         status=status,
     )
@@ -676,8 +677,8 @@ def _device(row: _Row) -> ServerDevice | None:
         ordinal=row.number("ordinal", _SMALL, 9999),
         pci=row.text("pci-id", _TEXT),
         name=row.text("name", _TEXT),
-        sms=row.number("total-sms", _SMALL, 99_999),
-        chunks=row.number("total-chunks", _SMALL, 99_999),
+        sms=row.number("total-sms", _SMALL),
+        chunks=row.number("total-chunks", _SMALL),
         attributes=row.text("attributes", _TEXT),
     )
 

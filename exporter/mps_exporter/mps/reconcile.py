@@ -122,7 +122,7 @@ def _without_log(state: DaemonState, server: TrackedServer, reply: ServerReply) 
     server.reported_state = reply.state
     if reply.active_thread_ratio is not None:
         server.thread_ratio = reply.active_thread_ratio
-    if reply.client_pids is None or reply.contexts is None:
+    if reply.contexts is None:
         return
     for client in server.clients:
         client.contexts = {}

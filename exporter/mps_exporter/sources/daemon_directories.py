@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Hashable, Iterator, Sequence
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -38,6 +39,10 @@ DEFAULT_PIPE_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108 
 DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
 
 MAX_SOCKET_DIRECTORIES = 256
+WHOLE_LOOK_SECONDS = 5.0
+"""A daemon that holds the lock where it was found is looked at so seldom: the rest cannot change
+while it lives but by another mount. That it holds the lock is seen each time, for a sixth of the
+cost."""
 _TAIL_BYTES = 1 << 16
 _CLOCK_STEP_SECONDS = 2.0
 """A process's start time is known to a tick and to the boot time's second."""
@@ -108,17 +113,25 @@ Look = FoundDaemon | Literal["none", "unplaced"]
 class DaemonDirectories:
     """Looks at the directories that processes name, or may have. Every method may block."""
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, processes: Processes, clock: Callable[[], float] = time.monotonic) -> None:
         self._processes = processes
+        self._clock = clock
+        self._holders = dict[Hashable, tuple[float, FoundDaemon]]()
+        """Daemons that held their locks, and when they were looked at."""
         self._writers = set[Hashable]()
         """Daemons that wrote the log in the default directory."""
 
     def forget(self, programs: Sequence[Program]) -> None:
         """Drop what is remembered of all processes but these."""
-        self._writers &= {one.identity for one in programs}
+        here = {one.identity for one in programs}
+        self._writers &= here
+        self._holders = {name: one for name, one in self._holders.items() if name in here}
 
     def look(self, program: Program, configured: Sequence[str]) -> Look:
         """Look where this process is the daemon. Runs on a thread of its own."""
+        if (known := self._still_holding(program)) is not None:
+            return known
+        looked_at = self._clock()
         uid = self._processes.sole_user(program.pid)
         uid = -1 if uid is None else uid
         environment = program.process.mps_environment
@@ -142,7 +155,7 @@ class DaemonDirectories:
             return "none" if environment is not None else "unplaced"
         place = (held or free)[0]
         log_directory, default = self._log_directory(program, place, uid)
-        return FoundDaemon(
+        found = FoundDaemon(
             program=program,
             uid=uid,
             place=place,
@@ -150,6 +163,21 @@ class DaemonDirectories:
             writes_the_default_log=default,
             assumed=environment is None and not held,
         )
+        if held:
+            self._holders[program.identity] = looked_at, found
+        return found
+
+    def _still_holding(self, program: Program) -> FoundDaemon | None:
+        """Give what was found of this process, if nothing of it can be otherwise now."""
+        looked_at, found = self._holders.get(program.identity, (0.0, None))
+        if found is None or self._clock() - looked_at >= WHOLE_LOOK_SECONDS:
+            return None
+        now, then = program.process, found.program.process
+        if (now.uid, now.mps_environment) != (then.uid, then.mps_environment):
+            return None
+        place, procfs = found.place, self._processes.root
+        again = look_at(place.root, place.directory, procfs, lambda _: found.uid)
+        return found if again == place else None
 
     def pipe_directory(self, root: str, directory: str, *, strictly: bool = False) -> PipeDirectory:
         """Give what there is in a directory, seen from a root."""

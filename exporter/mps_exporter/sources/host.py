@@ -67,6 +67,12 @@ class Host(Protocol):
     ) -> LogsObservation:
         """What the logs gained since the last call."""
 
+    async def log_news(self, daemons: Sequence[DaemonFacts], timeout_seconds: float) -> bool:
+        """Wait until poll_logs() may bring something; False: it would not.
+
+        That comes after this time, or earlier when ended() has something to tell.
+        """
+
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         """All GPUs."""
 

@@ -77,7 +77,7 @@ class LiveHost:
             procfs=settings.path_procfs,
         )
         self._logs = LogReaderPool(LogReader(procfs=settings.path_procfs))
-        self._watch = ProcessWatch(opener(settings.path_procfs))
+        self._watch = ProcessWatch(opener(settings.path_procfs), on_end=self._logs.wake)
         self._new: set[int] = set()
         self._ended: dict[int, float] = {}
         """What has not been told yet."""
@@ -197,6 +197,11 @@ class LiveHost:
                 self._control.record_activity(chunk.pipe_directory, at)
         states = [state for other in others for state in unread_states(other, FOREGROUND)]
         return replace(found, states=(*found.states, *states))
+
+    async def log_news(self, daemons: Sequence[DaemonFacts], timeout_seconds: float) -> bool:
+        """Wait until poll_logs() may bring something; False: it would not."""
+        targets = [_target(one) for one in daemons if not one.foreground]
+        return await self._logs.wait_for_news(targets, timeout_seconds)
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         """All GPUs."""

@@ -156,6 +156,14 @@ class LogReader:
             read = [one for one in read if one.restarted or one.complete_until is None]
         return LogsObservation(at=at, chunks=tuple(read), states=tuple(states))
 
+    def may_have_gained(self, pipe_directory: str) -> bool:
+        """Whether one of a daemon's logs has another size than what was read, or is not open.
+
+        That the name of a log stands for another file by now only read_daemon() sees.
+        """
+        daemon = self._daemons.get(pipe_directory)
+        return daemon is None or any(tail.may_have_gained() for _, tail in daemon.all())
+
     def daemons(self) -> set[str]:
         """Give the daemons that are remembered (pipe directories)."""
         return set(self._daemons)

@@ -3,6 +3,10 @@
 Reading from a dead NFS server does not return, for hours. So the logs of each daemon are read on a
 thread of their own, and what hangs costs that thread and that daemon only. What comes late is given
 with the next poll: those bytes are read, and would not be read again.
+
+Between polls the threads go on looking by themselves, and one that finds something new says so.
+Asking each of them five times a second whether there is something took 0.9 ms of CPU each time, of
+which the look itself was 0.2 ms.
 """
 
 from __future__ import annotations
@@ -10,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +34,12 @@ MAX_THREADS = 64
 
 MAX_LIMITED_THREADS = 16
 """Those for daemons of ordinary users, whose logs may hang for as long as these like."""
+
+LOOK_SECONDS = 0.2
+"""How often a thread looks at what it follows: one fstat for each log."""
+
+WHOLE_LOOK_SECONDS = 1.0
+"""How often such a look also sees whether the logs' names stand for other files by now."""
 
 USER_POLL_BYTES = 128 * 1024
 LIMITED_POLL_BYTES = 256 * 1024
@@ -52,14 +63,86 @@ _HANGS = "reading it does not return: the file system does not answer"
 _NO_THREAD = "the logs of other daemons hang, and no thread is left to read it"
 
 
+class _Following:
+    """Looks at the logs of one daemon until something is new, or until somebody asks.
+
+    Args:
+        tails: What reads them.
+        target: Whose logs.
+        limit: How much of each log is read at most.
+        states: What was told of them last: something else is new.
+        clock: Monotonic time.
+    """
+
+    def __init__(
+        self,
+        tails: LogReader,
+        target: LogTarget,
+        limit: int | None,
+        states: tuple[LogState, ...],
+        clock: Callable[[], float],
+    ) -> None:
+        self.target = target
+        self.since: float | None = None
+        """When the look that is under way began, on the monotonic clock; None: none is."""
+        self._tails = tails
+        self._limit = limit
+        self._states = states
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._asked = threading.Event()
+        self._request: tuple[LogTarget, float, int | None] | None = None
+        self.answered = False
+        """It returned what was asked for, not only what it had found before."""
+
+    def ask(self, target: LogTarget, at: float, limit: int | None) -> None:
+        """Let it return at once, with what these logs gained."""
+        self._request = target, at, limit
+        self._asked.set()
+
+    def stop(self) -> None:
+        """Let it return at once, without another look."""
+        self._asked.set()
+
+    def run(self) -> LogsObservation | None:
+        """Give what is new; None: it was stopped."""
+        whole_at = self._clock() + WHOLE_LOOK_SECONDS
+        while not self._asked.wait(LOOK_SECONDS):
+            if self._loop.is_closed():
+                return None
+            self.since = self._clock()
+            whole = self.since >= whole_at
+            if whole or self._tails.may_have_gained(self.target.pipe_directory):
+                if whole:
+                    whole_at = self.since + WHOLE_LOOK_SECONDS
+                part = self._tails.read_daemon(self.target, self._tails.clock(), self._limit)
+                if part.chunks or part.states != self._states:
+                    return part
+            self.since = None
+        if self._request is None:
+            return None
+        self.since, self.answered = self._clock(), True
+        return self._tails.read_daemon(*self._request)
+
+
 @dataclass(frozen=True, slots=True)
 class _Reading:
     """A look at the logs of one daemon, under way or done."""
 
-    since: float
+    began: float
     task: asyncio.Task[LogsObservation | None]
     user: int | None
     """Who has a limit; None: nobody has."""
+    following: _Following | None = None
+    """It returns when something is new."""
+
+    @property
+    def since(self) -> float:
+        """When the look that is under way began; infinite: none is."""
+        if self.following is None:
+            return self.began
+        since = self.following.since
+        return math.inf if since is None else since
 
 
 class LogReaderPool:
@@ -86,6 +169,10 @@ class LogReaderPool:
         self._idle: list[WorkerThread] = []
         self._parts: list[tuple[str, LogsObservation]] = []
         """What was read, by pipe directory, and not given yet."""
+        self._fresh: set[str] = set()
+        """Those that were read for the poll under way."""
+        self._news = asyncio.Event()
+        """A look at logs that are followed is done."""
         self._transitions = TransitionLogger(logging.getLogger(__name__))
 
     async def poll(
@@ -103,16 +190,18 @@ class LogReaderPool:
         """
         at, began = self._tails.clock(), self._clock()
         self._take_finished()
+        self._fresh.clear()
         names = {target.pipe_directory for target in targets}
-        for gone in self._tails.daemons() - names - set(kept):
-            self._start(gone, self._tails.forget, [gone])
         shares = _shares(targets)
-        for target in targets:
-            limit = shares.get(target.limited)
-            user = target.limited
-            self._start(target[0], self._tails.read_daemon, target, at, limit, user=user)
-        await self._wait(min(deadline_seconds, PASS_SECONDS))
-        self._take_finished()
+        for _ in range(2):  # what is followed has to be left first
+            self._let_go(names, kept)
+            for target in targets:
+                self._look(target, at, shares.get(target.limited))
+            left = min(deadline_seconds, PASS_SECONDS) - (self._clock() - began)
+            await self._wait(left)
+            self._take_finished()
+            if self._fresh >= names and self._tails.daemons() <= {*names, *kept}:
+                break
         parts = [part for pipe, part in self._parts if pipe in names]
         self._parts.clear()
         if any(part.at != at for part in parts) or self._clock() - began >= HUNG_SECONDS:
@@ -125,8 +214,83 @@ class LogReaderPool:
         if targets and not states:
             waited = min(deadline_seconds, PASS_SECONDS)
             raise SourceTimeoutError(f"the logs were not read within {waited:.3g} s")
+        self._follow(targets, shares, states.values())
         chunks = tuple(chunk for part in parts for chunk in part.chunks)
         return LogsObservation(at=at, chunks=chunks, states=tuple(states.values()))
+
+    async def wait_for_news(self, targets: Sequence[LogTarget], timeout_seconds: float) -> bool:
+        """Wait until a poll of these may bring something; False: not in this time, or wake()."""
+        if not self._may_have_news(targets):
+            self._news.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_seconds):
+                    await self._news.wait()
+        return self._may_have_news(targets)
+
+    def wake(self) -> None:
+        """End a wait for news."""
+        self._news.set()
+
+    def _may_have_news(self, targets: Sequence[LogTarget]) -> bool:
+        """Whether something new was read of one of these, or one is not followed."""
+        for target in targets:
+            reading = self._readings.get(target.pipe_directory)
+            if reading is None or reading.following is None or reading.task.done():
+                return True
+            if reading.following.target != target:
+                return True
+        return False
+
+    def _follow(
+        self,
+        targets: Sequence[LogTarget],
+        shares: Mapping[int | None, int],
+        told: Iterable[LogState],
+    ) -> None:
+        """Go on looking at these, as far as half of the threads go; the others must be asked."""
+        states: dict[str, list[LogState]] = {}
+        for state in told:
+            states.setdefault(state.pipe_directory, []).append(state)
+        room = Counter({False: MAX_THREADS // 2, True: MAX_LIMITED_THREADS // 2})
+        for target in targets:
+            pipe, user = target.pipe_directory, target.limited
+            limited = user is not None
+            room[limited] -= 1
+            if pipe in self._readings or room[limited] < 0:
+                continue
+            following = _Following(
+                self._tails,
+                target,
+                shares.get(user),
+                tuple(states.get(pipe, ())),
+                self._clock,
+            )
+            self._start(pipe, following.run, user=user, following=following)
+
+    def _let_go(self, names: Collection[str], kept: Collection[str]) -> None:
+        """Follow only these, and close the files of those that are not kept."""
+        for pipe, reading in self._readings.items():
+            if reading.following is not None and pipe not in names:
+                reading.following.stop()
+        for gone in self._tails.daemons() - {*names, *kept}:
+            self._start(gone, self._tails.forget, [gone])
+
+    def _look(self, target: LogTarget, at: float, limit: int | None) -> None:
+        """Read what these logs gained, unless that is being done, or was done in this poll."""
+        pipe = target.pipe_directory
+        reading = self._readings.get(pipe)
+        if reading is not None:
+            if reading.following is not None:
+                reading.following.ask(target, at, limit)
+            return
+        if pipe in self._fresh:
+            return
+        if limit is not None:
+            chunks = (chunk for name, part in self._parts if name == pipe for chunk in part.chunks)
+            limit -= max((len(chunk.data) for chunk in chunks), default=0)
+            if limit <= 0:
+                return
+        self._start(pipe, self._tails.read_daemon, target, at, limit, user=target.limited)
 
     async def close(self) -> None:
         """Close all files that are not being read, and end the threads."""
@@ -146,12 +310,15 @@ class LogReaderPool:
         function: Callable[..., LogsObservation | None],
         *arguments: Any,
         user: int | None = None,
+        following: _Following | None = None,
     ) -> None:
         """Call it on a thread, unless an earlier call for this daemon has not returned."""
         if pipe_directory not in self._readings:
             work = self._on_thread(pipe_directory, user, partial(function, *arguments))
             task = asyncio.create_task(work)
-            self._readings[pipe_directory] = _Reading(self._clock(), task, user)
+            if following is not None:
+                task.add_done_callback(lambda _: self._news.set())
+            self._readings[pipe_directory] = _Reading(self._clock(), task, user, following)
 
     async def _on_thread(
         self,
@@ -185,6 +352,8 @@ class LogReaderPool:
         for pipe_directory, reading in list(self._readings.items()):
             if reading.task.done():
                 del self._readings[pipe_directory]
+                if reading.following is None or reading.following.answered:
+                    self._fresh.add(pipe_directory)
                 if (part := reading.task.result()) is not None:
                     self._parts.append((pipe_directory, part))
 

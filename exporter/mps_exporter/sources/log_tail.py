@@ -247,6 +247,13 @@ class LogTail:
 
     # ------------------------------------------------------------------ reading
 
+    def may_have_gained(self) -> bool:
+        """Whether the file has another size than what was read of it, or cannot be asked."""
+        try:
+            return self.descriptor is None or os.fstat(self.descriptor).st_size != self._offset
+        except OSError:
+            return True
+
     def read(
         self, fallback: LogZone | None, most_bytes: int | None = None
     ) -> tuple[bytes, bool, bool]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -18,9 +20,16 @@ T = TypeVar("T")
 WAIT_SECONDS = 0.5
 """So long all questions of one call are waited for, together."""
 
+MAX_IDLE = 4
+"""So many threads are kept for the next questions: starting one costs more than most questions."""
+
 MAX_HUNG = 64
 MAX_HUNG_PER_USER = 4
 """A user who has so many questions under way that hang is asked no more of them."""
+
+
+_Jobs = SimpleQueue[tuple[Callable[[], None], threading.Event] | None]
+"""What a thread has to run, and what to set then; None: it ends."""
 
 
 @dataclass(slots=True)
@@ -37,6 +46,9 @@ class ThreadedCalls(Generic[T]):
     def __init__(self, wait_seconds: float = WAIT_SECONDS) -> None:
         self._wait_seconds = wait_seconds
         self._asked: dict[Hashable, _Question[T]] = {}
+        self._idle: list[_Jobs] = []
+        """Threads that are free, by what they wait for."""
+        weakref.finalize(self, _end, self._idle)
         self.old: frozenset[Hashable] = frozenset()
         """Of the last answers those whose question was put in an earlier call: what they say was so
         then."""
@@ -98,13 +110,13 @@ class ThreadedCalls(Generic[T]):
                 late.add(name)  # it may hang as well: its answer is for the next call
                 hung[user] += 1
             try:
-                self._asked[name] = _start(user, function)
+                self._asked[name] = _start(user, function, self._idle)
             except RuntimeError:  # no thread is left (systemd: TasksMax=); those before come first
                 break
         return late
 
 
-def _start(user: int | None, function: Callable[[], T]) -> _Question[T]:
+def _start(user: int | None, function: Callable[[], T], idle: list[_Jobs]) -> _Question[T]:
     question = _Question[T](user)
 
     def run() -> None:
@@ -112,7 +124,31 @@ def _start(user: int | None, function: Callable[[], T]) -> _Question[T]:
             question.answers.append(function())
         except BaseException as error:  # noqa: BLE001 - the caller's to judge
             question.error = error
-        question.done.set()
 
-    threading.Thread(target=run, name="threaded-call", daemon=True).start()
+    if idle:
+        jobs = idle.pop()
+    else:
+        jobs = SimpleQueue()
+        arguments = (jobs, idle)
+        threading.Thread(target=_work, args=arguments, name="threaded-call", daemon=True).start()
+    jobs.put((run, question.done))
     return question
+
+
+def _work(jobs: _Jobs, idle: list[_Jobs]) -> None:
+    while (job := jobs.get()) is not None:
+        run, done = job
+        run()
+        # Free before the caller hears of it: it may ask again at once.
+        kept = len(idle) < MAX_IDLE
+        if kept:
+            idle.append(jobs)
+        done.set()
+        if not kept:
+            return
+        del job, run, done
+
+
+def _end(idle: list[_Jobs]) -> None:
+    for jobs in idle:
+        jobs.put(None)

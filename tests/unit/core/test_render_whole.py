@@ -5,6 +5,9 @@ Every field has a value of its own, so one that is shown in another's place is n
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
 from mps_exporter.metrics.mps_catalogue import MPS_METRICS
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.mps.counters import Counters
@@ -321,6 +324,36 @@ def test_everything_is_shown_in_its_place() -> None:
     assert found == SHOWN
     assert advice[("queued_client_dead", "warning", D, "", "")] == 1
     assert advice[("stranded_client", "warning", "", "0", U)] == 1
+
+
+def lengthened(value: Any) -> Any:
+    """The same with long texts."""
+    if isinstance(value, str):
+        return value + "x" * 300
+    if isinstance(value, tuple | frozenset):
+        return type(value)(map(lengthened, value))
+    if isinstance(value, dict):
+        return {lengthened(key): lengthened(one) for key, one in value.items()}
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return replace(
+        value, **{one.name: lengthened(getattr(value, one.name)) for one in fields(value)}
+    )
+
+
+def test_only_the_name_of_a_daemon_may_be_long() -> None:
+    """Two daemons may differ in the last letter of a long path only."""
+    snapshot = replace(lengthened(SNAPSHOT), collectors=())
+    found = render(snapshot, Build("1.0", "a" * 300, "3.11"))
+    lengths = {
+        (name == "daemon", min(len(value), 201))
+        for family in found
+        for labels, _ in family.samples
+        for name, value in zip(family.spec.labels, labels, strict=True)
+    }
+    assert {length for daemon, length in lengths if not daemon and length > 200} == set()
+    assert {length for daemon, length in lengths if daemon} <= {0, 201}
+    assert (False, 200) in lengths
 
 
 def test_the_snapshot_above_has_every_metric_that_is_not_counted_from_logs() -> None:

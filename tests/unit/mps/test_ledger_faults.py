@@ -51,6 +51,17 @@ def test_the_client_on_the_other_gpu_survives() -> None:
     assert recovered.seconds == 0.026
 
 
+def test_a_victim_is_known_before_the_list_of_victims() -> None:
+    """The lists come last, and may be lost."""
+    begun = FAULT[: FAULT.index("    00:06.768 S1909 The following devices")]
+    view = read(script(TWO_GPUS + begun + leaves("00:08.000", 1903, 1909)))
+    found = summary(view.counters)
+    assert found["losses"] == {"1001 own_fault": 1, "1001 neighbour_fault": 1}
+    assert found["faults"] == {GPU_TWO: 1}
+    (fault,) = [one for one in view.incidents if one.kind == "fault"]
+    assert (fault.blamed_pid, fault.pids) == (1905, (1904,))
+
+
 BOTH_RESET = FAULT.replace(
     "        00:06.768 S1909 1\n", "        00:06.768 S1909 0\n00:06.768 S1909 1\n"
 ).replace(
@@ -300,11 +311,14 @@ using UUIDs.
 
 
 def test_a_caller_without_credentials_is_refused_when_no_client_follows() -> None:
-    tracker = start(script(DAEMON + "00:03.000 C630 User did not send valid credentials\n"))
+    missing = "User did not send valid credentials\n"
+    tracker = start(script(DAEMON + f"00:03.000 C630 {missing}00:05.000 C630 {missing}"))
     tracker.ledger.advance_to(at("00:12.999"))
     assert tracker.ledger.view(0.0).counters["mps_client_rejections_total"] == {}
-    tracker.ledger.advance_to(at("00:13"))
-    assert summary(tracker.ledger.view(0.0).counters)["rejections"] == {"None credentials": 1}
+    for until, count in (("00:13", 1), ("00:14.999", 1), ("00:15", 2)):
+        tracker.ledger.advance_to(at(until))
+        found = summary(tracker.ledger.view(0.0).counters)["rejections"]
+        assert found == {"None credentials": count}
 
 
 def test_every_healthy_client_comes_once_without_credentials() -> None:

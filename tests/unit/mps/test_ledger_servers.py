@@ -66,6 +66,15 @@ def test_asking_a_server_to_end_is_no_proof_that_it_did_so_in_order() -> None:
     assert exits(HOLDER + requested + KILLED) == {"crashed": 1}
 
 
+def test_a_server_that_waited_for_its_last_client_ended_in_order_though_its_last_line_is_lost() -> (
+    None
+):
+    waits = "00:04.900 S110 Waiting for current clients to finish\n"
+    assert exits(HOLDER + waits + leaves("00:04.990", 100, 110) + KILLED) == {"requested": 1}
+    assert exits(HOLDER + waits + KILLED) == {"crashed": 1}
+    assert exits(HOLDER + leaves("00:04.990", 100, 110) + KILLED) == {"crashed": 1}
+
+
 def test_a_server_that_ends_by_force_takes_its_clients_along() -> None:
     found = summary(read(script(HOLDER + server_ends("00:05.000", 110))).counters)
     assert found["server_exits"] == {"requested": 1}
@@ -398,6 +407,23 @@ def test_without_an_exiting_line_a_server_has_to_end_for_another_user(
     assert exits(text + "00:09.000 C6 Server 17 exited with status 0\n") == {cause: 1}
 
 
+def test_logs_in_one_file_are_told_apart_by_who_writes() -> None:
+    """Some daemons write both into one file."""
+    text = HOLDER + leaves("00:04.000", 100, 110) + server_ends("00:05.000", 110)
+    two = script(text)
+    each = [script(line) for line in text.splitlines() if line.strip()]
+    one = Logs(b"".join(line.control + line.server for line in each), b"")
+    assert summary(read(one).counters) == summary(read(two).counters)
+
+
+def test_a_server_that_the_log_started_ends_with_its_daemon_though_the_clock_was_set_back() -> None:
+    tracker = start(script(HOLDER.replace("00:0", "50:0")))
+    more(tracker, "20:00.000 C630 Exit with status 0\n")
+    view = tracker.ledger.view(0.0)
+    assert (view.servers, view.daemon_ended_at) == ((), at("20:00"))
+    assert summary(view.counters)["server_exits"] == {"requested": 1}
+
+
 def test_of_several_servers_a_client_s_own_user_s_counts() -> None:
     """The line of the first one's end was lost."""
     text = (
@@ -468,7 +494,12 @@ def test_without_server_log_the_daemons_word_and_proc_tell_who_is_there() -> Non
         ),
         (
             "00:04.900 C630 Try shutting down server 110, backoff is disabled\n"
-            "00:45.000 C630 Server 110 exited with status 0\n",
+            "00:09.899 C630 Server 110 exited with status 0\n",
+            "requested",
+        ),
+        (
+            "00:04.900 C630 Try shutting down server 110, backoff is disabled\n"
+            "00:09.901 C630 Server 110 exited with status 0\n",
             "crashed",
         ),
     ],

@@ -74,6 +74,16 @@ def test_a_line_is_held_until_the_other_log_is_read_so_far() -> None:
     assert sequencer.complete_until == pytest.approx(at("00:02.000"))
 
 
+def test_what_was_not_given_out_yet_is_not_complete() -> None:
+    sequencer = LogMerger(PIPE)
+    line = "00:02.000 C630 NEW UI"
+    sequencer.add_chunk(chunk("control", line, at("00:02.400"), complete_until=at("00:02.400")))
+    sequencer.add_chunk(chunk("server", b"", at("00:02.500"), complete_until=at("00:02.500")))
+    assert sequencer.complete_until == at("00:02.000")
+    assert len(out(sequencer, at("00:02.500"))) == 1
+    assert sequencer.complete_until == pytest.approx(at("00:02.300"))
+
+
 def test_a_log_that_cannot_be_read_holds_nothing_back() -> None:
     sequencer = LogMerger(PIPE)
     sequencer.set_readable("server", readable=True)

@@ -478,6 +478,12 @@ def test_an_empty_reply_says_nothing_and_a_header_that_there_is_nothing() -> Non
     assert read(servers=f"{published.SERVER_HEADER}\n").servers == ()
 
 
+def test_what_is_not_of_this_interface_is_passed_over() -> None:
+    found = parse_v3([replied(lspart=published.LSPART_CAPTURE, servers=published.SERVER_DOCS)])
+    assert found == read(servers=published.SERVER_DOCS)
+    assert parse_v3([replied(lspart=published.LSPART_CAPTURE)]) is None
+
+
 def test_a_refused_list_is_counted() -> None:
     refused = Exchange((PARTITIONS,), Outcome.OK, error="exit status 1, said nothing")
     observation = ControlObservation(1.0, "/mps", "reconciliation", Outcome.OK, (refused,))

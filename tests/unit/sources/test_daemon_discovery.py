@@ -19,6 +19,7 @@ from mps_exporter.sources.daemon_directories import DEFAULT_LOG_DIRECTORY
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER
 from mps_exporter.sources.pipe_directory import identity_of, lock_holder
+from mps_exporter.sources.processes import Processes
 from mps_exporter.sources.threaded_calls import ThreadedCalls
 from tests.support.fake_host import held_lock
 from tests.support.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
@@ -129,6 +130,31 @@ def test_one_without_flags_that_holds_the_lock_is(proc: FakeProc, tmp_path: Path
         (facts,) = found(proc)
     assert facts.process is not None
     assert facts.lock_holder_pid == facts.process.pid == pid
+
+
+def test_a_daemon_that_holds_its_lock_is_looked_at_wholly_now_and_then(
+    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, looks = 1000.0, list[str]()
+    sole_user = Processes.sole_user
+
+    def counted(processes: Processes, pid: int) -> int | None:
+        looks.append("whole")
+        return sole_user(processes, pid)
+
+    monkeypatch.setattr(Processes, "sole_user", counted)
+    source = DaemonDiscovery(str(proc.root), clock=lambda: now)
+    with held_lock(tmp_path / "pipe") as pid:
+        proc.add(pid, argv=[CONTROL], environ=environment(tmp_path / "pipe"))
+        first = source.discover([], search=True)
+        whole = len(looks)
+        assert source.discover([], search=True) == first
+        assert len(looks) == whole
+        now += daemon_directories.WHOLE_LOOK_SECONDS
+        assert source.discover([], search=True) == first
+        assert len(looks) == 2 * whole
+    # Its process is there still, by this procfs, and it no longer holds the lock: it is no daemon.
+    assert source.discover([], search=True) == ()
 
 
 def test_without_variables_it_is_at_the_default_place(proc: FakeProc, tmp_path: Path) -> None:

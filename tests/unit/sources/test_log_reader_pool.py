@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +19,7 @@ from mps_exporter.observations import DaemonFacts, LogChunk, LogsObservation
 from mps_exporter.sources import log_reader_pool
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources.log_reader import LogReader, LogTarget
+from mps_exporter.sources.log_reader import SETTLING_SECONDS, LogReader, LogTarget
 from mps_exporter.sources.log_reader_pool import LogReaderPool
 from tests.support.log_folder import own_logs
 from tests.support.waiting import PATIENCE_SECONDS, until, until_awaited
@@ -37,6 +39,12 @@ class Disks(LogReader):
         super().__init__(clock=lambda: self.now)
         self.gates: dict[str, threading.Event] = {}
         self.inside: list[str] = []
+        self.looks: Counter[str] = Counter()
+        """By threads that follow."""
+
+    def may_have_gained(self, pipe_directory: str) -> bool:
+        self.looks[pipe_directory] += 1
+        return super().may_have_gained(pipe_directory)
 
     def read_daemon(
         self, target: LogTarget, at: float, most_bytes: int | None = None
@@ -81,6 +89,10 @@ class Site:
             found[name] = found.get(name, "") + chunk.data.decode()
         return {name: text for name, text in found.items() if text}
 
+    async def has_news(self, seconds: float = PATIENCE_SECONDS) -> bool:
+        """Wait so long for something new."""
+        return await self.pool.wait_for_news(self.targets, seconds)
+
     async def look(self) -> LogsObservation | None:
         """Poll while something hangs."""
         with suppress(SourceTimeoutError):
@@ -106,6 +118,7 @@ class Site:
 @pytest.fixture
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     monkeypatch.setattr(log_reader_pool, "HUNG_SECONDS", 0.15)
+    monkeypatch.setattr(log_reader_pool, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(
         log_reader_pool, "PASS_SECONDS", PATIENCE_SECONDS
     )  # or the deadline of a poll
@@ -362,3 +375,95 @@ async def test_logs_are_not_counted_again_after_a_foreground_run(
         found += (await host.poll_logs([one], PATIENCE_SECONDS)).chunks
     await host.close()
     assert [chunk.data for chunk in found] == [b"1\n", b"2\n"]
+
+
+# ---------------------------------------------------------------- between polls
+
+
+async def test_what_is_written_between_polls_is_news(site: Site) -> None:
+    site.add("a", "b")
+    assert await site.has_news()  # they have not been read yet
+    await site.poll()
+    site.disks.now += 2 * SETTLING_SECONDS
+    await site.poll()
+    looks = site.disks.looks.copy()
+    await until(lambda: all(site.disks.looks[pipe] > looks[pipe] + 1 for pipe in ("/a", "/b")))
+    assert not await site.has_news(0.0)
+    site.write("b", "second")
+    assert await site.has_news()
+    assert await site.poll() == {"b": "second\n"}
+
+
+async def test_a_poll_brings_what_was_written_after_the_news(site: Site) -> None:
+    site.add("a")
+    await site.poll()
+    site.write("a", "second")
+    assert await site.has_news()
+    site.write("a", "third")
+    assert await site.poll() == {"a": "second\nthird\n"}
+
+
+async def test_a_log_in_the_place_of_another_is_news(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader_pool, "WHOLE_LOOK_SECONDS", 0.0)
+    site.add("a")
+    await site.poll()
+    site.disks.now += 2 * SETTLING_SECONDS
+    await site.poll()
+    (site.folder / "a" / "control.log").rename(site.folder / "a" / "control.log.1")
+    site.write("a", "another")
+    assert await site.has_news()
+    assert await site.poll() == {"a": "another\n"}
+
+
+async def test_what_hangs_delays_nobody_elses_news(site: Site) -> None:
+    site.add("slow", "quick")
+    await site.poll()
+    site.disks.now += 2 * SETTLING_SECONDS
+    await site.poll()
+    site.hang("slow")
+    site.write("slow", "second")
+    await until(lambda: site.disks.inside == ["/slow"])
+    site.write("quick", "second")
+    assert await site.has_news()
+    await site.until_there_is({"quick": "second\n"})
+
+
+async def test_logs_of_a_daemon_that_is_gone_are_no_longer_followed(site: Site) -> None:
+    site.add("a", "b")
+    await site.poll()
+    del site.targets[0]
+    await site.poll()
+    assert site.disks.daemons() == {"/b"}
+
+
+async def test_of_too_many_daemons_the_last_are_asked_each_time(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader_pool, "MAX_THREADS", 4)
+    site.add("a", "b", "c")
+    await site.poll()
+    followed = {pipe for pipe, one in site.pool._readings.items() if one.following is not None}
+    assert followed == {"/a", "/b"}
+    assert await site.has_news(0.0)
+    site.write("c", "second")
+    assert await site.poll() == {"c": "second\n"}
+
+
+async def test_threads_that_follow_end_with_the_event_loop(tmp_path: Path) -> None:
+    ended: list[LogsObservation | None] = []
+
+    def follow() -> None:
+        async def one_poll() -> log_reader_pool._Following:
+            site = Site(tmp_path)
+            site.add("a")
+            await site.poll()
+            following = site.pool._readings["/a"].following
+            assert following is not None
+            return following
+
+        ended.append(asyncio.run(one_poll()).run())
+
+    await asyncio.to_thread(follow)
+    assert ended == [None]

@@ -86,8 +86,10 @@ async def test_the_end_of_a_process_has_its_own_time() -> None:
 async def test_who_is_not_there_any_more_has_ended() -> None:
     with child() as one:
         one.kill()
-    watch = ProcessWatch(opener("/proc"), now=lambda: 7.0)
+    told: list[None] = []
+    watch = ProcessWatch(opener("/proc"), now=lambda: 7.0, on_end=lambda: told.append(None))
     assert watch.follow([one.pid]) == ({one.pid}, set())
+    assert told == [None]
     assert watch.ended() == {one.pid: 7.0}
 
 

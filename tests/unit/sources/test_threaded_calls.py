@@ -7,7 +7,7 @@ import pytest
 
 from mps_exporter.sources import threaded_calls
 from mps_exporter.sources.threaded_calls import ThreadedCalls
-from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, wait_for
 
 ALICE, BOB = 2001, 2002
 
@@ -89,6 +89,28 @@ def test_what_an_earlier_call_asked_is_told_apart(gate: Gate) -> None:
     assert some.old == frozenset()
 
 
+def test_a_thread_that_is_free_is_asked_again() -> None:
+    some = ThreadedCalls[int](PATIENCE_SECONDS)
+    threads = {some.ask({number: (0, threading.get_ident)})[number] for number in range(5)}
+    assert len(threads) == 1
+
+
+def test_free_threads_are_few_and_end_with_who_asked() -> None:
+    some = ThreadedCalls[threading.Thread](PATIENCE_SECONDS)
+    begun = threading.Barrier(threaded_calls.MAX_IDLE + 2)
+
+    def at_the_same_time() -> threading.Thread:
+        begun.wait()
+        return threading.current_thread()
+
+    names = range(threaded_calls.MAX_IDLE + 2)
+    threads = some.ask(dict.fromkeys(names, (0, at_the_same_time))).values()
+    assert len(set(threads)) == len(names)
+    wait_for(lambda: sum(one.is_alive() for one in threads) == threaded_calls.MAX_IDLE)
+    del some
+    wait_for(lambda: not any(one.is_alive() for one in threads))
+
+
 def test_an_error_is_no_answer_and_stops_nobody() -> None:
     def fails() -> str:
         raise OSError(24, "Too many open files")
@@ -116,5 +138,6 @@ def test_without_a_free_thread_the_first_ones_are_asked(monkeypatch: pytest.Monk
         real(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(threaded_calls, "MAX_IDLE", 0)
     some = ThreadedCalls[str](PATIENCE_SECONDS)
     assert some.ask({"a": asked(0, at_once), "b": asked(ALICE, at_once)}) == {"a": "now"}
