@@ -150,7 +150,7 @@ PRELOADED = ("pytest", "hypothesis", "aiohttp.web", "prometheus_client.parser", 
 MEMORY_BYTES = 4 << 30
 """More than any test needs: a mutant that collects for ever is stopped."""
 
-SLOWER, CPU_GRACE_SECONDS, GRACE_SECONDS = 4.0, 20.0, 300.0
+SLOWER, CPU_GRACE_SECONDS, GRACE_SECONDS = 2.0, 20.0, 300.0
 """A mutant that needs so many times the processor time of the original, or waits as long as no test
 does, runs for ever."""
 

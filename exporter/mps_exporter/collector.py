@@ -68,12 +68,6 @@ NO_DAEMON_SECONDS = 5.0
 GPU_SHARE_OF_DEADLINE = 0.7
 """What is left after the GPUs' deadline is for identifying the processes that they listed."""
 
-GPU_HEAD_START_SECONDS = 0.005
-"""How long the other sources wait for the GPUs: one or two are read by then. Both are made of many
-short calls that let go of the interpreter, and side by side each thread waits for the other after
-every one of them: 4.4 ms for a look at /proc of 1.5 ms (H200). With more GPUs, most of the time is
-the driver's, and is not waited for."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -142,20 +136,16 @@ class Collector:
 
     async def _collect(self, run: CollectionRun) -> None:
         try:
-            read = asyncio.Event()
-            await asyncio.gather(self._gpus_first(run, read), self._read_mps(run, read))
+            # Side by side, although each thread keeps waiting for the interpreter: one after the
+            # other a collection took 15.4 ms instead of 11.9 (40 clients, H200).
+            gpus = run_source(self._transitions, run, "nvml", self._read_gpus(run))
+            await asyncio.gather(gpus, self._read_mps(run))
             await self._identify(run)
             self._publish()
         finally:
             if self._collections.get(run.collectors) is run:
                 del self._collections[run.collectors]
             run.done.set()
-
-    async def _gpus_first(self, run: CollectionRun, read: asyncio.Event) -> None:
-        try:
-            await run_source(self._transitions, run, "nvml", self._read_gpus(run))
-        finally:
-            read.set()
 
     async def _read_gpus(self, run: CollectionRun) -> None:
         async with run.time_limit(GPU_SHARE_OF_DEADLINE):
@@ -179,10 +169,7 @@ class Collector:
                         labels=",".join(f"{name}={value}" for name, value in reading.labels),
                     )
 
-    async def _read_mps(self, run: CollectionRun, gpus_read: asyncio.Event) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GPU_HEAD_START_SECONDS):
-                await gpus_read.wait()
+    async def _read_mps(self, run: CollectionRun) -> None:
         await run_source(self._transitions, run, "process", self._discover(run))
         if "process" not in run.collectors:
             await self._discover_configured(run)

@@ -344,28 +344,6 @@ async def test_a_scrape_without_nvml_leaves_the_stranded_clients(host: ScriptedH
     assert seen == [0, 1, 1]
 
 
-async def test_the_other_sources_wait_for_the_gpus_a_moment(
-    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collector_module, "GPU_HEAD_START_SECONDS", PATIENCE_SECONDS)
-    read_gpus, discover, order = host.read_gpus, host.discover, list[str]()
-
-    async def gpus(deadline_seconds: float) -> NvmlObservation:
-        for _ in range(10):
-            await asyncio.sleep(0)
-        order.append("gpus")
-        return await read_gpus(deadline_seconds)
-
-    async def daemons(deadline_seconds: float) -> tuple[DaemonFacts, ...]:
-        order.append("daemons")
-        return await discover(deadline_seconds)
-
-    monkeypatch.setattr(host, "read_gpus", gpus)
-    monkeypatch.setattr(host, "discover", daemons)
-    await host.collector().collect()
-    assert order[:2] == ["gpus", "daemons"]
-
-
 async def test_slow_proc_does_not_hide_a_crash(host: ScriptedHost) -> None:
     collector = host.collector()
     await look(collector)
