@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -225,6 +226,29 @@ async def test_children_in_sessions_of_their_own_die_with_it(host: Host, ends: b
     pids = result.stdout.split()
     assert not ends or pids
     assert not any(Path(f"/proc/{int(pid)}").exists() for pid in pids)
+
+
+ADOPTED = """
+import asyncio, os, subprocess, sys
+subprocess.Popen(["sleep", "3600"], start_new_session=True)  # as a daemon of this container
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
+AFTER = """
+import asyncio, os
+from pathlib import Path
+from mps_exporter.sources.run_process import run_process
+asyncio.run(run_process(("true",), b"", {"PATH": os.environ["PATH"]}, 60))
+(pid,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+print(Path(f"/proc/{pid}/stat").read_text().split()[2], flush=True)
+os.kill(int(pid), 9)
+"""
+
+
+def test_a_child_that_it_did_not_start_is_left_alone() -> None:
+    """A container's first process has the daemons as children that others have started there."""
+    words = [sys.executable, "-c", ADOPTED, AFTER]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout.strip() in ("S", "R"), done
 
 
 async def test_what_ends_leaves_other_runs_alone(host: Host) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, cast
 
 from mps_exporter.sources.least_rights import NO_GROUP, give_up_rights
-from mps_exporter.sources.orphans import adopt_orphans, kill_orphans
+from mps_exporter.sources.orphans import adopt_orphans, kill_orphans, marked
 
 MAX_OUTPUT_BYTES = 1 << 20
 """Of each stream; a program that writes more is killed."""
@@ -77,7 +77,7 @@ async def run_process(
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=dict(environment),
+            env=marked(environment),
             cwd="/",
             umask=0o077,
             start_new_session=True,
