@@ -57,6 +57,7 @@ LEDGER = (
     "tests/unit/mps/test_unfinished_work.py",
     "tests/unit/mps/test_timeline.py",
     "tests/unit/mps/test_counters.py",
+    "tests/unit/core/test_handover.py",
     "tests/unit/core/test_collector.py",
     "tests/unit/core/test_lost_lines.py",
     "tests/unit/mps/test_log_samples.py",
@@ -77,6 +78,7 @@ V3 = (
 MERGE = (
     "tests/unit/core/test_merge.py",
     "tests/unit/core/test_named_servers.py",
+    "tests/unit/core/test_handover.py",
     "tests/unit/core/test_v3_host.py",
     "tests/unit/core/test_render_whole.py",
     "tests/unit/core/test_collector.py",
@@ -148,7 +150,7 @@ PRELOADED = ("pytest", "hypothesis", "aiohttp.web", "prometheus_client.parser", 
 MEMORY_BYTES = 4 << 30
 """More than any test needs: a mutant that collects for ever is stopped."""
 
-SLOWER, CPU_GRACE_SECONDS, GRACE_SECONDS = 4.0, 20.0, 300.0
+SLOWER, CPU_GRACE_SECONDS, GRACE_SECONDS = 2.0, 20.0, 300.0
 """A mutant that needs so many times the processor time of the original, or waits as long as no test
 does, runs for ever."""
 

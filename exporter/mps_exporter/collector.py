@@ -65,14 +65,13 @@ WATCH_SECONDS = 1.0
 NO_DAEMON_SECONDS = 5.0
 """How often /proc is searched for a first daemon between collections."""
 
+HURRY_SECONDS = 0.05
+RECENT_SECONDS = 1.0
+"""Who gives a collection less time than HURRY_SECONDS gets what the last one brought, if it is not
+older than this: no new one could tell more in that time, and each would cost what one costs."""
+
 GPU_SHARE_OF_DEADLINE = 0.7
 """What is left after the GPUs' deadline is for identifying the processes that they listed."""
-
-GPU_HEAD_START_SECONDS = 0.005
-"""How long the other sources wait for the GPUs: one or two are read by then. Both are made of many
-short calls that let go of the interpreter, and side by side each thread waits for the other after
-every one of them: 4.4 ms for a look at /proc of 1.5 ms (H200). With more GPUs, most of the time is
-the driver's, and is not waited for."""
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +96,8 @@ class Collector:
             host, settings, on_observation=self._on_observation, poll_logs=self.poll_logs
         )
         self._collections: dict[frozenset[str], CollectionRun] = {}
+        self._recent: dict[frozenset[str], CollectionRun] = {}
+        """The one that ended last, by its collectors."""
         self._transitions = TransitionLogger(_log)
         self._tail_lock = asyncio.Lock()
         self._polled_at = self._happened_at = float("-inf")
@@ -125,6 +126,10 @@ class Collector:
         deadline = deadline_seconds or self._settings.collector_timeout
         chosen = frozenset(self.enabled if collectors is None else collectors)
         run = self._collections.get(chosen)
+        if run is None and deadline < HURRY_SECONDS:
+            recent = self._recent.get(chosen)
+            if recent is not None and time.monotonic() - recent.ended_at < RECENT_SECONDS:
+                return self._snapshot(recent)
         if run is None or run.age_seconds >= self._settings.collector_timeout:
             # A scraper in a hurry leaves early; its short deadline must not bind who joins.
             least = self._settings.collector_timeout
@@ -142,20 +147,18 @@ class Collector:
 
     async def _collect(self, run: CollectionRun) -> None:
         try:
-            read = asyncio.Event()
-            await asyncio.gather(self._gpus_first(run, read), self._read_mps(run, read))
+            # Side by side, although each thread keeps waiting for the interpreter: one after the
+            # other a collection took 15.4 ms instead of 11.9 (40 clients, H200).
+            gpus = run_source(self._transitions, run, "nvml", self._read_gpus(run))
+            await asyncio.gather(gpus, self._read_mps(run))
             await self._identify(run)
             self._publish()
         finally:
             if self._collections.get(run.collectors) is run:
                 del self._collections[run.collectors]
+            run.ended_at = time.monotonic()
+            self._recent = {run.collectors: run}
             run.done.set()
-
-    async def _gpus_first(self, run: CollectionRun, read: asyncio.Event) -> None:
-        try:
-            await run_source(self._transitions, run, "nvml", self._read_gpus(run))
-        finally:
-            read.set()
 
     async def _read_gpus(self, run: CollectionRun) -> None:
         async with run.time_limit(GPU_SHARE_OF_DEADLINE):
@@ -179,10 +182,7 @@ class Collector:
                         labels=",".join(f"{name}={value}" for name, value in reading.labels),
                     )
 
-    async def _read_mps(self, run: CollectionRun, gpus_read: asyncio.Event) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GPU_HEAD_START_SECONDS):
-                await gpus_read.wait()
+    async def _read_mps(self, run: CollectionRun) -> None:
         await run_source(self._transitions, run, "process", self._discover(run))
         if "process" not in run.collectors:
             await self._discover_configured(run)

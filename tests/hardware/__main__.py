@@ -18,6 +18,7 @@ import tests.hardware.hostile
 import tests.hardware.jobs
 import tests.hardware.program
 import tests.hardware.sharing  # noqa: F401 - they put their scenarios on the list
+from mps_exporter.logging import configure
 from tests.hardware.lab import build_client, lab, machine
 from tests.hardware.scenarios import DOUBLE, SCENARIOS
 
@@ -51,6 +52,7 @@ def main() -> int:
     parser.add_argument("--limit-seconds", type=float, default=560)
     parser.add_argument("scenarios", nargs="*")
     arguments = parser.parse_args()
+    configure("warning", "logfmt")
     arguments.out.mkdir(parents=True, exist_ok=True)
     one_gpu = machine()[0].startswith("1 ")
     names = arguments.scenarios or [name for name in SCENARIOS if (name not in DOUBLE) == one_gpu]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -198,9 +198,41 @@ async def test_the_whole_group_dies(host: Host) -> None:
 
 async def test_a_stray_child_that_keeps_the_pipe_does_not_hold_us_up(host: Host) -> None:
     result = await run_process(("sh", "-c", "sleep 3600 & echo $!"), b"", ENVIRONMENT, PATIENCE)
-    os.kill(int(result.stdout), signal.SIGKILL)
     assert not result.timed_out
     assert result.return_code == 0
+    assert not Path(f"/proc/{int(result.stdout)}").exists()
+
+
+ESCAPE = """
+import os, sys, time
+for depth in range(3):
+    if os.fork():
+        time.sleep(0 if depth else float(sys.argv[1]))
+        os._exit(0)
+    os.setsid()
+os.fork()
+print(os.getpid(), flush=True)
+os.closerange(0, 3)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_children_in_sessions_of_their_own_die_with_it(host: Host, ends: bool) -> None:
+    words = (sys.executable, "-c", ESCAPE, "0" if ends else "3600")
+    result = await run_process(words, b"", ENVIRONMENT, PATIENCE if ends else 1.0)
+    assert result.timed_out is not ends
+    pids = result.stdout.split()
+    assert not ends or pids
+    assert not any(Path(f"/proc/{int(pid)}").exists() for pid in pids)
+
+
+async def test_what_ends_leaves_other_runs_alone(host: Host) -> None:
+    scripts = [f"sleep 0.{number}; echo {number}" for number in range(8)]
+    found = await asyncio.gather(
+        *(run_process(("sh", "-c", one), b"", ENVIRONMENT, PATIENCE) for one in scripts)
+    )
+    assert [one.stdout for one in found] == [b"%d\n" % number for number in range(8)]
 
 
 async def test_output_is_bounded(host: Host) -> None:

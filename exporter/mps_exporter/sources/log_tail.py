@@ -287,7 +287,7 @@ class LogTail:
         mtime = found.st_mtime if complete else None
         if data:
             data = self._cut_at_zone_change(data, mtime, fallback)
-            complete = complete and self._offset + len(data) >= size
+            complete = self._offset + len(data) >= size
             self._offset += len(data)
             self._fingerprint = (self._fingerprint + data[-FINGERPRINT_BYTES:])[-FINGERPRINT_BYTES:]
         history = bool(data) and self._offset <= self._history_until

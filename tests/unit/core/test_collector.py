@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -309,6 +310,33 @@ async def test_a_hurried_scraper_does_not_hurry_the_others(host: ScriptedHost) -
     assert [one.name for one in (await patient).collectors if one.timed_out] == []
 
 
+async def test_who_has_no_time_for_a_collection_gets_the_last_ones_results(
+    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_module, "RECENT_SECONDS", math.inf)
+    host.gpus = NvmlObservation(host.wall, Outcome.OK)
+    reads, read_gpus = 0, host.read_gpus
+
+    async def counted(deadline_seconds: float) -> NvmlObservation:
+        nonlocal reads
+        reads += 1
+        return await read_gpus(deadline_seconds)
+
+    host.read_gpus = counted  # type: ignore[method-assign]
+    collector = host.collector()
+    whole = await collector.collect(PATIENCE_SECONDS)
+    for _ in range(3):
+        hurried = await collector.collect(0.001)
+        assert [one.name for one in hurried.collectors if one.timed_out] == []
+        assert hurried.collectors == whole.collectors
+    assert reads == 1
+    await collector.collect(PATIENCE_SECONDS)
+    assert reads == 2
+    monkeypatch.setattr(collector_module, "RECENT_SECONDS", 0.0)
+    await collector.collect(0.001)
+    await until(lambda: reads == 3)
+
+
 async def test_a_collection_with_a_hung_source_is_not_joined_for_ever(host: ScriptedHost) -> None:
     """Who asks for minutes does not let others have what the sources said minutes ago."""
     hangs = asyncio.Event()
@@ -342,28 +370,6 @@ async def test_a_scrape_without_nvml_leaves_the_stranded_clients(host: ScriptedH
         await collector.collect(collectors=("control", "logs"))
         host.passes(15)
     assert seen == [0, 1, 1]
-
-
-async def test_the_other_sources_wait_for_the_gpus_a_moment(
-    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collector_module, "GPU_HEAD_START_SECONDS", PATIENCE_SECONDS)
-    read_gpus, discover, order = host.read_gpus, host.discover, list[str]()
-
-    async def gpus(deadline_seconds: float) -> NvmlObservation:
-        for _ in range(10):
-            await asyncio.sleep(0)
-        order.append("gpus")
-        return await read_gpus(deadline_seconds)
-
-    async def daemons(deadline_seconds: float) -> tuple[DaemonFacts, ...]:
-        order.append("daemons")
-        return await discover(deadline_seconds)
-
-    monkeypatch.setattr(host, "read_gpus", gpus)
-    monkeypatch.setattr(host, "discover", daemons)
-    await host.collector().collect()
-    assert order[:2] == ["gpus", "daemons"]
 
 
 async def test_slow_proc_does_not_hide_a_crash(host: ScriptedHost) -> None:

@@ -16,11 +16,11 @@ from mps_exporter.observations import (
     LogState,
     Outcome,
     ProcessFacts,
-    ProcessView,
     ProcfsObservation,
 )
 from mps_exporter.snapshot import Handover, Snapshot
 from tests.support.mps_logs import PIPE, Logs, start
+from tests.support.process_views import process_using
 
 HUNG = b"""\
 [2026-11-22 11:39:34.626 Control  1813] Starting new server 1813 for user 1002
@@ -94,9 +94,7 @@ def unresponsive(snapshot: Snapshot) -> Finding:
 
 
 def asked_about(pid: int, snapshot: Snapshot) -> Check:
-    view = ProcessView(
-        pid, uid=1002, state="S", pipe_directory=PIPE, names_directory=True, daemon_directory=PIPE
-    )
+    view = process_using(PIPE, pid, uid=1002)
     return conclusion(check_process(pid, snapshot, findings(snapshot), view))
 
 

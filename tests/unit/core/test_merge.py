@@ -32,6 +32,8 @@ PROCESS = ProcessFacts(10, 1.0, 0, "root", "nvidia-cuda-mps-control", "S", 1, (1
 RUNNING = DaemonFacts(PIPE, "/l", process=PROCESS, lock_tested=True, lock_holder_pid=10)
 GONE = DaemonFacts(PIPE, "/l", lock_tested=True)
 UNKNOWN = DaemonFacts(PIPE, "/l")
+SEEN = DaemonFacts(PIPE, "/l", process=PROCESS)
+LOCKED = DaemonFacts(PIPE, "/l", lock_tested=True, lock_holder_pid=10)
 
 
 def probe(outcome: Outcome, *exchanges: Exchange) -> ControlObservation:
@@ -69,6 +71,9 @@ NO_TOOL = Exchange(("get_server_list",), Outcome.ABSENT)
         (RUNNING, probe(Outcome.ABSENT, RAN), False, False, "refused"),
         (RUNNING, probe(Outcome.ABSENT, NO_TOOL), False, False, None),
         (RUNNING, None, False, False, None),
+        (SEEN, probe(Outcome.ABSENT, RAN), False, False, "refused"),
+        (LOCKED, probe(Outcome.ABSENT, RAN), False, False, "refused"),
+        (LOCKED, None, False, False, None),
         (GONE, None, False, False, "absent"),
         # It was asked to quit, and has ended since.
         (GONE, probe(Outcome.ABSENT, RAN), False, True, "absent"),
@@ -613,3 +618,147 @@ def test_a_limit_by_ordinal_needs_the_order_of_all_gpus(
     limits = {"GPU-b": GIB} if source == "server" else {}
     assert (client.limit_source, client.memory_limit_bytes) == (source, limits)
     assert client.memory_limit_ignored is None
+
+
+# ------------------------------------------------------------------------------ one source missing
+
+LOGGED = ServerSession(
+    20,
+    1001,
+    2.0,
+    2.5,
+    "ACTIVE",
+    clients=(ClientSession(30, 20, 1001, 3.0, {"GPU-a": 1}),),
+    clients_count=1,
+)
+SAID = ServerReply(20, "FAULT", 0.5, (31,), {0: {31: 2}}, (ListedDevice(0, "GPU-a", "X", "0"),))
+
+
+def one_daemon(
+    *processes: ProcessFacts,
+    logs: tuple[LogState, ...] = READABLE,
+    said: bool = False,
+    facts: DaemonFacts = RUNNING,
+    listed: tuple[tuple[int, str, int | None], ...] | None = None,
+    session: ServerSession = LOGGED,
+    lost_at: float | None = None,
+    stranded_since: dict[int, float] | None = None,
+) -> Snapshot:
+    answers = ServerAnswers(ProbeReply((20,), 1.0), {20: SAID}, 8.0) if said else ServerAnswers()
+    view = LedgerView(at=9.0, servers=(session,), devices={0: "GPU-a"}, server_log_lost_at=lost_at)
+    gpus = None if listed is None else NvmlObservation(9.0, Outcome.OK, gpus=(gpu(*listed),))
+    return merge(
+        taken_at=9.0,
+        gpus=gpus,
+        processes=ProcfsObservation(9.0, (facts,), {one.pid: one for one in processes}),
+        daemons=[DaemonInputs(facts, answers=answers, view=view, logs=logs)],
+        stranded_since=stranded_since,
+    )
+
+
+@pytest.mark.parametrize(
+    ("logs", "said", "count", "clients"),
+    [
+        (READABLE, False, 1, [30]),
+        (READABLE[:1], False, 1, []),
+        (READABLE[:1], True, 1, [31]),
+        ((), True, 1, [31]),
+        ((), False, None, None),
+    ],
+)
+def test_servers_and_clients_are_those_of_the_log_or_of_the_tool(
+    logs: tuple[LogState, ...], said: bool, count: int | None, clients: list[int] | None
+) -> None:
+    (daemon,) = one_daemon(logs=logs, said=said).daemons
+    assert daemon.servers_count == count
+    found = [[client.pid for client in server.clients] for server in daemon.servers]
+    assert found == ([] if clients is None else [clients])
+    connected = [server.clients_connected for server in daemon.servers]
+    assert connected == ([] if clients is None else [1 if clients else None])
+
+
+@pytest.mark.parametrize("other", [(), (ProcessFacts(20, 7.0, 1002, "bob", "python", "S"),)])
+def test_a_number_that_was_given_to_another_program_is_not_the_server(
+    other: tuple[ProcessFacts, ...],
+) -> None:
+    (server,) = one_daemon(*other).daemons[0].servers
+    assert (server.start_time_seconds, server.uid, server.confirmed) == (2.0, 1001, False)
+    own = replace(SERVER, pid=20, start_time_seconds=7.0)
+    (server,) = one_daemon(own).daemons[0].servers
+    assert (server.start_time_seconds, server.user, server.confirmed) == (7.0, "ann", True)
+
+
+def test_a_user_whose_name_one_process_does_not_show_keeps_it() -> None:
+    nameless = ProcessFacts(99, 1.0, 1001, None, "x", "S")
+    (server,) = one_daemon(client_facts(98), nameless).daemons[0].servers
+    assert server.user == "ann"
+
+
+def test_limits_that_are_not_known_commit_no_memory() -> None:
+    (one,) = one_daemon(client_facts(30), listed=ALL).gpus
+    assert one.client_memory_committed_bytes == 0
+
+
+@pytest.mark.parametrize(("visible", "index"), [({}, "0"), ({"CUDA_VISIBLE_DEVICES": "3"}, "")])
+def test_a_gpu_that_only_a_daemon_names_has_its_number_unless_it_chose_its_gpus(
+    visible: dict[str, str], index: str
+) -> None:
+    facts = replace(RUNNING, process=replace(PROCESS, mps_environment=visible))
+    assert one_daemon(facts=facts).gpu_indexes == {"GPU-a": index}
+
+
+NEIGHBOUR = (*ALL, (32, "compute", 5), (32, "mps", 5))
+
+
+def test_a_client_without_a_number_or_beyond_the_bound_leaves_strangers_in_doubt() -> None:
+    known = client_facts(30)
+    assert snapshot(known, processes=NEIGHBOUR).gpus[0].stranded_clients == 1
+    assert snapshot(known, processes=NEIGHBOUR, clients_max=0).gpus[0].stranded_clients is None
+    nameless = replace(LOGGED, clients=(*LOGGED.clients, ClientSession(0, 20, 1001, 3.0)))
+    found = one_daemon(SERVER, listed=(*NEIGHBOUR, (33, "compute", 1), (33, "mps", 1)))
+    assert found.gpus[0].stranded_clients == 2
+    more = one_daemon(SERVER, listed=NEIGHBOUR, session=nameless)
+    assert more.gpus[0].stranded_clients is None
+
+
+@pytest.mark.parametrize(
+    ("has_log", "lost_at", "stranded"),
+    [(True, None, 1), (False, None, None), (True, 2.0, None), (True, 5.0, None), (True, 1.9, 1)],
+)
+def test_where_lines_of_a_server_may_be_missing_no_client_is_stranded(
+    has_log: bool, lost_at: float | None, stranded: int | None
+) -> None:
+    session = replace(LOGGED, has_log=has_log)
+    found = one_daemon(SERVER, listed=NEIGHBOUR, session=session, lost_at=lost_at)
+    assert found.gpus[0].stranded_clients == stranded
+
+
+@pytest.mark.parametrize(("since", "stranded"), [({32: 8.0}, 1), ({32: 8.1}, 0), ({}, 0)])
+def test_a_client_is_stranded_once_it_has_looked_so_for_a_second(
+    since: dict[int, float], stranded: int
+) -> None:
+    (found,) = one_daemon(SERVER, listed=NEIGHBOUR, stranded_since=since).gpus
+    assert (found.stranded_pids, found.stranded_clients) == ((32,), stranded)
+
+
+@pytest.mark.parametrize(
+    ("more", "pids"),
+    [
+        ((), [800]),
+        (((810, "compute", 1),), [800]),  # a process without MPS
+        (((820, "mps", 0),), [800]),  # a client of another GPU
+        (((830, "compute", 1), (830, "mps", 1)), [0]),  # one of two: nobody knows which
+    ],
+)
+def test_the_only_client_that_nvml_lists_is_the_one_without_a_number(
+    more: tuple[tuple[int, str, int | None], ...], pids: list[int]
+) -> None:
+    inner = replace(SERVER, namespace_pids=(20, 3), pid_namespace=77)
+    process = replace(PROCESS, namespace_pids=(10, 1), pid_namespace=77)
+    facts = replace(RUNNING, process=process, servers=(inner,))
+    session = replace(LOGGED, pid=3, clients=(ClientSession(0, 3, 1001, 3.0),))
+    listed = ((20, "compute", 1), (20, "mps", 1), (800, "compute", 1), (800, "mps", 1), *more)
+    found = one_daemon(inner, facts=facts, listed=listed, session=session)
+    (server,) = found.daemons[0].servers
+    assert [client.pid for client in server.clients] == pids
+    assert server.clients[0].contexts == ({"GPU-a": 1} if pids == [800] else {})

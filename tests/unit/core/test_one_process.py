@@ -25,6 +25,7 @@ from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcessView
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.process_view import view_process
 from tests.support.player import RECORDINGS, Player
+from tests.support.process_views import process_using
 
 PAGES = Path(__file__).parents[3] / "docs" / "symptoms"
 
@@ -38,16 +39,7 @@ async def snapshot_at(recording: str, seconds: float) -> Snapshot:
 def newcomer(snapshot: Snapshot, **environment: str) -> ProcessView:
     """A process that uses the host's daemon, and has made no context."""
     daemon = next(one for one in snapshot.daemons if one.state != "absent")
-    return ProcessView(
-        77,
-        uid=1001,
-        state="S",
-        command="x",
-        pipe_directory=daemon.pipe_directory,
-        names_directory=True,
-        daemon_directory=daemon.pipe_directory,
-        mps_environment=environment,
-    )
+    return process_using(daemon.pipe_directory, mps_environment=environment)
 
 
 def answer(snapshot: Snapshot, pid: int, view: ProcessView | None = None) -> Check:
@@ -140,15 +132,7 @@ async def test_nothing_wrong_is_said_only_where_everything_was_seen() -> None:
     snapshot = await snapshot_at("percentages", 0.9)
     assert answer(snapshot, 1797).outcome == "unknown"
     (daemon,) = [one for one in snapshot.daemons if one.servers]
-    view = ProcessView(
-        1797,
-        uid=1001,
-        state="S",
-        command="cl",
-        pipe_directory=daemon.pipe_directory,
-        names_directory=True,
-        daemon_directory=daemon.pipe_directory,
-    )
+    view = process_using(daemon.pipe_directory, 1797)
     assert answer(snapshot, 1797, view).outcome == "ok"
 
 
@@ -181,24 +165,14 @@ async def test_what_the_process_itself_shows(
 ) -> None:
     snapshot = await snapshot_at("percentages", 0.9)
     (daemon,) = [one for one in snapshot.daemons if one.servers]
-    view = ProcessView(
-        1797,
-        uid=1001,
-        state="S",
-        command="cl",
-        pipe_directory=daemon.pipe_directory,
-        names_directory=True,
-        daemon_directory=daemon.pipe_directory,
-    )
+    view = process_using(daemon.pipe_directory, 1797)
     found = answer(snapshot, 1797, replace(view, **changes))  # type: ignore[arg-type]
     assert (found.outcome, words in found.text) == (outcome, True), found
 
 
 async def test_a_process_whose_directory_nobody_serves() -> None:
     snapshot = await snapshot_at("percentages", 0.9)
-    view = ProcessView(
-        77, uid=1001, state="S", command="x", pipe_directory="/srv/m p", names_directory=True
-    )
+    view = process_using("/srv/m p", daemon_directory=None)
     found = answer(snapshot, 77, view)
     assert found.outcome == "problem"
     assert "No control daemon serves its pipe directory" in found.text
@@ -294,15 +268,7 @@ async def test_a_daemon_of_an_ordinary_user_serves_nobody_else() -> None:
     snapshot = await snapshot_at("percentages", 0.9)
     daemons = tuple(replace(daemon, uid=1001) for daemon in snapshot.daemons)
     snapshot = replace(snapshot, daemons=daemons)
-    view = ProcessView(
-        77,
-        uid=1002,
-        state="S",
-        command="x",
-        pipe_directory=daemons[0].pipe_directory,
-        names_directory=True,
-        daemon_directory=daemons[0].pipe_directory,
-    )
+    view = process_using(daemons[0].pipe_directory, uid=1002)
     assert "gets error 805" in answer(snapshot, 77, view).text
 
 

@@ -19,12 +19,12 @@ from mps_exporter.observations import (
     DaemonFacts,
     DaemonView,
     ProcessFacts,
-    ProcessView,
 )
 from mps_exporter.snapshot import ControlDaemon, Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.process_view import view_daemon
 from tests.support.player import RECORDINGS, Player
+from tests.support.process_views import process_using
 
 RECORDING = RECORDINGS / "crash-loop.rec.gz"
 FAILED_AT = 0.7
@@ -157,15 +157,7 @@ async def test_a_process_that_waits_for_it_is_told() -> None:
     snapshot = await failed()
     found = (*findings(snapshot), *recent_incidents(snapshot))
     (daemon,) = snapshot.daemons
-    view = ProcessView(
-        77,
-        uid=1001,
-        state="S",
-        command="x",
-        pipe_directory=daemon.pipe_directory,
-        names_directory=True,
-        daemon_directory=daemon.pipe_directory,
-    )
+    view = process_using(daemon.pipe_directory)
     answer = conclusion(check_process(77, snapshot, found, view))
     assert (answer.outcome, answer.page) == ("problem", "server-encountered-a-fatal-exception")
     assert "Cause: " in answer.text

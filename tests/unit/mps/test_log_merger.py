@@ -74,6 +74,15 @@ def test_a_line_is_held_until_the_other_log_is_read_so_far() -> None:
     assert sequencer.complete_until == pytest.approx(at("00:02.000"))
 
 
+@pytest.mark.parametrize(("until", "given"), [("00:02.100", 1), ("00:02.099", 0)])
+def test_a_log_is_complete_up_to_and_including_a_moment(until: str, given: int) -> None:
+    sequencer = LogMerger(PIPE)
+    sequencer.set_readable("server", readable=True)
+    sequencer.add_chunk(chunk("control", "00:02.000 C630 NEW UI", at("00:02.200")))
+    sequencer.mark_idle("server", at(until))
+    assert len(out(sequencer, at("00:02.200"))) == given
+
+
 def test_what_was_not_given_out_yet_is_not_complete() -> None:
     sequencer = LogMerger(PIPE)
     line = "00:02.000 C630 NEW UI"
