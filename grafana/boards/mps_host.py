@@ -213,7 +213,7 @@ _REST = 'label_replace(%s, "partition", "in no partition", "", "")'
 _MEMBER = "job, instance, daemon, server, pid"
 _DEVICE = "job, instance, daemon, server_name, gpu, uuid"
 _CGROUP = "job, instance, cgroup, gpu, uuid"
-_LIMITED = (State(0, "no", "transparent"), State(1, "yes", "transparent"))
+_YES_NO = (("0", "no"), ("1", "yes"))
 PARTITIONS = (
     table(
         "Servers of MPS v3 daemons",
@@ -261,9 +261,9 @@ PARTITIONS = (
             Column("Server status", "status", width=125),
             Column("Clients", "G", width=85),
             Column("SM share", "B", unit=SHARE, decimals=0, width=90),
-            Column("SMs limited", "C", states=_LIMITED, width=105),
+            Column("SMs limited", "C", texts=_YES_NO, width=105),
             Column("Memory limit", "D", unit=BYTES, width=110),
-            Column("Memory limited", "E", states=_LIMITED, width=130),
+            Column("Memory limited", "E", texts=_YES_NO, width=130),
             Column("Priority", "F", width=75),
             Column("Pipe directory", "pipe_directory"),
             Column("Daemon", "daemon", hidden=True),
@@ -300,7 +300,7 @@ PARTITIONS = (
             Column("Chunks", "C", width=75),
             Column("Remainder", "include_remainder", width=120),
             Column("Clients", "D", width=85),
-            Column("In use", "E", states=_LIMITED, width=75),
+            Column("In use", "E", texts=_YES_NO, width=75),
             Column("ID", "partition_id"),
             Column("UUID", "uuid", hidden=True),
             Column("Daemon", "daemon", hidden=True),
@@ -359,8 +359,8 @@ PARTITIONS = (
             f"topk(500, max by ({_DEVICE}) (mps_server_device_chunks))",
         ),
         (
-            Column("Server", "server_name", width=90),
-            Column("GPU", "gpu", width=65),
+            Column("Server", "server_name", width=105),
+            Column("GPU", "gpu", width=70),
             Column("Ordinal", "ordinal", width=85),
             Column("Name", "name"),
             Column("SMs", "B", width=55),
@@ -426,7 +426,7 @@ PARTITIONS = (
             Column("Used", "A", unit=BYTES, width=95),
             Column("Soft limit", "B", unit=BYTES, width=100),
             Column("Hard limit", "C", unit=BYTES, width=100),
-            Column("Limited", "D", states=_LIMITED, width=80),
+            Column("Limited", "D", texts=_YES_NO, width=80),
             Column(
                 "Limit used", "E", unit=SHARE, steps=noticed_from(MEMORY_WARN), decimals=0, width=95
             ),
