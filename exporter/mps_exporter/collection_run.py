@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -34,6 +35,8 @@ class CollectionRun:
     probes: dict[str, ControlObservation] = field(default_factory=dict)
     """Pipe directory -> what its daemon answered in this collection."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
+    ended_at: float = math.inf
+    """As time.monotonic() counts."""
     task: asyncio.Task[None] | None = None
     _timeouts: dict[asyncio.Timeout, float] = field(default_factory=dict)
     """Of the sources being read: timeout -> its share of the deadline."""

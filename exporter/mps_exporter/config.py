@@ -240,7 +240,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "web.max-requests",
         _integer(0, 10_000),
-        "Scrapes answered at the same time; further ones get 503. 0 = no limit.",
+        "Scrapes answered at the same time; further ones wait, then get 503. 0 = no limit.",
         "N",
         commands=_WEB,
     ),

@@ -155,7 +155,8 @@ def test_no_directory_of_another_process_may_be_named(host: OwnHost) -> None:
 def test_what_is_masked_from_the_exporter_stays_masked(host: OwnHost) -> None:
     """As by ProtectHome= of the unit: the host's /home is there below /proc/PID/root."""
     host.daemon("/tmp/open", "/var/lib/home/logs")
-    mask = "mkdir -p /run/none && chmod 0 /run/none && mount --bind /run/none /var/lib/home"
+    none = "/run/systemd/inaccessible/dir"
+    mask = f"mkdir -p {none} && chmod 0 {none} && mount --bind {none} /var/lib/home"
     inside = ("unshare", "--mount", "sh", "-c", f'{mask} && exec "$@"', "sh")
     host.serve(inside=inside)
     wait_for(lambda: host.scrape().get("mps_control_log_readable"))
@@ -188,6 +189,35 @@ def test_a_program_that_changes_its_user_is_not_roots(host: OwnHost) -> None:
     host.serve()
     names = [one.labels["daemon"] for one in host.scrape()["mps_control_up"]]
     assert names == [daemon.pipe]
+
+
+HANG = """
+import ctypes, os, sys, time
+device = os.open("/dev/fuse", os.O_RDWR)
+data = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.mount(b"fuse", sys.argv[1].encode(), b"fuse", 0, data):
+    sys.exit(os.strerror(ctypes.get_errno()))
+print("ready", flush=True)
+time.sleep(3600)
+"""
+
+
+def test_a_file_system_that_does_not_answer_stops_nobody(host: OwnHost) -> None:
+    """As a dead NFS server's: each look at it hangs."""
+    host.outside("/run/dead").mkdir()
+    hanging = host.start(sys.executable, "-c", HANG, "/run/dead")
+    assert hanging.stdout is not None
+    assert hanging.stdout.readline() == b"ready\n"
+    root = host.daemon()
+    dead = {"CUDA_MPS_PIPE_DIRECTORY": "/run/dead/pipe", "CUDA_MPS_LOG_DIRECTORY": "/run/dead/logs"}
+    fake(host, dead)
+    host.serve("--mps.query-timeout=2s", "--collector.timeout=10s")
+    wait_for(lambda: host.scrape().value("mps_control_up", daemon=PIPE), 30)
+    later = host.daemon("/tmp/later", "/var/log/later")
+    wait_for(lambda: host.scrape().value("mps_control_up", daemon=later.pipe), 30)
+    crash(root, 7001)
+    wait_for(lambda: shown_crashes(host, 1), 30)
 
 
 RIGHTS = """

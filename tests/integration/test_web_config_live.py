@@ -335,17 +335,69 @@ async def test_a_flood_of_wrong_passwords_leaves_the_right_one_alone(
 
         monkeypatch.setattr(bcrypt, "checkpw", wrong)
         flood = [
-            asyncio.create_task(get(address, login=("alice", f"wrong {n}"))) for n in range(150)
+            asyncio.create_task(get(address, login=("alice", f"wrong {n}")))
+            for n in range(MAX_WAITING + 50)
         ]
         try:
             # As many wait as there is room for, beside the one that may be checked already.
-            await until(lambda: sum(task.done() for task in flood) >= 149 - MAX_WAITING)
+            await until(lambda: sum(task.done() for task in flood) >= 49)
             assert (await get(address, login=("alice", "right")))[0] == 200
         finally:
             may_end.set()
         statuses = Counter([status for status, _ in await asyncio.gather(*flood)])
     assert statuses.keys() == {401, 503}
     assert statuses[401] in (MAX_WAITING, MAX_WAITING + 1)
+
+
+async def test_a_right_password_passes_a_flood_from_its_own_address(site: Site) -> None:
+    """As many as the review had; each comes again as soon as it is answered."""
+    text = f"basic_auth_users:\n  alice: {hashed('right', 8)}\n"
+    statuses = Counter[int]()
+    async with visited(site, text) as address:
+
+        async def guess(number: int) -> None:
+            while True:
+                wrong = f"{number} {statuses.total()}"
+                statuses[(await get(address, login=("alice", wrong)))[0]] += 1
+
+        flood = [asyncio.create_task(guess(number)) for number in range(200)]
+        try:
+            await until(lambda: statuses.total() > 20)
+            before = statuses.total()
+            assert (await get(address, login=("alice", "right")))[0] == 200
+            waited = statuses.total() - before
+        finally:
+            for task in flood:
+                task.cancel()
+            await asyncio.gather(*flood, return_exceptions=True)
+    assert statuses.keys() == {401}
+    assert waited < 100  # of 200
+
+
+async def test_connections_that_wait_for_their_password_make_room(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, asked = threading.Event(), list[bytes]()
+
+    def check(password: bytes, _: bytes) -> bool:
+        asked.append(password)
+        if password != b"right":
+            may_end.wait()
+        return password == b"right"
+
+    monkeypatch.setattr(bcrypt, "checkpw", check)
+    site.write(f"basic_auth_users:\n  alice: {hashed('right')}\n")
+    async with served(FakeBackend(), config_file=str(site.config), max_connections=8) as (shown, _):
+        (address,) = shown
+        assert (await get(address, login=("alice", "right")))[0] == 200
+        flood = [asyncio.create_task(get(address, login=("alice", f"wrong {n}"))) for n in range(8)]
+        try:
+            await until(lambda: len(asked) == 2)
+            for _ in range(8):
+                assert (await get(address, login=("alice", "right")))[0] == 200
+        finally:
+            may_end.set()
+            await asyncio.gather(*flood, return_exceptions=True)
 
 
 async def test_users_come_and_go(site: Site, quick: None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -181,3 +182,22 @@ async def test_streams_do_not_hold_up_the_end() -> None:
         stop.set()
         while not answer.content.at_eof():
             await asyncio.wait_for(answer.content.readany(), PATIENCE_SECONDS)
+
+
+async def test_a_shortage_of_descriptors_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever opens connections would fill the log with ten lines a second."""
+    tried = 0
+
+    async def no_descriptor(_: object) -> None:
+        nonlocal tried
+        tried += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with served(FakeBackend()) as (shown, _):
+        monkeypatch.setattr(asyncio.get_running_loop(), "sock_accept", no_descriptor)
+        async with connected(shown[0]):
+            await until(lambda: tried >= 4)
+        monkeypatch.undo()
+    assert caplog.text.count("cannot accept a connection") == 1

@@ -50,6 +50,11 @@ DEFAULT_BINARY = "nvidia-cuda-mps-control"
 
 _BUSY = "another question to it is still under way"
 
+LIMITED_PAUSE_SECONDS = 5.0
+MAX_LIMITED_PAUSE_SECONDS = 60.0
+"""A daemon of an ordinary user that refuses, or is not there, is asked again after so long; each
+time twice as long. A run of the tool costs the exporter 8 ms, and a user may have eight of them."""
+
 QueryKind = Literal["probe", "reconciliation"]
 
 
@@ -69,6 +74,8 @@ class _QueryState:
     """When it was given up last (Unix time)."""
     probe: ControlObservation | None = None
     probed_at: float = float("-inf")
+    pause_seconds: float = 0.0
+    """So long the last probe stands at least: it failed, and the daemon is an ordinary user's."""
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Server -> ordinals of its devices, once it told which device is which."""
     interface: str | None = None
@@ -119,8 +126,9 @@ class ControlTool:
         async with self._exclusive(daemon, deadline_seconds) as known:
             if known is None:
                 return self._skipped(daemon, "probe", _BUSY)
-            young = self._clock() - known.probed_at < self._min_interval_seconds
-            if known.probe and young and known.probe.at >= since:
+            age = self._clock() - known.probed_at
+            young = age < self._min_interval_seconds and known.probe and known.probe.at >= since
+            if known.probe and (young or age < known.pause_seconds):
                 return known.probe
             if (why := _skip_reason(daemon, known.breaker)) is not None:
                 return self._skipped(daemon, "probe", why)
@@ -129,6 +137,9 @@ class ControlTool:
             observation = self._make_observation(daemon, known, "probe", at, exchanges)
             if observation.outcome not in (Outcome.SKIPPED, Outcome.TIMEOUT):
                 known.probe, known.probed_at = observation, clock
+                failed = daemon.limited and observation.outcome is not Outcome.OK
+                longer = max(LIMITED_PAUSE_SECONDS, 2 * known.pause_seconds)
+                known.pause_seconds = min(longer, MAX_LIMITED_PAUSE_SECONDS) if failed else 0.0
             return observation
 
     async def _probe(

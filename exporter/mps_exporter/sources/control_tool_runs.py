@@ -230,10 +230,13 @@ def _exchange(commands: tuple[str, ...], child: ProcessResult, limit_seconds: fl
 
 
 def _should_retry(exchange: Exchange, daemon: DaemonFacts) -> bool:
-    """After a refusal: callers collide. Also when nobody seems to be there whose process is."""
+    """After a refusal: callers collide. Also when nobody seems to be there whose process is.
+
+    (But any number of processes of an ordinary user are called like a daemon and are none.)
+    """
     if exchange.outcome is Outcome.ABSENT:
         alive = daemon.process is not None or daemon.lock_holder_pid is not None
-        return alive and exchange.return_code is not None
+        return alive and not daemon.limited and exchange.return_code is not None
     return exchange.outcome in (Outcome.REFUSED, Outcome.UNPARSABLE)
 
 

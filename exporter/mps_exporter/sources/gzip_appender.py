@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import zlib
@@ -29,8 +30,12 @@ class GzipAppender:
         self._zip = zlib.compressobj(zlib.Z_BEST_COMPRESSION, wbits=_GZIP)
         self._changed = False
         # A recording shows what runs on this host: nobody else's business, also when it is older.
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        _check_owner(path, path.lstat() if path.is_symlink() else None)
+        # (A FIFO that nobody reads is no reason to wait.)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o600)
         try:
+            _check_owner(path, os.fstat(self._file))
+            os.set_blocking(self._file, True)
             regular = stat.S_ISREG(os.fstat(self._file).st_mode)
             if regular:
                 with contextlib.suppress(PermissionError):  # another's file that we may write
@@ -74,3 +79,13 @@ class GzipAppender:
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(self._file, rest) :]
+
+
+def _check_owner(path: Path, found: os.stat_result | None) -> None:
+    """Refuse what an ordinary user put where the recording is to be, as in /tmp.
+
+    Raises:
+        OSError: It is theirs: a file or FIFO would be read, a link would lead anywhere.
+    """
+    if found is not None and found.st_uid not in (0, os.geteuid()):
+        raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}", str(path))

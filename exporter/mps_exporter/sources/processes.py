@@ -58,6 +58,7 @@ class _CachedFacts:
     comm: str
     read_at: float
     facts: ProcessFacts
+    arguments: tuple[str, ...]
 
 
 class Processes:
@@ -141,7 +142,11 @@ class Processes:
         return (_read_line(f"{self.root}/{pid}/comm") or b"")[:-1]
 
     def arguments(self, pid: int) -> tuple[str, ...]:
-        """Read a process's arguments; empty when there are none, or they cannot be read."""
+        """Give a process's arguments, as they were when its facts were read; empty: none."""
+        known = self._known.get(pid)
+        return self._read_arguments(pid) if known is None else known.arguments
+
+    def _read_arguments(self, pid: int) -> tuple[str, ...]:
         raw = self._read(pid, "cmdline", _MAX_ARGUMENT_BYTES) or b""
         return parse_arguments(raw + b"\0" if len(raw) >= _MAX_ARGUMENT_BYTES else raw)
 
@@ -237,7 +242,7 @@ class Processes:
 
     def _read_facts(self, pid: int, stat: ProcessStat, before: _CachedFacts | None) -> _CachedFacts:
         status = parse_status(self._read(pid, "status") or b"")
-        arguments = self.arguments(pid)
+        arguments = self._read_arguments(pid)
         environment = None if stat.state in _ENDED else self._read(pid, "environ")
         cgroup = self._read(pid, "cgroup")
         facts = ProcessFacts(
@@ -253,7 +258,7 @@ class Processes:
             cgroup=None if cgroup is None else cgroup.decode("utf-8", "backslashreplace"),
             mps_environment=None if environment is None else parse_mps_environment(environment),
         )
-        return _CachedFacts(stat.start_ticks, stat.comm, self._clock(), facts)
+        return _CachedFacts(stat.start_ticks, stat.comm, self._clock(), facts, arguments)
 
     def _booted_at(self) -> float:
         """When the host started, by its clock of now (Unix time).

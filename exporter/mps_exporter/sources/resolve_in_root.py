@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from typing import NamedTuple
 
 MAX_PATH_BYTES = 4095
 """The kernel takes no longer path (PATH_MAX, with the byte that ends it)."""
@@ -31,6 +32,12 @@ _MAX_LINKS = 40
 _MAX_STEPS = 96
 """Names and links that are looked at, at most, where the kernel has no openat2."""
 _MAX_PARENTS = 128
+_INACCESSIBLE = "/systemd/inaccessible/dir"
+"""What systemd mounts over the directories of InaccessiblePaths= and ProtectHome=yes."""
+_REMOTE = re.compile(
+    r"nfs|fuse|cifs|smb|ceph|9p|afs|lustre|gpfs|mmfs|beegfs|autofs|wekafs|virtiofs"
+)
+"""File systems of which a look may not return."""
 
 _INSIDE = re.compile(r"(\d+/root)(/.*|)", re.DOTALL)
 """A path in the mount namespace of a process, below procfs."""
@@ -254,36 +261,61 @@ def _reopened(base: int, names: list[str]) -> int:
 
 def _is_masked(descriptor: int, root: str) -> bool:
     """Whether a directory of the host is, or lies in, one that is masked from this program."""
+    hidden = masked_directories()
+    if not hidden:
+        return False
+    mounted = {one.path: one for one in _mounts(f"{root.removesuffix('/root')}/mountinfo")}
+    remote = {path for path in hidden if path in mounted and _REMOTE.match(mounted[path].kind)}
+    # (On local ones, of btrfs, the device may be another one than that of the files.)
+    devices = {mounted[path].device for path in remote}
     masked = set()
-    for path in masked_directories():
-        with suppress(OSError):
-            there = os.stat(f"{root}{path}")  # noqa: PTH116
-            masked.add((there.st_dev, there.st_ino))
-    here = os.dup(descriptor) if masked else -1
+    for path in hidden:
+        if path not in remote:
+            with suppress(OSError):
+                there = os.stat(f"{root}{path}")  # noqa: PTH116
+                masked.add((there.st_dev, there.st_ino))
+    here = os.dup(descriptor)
     try:
-        for _ in range(_MAX_PARENTS if masked else 0):
+        for _ in range(_MAX_PARENTS):
             found = os.fstat(here)
-            if (found.st_dev, found.st_ino) in masked:
+            if found.st_dev in devices or (found.st_dev, found.st_ino) in masked:
                 return True
             here = _replaced(here, os.open("..", _DIRECTORY, dir_fd=here))
             above = os.fstat(here)
             if (above.st_dev, above.st_ino) == (found.st_dev, found.st_ino):
                 return False
     finally:
-        if here >= 0:
-            os.close(here)
-    return bool(masked)  # so deep that it cannot be told
+        os.close(here)
+    return True  # so deep that it cannot be told
 
 
 @lru_cache(maxsize=1)
 def masked_directories() -> tuple[str, ...]:
-    """Directories of this mount namespace over which one is mounted that nobody may enter."""
-    found = []
-    with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as mounts:  # noqa: PTH123
-        for line in mounts:
-            path = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), line.split()[4])
-            with suppress(OSError):
-                mode = os.stat(path).st_mode  # noqa: PTH116
-                if stat.S_ISDIR(mode) and stat.S_IMODE(mode) == 0:
-                    found.append(path)
-    return tuple(found)
+    """Directories of this mount namespace over which systemd has mounted the one of no use.
+
+    None of the mounts is looked at: with a single file server that is gone, each look at a
+    directory would hang.
+    """
+    found = _mounts("/proc/self/mountinfo")
+    return tuple(one.path for one in found if one.mounted.endswith(_INACCESSIBLE))
+
+
+class _Mount(NamedTuple):
+    path: str
+    mounted: str
+    """What of its file system."""
+    device: int
+    kind: str
+
+
+def _mounts(path: str) -> Iterator[_Mount]:
+    with suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as lines:  # noqa: PTH123
+        for line in lines:
+            _, _, device, root, point, *options = line.split()
+            major, minor = map(int, device.split(":"))
+            kind = options[options.index("-") + 1]
+            yield _Mount(_unescaped(point), _unescaped(root), os.makedev(major, minor), kind)
+
+
+def _unescaped(path: str) -> str:
+    return re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), path)

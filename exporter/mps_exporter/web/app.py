@@ -42,7 +42,7 @@ def create_app(
     Raises:
         WebConfigError: The web configuration file cannot be used.
     """
-    app = web.Application(middlewares=[track_request, plain_errors])
+    app = web.Application(middlewares=[plain_errors])
     app[BACKEND] = backend
     app[OPTIONS] = options
     app[metrics_handler.SCRAPE_LIMITER] = ConcurrencyLimiter(options.max_requests)
@@ -62,6 +62,8 @@ def create_app(
         app[WEB_CONFIG] = watch_file
         if watch_file.uses_tls:
             app[TLS_CONTEXT] = watch_file.tls_context
+    # Behind the lock: a connection whose password has not been checked makes room for another.
+    app.middlewares.append(track_request)
     pages: dict[str, Handler] = {
         "/": status_handler.status_html,
         "/static/{name}": status_handler.asset,

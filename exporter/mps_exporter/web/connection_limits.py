@@ -15,6 +15,7 @@ import socket
 from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from aiohttp import web
@@ -30,6 +31,8 @@ MAX_UNANSWERED_BYTES = 65_536
 TLS_CLOSE_TIMEOUT = 2.0
 TLS_RECORD_BYTES = 16_384
 SWEEP_INTERVAL = 1.0
+WARN_INTERVAL = 60.0
+"""Whoever opens connections could fill the log otherwise."""
 
 
 class Connection(asyncio.Protocol):
@@ -40,7 +43,8 @@ class Connection(asyncio.Protocol):
         self.busy = 0
         """Requests in progress."""
         self.waiting_since: float | None = asyncio.get_running_loop().time()
-        """Since when a request is being received; None while one is answered, or between them."""
+        """Since when a request is being received, or waits to be let in; None while one is
+        answered, or between them."""
         self.idle_since = self.waiting_since
         self.unsent_since: float | None = None
         self.on_lost: Callable[[], None] | None = None
@@ -91,7 +95,7 @@ class Connection(asyncio.Protocol):
             self._inner.resume_writing()
 
     def request_started(self) -> None:
-        """A complete request is here."""
+        """A complete request is here, and may be answered."""
         self.busy += 1
         self.waiting_since = None
         self._received = 0
@@ -133,6 +137,7 @@ class Connections:
             # asyncio gives each connection 256 KiB to receive into, and none has larger records.
             sslproto.SSLProtocol.max_size = TLS_RECORD_BYTES
         self._open: dict[Connection, asyncio.Task[None] | None] = {}
+        self._warned_at = float("-inf")
 
     def __len__(self) -> int:
         return len(self._open)
@@ -146,7 +151,9 @@ class Connections:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     continue  # this client went away before it was accepted
-                _log.warning("cannot accept a connection", extra={"fields": {"err": error}})
+                if loop.time() - self._warned_at >= WARN_INTERVAL:
+                    self._warned_at = loop.time()
+                    _log.warning("cannot accept a connection", extra={"fields": {"err": error}})
                 self._evict_idle()
                 await asyncio.sleep(0.1)
                 continue
@@ -157,6 +164,8 @@ class Connections:
             connection = Connection(self, host)
             self._open[connection] = None
             task = loop.create_task(self._start(connection, client))
+            # One that is cancelled before it begins does not close it.
+            task.add_done_callback(partial(_close_if_cancelled, client))
             if not task.done() and connection in self._open:
                 self._open[connection] = task
 
@@ -231,6 +240,11 @@ class Connections:
             connection.abort()
 
 
+def _close_if_cancelled(client: socket.socket, task: asyncio.Task[None]) -> None:
+    if task.cancelled():
+        client.close()
+
+
 async def _readable(client: socket.socket) -> None:
     """Wait for the first byte, before TLS takes its memory: 0.3 MB for each idle connection."""
     loop = asyncio.get_running_loop()
@@ -250,7 +264,7 @@ def connection_of(request: web.Request) -> Connection | None:
 
 @web.middleware
 async def track_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Tell the connection that a request is complete, and when it has been answered."""
+    """Tell the connection that a request is complete and let in, and when it has been answered."""
     connection = connection_of(request)
     if connection is None:
         return await handler(request)

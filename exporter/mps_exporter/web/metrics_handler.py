@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -19,6 +20,8 @@ from mps_exporter.web.state import BACKEND, OPTIONS
 
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 MAX_TIMEOUT_SECONDS = 300.0
+MAX_WAIT_SECONDS = 5.0
+"""So long, and at most half of its time, a scrape waits while too many others are answered."""
 
 
 def collection_deadline(header: str | None, offset: float) -> float | None:
@@ -100,8 +103,12 @@ async def metrics(request: web.Request) -> web.Response:
         return web.Response(headers=headers)
     options = request.app[OPTIONS]
     seconds = collection_deadline(request.headers.get(TIMEOUT_HEADER), options.timeout_offset)
+    began = time.monotonic()
+    wait_seconds = MAX_WAIT_SECONDS if seconds is None else min(seconds / 2, MAX_WAIT_SECONDS)
     try:
-        with request.app[SCRAPE_LIMITER].acquire(request.remote or ""):
+        async with request.app[SCRAPE_LIMITER].wait(request.remote or "", wait_seconds):
+            if seconds is not None:
+                seconds -= time.monotonic() - began
             snapshot = await backend.collect(seconds, collectors)
             request.app[EVENTS].note(snapshot)
             body = await request.app[RENDERINGS].render(backend, snapshot, form, gzip)

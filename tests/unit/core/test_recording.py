@@ -317,6 +317,32 @@ def test_other_users_cannot_read_a_recording(tmp_path: Path) -> None:
     assert len(read(path).observations) == 1  # and nothing is left of the older one
 
 
+def test_a_fifo_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x")
+    with pytest.raises(RecordingError, match="cannot write"):
+        written(tmp_path / "x")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+@pytest.mark.parametrize("kind", ["link", "file", "fifo"])
+def test_nothing_of_an_ordinary_user_is_recorded_into(tmp_path: Path, kind: str) -> None:
+    """What she puts into /tmp, where root is known to record to."""
+    path, roots = tmp_path / "x", tmp_path / "of root"
+    roots.write_text("as it was")
+    if kind == "link":
+        path.symlink_to(roots)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(b"")
+    os.chown(path, 2001, 2001, follow_symlinks=False)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(RecordingError, match="it belongs to user 2001"):
+        written(path)
+    assert os.read(reader, 100) == (b"as it was" if kind == "link" else b"")
+    os.close(reader)
+
+
 def test_an_older_recording_stays_until_there_is_something_to_replace_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

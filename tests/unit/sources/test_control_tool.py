@@ -639,3 +639,24 @@ async def test_partitions_that_are_refused_do_not_make_the_daemon_refuse(desk: D
     probe = await desk.tool().probe(STATIC, 5)
     assert probe.outcome is Outcome.OK
     assert probe.exchanges[1].error is not None
+
+
+async def test_an_ordinary_users_daemon_that_fails_is_asked_less_and_less(desk: Desk) -> None:
+    """Each run costs the exporter's time, and any process may have the name of a daemon."""
+    process = ProcessFacts(9, 1.0, uid=2001)
+    daemon = replace(DAEMON, limited=True, owner_uid=2001, process=process)
+    tool, pauses, asked_at = desk.tool(), list[float](), desk.time
+    desk.answers = [ABSENT] * 7
+    while desk.answers:
+        await tool.probe(daemon, 5, since=desk.time)
+        if len(desk.asked) > len(pauses) + 1:
+            pauses.append(desk.time - asked_at)
+            asked_at = desk.time
+        desk.time += 1.0
+    assert pauses == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+    desk.time += 60.0
+    desk.answers = [OK]
+    assert (await tool.probe(daemon, 5)).outcome is Outcome.OK  # and nothing is remembered
+    desk.answers = [OK]
+    await tool.probe(daemon, 5)
+    assert desk.answers == []

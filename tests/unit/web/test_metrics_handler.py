@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.web.metrics_handler import collection_deadline
-from tests.support.waiting import until
+from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
+from mps_exporter.web.metrics_handler import TIMEOUT_HEADER, collection_deadline
+from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.fakes import FakeBackend
 
 MakeClient = Callable[..., Awaitable[Any]]
@@ -57,7 +58,10 @@ async def test_metrics_in_the_form_that_was_asked_for(
     )
     assert answer.headers["Content-Encoding"] == "gzip"
     assert answer.headers["Vary"] == "Accept, Accept-Encoding"
-    assert backend.collections == [(9.5, None)]
+    ((seconds, collectors),) = backend.collections
+    assert seconds is not None
+    assert 0 < seconds <= 9.5
+    assert collectors is None
 
 
 async def test_head_does_not_collect(backend: FakeBackend, make_client: MakeClient) -> None:
@@ -117,7 +121,8 @@ async def test_too_many_scrapes_get_503(backend: FakeBackend, make_client: MakeC
     backend.gate = asyncio.Event()
     client = await make_client(max_requests=4)
 
-    asking = [asyncio.create_task(client.get("/metrics")) for _ in range(10)]
+    hurry = {TIMEOUT_HEADER: "0.1"}
+    asking = [asyncio.create_task(client.get("/metrics", headers=hurry)) for _ in range(10)]
     await until(lambda: sum(one.done() for one in asking) == 7)
     backend.gate.set()
     answers = await asyncio.gather(*asking)
@@ -128,6 +133,57 @@ async def test_too_many_scrapes_get_503(backend: FakeBackend, make_client: MakeC
     assert "--web.max-requests" in await refused.text()
     assert refused.headers["Retry-After"] == "1"
     assert (await client.get("/metrics")).status == 200
+
+
+async def test_a_crowd_waits_for_its_turn(backend: FakeBackend, make_client: MakeClient) -> None:
+    backend.gate = asyncio.Event()
+    client = await make_client(max_requests=4)
+
+    asking = [asyncio.create_task(client.get("/metrics")) for _ in range(100)]
+    await until(lambda: len(backend.collections) == 3)
+    backend.gate.set()
+
+    assert {answer.status for answer in await asyncio.gather(*asking)} == {200}
+
+
+async def test_an_address_with_few_scrapes_comes_first() -> None:
+    limiter, order = ConcurrencyLimiter(4), list[str]()
+    may_end = asyncio.Event()
+
+    async def scrape(address: str) -> None:
+        async with limiter.wait(address, PATIENCE_SECONDS):
+            order.append(address)
+            await may_end.wait()
+
+    crowd = [asyncio.create_task(scrape(f"192.0.2.{number % 4}")) for number in range(40)]
+    await until(lambda: limiter.in_use == 4)
+    honest = asyncio.create_task(scrape("192.0.2.9"))
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.gather(honest, *crowd)
+    assert order.index("192.0.2.9") <= 5
+    assert limiter.in_use == 0
+
+
+async def test_who_leaves_the_queue_takes_no_place() -> None:
+    limiter = ConcurrencyLimiter(1)
+
+    async def scrape(seconds: float) -> None:
+        async with limiter.wait("192.0.2.1", seconds):
+            pass
+
+    with limiter.acquire("192.0.2.2"):
+        with pytest.raises(LimitExceededError):
+            await scrape(0.01)
+        left = asyncio.create_task(scrape(PATIENCE_SECONDS))
+        await asyncio.sleep(0)
+        left.cancel()
+        admitted = asyncio.create_task(scrape(PATIENCE_SECONDS))
+        await asyncio.sleep(0)
+    admitted.cancel()
+    await asyncio.gather(left, admitted, return_exceptions=True)
+    assert limiter.in_use == 0
+    await scrape(PATIENCE_SECONDS)
 
 
 async def test_no_cap_when_it_is_zero(backend: FakeBackend, make_client: MakeClient) -> None:

@@ -14,7 +14,12 @@ import pytest
 from mps_exporter.web.webconfig import WebConfigError, WebConfigWatch
 from mps_exporter.web.webconfig import reload as watching
 from mps_exporter.web.webconfig.config import TLS12_SUITES
-from mps_exporter.web.webconfig.passwords import MAX_WAITING, Passwords, network_of
+from mps_exporter.web.webconfig.passwords import (
+    MAX_WAITING,
+    Passwords,
+    TooManyChecksError,
+    network_of,
+)
 from mps_exporter.web.webconfig.reload import Loaded, load
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.webconfigs import TLS, write_certificates
@@ -240,19 +245,19 @@ async def test_a_right_password_passes_a_flood_from_another_address(
     assert not await first
     flood = [
         asyncio.create_task(passwords.valid(USERS, "alice", b"wrong %d" % n, "192.0.2.1"))
-        for n in range(200)
+        for n in range(MAX_WAITING)
     ]
     await until(lambda: len(checks.order) == 2)
     honest = asyncio.create_task(passwords.valid(USERS, "alice", b"right", "192.0.2.2"))
     later = [
         asyncio.create_task(passwords.valid(USERS, "alice", b"later %d" % n, "192.0.2.1"))
-        for n in range(200)
+        for n in range(MAX_WAITING)
     ]
-    await until(lambda: sum(task.done() for task in flood + later) == 400 - MAX_WAITING)
+    await until(lambda: sum(task.done() for task in flood + later) == MAX_WAITING)
     checks.go(2)
     assert await honest
     assert checks.order.index(b"right") == 2
-    checks.go(500)
+    checks.go(2 * MAX_WAITING)
     await asyncio.gather(*flood, *later, return_exceptions=True)
     passwords.close()
 
@@ -260,6 +265,7 @@ async def test_a_right_password_passes_a_flood_from_another_address(
 async def test_a_right_password_passes_a_flood_from_its_own_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Clients that wait for their answers: the newest goes first. None is sent away."""
     checks, passwords = Checks(monkeypatch), Passwords()
     flood = [
         asyncio.create_task(passwords.valid(USERS, "alice", b"wrong %d" % n, "192.0.2.1"))
@@ -268,11 +274,52 @@ async def test_a_right_password_passes_a_flood_from_its_own_address(
     await until(lambda: len(checks.order) == 1)
     honest = asyncio.create_task(passwords.valid(USERS, "alice", b"right", "192.0.2.1"))
     await asyncio.sleep(0)
+    checks.go(3)
+    assert await honest
+    assert checks.order.index(b"right") <= 2
+    checks.go(500)
+    assert not any(await asyncio.gather(*flood))
+    passwords.close()
+
+
+async def test_one_that_is_overtaken_by_newer_ones_has_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checks, passwords = Checks(monkeypatch), Passwords()
+    # The one that has waited longest, by chance.
+    monkeypatch.setattr("secrets.choice", lambda some: some[0])
+    first = asyncio.create_task(passwords.valid(USERS, "alice", b"wrong", "192.0.2.1"))
+    await until(lambda: len(checks.order) == 1)
+    honest = asyncio.create_task(passwords.valid(USERS, "alice", b"right", "192.0.2.1"))
+    later = [
+        asyncio.create_task(passwords.valid(USERS, "alice", b"wrong %d" % n, "192.0.2.1"))
+        for n in range(100)
+    ]
+    await asyncio.sleep(0)
+    checks.go(3)
+    assert await honest
+    checks.go(500)
+    await asyncio.gather(first, *later)
+    passwords.close()
+
+
+async def test_the_password_of_a_client_that_is_gone_is_not_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checks, passwords = Checks(monkeypatch), Passwords()
+    first = asyncio.create_task(passwords.valid(USERS, "alice", b"wrong", "192.0.2.1"))
+    await until(lambda: len(checks.order) == 1)
+    gone = asyncio.create_task(
+        passwords.valid(USERS, "alice", b"gone", "192.0.2.1", is_gone=lambda: True)
+    )
+    honest = asyncio.create_task(passwords.valid(USERS, "alice", b"right", "192.0.2.1"))
+    await asyncio.sleep(0)
     checks.go(2)
     assert await honest
-    assert checks.order.index(b"right") == 1
-    checks.go(500)
-    await asyncio.gather(*flood, return_exceptions=True)
+    with pytest.raises(TooManyChecksError):
+        await gone
+    assert not await first
+    assert checks.order == [b"wrong", b"right"]
     passwords.close()
 
 

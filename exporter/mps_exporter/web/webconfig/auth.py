@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import time
@@ -10,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from .config import WebConfig
-from .passwords import Passwords, TooManyChecksError
+from .passwords import REFUSAL_SECONDS, Passwords, TooManyChecksError
 from .reload import WebConfigWatch
 from .tls import alternative_names
 
@@ -96,11 +97,18 @@ class _AuthMiddleware:
         if not config.users:
             return None
         given = credentials(request.headers.get("Authorization", ""))
+
+        def is_gone() -> bool:
+            return request.transport is None or request.transport.is_closing()
+
         try:
             address = request.remote or ""
-            if given is not None and await self._passwords.valid(config.users, *given, address):
+            if given is not None and await self._passwords.valid(
+                config.users, *given, address, is_gone
+            ):
                 return None
         except TooManyChecksError:
+            await asyncio.sleep(REFUSAL_SECONDS)
             return _refusal(503, "Service Unavailable: too many logins", Retry_After="5")
         return _refusal(401, "Unauthorized", WWW_Authenticate="Basic")
 

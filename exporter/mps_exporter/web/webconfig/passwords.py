@@ -8,14 +8,18 @@ import hmac
 import ipaddress
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 MAX_PASSWORD_BYTES = 72
 """All that bcrypt looks at. Go compares the first 72 bytes of a longer password; so do we."""
-MAX_WAITING = 64
+MAX_WAITING = 384
+"""Of 512 connections. Who is sent away at once comes again at once: of 200 clients with wrong
+passwords 136 sent so many that the others' turn never came."""
+REFUSAL_SECONDS = 1.0
+"""So long who is sent away waits for the refusal."""
 REMEMBERED_FAILURES = 100
 REMEMBERED_ADDRESSES = 10_000
 
@@ -57,6 +61,7 @@ class _Check:
     hashed: str
     password: bytes
     address: str
+    is_gone: Callable[[], bool]
     result: asyncio.Future[bool]
 
 
@@ -66,9 +71,10 @@ class Passwords:
     A bcrypt check takes some 70 ms of a processor, so a flood of wrong passwords fills any queue.
     Two things keep right ones from being locked out. Those that were seen before are remembered, as
     a keyed digest and apart from failures: no flood can push a success out. And of those that wait
-    the one goes first whose address has failed least, among these the newest: with the oldest
-    first, each would wait for longer than a scraper does. When too many wait, the last in this
-    order is sent away.
+    one goes first whose address has failed least, among these by turns the newest and any. (With
+    the oldest first, each would wait for longer than a scraper does. The newest one's turn comes
+    next while clients wait for their answers; where they do not, each has its chance.) When too
+    many wait, the last in this order is sent away. A client that is gone waits no more.
     """
 
     def __init__(self) -> None:
@@ -79,13 +85,21 @@ class Passwords:
         """Address -> wrong passwords since the last right one."""
         self._waiting: list[_Check] = []
         """In the order in which they came."""
+        self._newest_first = False
         self._worker: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bcrypt")
 
     async def valid(
-        self, users: Mapping[str, str], user: str, password: bytes, address: str
+        self,
+        users: Mapping[str, str],
+        user: str,
+        password: bytes,
+        address: str,
+        is_gone: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Whether this user has this password; ``address`` is the client's.
+        """Whether this user has this password.
+
+        ``address`` is the client's; ``is_gone`` tells whether it no longer waits for the answer.
 
         Raises:
             TooManyChecksError: Too many wait already.
@@ -102,6 +116,7 @@ class Passwords:
             hashed or dummy_hash(users),
             password,
             network,
+            is_gone,
             asyncio.get_running_loop().create_future(),
         )
         self._enqueue(check)
@@ -119,6 +134,8 @@ class Passwords:
     def _enqueue(self, check: _Check) -> None:
         self._waiting.append(check)
         if len(self._waiting) > MAX_WAITING:
+            self._drop_gone()
+        if len(self._waiting) > MAX_WAITING:
             # Of equals min() gives the first, which has waited longest.
             last = min(self._waiting, key=lambda one: -self._failures.get(one.address, 0))
             self._waiting.remove(last)
@@ -126,11 +143,25 @@ class Passwords:
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._check_waiting(), name="passwords")
 
+    def _drop_gone(self) -> None:
+        for one in self._waiting:
+            if one.is_gone():
+                one.result.set_exception(TooManyChecksError())
+        self._waiting = [one for one in self._waiting if not one.result.done()]
+
+    def _next(self) -> _Check:
+        self._newest_first = not self._newest_first
+        least = min(self._failures.get(one.address, 0) for one in self._waiting)
+        first = [one for one in self._waiting if self._failures.get(one.address, 0) == least]
+        return first[-1] if self._newest_first else secrets.choice(first)
+
     async def _check_waiting(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            newest_first = reversed(self._waiting)
-            chosen = min(newest_first, key=lambda one: self._failures.get(one.address, 0))
+        while True:
+            self._drop_gone()
+            if not self._waiting:
+                return
+            chosen = self._next()
             same = [one for one in self._waiting if one.key == chosen.key]
             self._waiting = [one for one in self._waiting if one.key != chosen.key]
             valid = await loop.run_in_executor(self._thread, check, chosen.hashed, chosen.password)
