@@ -74,6 +74,7 @@ V3 = (
     "tests/unit/mps/test_protocol_v3.py",
     "tests/unit/core/test_named_servers.py",
     "tests/unit/core/test_v3_host.py",
+    "tests/unit/core/test_v3_values.py",
 )
 MERGE = (
     "tests/unit/core/test_merge.py",

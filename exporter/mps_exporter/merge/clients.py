@@ -155,7 +155,7 @@ def client_of(
         state=session.state,
         state_since=session.state_since,
         contexts=session.contexts,
-        memory_used_bytes=context.memory_used(session.pid) if session.pid else {},
+        memory_used_bytes=context.memory_used(session.pid),
         limit_source=own.source,
         active_thread_ratio=own.ratio,
         sm_limit=own.sms,

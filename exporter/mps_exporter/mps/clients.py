@@ -320,7 +320,6 @@ class ServerClients:
                 lost.append(client.pid)
             self._count_end(client, when, known_end=self._server.logs_pids is not False)
         self.admissions.expire_all(when)
-        self._clients.clear()
         return lost
 
     def _lost_with_server(self, client: TrackedClient, cause: str, *, ghost: bool) -> bool:

@@ -48,3 +48,18 @@ def test_advice_has_states_and_no_incidents() -> None:
     names = CATALOGUE["mps_advice"].values["advice"]
     assert "ghost_server" in names
     assert "server_crashed" not in names
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("mps_uid_wait_seconds", "seconds"),
+        ("mps_uid_holding_seconds_total", "seconds"),
+        ("mps_client_memory_used_bytes", "bytes"),
+        ("mps_client_active_thread_ratio", "ratio"),
+        ("mps_server_clients", ""),
+        ("mps_control_queries_total", ""),
+    ],
+)
+def test_a_unit_is_the_end_of_a_name(name: str, unit: str) -> None:
+    assert CATALOGUE[name].unit == unit

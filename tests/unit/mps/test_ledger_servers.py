@@ -75,6 +75,24 @@ def test_a_server_that_waited_for_its_last_client_ended_in_order_though_its_last
     assert exits(HOLDER + leaves("00:04.990", 100, 110) + KILLED) == {"crashed": 1}
 
 
+def test_a_crash_after_lines_were_lost_says_so() -> None:
+    def detail(lost_bytes: int) -> str:
+        tracker = start(script(HOLDER))
+        looked = observation(at("00:04.500"), {})
+        chunks = tuple(
+            replace(one, lost_bytes=lost_bytes if one.log == "server" else 0)
+            for one in looked.chunks
+        )
+        tracker.add_logs(replace(looked, chunks=chunks))
+        more(tracker, KILLED)
+        incidents = tracker.ledger.view(0.0).incidents
+        (crash,) = [one for one in incidents if one.kind == "server_crashed"]
+        return crash.detail
+
+    assert detail(0) == "exit status 0, no orderly end in server.log"
+    assert detail(99) == "exit status 0, no orderly end in server.log, of which lines were lost"
+
+
 def test_a_server_that_ends_by_force_takes_its_clients_along() -> None:
     found = summary(read(script(HOLDER + server_ends("00:05.000", 110))).counters)
     assert found["server_exits"] == {"requested": 1}
