@@ -3,7 +3,8 @@
 Pages: docs/metrics.md, docs/configuration.md, docs/mps-exporter.1. Tables, each between a mark and
 ``<!-- end -->``:
 ``<!-- advice -->`` in docs/troubleshooting.md, ``<!-- alerts -->`` in docs/alerts.md,
-``<!-- symptoms -->`` in docs/symptoms/README.md, ``<!-- series -->`` in docs/fleet.md. And the
+``<!-- symptoms -->`` in docs/symptoms/README.md, ``<!-- hardware -->`` in
+docs/symptoms/reported.md, ``<!-- series -->`` in docs/fleet.md. And the
 chart's copies of rules and dashboards, with its table of values (tools/chart.py), and the entry for
 awesome-prometheus-alerts.
 
@@ -27,7 +28,7 @@ from mps_exporter.config import FLAGS
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.metrics import sparse
 from mps_exporter.metrics.catalogue import CATALOGUE
-from tools import awesome_alerts, chart
+from tools import awesome_alerts, chart, hardware_cases
 from tools.man_page import man_page
 from tools.rules import usual_severity
 from tools.symptoms import KINDS, REPORTED, symptoms, thread_link
@@ -200,6 +201,7 @@ TABLES = {
     "troubleshooting.md": ("advice", advice_table),
     "alerts.md": ("alerts", alerts_table),
     "fleet.md": ("series", series_table),
+    "symptoms/reported.md": ("hardware", hardware_cases.table),
 }
 
 

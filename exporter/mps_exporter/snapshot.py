@@ -389,6 +389,19 @@ class Partitioning:
     not_understood: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(query, one of REPLY_PARTS) -> how many of them in its last reply were left out."""
 
+    def is_whole(self, query: str) -> bool:
+        """Whether no row of a list was left out, so that its rows can be counted."""
+        return not self.not_understood.get((query, "row"))
+
+    def clients_by_namespace(self) -> Mapping[tuple[str, str | None], int] | None:
+        """Return how many clients there are by server and namespace; None: not all are known."""
+        clients = self.clients
+        if clients is None or not self.is_whole("client_list"):
+            return None
+        if any(client.namespace is None for client in clients):
+            return None
+        return Counter((client.server_name, client.namespace) for client in clients)
+
 
 REPLY_PARTS = ("reply", "column", "row", "value")
 
@@ -515,22 +528,13 @@ class ControlDaemon:
     facts: DaemonFacts | None = None
     partitioning: Partitioning | None = None
     """With PIDs as this host numbers them, and GPUs by UUID where these are known."""
+    clients_by_partition: Mapping[str | None, int] | None = None
+    """How many clients name each SM partition; None: not all clients are known, or not all of their
+    environments."""
     resumed: bool = False
     """It, or a server of its, was stopped when it did not answer, and goes on now."""
     handover: Handover | None = None
     """Where it does not answer: the last thing that it did, and that client's process is there."""
-
-    def clients_by_partition(self) -> Mapping[str | None, int] | None:
-        """Return how many clients name each SM partition.
-
-        None: not all clients are known, or not all of their environments.
-        """
-        clients = [client for server in self.servers for client in server.clients]
-        if self.servers_count is None or any(one.clients_connected is None for one in self.servers):
-            return None
-        if not all(client.environment_readable for client in clients):
-            return None
-        return Counter(client.sm_partition for client in clients)
 
     def follows(self, log: LogName) -> bool:
         """Whether this log of its can be read now."""

@@ -83,6 +83,11 @@ def daemon(receiver: str, name: str, text: str, **labels: str) -> Expected:
     return Expected(receiver, name, text, {"daemon": "DAEMON", **labels})
 
 
+def acted(receiver: str, name: str, case: str, text: str, **labels: str) -> Expected:
+    """An alert about the daemon of a case in the recording of all hangs."""
+    return Expected(receiver, name, text, {"daemon": f"/tmp/lab-hangs/{case}", **labels})
+
+
 def on_gpu(number: int) -> dict[str, str]:
     """The labels of a GPU."""
     uuid = f"GPU-{number + 1:08d}-0000-4000-8000-{number + 1:012d}"
@@ -109,7 +114,7 @@ class Incident:
     def labels(self, expected: Expected) -> dict[str, str]:
         """All labels that the alert has."""
         about = {"job": "mps-exporter", "instance": self.instance, **expected.labels}
-        if "daemon" in about:
+        if about.get("daemon") == "DAEMON":
             about["daemon"] = f"/tmp/lab-{self.recording}/mps"
         return {"alertname": expected.name, "severity": SEVERITY[expected.receiver], **about}
 
@@ -365,6 +370,65 @@ INCIDENTS = (
             ),
         ),
         possible=HEALING,
+    ),
+    # Each daemon quits when its case is over.
+    Incident(
+        "hangs",
+        (
+            acted("pager", "MpsServerCrashLooping", "passable/pipe", "^6 starts of a server"),
+            acted("tickets", "MpsServerCrashLooping", "of-1001", "^6 starts", daemon_uid="1001"),
+            *(
+                acted(
+                    "tickets", "MpsClientsRejected", case, f"1 client.*{why}", cause=cause, uid="0"
+                )
+                for case, cause, why in (
+                    ("no-visible-device", "invalid_device", "a GPU that this daemon does not"),
+                    ("unknown-visible-device", "invalid_device", "a GPU that this daemon does not"),
+                    ("refused-by-a-server-in-fault", "server_not_ready", "recovering"),
+                    ("server-full", "context_limit", "no client context left"),
+                )
+            ),
+            *(
+                acted(
+                    "pager",
+                    "MpsControlDaemonUnresponsive",
+                    case,
+                    "has not answered",
+                    mps_control_state="unresponsive",
+                )
+                for case in ("daemon-stopped", "server-stopped", "ghost-server")
+            ),
+            acted("pager", "MpsGhostServer", "ghost-server", "uid 1002", server="1919"),
+            acted("tickets", "MpsQueuedClientDead", "deaf-server", "1 queued", uid="1002"),
+            acted("pager", "MpsGhostServer", "deaf-server", "uid 1002", server="2021"),
+            acted("pager", "MpsServerCrashed", "server-lost", "Clients lost: 1"),
+            acted(
+                "tickets",
+                "MpsServerFault",
+                "refused-by-a-server-in-fault",
+                "1 fatal GPU error",
+                **on_gpu(0),
+            ),
+            acted(
+                "tickets",
+                "MpsClientStuck",
+                "refused-by-a-server-in-fault",
+                "fatal GPU error",
+                pid="2210",
+                server="2212",
+                state="torn_down",
+                uid="0",
+            ),
+            acted(
+                "tickets",
+                "MpsContextsNearLimit",
+                "server-full",
+                "uses 93.75%",
+                server="2381",
+                **on_gpu(0),
+            ),
+        ),
+        possible=HEALING | QUIT,
     ),
     Incident(
         "wedge-times",

@@ -28,6 +28,7 @@ from mps_exporter.sources.nvml.api import (
     GpmSample,
     ListedProcess,
     Memory,
+    MemoryLimits,
     NvmlError,
     NvmlEvent,
     ProcessKind,
@@ -89,6 +90,8 @@ class FakeNvml:
         self.calls: Counter[str] = Counter()
         self.fields_asked: Counter[int] = Counter()
         self.failing: dict[str, int] = {}
+        self.functions: set[str] = set()
+        """Those that it has beyond the recorded ones."""
         self.events: queue.Queue[NvmlEvent | NvmlError] = queue.Queue()
         self.live_samples = 0
         self.waiting = 0
@@ -183,6 +186,13 @@ class FakeNvml:
         if isinstance(answer, dict) and "code" in answer:
             raise NvmlError(answer["code"], function)
         return answer
+
+    def has(self, function: str) -> bool:
+        return function in self.functions
+
+    def memory_limits(self, device: Device, cgroup: str) -> MemoryLimits:
+        function = "nvmlDeviceGetMemoryLimits_v1"
+        return MemoryLimits(**self._method(function, f"memory_limits({cgroup})", device))
 
     def pci_bus_id(self, device: Device) -> str:
         return str(self._method("nvmlDeviceGetPciInfo", "pci_bus_id()", device))

@@ -29,8 +29,11 @@ GLANCE_SECONDS = 0.2
 milliseconds further apart than this pause, and GPM needs 0.1 s."""
 
 CONFIRMING_SECONDS = 1.5
-"""From the first collection to the second where the first one found something: a server must be 1 s
-old before it is asked, and a process must look stranded for 1 s before it is called so."""
+"""From the first collection to the second where the first one found something: a process must look
+stranded for 1 s before it is called so."""
+
+YOUNG_SECONDS = SETTLING_SECONDS + 0.05
+"""So old a server must be before it is asked."""
 
 
 async def look(
@@ -69,7 +72,11 @@ def pause_until(first: Snapshot, began: float, ended: float, seconds: float) -> 
         ended: When it ended.
         seconds: How long to wait where there is nothing to confirm.
     """
-    return ended + seconds if _is_settled(first) else began + CONFIRMING_SECONDS
+    if not _is_settled(first):
+        return began + CONFIRMING_SECONDS
+    starts = [one.start_time_seconds for daemon in first.daemons for one in daemon.servers]
+    youngest = min((first.taken_at - at for at in starts if at is not None), default=YOUNG_SECONDS)
+    return ended + max(seconds, min(YOUNG_SECONDS - youngest, YOUNG_SECONDS))
 
 
 def glance(first: Snapshot) -> float:
@@ -87,9 +94,7 @@ def _is_settled(snapshot: Snapshot) -> bool:
         all(advice.severity == "info" for advice in states)
         and not any(gpu.stranded_pids for gpu in snapshot.gpus)
         and not any(daemon.waits for daemon in snapshot.daemons)
-        and all(
-            start is not None and snapshot.taken_at - start >= SETTLING_SECONDS for start in starts
-        )
+        and None not in starts
     )
 
 

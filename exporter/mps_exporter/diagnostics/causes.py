@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from mps_exporter import humanize
 from mps_exporter.mps.client_limits import DaemonGpus, visible_gpus
+from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES
 from mps_exporter.observations import DaemonView
 from mps_exporter.snapshot import ControlDaemon, Gpu, Incident, Snapshot
 
@@ -35,6 +36,17 @@ def start_failure(
         causes, remedies = zip(*hints, strict=True)
         return f"{_NOT_SEEN} Possible: {'; '.join(causes)}.", " ".join(remedies)
     return _NOT_SEEN, ""
+
+
+def too_long(directories: Iterable[str]) -> str:
+    """Say which pipe directories have paths so long that no daemon can run there; "": none has."""
+    longest = max((len(f"{one}/control".encode()) for one in directories), default=0)
+    if longest <= SOCKET_PATH_BYTES:
+        return ""
+    return (
+        f" No daemon can run there: the path of its control socket has {longest} bytes; a socket's "
+        f"path has at most {SOCKET_PATH_BYTES}."
+    )
 
 
 def _proved(

@@ -20,7 +20,7 @@ from mps_exporter.snapshot import (
 )
 
 _FAULTS = {
-    "unknown": "which its daemon does not have",
+    "unknown": "which its daemon does not have, or no longer",
     "other_server": "which belongs to another server",
     "other_gpu": "which is on another GPU than the process",
 }
@@ -97,14 +97,15 @@ def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, 
     """
     found = daemon.partitioning or Partitioning("2")
     clients = [client for server in daemon.servers for client in server.clients]
+    inhabitants = found.clients_by_namespace()
 
     def gpu(uuid: str) -> str:
         return gpu_name(uuid, snapshot)
 
     return (
         *map(_server, found.servers or ()),
-        *(_namespace(one, found) for one in found.namespaces or ()),
-        *_partitions(found, daemon.clients_by_partition(), gpu),
+        *(_namespace(one, inhabitants) for one in found.namespaces or ()),
+        *_partitions(found, daemon.clients_by_partition, gpu),
         *(_device(one, gpu) for one in found.devices or ()),
         *_features(found),
         *_cgroups(snapshot, clients, gpu),
@@ -132,16 +133,17 @@ def _server(server: NamedServer) -> str:
     return f"Server {server.name}: {facts}"
 
 
-def _namespace(namespace: Namespace, found: Partitioning) -> str:
+def _namespace(
+    namespace: Namespace, inhabitants: Mapping[tuple[str, str | None], int] | None
+) -> str:
     share = namespace.active_thread_ratio
     memory = namespace.pinned_memory_limit_bytes
     sms = "no SM limit" if "active_threads" in namespace.unlimited else "SM limit not known"
     pinned = "no memory limit" if "pinned_memory" in namespace.unlimited else None
     count = None
-    if found.clients is not None:
+    if inhabitants is not None:
         where = (namespace.server_name, namespace.name)
-        number = sum((one.server_name, one.namespace) == where for one in found.clients)
-        count = humanize.count(number, "client")
+        count = humanize.count(inhabitants.get(where, 0), "client")
     facts = _listed(
         _text(namespace.status),
         sms if share is None else f"up to {humanize.percent(share)} of the SMs",

@@ -8,6 +8,7 @@ from functools import partial
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.catalogue import ADVICE, Finding
+from mps_exporter.diagnostics.causes import too_long
 from mps_exporter.observations import HostTraces, MpsDirectory, ProcessFacts
 
 
@@ -18,8 +19,11 @@ def of_traces(traces: HostTraces) -> Iterator[Finding]:
     if traces.orphans:
         yield Finding(ADVICE["server_without_daemon"], partial(_orphan_texts, traces.orphans))
     promised = [one for one in traces.directories if one.promised_by]
-    if promised:
-        yield Finding(ADVICE["daemon_promised"], partial(_promise_texts, promised))
+    # A path that is too long is a cause of its own.
+    long = [one for one in promised if too_long([one.path])]
+    for those in ([one for one in promised if one not in long], long):
+        if those:
+            yield Finding(ADVICE["daemon_promised"], partial(_promise_texts, those))
     left = [one for one in traces.directories if not one.promised_by]
     if left:
         yield Finding(ADVICE["directory_left"], partial(_left_texts, left))
@@ -48,8 +52,11 @@ def _orphan_texts(orphans: Sequence[ProcessFacts]) -> tuple[str, str]:
 
 def _promise_texts(promised: Sequence[MpsDirectory]) -> tuple[str, str]:
     those = [f"{humanize.printable(one.path, 400)} ({one.promised_by})" for one in promised]
+    text = f"No control daemon runs where one was set up: {humanize.join_some(those)}."
+    if cause := too_long(one.path for one in promised):
+        return f"{text}{cause}", "Set a shorter CUDA_MPS_PIPE_DIRECTORY, also for its clients."
     return (
-        f"No control daemon runs where one was set up: {humanize.join_some(those)}.",
+        text,
         "See why it does not run: systemctl status UNIT, or the daemon's pod on this node (kubectl "
         "get pods -A -o wide).",
     )

@@ -9,6 +9,7 @@ from mps_exporter.merge.clients import merge_clients
 from mps_exporter.merge.control_state import control_state
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext, ServerInputs, is_server
 from mps_exporter.merge.named_servers import (
+    clients_by_partition,
     in_partitions,
     merge_named_servers,
     merge_partitioning,
@@ -30,7 +31,8 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
     partitioning = merge_partitioning(context, inputs)
     if partitioning is not None and partitioning.protocol == "3":
         servers = merge_named_servers(context, inputs, partitioning)
-        servers_known = partitioning.servers is not None
+        whole = partitioning.is_whole("server_list")
+        servers_known = partitioning.servers is not None and whole
         protocol: str | None = "3"
     else:
         servers = tuple(
@@ -76,6 +78,7 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         error=inputs.probe.error if inputs.probe is not None else None,
         facts=facts,
         partitioning=partitioning,
+        clients_by_partition=clients_by_partition(servers) if servers_known else None,
         handover=_handover(context, inputs) if state == "unresponsive" else None,
     )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from mps_exporter.merge.clients import ServerLimits, client_of, host_pid
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext, ServerInputs, is_server
 from mps_exporter.mps import client_limits
+from mps_exporter.mps.protocol_v3 import PARTITION_REPLIES, unique
 from mps_exporter.snapshot import (
     Client,
     ClientSession,
@@ -28,8 +30,16 @@ def merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partition
     found = inputs.answers.partitioning
     if found is None:
         return None
+    # Two names of one GPU may make one partition of two rows.
+    partitions, refused = unique(
+        replace(one, device=_uuid(context, found, one.server_name, one.device) or one.device)
+        for one in found.partitions or ()
+    )
+    counts = Counter(found.not_understood)
+    counts[PARTITION_REPLIES[found.protocol], "row"] += refused
     return replace(
         found,
+        not_understood={key: count for key, count in counts.items() if count},
         servers=found.servers
         and tuple(
             replace(one, pid=_own_pid(context, inputs, one.pid or 0) or None)
@@ -48,11 +58,7 @@ def merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partition
             )
             for one in found.clients
         ),
-        partitions=found.partitions
-        and tuple(
-            replace(one, device=_uuid(context, found, one.server_name, one.device) or one.device)
-            for one in found.partitions
-        ),
+        partitions=None if found.partitions is None else partitions,
     )
 
 
@@ -91,6 +97,7 @@ def _server(
     pid = named.pid or 0
     process = context.process(inputs.facts, pid)
     uid = named.uid if named.uid is not None else getattr(process, "uid", None)
+    whole = found.is_whole("client_list")
     own = [one for one in found.clients or () if one.server_name == named.name]
     return Server(
         pid=pid,
@@ -98,7 +105,7 @@ def _server(
         user=context.user(uid),
         start_time_seconds=process.start_time_seconds if process is not None else None,
         state=named.status,
-        clients_connected=None if found.clients is None else len(own),
+        clients_connected=len(own) if found.clients is not None and whole else None,
         memory_used_bytes=context.memory_used(pid),
         clients=tuple(_client(context, inputs, found, pid, one) for one in own),
         confirmed=process is not None and is_server(process),
@@ -174,36 +181,48 @@ def in_partitions(
     context: MergeContext, found: Partitioning | None, servers: Iterable[Server]
 ) -> tuple[Server, ...]:
     """Add to the clients which partition they are in."""
-    partitions = found.partitions if found is not None else None
-    if not partitions:
+    if found is None:
         return tuple(servers)
-    by_id = {one.partition_id: one for one in partitions if one.partition_id is not None}
+    by_id = None
+    if found.partitions is not None:
+        by_id = {one.partition_id: one for one in found.partitions if one.partition_id is not None}
     return tuple(
         replace(server, clients=tuple(_in_partition(context, by_id, one) for one in server.clients))
         for server in servers
     )
 
 
+def clients_by_partition(servers: Sequence[Server]) -> Mapping[str | None, int] | None:
+    """Count the clients that name each SM partition; None: see ControlDaemon."""
+    clients = [client for server in servers for client in server.clients]
+    if any(server.clients_connected is None for server in servers):
+        return None
+    if not all(client.environment_readable for client in clients):
+        return None
+    return Counter(client.sm_partition for client in clients)
+
+
 def _in_partition(
-    context: MergeContext, by_id: Mapping[str, SmPartition], client: Client
+    context: MergeContext, by_id: Mapping[str, SmPartition] | None, client: Client
 ) -> Client:
     process = context.processes.get(client.pid)
     environment = process.mps_environment if process is not None else None
     device, _, partition_id = (environment or {}).get(PARTITION_VARIABLE, "").partition("/")
     if not partition_id:
         return client
-    partition = by_id.get(partition_id)
-    fault = _fault(context, client, device, partition)
+    partition = (by_id or {}).get(partition_id)
+    fault = _fault(context, client, device, partition) if by_id is not None else None
     client = replace(
         client,
         sm_partition=partition_id,
         sm_partition_name=partition.label if partition is not None else None,
         sm_partition_fault=fault,
     )
-    if partition is None or fault is not None:
-        return client
-    # Its share of all SMs means nothing there.
-    sms = {} if partition.sms is None else {partition.device: partition.sms}
+    # Its share of all SMs means nothing there; how many it has in a partition that was not meant
+    # for it, or was deleted since it started, is not known.
+    sms = {}
+    if partition is not None and partition.sms is not None and fault is None:
+        sms = {partition.device: partition.sms}
     return replace(client, active_thread_ratio=None, sm_limit=sms)
 
 

@@ -436,7 +436,7 @@ _SERVER_NAME = (*_D, "server_name")
 _NAMESPACE = (*_SERVER_NAME, "namespace")
 _PARTITION = (*_SERVER_NAME, *_G, "partition")
 _OF_DAEMON = "control tool, driver 615 and later"
-_DMEM = "/sys/fs/cgroup"
+_DMEM, _OR_NVML = "/sys/fs/cgroup", "NVML (nvmlDeviceGetMemoryLimits)"
 
 PARTITIONS = _section(
     "Named servers, namespaces and SM partitions",
@@ -602,14 +602,14 @@ PARTITIONS = _section(
         "mps_cgroup_memory_used_bytes",
         "gauge",
         ("cgroup", *_G),
-        f"{_DMEM}/dmem.current",
+        f"{_DMEM}/dmem.current, else {_OR_NVML}",
         "Device memory of all processes in the control group.",
     ),
     (
         "mps_cgroup_memory_soft_limit_bytes",
         "gauge",
         ("cgroup", *_G),
-        f"{_DMEM}/dmem.min",
+        f"{_DMEM}/dmem.min, else {_OR_NVML}",
         "Device memory guaranteed to the control group: above it MPS may end a client of the "
         "group when others need the memory.",
     ),
@@ -617,14 +617,14 @@ PARTITIONS = _section(
         "mps_cgroup_memory_hard_limit_bytes",
         "gauge",
         ("cgroup", *_G),
-        f"{_DMEM}/dmem.max",
+        f"{_DMEM}/dmem.max, else {_OR_NVML}",
         "Device memory beyond which allocations of the control group fail.",
     ),
     (
         "mps_cgroup_memory_limited",
         "gauge",
         ("cgroup", *_G),
-        f"{_DMEM}/dmem.max",
+        f"{_DMEM}/dmem.max, else {_OR_NVML}",
         "1 when the control group itself has a hard limit, 0 when that is max: then one above it "
         "may still limit it.",
     ),

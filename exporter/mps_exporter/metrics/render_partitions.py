@@ -30,11 +30,13 @@ def add_partitioning(
     d = (daemon.pipe_directory,)
     clients = [client for server in daemon.servers for client in server.clients]
     for client in clients if single_clients else ():
-        _client(add, d, client, indexes)
+        if client.pid:  # of those that cannot be told apart there is only the number
+            _client(add, d, client, indexes)
     _servers(add, d, found)
+    inhabitants = found.clients_by_namespace()
     for namespace in found.namespaces or ():
-        _namespace(add, d, namespace, found)
-    members = daemon.clients_by_partition()
+        _namespace(add, d, namespace, inhabitants)
+    members = daemon.clients_by_partition
     for partition in found.partitions or ():
         _partition(add, d, partition, indexes, members)
     _devices(add, d, found, indexes)
@@ -67,7 +69,12 @@ def _servers(add: AddSample, d: tuple[str], found: Partitioning) -> None:
         add("mps_named_server_info", labels, 1.0)
 
 
-def _namespace(add: AddSample, d: tuple[str], namespace: Namespace, found: Partitioning) -> None:
+def _namespace(
+    add: AddSample,
+    d: tuple[str],
+    namespace: Namespace,
+    inhabitants: Mapping[tuple[str, str | None], int] | None,
+) -> None:
     n = (*d, namespace.server_name, namespace.name)
     add("mps_namespace_info", (*n, namespace.status, namespace.pipe_directory), 1.0)
     limits: dict[str, float | None] = {
@@ -80,10 +87,9 @@ def _namespace(add: AddSample, d: tuple[str], namespace: Namespace, found: Parti
     add("mps_namespace_active_thread_ratio", n, namespace.active_thread_ratio)
     add("mps_namespace_pinned_memory_limit_bytes", n, namespace.pinned_memory_limit_bytes)
     add("mps_namespace_client_priority", n, namespace.client_priority)
-    if found.clients is not None:
+    if inhabitants is not None:
         where = (namespace.server_name, namespace.name)
-        count = sum((one.server_name, one.namespace) == where for one in found.clients)
-        add("mps_namespace_clients", n, count)
+        add("mps_namespace_clients", n, inhabitants.get(where, 0))
 
 
 def _partition(

@@ -19,7 +19,7 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, TypeVar
@@ -61,6 +61,9 @@ before its first word: -q is --ready-devices to one release of the tool, and --q
 MAX_ROWS = 1024
 """Of one list: more of them are not shown, and counted."""
 
+MAX_MEMORY = 1 << 50
+"""A limit beyond a pebibyte is none that a GPU has."""
+
 MAX_PID = 1 << 22
 """The kernel's own limit."""
 
@@ -75,6 +78,8 @@ _NAMES = {
 }
 REPLIES = tuple(_NAMES.values())
 """Names of the queries in metrics."""
+PARTITION_REPLIES: Mapping[str, str] = {"2": _NAMES[V2_PARTITIONS], "3": _NAMES[PARTITIONS]}
+"""Which of them tells the partitions, by protocol."""
 
 
 def speaks_v3(text: str) -> bool:
@@ -389,6 +394,8 @@ class _Row:
     """A row of a list. What cannot be understood of it is counted once."""
 
     cells: Mapping[str, str]
+    joined: bool = False
+    """It had more cells than columns: its last ones were taken for one with commas in it."""
     spoilt: int = 0
 
     def take(self, column: str, shape: re.Pattern[str]) -> re.Match[str] | None:
@@ -427,37 +434,49 @@ class _Builder:
 
     def read(self, query: str, text: str) -> None:
         """Read one reply. An empty one says nothing: not even that there is nothing."""
-        reader, rows = _READERS[query], list[object]()
-        said = False
-        for row in self._rows(query, text):
-            said = True
-            if row is None:
-                continue
-            found = reader(row)
-            if found is None or len(rows) >= MAX_ROWS:
-                self.counts[_NAMES[query], "row"] += 1
-                continue
-            self.counts[_NAMES[query], "value"] += row.spoilt
-            rows.append(found)
-        if said:
-            self.lists[query] = tuple(rows)
+        name, lines = _NAMES[query], _lines(text)
+        if not lines:
+            return
+        titles, begin = self._titles(query, lines[0])
+        if titles is None:
+            self.counts[name, "reply"] += 1
+            return
+        # Reading 100,000 rows takes 3 s, for which everything else would wait.
+        excess = max(0, len(lines) - begin - MAX_ROWS)
+        self.counts[name, "row"] += excess
+        found = [self._read(query, titles, line) for line in lines[begin : begin + MAX_ROWS]]
+        rows = tuple(one for one in found if one is not None)
+        if query != CLIENTS:
+            rows, refused = unique(rows)
+            self.counts[name, "row"] += refused
+        self.lists[query] = rows
 
-    def _rows(self, query: str, text: str) -> Iterator[_Row | None]:
-        """Give the rows of a list; None for a header, and for a row that is refused."""
-        columns, name = _COLUMNS[query], _NAMES[query]
-        titles: tuple[str, ...] = columns.names
-        for number, line in enumerate(_lines(text)):
-            cells = _cells(line) if _is_clean(line) else None
-            if number == 0 and cells is not None:
-                header = tuple(map(_column, cells))
-                if columns.required <= set(header):
-                    titles = header
-                    self.counts[name, "column"] += len(set(header) - set(columns.names))
-                    yield None
-                    continue
-            row = None if cells is None else _row(query, titles, cells)
-            self.counts[name, "row"] += row is None
-            yield row
+    def _titles(self, query: str, line: str) -> tuple[tuple[str, ...] | None, int]:
+        """Give a list's columns, and the line after the header.
+
+        None: there is a header, and it does not tell what the columns are.
+        """
+        columns = _COLUMNS[query]
+        header = tuple(map(_column, (_cells(line) or ()) if _is_clean(line) else ()))
+        known = set(header) & set(columns.names)
+        if len(known) < 2 and not columns.required <= known:
+            return columns.names, 0
+        if not columns.required <= known or any(header.count(title) > 1 for title in known):
+            return None, 1
+        self.counts[_NAMES[query], "column"] += len(set(header) - known)
+        return header, 1
+
+    def _read(self, query: str, titles: tuple[str, ...], line: str) -> object | None:
+        """Read a row; None: it is refused, and counted."""
+        cells = _cells(line) if _is_clean(line) else None
+        row = None if cells is None else _row(query, titles, cells)
+        found = None if row is None else _READERS[query](row)
+        # With one comma too many in the midst of a row, each cell behind it is another column's.
+        if row is None or found is None or (row.joined and row.spoilt):
+            self.counts[_NAMES[query], "row"] += 1
+            return None
+        self.counts[_NAMES[query], "value"] += row.spoilt
+        return found
 
     def build(self) -> Partitioning:
         """Give what was read."""
@@ -497,6 +516,38 @@ class _Builder:
         return tuple(one for one in found.values() if one is not None)
 
 
+def unique(rows: Iterable[T]) -> tuple[tuple[T, ...], int]:
+    """Leave out rows that are there twice; of those that contradict each other, none is believed.
+
+    Returns:
+        The rest, and how many were left out.
+    """
+    found: dict[object, T | None] = {}
+    refused = 0
+    for row in rows:
+        identity = _identity(row)
+        if identity not in found:
+            found[identity] = row
+            continue
+        refused += 1 + (found[identity] not in (None, row))
+        found[identity] = row if found[identity] == row else None
+    return tuple(row for row in found.values() if row is not None), refused
+
+
+def _identity(row: object) -> object:
+    """What no two rows of a list have in common."""
+    match row:
+        case NamedServer() | Feature():
+            return row.name
+        case Namespace():
+            return row.server_name, row.name
+        case SmPartition():
+            return row.server_name, row.device, row.partition_id or row.label, row.unallocated
+        case ServerDevice():
+            return row.server_name, row.uuid
+    return row
+
+
 def _row(query: str, titles: tuple[str, ...], cells: list[str]) -> _Row | None:
     """Give each column its cell; None: there are more or fewer cells than columns."""
     columns = _COLUMNS[query]
@@ -505,7 +556,9 @@ def _row(query: str, titles: tuple[str, ...], cells: list[str]) -> _Row | None:
         cells = [*cells[: len(titles) - 1], ",".join(cells[len(titles) - 1 :])]
     elif excess > 0:
         cells = _joined_devices(titles, cells, excess)
-    return _Row(dict(zip(titles, cells, strict=True))) if len(cells) == len(titles) else None
+    if len(cells) != len(titles):
+        return None
+    return _Row(dict(zip(titles, cells, strict=True)), joined=excess > 0)
 
 
 def _joined_devices(titles: tuple[str, ...], cells: list[str], excess: int) -> list[str]:
@@ -523,8 +576,11 @@ def _server(row: _Row) -> NamedServer | None:
     if not (name := row.name("name")):
         return None
     devices = row.text("allowed-devices", _DEVICES) or ""
-    # A server that is configured only has no process.
+    # A server that is configured only has no process. Of one whose PID is not understood it is not
+    # known whether it has.
     pid = None if row.cells.get("pid") == "0" else row.number("pid", _PID, MAX_PID)
+    if row.spoilt:
+        return None
     return NamedServer(
         name=name,
         uid=row.number("uid", _UID, 2**32 - 2),
@@ -555,7 +611,8 @@ def _namespace(row: _Row) -> Namespace | None:
         unlimited.add("pinned_memory")
     elif (text := row.text("pinned-memory-limit", _TEXT)) is not None:
         memory = parse_memory(text)
-        row.spoilt += memory is None
+        if not 0 < (memory or 0) <= MAX_MEMORY:  # what 0 would mean is not known
+            memory, row.spoilt = None, row.spoilt + 1
     return Namespace(
         name=name,
         server_name=server_name,

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from mps_exporter.config import Settings
+from mps_exporter.mps.cgroups import unified_path
 from mps_exporter.mps.server_queries import has_resumed
 from mps_exporter.observations import (
     ControlObservation,
@@ -38,6 +39,9 @@ T = TypeVar("T")
 
 BRIEF_SAMPLE_SECONDS = 0.1
 """The shortest interval of which GPM tells, by NVIDIA's documentation of DCGM."""
+
+LIMITS_SECONDS = 0.5
+"""So long a collection waits for the memory limits that only NVML tells."""
 
 LOOK_SECONDS = 1.0
 """How often processes are looked at that cannot be watched."""
@@ -124,8 +128,19 @@ class LiveHost:
         self._control.forget(present)
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
-        """Facts of these processes."""
-        return await self._call("procfs", deadline_seconds, self._procfs.observe, pids)
+        """Facts of these processes, and the GPU memory of their control groups."""
+        found = await self._call("procfs", deadline_seconds, self._procfs.observe, pids)
+        if found.cgroup_memory or not self._nvml.has_memory_limits:
+            return found
+        cgroups = (unified_path(one.cgroup) for one in found.processes.values())
+        groups = sorted({path for path in cgroups if path is not None})
+        try:
+            seconds = min(deadline_seconds, LIMITS_SECONDS)
+            root = self._settings.path_cgroupfs
+            memory = await self._call("nvml", seconds, self._nvml.memory_limits, root, groups)
+        except SourceTimeoutError:  # reading the GPUs is late, too, and says so
+            return found
+        return replace(found, cgroup_memory=memory)
 
     async def ended(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float

@@ -128,6 +128,22 @@ def test_each_trace_is_a_finding() -> None:
     assert "rm -r" not in one.remedy
 
 
+def test_a_path_that_is_too_long_is_why_no_daemon_runs_there() -> None:
+    set_up = "NVIDIA's device plugin for Kubernetes"
+    fits, long = "/p" * 49 + "x", "/q" * 50
+    assert len(f"{fits}/control") == 107
+    traces = HostTraces(
+        directories=(MpsDirectory(fits, 0, set_up), MpsDirectory(long, 0, set_up)),
+    )
+    short, other = of_traces(traces)
+    assert "No daemon can run there" not in short.evidence
+    assert "kubectl" in short.remedy
+    assert f"{long} (" in other.evidence
+    assert fits not in other.evidence
+    assert "has 108 bytes; a socket's path has at most 107." in other.evidence
+    assert other.remedy.startswith("Set a shorter CUDA_MPS_PIPE_DIRECTORY")
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_a_real_zombie_is_seen(tmp_path: Path) -> None:
     program = tmp_path / SERVER

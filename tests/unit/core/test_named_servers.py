@@ -233,8 +233,9 @@ def test_a_partition_of_a_gpu_that_the_client_does_not_use(
     carved = SmPartition(carved_on, "training", "Kp8A", sms=34)
     one = in_partition(f"{carved_on}/Kp8A", *client, partition=carved)
     assert one.sm_partition_fault == fault
-    assert one.sm_limit == ({carved_on: 34} if fault is None else one.sm_limit)
-    assert (one.active_thread_ratio is None) == (fault is None)
+    # In one that was not meant for it, how many it has is not known.
+    assert one.sm_limit == ({carved_on: 34} if fault is None else {})
+    assert one.active_thread_ratio is None
 
 
 def test_a_client_that_has_memory_on_a_gpu_uses_it() -> None:

@@ -101,12 +101,17 @@ async def test_a_second_look_does_not_make_a_source_readable() -> None:
     assert pause_until(snapshot, BEGAN, ENDED, 0.5) == ENDED + 0.5
 
 
-async def test_a_young_server_is_given_time() -> None:
+@pytest.mark.parametrize(
+    ("age", "wait"), [(0.4, 0.65), (1.04, 0.01), (30.0, 0.0), (-5.0, 1.05), (None, None)]
+)
+async def test_a_young_server_is_given_time(age: float | None, wait: float | None) -> None:
     healthy = await seen("quiet", 30)
     (daemon,) = healthy.daemons
-    young = replace(daemon.servers[0], start_time_seconds=healthy.taken_at - 0.5)
+    started = None if age is None else healthy.taken_at - age
+    young = replace(daemon.servers[0], start_time_seconds=started)
     snapshot = replace(healthy, daemons=(replace(daemon, servers=(young,)),))
-    assert pause_until(snapshot, BEGAN, ENDED, 0.0) == BEGAN + CONFIRMING_SECONDS
+    end = BEGAN + CONFIRMING_SECONDS if wait is None else ENDED + wait
+    assert pause_until(snapshot, BEGAN, ENDED, 0.0) == pytest.approx(end)
 
 
 # ------------------------------------------------------------------------------ the checks

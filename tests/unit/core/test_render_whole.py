@@ -85,7 +85,7 @@ PARTITIONING = Partitioning(
     ),
     devices=(ServerDevice(U, "training", 3, "02:00.0", "RTX", 188, 23, "none"),),
     features=(Feature("memacct", False, True, "memory", "all"),),
-    not_understood={("client_list", "row"): 24},
+    not_understood={("device_list", "row"): 24},
 )
 SERVER = Server(
     20,
@@ -130,6 +130,7 @@ DAEMON = ControlDaemon(
         LogState(D, "server", "/var/log/mps/server.log", False, 14),
     ),
     dropped_clients=15,
+    clients_by_partition={"Kp8": 1},
     partitioning=PARTITIONING,
     facts=DaemonFacts(D, "/var/log/mps", owner_uid=1003, limited=True),
 )
@@ -270,7 +271,7 @@ SHOWN = {
     "mps_server_device_sms": {(D, "training", *G): 188},
     "mps_server_device_chunks": {(D, "training", *G): 23},
     "mps_control_feature_info": {(D, "memacct", "false", "true", "memory", "all"): 1},
-    "mps_control_reply_not_understood": {(D, "client_list", "row"): 24},
+    "mps_control_reply_not_understood": {(D, "device_list", "row"): 24},
     "mps_cgroup_info": {(C, "", "", "", "job.service"): 1},
     "mps_cgroup_memory_used_bytes": {(C, *G): 25},
     "mps_cgroup_memory_soft_limit_bytes": {(C, *G): 26},

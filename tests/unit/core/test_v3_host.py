@@ -272,6 +272,45 @@ def test_what_is_not_understood_is_counted() -> None:
     )
 
 
+def test_nothing_is_counted_in_a_list_of_which_rows_were_left_out() -> None:
+    metrics = shown(clients=published.MANUAL[CLIENTS].replace("51087", "510..."))
+    assert metrics.value("mps_client_info", pid=TRAIN) == 1
+    for name in ("mps_server_clients", "mps_namespace_clients", "mps_sm_partition_clients"):
+        assert metrics.value(name) is None, name
+    assert "0 clients" not in "\n".join(report(Diagnosis(metrics.snapshot)))
+    metrics = shown(clients=published.MANUAL[CLIENTS].replace("high_priority", "HIGH"))
+    assert metrics.value("mps_server_clients") == 2
+    assert metrics.value("mps_namespace_clients") is None
+    row = "idle,1000,48...,Ready,/run/nvidia-mps/idle,-,-\n"
+    assert shown(servers=published.MANUAL[SERVERS] + row).value("mps_control_servers") is None
+
+
+@pytest.mark.parametrize("rest", [f"training,{GPU},-,23,188,-,unallocated,-\n", ""])
+def test_how_many_sms_a_client_has_in_a_partition_that_is_gone_is_not_known(rest: str) -> None:
+    replies = dict(published.MANUAL)
+    header = replies[PARTITIONS].splitlines()[0]
+    replies[PARTITIONS] = f"{header}\n{rest}"
+    metrics = played(recording(replies))
+    ((labels, _),) = metrics.all("mps_client_sm_partition_info", pid=TRAIN)
+    assert labels["fault"] == "unknown"
+    for name in ("mps_client_active_thread_ratio", "mps_client_sm_limit"):
+        assert metrics.value(name, pid=TRAIN) is None
+    del replies[PARTITIONS]
+    metrics = played(recording(replies))
+    ((labels, _),) = metrics.all("mps_client_sm_partition_info", pid=TRAIN)
+    assert labels["fault"] == ""
+    assert metrics.value("mps_client_sm_limit", pid=TRAIN) is None
+
+
+def test_what_two_names_of_a_gpu_say_of_one_partition_is_not_believed() -> None:
+    text = published.MANUAL[PARTITIONS]
+    other = text.splitlines()[1].replace(GPU, "0").replace(",34,", ",36,")
+    metrics = shown(partitions=f"{text}{other}\n")
+    assert metrics.value("mps_sm_partition_sms") is None
+    assert metrics.value("mps_sm_partition_unallocated_sms") == 8
+    assert metrics.value("mps_control_reply_not_understood", part="row") == 2
+
+
 def test_an_empty_list_of_servers_says_that_none_runs_and_nothing_says_nothing() -> None:
     assert shown(servers=f"{published.SERVER_HEADER}\n").value("mps_control_servers") == 0
     assert shown(servers="").value("mps_control_servers") is None
@@ -289,6 +328,20 @@ def test_a_daemon_in_its_own_pid_namespace_numbers_processes_otherwise() -> None
     metrics = played(recording(found=found, daemon=facts(process=control, servers=())))
     assert metrics.value("mps_server_clients", server=9002) == 2
     assert metrics.value("mps_client_namespace_info", pid=9001, namespace="high_priority") == 1
+
+
+def test_clients_that_cannot_be_told_apart_have_no_series() -> None:
+    server = replace(
+        process(9002, "nvidia-cuda-mps-server"), namespace_pids=(9002, SERVER), pid_namespace=77
+    )
+    control = replace(
+        process(9000, "nvidia-cuda-mps-control"), namespace_pids=(9000, 5), pid_namespace=77
+    )
+    daemon = facts(process=control, servers=())
+    metrics = played(recording(found={9002: server}, daemon=daemon))
+    assert metrics.value("mps_client_dropped_series") == 2
+    assert metrics.all("mps_client_namespace_info") == []
+    assert metrics.value("mps_namespace_clients", namespace="default") == 1
 
 
 _texts = st.sampled_from(

@@ -15,6 +15,7 @@ from tests.hardware.hangs import CASES
 from tests.support.player import RECORDINGS
 from tests.unit.docs.markdown import ROOT
 from tests.unit.docs.test_symptoms import findings_of
+from tools.hardware_cases import answers, cases
 from tools.symptoms import FOLDER, REPORTED, symptoms
 
 ANSWERED = 65
@@ -112,3 +113,14 @@ def test_what_proves_it_exists(row: Row) -> None:
 async def test_a_recording_shows_a_finding_of_its_row(row: Row) -> None:
     seen = [await findings_of(name) for name in row.proofs("recording")]
     assert any(found & row.findings for found in seen) or row.proofs("hardware")
+
+
+def test_every_case_was_acted_out_named_and_healed() -> None:
+    found = cases()
+    assert found.keys() == CASES.keys()
+    for name, facts in found.items():
+        before, after = answers(facts, "answer"), answers(facts, "afterwards")
+        assert before or name.startswith("healthy"), name
+        assert all(one["outcome"] in ("problem", "warning") for one in before), name
+        assert after[-1]["outcome"] == "ok", name
+        assert all(one["seconds"] <= 3.0 for one in before), name

@@ -41,6 +41,21 @@ def values(seen: GpuObservation) -> dict[str, float]:
     }
 
 
+@pytest.mark.parametrize(("shortest", "shown"), [(0.1, True), (0.5, False)])
+def test_the_activity_of_a_short_interval(shortest: float, shown: bool) -> None:
+    device = FakeDevice("GPU-0", recorded(), busy=lambda now: now, metrics=METRICS)
+    library = FakeNvml(device)
+    options = NvmlOptions(
+        xid_events=False, driver_directory="/nonexistent", shortest_seconds=shortest
+    )
+    nvml = NvmlSession(library, Clock(library.wall, lambda: library.now), options)
+    nvml.observe()
+    library.now += 0.2
+    (seen,) = nvml.observe().gpus
+    nvml.close()
+    assert ("sm_activity" in values(seen)) is shown
+
+
 NOT_SUPPORTED = {"code": int(Code.NOT_SUPPORTED)}
 
 

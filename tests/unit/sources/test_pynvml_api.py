@@ -12,7 +12,14 @@ import pynvml
 import pytest
 
 from mps_exporter.sources.nvml import pynvml_api as binding_module
-from mps_exporter.sources.nvml.api import Code, Device, EventSet, GpmSample, NvmlError
+from mps_exporter.sources.nvml.api import (
+    Code,
+    Device,
+    EventSet,
+    GpmSample,
+    MemoryLimits,
+    NvmlError,
+)
 from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
 from tests.support.waiting import PATIENCE_SECONDS
 
@@ -40,6 +47,43 @@ def fails(code: int) -> Any:
         raise pynvml.NVMLError(code)
 
     return function
+
+
+def test_memory_limits_of_a_control_group(binding: PynvmlApi, nvml: Any) -> None:
+    asked: list[str] = []
+
+    def limits(device: object, found: Any) -> None:
+        assert device is DEVICE
+        asked.append(found.nameSpace)
+        found.softLimit, found.hardLimit, found.currentUsed = 4096 << 20, 8192 << 20, 512 << 20
+
+    nvml(nvmlDeviceGetMemoryLimits_v1=limits)
+    # The manual's example: nvidia-smi memory-limits --get -n /sys/fs/cgroup/mygroup
+    found = binding.memory_limits(DEVICE, "/sys/fs/cgroup/mygroup")
+    assert found == MemoryLimits(4096 << 20, 8192 << 20, 512 << 20)
+    assert asked == ["/sys/fs/cgroup/mygroup"]  # pynvml decodes it
+
+
+def test_no_hard_limit_is_the_highest_number(binding: PynvmlApi, nvml: Any) -> None:
+    def limits(_: object, found: Any) -> None:
+        found.hardLimit = pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
+
+    nvml(nvmlDeviceGetMemoryLimits_v1=limits)
+    assert binding.memory_limits(DEVICE, "/x") == MemoryLimits(0, None, 0)
+
+
+def test_a_binding_or_a_driver_without_memory_limits(
+    binding: PynvmlApi, nvml: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "nvmlDeviceGetMemoryLimits_v1"
+    nvml(_nvmlGetFunctionPointer=lambda _: object())
+    assert binding.has(name)
+    nvml(_nvmlGetFunctionPointer=fails(Code.FUNCTION_NOT_FOUND))
+    assert not binding.has(name)
+    monkeypatch.delattr(pynvml, "c_nvmlGetMemoryLimits_v1_t")
+    with pytest.raises(NvmlError) as caught:
+        binding.memory_limits(DEVICE, "/x")
+    assert caught.value.code == Code.FUNCTION_NOT_FOUND
 
 
 @pytest.mark.parametrize("code", [*Code, 77])

@@ -124,6 +124,15 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """Device memory of a control group in bytes; hard is None where it is unlimited."""
+
+    soft: int
+    hard: int | None
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
 class ListedProcess:
     """A row of a process list; memory in bytes, None where the driver does not report it."""
 
@@ -191,6 +200,12 @@ class NvmlApi(Protocol):
 
     def memory(self, device: Device) -> Memory:
         """Call nvmlDeviceGetMemoryInfo_v2, or the older nvmlDeviceGetMemoryInfo."""
+
+    def has(self, function: str) -> bool:
+        """Whether the driver's library and the binding have a function."""
+
+    def memory_limits(self, device: Device, cgroup: str) -> MemoryLimits:
+        """Call nvmlDeviceGetMemoryLimits_v1 (driver 615) for the directory of a control group."""
 
     def pci_bus_id(self, device: Device) -> str:
         """The bus id out of nvmlDeviceGetPciInfo_v3, "00000000:18:00.0"."""

@@ -13,6 +13,7 @@ happens outside of it; whoever shuts NVML down must first have seen the waiting 
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from mps_exporter.sources.nvml.api import (
     GpmSample,
     ListedProcess,
     Memory,
+    MemoryLimits,
     NvmlError,
     NvmlEvent,
     ProcessKind,
@@ -43,6 +45,9 @@ LIST_ATTEMPTS = 3
 
 BROKEN_V3 = ((535, 43), (535, 98))
 """Drivers from the first up to, without, the second fill _v3 with rows of another size."""
+
+UNLIMITED = 0xFFFF_FFFF_FFFF_FFFF
+"""NVML_DEVICE_MEMORY_LIMIT_MAX, as a hard limit."""
 
 LOCK = threading.Lock()
 """Held by whoever is inside NVML."""
@@ -134,6 +139,23 @@ class PynvmlApi:
             old = self._call("nvmlDeviceGetMemoryInfo", device)
             return Memory(old.total, old.used, old.free)
         return Memory(full.total, full.used, full.free, full.reserved)
+
+    def has(self, function: str) -> bool:
+        try:
+            self._call("_nvmlGetFunctionPointer", function)
+        except NvmlError:
+            return False
+        return hasattr(pynvml, function)
+
+    def memory_limits(self, device: Device, cgroup: str) -> MemoryLimits:
+        name = "nvmlDeviceGetMemoryLimits_v1"
+        structure = getattr(pynvml, "c_nvmlGetMemoryLimits_v1_t", None)
+        if structure is None:
+            raise NvmlError(Code.FUNCTION_NOT_FOUND, name)
+        limits = structure(nameSpace=os.fsencode(cgroup))
+        self._call(name, device, limits)
+        hard = None if limits.hardLimit == UNLIMITED else limits.hardLimit
+        return MemoryLimits(limits.softLimit, hard, limits.currentUsed)
 
     def pci_bus_id(self, device: Device) -> str:
         return _word(self._call("nvmlDeviceGetPciInfo", device).busId)

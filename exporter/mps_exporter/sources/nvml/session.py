@@ -10,12 +10,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome, Reading
+from mps_exporter.observations import (
+    CgroupMemory,
+    GpuObservation,
+    NvmlObservation,
+    Outcome,
+    Reading,
+)
 from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS, CounterTotals
 from mps_exporter.sources.nvml.api import (
     GPU_GONE,
@@ -25,6 +31,8 @@ from mps_exporter.sources.nvml.api import (
     NvmlError,
 )
 from mps_exporter.sources.nvml.device import DeviceLocation, DeviceReader
+from mps_exporter.sources.nvml.memory_limits import FUNCTION as MEMORY_LIMITS
+from mps_exporter.sources.nvml.memory_limits import read_memory_limits
 from mps_exporter.sources.nvml.mig import MigInstances
 from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
 from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS
@@ -109,6 +117,7 @@ class NvmlSession:
         self._clock = clock or Clock()
         self._options = options or NvmlOptions()
         self._open = False
+        self._has_limits = False
         self._closing = False
         self._error: NvmlError | None = None
         self._logged = ""
@@ -167,6 +176,18 @@ class NvmlSession:
         if not self._watcher.started and now >= self._watch_at:
             self._watch(now)
 
+    @property
+    def has_memory_limits(self) -> bool:
+        """Whether the driver can be asked for memory limits of control groups. Does not block."""
+        return self._has_limits
+
+    def memory_limits(self, root: str, paths: Sequence[str]) -> tuple[CgroupMemory, ...]:
+        """Ask the driver for the memory of control groups below a mount of cgroup version 2."""
+        if not self._open or self._closing:
+            return ()
+        devices = [reader.device for reader in self._gpus if not reader.mig_enabled]
+        return tuple(read_memory_limits(self._api, devices, root, paths))
+
     def close(self) -> None:
         """Stop the thread and shut NVML down.
 
@@ -213,6 +234,7 @@ class NvmlSession:
             lambda: self._api.system_text("nvmlSystemGetDriverVersion")
         )
         self._cuda_version = self._optional(self._read_cuda_version)
+        self._has_limits = self._api.has(MEMORY_LIMITS)
         count = self._api.system_number("nvmlDeviceGetCount")
         gone = [index for index in range(count) if not self._add_gpu(index)]
         self._missing_gpus = list(self._missing(gone))

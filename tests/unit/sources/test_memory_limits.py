@@ -1,0 +1,123 @@
+"""Memory limits of control groups that only NVML tells: without the kernel's dmem controller."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mps_exporter.config import Settings
+from mps_exporter.observations import CgroupMemory
+from mps_exporter.sources import live_host
+from mps_exporter.sources.live_host import LiveHost
+from mps_exporter.sources.nvml import NvmlSession
+from mps_exporter.sources.nvml.api import Code
+from mps_exporter.sources.nvml.memory_limits import FUNCTION, MAX_GROUPS
+from tests.support.fake_nvml import FakeDevice, FakeNvml
+from tests.support.fake_proc import FakeProc
+from tests.support.nvml_host import OPTIONS, opened
+from tests.support.waiting import PATIENCE_SECONDS
+
+ROOT = "/sys/fs/cgroup"
+GIB = 1 << 30
+GROUPS: dict[str, Any] = {
+    f"memory_limits({ROOT}/limited)": {"soft": GIB, "hard": 2 * GIB, "used": 7},
+    f"memory_limits({ROOT}/open)": {"soft": 0, "hard": None, "used": 7},
+    f"memory_limits({ROOT}/without)": {"soft": 0, "hard": None, "used": 0},
+    f"memory_limits({ROOT}/gone)": {"code": Code.NOT_FOUND},
+    "pci_bus_id()": "00000000:AB:00.0",
+}
+
+
+def library(*, newer: bool = True) -> FakeNvml:
+    device = FakeDevice("GPU-1")
+    device.answers = {**device.answers, **GROUPS}
+    made = FakeNvml(device)
+    made.functions = {FUNCTION} if newer else set()
+    return made
+
+
+def test_groups_with_memory_or_a_limit_are_shown() -> None:
+    with opened(library()) as nvml:
+        nvml.observe()
+        assert nvml.has_memory_limits
+        found = nvml.memory_limits(ROOT, ["/gone", "/limited", "/open", "/without", "/never"])
+    assert found == (
+        CgroupMemory("/limited", "00000000:ab:00.0", 7, GIB, 2 * GIB),
+        CgroupMemory("/open", "00000000:ab:00.0", 7, 0, hard_unlimited=True),
+    )
+
+
+def test_no_more_groups_are_asked_for_than_a_bound() -> None:
+    made = library()
+    with opened(made) as nvml:
+        nvml.observe()
+        nvml.memory_limits(ROOT, [f"/{number}" for number in range(2 * MAX_GROUPS)])
+    assert made.calls[FUNCTION] == MAX_GROUPS
+
+
+def test_before_nvml_is_open_nothing_is_asked() -> None:
+    made = library()
+    with opened(made) as nvml:
+        assert not nvml.has_memory_limits
+        assert nvml.memory_limits(ROOT, ["/limited"]) == ()
+    assert made.calls[FUNCTION] == 0
+
+
+Made = tuple[LiveHost, FakeNvml]
+
+
+@pytest.fixture(params=[True, False])
+def newer(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+async def host(tmp_path: Path, newer: bool, monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = library(newer=newer)
+    monkeypatch.setattr(
+        live_host, "NvmlSession", lambda options: NvmlSession(made, options=OPTIONS)
+    )
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(20, argv=["python"], cgroup="0::/limited\n")
+    proc.add(21, argv=["python"], cgroup="0::/limited\n")
+    proc.add(22, argv=["python"], cgroup="4:memory:/elsewhere\n")
+    (tmp_path / "cgroup").mkdir()
+    settings = Settings(path_procfs=str(proc.root), path_cgroupfs=ROOT)
+    one = LiveHost(settings)
+    yield one, made
+    await one.close()
+
+
+async def test_a_driver_that_has_them_is_asked_where_the_kernel_shows_none(
+    host: Made, newer: bool
+) -> None:
+    one, made = host
+    await one.read_gpus(PATIENCE_SECONDS)
+    found = await one.identify([20, 21, 22], PATIENCE_SECONDS)
+    assert [memory.path for memory in found.cgroup_memory] == ["/limited"] * newer
+    # One call for each group and GPU; none at all of a driver before 615.
+    assert made.calls[FUNCTION] == newer
+
+
+@pytest.fixture
+def stuck(host: Made, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Set: the call comes back."""
+    let_go = threading.Event()
+    monkeypatch.setattr(host[1], "memory_limits", lambda *_: let_go.wait())
+    monkeypatch.setattr(live_host, "LIMITS_SECONDS", 0.01)
+    yield let_go
+    let_go.set()
+
+
+@pytest.mark.parametrize("newer", [True])
+async def test_processes_are_told_when_nvml_hangs(host: Made, stuck: threading.Event) -> None:
+    one, _ = host
+    await one.read_gpus(PATIENCE_SECONDS)
+    found = await one.identify([20], PATIENCE_SECONDS)
+    assert (set(found.processes), found.cgroup_memory) == ({20}, ())
+    assert not stuck.is_set()
+    stuck.set()
