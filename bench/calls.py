@@ -113,8 +113,6 @@ def described(name: str, arguments: Sequence[Any]) -> str:
         return f"{name}({len(arguments[1])} fields)"
     if name == "nvml process list":
         return f"{name}, {arguments[2]}"
-    if name == "nvml utilization samples":
-        return name
     numbers = [str(one) for one in arguments if type(one) is int]
     if name == "nvmlDeviceGetSamples":
         numbers = numbers[:1]
@@ -136,8 +134,6 @@ def measured(meter: Meter) -> Iterator[None]:
                 replace(pynvml, name, meter.timed(name, function))
         listing = meter.timed("nvml process list", PynvmlApi.processes)
         replace(PynvmlApi, "processes", listing)
-        sampling = meter.timed("nvml utilization samples", PynvmlApi.samples)
-        replace(PynvmlApi, "samples", sampling)
         for name in ("observe", "tick"):
             when = "tick" if name == "tick" else "scrape"
             replace(

@@ -59,7 +59,7 @@ def command(name: str, tree: Path) -> str:
         f"--mps.control-binary={TOOL}",
     ]
     # The first start compiles the modules, which leaves memory behind.
-    compiled = shlex.join([*words[:5], "-c", "import bench.stage, mps_exporter.commands.serve"])
+    compiled = shlex.join([*words[:4], "-c", "import bench.stage, mps_exporter.commands.serve"])
     return f"{name}=sh -c {shlex.quote(f'{compiled}; exec {shlex.join(words)}')}=http://127.0.0.1:{port}/metrics"
 
 

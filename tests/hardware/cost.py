@@ -77,14 +77,18 @@ def compiled() -> Iterator[None]:
             os.environ.update(before)
 
 
+def _compare_compiled() -> list[Cost]:
+    with compiled():
+        return compare(exporters(), ROUNDS)
+
+
 async def _measure(lab: Lab, clients: int, most: float) -> None:
     """Start the clients, and measure all exporters; at most so many times nvitop-exporter's."""
     daemon = lab.daemon()
     worker = lab.client("spin", 150, daemon=daemon, blocks=8)
     crowd = [lab.client("idle", 150, daemon=daemon, mebibytes=8) for _ in range(clients - 1)]
     await lab.ready(worker, *crowd, seconds=40)
-    with compiled():
-        costs = await asyncio.to_thread(compare, exporters(), ROUNDS)
+    costs = await asyncio.to_thread(_compare_compiled)
     by_name = {cost.name: cost for cost in costs}
     base = NVITOP if NVITOP in by_name else OURS
     words = report(costs, base)

@@ -17,7 +17,6 @@ from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
 from mps_exporter.web.responses import text
 from mps_exporter.web.state import BACKEND, OPTIONS, WEB_CONFIG
 from mps_exporter.web.status_findings import make_status
-from mps_exporter.web.status_page import render
 
 REUSE_SECONDS = 1.0
 """A status that is not older serves the next one who asks, unless an incident came since."""
@@ -68,6 +67,9 @@ class StatusRenderer:
             status = make_status(snapshot, options, error, events.user_names, events.history)
             if as_json:
                 return json.dumps(asdict(status), allow_nan=False).encode() + b"\n"
+            # Late: the template's engine takes 3 MiB, and of most exporters nobody sees a page.
+            from mps_exporter.web.status_page import render
+
             return render(status, options).encode()
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, encode)

@@ -43,9 +43,6 @@ SPARE_ROWS = 64
 LIST_ATTEMPTS = 3
 """Processes may start between two attempts."""
 
-SAMPLES = 128
-"""More than the driver keeps of one kind: an H200 has 71."""
-
 BROKEN_V3 = ((535, 43), (535, 98))
 """Drivers from the first up to, without, the second fill _v3 with rows of another size."""
 
@@ -227,7 +224,7 @@ class PynvmlApi:
 
     def samples(self, device: Device, sampling_type: int, since: int) -> list[tuple[int, float]]:
         try:
-            kind, samples = self._samples(device, sampling_type, since)
+            kind, samples = self._call("nvmlDeviceGetSamples", device, sampling_type, since)
         except NvmlError as error:
             if error.code == Code.NOT_FOUND:
                 return []
@@ -236,29 +233,6 @@ class PynvmlApi:
             raise NvmlError(Code.UNKNOWN, "nvmlDeviceGetSamples")
         member = _FIELD_VALUES[kind]
         return [(one.timeStamp, float(getattr(one.sampleValue, member))) for one in samples]
-
-    def _samples(
-        self, device: Device, sampling_type: int, since: int
-    ) -> tuple[int, Sequence[pynvml.c_nvmlSample_t]]:
-        """Fill our own rows: one call into the driver.
-
-        pynvml's function makes two, the first to learn how many rows there are: 1.6 ms on an H200.
-        """
-        name = "nvmlDeviceGetSamples"
-        function = self._call("_nvmlGetFunctionPointer", name)
-        kind, count = ctypes.c_uint(), ctypes.c_uint(SAMPLES)
-        rows = (pynvml.c_nvmlSample_t * SAMPLES)()
-        which, after = ctypes.c_uint(sampling_type), ctypes.c_ulonglong(since)
-        with LOCK:
-            code = function(device, which, after, ctypes.byref(kind), ctypes.byref(count), rows)
-        if code in {Code.INSUFFICIENT_SIZE, Code.INVALID_ARGUMENT}:
-            found: tuple[int, Sequence[pynvml.c_nvmlSample_t]] = self._call(
-                name, device, sampling_type, since
-            )
-            return found
-        if code != 0:
-            raise NvmlError(int(code), name)
-        return kind.value, rows[: count.value]
 
     def gpm_supported(self, device: Device) -> bool:
         return bool(self._call("nvmlGpmQueryDeviceSupport", device).isSupportedDevice)
