@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--limit-seconds", type=float, default=560)
     parser.add_argument("scenarios", nargs="*")
     arguments = parser.parse_args()
-    configure("warning", "logfmt")
+    configure("warn", "logfmt")
     arguments.out.mkdir(parents=True, exist_ok=True)
     one_gpu = machine()[0].startswith("1 ")
     names = arguments.scenarios or [name for name in SCENARIOS if (name not in DOUBLE) == one_gpu]

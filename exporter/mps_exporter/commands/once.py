@@ -24,7 +24,7 @@ MEASURING_SECONDS = 0.55
 """From the first reading of the GPUs to the second, for metrics: their activity is that of an
 interval."""
 
-GLANCE_SECONDS = 0.2
+GLANCE_SECONDS = 0.12
 """The same for a person, of whom the whole look takes a second at most. Two looks are always a few
 milliseconds further apart than this pause, and GPM needs 0.1 s."""
 

@@ -33,23 +33,28 @@ def marked(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, _MARK: _RUN}
 
 
-def kill_orphans(running: Collection[int]) -> bool:
-    """Kill and reap them; gives whether there were any to kill.
+def kill_orphans(running: Collection[int], killed: set[int]) -> bool:
+    """Kill and reap them; gives whether there may be more: the children of those that were killed.
 
     Adopted processes that have ended by themselves are reaped: nobody else does it.
 
     Args:
         running: Leaders of the sessions that are left alone.
+        killed: Those that an earlier call killed, to which this one adds its own.
     """
     own, found = os.getsid(0), False
     for pid in _children():
         with suppress(ProcessLookupError, PermissionError, ChildProcessError):
             if os.getsid(pid) in (own, *running):
                 continue
-            if not os.waitpid(pid, os.WNOHANG)[0] and _is_marked(pid):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                found |= pid in killed
+            elif pid in killed:
+                found = True  # it is on its way out, and its environment is gone
+            elif _is_marked(pid):
                 found = True
+                killed.add(pid)
                 os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, os.WNOHANG)
     return found
 
 

@@ -194,7 +194,8 @@ async def _terminate(transport: asyncio.SubprocessTransport, protocol: _ProcessP
     transport.close()
     # The children of one that is killed are adopted in their turn. (Of several runs the last one to
     # end does it.)
+    killed = set[int]()
     for _ in range(_ROUNDS):
-        if _RUNS.starting or not kill_orphans(_RUNS.pids):
+        if _RUNS.starting or not kill_orphans(_RUNS.pids, killed):
             break
         await asyncio.sleep(0.01)
