@@ -243,6 +243,7 @@ asyncio.run(run_process(("true",), b"", {"PATH": os.environ["PATH"]}, 60))
 (pid,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 print(Path(f"/proc/{pid}/stat").read_text().split()[2], flush=True)
 os.kill(int(pid), 9)
+os.waitpid(int(pid), 0)
 """
 
 
