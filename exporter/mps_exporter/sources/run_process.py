@@ -8,20 +8,17 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 from mps_exporter.sources.least_rights import NO_GROUP, give_up_rights
-from mps_exporter.sources.orphans import adopt_orphans, kill_orphans, marked
 
 MAX_OUTPUT_BYTES = 1 << 20
 """Of each stream; a program that writes more is killed."""
 
 _DRAIN_SECONDS = 0.2
 _REAP_SECONDS = 1.0
-_ROUNDS = 100
-"""So often orphans are killed that have children in their turn; the rest is for the next run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +57,27 @@ async def run_process(
 
     It has no capability but those that are named, and gets none; see least_rights for its limits.
     Whatever happens, also when the caller is cancelled, the program's process group is dead and
-    reaped afterwards, and so are its descendants in sessions of their own; one that the kernel does
-    not let die is reaped when it does.
+    reaped afterwards; one that the kernel does not let die is reaped when it does.
 
     Raises:
         OSError: It could not be started.
     """
     started = time.monotonic()
     loop = asyncio.get_running_loop()
-    adopt_orphans()
-    _RUNS.starting += 1
-    try:
-        transport, protocol = await loop.subprocess_exec(
-            _ProcessProtocol,
-            *argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=marked(environment),
-            cwd="/",
-            umask=0o077,
-            start_new_session=True,
-            pass_fds=rights.descriptors,
-            preexec_fn=partial(give_up_rights, *rights.capabilities),
-            **_as_user(rights.uid),
-        )
-        _RUNS.pids.add(transport.get_pid())
-    finally:
-        _RUNS.starting -= 1
+    transport, protocol = await loop.subprocess_exec(
+        _ProcessProtocol,
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=dict(environment),
+        cwd="/",
+        umask=0o077,
+        start_new_session=True,
+        pass_fds=rights.descriptors,
+        preexec_fn=partial(give_up_rights, *rights.capabilities),
+        **_as_user(rights.uid),
+    )
     timed_out = False
     try:
         _write(transport, stdin)
@@ -115,15 +105,6 @@ def _as_user(uid: int | None) -> dict[str, Any]:
     return {} if uid is None else {"user": uid, "group": NO_GROUP, "extra_groups": []}
 
 
-@dataclass(slots=True)
-class _Runs:
-    starting: int = 0
-    """Programs that are being started: their PIDs are not known yet."""
-    pids: set[int] = field(default_factory=set)
-    """Programs that run, each the leader of a session."""
-
-
-_RUNS = _Runs()
 _ENDING: set[asyncio.Future[None]] = set()
 """Children on their way out: a task that nobody refers to could be collected before it is done."""
 
@@ -190,12 +171,4 @@ async def _terminate(transport: asyncio.SubprocessTransport, protocol: _ProcessP
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(transport.get_pid(), signal.SIGKILL)
         await asyncio.wait((protocol.exited,), timeout=_REAP_SECONDS)
-    _RUNS.pids.discard(transport.get_pid())
     transport.close()
-    # The children of one that is killed are adopted in their turn. (Of several runs the last one to
-    # end does it.)
-    killed = set[int]()
-    for _ in range(_ROUNDS):
-        if _RUNS.starting or not kill_orphans(_RUNS.pids, killed):
-            break
-        await asyncio.sleep(0.01)
