@@ -232,11 +232,15 @@ class ControlTool:
     def record_activity(self, pipe_directory: str, at: float) -> None:
         """Say that a daemon was seen to serve somebody at a moment (Unix time).
 
-        If it hung before that, it is asked again soon.
+        If it hung or failed before that, it is asked again soon.
         """
         known = self._daemons.get(pipe_directory)
-        if known is not None and at > known.hung_at:
+        if known is None:
+            return
+        if at > known.hung_at:
             known.breaker.record_activity()
+        if known.probe is not None and at > known.probe.at:
+            known.pause_seconds = 0.0
 
     def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
         """Give the runs of the tool for a daemon, and its failures by outcome, after the retry."""

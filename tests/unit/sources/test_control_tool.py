@@ -290,6 +290,20 @@ async def test_one_that_was_seen_to_serve_since_is_asked_again_soon(desk: Desk) 
     assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
 
 
+async def test_an_ordinary_users_daemon_that_works_again_is_asked_at_once(desk: Desk) -> None:
+    """Its log tells, as that of every real daemon does."""
+    daemon = replace(DAEMON, limited=True, owner_uid=2001)
+    tool = desk.tool()
+    desk.answers = [ABSENT]
+    failed = await tool.probe(daemon, 5)
+    desk.time += 2.0
+    tool.record_activity(daemon.pipe_directory, failed.at - 1.0)
+    assert await tool.probe(daemon, 5) is failed
+    tool.record_activity(daemon.pipe_directory, failed.at + 1.5)
+    desk.answers = [OK]
+    assert (await tool.probe(daemon, 5)).outcome is Outcome.OK
+
+
 async def test_the_first_sign_of_life_ends_the_pause_at_once(desk: Desk) -> None:
     tool = desk.tool()
     for _ in range(2):
