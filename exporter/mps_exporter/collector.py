@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from mps_exporter.collection_run import CollectionRun, run_source
@@ -165,22 +165,9 @@ class Collector:
             observation = await self._host.read_gpus(math.inf)
         run.gpus = observation
         self._on_observation(observation)
-        self._count_unknown_readings(observation)
+        self._unknown_readings += _say_unknown_readings(observation, self._transitions)
         if observation.outcome is not Outcome.OK:
             raise SourceError(observation.error or "NVML could not be read")
-
-    def _count_unknown_readings(self, observation: NvmlObservation) -> None:
-        for gpu in observation.gpus:
-            for reading in gpu.readings:
-                if series_of(reading) is None:
-                    self._unknown_readings += 1
-                    self._transitions.failed(
-                        "reading",
-                        reading.quantity,
-                        message="a GPU reading is left out: no metric shows it",
-                        quantity=reading.quantity,
-                        labels=",".join(f"{name}={value}" for name, value in reading.labels),
-                    )
 
     async def _read_mps(self, run: CollectionRun) -> None:
         await run_source(self._transitions, run, "process", self._discover(run))
@@ -316,26 +303,8 @@ class Collector:
         return replace(snapshot, unknown_readings=self._unknown_readings)
 
     def _inputs(self, run: CollectionRun, record: DaemonRecord, view: LedgerView) -> DaemonInputs:
-        queries, failures = self._host.query_counts(record.facts.pipe_directory)
-        name = record.facts.pipe_directory
-        answers = record.answers if name in run.queried else ServerAnswers()
-        if not record.logs_readable:
-            # No log says whether it is still so.
-            interval = self._settings.mps_min_query_interval
-            max_age_seconds = max(STALE_ANSWER_SECONDS, STALE_ANSWER_FACTOR * interval)
-            answers = answers.younger_than(max_age_seconds, view.at)
-        return DaemonInputs(
-            facts=record.facts,
-            probe=run.probes.get(name),
-            answers=answers,
-            view=view,
-            logs=tuple(record.logs[name] for name in sorted(record.logs)),
-            was_readable=record.was_readable,
-            hung=record.hangs(view),
-            resumed=record.resumed,
-            queries=queries,
-            query_failures=failures,
-        )
+        counts = self._host.query_counts(record.facts.pipe_directory)
+        return _daemon_inputs(run, record, view, counts, self._settings.mps_min_query_interval)
 
     # ------------------------------------------------------------------ between collections
 
@@ -408,3 +377,54 @@ class Collector:
 
 def _daemon_starts(chunk: LogChunk) -> bool:
     return not chunk.history and DAEMON_STARTING_LINE.search(chunk.data) is not None
+
+
+def _say_unknown_readings(observation: NvmlObservation, log: TransitionLogger) -> int:
+    """Log the readings that no metric shows; gives how many there are."""
+    readings = [reading for gpu in observation.gpus for reading in gpu.readings]
+    unknown = [reading for reading in readings if series_of(reading) is None]
+    for reading in unknown:
+        log.failed(
+            "reading",
+            reading.quantity,
+            message="a GPU reading is left out: no metric shows it",
+            quantity=reading.quantity,
+            labels=",".join(f"{name}={value}" for name, value in reading.labels),
+        )
+    return len(unknown)
+
+
+def _daemon_inputs(
+    run: CollectionRun,
+    record: DaemonRecord,
+    view: LedgerView,
+    counts: tuple[int, Mapping[str, int]],
+    interval_seconds: float,
+) -> DaemonInputs:
+    """Give what is known of a daemon.
+
+    Args:
+        run: The collection.
+        record: The daemon.
+        view: What its logs tell.
+        counts: Queries, and failures by reason.
+        interval_seconds: How often a daemon is asked at most.
+    """
+    name, (queries, failures) = record.facts.pipe_directory, counts
+    answers = record.answers if name in run.queried else ServerAnswers()
+    if not record.logs_readable:
+        # No log says whether it is still so.
+        max_age_seconds = max(STALE_ANSWER_SECONDS, STALE_ANSWER_FACTOR * interval_seconds)
+        answers = answers.younger_than(max_age_seconds, view.at)
+    return DaemonInputs(
+        facts=record.facts,
+        probe=run.probes.get(name),
+        answers=answers,
+        view=view,
+        logs=tuple(record.logs[name] for name in sorted(record.logs)),
+        was_readable=record.was_readable,
+        hung=record.hangs(view),
+        resumed=record.resumed,
+        queries=queries,
+        query_failures=failures,
+    )

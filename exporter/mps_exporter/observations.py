@@ -116,7 +116,7 @@ class ClosedFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class DaemonView:
+class DaemonConditions:
     """What /proc and /sys show of a control daemon whose servers cannot start."""
 
     closed: Mapping[int, ClosedFolder] = field(default_factory=dict)

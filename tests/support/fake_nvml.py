@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from mps_exporter.sources.nvml.api import (
     Argument,
+    CgroupMemoryLimits,
     Code,
     Device,
     EventSet,
@@ -28,7 +29,6 @@ from mps_exporter.sources.nvml.api import (
     GpmSample,
     ListedProcess,
     Memory,
-    MemoryLimits,
     NvmlError,
     NvmlEvent,
     ProcessKind,
@@ -190,9 +190,9 @@ class FakeNvml:
     def has(self, function: str) -> bool:
         return function in self.functions
 
-    def memory_limits(self, device: Device, cgroup: str) -> MemoryLimits:
+    def memory_limits(self, device: Device, cgroup: str) -> CgroupMemoryLimits:
         function = "nvmlDeviceGetMemoryLimits_v1"
-        return MemoryLimits(**self._method(function, f"memory_limits({cgroup})", device))
+        return CgroupMemoryLimits(**self._method(function, f"memory_limits({cgroup})", device))
 
     def pci_bus_id(self, device: Device) -> str:
         return str(self._method("nvmlDeviceGetPciInfo", "pci_bus_id()", device))

@@ -11,7 +11,7 @@ from mps_exporter.commands.common import StartError
 from mps_exporter.commands.once import glance, look
 from mps_exporter.config import Settings
 from mps_exporter.diagnostics import recent_incidents
-from mps_exporter.observations import DaemonView, HostTraces
+from mps_exporter.observations import DaemonConditions, HostTraces
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.terminal import print_output, supports_colour
 
@@ -84,7 +84,7 @@ def _traces(snapshot: Snapshot, procfs: str) -> HostTraces:
     return look_for_traces([one.facts for one in snapshot.daemons if one.facts], procfs)
 
 
-def _failing(snapshot: Snapshot, procfs: str | None) -> dict[str, DaemonView]:
+def _failing(snapshot: Snapshot, procfs: str | None) -> dict[str, DaemonConditions]:
     """What /proc shows of the daemons whose servers could not start."""
     views = {}
     for daemon in snapshot.daemons:

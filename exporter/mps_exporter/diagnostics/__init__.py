@@ -16,7 +16,7 @@ from mps_exporter.diagnostics.gpus import of_gpu
 from mps_exporter.diagnostics.incidents import of_incidents
 from mps_exporter.diagnostics.visibility import of_host, unseen
 from mps_exporter.humanize import UserNameLookup
-from mps_exporter.observations import DaemonView
+from mps_exporter.observations import DaemonConditions
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.user_names import UserNames
 
@@ -56,7 +56,7 @@ def findings(snapshot: Snapshot, name_of: UserNameLookup | None = None) -> tuple
 def recent_incidents(
     snapshot: Snapshot,
     name_of: UserNameLookup | None = None,
-    views: Mapping[str, DaemonView] | None = None,
+    views: Mapping[str, DaemonConditions] | None = None,
 ) -> tuple[Finding, ...]:
     """Recent incidents, for the page and the doctor only: metrics have counters for them.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from mps_exporter import humanize
 from mps_exporter.mps.client_limits import DaemonGpus, visible_gpus
 from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES
-from mps_exporter.observations import DaemonView
+from mps_exporter.observations import DaemonConditions
 from mps_exporter.snapshot import ControlDaemon, Gpu, Incident, Snapshot
 
 VOLTA = (7, 0)
@@ -17,7 +17,7 @@ _NOT_SEEN = "Its cause could not be seen. The last lines of server.log show what
 
 
 def start_failure(
-    incident: Incident, daemon: ControlDaemon, snapshot: Snapshot, view: DaemonView | None
+    incident: Incident, daemon: ControlDaemon, snapshot: Snapshot, view: DaemonConditions | None
 ) -> tuple[str, str]:
     """Return why a server could not start, and what to do, each in sentences.
 
@@ -50,7 +50,7 @@ def too_long(directories: Iterable[str]) -> str:
 
 
 def _proved(
-    incident: Incident, daemon: ControlDaemon, snapshot: Snapshot, view: DaemonView | None
+    incident: Incident, daemon: ControlDaemon, snapshot: Snapshot, view: DaemonConditions | None
 ) -> Iterator[tuple[str, str]]:
     if "Operation not permitted" in incident.detail and daemon.uid != 0:
         runs = "does not run as root" if daemon.uid is None else f"runs as user {daemon.uid}"
@@ -104,7 +104,7 @@ def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:
 
 
 def _hints(
-    daemon: ControlDaemon, snapshot: Snapshot, view: DaemonView | None
+    daemon: ControlDaemon, snapshot: Snapshot, view: DaemonConditions | None
 ) -> Iterator[tuple[str, str]]:
     if view is not None and view.oom_kills:
         limit = view.memory_limit_bytes

@@ -9,7 +9,7 @@ from mps_exporter import humanize
 from mps_exporter.diagnostics.catalogue import ADVICE, Finding
 from mps_exporter.diagnostics.causes import start_failure
 from mps_exporter.humanize import UserNameLookup
-from mps_exporter.observations import DaemonView
+from mps_exporter.observations import DaemonConditions
 from mps_exporter.snapshot import ControlDaemon, Incident, Snapshot
 
 RECENT_SECONDS = 300.0
@@ -35,7 +35,7 @@ def of_incidents(
     daemon: ControlDaemon,
     snapshot: Snapshot,
     name_of: UserNameLookup,
-    view: DaemonView | None = None,
+    view: DaemonConditions | None = None,
 ) -> Iterator[Finding]:
     """Return the last incident of each kind that has a remedy, while it is recent."""
     now = snapshot.taken_at
@@ -58,7 +58,7 @@ def of_incidents(
         )
 
 
-def _closed_folder(incident: Incident, daemon: ControlDaemon, view: DaemonView | None) -> str:
+def _closed_folder(incident: Incident, daemon: ControlDaemon, view: DaemonConditions | None) -> str:
     """The folder that kept a server from starting, where this host has it under that path."""
     if view is None or incident.kind != "server_start_failed":
         return ""
@@ -71,7 +71,7 @@ def _start_texts(
     incident: Incident,
     daemon: ControlDaemon,
     snapshot: Snapshot,
-    view: DaemonView | None,
+    view: DaemonConditions | None,
     name_of: UserNameLookup,
 ) -> tuple[str, str]:
     age = snapshot.taken_at - incident.at

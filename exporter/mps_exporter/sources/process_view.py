@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mps_exporter.observations import ClosedFolder, DaemonFacts, DaemonView, ProcessView
+from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, ProcessView
 from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES
 from mps_exporter.sources.pipe_directory import is_left_over
 from mps_exporter.sources.procfs_parse import (
@@ -109,7 +109,7 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
     )
 
 
-def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") -> DaemonView:
+def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") -> DaemonConditions:
     """Look at a control daemon whose servers for these users cannot start; never fails.
 
     A server has its client's user, the daemon's group, and none of the client's groups. On an H200
@@ -119,7 +119,7 @@ def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") 
     groups was not measured: what these may pass is not called closed.
     """
     if facts.process is None:
-        return DaemonView()
+        return DaemonConditions()
     base = Path(procfs) / str(facts.process.pid)
     group, more = _groups(base)
     closed: dict[int, ClosedFolder] = {}
@@ -131,7 +131,7 @@ def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") 
                     closed.setdefault(uid, ClosedFolder(way.closed, way.error))
     cgroup = _read(base / "cgroup") or b""
     limit = (_memory_file(cgroup, "memory.max") or b"").strip()
-    return DaemonView(closed, _oom_kills(cgroup), int(limit) if limit.isdigit() else None)
+    return DaemonConditions(closed, _oom_kills(cgroup), int(limit) if limit.isdigit() else None)
 
 
 def _read(path: Path) -> bytes | None:

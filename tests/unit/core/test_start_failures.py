@@ -16,8 +16,8 @@ from mps_exporter.diagnostics.actions import actions
 from mps_exporter.diagnostics.one_process import check_process, conclusion
 from mps_exporter.observations import (
     ClosedFolder,
+    DaemonConditions,
     DaemonFacts,
-    DaemonView,
     ProcessFacts,
 )
 from mps_exporter.snapshot import ControlDaemon, Snapshot
@@ -39,7 +39,7 @@ async def failed(**changes: object) -> Snapshot:
     return replace(metrics.snapshot, daemons=(daemon,))
 
 
-def told(snapshot: Snapshot, view: DaemonView | None = None) -> tuple[str, str]:
+def told(snapshot: Snapshot, view: DaemonConditions | None = None) -> tuple[str, str]:
     """Evidence and remedy of the failed start."""
     (daemon,) = snapshot.daemons
     views = {daemon.pipe_directory: view} if view is not None else None
@@ -81,24 +81,28 @@ async def test_without_proof_no_cause_is_named() -> None:
     ("view", "words", "remedy"),
     [
         (
-            DaemonView(closed={0: ClosedFolder("/run/x", "/run/x is closed to user 0")}),
+            DaemonConditions(closed={0: ClosedFolder("/run/x", "/run/x is closed to user 0")}),
             "Cause: in the daemon's root, /run/x is closed",
             "chmod a+x",
         ),
         (
-            DaemonView(oom_kills=2, memory_limit_bytes=50 << 20),
+            DaemonConditions(oom_kills=2, memory_limit_bytes=50 << 20),
             "Possible: the kernel has ended 2 processes of the daemon's control group, since its "
             "host memory of 50.0 MiB ran out",
             "Raise the memory limit",
         ),
         (
-            DaemonView(closed={1002: ClosedFolder("/run/x", "/run/x is closed")}, oom_kills=0),
+            DaemonConditions(
+                closed={1002: ClosedFolder("/run/x", "/run/x is closed")}, oom_kills=0
+            ),
             "not be seen",
             "",
         ),
     ],
 )
-async def test_what_the_daemon_itself_shows(view: DaemonView, words: str, remedy: str) -> None:
+async def test_what_the_daemon_itself_shows(
+    view: DaemonConditions, words: str, remedy: str
+) -> None:
     evidence, said = told(await made_up(), view)
     assert words in evidence
     assert remedy in said
@@ -119,7 +123,7 @@ async def test_the_command_that_opens_a_folder_of_this_host(
 ) -> None:
     snapshot = await made_up(facts=DaemonFacts("/run/x/mps", "/log", root=root))
     (daemon,) = snapshot.daemons
-    views = {daemon.pipe_directory: DaemonView(closed)}
+    views = {daemon.pipe_directory: DaemonConditions(closed)}
     (one,) = recent_incidents(snapshot, views=views)
     assert [one.command for one in actions(one, snapshot)] == ([command] if command else [])
 
@@ -248,8 +252,8 @@ def test_an_access_list_may_let_a_user_pass(
 
 
 def test_a_daemon_that_is_gone() -> None:
-    assert view_daemon(DaemonFacts("/x", ""), {1}) == DaemonView()
+    assert view_daemon(DaemonFacts("/x", ""), {1}) == DaemonConditions()
     with subprocess.Popen(["true"]) as process:
         process.wait()
     facts = DaemonFacts("/x", "", process=ProcessFacts(process.pid, 0.0))
-    assert view_daemon(facts, {1}) == DaemonView()
+    assert view_daemon(facts, {1}) == DaemonConditions()

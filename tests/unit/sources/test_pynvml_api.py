@@ -13,11 +13,11 @@ import pytest
 
 from mps_exporter.sources.nvml import pynvml_api as binding_module
 from mps_exporter.sources.nvml.api import (
+    CgroupMemoryLimits,
     Code,
     Device,
     EventSet,
     GpmSample,
-    MemoryLimits,
     NvmlError,
 )
 from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
@@ -60,7 +60,7 @@ def test_memory_limits_of_a_control_group(binding: PynvmlApi, nvml: Any) -> None
     nvml(nvmlDeviceGetMemoryLimits_v1=limits)
     # The manual's example: nvidia-smi memory-limits --get -n /sys/fs/cgroup/mygroup
     found = binding.memory_limits(DEVICE, "/sys/fs/cgroup/mygroup")
-    assert found == MemoryLimits(4096 << 20, 8192 << 20, 512 << 20)
+    assert found == CgroupMemoryLimits(4096 << 20, 8192 << 20, 512 << 20)
     assert asked == ["/sys/fs/cgroup/mygroup"]  # pynvml decodes it
 
 
@@ -69,7 +69,7 @@ def test_no_hard_limit_is_the_highest_number(binding: PynvmlApi, nvml: Any) -> N
         found.hardLimit = pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
 
     nvml(nvmlDeviceGetMemoryLimits_v1=limits)
-    assert binding.memory_limits(DEVICE, "/x") == MemoryLimits(0, None, 0)
+    assert binding.memory_limits(DEVICE, "/x") == CgroupMemoryLimits(0, None, 0)
 
 
 def test_a_binding_or_a_driver_without_memory_limits(

@@ -124,7 +124,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryLimits:
+class CgroupMemoryLimits:
     """Device memory of a control group in bytes; hard is None where it is unlimited."""
 
     soft: int
@@ -204,7 +204,7 @@ class NvmlApi(Protocol):
     def has(self, function: str) -> bool:
         """Whether the driver's library and the binding have a function."""
 
-    def memory_limits(self, device: Device, cgroup: str) -> MemoryLimits:
+    def memory_limits(self, device: Device, cgroup: str) -> CgroupMemoryLimits:
         """Call nvmlDeviceGetMemoryLimits_v1 (driver 615) for the directory of a control group."""
 
     def pci_bus_id(self, device: Device) -> str:

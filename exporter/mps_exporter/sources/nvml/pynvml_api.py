@@ -22,6 +22,7 @@ import pynvml
 
 from mps_exporter.sources.nvml.api import (
     Argument,
+    CgroupMemoryLimits,
     Code,
     Device,
     EventSet,
@@ -29,7 +30,6 @@ from mps_exporter.sources.nvml.api import (
     GpmSample,
     ListedProcess,
     Memory,
-    MemoryLimits,
     NvmlError,
     NvmlEvent,
     ProcessKind,
@@ -147,7 +147,7 @@ class PynvmlApi:
             return False
         return hasattr(pynvml, function)
 
-    def memory_limits(self, device: Device, cgroup: str) -> MemoryLimits:
+    def memory_limits(self, device: Device, cgroup: str) -> CgroupMemoryLimits:
         name = "nvmlDeviceGetMemoryLimits_v1"
         structure = getattr(pynvml, "c_nvmlGetMemoryLimits_v1_t", None)
         if structure is None:
@@ -155,7 +155,7 @@ class PynvmlApi:
         limits = structure(nameSpace=os.fsencode(cgroup))
         self._call(name, device, limits)
         hard = None if limits.hardLimit == UNLIMITED else limits.hardLimit
-        return MemoryLimits(limits.softLimit, hard, limits.currentUsed)
+        return CgroupMemoryLimits(limits.softLimit, hard, limits.currentUsed)
 
     def pci_bus_id(self, device: Device) -> str:
         return _word(self._call("nvmlDeviceGetPciInfo", device).busId)
