@@ -107,6 +107,7 @@ async def test_prometheus_scrapes_through_tls_and_basic_auth(tmp_path: Path, nam
             await process.wait()
 
     timeout, collectors = backend.collections[0]
-    assert timeout == pytest.approx(0.81)
+    assert timeout is not None
+    assert 0.81 / 2 <= timeout <= 0.81, "at most half of it may pass in the queue"
     assert collectors is None
     assert all(gzip for _, gzip in backend.renderings)
