@@ -65,10 +65,10 @@ WATCH_SECONDS = 1.0
 NO_DAEMON_SECONDS = 5.0
 """How often /proc is searched for a first daemon between collections."""
 
-HURRY_SECONDS = 0.05
+SHORT_DEADLINE_SECONDS = 0.05
 RECENT_SECONDS = 1.0
-"""Who gives a collection less time than HURRY_SECONDS gets what the last one brought, if it is not
-older than this: no new one could tell more in that time, and each would cost what one costs."""
+"""A caller that gives a collection less time than SHORT_DEADLINE_SECONDS gets the result of the
+last one, if it is not older than this: a new one could read no more, at full cost."""
 
 GPU_SHARE_OF_DEADLINE = 0.7
 """What is left after the GPUs' deadline is for identifying the processes that they listed."""
@@ -126,7 +126,7 @@ class Collector:
         deadline = deadline_seconds or self._settings.collector_timeout
         chosen = frozenset(self.enabled if collectors is None else collectors)
         run = self._collections.get(chosen)
-        if run is None and deadline < HURRY_SECONDS:
+        if run is None and deadline < SHORT_DEADLINE_SECONDS:
             recent = self._recent.get(chosen)
             if recent is not None and time.monotonic() - recent.ended_at < RECENT_SECONDS:
                 return self._snapshot(recent)
@@ -165,7 +165,7 @@ class Collector:
             observation = await self._host.read_gpus(math.inf)
         run.gpus = observation
         self._on_observation(observation)
-        self._unknown_readings += _say_unknown_readings(observation, self._transitions)
+        self._unknown_readings += _log_unknown_readings(observation, self._transitions)
         if observation.outcome is not Outcome.OK:
             raise SourceError(observation.error or "NVML could not be read")
 
@@ -379,7 +379,7 @@ def _daemon_starts(chunk: LogChunk) -> bool:
     return not chunk.history and DAEMON_STARTING_LINE.search(chunk.data) is not None
 
 
-def _say_unknown_readings(observation: NvmlObservation, log: TransitionLogger) -> int:
+def _log_unknown_readings(observation: NvmlObservation, log: TransitionLogger) -> int:
     """Log the readings that no metric shows; gives how many there are."""
     readings = [reading for gpu in observation.gpus for reading in gpu.readings]
     unknown = [reading for reading in readings if series_of(reading) is None]

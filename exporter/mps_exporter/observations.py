@@ -68,6 +68,11 @@ class ProcessFacts:
         """Whether a signal or a debugger has stopped it."""
         return self.state in ("T", "t")
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, and at most waits for its parent to take notice."""
+        return self.state in ("Z", "X")
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mps_exporter.commands.common import StartError
-from mps_exporter.commands.once import glance, look
+from mps_exporter.commands.once import brief_pause, look
 from mps_exporter.config import Settings
 from mps_exporter.diagnostics import recent_incidents
 from mps_exporter.observations import DaemonConditions, HostTraces
@@ -46,10 +46,10 @@ async def diagnose(
             traces = _traces(first, settings.path_procfs)
             import mps_exporter.commands.doctor_report  # noqa: F401 - while the GPUs are measured
 
-        snapshot = await look(settings, pause=glance, meanwhile=look_around)
+        snapshot = await look(settings, pause=brief_pause, meanwhile=look_around)
     elif recording is None:
         # Of one process it does not matter how busy the GPUs are.
-        snapshot = await look(settings, pause=(lambda _: 0.0) if whom else glance)
+        snapshot = await look(settings, pause=(lambda _: 0.0) if whom else brief_pause)
     else:
         snapshot = await _collect_from_recording(settings, recording, at_seconds)
     from mps_exporter.commands import doctor_report

@@ -1,4 +1,4 @@
-"""What ``mps-exporter doctor`` prints: the host at a glance, then what is wrong with it.
+"""What ``mps-exporter doctor`` prints: the host in brief, then what is wrong with it.
 
 Pure text from a snapshot; exit status 0 when nothing is wrong, 1 with warnings, 2 when critical
 (and 3, of the command line, when it could not look).

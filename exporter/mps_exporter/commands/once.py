@@ -24,7 +24,7 @@ MEASURING_SECONDS = 0.55
 """From the first reading of the GPUs to the second, for metrics: their activity is that of an
 interval."""
 
-GLANCE_SECONDS = 0.12
+BRIEF_PAUSE_SECONDS = 0.12
 """The same for a person, of whom the whole look takes a second at most. Two looks are always a few
 milliseconds further apart than this pause, and GPM needs 0.1 s."""
 
@@ -32,7 +32,7 @@ CONFIRMING_SECONDS = 1.5
 """From the first collection to the second where the first one found something: a process must look
 stranded for 1 s before it is called so."""
 
-YOUNG_SECONDS = SETTLING_SECONDS + 0.05
+MIN_SERVER_AGE_SECONDS = SETTLING_SECONDS + 0.05
 """So old a server must be before it is asked."""
 
 
@@ -75,14 +75,16 @@ def pause_until(first: Snapshot, began: float, ended: float, seconds: float) -> 
     if not _is_settled(first):
         return began + CONFIRMING_SECONDS
     starts = [one.start_time_seconds for daemon in first.daemons for one in daemon.servers]
-    youngest = min((first.taken_at - at for at in starts if at is not None), default=YOUNG_SECONDS)
-    return ended + max(seconds, min(YOUNG_SECONDS - youngest, YOUNG_SECONDS))
+    youngest = min(
+        (first.taken_at - at for at in starts if at is not None), default=MIN_SERVER_AGE_SECONDS
+    )
+    return ended + max(seconds, min(MIN_SERVER_AGE_SECONDS - youngest, MIN_SERVER_AGE_SECONDS))
 
 
-def glance(first: Snapshot) -> float:
+def brief_pause(first: Snapshot) -> float:
     """The pause where a person waits: only for GPUs that are in use, or may be."""
     used = any(gpu.observation.processes != () for gpu in first.gpus)
-    return GLANCE_SECONDS if used else 0.0
+    return BRIEF_PAUSE_SECONDS if used else 0.0
 
 
 def _is_settled(snapshot: Snapshot) -> bool:

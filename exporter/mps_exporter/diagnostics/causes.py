@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from mps_exporter import humanize
 from mps_exporter.mps.client_limits import DaemonGpus, visible_gpus
-from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES
+from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES, control_socket_bytes
 from mps_exporter.observations import DaemonConditions
 from mps_exporter.snapshot import ControlDaemon, Gpu, Incident, Snapshot
 
@@ -40,7 +40,7 @@ def start_failure(
 
 def too_long(directories: Iterable[str]) -> str:
     """Say which pipe directories have paths so long that no daemon can run there; "": none has."""
-    longest = max((len(f"{one}/control".encode()) for one in directories), default=0)
+    longest = max((control_socket_bytes(one) for one in directories), default=0)
     if longest <= SOCKET_PATH_BYTES:
         return ""
     return (

@@ -145,7 +145,7 @@ def _free(daemon: ControlDaemon) -> str:
         return _end_ghost(ghost)
     last = daemon.handover
     if last is not None and last.server_pid is not None:
-        # On an H200 it continued at once, six times of six, and noted the end of its server.
+        # On H200s it continued at once, 7 times of 7, and noted the end of its server.
         return (
             f"End process {last.pid} (kill {last.pid}): the daemon then continues, and starts a "
             "server for the next client. Do not restart the daemon."

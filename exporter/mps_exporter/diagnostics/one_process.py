@@ -21,7 +21,7 @@ from mps_exporter.mps.client_limits import (
     parse_pinned_memory_limit,
     visible_gpus,
 )
-from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES
+from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES, control_socket_bytes
 from mps_exporter.observations import ProcessView
 from mps_exporter.snapshot import (
     Client,
@@ -261,7 +261,7 @@ def _directory(
         )
         return
     shown = humanize.printable(view.pipe_directory, 400)
-    length = len(f"{view.pipe_directory}/control".encode())
+    length = control_socket_bytes(view.pipe_directory)
     if length > SOCKET_PATH_BYTES:
         yield Check(
             "directory",

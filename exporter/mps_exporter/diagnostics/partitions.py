@@ -97,14 +97,14 @@ def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, 
     """
     found = daemon.partitioning or Partitioning("2")
     clients = [client for server in daemon.servers for client in server.clients]
-    inhabitants = found.clients_by_namespace()
+    client_counts = found.clients_by_namespace()
 
     def gpu(uuid: str) -> str:
         return gpu_name(uuid, snapshot)
 
     return (
         *map(_server, found.servers or ()),
-        *(_namespace(one, inhabitants) for one in found.namespaces or ()),
+        *(_namespace(one, client_counts) for one in found.namespaces or ()),
         *_partitions(found, daemon.clients_by_partition, gpu),
         *(_device(one, gpu) for one in found.devices or ()),
         *_features(found),
@@ -134,16 +134,16 @@ def _server(server: NamedServer) -> str:
 
 
 def _namespace(
-    namespace: Namespace, inhabitants: Mapping[tuple[str, str | None], int] | None
+    namespace: Namespace, client_counts: Mapping[tuple[str, str | None], int] | None
 ) -> str:
     share = namespace.active_thread_ratio
     memory = namespace.pinned_memory_limit_bytes
     sms = "no SM limit" if "active_threads" in namespace.unlimited else "SM limit not known"
     pinned = "no memory limit" if "pinned_memory" in namespace.unlimited else None
     count = None
-    if inhabitants is not None:
+    if client_counts is not None:
         where = (namespace.server_name, namespace.name)
-        count = humanize.count(inhabitants.get(where, 0), "client")
+        count = humanize.count(client_counts.get(where, 0), "client")
     facts = _listed(
         _text(namespace.status),
         sms if share is None else f"up to {humanize.percent(share)} of the SMs",

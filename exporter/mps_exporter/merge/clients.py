@@ -163,7 +163,7 @@ def client_of(
         priority=own.priority,
         percentage_ignored=own.percentage_ignored,
         memory_limit_ignored=own.memory_ignored,
-        confirmed=process is not None and process.state not in ("Z", "X"),
+        confirmed=process is not None and not process.ended,
     )
 
 

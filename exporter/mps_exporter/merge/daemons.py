@@ -19,9 +19,6 @@ from mps_exporter.mps.process_exits import START_TIME_TOLERANCE_SECONDS
 from mps_exporter.observations import ControlObservation, ProcessFacts
 from mps_exporter.snapshot import Client, ControlDaemon, Handover, Partitioning, Server
 
-ENDED = ("Z", "X")
-"""States of a process that has ended and was not reaped."""
-
 
 def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) -> ControlDaemon:
     """Merge all that is known of one daemon."""
@@ -89,12 +86,12 @@ def _handover(context: MergeContext, inputs: DaemonInputs) -> Handover | None:
     if last is None or not inputs.log_readable("control") or inputs.has_own_pid_namespace():
         return None
     client = context.process(inputs.facts, last.pid)
-    if client is None or client.state in ENDED or client.uid != last.uid or last.pid <= 2:
+    if client is None or client.ended or client.uid != last.uid or last.pid <= 2:
         return None
     if client.start_time_seconds > last.at + START_TIME_TOLERANCE_SECONDS:
         return None  # the PID was reused
     servers = [context.processes.get(one.pid, one) for one in inputs.facts.servers]
-    ended = bool(servers) and all(one.state in ENDED for one in servers)
+    ended = bool(servers) and all(one.ended for one in servers)
     if last.answered and not ended:
         return None
     return replace(last, server_pid=servers[-1].pid if ended else None)

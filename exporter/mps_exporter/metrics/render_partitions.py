@@ -33,9 +33,9 @@ def add_partitioning(
         if client.pid:  # of those that cannot be told apart there is only the number
             _client(add, d, client, indexes)
     _servers(add, d, found)
-    inhabitants = found.clients_by_namespace()
+    client_counts = found.clients_by_namespace()
     for namespace in found.namespaces or ():
-        _namespace(add, d, namespace, inhabitants)
+        _namespace(add, d, namespace, client_counts)
     members = daemon.clients_by_partition
     for partition in found.partitions or ():
         _partition(add, d, partition, indexes, members)
@@ -73,7 +73,7 @@ def _namespace(
     add: AddSample,
     d: tuple[str],
     namespace: Namespace,
-    inhabitants: Mapping[tuple[str, str | None], int] | None,
+    client_counts: Mapping[tuple[str, str | None], int] | None,
 ) -> None:
     n = (*d, namespace.server_name, namespace.name)
     add("mps_namespace_info", (*n, namespace.status, namespace.pipe_directory), 1.0)
@@ -87,9 +87,9 @@ def _namespace(
     add("mps_namespace_active_thread_ratio", n, namespace.active_thread_ratio)
     add("mps_namespace_pinned_memory_limit_bytes", n, namespace.pinned_memory_limit_bytes)
     add("mps_namespace_client_priority", n, namespace.client_priority)
-    if inhabitants is not None:
+    if client_counts is not None:
         where = (namespace.server_name, namespace.name)
-        add("mps_namespace_clients", n, inhabitants.get(where, 0))
+        add("mps_namespace_clients", n, client_counts.get(where, 0))
 
 
 def _partition(

@@ -474,3 +474,8 @@ _READERS: Mapping[str, Callable[[_LineReader, str, _ReplyBuilder], bool]] = {
 }
 _SERVER_VERBS = frozenset(verb for verb in _READERS if "_default_" not in verb)
 """Those whose first argument is a server."""
+
+
+def control_socket_bytes(pipe_directory: str) -> int:
+    """Give the length of the path of a daemon's socket; see SOCKET_PATH_BYTES."""
+    return len(f"{pipe_directory}/control".encode("utf-8", "surrogateescape"))

@@ -108,11 +108,7 @@ class Ledger:
             # It was not found as a daemon. Whether it has exited, its PID tells alone.
             pid, start = self._process
             found = processes.get(pid)
-            daemon = (
-                found is not None
-                and found.start_time_seconds == start
-                and found.state not in ("Z", "X")
-            )
+            daemon = found is not None and found.start_time_seconds == start and not found.ended
         self.update_liveness(now, alive, daemon=daemon)
 
     def update_liveness(

@@ -68,11 +68,11 @@ def liveness_from_proc(
         if pid not in requested:
             return None
         process = processes.get(pid)
-        if process is None or process.state in ("Z", "X"):
+        if process is None or process.ended:
             return False
         return pid in children or process.start_time_seconds <= at + slack
 
-    return alive, daemon.state not in ("Z", "X")
+    return alive, not daemon.ended
 
 
 def note_missing(state: DaemonState, now: float, alive: IsAlive, daemon: bool | None) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import (
     AsyncIterator,
@@ -32,6 +31,7 @@ from mps_exporter.mps.control_protocol import (
     SOCKET_PATH_BYTES,
     ProbeReply,
     ServerReply,
+    control_socket_bytes,
     limit_commands,
     other_interface,
     parse_probe,
@@ -355,7 +355,7 @@ _MESSAGES = {
 
 def _skip_reason(daemon: DaemonFacts, *breakers: CircuitBreaker) -> str | None:
     socket = f"{daemon.pipe_path}/control"
-    length = len(os.fsencode(socket))
+    length = control_socket_bytes(daemon.pipe_path)
     if length > SOCKET_PATH_BYTES:
         return (
             f"the path of its socket has {length} bytes, and only {SOCKET_PATH_BYTES} are possible:"

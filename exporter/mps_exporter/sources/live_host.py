@@ -252,7 +252,7 @@ def _alive(observation: ProcfsObservation, pids: Collection[int]) -> dict[int, f
     """Give the start times of these processes; None: gone. Left out: it cannot be told."""
     found: dict[int, float | None] = dict.fromkeys(set(observation.gone).intersection(pids))
     for pid, facts in observation.processes.items():
-        found[pid] = None if facts.state in ("Z", "X") else facts.start_time_seconds
+        found[pid] = None if facts.ended else facts.start_time_seconds
     return found
 
 

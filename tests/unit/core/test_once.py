@@ -21,10 +21,10 @@ from mps_exporter.commands.doctor_report import (
     report,
 )
 from mps_exporter.commands.once import (
+    BRIEF_PAUSE_SECONDS,
     CONFIRMING_SECONDS,
-    GLANCE_SECONDS,
     MEASURING_SECONDS,
-    glance,
+    brief_pause,
     pause_until,
     write_whole,
 )
@@ -71,14 +71,14 @@ async def test_a_healthy_host_is_looked_at_for_as_long_as_its_gpus_need() -> Non
 
 
 async def test_a_person_waits_only_for_gpus_that_may_be_in_use() -> None:
-    assert BRIEF_SAMPLE_SECONDS < GLANCE_SECONDS < 0.3
+    assert BRIEF_SAMPLE_SECONDS < BRIEF_PAUSE_SECONDS < 0.3
     used = await seen("one-client", 3)
     (gpu,) = used.gpus
-    assert glance(used) == GLANCE_SECONDS
-    for processes, pause in (((), 0.0), (None, GLANCE_SECONDS)):
+    assert brief_pause(used) == BRIEF_PAUSE_SECONDS
+    for processes, pause in (((), 0.0), (None, BRIEF_PAUSE_SECONDS)):
         other = replace(gpu, observation=replace(gpu.observation, processes=processes))
-        assert glance(replace(used, gpus=(other,))) == pause
-    assert glance(replace(used, gpus=())) == 0.0
+        assert brief_pause(replace(used, gpus=(other,))) == pause
+    assert brief_pause(replace(used, gpus=())) == 0.0
 
 
 @pytest.mark.parametrize(
