@@ -6,7 +6,7 @@ On a host of its own (namespaces: run it as root) it starts two daemons of root'
 real Prometheus and Alertmanager with the rules and the routes of this project, and a webhook. All
 intervals of Prometheus are 5 s, for with 30 s a crash reaches a pager within 70 s, whoever attacks.
 A server of one daemon crashes on the calm host, one of the other while an ordinary user does all of
-tests/support/attacker.py, and somebody on the network scrapes with a timeout of 1 ms. Ends with
+testing/attacker.py, and somebody on the network scrapes with a timeout of 1 ms. Ends with
 status 1 when a bar is not met. Meanwhile the exporter of a second such host, without an attacker,
 is scraped just as often: on a machine without free cores the attacker's programs take the time of
 both, and what the exporter itself does for the attacker shows in the ratio of these two.
@@ -28,10 +28,10 @@ from typing import Any
 
 import yaml
 
-from tests.support.attacker import ALICE, AS_ALICE, LOGS, PIPE, attack, crash
-from tests.support.own_host import Daemon, OwnHost, own_host
-from tests.support.waiting import wait_for
-from tests.unit.rules.servers import alertmanager, program
+from testing.attacker import ALICE, AS_ALICE, LOGS, PIPE, attack, crash
+from testing.own_host import Daemon, OwnHost, own_host
+from testing.prometheus_programs import alertmanager, program
+from testing.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 INTERVAL = "5s"

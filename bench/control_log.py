@@ -29,7 +29,7 @@ from mps_exporter.observations import (
 )
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.recording import read
-from tests.support import fake_mps_control
+from testing import fake_mps_control
 
 CLIENTS = 48
 SERVER = 457

@@ -27,11 +27,11 @@ from grafana.promql import metrics_in
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
-from tests.support.player import RECORDINGS, Player
-from tests.support.ports import free_port
-from tests.unit.grafana.reading import filled, load, panels, targets, variable_selector, variables
-from tests.unit.grafana.stage import JOB, Prometheus, programs, start, until_ready
-from tests.unit.rules.servers import program
+from testing.dashboards import filled, load, panels, targets, variable_selector, variables
+from testing.player import RECORDINGS, Player
+from testing.ports import free_port
+from testing.prometheus_programs import program
+from testing.prometheus_server import JOB, Prometheus, programs, start, until_ready
 
 SCRAPE_SECONDS = 30
 PIXELS = 1400

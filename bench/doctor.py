@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mps_exporter.commands.once import MEASURING_SECONDS
-from tests.support.fake_host import install_tool, set_daemon
+from testing.fake_host import install_tool, set_daemon
 
 ROOT = Path(__file__).parents[1]
 BARS = {"answer": 1.0, "hang": 3.0}

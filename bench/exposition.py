@@ -20,7 +20,7 @@ from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.metrics.spec import Family, HistogramValue
 from mps_exporter.snapshot import Snapshot
-from tests.support.library_form import to_metric
+from testing.library_form import to_metric
 
 RUNS = 15
 ENCODER = Encoder()

@@ -49,10 +49,10 @@ from bench.rules import (
     series,
 )
 from mps_exporter.snapshot import LabelValues, Snapshot
-from tests.support.ports import free_port
-from tests.unit.grafana.stage import Prometheus
-from tests.unit.rules.rulebook import RULE_FILES
-from tests.unit.rules.servers import alertmanager, program
+from testing.ports import free_port
+from testing.prometheus_programs import alertmanager, program
+from testing.prometheus_server import Prometheus
+from testing.rule_files import RULE_FILES
 
 _STARTED = re.compile(rb"^(process_start_time_seconds ).*$", re.MULTILINE)
 

@@ -1,6 +1,6 @@
 """A full host for measuring: many GPUs and clients, read by the exporter's real sources.
 
-What is not real: NVML's answers (recorded on an H200, see tests/support/fake_nvml.py), the files of
+What is not real: NVML's answers (recorded on an H200, see testing/fake_nvml.py), the files of
 /proc, and the control tool: a shell script that prints recorded replies, and takes the one or two
 milliseconds that the real tool takes.
 """
@@ -22,9 +22,9 @@ from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.accumulators import GPM_ALL
 from mps_exporter.sources.nvml.api import EventSet, ListedProcess, ProcessKind
-from tests.support import fake_mps_control
-from tests.support.fake_nvml import FakeDevice, FakeNvml
-from tests.support.fake_proc import BOOT_TIME, FakeProc
+from testing import fake_mps_control
+from testing.fake_nvml import FakeDevice, FakeNvml
+from testing.fake_proc import BOOT_TIME, FakeProc
 
 GPUS = 8
 DAEMONS = 2

@@ -18,7 +18,7 @@ from mps_exporter.web.history import History
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_findings import make_status
 from mps_exporter.web.status_page import render
-from tests.unit.web.snapshots import full
+from testing.snapshots import full
 
 RUNS = 25
 BAR_MS = 50.0

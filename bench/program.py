@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.host import CLIENTS_PER_GPU, GPUS, FullHost
-from tests.support.ports import free_port
+from testing.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 20.0

@@ -55,10 +55,10 @@ from mps_exporter.snapshot import (
     Wait,
 )
 from mps_exporter.sources.recording import read
-from tests.support.ports import free_port
-from tests.unit.rules.fleet import dropped
-from tests.unit.rules.rulebook import ROOT, RULE_FILES
-from tests.unit.rules.servers import UNITS, program
+from testing.fleet_page import dropped
+from testing.ports import free_port
+from testing.prometheus_programs import UNITS, program
+from testing.rule_files import ROOT, RULE_FILES
 
 GPUS = 8
 CLIENTS = 48

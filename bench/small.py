@@ -18,8 +18,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.own_host import TOOL, OwnHost, own_host
-from tests.support.ports import free_port
+from testing.own_host import TOOL, OwnHost, own_host
+from testing.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 STAGE = "/run/stage"

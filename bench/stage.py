@@ -26,7 +26,7 @@ from mps_exporter.sources import live_host  # noqa: E402
 from mps_exporter.sources.nvml import NvmlSession  # noqa: E402
 from mps_exporter.sources.nvml.accumulators import GPM_ALL  # noqa: E402
 from mps_exporter.sources.nvml.api import Device, ListedProcess, ProcessKind  # noqa: E402
-from tests.support.fake_nvml import FakeDevice  # noqa: E402
+from testing.fake_nvml import FakeDevice  # noqa: E402
 
 
 class StagedNvml(TickingNvml):

@@ -20,7 +20,7 @@ from typing import Any
 
 from mps_exporter import humanize
 from mps_exporter.user_names import UserNames
-from tests.support.player import RECORDINGS, Metrics, Player
+from testing.player import RECORDINGS, Metrics, Player
 
 PAGE = Path(__file__).parents[1] / "docs" / "scenarios.md"
 MARK = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -25,11 +25,11 @@ import yaml
 from grafana.boards import BOARDS
 from grafana.pictures import hosts, server
 from grafana.pictures.look import Shot, Sight, look, report, wrong
-from tests.browser.devtools import browser
-from tests.support.ports import free_port
-from tests.unit.grafana.stage import JOB, programs, start, until_ready
-from tests.unit.rules.rulebook import ROOT
-from tests.unit.rules.servers import program
+from testing.devtools import browser
+from testing.ports import free_port
+from testing.prometheus_programs import program
+from testing.prometheus_server import JOB, programs, start, until_ready
+from testing.rule_files import ROOT
 
 SCRAPE_SECONDS = 5
 DEAD = "gpu99-dead:9400"

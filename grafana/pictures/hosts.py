@@ -26,8 +26,8 @@ from mps_exporter.observations import GpuObservation, Reading
 from mps_exporter.snapshot import Client, CollectorResult, ControlDaemon, Gpu, Server, Snapshot
 from mps_exporter.sources.playlist import Playlist
 from mps_exporter.sources.recording import read
-from tests.support import v3_host
-from tests.support.player import Player
+from testing import v3_host
+from testing.player import Player
 
 RECORDINGS = Path(__file__).parents[2] / "tests" / "recordings"
 MADE_UP = "eight-gpus"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grafana.style import Json
-from tests.browser.devtools import Page
+from testing.devtools import Page
 
 DRAWN_SECONDS = 60.0
 """How long panels may load on a busy machine."""

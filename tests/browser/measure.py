@@ -15,8 +15,8 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from tests.browser.devtools import Page, browser
-from tests.support.program import running
+from testing.devtools import Page, browser
+from testing.program import running
 
 WATCH = """
 window.seen = 0;

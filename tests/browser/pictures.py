@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mps_exporter.snapshot import Snapshot
-from tests.browser.devtools import browser
+from testing import snapshots
+from testing.devtools import browser
 from tests.browser.recorded import played
-from tests.unit.web import snapshots
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import served
 

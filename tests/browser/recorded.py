@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mps_exporter.snapshot import RecordingInfo, Snapshot
-from tests.support.player import RECORDINGS, Player
+from testing.player import RECORDINGS, Player
 
 
 async def recorded(name: str, seconds: float) -> Snapshot:

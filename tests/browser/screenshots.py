@@ -6,7 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tests.browser.devtools import browser
+from testing.devtools import browser
 from tests.browser.recorded import played
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import served

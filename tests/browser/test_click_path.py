@@ -6,9 +6,9 @@ import json
 import re
 from pathlib import Path
 
-from tests.browser.devtools import Page, browser
-from tests.support.program import running
-from tests.support.waiting import until_awaited
+from testing.devtools import Page, browser
+from testing.program import running
+from testing.waiting import until_awaited
 
 SPEED = 1
 """The wait lasts for 51 seconds: enough to click through all of it, also on a busy machine."""

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from mps_exporter.snapshot import Incident
+from testing import snapshots as hosts
+from testing import waiting
+from testing.devtools import Page, browser
 from tests.browser.axe import script as axe_script
-from tests.browser.devtools import Page, browser
 from tests.browser.recorded import recorded
-from tests.support import waiting
-from tests.unit.web import snapshots as hosts
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import served
 

@@ -16,6 +16,10 @@ import aiohttp
 import pytest
 import yaml
 
+from testing.ports import free_port
+from testing.program import Page
+from testing.prometheus_programs import program
+from testing.rule_files import RULE_FILES
 from tests.integration.test_alerts_e2e import (
     EVALUATION_SECONDS,
     INCIDENTS,
@@ -29,10 +33,6 @@ from tests.integration.test_alerts_e2e import (
     scrape_config,
     until_ready,
 )
-from tests.support.ports import free_port
-from tests.support.program import Page
-from tests.unit.rules.rulebook import RULE_FILES
-from tests.unit.rules.servers import program
 
 RECORDINGS = {
     "one-client",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.grafana.reading import FILES
+from testing.dashboards import FILES
 
 TOOLS = Path(__file__).parents[2] / ".tools" / "bin"
 

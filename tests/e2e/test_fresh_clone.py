@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.support.waiting import PATIENCE_SECONDS
+from testing.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 PORT = 9400

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
 import yaml
 
 import mps_exporter
+from testing.archives import unpack
 
 ROOT = Path(__file__).parents[2]
 VERSION = mps_exporter.__version__
@@ -112,8 +112,7 @@ def test_the_rpm_has_the_files_of_the_deb(release: Path, tmp_path: Path) -> None
 def test_rules_for_a_prometheus_have_no_links_that_lead_nowhere(
     release: Path, tmp_path: Path
 ) -> None:
-    with tarfile.open(release / f"mps-exporter-monitoring-{VERSION}.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(release / f"mps-exporter-monitoring-{VERSION}.tar.gz", tmp_path)
     (folder,) = tmp_path.iterdir()
     rules = sorted(folder.glob("rules/*.yml"))
     assert [path.name for path in rules] == sorted(

@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from bench.http import Cost, Exporter, compare, report
+from testing.ports import free_port
 from tests.hardware.lab import Lab
 from tests.hardware.program import QUERY, value
 from tests.hardware.scenarios import scenario
-from tests.support.ports import free_port
 
 OURS = "mps-exporter"
 NVITOP = "nvitop-exporter"

@@ -30,7 +30,7 @@ from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.recording import Header, RecordingWriter
-from tests.support.player import Metrics
+from testing.player import Metrics
 
 HERE = Path(__file__).parent
 CONTROL = "nvidia-cuda-mps-control"

@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable
 
 from mps_exporter.daemon_registry import DaemonRecord
 from mps_exporter.diagnostics import findings
+from testing.player import Metrics
 from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab
-from tests.support.player import Metrics
 
 Scenario = Callable[[Lab], Awaitable[None]]
 SCENARIOS: dict[str, tuple[str, Scenario]] = {}

@@ -44,13 +44,13 @@ from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.sources.recording import read
-from tests.support.player import Player
-from tests.support.ports import free_port
-from tests.support.program import Page
-from tests.support.waiting import PATIENCE_SECONDS, until, until_awaited
-from tests.unit.grafana.stage import BEGAN
-from tests.unit.rules.rulebook import ROOT, RULE_FILES
-from tests.unit.rules.servers import UNITS, alertmanager, program, write_faster_rules
+from testing.player import Player
+from testing.ports import free_port
+from testing.program import Page
+from testing.prometheus_programs import UNITS, alertmanager, program, write_faster_rules
+from testing.prometheus_server import BEGAN
+from testing.rule_files import ROOT, RULE_FILES
+from testing.waiting import PATIENCE_SECONDS, until, until_awaited
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 PACE = 30

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.unit.rules import fleet
-from tests.unit.rules.rulebook import ROOT, RULE_FILES, TEST_FILES
-from tests.unit.rules.servers import program
+from testing import fleet_page
+from testing.prometheus_programs import program
+from testing.rule_files import ROOT, RULE_FILES, TEST_FILES
 
 PROMTOOLS = pytest.mark.parametrize("promtool", ["promtool", "promtool3"])
 
@@ -40,7 +40,7 @@ def test_prometheus_configuration_is_valid(promtool: str) -> None:
 
 @PROMTOOLS
 def test_settings_for_many_hosts_are_valid(promtool: str, tmp_path: Path) -> None:
-    (tmp_path / "fleet.yml").write_text(yaml.safe_dump(fleet.settings()))
+    (tmp_path / "fleet.yml").write_text(yaml.safe_dump(fleet_page.settings()))
     run(program(promtool), "check", "config", tmp_path / "fleet.yml")
 
 

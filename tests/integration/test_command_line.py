@@ -23,9 +23,9 @@ import pytest
 
 from mps_exporter.observations import ProcfsObservation
 from mps_exporter.sources.recording import RecordingError, read
-from tests.support.pipes import full_pipe
-from tests.support.ports import free_port
-from tests.support.waiting import PATIENCE_SECONDS, wait_for
+from testing.pipes import full_pipe
+from testing.ports import free_port
+from testing.waiting import PATIENCE_SECONDS, wait_for
 from tests.unit.web.webconfigs import TLS, write_certificates
 
 ROOT = Path(__file__).parents[2]

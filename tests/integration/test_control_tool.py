@@ -23,10 +23,10 @@ from mps_exporter.mps.protocol_v3 import parse_v3
 from mps_exporter.observations import DaemonFacts, Outcome
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.run_process import MAX_OUTPUT_BYTES, run_process
-from tests.support import fake_mps_v3 as published
-from tests.support.fake_host import install_tool, server, set_daemon
-from tests.support.waiting import PATIENCE_SECONDS as PATIENCE
-from tests.support.waiting import until
+from testing import fake_mps_v3 as published
+from testing.fake_host import install_tool, server, set_daemon
+from testing.waiting import PATIENCE_SECONDS as PATIENCE
+from testing.waiting import until
 
 SERVER = server(468, 1132, 1133, 1134, 1135)
 

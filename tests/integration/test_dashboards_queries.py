@@ -15,9 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.player import RECORDINGS, Metrics, Player
-from tests.unit.grafana import hand_made
-from tests.unit.grafana.reading import (
+from testing.dashboards import (
     FILES,
     Target,
     annotation_targets,
@@ -27,7 +25,8 @@ from tests.unit.grafana.reading import (
     variable_selector,
     variables,
 )
-from tests.unit.grafana.stage import (
+from testing.player import RECORDINGS, Metrics, Player
+from testing.prometheus_server import (
     GONE,
     JOB,
     OF_THE_SCRAPE,
@@ -40,8 +39,9 @@ from tests.unit.grafana.stage import (
     programs,
     scrapes_of,
 )
+from testing.rule_files import RULE_FILES
+from tests.unit.grafana import hand_made
 from tests.unit.grafana.subjects import EVERY, subjects
-from tests.unit.rules.rulebook import RULE_FILES
 
 ENDED = "an exporter that ended"
 """A recording's exporter, some seconds after it was there for the last time."""

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_host import install_tool, server, set_daemon
-from tests.support.fake_proc import HOST_NAMESPACE, FakeProc
+from testing.fake_host import install_tool, server, set_daemon
+from testing.fake_proc import HOST_NAMESPACE, FakeProc
 
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
 SCRIPT = "mps-terminate-clients.sh"

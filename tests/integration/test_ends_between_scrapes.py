@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.own_host import OwnHost, own_host
+from testing.own_host import OwnHost, own_host
 
 
 @pytest.fixture

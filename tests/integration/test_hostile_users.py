@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.support.attacker import (
+from testing.attacker import (
     ALICE,
     AS_ALICE,
     CONTROL,
@@ -26,8 +26,8 @@ from tests.support.attacker import (
     have_the_pid,
     in_namespaces,
 )
-from tests.support.own_host import OwnHost, own_host
-from tests.support.waiting import wait_for
+from testing.own_host import OwnHost, own_host
+from testing.waiting import wait_for
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.metrics.catalogue import CATALOGUE
-from tests.support.player import RECORDINGS, Metrics, Player
+from testing.player import RECORDINGS, Metrics, Player
 
 LOOKS = 8
 """How often to look in the course of a recording: some series last no longer than a client."""

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.own_host import Daemon, Metrics, OwnHost, own_host
-from tests.support.waiting import wait_for
+from testing.own_host import Daemon, Metrics, OwnHost, own_host
+from testing.waiting import wait_for
 
 PLUGIN = "/run/nvidia/mps/nvidia.com/gpu"
 CLAIM = "/var/lib/kubelet/plugins/gpu.nvidia.com/mps/claim-7f3a"

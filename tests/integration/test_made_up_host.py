@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.mps.server_queries import SETTLING_SECONDS
-from tests.support.fake_host import install_tool, server, set_daemon
-from tests.support.fake_proc import BOOT_TIME, FakeProc
-from tests.support.program import Page, Program, running
-from tests.support.waiting import until
+from testing.fake_host import install_tool, server, set_daemon
+from testing.fake_proc import BOOT_TIME, FakeProc
+from testing.program import Page, Program, running
+from testing.waiting import until
 
 DAEMON, SERVER, CLIENT = 400, 457, 455
 UUID = "GPU-00000000-1111-2222-3333-444444444444"

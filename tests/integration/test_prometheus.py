@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from tests.support.player import RECORDINGS
-from tests.support.ports import free_port
-from tests.support.program import Page, Program, running
-from tests.support.waiting import until_awaited
+from testing.player import RECORDINGS
+from testing.ports import free_port
+from testing.program import Page, Program, running
+from testing.waiting import until_awaited
 
 INCIDENTS = ("limits", "wait-served", "fault-held", "server-killed")
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"

@@ -12,7 +12,7 @@ import pytest
 from mps_exporter.commands.demo import built_in_playlist
 from mps_exporter.diagnostics import findings
 from mps_exporter.sources.recording import read
-from tests.support.player import RECORDINGS, Player
+from testing.player import RECORDINGS, Player
 
 TRUTHS = sorted(RECORDINGS.glob("*.json"))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.own_host import Daemon, Metrics, OwnHost, own_host
+from testing.own_host import Daemon, Metrics, OwnHost, own_host
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
 

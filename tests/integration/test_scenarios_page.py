@@ -11,10 +11,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.program import running
-from tests.support.waiting import until_awaited
-from tests.unit.rules.servers import program
+from testing.ports import free_port
+from testing.program import running
+from testing.prometheus_programs import program
+from testing.waiting import until_awaited
 from tools.scenario_figures import FIGURES, MARK, PAGE, fill
 
 ROOT = PAGE.parents[1]

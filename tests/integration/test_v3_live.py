@@ -11,12 +11,12 @@ from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
 from mps_exporter.sources import daemon_directories
 from mps_exporter.sources.live_host import LiveHost
-from tests.support import fake_mps_v3 as published
-from tests.support.fake_host import install_tool, set_daemon
-from tests.support.fake_proc import FakeProc
-from tests.support.player import Metrics
-from tests.support.v3_host import DAEMON, EVAL, LARGE, SERVER, TRAIN
-from tests.support.waiting import PATIENCE_SECONDS
+from testing import fake_mps_v3 as published
+from testing.fake_host import install_tool, set_daemon
+from testing.fake_proc import FakeProc
+from testing.player import Metrics
+from testing.v3_host import DAEMON, EVAL, LARGE, SERVER, TRAIN
+from testing.waiting import PATIENCE_SECONDS
 
 CONTROL = "/usr/bin/nvidia-cuda-mps-control"
 LINE = "[2026-11-21 08:00:00.000 {} {}] {}\n"

@@ -25,7 +25,7 @@ from mps_exporter.web.app import create_app
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.webconfig import WebConfigError, auth
 from mps_exporter.web.webconfig.passwords import MAX_WAITING
-from tests.support.waiting import PATIENCE_SECONDS, until
+from testing.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import served
 

@@ -19,7 +19,7 @@ from typing import cast
 import pytest
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 
-from tests.support.waiting import PATIENCE_SECONDS, until
+from testing.waiting import PATIENCE_SECONDS, until
 
 RUDE = ("127.0.0.2", 0)
 MAX_GROWTH_MIB = 160

@@ -12,8 +12,8 @@ import pytest
 import trustme
 from aiohttp import ClientError, ClientSession
 
-from tests.support.ports import free_port
-from tests.support.waiting import until_awaited
+from testing.ports import free_port
+from testing.waiting import until_awaited
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import served
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector
 
 from mps_exporter.web.listen import ListenError
-from tests.support.waiting import PATIENCE_SECONDS, until, until_awaited
+from testing.waiting import PATIENCE_SECONDS, until, until_awaited
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import connected, served
 

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.support.web_configurations import configurations, filled_in, write_certificates
+from testing.web_configurations import configurations, filled_in, write_certificates
 
 HERE = Path(__file__).parent
 TABLE = HERE.parents[1] / "tests" / "unit" / "web" / "toolkit_verdicts.json"

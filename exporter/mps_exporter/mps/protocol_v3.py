@@ -6,7 +6,7 @@ columns are those of NVIDIA's manual, in its order. (The tables that the tool pr
 long columns: PID 3165259 becomes "316...".)
 
 Nothing here was tried on hardware. The formats are those of NVIDIA's manual of release 615 and of
-captures that others published; tests/support/fake_mps_v3.py has each with its source. So what is
+captures that others published; testing/fake_mps_v3.py has each with its source. So what is
 not as described there is left out and counted, and no value is made up.
 
 Names of programs are chosen by whoever runs them, and names of servers and namespaces by whoever

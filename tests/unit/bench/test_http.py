@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.http import Cost, Exporter, compare, cpu_seconds, percentile, report
-from tests.support.ports import free_port
+from testing.ports import free_port
 
 SERVER = """
 import gzip, http.server, sys

@@ -26,10 +26,10 @@ from mps_exporter.observations import (
     ProcfsObservation,
 )
 from mps_exporter.sources.host import SourceTimeoutError
-from tests.support.mps_logs import EIGHT, PIPE, observation, script
-from tests.support.mps_script import HOLDER, arrives, client, pending, server_starts
-from tests.support.scripted_host import ScriptedHost, look
-from tests.support.waiting import PATIENCE_SECONDS, until
+from testing.mps_logs import EIGHT, PIPE, observation, script
+from testing.mps_script import HOLDER, arrives, client, pending, server_starts
+from testing.scripted_host import ScriptedHost, look
+from testing.waiting import PATIENCE_SECONDS, until
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 

@@ -38,7 +38,7 @@ from mps_exporter.snapshot import (
 )
 from mps_exporter.sources.control_tool_runs import cannot_run
 from mps_exporter.sources.recording import read
-from tests.support.player import RECORDINGS, Player
+from testing.player import RECORDINGS, Player
 
 PIPE = "/tmp/nvidia-mps"
 DAEMON = ProcessFacts(10, 1.0, 0, "root", "nvidia-cuda-mps-control", "S", 1, (10,))

@@ -24,7 +24,7 @@ from mps_exporter.metrics.content_format import (
 )
 from mps_exporter.metrics.exposition import Encoder, number
 from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
-from tests.support.library_form import to_metric
+from testing.library_form import to_metric
 
 FORMATS = (TEXT_0_0_4, TEXT_1_0_0, OPENMETRICS_1_0_0, OPENMETRICS_0_0_1)
 SCHEMES = (Escaping.ALLOW_UTF8, Escaping.UNDERSCORES, Escaping.DOTS)

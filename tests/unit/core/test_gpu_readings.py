@@ -28,8 +28,8 @@ from mps_exporter.snapshot import Gpu, Snapshot
 from mps_exporter.web import status_page
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_findings import make_status
-from tests.support.scripted_host import ScriptedHost
-from tests.unit.web.snapshots import NASTY
+from testing.scripted_host import ScriptedHost
+from testing.snapshots import NASTY
 
 PROGRAM = Path(mps_exporter.__file__).parent
 UUID = "GPU-00000000-1111-2222-3333-444444444444"

@@ -19,8 +19,8 @@ from mps_exporter.observations import (
     ProcfsObservation,
 )
 from mps_exporter.snapshot import Handover, Snapshot
-from tests.support.mps_logs import PIPE, Logs, start
-from tests.support.process_views import process_using
+from testing.mps_logs import PIPE, Logs, start
+from testing.process_views import process_using
 
 HUNG = b"""\
 [2026-11-22 11:39:34.626 Control  1813] Starting new server 1813 for user 1002

@@ -20,8 +20,8 @@ from mps_exporter.logging import (
     configure,
 )
 from mps_exporter.terminal import print_status
-from tests.support.pipes import full_pipe
-from tests.support.waiting import wait_for
+from testing.pipes import full_pipe
+from testing.waiting import wait_for
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from mps_exporter.metrics.render import Build, render
 from mps_exporter.metrics.spec import Family, HistogramValue
 from mps_exporter.sources.playlist import Playlist
 from mps_exporter.sources.recording import read
-from tests.support.player import RECORDINGS, Player
+from testing.player import RECORDINGS, Player
 
 LOOPS = 4
 Counts = dict[tuple[str, tuple[str, ...]], Count]

@@ -14,7 +14,7 @@ from mps_exporter.diagnostics import findings, recent_incidents
 from mps_exporter.diagnostics.actions import actions
 from mps_exporter.observations import LogChunk, LogsObservation
 from mps_exporter.sources.recording import Recording, read
-from tests.support.player import RECORDINGS, Metrics, Player
+from testing.player import RECORDINGS, Metrics, Player
 
 FIRST_CLIENT = b"PID: 810, Context ID: 0} connected"
 

@@ -36,7 +36,7 @@ from mps_exporter.sources.live_host import BRIEF_SAMPLE_SECONDS
 from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS
 from mps_exporter.sources.recording import read
 from mps_exporter.sources.replay_host import ReplayHost
-from tests.support.player import RECORDINGS
+from testing.player import RECORDINGS
 
 ROOT = Path(__file__).parents[3]
 SAMPLE = re.compile(r"^(\w+)(\{.*\})? \S+$")

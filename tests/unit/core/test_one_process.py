@@ -24,8 +24,8 @@ from mps_exporter.diagnostics.one_process import (
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcessView
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.process_view import view_process
-from tests.support.player import RECORDINGS, Player
-from tests.support.process_views import process_using
+from testing.player import RECORDINGS, Player
+from testing.process_views import process_using
 
 PAGES = Path(__file__).parents[3] / "docs" / "symptoms"
 

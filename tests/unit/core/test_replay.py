@@ -27,8 +27,8 @@ from mps_exporter.sources.replay_host import ReplayHost
 from mps_exporter.user_names import UserNames
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_findings import make_status
-from tests.support.player import RECORDINGS
-from tests.support.waiting import until_awaited
+from testing.player import RECORDINGS
+from testing.waiting import until_awaited
 
 CHAPTERS = ["limits", "wait", "hand-over", "fault", "unfinished-work", "ghost", "crash"]
 COUNTER = re.compile(r"^# TYPE (\w+) (?:counter|histogram)$", re.MULTILINE)

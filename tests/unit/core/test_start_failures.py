@@ -23,8 +23,8 @@ from mps_exporter.observations import (
 from mps_exporter.snapshot import ControlDaemon, Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.process_view import view_daemon
-from tests.support.player import RECORDINGS, Player
-from tests.support.process_views import process_using
+from testing.player import RECORDINGS, Player
+from testing.process_views import process_using
 
 RECORDING = RECORDINGS / "crash-loop.rec.gz"
 FAILED_AT = 0.7

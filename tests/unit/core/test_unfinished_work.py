@@ -9,7 +9,7 @@ from mps_exporter.observations import DaemonFacts, LogState
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_findings import make_status
-from tests.support.mps_logs import EIGHT, PIPE, read, sample
+from testing.mps_logs import EIGHT, PIPE, read, sample
 
 LOGS = tuple(LogState(PIPE, log, f"/l/{log}.log", readable=True) for log in ("control", "server"))
 TEN_TO_ELEVEN = EIGHT + 14 * 3600.0 + 55 * 60.0

@@ -34,9 +34,9 @@ from mps_exporter.sources.recording import Recording
 from mps_exporter.web import status_page
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_findings import make_status
-from tests.support import fake_mps_v3 as published
-from tests.support.player import Metrics, Player
-from tests.support.v3_host import (
+from testing import fake_mps_v3 as published
+from testing.player import Metrics, Player
+from testing.v3_host import (
     GPU,
     GROUP,
     PIPE,

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.program import running
-from tests.support.waiting import PATIENCE_SECONDS
+from testing.program import running
+from testing.waiting import PATIENCE_SECONDS
 from tests.unit.docs.markdown import ROOT, Block, blocks, files, pages
 
 NEEDS = {

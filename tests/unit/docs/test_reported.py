@@ -11,8 +11,8 @@ from mps_exporter.command_table import COMMANDS
 from mps_exporter.commands.doctor_report import CHECKS
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.metrics.catalogue import CATALOGUE
+from testing.player import RECORDINGS
 from tests.hardware.hangs import CASES
-from tests.support.player import RECORDINGS
 from tests.unit.docs.markdown import ROOT
 from tests.unit.docs.test_symptoms import findings_of
 from tools.hardware_cases import answers, cases

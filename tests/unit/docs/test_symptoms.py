@@ -8,7 +8,7 @@ import pytest
 
 from mps_exporter.diagnostics import ADVICE, findings, recent_incidents
 from mps_exporter.metrics.catalogue import CATALOGUE
-from tests.support.player import RECORDINGS, Player
+from testing.player import RECORDINGS, Player
 from tests.unit.docs.markdown import ROOT
 from tools.symptoms import FOLDER, REPORTED, Symptom, SymptomError, parse, symptoms, thread_link
 

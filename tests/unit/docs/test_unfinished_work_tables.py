@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
 
+from testing.archives import unpack
 from tools.unfinished_work_table import (
     ENDS,
     MARK,
@@ -48,8 +48,7 @@ def test_each_run_is_complete(found: list[Result]) -> None:
 
 
 def test_a_directory_of_runs_is_read_like_an_archive(tmp_path: Path) -> None:
-    with tarfile.open(SERIES[-1]) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(SERIES[-1], tmp_path)
     assert list(runs(tmp_path)) == list(runs(SERIES[-1]))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import promql_parser
 
 from grafana.style import Json
-from tests.unit.grafana.reading import filled, panels, variables
+from testing.dashboards import filled, panels, variables
 
 Rule = Callable[[Json], Iterator[str]]
 

@@ -11,8 +11,8 @@ from grafana import __main__ as generator
 from grafana import style
 from grafana.boards import BOARDS
 from grafana.style import Json
-from tests.unit.grafana.reading import FILES, load, panels, variables
-from tests.unit.rules.rulebook import alerts
+from testing.dashboards import FILES, load, panels, variables
+from testing.rule_files import alerts
 
 DASHBOARDS = [pytest.param(load(path), id=path.stem) for path in FILES]
 PANELS = [

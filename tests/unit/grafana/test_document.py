@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from grafana.boards import BOARDS
-from tests.support.player import RECORDINGS
+from testing.player import RECORDINGS
 from tests.unit.grafana import hand_made
 from tests.unit.grafana.subjects import EVERY, questions, subjects
 

@@ -11,7 +11,7 @@ import pytest
 
 from grafana.promql import FOREIGN, TARGET_LABELS, base_name, labels_of
 from mps_exporter.metrics.catalogue import CATALOGUE
-from tests.unit.grafana.reading import (
+from testing.dashboards import (
     FILES,
     Target,
     annotation_targets,

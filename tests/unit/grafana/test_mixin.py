@@ -10,8 +10,8 @@ from _jsonnet import evaluate_snippet
 
 from grafana.__main__ import DASHBOARDS
 from grafana.style import Json
-from tests.unit.grafana.reading import load
-from tests.unit.rules.rulebook import DASHBOARD_BASE, ROOT, RULE_FILES, RUNBOOK_BASE, rules
+from testing.dashboards import load
+from testing.rule_files import DASHBOARD_BASE, ROOT, RULE_FILES, RUNBOOK_BASE, rules
 
 TREE = ROOT.parent
 

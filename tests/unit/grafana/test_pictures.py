@@ -12,8 +12,8 @@ from grafana.boards import BOARDS
 from grafana.pictures import __main__ as pictures
 from grafana.pictures import hosts, server
 from grafana.pictures.look import Shot, Sight, report, wrong
-from tests.support import v3_host
-from tests.support.player import RECORDINGS, Player
+from testing import v3_host
+from testing.player import RECORDINGS, Player
 
 
 def test_without_a_grafana_it_says_how_to_get_one(

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from grafana.style import Json
+from testing.dashboards import FILES, load, panels
 from tests.unit.grafana import pitfalls
-from tests.unit.grafana.reading import FILES, load, panels
 
 DASHBOARDS = {path.stem: load(path) for path in FILES}
 Break = Callable[[Json], object]

@@ -24,7 +24,7 @@ from mps_exporter.mps.control_protocol import (
 )
 from mps_exporter.mps.protocol_v3 import V2_PARTITIONS
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
-from tests.support import fake_mps_control, fake_mps_v3
+from testing import fake_mps_control, fake_mps_v3
 
 GIB = 1 << 30
 H200 = ListedDevice(0, "GPU-cd18ce24-f68b-0d05-0661-2061f87bf9c3", "NVIDIA H200", "0000:00.06.00")

@@ -8,7 +8,7 @@ from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.mps.tracking_quota import OF_ORDINARY_USER
 from mps_exporter.observations import DaemonFacts, ProcessFacts
 from mps_exporter.snapshot import ServerSession
-from tests.support.mps_logs import (
+from testing.mps_logs import (
     EIGHT,
     GPU,
     GPU_TWO,
@@ -22,7 +22,7 @@ from tests.support.mps_logs import (
     start,
     summary,
 )
-from tests.support.mps_script import DAEMON, HOLDER, arrives, client, leaves, pending, server_starts
+from testing.mps_script import DAEMON, HOLDER, arrives, client, leaves, pending, server_starts
 
 FACTS = DaemonFacts(PIPE, "/log", process=ProcessFacts(630, EIGHT, state="S"))
 UNRECOGNIZED = "mps_control_log_unrecognized_lines_total('server',)"

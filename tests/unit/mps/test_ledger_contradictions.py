@@ -10,8 +10,8 @@ from mps_exporter.mps.control_protocol import ProbeReply, ServerReply
 from mps_exporter.mps.server_queries import ServerAnswers, servers_due, with_servers
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import ControlObservation, DaemonFacts, Outcome, ProcessFacts
-from tests.support.mps_logs import EIGHT, PIPE, at, more, observation, read, script, start, summary
-from tests.support.mps_script import HOLDER, client, leaves
+from testing.mps_logs import EIGHT, PIPE, at, more, observation, read, script, start, summary
+from testing.mps_script import HOLDER, client, leaves
 
 DAEMON = ProcessFacts(630, EIGHT, state="S", namespace_pids=(630,))
 SERVER = ProcessFacts(110, EIGHT + 1, name="nvidia-cuda-mps-server", state="S")

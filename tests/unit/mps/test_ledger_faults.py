@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.mps_logs import GPU, GPU_TWO, at, more, read, script, start, summary
-from tests.support.mps_script import DAEMON, HOLDER, arrives, client_on, leaves, server_starts
+from testing.mps_logs import GPU, GPU_TWO, at, more, read, script, start, summary
+from testing.mps_script import DAEMON, HOLDER, arrives, client_on, leaves, server_starts
 
 TWO_GPUS = (
     DAEMON

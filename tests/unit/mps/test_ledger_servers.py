@@ -9,7 +9,7 @@ import pytest
 from mps_exporter.mps.control_protocol import ListedDevice, ServerReply
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, LogName, ProcessFacts
-from tests.support.mps_logs import (
+from testing.mps_logs import (
     GPU,
     GPU_TWO,
     LOGS,
@@ -23,7 +23,7 @@ from tests.support.mps_logs import (
     start,
     summary,
 )
-from tests.support.mps_script import (
+from testing.mps_script import (
     DAEMON,
     HOLDER,
     arrives,

@@ -6,8 +6,8 @@ import pytest
 
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.snapshot import LedgerView
-from tests.support.mps_logs import Logs, at, more, read, script, start, summary
-from tests.support.mps_script import (
+from testing.mps_logs import Logs, at, more, read, script, start, summary
+from testing.mps_script import (
     DAEMON,
     HOLDER,
     arrives,

@@ -18,7 +18,7 @@ from mps_exporter.mps.log_merger import (
     LogMerger,
 )
 from mps_exporter.observations import LogChunk, LogName
-from tests.support.mps_logs import PIPE, at, script
+from testing.mps_logs import PIPE, at, script
 
 NOW = at("10:00")
 

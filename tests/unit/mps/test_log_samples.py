@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogChunk, LogName, LogsObservation
 from mps_exporter.snapshot import Incident, LedgerView
-from tests.support.mps_logs import (
+from testing.mps_logs import (
     LOGS,
     PIPE,
     SETTLED,

@@ -42,7 +42,7 @@ from mps_exporter.snapshot import (
     ServerDevice,
     SmPartition,
 )
-from tests.support import fake_mps_v3 as published
+from testing import fake_mps_v3 as published
 
 GIB = 1 << 30
 VLLM = "GPU-cc97390c-c189-71f5-1bb7-5b0af481fa0d"

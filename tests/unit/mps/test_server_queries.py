@@ -25,7 +25,7 @@ from mps_exporter.observations import (
     ProcessFacts,
 )
 from mps_exporter.snapshot import LedgerView, NamespaceClient, ServerSession
-from tests.support import fake_mps_v3 as published
+from testing import fake_mps_v3 as published
 
 PIPE = "/tmp/mps"
 NOW = 10_000.0

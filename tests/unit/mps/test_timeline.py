@@ -5,8 +5,8 @@ from __future__ import annotations
 from mps_exporter.mps import timeline
 from mps_exporter.mps.timeline import Timeline
 from mps_exporter.snapshot import LedgerView
-from tests.support.mps_logs import at, read, script
-from tests.support.mps_script import HOLDER, client, leaves, pending, server_ends, server_starts
+from testing.mps_logs import at, read, script
+from testing.mps_script import HOLDER, client, leaves, pending, server_ends, server_starts
 
 
 def spans(view: LedgerView) -> list[tuple[str, int | None, float, float, bool]]:

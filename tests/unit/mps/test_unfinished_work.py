@@ -12,8 +12,8 @@ from mps_exporter.mps.unfinished_work import (
     QUEUED_END_SECONDS,
 )
 from mps_exporter.snapshot import LedgerView
-from tests.support.mps_logs import GPU, GPU_TWO, at, more, read, script, start, summary
-from tests.support.mps_script import DAEMON, client_on, server_starts
+from testing.mps_logs import GPU, GPU_TWO, at, more, read, script, start, summary
+from testing.mps_script import DAEMON, client_on, server_starts
 
 SERVER = DAEMON + server_starts("00:01.000", "00:01.200", 110, 1001)
 NEIGHBOURS = client_on("00:01.300", 101, 110, GPU) + client_on("00:01.400", 102, 110, GPU)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.unit.rules.rulebook import RULE_FILES, Rule, rules
-from tests.unit.rules.servers import durations_of, faster, write_faster_rules
+from testing.prometheus_programs import durations_of, faster, write_faster_rules
+from testing.rule_files import RULE_FILES, Rule, rules
 
 
 @pytest.mark.parametrize(

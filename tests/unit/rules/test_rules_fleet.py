@@ -8,9 +8,9 @@ import pytest
 
 from bench.rules import by_name, exposition, series
 from mps_exporter.metrics.catalogue import CATALOGUE
+from testing.fleet_page import PAGE, dropped, kept_for_long, settings
+from testing.rule_files import Rule, records, rules
 from tests.unit.rules import promql, templates
-from tests.unit.rules.fleet import PAGE, dropped, kept_for_long, settings
-from tests.unit.rules.rulebook import Rule, records, rules
 
 NOT_KEPT = re.compile(r"daemon_uid_cause:.+|client:.+|instance:mps_exporter_build_info:known5m")
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.unit.rules import promql
-from tests.unit.rules.rulebook import (
+from testing.rule_files import (
     DASHBOARD_BASE,
     DASHBOARDS,
     ROOT,
@@ -23,6 +22,7 @@ from tests.unit.rules.rulebook import (
     rules,
     unit_tests,
 )
+from tests.unit.rules import promql
 
 RULES = pytest.mark.parametrize("rule", rules(), ids=str)
 ALERTS = pytest.mark.parametrize("rule", alerts(), ids=str)

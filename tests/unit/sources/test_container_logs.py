@@ -11,7 +11,7 @@ from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.container_logs import ContainerLogs
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.recording import Anonymiser
-from tests.support.fake_proc import FakeProc
+from testing.fake_proc import FakeProc
 
 ID, OTHER = "6" * 64, "7" * 64
 

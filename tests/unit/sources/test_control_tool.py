@@ -22,9 +22,9 @@ from mps_exporter.sources.circuit_breaker import CircuitBreaker
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.least_rights import PATH
 from mps_exporter.sources.run_process import ChildRights, ProcessResult
-from tests.support import fake_mps_control
-from tests.support import fake_mps_v3 as published
-from tests.support.fake_host import H200, server
+from testing import fake_mps_control
+from testing import fake_mps_v3 as published
+from testing.fake_host import H200, server
 
 DAEMON = DaemonFacts("/tmp/mps", "/tmp/log")
 OK = ProcessResult(0, b"468\n100.0\n")

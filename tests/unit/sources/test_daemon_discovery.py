@@ -21,9 +21,9 @@ from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER
 from mps_exporter.sources.pipe_directory import identity_of, lock_holder
 from mps_exporter.sources.processes import Processes
 from mps_exporter.sources.threaded_calls import ThreadedCalls
-from tests.support.fake_host import held_lock
-from tests.support.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
-from tests.support.waiting import PATIENCE_SECONDS
+from testing.fake_host import held_lock
+from testing.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
+from testing.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[3]
 

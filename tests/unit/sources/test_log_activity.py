@@ -13,8 +13,8 @@ from mps_exporter.observations import DaemonFacts, LogChunk
 from mps_exporter.sources import log_reader_pool
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.log_activity import last_activity
-from tests.support.mps_logs import PIPE, at, script
-from tests.support.waiting import PATIENCE_SECONDS
+from testing.mps_logs import PIPE, at, script
+from testing.waiting import PATIENCE_SECONDS
 
 
 def chunk(text: str) -> LogChunk:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.sources.log_reader import LogReader
-from tests.support.log_folder import LogFolder, own_logs, state
-from tests.support.mps_logs import at, script
+from testing.log_folder import LogFolder, own_logs, state
+from testing.mps_logs import at, script
 
 START = "{} C630 Starting control daemon using socket /tmp/mps/control"
 OLD = f"{START.format('00:01.000')}\n00:02.000 C630 Exit with status 0\n" + START.format(

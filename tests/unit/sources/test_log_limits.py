@@ -15,9 +15,9 @@ from mps_exporter.sources.log_reader_pool import (
     LogReaderPool,
     _shares,
 )
-from tests.support.log_folder import PIPE, LogFolder, own_logs, state
-from tests.support.mps_logs import script
-from tests.support.waiting import PATIENCE_SECONDS
+from testing.log_folder import PIPE, LogFolder, own_logs, state
+from testing.mps_logs import script
+from testing.waiting import PATIENCE_SECONDS
 
 LINE = "59:00.000 C630 UI closed"
 

@@ -18,8 +18,8 @@ from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogsObservation
 from mps_exporter.sources import log_tail
 from mps_exporter.sources.log_reader import LogReader, LogTarget
-from tests.support.log_folder import PIPE, LogFolder, own_logs, state
-from tests.support.mps_logs import LOGS, Logs, at, read, sample, script, summary
+from testing.log_folder import PIPE, LogFolder, own_logs, state
+from testing.mps_logs import LOGS, Logs, at, read, sample, script, summary
 
 
 @pytest.fixture

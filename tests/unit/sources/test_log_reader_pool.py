@@ -21,8 +21,8 @@ from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.log_reader import SETTLING_SECONDS, LogReader, LogTarget
 from mps_exporter.sources.log_reader_pool import LogReaderPool
-from tests.support.log_folder import own_logs
-from tests.support.waiting import PATIENCE_SECONDS, until, until_awaited
+from testing.log_folder import own_logs
+from testing.waiting import PATIENCE_SECONDS, until, until_awaited
 
 ROUND_SECONDS = 0.4
 """How long a look waits for what hangs."""

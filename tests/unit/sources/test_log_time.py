@@ -14,7 +14,7 @@ import pytest
 from mps_exporter.observations import LogChunk
 from mps_exporter.sources.log_reader import LogReader
 from mps_exporter.sources.log_search import parse_stamp
-from tests.support.log_folder import own_logs
+from testing.log_folder import own_logs
 
 PIPE = "/tmp/nvidia-mps"
 

@@ -16,10 +16,10 @@ from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.api import Code
 from mps_exporter.sources.nvml.memory_limits import FUNCTION, MAX_GROUPS
-from tests.support.fake_nvml import FakeDevice, FakeNvml
-from tests.support.fake_proc import FakeProc
-from tests.support.nvml_host import OPTIONS, opened
-from tests.support.waiting import PATIENCE_SECONDS
+from testing.fake_nvml import FakeDevice, FakeNvml
+from testing.fake_proc import FakeProc
+from testing.nvml_host import OPTIONS, opened
+from testing.waiting import PATIENCE_SECONDS
 
 ROOT = "/sys/fs/cgroup"
 GIB = 1 << 30

@@ -10,7 +10,7 @@ from mps_exporter.metrics.gpu_readings import BY_QUANTITY
 from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome
 from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
 from mps_exporter.sources.nvml.api import GPU_GONE, SESSION_GONE, Code
-from tests.support.fake_nvml import FakeDevice, FakeNvml
+from testing.fake_nvml import FakeDevice, FakeNvml
 
 CODES = [*Code, 77]
 METRICS = dict.fromkeys((1, 2, 3, 4, 5, 10, 11, 12, 13, 20, 21), 40.0)

@@ -12,9 +12,9 @@ import pytest
 from mps_exporter.sources.nvml import TICK_SECONDS, NvmlSession
 from mps_exporter.sources.nvml.api import Code
 from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS, QueryCache
-from tests.support.fake_nvml import FakeDevice, FakeNvml, recorded
-from tests.support.nvml_host import GPM, OPTIONS, gpu, of, only, opened, pass_time
-from tests.support.waiting import wait_for
+from testing.fake_nvml import FakeDevice, FakeNvml, recorded
+from testing.nvml_host import GPM, OPTIONS, gpu, of, only, opened, pass_time
+from testing.waiting import wait_for
 
 QUIET = replace(OPTIONS, xid_events=False)
 LAG = TICK_SECONDS + 0.5

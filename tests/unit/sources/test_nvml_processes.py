@@ -8,7 +8,7 @@ from mps_exporter.sources.nvml.api import Code, Device, ListedProcess
 from mps_exporter.sources.nvml.processes import CALLS, NOT_AVAILABLE, Listed, ProcessReader
 from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS, QueryCache
 from mps_exporter.sources.nvml.readings import SLOW
-from tests.support.fake_nvml import FakeDevice, FakeNvml
+from testing.fake_nvml import FakeDevice, FakeNvml
 
 MIB = 1 << 20
 

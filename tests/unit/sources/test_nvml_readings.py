@@ -14,7 +14,7 @@ from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
 from mps_exporter.sources.nvml.api import Argument, Code, Device, FieldAnswer
 from mps_exporter.sources.nvml.readings import FIELDS, ROWS, nvlink_rows
 from mps_exporter.sources.nvml.xid import XidCounts
-from tests.support.fake_nvml import FakeDevice, FakeNvml, recorded
+from testing.fake_nvml import FakeDevice, FakeNvml, recorded
 
 METRICS = dict.fromkeys((1, 2, 3, 4, 5, 10, 11, 12, 13), 50.0) | {20: 10.0, 21: 20.0}
 

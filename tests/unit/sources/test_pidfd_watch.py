@@ -18,7 +18,7 @@ from mps_exporter.sources import live_host
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.pidfd_watch import ProcessWatch, at_each_end, opener
-from tests.support.fake_proc import FakeProc
+from testing.fake_proc import FakeProc
 
 
 def child() -> subprocess.Popen[bytes]:

@@ -21,7 +21,7 @@ from mps_exporter.sources.nvml.api import (
     NvmlError,
 )
 from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
-from tests.support.waiting import PATIENCE_SECONDS
+from testing.waiting import PATIENCE_SECONDS
 
 DEVICE = Device(ctypes.c_void_p(0x1000))
 

@@ -7,7 +7,7 @@ import pytest
 
 from mps_exporter.sources import threaded_calls
 from mps_exporter.sources.threaded_calls import ThreadedCalls
-from tests.support.waiting import PATIENCE_SECONDS, wait_for
+from testing.waiting import PATIENCE_SECONDS, wait_for
 
 ALICE, BOB = 2001, 2002
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from mps_exporter.sources.worker_thread import WorkerBusyError, WorkerThread, WorkerTimeoutError
-from tests.support.waiting import PATIENCE_SECONDS as PATIENCE
-from tests.support.waiting import until, wait_for
+from testing.waiting import PATIENCE_SECONDS as PATIENCE
+from testing.waiting import until, wait_for
 
 
 def threads_named(name: str) -> int:

@@ -11,7 +11,7 @@ from mps_exporter.web.app import create_app
 from mps_exporter.web.events import EVENTS
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.server import serve
-from tests.support.waiting import PATIENCE_SECONDS
+from testing.waiting import PATIENCE_SECONDS
 from tests.unit.web.fakes import FakeBackend
 
 

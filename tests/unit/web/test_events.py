@@ -11,8 +11,8 @@ from aiohttp import ClientResponse
 from mps_exporter.snapshot import Incident
 from mps_exporter.web import events
 from mps_exporter.web.backend import DebugReport, DebugSource
-from tests.support.waiting import PATIENCE_SECONDS
-from tests.unit.web import snapshots as hosts
+from testing import snapshots as hosts
+from testing.waiting import PATIENCE_SECONDS
 from tests.unit.web.fakes import FakeBackend
 
 MakeClient = Callable[..., Awaitable[Any]]

@@ -16,8 +16,8 @@ from mps_exporter.web.listen import (
     listen,
     split_address,
 )
-from tests.support.ports import free_port
-from tests.support.waiting import PATIENCE_SECONDS
+from testing.ports import free_port
+from testing.waiting import PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
 from mps_exporter.web.metrics_handler import TIMEOUT_HEADER, collection_deadline
-from tests.support.waiting import PATIENCE_SECONDS, until
+from testing.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.fakes import FakeBackend
 
 MakeClient = Callable[..., Awaitable[Any]]

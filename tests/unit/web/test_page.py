@@ -23,8 +23,8 @@ from mps_exporter.web.history import History
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import HostStatus
 from mps_exporter.web.status_findings import make_status
+from testing import snapshots as hosts
 from tests.unit.docs.markdown import ROOT
-from tests.unit.web import snapshots as hosts
 from tests.unit.web.fakes import FakeBackend
 
 MakeClient = Callable[..., Awaitable[Any]]

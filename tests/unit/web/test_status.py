@@ -16,8 +16,8 @@ from mps_exporter.web import status_handler as status_module
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_findings import make_status
 from mps_exporter.web.status_page import render
-from tests.support.waiting import PATIENCE_SECONDS, until
-from tests.unit.web import snapshots as hosts
+from testing import snapshots as hosts
+from testing.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.fakes import FakeBackend
 
 MakeClient = Callable[..., Awaitable[Any]]

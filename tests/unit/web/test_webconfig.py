@@ -21,7 +21,7 @@ from mps_exporter.web.webconfig.passwords import (
     network_of,
 )
 from mps_exporter.web.webconfig.reload import Loaded, load
-from tests.support.waiting import PATIENCE_SECONDS, until
+from testing.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.webconfigs import TLS, write_certificates
 
 MUTUAL = TLS + "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
 
-from tests.support.waiting import PATIENCE_SECONDS, until
+from testing.waiting import PATIENCE_SECONDS, until
 
 FLAGS = (
     "--headless",

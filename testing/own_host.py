@@ -27,10 +27,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mps_exporter.mps.server_queries import SETTLING_SECONDS
-from tests.support.fake_host import install_tool
-from tests.support.waiting import PATIENCE_SECONDS, wait_for
+from testing.fake_host import install_tool
+from testing.waiting import PATIENCE_SECONDS, wait_for
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 SOCKET = "/run/exporter/exporter.sock"
 STAND_INS = "/run/stand-ins"
 PROGRAMS = f"{STAND_INS}/programs"
@@ -421,7 +421,7 @@ def own_host() -> Iterator[OwnHost]:
             "--mount-proc",
             sys.executable,
             "-m",
-            "tests.support.own_host",
+            "testing.own_host",
         ],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,

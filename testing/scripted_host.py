@@ -25,10 +25,10 @@ from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.log_activity import last_activity
 from mps_exporter.sources.pidfd_watch import at_each_end
 from mps_exporter.sources.run_process import ChildRights, ProcessResult
-from tests.support import fake_mps_control
-from tests.support.fake_host import H200
-from tests.support.mps_logs import EIGHT, LOGS, PIPE, Logs, observation, script
-from tests.support.mps_script import HOLDER
+from testing import fake_mps_control
+from testing.fake_host import H200
+from testing.mps_logs import EIGHT, LOGS, PIPE, Logs, observation, script
+from testing.mps_script import HOLDER
 
 DAEMON, SERVER, CLIENT = 630, 110, 100
 

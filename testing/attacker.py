@@ -10,8 +10,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from tests.support.own_host import PROGRAMS, Daemon, OwnHost
-from tests.support.waiting import wait_for
+from testing.own_host import PROGRAMS, Daemon, OwnHost
+from testing.waiting import wait_for
 
 ALICE = 2001
 AS_ALICE = (f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups", "--bounding-set=-all")

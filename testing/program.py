@@ -13,8 +13,8 @@ from pathlib import Path
 
 import aiohttp
 
-from tests.support.ports import free_port
-from tests.support.waiting import PATIENCE_SECONDS, until_awaited
+from testing.ports import free_port
+from testing.waiting import PATIENCE_SECONDS, until_awaited
 
 SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -100,7 +100,7 @@ async def running(folder: Path, *flags: str, **environment: str) -> AsyncIterato
             f"--web.listen-address=127.0.0.1:{port}",
             stderr=output,
             env={**os.environ, **environment},
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[1],
         )
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_SECONDS)) as session:
         program = Program(process, port, session, log)

@@ -16,7 +16,7 @@ from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogChunk, LogName, LogsObservation, LogState
 from mps_exporter.snapshot import Histogram, LedgerView, LogMetricValues
 
-SAMPLES = Path(__file__).parents[1] / "recordings" / "samples"
+SAMPLES = Path(__file__).parents[1] / "tests" / "recordings" / "samples"
 PIPE = "/tmp/mps"
 LOGS: tuple[LogName, LogName] = ("control", "server")
 GPU = "GPU-00000000-1111-2222-3333-444444444444"

@@ -12,7 +12,7 @@ import yaml
 
 from tools.rules import usual_severity
 
-ROOT = Path(__file__).parents[3] / "prometheus"
+ROOT = Path(__file__).parents[1] / "prometheus"
 RULE_FILES = tuple(sorted((ROOT / "rules").glob("*.yml")))
 TEST_FILES = tuple(sorted((ROOT / "tests").glob("*.yml")))
 RUNBOOKS = ROOT / "runbooks"

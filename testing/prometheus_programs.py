@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.unit.rules.rulebook import ROOT, RULE_FILES
+from testing.rule_files import ROOT, RULE_FILES
 
 TREE = ROOT.parent
 

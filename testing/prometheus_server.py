@@ -28,12 +28,12 @@ from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.snapshot import RecordingInfo
 from mps_exporter.sources.recording import read
-from tests.support.player import RECORDINGS, Player
-from tests.support.ports import free_port
-from tests.support.waiting import PATIENCE_SECONDS, wait_for
-from tests.unit.grafana.reading import Target, filled
-from tests.unit.rules.rulebook import ROOT
-from tests.unit.rules.servers import program
+from testing.dashboards import Target, filled
+from testing.player import RECORDINGS, Player
+from testing.ports import free_port
+from testing.prometheus_programs import program
+from testing.rule_files import ROOT
+from testing.waiting import PATIENCE_SECONDS, wait_for
 
 SCRAPE_SECONDS = 0.5
 STARTUP_SECONDS = 60

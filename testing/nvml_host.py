@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from mps_exporter.observations import GpuObservation, NvmlObservation
 from mps_exporter.sources.nvml import TICK_SECONDS, Clock, NvmlOptions, NvmlSession
-from tests.support.fake_nvml import FakeDevice, FakeNvml
-from tests.support.waiting import PATIENCE_SECONDS
+from testing.fake_nvml import FakeDevice, FakeNvml
+from testing.waiting import PATIENCE_SECONDS
 
 GPM = dict.fromkeys((1, 2, 3, 4, 5, 10, 11, 12, 13), 100.0) | {20: 10.0, 21: 20.0}
 """GPM metrics while busy: percentages, and MiB/s."""

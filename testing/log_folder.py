@@ -8,7 +8,7 @@ from typing import Any
 
 from mps_exporter.observations import LogChunk, LogsObservation, LogState
 from mps_exporter.sources.log_reader import LogReader, LogTarget
-from tests.support.mps_logs import EIGHT, script
+from testing.mps_logs import EIGHT, script
 
 PIPE = "/tmp/nvidia-mps"
 

@@ -14,7 +14,7 @@ from mps_exporter.sources.recording import Recording, read
 from mps_exporter.sources.replay_host import ReplayHost
 
 Value = float | HistogramValue
-RECORDINGS = Path(__file__).parents[1] / "recordings"
+RECORDINGS = Path(__file__).parents[1] / "tests" / "recordings"
 STEP_SECONDS = 0.5
 
 

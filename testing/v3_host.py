@@ -24,8 +24,8 @@ from mps_exporter.observations import (
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.recording import Header, Recording
 from mps_exporter.sources.run_process import ChildRights, ProcessResult
-from tests.support import fake_mps_v3 as published
-from tests.support.fake_mps_control import V3_USAGE
+from testing import fake_mps_v3 as published
+from testing.fake_mps_control import V3_USAGE
 
 PIPE = "/run/nvidia-mps"
 GPU = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"

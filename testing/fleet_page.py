@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tests.unit.rules.rulebook import ROOT
+from testing.rule_files import ROOT
 
 PAGE = ROOT.parent / "docs" / "fleet.md"
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support import fake_mps_control
+from testing import fake_mps_control
 
 H200: Mapping[str, Any] = {
     "ordinal": 0,

@@ -1,0 +1,1 @@
+"""What tests, benchmarks, tools and pictures share: stand-ins, recordings played, real programs."""
