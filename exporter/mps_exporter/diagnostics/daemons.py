@@ -8,8 +8,8 @@ from functools import partial
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics import shares, visibility
-from mps_exporter.diagnostics.catalogue import ADVICE, Finding, Texts
-from mps_exporter.diagnostics.partitions import of_partitioning
+from mps_exporter.diagnostics.finding_titles import ADVICE, Finding, Texts
+from mps_exporter.diagnostics.partitions import partition_findings
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.snapshot import Client, ControlDaemon, PossibleUnfinishedWork, Server, Wait
 
@@ -25,7 +25,9 @@ AddFinding = Callable[..., Finding]
 """(advice, texts, since=...) of one daemon."""
 
 
-def of_daemon(daemon: ControlDaemon, now: float, name_of: UserNameLookup) -> Iterator[Finding]:
+def daemon_findings(
+    daemon: ControlDaemon, now: float, name_of: UserNameLookup
+) -> Iterator[Finding]:
     """All findings of one daemon."""
 
     def found(name: str, texts: Texts, since: float | None = None) -> Finding:
@@ -38,12 +40,12 @@ def of_daemon(daemon: ControlDaemon, now: float, name_of: UserNameLookup) -> Ite
     yield from _queue(daemon, name, found, name_of, now)
     clients = [client for server in daemon.servers for client in server.clients]
     yield from _limits(clients, found, name_of)
-    yield from of_partitioning(daemon, name_of)
-    yield from shares.of_daemon(daemon, clients, found, name_of)
+    yield from partition_findings(daemon, name_of)
+    yield from shares.share_findings(daemon, clients, found, name_of)
     for log in daemon.logs:
         if log.size_bytes is not None and log.size_bytes > LOG_LARGE_BYTES:
             yield found("log_large", partial(_large_texts, daemon, log.path, log.size_bytes))
-    yield from visibility.of_daemon(daemon, name, found)
+    yield from visibility.daemon_visibility_findings(daemon, name, found)
 
 
 def _large_texts(daemon: ControlDaemon, path: str, size_bytes: int) -> tuple[str, str]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.actions import actions, docs_page, quoted_path
-from mps_exporter.diagnostics.catalogue import Finding
+from mps_exporter.diagnostics.finding_commands import actions, docs_page, quoted_path
+from mps_exporter.diagnostics.finding_titles import Finding
 from mps_exporter.diagnostics.shares import Excess, looser
 from mps_exporter.mps.client_limits import (
     DaemonGpus,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from mps_exporter.merge.inputs import DaemonInputs, MergeContext, ServerInputs
+from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext, ServerInputs
 from mps_exporter.mps import client_limits
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.snapshot import Client, ClientSession, LimitSource
@@ -64,7 +64,7 @@ def merge_clients(context: MergeContext, server: ServerInputs) -> tuple[Client, 
         gpus=_daemon_gpus(context, server),
         ordinals={uuid: ordinal for ordinal, uuid in server.devices.items()},
         ratio=server.thread_ratio(),
-        memory=server.memory_limits(),
+        memory=server.memory_limits_by_ordinal(),
     )
     return tuple(client_of(context, session, server, server_limits) for session in sessions)
 

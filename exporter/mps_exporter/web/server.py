@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from mps_exporter.web.connection_limits import Connections
-from mps_exporter.web.listen import close, display_address, from_systemd, listen
+from mps_exporter.web.listen import close_sockets, display_address, from_systemd, listen
 from mps_exporter.web.options import WebOptions
+from mps_exporter.web.slow_clients import Connections
 from mps_exporter.web.state import TLS_CONTEXT
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def _protocol_log() -> logging.Logger:
     return log
 
 
-async def serve(
+async def serve_app(
     app: web.Application,
     options: WebOptions,
     stop: asyncio.Event,
@@ -68,7 +68,7 @@ async def serve(
         await runner.setup()
         await _serve(runner, options, stop, sockets, on_listening)
     finally:
-        close(sockets, remove_files=not options.systemd_socket)
+        close_sockets(sockets, remove_files=not options.systemd_socket)
         await runner.cleanup()
 
 
@@ -105,7 +105,7 @@ async def _serve(
         for task in accepting:
             task.cancel()
         await asyncio.gather(*accepting, stopping, return_exceptions=True)
-        close(sockets, remove_files=not options.systemd_socket)
+        close_sockets(sockets, remove_files=not options.systemd_socket)
         await runner.cleanup()
         sweeping.cancel()
         connections.abort_all()

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.catalogue import Finding
 from mps_exporter.diagnostics.daemons import may_be_ended
+from mps_exporter.diagnostics.finding_titles import Finding
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 
 MAX_PIDS = 20
