@@ -111,6 +111,10 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("tests/unit/mps/test_client_limits.py", "tests/unit/core/test_merge.py"),
     ),
     (
+        "mps/thread_percentage.py",
+        ("tests/unit/mps/test_thread_percentage.py", "tests/unit/core/test_merge.py"),
+    ),
+    (
         "mps/control_protocol.py",
         (
             "tests/unit/mps/test_control_protocol.py",

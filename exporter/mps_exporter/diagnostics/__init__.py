@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 
 from mps_exporter.diagnostics.daemons import daemon_findings
-from mps_exporter.diagnostics.finding_titles import ADVICE, Advice, Finding, Severity
+from mps_exporter.diagnostics.finding import Advice, Finding, Severity
+from mps_exporter.diagnostics.finding_titles import ADVICE
 from mps_exporter.diagnostics.gpus import gpu_findings
 from mps_exporter.diagnostics.incidents import incident_findings
 from mps_exporter.diagnostics.visibility import host_visibility_findings, unseen

@@ -7,7 +7,8 @@ from functools import partial
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.causes import VOLTA
-from mps_exporter.diagnostics.finding_titles import ADVICE, Finding, Texts
+from mps_exporter.diagnostics.finding import Finding, Texts
+from mps_exporter.diagnostics.finding_titles import ADVICE
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Gpu, Snapshot

@@ -7,7 +7,8 @@ from functools import partial
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.causes import start_failure
-from mps_exporter.diagnostics.finding_titles import ADVICE, Finding
+from mps_exporter.diagnostics.finding import Finding
+from mps_exporter.diagnostics.finding_titles import ADVICE
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import DaemonConditions
 from mps_exporter.snapshot import ControlDaemon, Incident, Snapshot

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding_titles import ADVICE, Finding
+from mps_exporter.diagnostics.finding import Finding
+from mps_exporter.diagnostics.finding_titles import ADVICE
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.snapshot import (
     Client,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding_titles import Finding
+from mps_exporter.diagnostics.finding import Finding
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.snapshot import Client, ControlDaemon
 

@@ -8,7 +8,8 @@ from functools import partial
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.causes import too_long
-from mps_exporter.diagnostics.finding_titles import ADVICE, Finding
+from mps_exporter.diagnostics.finding import Finding
+from mps_exporter.diagnostics.finding_titles import ADVICE
 from mps_exporter.observations import HostTraces, MpsDirectory, ProcessFacts
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding_titles import ADVICE, Finding, Texts
+from mps_exporter.diagnostics.finding import Finding, Texts
+from mps_exporter.diagnostics.finding_titles import ADVICE
 from mps_exporter.observations import LogName, LogState
 from mps_exporter.snapshot import CollectorResult, ControlDaemon, Snapshot
 

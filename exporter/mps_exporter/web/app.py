@@ -13,10 +13,10 @@ from mps_exporter.web import (
     status_handler,
 )
 from mps_exporter.web.backend import Backend
+from mps_exporter.web.connections import track_request
 from mps_exporter.web.limiter import ConcurrencyLimiter
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.responses import Handler, add_headers, plain_errors
-from mps_exporter.web.slow_clients import track_request
 from mps_exporter.web.state import BACKEND, OPTIONS, TLS_CONTEXT, WEB_CONFIG
 from mps_exporter.web.webconfig import WebConfigWatch, install
 

@@ -16,10 +16,10 @@ from aiohttp import web
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.user_names import UserNames
 from mps_exporter.web.backend import Backend
+from mps_exporter.web.connections import connection_of
 from mps_exporter.web.history import History
 from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
 from mps_exporter.web.responses import text_response
-from mps_exporter.web.slow_clients import connection_of
 from mps_exporter.web.state import BACKEND, OPTIONS
 from mps_exporter.web.status_api import incident_view
 

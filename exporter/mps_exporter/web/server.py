@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from mps_exporter.web.connections import Connections
 from mps_exporter.web.listen import close_sockets, display_address, from_systemd, listen
 from mps_exporter.web.options import WebOptions
-from mps_exporter.web.slow_clients import Connections
 from mps_exporter.web.state import TLS_CONTEXT
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ async def _serve(
     accepting: list[asyncio.Task[None]] = [
         asyncio.create_task(connections.accept(one)) for one in sockets
     ]
-    sweeping = asyncio.create_task(connections.abort_overdue())
+    sweeping = asyncio.create_task(connections.abort_slow_clients())
     stopping = asyncio.create_task(stop.wait())
     try:
         # An accept loop ends only by a fault of ours: better to stop than to go on deaf.

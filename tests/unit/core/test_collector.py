@@ -12,8 +12,9 @@ import pytest
 
 from mps_exporter import collector as collector_module
 from mps_exporter import daemon_queries
-from mps_exporter.daemon_registry import MAX_PIDS_PER_USER, DaemonRegistry
+from mps_exporter.daemon_registry import DaemonRegistry
 from mps_exporter.mps.server_queries import has_resumed
+from mps_exporter.mps.watched_processes import MAX_PIDS_PER_USER
 from mps_exporter.observations import (
     DaemonFacts,
     GpuObservation,

@@ -13,7 +13,8 @@ import pytest
 
 from mps_exporter import diagnostics
 from mps_exporter.diagnostics import ADVICE
-from mps_exporter.diagnostics.finding_commands import Action, actions, docs_url, runbook_url
+from mps_exporter.diagnostics.finding_commands import actions, docs_url, runbook_url
+from mps_exporter.diagnostics.safe_commands import Action
 from mps_exporter.observations import LogState, Reading
 from mps_exporter.snapshot import CollectorResult, Incident, Snapshot, TimelineSpan, Wait
 from mps_exporter.web import history as history_module
