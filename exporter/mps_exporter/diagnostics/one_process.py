@@ -419,12 +419,13 @@ def _connection(
         )
     elif daemon is not None and (full := _full(daemon, snapshot)) is not None:
         yield full
-    elif daemon is not None and not daemon.follows("control"):
-        yield Check(
-            "connection",
-            "unknown",
-            "whether it waits cannot be seen: control.log is not readable.",
+    elif daemon is not None and not daemon.shows_waits:
+        why = (
+            "an MPS v3 daemon does not tell"
+            if daemon.follows("control")
+            else "control.log is not readable"
         )
+        yield Check("connection", "unknown", f"whether it waits cannot be seen: {why}.")
     else:
         yield Check(
             "connection",

@@ -106,8 +106,13 @@ def unseen(snapshot: Snapshot) -> tuple[str, ...]:
         at = f" at {humanize.printable(daemon.pipe_directory, 400)}" if several else ""
         if daemon.state is None:
             found.append(f"whether the daemon{at} answers is not known")
-        if not daemon.follows("control"):
-            found.append(f"whether clients wait{at} is not known: {_why_not(daemon, 'control')}")
+        if not daemon.shows_waits:
+            why = (
+                "an MPS v3 daemon does not tell"
+                if daemon.follows("control")
+                else _why_not(daemon, "control")
+            )
+            found.append(f"whether clients wait{at} is not known: {why}")
         if not daemon.follows("server"):
             found.append(
                 f"faults and hung clients{at} cannot be detected: {_why_not(daemon, 'server')}"

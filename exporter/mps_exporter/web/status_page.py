@@ -201,7 +201,7 @@ def numbers(totals: TotalsView, now: float, daemons: int) -> tuple[Tile, ...]:
     clients = str(totals.clients)
     if totals.clients is None:
         clients = f"{totals.clients_at_least} or more" if totals.clients_at_least else unknown
-    waiting = Tile("Waiting", unknown, "control.log cannot be read")
+    waiting = Tile("Waiting", unknown, "no readable log shows it")
     if totals.waiting is not None:
         longest = totals.longest_wait_seconds
         note = "no client waits" if longest is None else f"longest {humanize.age(longest)}"

@@ -15,6 +15,7 @@ from mps_exporter import diagnostics
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.diagnostics.finding_commands import actions, docs_url, runbook_url
 from mps_exporter.diagnostics.safe_commands import Action
+from mps_exporter.diagnostics.visibility import unseen
 from mps_exporter.observations import LogState, Reading
 from mps_exporter.snapshot import CollectorResult, Incident, Snapshot, TimelineSpan, Wait
 from mps_exporter.web import history as history_module
@@ -65,12 +66,17 @@ def test_the_five_numbers() -> None:
 def test_a_number_that_is_not_known_is_no_zero() -> None:
     blind = hosts.blind()
     assert number(blind, "GPUs")[0] == "not known"
-    assert number(blind, "Waiting") == ("not known", "control.log cannot be read")
+    assert number(blind, "Waiting") == ("not known", "no readable log shows it")
     assert number(blind, "Incidents in 24 h") == ("not known", "not all logs can be read")
     assert number(blind, "SM activity")[0] == "not known"
     unknown = hosts.server(pid=9, clients_connected=None)
     host = hosts.snapshot(hosts.daemon(hosts.server(hosts.client(1)), unknown))
     assert number(host, "Clients")[0] == "1 or more"
+    newer = hosts.daemon(protocol="3")
+    assert number(hosts.snapshot(newer), "Waiting")[0] == "not known"
+    assert unseen(hosts.snapshot(newer)) == (
+        "whether clients wait is not known: an MPS v3 daemon does not tell",
+    )
 
 
 def test_incidents_are_those_of_a_day_that_matter() -> None:
