@@ -13,8 +13,8 @@ from typing import Literal
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics import ADVICE
-from mps_exporter.diagnostics.actions import Action
 from mps_exporter.diagnostics.partitions import partitioning_lines
+from mps_exporter.diagnostics.safe_commands import Action
 from mps_exporter.snapshot import (
     Client,
     ControlDaemon,

@@ -304,7 +304,7 @@ def test_the_report_gives_the_answer_first() -> None:
         Check("connection", "problem", "It waits.", "Wait.", "a-program-hangs-in-cuinit"),
         Check("variables", "warning", "CUDA_PROFILE is set.", "Unset it.", "", "unset X"),
     ]
-    lines = list(process_report.report(7, checks))
+    lines = list(process_report.check_lines(7, checks))
     assert lines[:3] == [
         "Process 7: It waits.",
         "    do:    Wait.",
@@ -317,8 +317,8 @@ def test_the_report_gives_the_answer_first() -> None:
         "            do: Unset it.",
         "            run: unset X",
     ]
-    assert process_report.exit_status({7: checks[:1], 8: checks}) == 1
-    assert process_report.exit_status({7: checks[:1]}) == 0
+    assert process_report.checks_exit_status({7: checks[:1], 8: checks}) == 1
+    assert process_report.checks_exit_status({7: checks[:1]}) == 0
     assert json.loads(json.dumps(process_report.as_objects(7, checks)))["outcome"] == "problem"
 
 
