@@ -20,9 +20,9 @@ def merge_gpu(
     servers = context.server_pids.union(
         server.pid for daemon in daemons for server in daemon.servers
     )
-    clients = [client for client in _clients(daemons) if client.is_on(gpu.uuid)]
+    clients = [client for client in _all_clients(daemons) if client.is_on(gpu.uuid)]
     by_kind = _processes_by_kind(gpu, servers)
-    stranded = _stranded(by_kind, daemons, inputs)
+    stranded = _stranded_pids(by_kind, daemons, inputs)
     direct = tuple(sorted(by_kind.get("direct", ())))
     return Gpu(
         observation=gpu,
@@ -45,7 +45,7 @@ def merge_gpu(
     )
 
 
-def _clients(daemons: Iterable[ControlDaemon]) -> Iterable[Client]:
+def _all_clients(daemons: Iterable[ControlDaemon]) -> Iterable[Client]:
     for daemon in daemons:
         for server in daemon.servers:
             yield from server.clients
@@ -92,7 +92,7 @@ def _processes_by_kind(gpu: GpuObservation, servers: frozenset[int]) -> dict[Pro
     return {kind: processes_by_kind[kind] for kind in PROCESS_KINDS if kind in processes_by_kind}
 
 
-def _stranded(
+def _stranded_pids(
     by_kind: Mapping[ProcessKind, set[int]],
     daemons: tuple[ControlDaemon, ...],
     inputs: Sequence[DaemonInputs],
@@ -111,12 +111,12 @@ def _stranded(
     all_readable = all(
         daemon.log_readable("control") and daemon.log_readable("server") for daemon in inputs
     ) and not any(daemon.protocol == "3" for daemon in daemons)  # a new client is listed later
-    connected = {client.pid for client in _clients(daemons)}
+    connected = {client.pid for client in _all_clients(daemons)}
     if not all_readable or 0 in connected or any(daemon.dropped_clients for daemon in daemons):
         return None
     if any(map(_may_miss_clients, inputs)):
         return None
-    return tuple(sorted(candidates - connected - _listed(inputs)))
+    return tuple(sorted(candidates - connected - _listed_client_pids(inputs)))
 
 
 def _may_miss_clients(daemon: DaemonInputs) -> bool:
@@ -128,7 +128,7 @@ def _may_miss_clients(daemon: DaemonInputs) -> bool:
     )
 
 
-def _listed(inputs: Sequence[DaemonInputs]) -> set[int]:
+def _listed_client_pids(inputs: Sequence[DaemonInputs]) -> set[int]:
     """PIDs, as their daemons number processes, that the control tool says are clients."""
     replies = (reply for daemon in inputs for reply in daemon.answers.servers.values())
     return {pid for reply in replies for pids in (reply.contexts or {}).values() for pid in pids}
