@@ -90,7 +90,7 @@ def _run(command: str, settings: Settings, given: dict[str, object]) -> int:
 Start = Callable[[Settings, Mapping[str, object]], Coroutine[None, None, int] | int]
 
 
-def _serve(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, None, int]:
+def _serve_command(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, None, int]:
     if given["textfile"] is not None:
         from mps_exporter.commands.once import write_metrics
 
@@ -145,7 +145,7 @@ def _doctor(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, 
         settings,
         as_json=bool(given["json"]),
         recording=None if recording is None else Path(str(recording)),
-        at_seconds=None if moment is None else _duration("--at", str(moment)),
+        at_seconds=None if moment is None else _duration_flag("--at", str(moment)),
         check=None if check is None else str(check),
         selection=_selection(given),
     )
@@ -192,8 +192,8 @@ def _record(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, 
     return record(
         settings,
         path=Path(str(given["recording"])),
-        duration_seconds=_duration("--duration", str(given["duration"])),
-        interval_seconds=_duration("--interval", str(given["interval"])),
+        duration_seconds=_duration_flag("--duration", str(given["duration"])),
+        interval_seconds=_duration_flag("--interval", str(given["interval"])),
         anonymise=bool(given["anonymise"]),
         scenario=str(given["scenario"] or ""),
     )
@@ -208,7 +208,7 @@ def _completion(settings: Settings, given: Mapping[str, object]) -> int:
 
 
 COMMANDS: dict[str, Start] = {
-    "serve": _serve,
+    "serve": _serve_command,
     "demo": _demo,
     "doctor": _doctor,
     "record": _record,
@@ -216,7 +216,7 @@ COMMANDS: dict[str, Start] = {
 }
 
 
-def _duration(flag: str, text: str) -> float:
+def _duration_flag(flag: str, text: str) -> float:
     try:
         seconds = parse_duration(text)
     except ValueError as error:

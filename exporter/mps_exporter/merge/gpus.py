@@ -32,7 +32,7 @@ def merge_gpus(
     merged = list[Gpu]()
     for gpu in gpus:
         by_kind = _processes_by_kind(gpu, servers)
-        stranded = _stranded(by_kind, queued, known)
+        stranded = _stranded_pids(by_kind, queued, known)
         on_it = by_gpu.get(gpu.uuid, ())
         merged.append(_merge_gpu(context, gpu, daemons, on_it, by_kind, stranded))
     return tuple(merged)
@@ -109,7 +109,7 @@ def _processes_by_kind(gpu: GpuObservation, servers: frozenset[int]) -> dict[Pro
     return {kind: processes_by_kind[kind] for kind in PROCESS_KINDS if kind in processes_by_kind}
 
 
-def _stranded(
+def _stranded_pids(
     by_kind: Mapping[ProcessKind, set[int]], queued: set[int], known: set[int] | None
 ) -> tuple[int, ...] | None:
     """Find the MPS processes without a server; None: not known.
@@ -137,7 +137,7 @@ def _known_clients(
         return None
     if any(map(_may_miss_clients, inputs)):
         return None
-    return connected | _listed(inputs)
+    return connected | _listed_client_pids(inputs)
 
 
 def _may_miss_clients(daemon: DaemonInputs) -> bool:
@@ -149,7 +149,7 @@ def _may_miss_clients(daemon: DaemonInputs) -> bool:
     )
 
 
-def _listed(inputs: Sequence[DaemonInputs]) -> set[int]:
+def _listed_client_pids(inputs: Sequence[DaemonInputs]) -> set[int]:
     """PIDs, as their daemons number processes, that the control tool says are clients."""
     replies = (reply for daemon in inputs for reply in daemon.answers.servers.values())
     return {pid for reply in replies for pids in (reply.contexts or {}).values() for pid in pids}

@@ -244,7 +244,7 @@ def _client_session(server: TrackedServer, client: TrackedClient) -> ClientSessi
     contexts: dict[str, int] = {}
     for uuid in client.contexts.values():
         contexts[uuid] = contexts.get(uuid, 0) + 1
-    state, since = _client_state(client)
+    state, since = _state_of_client(client)
     return ClientSession(
         pid=client.pid,
         server_pid=server.pid,
@@ -258,7 +258,7 @@ def _client_session(server: TrackedServer, client: TrackedClient) -> ClientSessi
     )
 
 
-def _client_state(client: TrackedClient) -> tuple[ClientState | None, float | None]:
+def _state_of_client(client: TrackedClient) -> tuple[ClientState | None, float | None]:
     """Return what a client is doing, and since when; None where server.log does not say."""
     if client.torn_down_at is not None:
         return "torn_down", client.torn_down_at

@@ -155,7 +155,7 @@ class LiveHost:
             observation = await self._call(
                 "procfs", deadline_seconds, self._procfs.observe, without
             )
-            before, self._seen = self._seen, _alive(observation, without)
+            before, self._seen = self._seen, _start_times(observation, without)
             self._new |= self._seen.keys() - before.keys()
             self._ended |= {
                 pid: observation.at
@@ -249,7 +249,7 @@ class LiveHost:
             self._locks[source].release()
 
 
-def _alive(observation: ProcfsObservation, pids: Collection[int]) -> dict[int, float | None]:
+def _start_times(observation: ProcfsObservation, pids: Collection[int]) -> dict[int, float | None]:
     """Give the start times of these processes; None: gone. Left out: it cannot be told."""
     found: dict[int, float | None] = dict.fromkeys(set(observation.gone).intersection(pids))
     for pid, facts in observation.processes.items():
