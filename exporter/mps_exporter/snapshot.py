@@ -461,7 +461,6 @@ class Client:
     """The nearest control group whose GPU memory is known: see Snapshot.cgroup_memory."""
 
     def is_on(self, uuid: str) -> bool:
-        """Whether it uses this GPU."""
         return uuid in self.contexts or uuid in self.gpu_uuids
 
 

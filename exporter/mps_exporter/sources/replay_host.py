@@ -64,7 +64,6 @@ class ReplayHost:
         return self.played_from + (moment - self._cursor.recording.header.started_at) / self._speed
 
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
-        """Control daemons that were there."""
         del deadline_seconds
         return self._processes().daemons
 
@@ -79,7 +78,6 @@ class ReplayHost:
     async def ended(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
     ) -> Sequence[ProcfsObservation]:
-        """What was seen of processes since the last call."""
         del others, deadline_seconds
         if not watched:
             return ()
@@ -98,14 +96,12 @@ class ReplayHost:
     async def probe(
         self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
     ) -> ControlObservation:
-        """The daemon's last answer."""
         del deadline_seconds, since
         return self._control(daemon, "probe")
 
     async def reconcile(
         self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
     ) -> ControlObservation:
-        """The servers' last answers."""
         del servers, deadline_seconds
         return self._control(daemon, "reconciliation")
 
@@ -121,7 +117,6 @@ class ReplayHost:
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
-        """What the logs gained since the last call."""
         del deadline_seconds
         return self._cursor.logs(self.now(), {daemon.pipe_directory for daemon in daemons})
 
@@ -131,7 +126,6 @@ class ReplayHost:
         return True
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
-        """The GPUs as they were."""
         del deadline_seconds
         found = self._cursor.latest("nvml", self.now())
         if not isinstance(found, NvmlObservation):

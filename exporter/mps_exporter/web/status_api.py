@@ -279,7 +279,6 @@ class HostStatus:
 
 
 def gpu_view(gpu: Gpu, now: float, history: History) -> GpuView:
-    """A GPU as it is shown."""
     seen = gpu.observation
     return GpuView(
         index=gpu.index,
@@ -382,7 +381,6 @@ def daemon_view(
     now: float,
     snapshot: Snapshot,
 ) -> DaemonView:
-    """A daemon as it is shown."""
     waits = sorted(daemon.waits, key=lambda wait: wait.since)
     return DaemonView(
         pipe_directory=humanize.printable(daemon.pipe_directory, 400),
@@ -430,7 +428,6 @@ def _severity(kind: str) -> Severity:
 
 
 def incident_view(daemon: str, one: Incident, name_of: humanize.UserNameLookup) -> IncidentView:
-    """An incident as it is shown."""
     return IncidentView(
         at=one.at,
         daemon=humanize.printable(daemon, 400),
@@ -463,7 +460,6 @@ def incident_views(
 
 
 def source_views(snapshot: Snapshot, history: History) -> tuple[SourceView, ...]:
-    """The sources of this collection."""
     return tuple(
         SourceView(
             name=result.name,
@@ -482,7 +478,6 @@ def totals(
     incidents: Iterable[IncidentView],
     began_at: float | None,
 ) -> TotalsView:
-    """The host in numbers."""
     daemons = [daemon for daemon in daemons if daemon.state != "absent"]
     failed = {result.name for result in snapshot.collectors if not result.success}
     counts = [server.clients_connected for daemon in daemons for server in daemon.servers]
