@@ -64,7 +64,6 @@ class ReplayHost:
         return self.played_from + (moment - self._cursor.recording.header.started_at) / self._speed
 
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
-        del deadline_seconds
         return self._processes().daemons
 
     def forget(self, present: Collection[str]) -> None:
@@ -72,13 +71,11 @@ class ReplayHost:
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         """Processes that were there, of those that were asked for then."""
-        del pids, deadline_seconds
         return self._processes()
 
     async def ended(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
     ) -> Sequence[ProcfsObservation]:
-        del others, deadline_seconds
         if not watched:
             return ()
         found = self._cursor.between("procfs", self._looked_at, self.now())
@@ -96,13 +93,11 @@ class ReplayHost:
     async def probe(
         self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
     ) -> ControlObservation:
-        del deadline_seconds, since
         return self._control(daemon, "probe")
 
     async def reconcile(
         self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
     ) -> ControlObservation:
-        del servers, deadline_seconds
         return self._control(daemon, "reconciliation")
 
     def _control(
@@ -117,16 +112,13 @@ class ReplayHost:
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
-        del deadline_seconds
         return self._cursor.logs(self.now(), {daemon.pipe_directory for daemon in daemons})
 
     async def log_news(self, daemons: Sequence[DaemonFacts], timeout_seconds: float) -> bool:
         """Say that there may be some: a look at a recording costs little."""
-        del daemons, timeout_seconds
         return True
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
-        del deadline_seconds
         found = self._cursor.latest("nvml", self.now())
         if not isinstance(found, NvmlObservation):
             raise SourceError("the recording holds nothing of NVML yet")
@@ -137,7 +129,6 @@ class ReplayHost:
 
     def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
         """Nobody is asked in a replay."""
-        del pipe_directory
         return 0, {}
 
     async def close(self) -> None:
