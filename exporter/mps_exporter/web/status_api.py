@@ -7,7 +7,7 @@ The fields are documented in docs/api.md; they are an interface, so none may cha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -480,13 +480,7 @@ def totals(
 ) -> TotalsView:
     daemons = [daemon for daemon in daemons if daemon.state != "absent"]
     failed = {result.name for result in snapshot.collectors if not result.success}
-    counts = [server.clients_connected for daemon in daemons for server in daemon.servers]
-    known = [count for count in counts if count is not None]
-    all_known = (
-        len(known) == len(counts)
-        and "process" not in failed
-        and all(daemon.servers_count is not None for daemon in daemons)
-    )
+    clients, all_known = _known_clients(daemons)
     waits = [wait for daemon in daemons for wait in daemon.waits]
     seen = "process" not in failed and all(daemon.waits_visible for daemon in daemons)
     recent = [
@@ -498,11 +492,19 @@ def totals(
     begin = snapshot.taken_at - DAY_SECONDS
     return TotalsView(
         gpus=None if "nvml" in failed and not snapshot.gpus else len(snapshot.gpus),
-        clients=sum(known) if all_known else None,
-        clients_at_least=sum(known),
+        clients=clients if all_known and "process" not in failed else None,
+        clients_at_least=clients,
         waiting=len(waits) if seen or waits else None,
         longest_wait_seconds=max((wait.seconds for wait in waits), default=None),
         incidents_24h=len(recent) if recent or all(d.logs_readable for d in daemons) else None,
         incidents_since=began_at if began_at is not None and began_at > begin else None,
         sm_active_ratio=sum(activity) / len(activity) if activity else None,
     )
+
+
+def _known_clients(daemons: Sequence[DaemonView]) -> tuple[int, bool]:
+    """How many clients are known, and whether these are all clients of these daemons."""
+    counts = [server.clients_connected for daemon in daemons for server in daemon.servers]
+    known = [count for count in counts if count is not None]
+    servers_known = all(daemon.servers_count is not None for daemon in daemons)
+    return sum(known), servers_known and len(known) == len(counts)
