@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import gzip as gzip_format
 import logging
+import math
 import os
 import platform
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
-
-from prometheus_client import CollectorRegistry, Metric, ProcessCollector
 
 import mps_exporter
 from mps_exporter.collector import Collector
@@ -23,6 +22,7 @@ from mps_exporter.metrics.render import Build, ClientSeries, render
 from mps_exporter.metrics.sparse import SparseSeries
 from mps_exporter.metrics.spec import Family
 from mps_exporter.observations import Observation
+from mps_exporter.process_metrics import ProcessMetrics
 from mps_exporter.replay import ReplayPlayer
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.live_host import LiveHost
@@ -32,6 +32,10 @@ from mps_exporter.web.backend import DebugReport, DebugSource
 
 GZIP_LEVEL = 1
 """Twice as fast as the default level for pages hardly larger."""
+
+SMALL_PAGE_BYTES = 1 << 16
+"""After a page of at most this size the next one is rendered on the event loop, which takes it 1 to
+3 ms. Changing to another thread and back takes as much of a core again as a fifth of that."""
 
 MAX_QUEUED_INCIDENTS = 100
 """Incidents kept for a reader of the event stream who does not keep up; the oldest go first."""
@@ -58,11 +62,11 @@ class CollectorBackend:
         self._sparse = SparseSeries()
         self._clients = cast("ClientSeries", settings.collector_clients)
         self._renderers = ThreadPoolExecutor(2, thread_name_prefix="render")
-        self._process = CollectorRegistry()
-        if not settings.web_disable_exporter_metrics:
-            ProcessCollector(registry=self._process)
+        self._process = None if settings.web_disable_exporter_metrics else ProcessMetrics()
         self._subscribers: set[asyncio.Queue[tuple[str, Incident]]] = set()
         self._ready = False
+        self._page_bytes = math.inf
+        """Of the last page."""
         self.enabled_collectors = settings.enabled_collectors()
         self.player: ReplayPlayer | None = None
         """Plays recordings; None on a live host."""
@@ -110,7 +114,9 @@ class CollectorBackend:
         return snapshot
 
     async def expose(self, snapshot: Snapshot, content_format: ContentFormat, gzip: bool) -> bytes:
-        """Render the metrics on a thread of its own."""
+        """Render the metrics: a large page on a thread of its own."""
+        if self._page_bytes <= SMALL_PAGE_BYTES:
+            return self._encode(snapshot, content_format, gzip)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self._renderers, self._encode, snapshot, content_format, gzip
@@ -124,8 +130,10 @@ class CollectorBackend:
         if self.player is not None:
             families = self.player.counted(snapshot, families)
         families = self._sparse.shown(families)
-        own: list[Metric] = list(self._process.collect())
-        page = self._encoder.encode(families, own, content_format)
+        if self._process is not None:
+            families += self._process.families()
+        page = self._encoder.encode(families, content_format)
+        self._page_bytes = len(page)
         return gzip_format.compress(page, GZIP_LEVEL, mtime=0) if gzip else page
 
     def _publish(self, daemon: str, incident: Incident) -> None:

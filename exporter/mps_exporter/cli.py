@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import mps_exporter
 from mps_exporter.config import InvalidSettingError, Settings, load_settings, parse_duration
 from mps_exporter.logging import configure
-from mps_exporter.own_memory import limit_malloc_arenas
+from mps_exporter.own_memory import limit_malloc_arenas, without_host_certificates
 from mps_exporter.parser import (
     DIAGNOSIS_FAILED,
     WRONG_USAGE,
@@ -104,13 +104,15 @@ def _serve_command(settings: Settings, given: Mapping[str, object]) -> Coroutine
         from mps_exporter.commands.once import print_metrics
 
         return print_metrics(settings)
-    from mps_exporter.commands.serve import serve
+    with without_host_certificates():
+        from mps_exporter.commands.serve import serve
 
     return serve(settings)
 
 
 def _demo(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, None, int] | int:
-    from mps_exporter.commands.demo import demo, list_chapters
+    with without_host_certificates():
+        from mps_exporter.commands.demo import demo, list_chapters
 
     if given["list_chapters"]:
         return list_chapters()

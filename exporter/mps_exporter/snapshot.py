@@ -459,9 +459,6 @@ class Client:
     cgroup: str | None = None
     """The nearest control group whose GPU memory is known: see Snapshot.cgroup_memory."""
 
-    def is_on(self, uuid: str) -> bool:
-        return uuid in self.contexts or uuid in self.gpu_uuids
-
 
 @dataclass(frozen=True, slots=True)
 class Server:

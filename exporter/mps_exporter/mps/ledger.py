@@ -160,8 +160,10 @@ class Ledger:
         """Return the processes whose exit must be seen when it happens."""
         return watched_processes.pids_to_watch(self._state)
 
-    def view(self, now: float, *, clients: bool = True) -> LedgerView:
-        """Return what is known, with or without the list of clients. Changes nothing.
+    def view(self, now: float, *, brief: bool = False) -> LedgerView:
+        """Return what is known, or in brief: without clients, counters and history.
+
+        Changes nothing.
 
         Running totals are as of the last advance_to(): every line up to then has been read, so
         they never decrease.
@@ -176,14 +178,14 @@ class Ledger:
         for server in state.servers:
             waits += server.ghost_waits()
         show_backoff = bool(waits) or daemon.quit_requested_at is not None
-        timeline_since, timeline = state.timeline.snapshot(now)
+        timeline_since, timeline = (None, ()) if brief else state.timeline.snapshot(now)
         return LedgerView(
             at=now,
             daemon_ended_at=daemon.ended_at,
             daemon_died=daemon.died,
             binary_version=daemon.binary_version,
             quit_requested_at=daemon.quit_requested_at,
-            servers=tuple(_server_session(server, clients=clients) for server in state.servers),
+            servers=tuple(_server_session(server, clients=not brief) for server in state.servers),
             waits=tuple(waits),
             configured_at=daemon.configured_at,
             server_log_lost_at=self._state.server_log_lost_at,
@@ -191,8 +193,8 @@ class Ledger:
             handover=_handover(state),
             handover_backoff_seconds=daemon.backoff_seconds if show_backoff else None,
             devices=state.gpus.by_ordinal({d for one in state.servers for d in one.devices}),
-            counters=state.counters.snapshot(),
-            incidents=state.incidents.snapshot(),
+            counters={} if brief else state.counters.snapshot(),
+            incidents=() if brief else state.incidents.snapshot(),
             timeline=timeline,
             timeline_since=timeline_since,
         )

@@ -7,6 +7,7 @@ answers, and the next question to it is refused at once instead of queueing up b
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -227,7 +228,7 @@ class LiveHost:
         """Wait for one's turn with a source; gives how many seconds are left."""
         end = time.monotonic() + deadline_seconds
         try:
-            async with asyncio.timeout(deadline_seconds):
+            async with asyncio.timeout(None if math.isinf(deadline_seconds) else deadline_seconds):
                 await self._locks[source].acquire()
         except TimeoutError:
             raise SourceTimeoutError(f"{source} is busy with another question") from None

@@ -480,7 +480,7 @@ def totals(
 ) -> TotalsView:
     daemons = [daemon for daemon in daemons if daemon.state != "absent"]
     failed = {result.name for result in snapshot.collectors if not result.success}
-    clients, all_known = _known_clients(daemons)
+    clients, all_known = _count_known_clients(daemons)
     waits = [wait for daemon in daemons for wait in daemon.waits]
     seen = "process" not in failed and all(daemon.waits_visible for daemon in daemons)
     recent = [
@@ -502,7 +502,7 @@ def totals(
     )
 
 
-def _known_clients(daemons: Sequence[DaemonView]) -> tuple[int, bool]:
+def _count_known_clients(daemons: Sequence[DaemonView]) -> tuple[int, bool]:
     """How many clients are known, and whether these are all clients of these daemons."""
     counts = [server.clients_connected for daemon in daemons for server in daemon.servers]
     known = [count for count in counts if count is not None]
