@@ -130,7 +130,7 @@ async def by_turns(sizes: Sequence[int], runs: int = RUNS) -> list[Result]:
 
 
 def _page(snapshot: Snapshot) -> bytes:
-    return ENCODER.encode(SPARSE.shown(render(snapshot, BUILD)), TEXT_0_0_4)
+    return ENCODER.encode(SPARSE.shown(render(snapshot, BUILD)), (), TEXT_0_0_4)
 
 
 def _whole(collector: Collector) -> Callable[[], Awaitable[object]]:

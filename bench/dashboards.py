@@ -46,7 +46,9 @@ async def page(recording: str) -> list[tuple[str, str, float]]:
     header = player.recording.header
     middle = (header.started_at + player.recording.ended_at) / 2
     metrics = await player.to(middle)
-    text = Encoder().encode(render(metrics.snapshot, Build("bench", "", "")), TEXT_0_0_4).decode()
+    text = (
+        Encoder().encode(render(metrics.snapshot, Build("bench", "", "")), [], TEXT_0_0_4).decode()
+    )
     lines = (_LINE.fullmatch(line) for line in text.splitlines() if not line.startswith("#"))
     return [(line[1], line[2] or "", float(line[3])) for line in lines if line]
 

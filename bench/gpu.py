@@ -39,7 +39,7 @@ async def _measure(smi: str) -> list[str]:
     encoder = Encoder()
 
     async def scrape() -> None:
-        encoder.encode(render(await collector.collect(), Build("bench", "", "")), TEXT_0_0_4)
+        encoder.encode(render(await collector.collect(), Build("bench", "", "")), (), TEXT_0_0_4)
 
     async def tool() -> None:
         await asyncio.to_thread(subprocess.run, [smi, *SMI], capture_output=True, check=True)

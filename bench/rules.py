@@ -29,6 +29,7 @@ from typing import Any
 import aiohttp
 import yaml
 from aiohttp import web
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
@@ -37,7 +38,6 @@ from mps_exporter.metrics.sparse import SparseSeries
 from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.histogram import NO_BOUNDS, WAIT_BOUNDS
 from mps_exporter.observations import GpuObservation, LogState, NvmlObservation
-from mps_exporter.process_metrics import ProcessMetrics
 from mps_exporter.snapshot import (
     EXIT_CAUSES,
     LOSS_CAUSES,
@@ -250,7 +250,9 @@ def page_of(snapshot: Snapshot, clients: ClientSeries = "full") -> bytes:
     """The first page of an exporter that sees this."""
     build = Build("0", "", "3.11")
     families = SparseSeries().shown(render(snapshot, build, clients=clients))
-    return Encoder().encode([*families, *ProcessMetrics().families()], TEXT_0_0_4)
+    process = CollectorRegistry()
+    ProcessCollector(registry=process)
+    return Encoder().encode(families, tuple(process.collect()), TEXT_0_0_4)
 
 
 def pods(hosts: int) -> bytes:

@@ -235,7 +235,7 @@ async def scrapes_of(name: str, began: float, gone_seconds: float = 10.0) -> Scr
             Build("test", "", ""),
             wall=lambda at: began + at - header.started_at,
         )
-        text = Encoder().encode(families, TEXT_0_0_4).decode()
+        text = Encoder().encode(families, [], TEXT_0_0_4).decode()
         pages.append((began + moment, text + OF_THE_SCRAPE.format(cpu=moment / 100)))
     return Scrapes(name, tuple(pages))
 

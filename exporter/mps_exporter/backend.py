@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector
+
 import mps_exporter
 from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
@@ -22,7 +24,6 @@ from mps_exporter.metrics.render import Build, ClientSeries, render
 from mps_exporter.metrics.sparse import SparseSeries
 from mps_exporter.metrics.spec import Family
 from mps_exporter.observations import Observation
-from mps_exporter.process_metrics import ProcessMetrics
 from mps_exporter.replay import ReplayPlayer
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.live_host import LiveHost
@@ -62,7 +63,9 @@ class CollectorBackend:
         self._sparse = SparseSeries()
         self._clients = cast("ClientSeries", settings.collector_clients)
         self._renderers = ThreadPoolExecutor(2, thread_name_prefix="render")
-        self._process = None if settings.web_disable_exporter_metrics else ProcessMetrics()
+        self._process = CollectorRegistry()
+        if not settings.web_disable_exporter_metrics:
+            ProcessCollector(registry=self._process)
         self._subscribers: set[asyncio.Queue[tuple[str, Incident]]] = set()
         self._ready = False
         self._page_bytes = math.inf
@@ -130,9 +133,8 @@ class CollectorBackend:
         if self.player is not None:
             families = self.player.counted(snapshot, families)
         families = self._sparse.shown(families)
-        if self._process is not None:
-            families += self._process.families()
-        page = self._encoder.encode(families, content_format)
+        own: list[Metric] = list(self._process.collect())
+        page = self._encoder.encode(families, own, content_format)
         self._page_bytes = len(page)
         return gzip_format.compress(page, GZIP_LEVEL, mtime=0) if gzip else page
 

@@ -117,10 +117,10 @@ def app(services: Mapping[str, CollectorBackend], v3: Player) -> web.Application
         name = request.match_info["name"]
         if name == MADE_UP:
             snapshot = eight_gpus(time.monotonic() - began)
-            page = Encoder().encode(render(snapshot, Build("made up", "", "")), TEXT_0_0_4)
+            page = Encoder().encode(render(snapshot, Build("made up", "", "")), [], TEXT_0_0_4)
         elif name == V3:
             snapshot = (await v3.to_end()).snapshot
-            page = Encoder().encode(render(snapshot, Build("made up", "", "")), TEXT_0_0_4)
+            page = Encoder().encode(render(snapshot, Build("made up", "", "")), [], TEXT_0_0_4)
         elif name in services:
             snapshot = await services[name].collect(None, None)
             page = await services[name].expose(snapshot, TEXT_0_0_4, gzip=False)

@@ -885,7 +885,7 @@ async def pages_of(incident: Incident) -> list[dict[str, str]]:
                 (lap * seconds + (at - header.started_at) / incident.speed) * PACE
             ),
         )
-        lines = Encoder().encode(families, TEXT_0_0_4).decode().splitlines()
+        lines = Encoder().encode(families, [], TEXT_0_0_4).decode().splitlines()
         page = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         pages.append({**page, "process_start_time_seconds": "0"})
     return pages

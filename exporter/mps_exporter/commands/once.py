@@ -133,7 +133,7 @@ async def _metrics(settings: Settings) -> bytes:
         for family in render(snapshot, build())
         if family.spec.kind not in {"counter", "histogram"}
     ]
-    return Encoder().encode(SparseSeries().shown(families), TEXT_0_0_4)
+    return Encoder().encode(SparseSeries().shown(families), (), TEXT_0_0_4)
 
 
 def write_whole(path: Path, data: bytes) -> None:

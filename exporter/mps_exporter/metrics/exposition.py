@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
+from prometheus_client import Metric
+
+from mps_exporter.metrics.client_library import encode_metrics
 from mps_exporter.metrics.content_format import ContentFormat, Escaping, Syntax
 from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
 
@@ -86,13 +89,20 @@ class Encoder:
         self._families: dict[tuple[bool, bool], _FamilyEncoder] = {}
         """By whether it is OpenMetrics, and whether names are escaped with dots."""
 
-    def encode(self, families: Iterable[Family], form: ContentFormat) -> bytes:
-        """Give the page in the form that was asked for."""
+    def encode(
+        self, families: Iterable[Family], extra: Iterable[Metric], form: ContentFormat
+    ) -> bytes:
+        """Give the page in the form that was asked for; extra metrics stand at its end.
+
+        Those are few, and come in prometheus-client's form: its encoder prints them.
+        """
         openmetrics, dots = key = form.syntax is Syntax.OPENMETRICS, form.escaping is Escaping.DOTS
         encoder = self._families.get(key)
         if encoder is None:
             encoder = self._families[key] = _FamilyEncoder(openmetrics=openmetrics, dots=dots)
         page = encoder.page(families)
+        if metrics := list(extra):
+            return page + encode_metrics(metrics, form)
         return page + OPENMETRICS_END if openmetrics else page
 
 

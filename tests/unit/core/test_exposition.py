@@ -8,9 +8,11 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.utils import floatToGoString
 
 from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics.client_library import encode_metrics
 from mps_exporter.metrics.content_format import (
     OPENMETRICS_0_0_1,
     OPENMETRICS_1_0_0,
@@ -22,7 +24,7 @@ from mps_exporter.metrics.content_format import (
 )
 from mps_exporter.metrics.exposition import Encoder, format_number
 from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
-from testing.library_form import encode_metrics, to_metric
+from testing.library_form import to_metric
 
 FORMATS = (TEXT_0_0_4, TEXT_1_0_0, OPENMETRICS_1_0_0, OPENMETRICS_0_0_1)
 SCHEMES = (Escaping.ALLOW_UTF8, Escaping.UNDERSCORES, Escaping.DOTS)
@@ -105,7 +107,7 @@ def by_the_library(pages: list[Family], form: ContentFormat) -> bytes:
 @settings(max_examples=30, deadline=None)
 @given(pages=st.lists(families(catalogued | invented), max_size=4))
 def test_every_page_is_the_library_s_page(form: ContentFormat, pages: list[Family]) -> None:
-    assert Encoder().encode(pages, form) == by_the_library(pages, form)
+    assert Encoder().encode(pages, (), form) == by_the_library(pages, form)
 
 
 @pytest.mark.parametrize("form", EVERY_FORM, ids=lambda form: f"{form.version}-{form.escaping}")
@@ -124,7 +126,7 @@ def test_everything_that_the_catalogue_can_say_is_the_library_s(form: ContentFor
         Family(spec, tuple({labels(spec, number): value(spec) for number in range(3)}.items()))
         for spec in CATALOGUE.values()
     ]
-    assert Encoder().encode(page, form) == by_the_library(page, form)
+    assert Encoder().encode(page, (), form) == by_the_library(page, form)
 
 
 @given(numbers)
@@ -141,7 +143,18 @@ def test_a_number_is_printed_as_go_does(value: float) -> None:
 def test_names_like_ours_are_left_alone_by_the_scheme_values() -> None:
     family = Family(CATALOGUE["mps_control_up"], ((("/a",), 1.0),))
     form = ContentFormat(Syntax.OPENMETRICS, "1.0.0", Escaping.VALUES)
-    assert Encoder().encode([family], form) == Encoder().encode([family], OPENMETRICS_1_0_0)
+    assert Encoder().encode([family], (), form) == Encoder().encode([family], (), OPENMETRICS_1_0_0)
+
+
+@pytest.mark.parametrize("form", EVERY_FORM)
+def test_metrics_of_the_library_stand_at_the_end(form: ContentFormat) -> None:
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    own = list(registry.collect())
+    family = Family(CATALOGUE["mps_control_up"], ((("/a",), 1.0),))
+    expected = encode_metrics([to_metric(family), *own], form)
+    assert Encoder().encode([family], own, form) == expected
+    assert expected.count(b"# EOF") == (form.syntax is Syntax.OPENMETRICS)
 
 
 def test_clients_that_come_and_go_leave_nothing_behind() -> None:
@@ -149,7 +162,7 @@ def test_clients_that_come_and_go_leave_nothing_behind() -> None:
     encoder = Encoder()
     for pid in range(1000):
         samples = ((("/a", "1", str(pid)), 1.0), (("/a", "2", "7"), 2.0))
-        page = encoder.encode([Family(spec, samples)], TEXT_0_0_4)
+        page = encoder.encode([Family(spec, samples)], (), TEXT_0_0_4)
         assert f'pid="{pid}",server="1"}} 1.0'.encode() in page
     (families,) = encoder._families.values()
     kept = families._plans[spec.name].lines
@@ -162,13 +175,13 @@ def test_clients_that_come_and_go_leave_nothing_behind() -> None:
 def test_earlier_replies_change_nothing(form: ContentFormat, pages: list[list[Family]]) -> None:
     encoder = Encoder()
     for page in [*pages, *pages]:
-        assert encoder.encode(page, form) == by_the_library(page, form)
+        assert encoder.encode(page, (), form) == by_the_library(page, form)
 
 
 def test_both_zeros_of_a_page_are_printed() -> None:
     spec = CATALOGUE["mps_control_servers"]
     family = Family(spec, ((("a",), -0.0), (("b",), 0.0), (("c",), -0.0)))
-    page = Encoder().encode([family], TEXT_0_0_4)
+    page = Encoder().encode([family], (), TEXT_0_0_4)
     assert page == by_the_library([family], TEXT_0_0_4)
     assert [line.split()[-1] for line in page.splitlines()[2:]] == [b"-0.0", b"0.0", b"-0.0"]
 
@@ -178,4 +191,4 @@ def test_a_value_of_the_wrong_kind_is_a_mistake_of_ours(name: str) -> None:
     spec = CATALOGUE[name]
     family = Family(spec, ((tuple("x" for _ in spec.labels), 1.0),))
     with pytest.raises(TypeError, match=name):
-        Encoder().encode([family], TEXT_0_0_4)
+        Encoder().encode([family], (), TEXT_0_0_4)

@@ -70,7 +70,7 @@ def snapshot(given_readings: Iterable[Reading]) -> Snapshot:
 
 def text_page(given_readings: Iterable[Reading]) -> str:
     families = render(snapshot(given_readings), Build("", "", ""))
-    return Encoder().encode(families, TEXT_0_0_4).decode()
+    return Encoder().encode(families, (), TEXT_0_0_4).decode()
 
 
 def all_of_them(value: float) -> list[Reading]:
@@ -90,7 +90,7 @@ def all_of_them(value: float) -> list[Reading]:
 def test_no_reading_costs_a_page(several: list[Reading]) -> None:
     seen = snapshot(several)
     families = render(seen, Build("", "", ""))
-    Encoder().encode(families, OPENMETRICS_1_0_0)
+    Encoder().encode(families, (), OPENMETRICS_1_0_0)
     found = {one.name for one in text_string_to_metric_families(text_page(several))}
     assert "mps_exporter_build" in {name.removesuffix("_info") for name in found}
     status = make_status(seen, WebOptions())

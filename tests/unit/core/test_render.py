@@ -276,7 +276,7 @@ def test_no_name_of_a_program_breaks_the_page(name: str) -> None:
         daemons=(ControlDaemon("/p", "/l", "answering", servers=(server,)),),
         collectors=(CollectorResult("nvml", success=True, duration_seconds=0.1),),
     )
-    page = Encoder().encode(render(snapshot, BUILD), TEXT_0_0_4).decode()
+    page = Encoder().encode(render(snapshot, BUILD), (), TEXT_0_0_4).decode()
     parsed = {family.name: family for family in text_string_to_metric_families(page)}
     (sample,) = parsed["mps_client_info"].samples
     assert set(sample.labels) == set(CATALOGUE["mps_client_info"].labels)

@@ -181,7 +181,7 @@ def test_the_bill_of_materials_names_everything_installed() -> None:
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     assert bill["metadata"]["component"]["name"] == "mps-exporter"
     names = {component["name"] for component in bill["components"]}
-    assert {"aiohttp", "nvidia-ml-py", "PyYAML", "python"} <= names
+    assert {"aiohttp", "prometheus_client", "nvidia-ml-py", "PyYAML", "python"} <= names
     references = [component["bom-ref"] for component in bill["components"]]
     assert len(references) == len(set(references))
 

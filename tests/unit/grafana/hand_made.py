@@ -146,4 +146,4 @@ def snapshot(seconds: float, now: float) -> Snapshot:
 def page(seconds: float, began: float) -> str:
     """Give what it shows so many seconds after it began (Unix time)."""
     families = render(snapshot(seconds, began + seconds), Build("made by hand", "", ""))
-    return Encoder().encode(families, TEXT_0_0_4).decode()
+    return Encoder().encode(families, [], TEXT_0_0_4).decode()
