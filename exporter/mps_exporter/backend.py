@@ -96,7 +96,6 @@ class CollectorBackend:
         )
 
     async def close(self) -> None:
-        """Let go of everything."""
         if self.player is None:
             await self._live.close()
         self._renderers.shutdown(wait=False, cancel_futures=True)

@@ -43,11 +43,9 @@ class CollectionRun:
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self.started
 
     def remaining_seconds(self) -> float:
-        """Seconds until the deadline."""
         return max(0.01, self.deadline_seconds - self.age_seconds)
 
     def extend(self, seconds: float) -> None:

@@ -110,7 +110,6 @@ class Collector:
 
     @property
     def enabled(self) -> tuple[str, ...]:
-        """The collectors that are switched on."""
         return self._settings.enabled_collectors()
 
     # ------------------------------------------------------------------ collections
@@ -369,7 +368,6 @@ class Collector:
         self._listeners.append(listener)
 
     def remove_listener(self, listener: Callable[[Observation], None]) -> None:
-        """No longer show it any."""
         self._listeners.remove(listener)
 
     def _on_observation(self, observation: Observation) -> None:

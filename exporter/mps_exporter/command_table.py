@@ -40,7 +40,6 @@ class Command:
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        """The settings that it takes."""
         return tuple(flag for flag in FLAGS if self.name in flag.commands)
 
 

@@ -92,12 +92,10 @@ class Flag:
 
     @property
     def field(self) -> str:
-        """The field of Settings."""
         return self.name.replace(".", "_").replace("-", "_")
 
     @property
     def variable(self) -> str:
-        """The environment variable."""
         return ENVIRONMENT_PREFIX + self.field.upper()
 
     def default_of(self, command: str) -> Any:

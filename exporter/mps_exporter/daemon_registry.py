@@ -69,7 +69,6 @@ class DaemonRecord:
 
     @property
     def process_identity(self) -> tuple[int, float] | None:
-        """(PID, start time) of its process."""
         return _process_identity(self.facts)
 
     @property
@@ -123,7 +122,6 @@ class DaemonRecord:
         self.was_readable |= state.log == "control" and state.readable
 
     def note_found(self, facts: DaemonFacts, now: float) -> None:
-        """Note what was found in /proc."""
         if _process_identity(facts) != self.process_identity:
             self.clear_answers()
         if has_resumed(self.facts, facts):

@@ -96,7 +96,6 @@ def count(number: int, one: str, many: str = "") -> str:
 
 
 def iso_timestamp(at: float) -> str:
-    """ISO 8601 in UTC, with milliseconds."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
@@ -255,7 +254,6 @@ def sentence(text: str) -> str:
 
 
 def describe_incident(one: Incident, name_of: UserNameLookup) -> str:
-    """Describe an incident in one sentence."""
     describe = _SENTENCES.get(one.kind)
     text = describe(one, name_of) if describe is not None else printable(one.kind.replace("_", " "))
     if one.count > 1:

@@ -60,7 +60,6 @@ class _Parser(argparse.ArgumentParser):
         fail(text, self.command.name)
 
     def names(self) -> list[str]:
-        """Every flag that can be given."""
         return [name for name in self._option_string_actions if name.startswith("--")]
 
 

@@ -97,7 +97,6 @@ class ReplayPlayer:
                 await self._enter(position)
 
     async def run(self) -> None:
-        """Play until cancelled."""
         await self.start()
         while True:
             playing = self._current()
@@ -214,7 +213,6 @@ class ReplayPlayer:
     async def collect(
         self, timeout_seconds: float | None, collectors: frozenset[str] | None
     ) -> Snapshot:
-        """Collect from what is played now."""
         await self.start()
         playing = self._current()
         return self.info(await playing.collector.collect(timeout_seconds, collectors), playing)

@@ -241,7 +241,6 @@ class LedgerView:
     """What the log of one daemon says, as of one moment."""
 
     at: float
-    daemon_started_at: float | None = None
     binary_version: str | None = None
     quit_requested_at: float | None = None
     """Asked to quit and not gone yet: draining."""
@@ -257,7 +256,7 @@ class LedgerView:
     handover_backoff_seconds: float | None = None
     """The daemon's present retry interval, while a client waits or it was asked to quit."""
     daemon_ended_at: float | None = None
-    """It quit (daemon_started_at is None then) or died (daemon_died)."""
+    """It quit or died (daemon_died)."""
     daemon_died: bool = False
     handover: Handover | None = None
     """The last line of control.log, if it is one of these."""

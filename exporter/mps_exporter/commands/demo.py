@@ -35,7 +35,6 @@ async def demo(
 
 
 def list_chapters() -> int:
-    """Print the chapters of the demo."""
     for chapter in built_in_playlist().chapters:
         print_output(f"{chapter.name:<16} {clock(chapter.at_seconds):>5}  {chapter.title}")
     return 0

@@ -33,13 +33,11 @@ _GIB = 1 << 30
 
 
 def plain(text: str, style: str) -> str:
-    """Paint nothing."""
     del style
     return text
 
 
 def coloured(text: str, style: str) -> str:
-    """Paint for a terminal."""
     return f"\033[{_COLOURS[style]}m{text}\033[0m"
 
 
@@ -110,7 +108,6 @@ def _brief(text: str) -> str:
 
 
 def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
-    """The lines for a person."""
     snapshot = seen.snapshot
     yield from _gpu_lines(snapshot, paint)
     if holders := [f"{humanize.printable(one.name)} ({one.pid})" for one in seen.traces.holders]:
@@ -265,7 +262,6 @@ def _object(finding: Finding) -> dict[str, object]:
 
 
 def diagnosis_as_json(seen: Diagnosis) -> str:
-    """The findings for a program."""
     snapshot = seen.snapshot
     return json.dumps(
         {

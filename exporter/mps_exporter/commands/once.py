@@ -101,7 +101,6 @@ def _is_settled(snapshot: Snapshot) -> bool:
 
 
 async def print_metrics(settings: Settings) -> int:
-    """Print the metrics of one look."""
     try:
         print_output((await _metrics(settings)).decode().removesuffix("\n"))
     except OSError as error:

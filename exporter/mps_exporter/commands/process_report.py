@@ -19,18 +19,15 @@ _MARKS: Mapping[Outcome, tuple[str, str]] = {
 
 
 def checks_as_text(checks: Mapping[int, Sequence[Check]], paint: Painter = plain) -> str:
-    """The report of each process for a person."""
     return "\n\n".join("\n".join(check_lines(pid, found, paint)) for pid, found in checks.items())
 
 
 def checks_as_json(checks: Mapping[int, Sequence[Check]]) -> str:
-    """The reports for a program."""
     objects = [as_objects(pid, found) for pid, found in checks.items()]
     return json.dumps({"version": 1, "processes": objects}, indent=2)
 
 
 def check_lines(pid: int, checks: Sequence[Check], paint: Painter = plain) -> Iterator[str]:
-    """The lines for a person."""
     answer = conclusion(list(checks))
     _, style = _MARKS[answer.outcome]
     yield f"{paint(f'Process {pid}', style)}: {answer.text}"
@@ -52,7 +49,6 @@ def check_lines(pid: int, checks: Sequence[Check], paint: Painter = plain) -> It
 
 
 def as_objects(pid: int, checks: Sequence[Check]) -> dict[str, object]:
-    """The same for a program."""
     answer = conclusion(list(checks))
     return {
         "pid": pid,

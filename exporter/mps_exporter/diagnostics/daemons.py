@@ -31,8 +31,6 @@ AddFinding = Callable[..., Finding]
 def daemon_findings(
     daemon: ControlDaemon, now: float, name_of: UserNameLookup
 ) -> Iterator[Finding]:
-    """All findings of one daemon."""
-
     def found(name: str, texts: Texts, since: float | None = None) -> Finding:
         return Finding(ADVICE[name], texts, daemon=daemon.pipe_directory, since=since)
 

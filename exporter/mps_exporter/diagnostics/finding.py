@@ -45,10 +45,8 @@ class Finding:
 
     @property
     def evidence(self) -> str:
-        """What was seen."""
         return self.texts()[0]
 
     @property
     def remedy(self) -> str:
-        """What to do."""
         return self.texts()[1]

@@ -107,7 +107,6 @@ def docs_page(name: str) -> str:
 
 
 def docs_url(name: str) -> str:
-    """The address of that page."""
     return f"{DOCS}docs/{docs_page(name)}"
 
 

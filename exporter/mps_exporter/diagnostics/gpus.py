@@ -22,7 +22,6 @@ USED_UP = 0.9
 
 
 def gpu_findings(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[Finding]:
-    """All findings of one GPU."""
     seen = gpu.observation
     name = f"GPU {gpu.index}"
 

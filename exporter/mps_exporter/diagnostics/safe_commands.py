@@ -47,7 +47,6 @@ def may_be_ended(one: Server | Client) -> bool:
 
 
 def joined_pids(pids: Iterable[int]) -> str:
-    """All of them."""
     return " ".join(str(pid) for pid in pids)
 
 
@@ -58,14 +57,12 @@ def pids_in_command(pids: Iterable[int]) -> str:
 
 
 def show_processes(pids: Iterable[int], effect: str) -> Iterable[Action]:
-    """The command that shows these processes."""
     if numbers := pids_in_command(pids):
         command = f"ps -o pid,user,stat,etime,args -p {numbers.replace(' ', ',')}"
         yield Action(command, ANY_USER, effect, heals=False)
 
 
 def end_processes(pids: Iterable[int], effect: str) -> Iterable[Action]:
-    """The command that ends these processes."""
     if numbers := pids_in_command(pids):
         yield Action(f"kill {numbers}", PROCESS_OWNER, effect)
 

@@ -14,7 +14,6 @@ from mps_exporter.observations import HostTraces, MpsDirectory, ProcessFacts
 
 
 def trace_findings(traces: HostTraces) -> Iterator[Finding]:
-    """Everything that the traces prove."""
     if traces.zombies:
         yield Finding(ADVICE["process_not_reaped"], partial(_zombie_texts, traces.zombies))
     if traces.orphans:

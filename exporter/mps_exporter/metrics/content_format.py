@@ -41,7 +41,6 @@ class ContentFormat:
 
     @property
     def content_type(self) -> str:
-        """The value of the Content-Type header."""
         plain = f"{self.syntax}; version={self.version}; charset=utf-8"
         return f"{plain}; escaping={self.escaping}" if self.knows_escaping else plain
 

@@ -123,7 +123,6 @@ class Samples:
         return found
 
     def families(self) -> list[Family]:
-        """All families that have a sample."""
         unknown = self._by_name.keys() - CATALOGUE.keys()
         if unknown:
             raise KeyError(f"not in the catalogue: {', '.join(sorted(unknown))}")

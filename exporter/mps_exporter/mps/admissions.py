@@ -40,7 +40,6 @@ class Admission:
     """It was sent a second time: for a context."""
 
     def expire(self, when: Moment) -> None:
-        """The client does not connect."""
         if self.wait is not None:
             self.wait.abandon(when)
 
@@ -74,7 +73,6 @@ class Admissions:
             self._admitted[pid] = None
 
     def add(self, admission: Admission) -> None:
-        """The daemon sends a client here."""
         self._open.append(admission)
 
     def pop(self, pid: int) -> Admission | None:
@@ -94,11 +92,9 @@ class Admissions:
         self._admitted.pop(pid, None)
 
     def disconnected_all(self) -> None:
-        """No client is left."""
         self._admitted.clear()
 
     def expire_all(self, when: Moment) -> None:
-        """The server is gone."""
         for admission in self._open:
             admission.expire(when)
         self._open.clear()

@@ -32,7 +32,6 @@ class Associations:
         """The context that the last GPU was given to, until its status is written."""
 
     def add(self, key: int, context: int) -> None:
-        """A client opened a context."""
         self._waiting.append((key, context))
 
     def associate(self, uuid: str) -> None:

@@ -26,8 +26,6 @@ class Attribution:
     pod_uid: str | None = None
     """Of a static pod: the hash of its manifest, which is what its path carries."""
     slurm_job_id: str | None = None
-    slurm_step_id: str | None = None
-    """A number, "batch", "extern" or "interactive"."""
     systemd_unit: str | None = None
     """The innermost service; without one the innermost scope, else a user's slice. Scopes that are
     containers, and the services of container runtimes, say nothing more and are left out."""
@@ -53,7 +51,6 @@ _POD = re.compile(
     r"(?:\.slice)?(?::.*)?"
 )
 _JOB = re.compile(r"job_(?P<job>\d+)")
-_STEP = re.compile(r"step_(?P<step>[0-9a-z]+)")
 _SLURM = re.compile(r"slurm(_.+)?|(.+_)?slurmstepd\.scope")
 
 _UNIT = re.compile(r".+\.(?:service|scope)")
@@ -101,12 +98,10 @@ def parse_cgroup(cgroup: str | None) -> Attribution:
     paths of 384 clients anew was a tenth of a collection's CPU.
     """
     paths = list(_paths(cgroup or ""))
-    job, step = _first(paths, _slurm) or (None, None)
     return Attribution(
         container_id=_first(paths, _container),
         pod_uid=_first(paths, _pod),
-        slurm_job_id=job,
-        slurm_step_id=step,
+        slurm_job_id=_first(paths, _slurm),
         systemd_unit=_first(paths, _unit),
     )
 
@@ -150,12 +145,11 @@ def _pod(path: list[str]) -> str | None:
     return None
 
 
-def _slurm(path: list[str]) -> tuple[str, str | None] | None:
+def _slurm(path: list[str]) -> str | None:
     for depth, part in enumerate(path):
         job = _JOB.fullmatch(part)
         if job and any(_SLURM.fullmatch(above) for above in path[:depth]):
-            step = _STEP.fullmatch(path[depth + 1]) if depth + 1 < len(path) else None
-            return job["job"], step["step"] if step else None
+            return job["job"]
     return None
 
 

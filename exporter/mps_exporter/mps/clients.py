@@ -100,7 +100,6 @@ class ServerClients:
         return len(self._clients) - self._unnamed_disconnections
 
     def get(self, pid: int) -> TrackedClient | None:
-        """Return the client with this PID."""
         return self._clients.get(pid)
 
     def find(self, pid: int, context: int | None = None) -> TrackedClient | None:
@@ -237,7 +236,6 @@ class ServerClients:
         return True
 
     def close_context(self, pid: int, context: int, when: Moment) -> None:
-        """A context ended."""
         client = self.find(pid, context)
         if client is None:
             return
@@ -263,7 +261,6 @@ class ServerClients:
             client.count_termination(when)
 
     def disconnect(self, pid: int, when: Moment) -> None:
-        """A client process is gone."""
         self.admissions.disconnected(pid)
         client = self.find(pid)
         if client is None:

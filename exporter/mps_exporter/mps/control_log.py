@@ -36,7 +36,6 @@ class ControlLogReader:
         self._replying = False
 
     def apply(self, entry: LogEntry, when: Moment) -> None:
-        """Apply one line."""
         event = entry.event
         self._note_silence(event, when.at)
         if isinstance(event, _REPLIES):

@@ -47,5 +47,4 @@ class HistogramBuilder:
         self._sum += seconds
 
     def snapshot(self) -> Histogram:
-        """Return what was counted so far."""
         return Histogram(self._bounds, tuple(self._counts), round(self._sum, 3))

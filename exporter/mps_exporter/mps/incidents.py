@@ -51,7 +51,6 @@ class Incidents:
         self._added += 1
 
     def snapshot(self) -> tuple[Incident, ...]:
-        """Return all that are kept."""
         return tuple(self._incidents)
 
     def since(self, seen: int) -> tuple[tuple[Incident, ...], int]:

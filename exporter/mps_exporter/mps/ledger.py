@@ -179,10 +179,8 @@ class Ledger:
             waits += server.ghost_waits()
         show_backoff = bool(waits) or daemon.quit_requested_at is not None
         timeline_since, timeline = (None, ()) if brief else state.timeline.snapshot(now)
-        quit_in_order = daemon.ended_at is not None and not daemon.died
         return LedgerView(
             at=now,
-            daemon_started_at=None if quit_in_order else daemon.started_at,
             daemon_ended_at=daemon.ended_at,
             daemon_died=daemon.died,
             binary_version=daemon.binary_version,

@@ -120,7 +120,6 @@ class LogMerger:
 
     @property
     def any_readable(self) -> bool:
-        """Whether either log can be read."""
         return any(log.readable for log in (*self._servers.values(), self._control))
 
     @property

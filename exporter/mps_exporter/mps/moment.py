@@ -21,11 +21,9 @@ class Moment(NamedTuple):
     incidents: Incidents
 
     def increment(self, name: str, by: int = 1, **labels: str | int | None) -> None:
-        """Count an event, or several."""
         self.counters.increment(name, by, counted=self.counted, **labels)
 
     def observe(self, name: str, seconds: float, **labels: str | int | None) -> None:
-        """Count a duration."""
         self.counters.observe(name, seconds, counted=self.counted, **labels)
 
     def add_incident(
@@ -61,6 +59,5 @@ class Moment(NamedTuple):
         self.incidents.add(incident)
 
     def count_rejection(self, uid: int | None, cause: str, pids: Iterable[int] = ()) -> None:
-        """Count a client that was refused."""
         self.increment("mps_client_rejections_total", uid=uid, cause=cause)
         self.add_incident("client_rejected", uid=uid, pids=pids, detail=cause)

@@ -479,8 +479,6 @@ class _Builder:
         return found
 
     def build(self) -> Partitioning:
-        """Give what was read."""
-
         def rows(query: str, kind: type[T]) -> tuple[T, ...] | None:
             found = self.lists.get(query)
             return None if found is None else tuple(one for one in found if isinstance(one, kind))

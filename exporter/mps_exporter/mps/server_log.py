@@ -23,7 +23,6 @@ class ServerLogReader:
         self._invalid_device_at: dict[int, float] = {}
 
     def apply(self, entry: LogEntry, when: Moment) -> None:
-        """Apply one line."""
         state, event = self._state, entry.event
         state.server_log_at = when.at
         state.daemon.sent_at = None

@@ -18,7 +18,7 @@ from mps_exporter.mps.control_protocol import (
 )
 from mps_exporter.mps.protocol_v3 import joined, parse_v2_partitions, parse_v3
 from mps_exporter.observations import ControlObservation, DaemonFacts, Outcome, ProcessFacts
-from mps_exporter.snapshot import LedgerView, Partitioning
+from mps_exporter.snapshot import LedgerView, Partitioning, ServerSession
 
 UNRESPONSIVE_PROCESS_STATES = frozenset("DTtZX")
 """States of a process that does not respond: blocked in the kernel (mostly for a moment), stopped,
@@ -175,33 +175,46 @@ def servers_due(
         return ()
     if any(server.ghost for server in view.servers):
         return ()
-    listed = set(answers.probe.server_pids)
     logged = {server.pid: server for server in view.servers}
     askable = tuple(
         pid
-        for pid in sorted(listed)
-        if can_answer(pid, facts.servers)
-        and not (pid in logged and logged[pid].ready_at is None and not logged[pid].start_unknown)
-        and not (pid in logged and 0 <= now - logged[pid].started_at < SETTLING_SECONDS)
+        for pid in sorted(set(answers.probe.server_pids))
+        if can_answer(pid, facts.servers) and not (pid in logged and _is_starting(logged[pid], now))
     )
     asked_at = answers.asked_at
     if asked_at is None or asked_at > now:  # in the future: the clock was set back
         return askable
     age = now - asked_at
-    disputed = _disputed(answers, view) if logs_readable else frozenset()
-    disputes = answers.disputes if disputed == answers.disputed else 0
     wanted = (
         age >= interval_seconds
         or (not logs_readable and age >= blind_interval_seconds)
         or (view.configured_at is not None and view.configured_at >= asked_at)
-        or any(
-            age >= _backoff(answers.failed_attempts.get(pid, 0))
-            for pid in askable
-            if pid not in answers.servers
-        )
-        or (bool(disputed) and age >= max(SETTLING_SECONDS, _backoff(disputes)))
+        or _is_retry_due(answers, askable, age)
+        or (logs_readable and _is_dispute_due(answers, view, age))
     )
     return askable if wanted else ()
+
+
+def _is_starting(server: ServerSession, now: float) -> bool:
+    """Whether it is not ready yet, or was started a moment ago."""
+    not_ready = server.ready_at is None and not server.start_unknown
+    return not_ready or 0 <= now - server.started_at < SETTLING_SECONDS
+
+
+def _is_retry_due(answers: ServerAnswers, askable: Collection[int], age: float) -> bool:
+    """Whether a server that has not answered yet may be asked again."""
+    return any(
+        age >= _backoff(answers.failed_attempts.get(pid, 0))
+        for pid in askable
+        if pid not in answers.servers
+    )
+
+
+def _is_dispute_due(answers: ServerAnswers, view: LedgerView, age: float) -> bool:
+    """Whether log and answers contradict each other, and have not just been compared."""
+    disputed = _disputed(answers, view)
+    disputes = answers.disputes if disputed == answers.disputed else 0
+    return bool(disputed) and age >= max(SETTLING_SECONDS, _backoff(disputes))
 
 
 def _backoff(failed_attempts: int) -> float:

@@ -183,7 +183,6 @@ class TrackedServer(ServerInfo):
         return self.names_clients and self.has_log
 
     def end(self, cause: str, when: Moment, detail: str) -> None:
-        """Its process is gone."""
         self.faults.close_report(when)
         self.faults.decide_all(when)
         lost = self.clients.end(_LOSSES.get(cause, ""), when, ghost=self.ghost)
@@ -222,7 +221,6 @@ class Servers:
         return iter(list(self._servers.values()))
 
     def get(self, pid: int) -> TrackedServer | None:
-        """Return the server with this PID."""
         return self._servers.get(pid)
 
     def has_ended(self, pid: int) -> bool:
@@ -270,7 +268,6 @@ class Servers:
                 server.clients.admit(entry.pid, entry.uid, when, entry)
 
     def remove(self, server: TrackedServer) -> None:
-        """A server has ended."""
         del self._servers[server.pid]
         self._ended_pids.append(server.pid)
 

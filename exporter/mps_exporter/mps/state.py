@@ -237,13 +237,11 @@ class DaemonState:
     # ------------------------------------------------------------------ servers
 
     def server_ready(self, server: TrackedServer, when: Moment) -> None:
-        """A server accepts clients."""
         if server.uid is not None:
             self.daemon.forbidden_starts.pop(server.uid, None)
         self.servers.ready(server, when)
 
     def end_server(self, server: TrackedServer, when: Moment, cause: str, detail: str = "") -> None:
-        """A server is gone."""
         server.end(cause, when, detail)
         self.servers.remove(server)
         self.daemon.backoff_seconds = None

@@ -43,7 +43,6 @@ class CircuitBreaker:
         self._seen_alive = True
 
     def record_success(self) -> None:
-        """Close it."""
         self._pause_seconds = 0.0
         self._until = float("-inf")
         self._seen_alive = False

@@ -102,11 +102,9 @@ class LiveHost:
         self._locks = {name: asyncio.Lock() for name in (*self._workers, "logs")}
 
     def now(self) -> float:
-        """Unix time."""
         return time.time()
 
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
-        """Control daemons in /proc, and those named by flag."""
         found = await self._call(
             "procfs",
             deadline_seconds,
@@ -125,7 +123,6 @@ class LiveHost:
         return found
 
     def forget(self, present: Collection[str]) -> None:
-        """Drop what is remembered of all daemons but these."""
         self._control.forget(present)
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
@@ -146,7 +143,6 @@ class LiveHost:
     async def ended(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
     ) -> Sequence[ProcfsObservation]:
-        """Of the watched processes, what became known since the last call."""
         new, without = self._watch.watch_only(watched)
         self._new |= new
         self._ended |= self._watch.ended()
@@ -173,19 +169,16 @@ class LiveHost:
     async def probe(
         self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
     ) -> ControlObservation:
-        """What the daemon answers by itself; what it said before a moment counts no longer."""
         return await self._control.probe(daemon, deadline_seconds, since)
 
     async def reconcile(
         self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
     ) -> ControlObservation:
-        """What the daemon's servers answer."""
         return await self._control.reconcile(daemon, servers, deadline_seconds)
 
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
-        """What the logs gained since the last call."""
         targets = [_target(one) for one in daemons if not one.foreground]
         others = [_target(one) for one in daemons if one.foreground]
         async with self._exclusive("logs", deadline_seconds) as left:
@@ -200,20 +193,16 @@ class LiveHost:
         return replace(found, states=(*found.states, *states))
 
     async def log_news(self, daemons: Sequence[DaemonFacts], timeout_seconds: float) -> bool:
-        """Wait until poll_logs() may bring something; False: it would not."""
         targets = [_target(one) for one in daemons if not one.foreground]
         return await self._logs.wait_for_news(targets, timeout_seconds)
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
-        """All GPUs."""
         return await self._call("nvml", deadline_seconds, self._nvml.observe)
 
     async def tick_gpus(self) -> None:
-        """Keep the GPUs' running integrals from losing what happens between two scrapes."""
         await self._call("nvml", 5.0, self._nvml.tick)
 
     def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        """Runs of the control tool for this daemon, and failures by reason."""
         return self._control.counts(pipe_directory)
 
     async def close(self) -> None:

@@ -175,7 +175,6 @@ class LogReader:
                 tail.close()
 
     def close(self) -> None:
-        """Let go of all files."""
         self.forget(self.daemons())
 
     def _tail(self, log: LogName) -> LogTail:

@@ -228,7 +228,6 @@ class LogReaderPool:
         return self._may_have_news(targets)
 
     def wake(self) -> None:
-        """End a wait for news."""
         self._news.set()
 
     def _may_have_news(self, targets: Sequence[LogTarget]) -> bool:

@@ -73,7 +73,6 @@ class ProcessWatch:
         return changes
 
     def close(self) -> None:
-        """Let go of all descriptors."""
         for pid in list(self._descriptors):
             self._close(pid)
 

@@ -346,7 +346,6 @@ class Recording:
 
     @property
     def duration_seconds(self) -> float:
-        """From its start to its end."""
         return self.ended_at - self.header.started_at
 
 

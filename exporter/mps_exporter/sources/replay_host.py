@@ -64,8 +64,6 @@ class ReplayHost:
         return self.played_from + (moment - self._cursor.recording.header.started_at) / self._speed
 
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
-        """Control daemons that were there."""
-        del deadline_seconds
         return self._processes().daemons
 
     def forget(self, present: Collection[str]) -> None:
@@ -73,14 +71,11 @@ class ReplayHost:
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         """Processes that were there, of those that were asked for then."""
-        del pids, deadline_seconds
         return self._processes()
 
     async def ended(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
     ) -> Sequence[ProcfsObservation]:
-        """What was seen of processes since the last call."""
-        del others, deadline_seconds
         if not watched:
             return ()
         found = self._cursor.between("procfs", self._looked_at, self.now())
@@ -98,15 +93,11 @@ class ReplayHost:
     async def probe(
         self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
     ) -> ControlObservation:
-        """The daemon's last answer."""
-        del deadline_seconds, since
         return self._control(daemon, "probe")
 
     async def reconcile(
         self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
     ) -> ControlObservation:
-        """The servers' last answers."""
-        del servers, deadline_seconds
         return self._control(daemon, "reconciliation")
 
     def _control(
@@ -121,18 +112,13 @@ class ReplayHost:
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
-        """What the logs gained since the last call."""
-        del deadline_seconds
         return self._cursor.logs(self.now(), {daemon.pipe_directory for daemon in daemons})
 
     async def log_news(self, daemons: Sequence[DaemonFacts], timeout_seconds: float) -> bool:
         """Say that there may be some: a look at a recording costs little."""
-        del daemons, timeout_seconds
         return True
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
-        """The GPUs as they were."""
-        del deadline_seconds
         found = self._cursor.latest("nvml", self.now())
         if not isinstance(found, NvmlObservation):
             raise SourceError("the recording holds nothing of NVML yet")
@@ -143,7 +129,6 @@ class ReplayHost:
 
     def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
         """Nobody is asked in a replay."""
-        del pipe_directory
         return 0, {}
 
     async def close(self) -> None:

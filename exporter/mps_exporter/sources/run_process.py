@@ -121,7 +121,6 @@ class _ProcessProtocol(asyncio.SubprocessProtocol):
 
     @property
     def output_exceeded(self) -> bool:
-        """It wrote more than it may."""
         return self._output_exceeded.done()
 
     async def wait_ended(self) -> None:
@@ -143,7 +142,6 @@ class _ProcessProtocol(asyncio.SubprocessProtocol):
             _resolve(self._output_exceeded)
 
     def process_exited(self) -> None:
-        """It was reaped."""
         _resolve(self.exited)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature

@@ -40,27 +40,21 @@ class Backend(Protocol):
     @property
     def ready(self) -> bool:
         """The first collection is done."""
-        ...
 
     @property
     def enabled_collectors(self) -> tuple[str, ...]:
         """Names that ``collect[]`` may ask for."""
-        ...
 
     async def collect(
         self, timeout_seconds: float | None, collectors: frozenset[str] | None
     ) -> Snapshot:
         """Collect, or join the collection in flight. None: the default deadline; every source."""
-        ...
 
     async def expose(self, snapshot: Snapshot, content_format: ContentFormat, gzip: bool) -> bytes:
         """Render the metrics, not on the event loop."""
-        ...
 
     def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
         """(daemon, incident) from now on, as they are found."""
-        ...
 
     async def debug(self, collectors: frozenset[str] | None) -> DebugReport:
         """One collection, with what each source read and said."""
-        ...

@@ -61,7 +61,6 @@ class Connection(asyncio.Protocol):
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
         if self._inner is not None:
             self._inner.connection_lost(exc)
         if self.on_lost is not None:
@@ -69,7 +68,6 @@ class Connection(asyncio.Protocol):
         self._server.remove(self)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
         now = asyncio.get_running_loop().time()
         if self.waiting_since is None and not self.busy:
             self.waiting_since = now
@@ -81,16 +79,13 @@ class Connection(asyncio.Protocol):
             self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """The client will send no more."""
         return self._inner.eof_received() if self._inner is not None else None
 
     def pause_writing(self) -> None:
-        """The write buffer is full."""
         if self._inner is not None:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """The write buffer has room again."""
         if self._inner is not None:
             self._inner.resume_writing()
 
@@ -101,7 +96,6 @@ class Connection(asyncio.Protocol):
         self._received = 0
 
     def request_finished(self) -> None:
-        """Its answer is made."""
         self.busy -= 1
         self.idle_since = asyncio.get_running_loop().time()
 
@@ -147,7 +141,6 @@ class Connections:
         return len(self._open)
 
     async def accept(self, listener: socket.socket) -> None:
-        """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -202,7 +195,6 @@ class Connections:
                 self._open[connection] = None
 
     def remove(self, connection: Connection) -> None:
-        """It is gone."""
         self._open.pop(connection, None)
 
     def cancel_handshake(self, connection: Connection) -> None:
@@ -239,7 +231,6 @@ class Connections:
                     connection.abort()
 
     def abort_all(self) -> None:
-        """Abort all."""
         for connection in list(self._open):
             connection.abort()
 

@@ -57,7 +57,6 @@ class Stream:
         self._news.set()
 
     def close(self) -> None:
-        """No more will come."""
         self._closed = True
         self._news.set()
 
@@ -96,12 +95,10 @@ class Events:
         self.history.add(snapshot)
 
     async def publish_incidents(self, backend: Backend) -> None:
-        """Until cancelled."""
         async for daemon, incident in backend.subscribe():
             self.add(daemon, incident)
 
     def add(self, daemon: str, incident: Incident) -> None:
-        """Something happened."""
         self.last_at = asyncio.get_running_loop().time()
         self._number += 1
         data = json.dumps(asdict(incident_view(daemon, incident, self.user_names)), allow_nan=False)
@@ -124,7 +121,6 @@ class Events:
         return [event for event in self._kept if event[0] > int(number[:12])]
 
     def close(self) -> None:
-        """End every stream."""
         for stream in self.streams:
             stream.close()
 

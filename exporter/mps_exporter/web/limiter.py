@@ -24,7 +24,6 @@ class ConcurrencyLimiter:
 
     @property
     def in_use(self) -> int:
-        """How many are inside."""
         return self._in_use.total()
 
     @contextmanager

@@ -73,14 +73,10 @@ class SharedRenderings:
         key = id(snapshot), form, gzip
         task = self._under_way.get(key)
         if task is None:
-            task = asyncio.create_task(_expose(backend, snapshot, form, gzip))
+            task = asyncio.create_task(backend.expose(snapshot, form, gzip))
             self._under_way[key] = task
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
         return await asyncio.shield(task)
-
-
-async def _expose(backend: Backend, snapshot: Snapshot, form: ContentFormat, gzip: bool) -> bytes:
-    return await backend.expose(snapshot, form, gzip)
 
 
 SCRAPE_LIMITER = web.AppKey[ConcurrencyLimiter]("SCRAPES")

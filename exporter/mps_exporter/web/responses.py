@@ -29,7 +29,6 @@ _HEADERS = {
 def text_response(
     words: str, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> web.Response:
-    """A line of text."""
     return web.Response(text=words + "\n", status=status, headers=headers)
 
 

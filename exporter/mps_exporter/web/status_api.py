@@ -7,7 +7,7 @@ The fields are documented in docs/api.md; they are an interface, so none may cha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -279,7 +279,6 @@ class HostStatus:
 
 
 def gpu_view(gpu: Gpu, now: float, history: History) -> GpuView:
-    """A GPU as it is shown."""
     seen = gpu.observation
     return GpuView(
         index=gpu.index,
@@ -382,7 +381,6 @@ def daemon_view(
     now: float,
     snapshot: Snapshot,
 ) -> DaemonView:
-    """A daemon as it is shown."""
     waits = sorted(daemon.waits, key=lambda wait: wait.since)
     return DaemonView(
         pipe_directory=humanize.printable(daemon.pipe_directory, 400),
@@ -430,7 +428,6 @@ def _severity(kind: str) -> Severity:
 
 
 def incident_view(daemon: str, one: Incident, name_of: humanize.UserNameLookup) -> IncidentView:
-    """An incident as it is shown."""
     return IncidentView(
         at=one.at,
         daemon=humanize.printable(daemon, 400),
@@ -463,7 +460,6 @@ def incident_views(
 
 
 def source_views(snapshot: Snapshot, history: History) -> tuple[SourceView, ...]:
-    """The sources of this collection."""
     return tuple(
         SourceView(
             name=result.name,
@@ -482,16 +478,9 @@ def totals(
     incidents: Iterable[IncidentView],
     began_at: float | None,
 ) -> TotalsView:
-    """The host in numbers."""
     daemons = [daemon for daemon in daemons if daemon.state != "absent"]
     failed = {result.name for result in snapshot.collectors if not result.success}
-    counts = [server.clients_connected for daemon in daemons for server in daemon.servers]
-    known = [count for count in counts if count is not None]
-    all_known = (
-        len(known) == len(counts)
-        and "process" not in failed
-        and all(daemon.servers_count is not None for daemon in daemons)
-    )
+    clients, all_known = _count_known_clients(daemons)
     waits = [wait for daemon in daemons for wait in daemon.waits]
     seen = "process" not in failed and all(daemon.waits_visible for daemon in daemons)
     recent = [
@@ -503,11 +492,19 @@ def totals(
     begin = snapshot.taken_at - DAY_SECONDS
     return TotalsView(
         gpus=None if "nvml" in failed and not snapshot.gpus else len(snapshot.gpus),
-        clients=sum(known) if all_known else None,
-        clients_at_least=sum(known),
+        clients=clients if all_known and "process" not in failed else None,
+        clients_at_least=clients,
         waiting=len(waits) if seen or waits else None,
         longest_wait_seconds=max((wait.seconds for wait in waits), default=None),
         incidents_24h=len(recent) if recent or all(d.logs_readable for d in daemons) else None,
         incidents_since=began_at if began_at is not None and began_at > begin else None,
         sm_active_ratio=sum(activity) / len(activity) if activity else None,
     )
+
+
+def _count_known_clients(daemons: Sequence[DaemonView]) -> tuple[int, bool]:
+    """How many clients are known, and whether these are all clients of these daemons."""
+    counts = [server.clients_connected for daemon in daemons for server in daemon.servers]
+    known = [count for count in counts if count is not None]
+    servers_known = all(daemon.servers_count is not None for daemon in daemons)
+    return sum(known), servers_known and len(known) == len(counts)

@@ -79,7 +79,6 @@ class StatusRenderer:
         self._latest = None
 
     def close(self) -> None:
-        """Let go of the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
@@ -89,12 +88,10 @@ PAGE_LIMITER = web.AppKey[ConcurrencyLimiter]("VISITS")
 
 
 async def status_json(request: web.Request) -> web.Response:
-    """/api/v1/status."""
     return await _answer(request, "application/json", as_json=True)
 
 
 async def status_html(request: web.Request) -> web.Response:
-    """/."""
     return await _answer(request, "text/html", as_json=False)
 
 
@@ -115,7 +112,6 @@ async def _answer(request: web.Request, content_type: str, *, as_json: bool) -> 
 
 
 async def asset(request: web.Request) -> web.Response:
-    """/static/NAME."""
     found = PAGE_ASSETS.get(request.match_info["name"])
     if found is None:
         raise web.HTTPNotFound

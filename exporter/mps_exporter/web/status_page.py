@@ -134,7 +134,6 @@ class Lane:
 
 
 def render_page(status: HostStatus, options: WebOptions) -> str:
-    """The whole page."""
     return _template().render(status=status, options=options).lstrip()
 
 

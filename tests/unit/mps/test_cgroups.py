@@ -116,28 +116,24 @@ EXAMPLES = {
     ),
     "slurm, v2": (
         "0::/system.slice/slurmstepd.scope/job_1392969/step_0/user/task_0\n",
-        Attribution(slurm_job_id="1392969", slurm_step_id="0", systemd_unit="slurmstepd.scope"),
+        Attribution(slurm_job_id="1392969", systemd_unit="slurmstepd.scope"),
     ),
     "slurm, v2, a scope for each node": (
         "0::/system.slice/node7_slurmstepd.scope/job_42/step_batch/user/task_special\n",
-        Attribution(
-            slurm_job_id="42", slurm_step_id="batch", systemd_unit="node7_slurmstepd.scope"
-        ),
+        Attribution(slurm_job_id="42", systemd_unit="node7_slurmstepd.scope"),
     ),
     "slurm, v2, somebody logged in": (
         "0::/system.slice/slurmstepd.scope/job_42/step_extern/user\n",
-        Attribution(slurm_job_id="42", slurm_step_id="extern", systemd_unit="slurmstepd.scope"),
+        Attribution(slurm_job_id="42", systemd_unit="slurmstepd.scope"),
     ),
     "slurm, v1": (
         "10:devices:/slurm/uid_2101171/job_280678/step_interactive/task_0\n"
         "1:name=systemd:/system.slice/slurmd.service\n",
-        Attribution(
-            slurm_job_id="280678", slurm_step_id="interactive", systemd_unit="slurmd.service"
-        ),
+        Attribution(slurm_job_id="280678", systemd_unit="slurmd.service"),
     ),
     "slurm, v1, several slurmd": (
         "4:memory:/slurm_node7/uid_1000/job_5/step_3/task_1\n",
-        Attribution(slurm_job_id="5", slurm_step_id="3"),
+        Attribution(slurm_job_id="5"),
     ),
     "slurm, no step": (
         "4:memory:/slurm/uid_1000/job_5\n",

@@ -87,6 +87,18 @@ def test_two_clients_blamed_on_two_gpus_are_a_fault_on_each() -> None:
     assert summary(view.counters)["faults"] == {GPU: 1, GPU_TWO: 1}
 
 
+HANDLING = "00:06.768 S1909 Server is handling a fatal GPU error.\n"
+BLAMED_AGAIN = "00:06.768 S1909 Client {PID: PID_, Context: 2} encountered a fatal GPU error.\n"
+
+
+@pytest.mark.parametrize(("pid", "faults"), [(1905, 1), (1904, 2)])
+def test_a_client_that_is_blamed_again_is_no_second_fault(pid: int, faults: int) -> None:
+    """A client may have several contexts; another client is named for a fault of its own."""
+    again = HANDLING + BLAMED_AGAIN.replace("PID_", str(pid))
+    view = read(script(TWO_GPUS + FAULT.replace(HANDLING, again) + RECOVERY))
+    assert len([one for one in view.incidents if one.kind == "fault"]) == faults
+
+
 @pytest.mark.parametrize("anonymous", ["blamed", "nobody"])
 def test_a_fault_on_an_unknown_gpu_counts_on_none(anonymous: str) -> None:
     text = BOTH_RESET

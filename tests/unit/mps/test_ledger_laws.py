@@ -172,7 +172,7 @@ def test_law_a_restart_of_the_exporter_changes_no_state(
     one, other = full.ledger.view(0.0), tracker.ledger.view(0.0)
     assert (one.servers, one.waits, one.devices) == (other.servers, other.waits, other.devices)
     assert one.quit_requested_at == other.quit_requested_at
-    assert one.daemon_started_at == other.daemon_started_at
+    assert one.daemon_ended_at == other.daemon_ended_at
 
 
 @settings(max_examples=100, deadline=None)
@@ -273,5 +273,5 @@ def test_a_long_log_needs_no_more_memory_than_a_short_one() -> None:
 
 def test_a_ledger_is_empty_at_first() -> None:
     view = Ledger(PIPE).view(5.0)
-    assert (view.at, view.servers, view.waits, view.daemon_started_at) == (5.0, (), (), None)
+    assert (view.at, view.servers, view.waits, view.daemon_ended_at) == (5.0, (), (), None)
     assert numbers(view.counters) == {}

@@ -8,7 +8,7 @@ threads are inside, each with samples of its own (driver 580.159.04), and which 
 written down. So one lock for the whole process lets one call in at a time. Only waiting for events
 happens outside of it; whoever shuts NVML down must first have seen the waiting thread come out.
 """
-# ruff: noqa: D102  # what the methods do is said once, in the Protocol
+# what the methods do is said once, in the Protocol
 
 from __future__ import annotations
 

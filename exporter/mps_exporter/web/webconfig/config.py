@@ -137,7 +137,6 @@ class TLSConfig:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files it names."""
         return tuple(path for path in (self.cert_file, self.key_file, self.client_ca_file) if path)
 
 

@@ -34,7 +34,6 @@ class Value:
         return self._node is None or self._node.tag == f"{_TAG}null"
 
     def error(self, reason: str) -> WebConfigError:
-        """An error about this value."""
         return WebConfigError(reason, key=self.key, line=self.line)
 
     def members(self) -> Iterator[tuple[str, Value]]:

@@ -33,7 +33,6 @@ class TooManyChecksError(Exception):
 
 
 def has_hash(hashed: str, password: bytes) -> bool:
-    """Whether the password has this hash."""
     import bcrypt  # most hosts have no passwords, and it costs memory
 
     try:
@@ -179,7 +178,6 @@ class Passwords:
         return hmac.digest(self._secret, message, hashlib.sha256)
 
     def close(self) -> None:
-        """Let go of the thread."""
         if self._worker is not None:
             self._worker.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)

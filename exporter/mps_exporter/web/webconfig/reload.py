@@ -96,7 +96,6 @@ class WebConfigWatch:
         return self._loaded.config
 
     async def config(self) -> WebConfig:
-        """The configuration for the next request."""
         await self._refresh()
         return self._loaded.config
 
@@ -145,6 +144,5 @@ class WebConfigWatch:
             _log.info("the web configuration was reloaded", extra={"fields": {"file": self.path}})
 
     def close(self) -> None:
-        """Let go of the thread."""
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
