@@ -122,6 +122,18 @@ async def test_a_rotation_that_truncates_first_changes_nothing_meanwhile(
     assert await watch.tls_context() is after  # also when the program is just ending
 
 
+async def test_tls_that_is_switched_on_while_the_program_runs_is_an_error_of_this_file(
+    folder: Path,
+) -> None:
+    path = folder / "web.yml"
+    path.write_text("")
+    watch = WebConfigWatch.start(str(path))
+    path.write_text(TLS)
+    await watch.check_files()
+    watch.close()
+    assert str(watch.error).startswith(f"{path}: tls_server_config: TLS cannot be switched on")
+
+
 def test_no_client_may_make_the_server_negotiate_again(folder: Path) -> None:
     # Each time costs the server a private-key operation, and the client nothing.
     (folder / "web.yml").write_text(TLS)
