@@ -167,7 +167,7 @@ class DaemonQueries:
             reply = await self._host.reconcile(record.facts, (), run.remaining_seconds())
             self._take_details(run, record, reply)
             return
-        view = record.ledger.view(now, clients=False)
+        view = record.ledger.view(now, brief=True)
         servers = servers_due(
             now=now,
             interval_seconds=self._settings.mps_reconcile_interval,

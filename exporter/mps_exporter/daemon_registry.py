@@ -146,7 +146,7 @@ class DaemonRecord:
         """Whether it has been gone for longer than it is shown."""
         if self.gone_since is None or now - self.gone_since <= GONE_AFTER_QUIT_SECONDS:
             return False
-        view = self.ledger.view(now, clients=False)
+        view = self.ledger.view(now, brief=True)
         quit_in_order = view.daemon_ended_at is not None and not view.daemon_died
         short_retention = quit_in_order or self.ephemeral
         max_age_seconds = GONE_AFTER_QUIT_SECONDS if short_retention else GONE_AFTER_DEATH_SECONDS
@@ -158,7 +158,7 @@ class DaemonRecord:
             self.answers.configured is not None
             and probe.outcome is Outcome.OK
             and self.answered_by == self.process_identity
-            and (self.ledger.view(probe.at, clients=False).configured_at or 0.0) < probe.at
+            and (self.ledger.view(probe.at, brief=True).configured_at or 0.0) < probe.at
         )
 
     def unchanged_since(self, probe: ControlObservation, server_pids: Iterable[int]) -> bool:
@@ -166,7 +166,7 @@ class DaemonRecord:
         silent_since = self.tracker.silent_since
         if silent_since is not None and probe.at < silent_since:
             return False
-        view = self.ledger.view(probe.at, clients=False)
+        view = self.ledger.view(probe.at, brief=True)
         return (
             probe.outcome is Outcome.OK
             and self.logs_readable

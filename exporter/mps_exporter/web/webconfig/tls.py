@@ -41,7 +41,7 @@ def read_files(config: TLSConfig) -> dict[str, bytes]:
         WebConfigError: One cannot be read.
     """
     files = {key: getattr(config, key) for key in ("cert_file", "key_file", "client_ca_file")}
-    return {key: _read(path, key) for key, path in files.items() if path}
+    return {key: _read_pem(path, key) for key, path in files.items() if path}
 
 
 def make_context(config: TLSConfig, files: Mapping[str, bytes]) -> ssl.SSLContext:
@@ -62,7 +62,7 @@ def make_context(config: TLSConfig, files: Mapping[str, bytes]) -> ssl.SSLContex
     with _refusals("curve_preferences"):
         _curves(context, config)
     _certificate(context, config, files)
-    _clients(context, config, files)
+    _verify_clients(context, config, files)
     return context
 
 
@@ -125,7 +125,7 @@ def read_file(path: str) -> bytes:
         return file.read(MAX_FILE_BYTES)
 
 
-def _read(path: str, key: str) -> bytes:
+def _read_pem(path: str, key: str) -> bytes:
     try:
         return read_file(path)
     except (OSError, ValueError) as error:  # a ValueError of a name that cannot be encoded
@@ -220,7 +220,7 @@ def _after(der: bytes) -> bytes:
     return der[sum(_header_length(der)) :]
 
 
-def _clients(context: ssl.SSLContext, config: TLSConfig, files: Mapping[str, bytes]) -> None:
+def _verify_clients(context: ssl.SSLContext, config: TLSConfig, files: Mapping[str, bytes]) -> None:
     context.verify_mode = CLIENT_AUTH[config.client_auth_type]
     if context.verify_mode == ssl.CERT_NONE:
         return
