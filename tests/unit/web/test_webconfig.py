@@ -188,6 +188,62 @@ async def test_a_signal_while_the_files_are_read_has_them_read_again(
     watch.close()
 
 
+@pytest.mark.parametrize("kind", ["fifo", "endless", "huge", "loop", "directory"])
+async def test_what_is_no_file_of_a_useful_size_is_refused_at_once(folder: Path, kind: str) -> None:
+    path = folder / "web.yml"
+    path.write_text("rate_limit: {interval: 1s, burst: 5}\n")
+    watch = WebConfigWatch.start(str(path))
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    elif kind == "huge":
+        path.touch()
+        os.truncate(path, 1 << 40)
+    elif kind == "loop":
+        path.symlink_to(path)
+    else:
+        path.mkdir()
+    await asyncio.wait_for(watch.check_files(), PATIENCE_SECONDS)
+    assert watch.error is not None
+    assert watch.current.rate_burst == 5
+    watch.close()
+
+
+async def test_files_that_cannot_be_looked_at_stop_no_request(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file server that is gone; also where the request that looks is given up."""
+    monkeypatch.setattr(watching, "CHECK_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "MAX_WAIT_SECONDS", PATIENCE_SECONDS * 10)
+    path = folder / "web.yml"
+    path.write_text("rate_limit: {interval: 1s, burst: 5}\n")
+    watch = WebConfigWatch.start(str(path))
+    entered, released = threading.Event(), threading.Event()
+
+    def hang(path: str, before: Loaded | None = None) -> Loaded:
+        entered.set()
+        released.wait(PATIENCE_SECONDS * 10)
+        return load_web_config(path, before)
+
+    monkeypatch.setattr(watching, "load_web_config", hang)
+    first = asyncio.create_task(watch.config())
+    assert await asyncio.to_thread(entered.wait, PATIENCE_SECONDS)
+    first.cancel()
+    await asyncio.wait((first,))
+    assert (await asyncio.wait_for(watch.config(), PATIENCE_SECONDS)).rate_burst == 5
+    released.set()
+    assert watch._look is not None
+    await watch._look
+    released.clear()
+    monkeypatch.setattr(watching, "MAX_WAIT_SECONDS", 0.0)
+    assert (await asyncio.wait_for(watch.config(), PATIENCE_SECONDS)).rate_burst == 5
+    released.set()
+    await watch._look
+    watch.close()
+
+
 async def test_a_change_that_keeps_size_and_time_is_seen(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

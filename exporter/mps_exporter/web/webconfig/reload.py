@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .config import WebConfig, WebConfigError, parse_web_config
-from .tls import make_context, read_files
+from .tls import make_context, read_file, read_files
 
 _log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_SECONDS = 1.0
+MAX_WAIT_SECONDS = 1.0
+"""So long a request waits for a look at the files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ def load_web_config(path: str, before: Loaded | None = None) -> Loaded:
     """
     try:
         try:
-            content = Path(path).read_bytes()
+            content = read_file(path)
         except OSError as error:
             raise WebConfigError(f"cannot be read: {error.strerror}") from error
         config = parse_web_config(content, Path(path).parent)
@@ -73,6 +75,8 @@ class WebConfigWatch:
         self._loaded = loaded
         self._checked_at = time.monotonic()
         self._checking = asyncio.Lock()
+        self._look: asyncio.Task[None] | None = None
+        """The last one; a task that nobody refers to could be collected before it is done."""
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="web-config")
 
@@ -105,10 +109,12 @@ class WebConfigWatch:
         return self._loaded.context
 
     async def _refresh(self) -> None:
-        # While one request has the files looked at, the others get what is in force.
+        # While one request has the files looked at, the others get what is in force; so does that
+        # one where the files are on a file server that is gone.
         due = time.monotonic() - self._checked_at >= CHECK_INTERVAL_SECONDS
         if due and not self._checking.locked():
-            await self.check_files()
+            self._look = asyncio.create_task(self.check_files())
+            await asyncio.wait((self._look,), timeout=MAX_WAIT_SECONDS)
 
     async def check_files(self) -> None:
         """Look at the files now, after a look that is under way; never fails."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import ssl
+import stat
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -15,6 +17,7 @@ from typing import Any
 from .config import CLIENT_AUTH, CURVES, TLS12_SUITES, VERSIONS, TLSConfig, WebConfigError
 
 _KEY = "tls_server_config"
+MAX_FILE_BYTES = 4 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _GO_KEYS = tuple(
@@ -106,9 +109,25 @@ def _curves(context: ssl.SSLContext, config: TLSConfig) -> None:
         context.set_ecdh_curve(names[0])
 
 
+def read_file(path: str) -> bytes:
+    """Read a file at once or not at all: a FIFO would block, and /dev/zero has no end.
+
+    Raises:
+        OSError: It is not there, no regular file, or too big.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        if found.st_size > MAX_FILE_BYTES:
+            raise OSError(errno.EFBIG, f"larger than {MAX_FILE_BYTES} bytes")
+        return file.read(MAX_FILE_BYTES)
+
+
 def _read_pem(path: str, key: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return read_file(path)
     except (OSError, ValueError) as error:  # a ValueError of a name that cannot be encoded
         reason = getattr(error, "strerror", None) or error
         raise WebConfigError(f"cannot read {path!r}: {reason}", key=f"{_KEY}.{key}") from error
