@@ -28,7 +28,7 @@ from mps_exporter.observations import (
     ProcessFacts,
 )
 from mps_exporter.sources.control_tool import ControlTool
-from mps_exporter.sources.recording import read
+from mps_exporter.sources.recording import read_recording
 from testing import fake_mps_control
 
 CLIENTS = 48
@@ -112,7 +112,7 @@ def recorded() -> Iterator[tuple[int, int]]:
     """Give (commands, bytes) of each run of the tool that a real daemon logged."""
     data = b"".join(
         chunk.data
-        for one in read(RECORDING).observations
+        for one in read_recording(RECORDING).observations
         if isinstance(one, LogsObservation)
         for chunk in one.chunks
         if chunk.log == "control"

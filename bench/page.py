@@ -17,7 +17,7 @@ from dataclasses import asdict
 from mps_exporter.web.history import History
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_findings import make_status
-from mps_exporter.web.status_page import render
+from mps_exporter.web.status_page import render_page
 from testing.snapshots import full
 
 RUNS = 25
@@ -41,10 +41,10 @@ def main() -> None:
     history.add(snapshot)
     status = make_status(snapshot, options, history=history)
     views = cpu_ms(lambda: make_status(snapshot, options, history=history))
-    page = cpu_ms(lambda: render(status, options))
+    page = cpu_ms(lambda: render_page(status, options))
     encoded = cpu_ms(lambda: json.dumps(asdict(status)))
     note = cpu_ms(lambda: history.add(snapshot))
-    size = len(render(status, options).encode())
+    size = len(render_page(status, options).encode())
     print(
         f"status {views:.1f} ms, page {page:.1f} ms ({size / 1000:.0f} kB), JSON {encoded:.1f} ms"
     )

@@ -54,7 +54,7 @@ from mps_exporter.snapshot import (
     Snapshot,
     Wait,
 )
-from mps_exporter.sources.recording import read
+from mps_exporter.sources.recording import read_recording
 from testing.fleet_page import dropped
 from testing.ports import free_port
 from testing.prometheus_programs import UNITS, program
@@ -72,7 +72,7 @@ HOST = "HOST"
 
 def recorded_gpu() -> GpuObservation:
     """An H200 with every reading that it gives."""
-    recording = read(ROOT.parent / "tests" / "recordings" / "limits.rec.gz")
+    recording = read_recording(ROOT.parent / "tests" / "recordings" / "limits.rec.gz")
     seen = [item for item in recording.observations if isinstance(item, NvmlObservation)]
     return max((gpu for item in seen for gpu in item.gpus), key=lambda gpu: len(gpu.readings))
 

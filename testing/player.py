@@ -10,7 +10,7 @@ from mps_exporter.config import Settings
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.metrics.spec import HistogramValue
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.sources.recording import Recording, read
+from mps_exporter.sources.recording import Recording, read_recording
 from mps_exporter.sources.replay_host import ReplayHost
 
 Value = float | HistogramValue
@@ -65,7 +65,7 @@ class Player:
 
     def __init__(self, recording: Recording | Path, settings: Settings | None = None) -> None:
         if isinstance(recording, Path):
-            recording = read(recording)
+            recording = read_recording(recording)
         self.recording = recording
         self.clock = 0.0
         host = ReplayHost(recording, clock=lambda: self.clock)

@@ -27,7 +27,7 @@ from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.snapshot import RecordingInfo
-from mps_exporter.sources.recording import read
+from mps_exporter.sources.recording import read_recording
 from testing.dashboards import Target, filled
 from testing.player import RECORDINGS, Player
 from testing.ports import free_port
@@ -323,7 +323,7 @@ def replayed(
     began_at = time.time()
     lengths = {}
     for name in names:
-        recording = read(RECORDINGS / f"{name}.rec.gz")
+        recording = read_recording(RECORDINGS / f"{name}.rec.gz")
         lengths[name] = recording.ended_at - recording.header.started_at
     windows: dict[str, Window] = {}
     waiting = sorted(names, key=lambda name: -lengths[name])

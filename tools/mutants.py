@@ -111,6 +111,10 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("tests/unit/mps/test_client_limits.py", "tests/unit/core/test_merge.py"),
     ),
     (
+        "mps/thread_percentage.py",
+        ("tests/unit/mps/test_thread_percentage.py", "tests/unit/core/test_merge.py"),
+    ),
+    (
         "mps/control_protocol.py",
         (
             "tests/unit/mps/test_control_protocol.py",
@@ -128,7 +132,10 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("mps/log_parser.py", ("tests/unit/mps/test_log_parser.py", *LEDGER)),
     ("mps/log_merger.py", ("tests/unit/mps/test_log_merger.py", *LEDGER)),
-    ("mps/withhold.py", ("tests/unit/mps/test_withhold.py", "tests/unit/core/test_recording.py")),
+    (
+        "mps/withhold_log_lines.py",
+        ("tests/unit/mps/test_withhold_log_lines.py", "tests/unit/core/test_recording.py"),
+    ),
     ("mps/*.py", LEDGER),
     ("merge*.py", MERGE),
     ("merge/*.py", MERGE),

@@ -27,7 +27,7 @@ from mps_exporter.replay import ReplayPlayer
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.playlist import Playlist
-from mps_exporter.sources.recording import as_json
+from mps_exporter.sources.recording import observation_as_json
 from mps_exporter.web.backend import DebugReport, DebugSource
 
 GZIP_LEVEL = 1
@@ -82,7 +82,11 @@ class CollectorBackend:
 
     async def run(self) -> None:
         """Follow the logs until cancelled; a recording begins again when it ends."""
-        await (self._live_collector.follow() if self.player is None else self.player.run())
+        await (
+            self._live_collector.run_between_collections()
+            if self.player is None
+            else self.player.run()
+        )
 
     async def close(self) -> None:
         """Let go of everything."""
@@ -158,7 +162,7 @@ class CollectorBackend:
         page = await self.expose(snapshot, TEXT_0_0_4, gzip=False)
         raw: dict[str, list[tuple[str, str]]] = {}
         for observation in seen:
-            source, text = as_json(observation)
+            source, text = observation_as_json(observation)
             raw.setdefault(source, []).append((source, text))
         names = {"process": "procfs"}
         return DebugReport(

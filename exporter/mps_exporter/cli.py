@@ -13,14 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import mps_exporter
-from mps_exporter.config import InvalidSettingError, Settings, duration, load
+from mps_exporter.config import InvalidSettingError, Settings, load_settings, parse_duration
 from mps_exporter.logging import configure
 from mps_exporter.own_memory import limit_malloc_arenas
-from mps_exporter.parser import DIAGNOSIS_FAILED, WRONG_USAGE, UsageError, did_you_mean, parse
+from mps_exporter.parser import (
+    DIAGNOSIS_FAILED,
+    WRONG_USAGE,
+    UsageError,
+    did_you_mean,
+    parse_command_line,
+)
 from mps_exporter.terminal import open_closed_streams, print_output, print_status
 
 if TYPE_CHECKING:
-    from mps_exporter.commands.doctor_processes import Whom
+    from mps_exporter.commands.doctor_processes import ProcessSelection
 
 
 def version_text() -> str:
@@ -32,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; gives its exit status."""
     open_closed_streams()
     try:
-        parsed = parse(sys.argv[1:] if arguments is None else arguments)
+        parsed = parse_command_line(sys.argv[1:] if arguments is None else arguments)
     except UsageError as error:
         print_status(error.message)
         return error.status
@@ -45,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     doctor = command == "doctor"
     try:
-        settings = load(given, os.environ, command)
+        settings = load_settings(given, os.environ, command)
         return _run(command, settings, given)
     except InvalidSettingError as error:
         print_status(f"mps-exporter: {error}\nTry 'mps-exporter {command} --help'.\n")
@@ -139,27 +145,27 @@ def _doctor(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, 
         recording=None if recording is None else Path(str(recording)),
         at_seconds=None if moment is None else _duration("--at", str(moment)),
         check=None if check is None else str(check),
-        whom=_whom(given),
+        selection=_selection(given),
     )
 
 
-def _whom(given: Mapping[str, object]) -> Whom | None:
+def _selection(given: Mapping[str, object]) -> ProcessSelection | None:
     """Of which processes doctor is asked; None: of the host."""
     named = [name for name in ("pid", "user", "job") if given[name] is not None]
     if not named:
         return None
-    from mps_exporter.commands.doctor_processes import Whom
+    from mps_exporter.commands.doctor_processes import ProcessSelection
 
     if len(named) > 1:
         raise InvalidSettingError(f"--{named[0]} and --{named[1]}: give one of them")
     value = str(given[named[0]])
     if named == ["job"]:
-        return Whom(job=value)
+        return ProcessSelection(job=value)
     if named == ["user"]:
-        return Whom(uid=user_number(value))
+        return ProcessSelection(uid=user_number(value))
     if not (value.isascii() and value.isdecimal() and int(value)):
         raise InvalidSettingError(f"--pid: {value!r} must be the number of a process")
-    return Whom(pid=int(value))
+    return ProcessSelection(pid=int(value))
 
 
 def user_number(name: str) -> int:
@@ -210,7 +216,7 @@ COMMANDS: dict[str, Start] = {
 
 def _duration(flag: str, text: str) -> float:
     try:
-        seconds = duration(text)
+        seconds = parse_duration(text)
     except ValueError as error:
         raise InvalidSettingError(f"{flag}: {text!r} {error}") from None
     if seconds <= 0:

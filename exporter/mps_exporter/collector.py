@@ -308,7 +308,7 @@ class Collector:
 
     # ------------------------------------------------------------------ between collections
 
-    async def follow(self) -> None:
+    async def run_between_collections(self) -> None:
         """Follow the logs until cancelled; finds daemons first, so that nothing is missed."""
         tick_at = search_at = 0.0
         while True:

@@ -161,7 +161,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 
 
-def duration(value: str) -> float:
+def parse_duration(value: str) -> float:
     """Read "500ms", "5s", "1m", "1h" or plain seconds, as seconds."""
     match = _DURATION.fullmatch(value)
     if match is None:
@@ -283,14 +283,14 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "mps.query-timeout",
-        _within(duration, 0.1, 60),
+        _within(parse_duration, 0.1, 60),
         "Deadline for one run of the control tool.",
         "DURATION",
         commands=_HOST,
     ),
     Flag(
         "mps.min-query-interval",
-        _within(duration, 0, 3600),
+        _within(parse_duration, 0, 3600),
         "Shortest time between two queries of a daemon; five times as long while its logs show no "
         "change. Collections in between reuse the reply. 0 = query at every collection.",
         "DURATION",
@@ -298,7 +298,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "mps.reconcile-interval",
-        _within(duration, 1, 86400),
+        _within(parse_duration, 1, 86400),
         "Time between two queries of the servers, which confirm the state read from the logs.",
         "DURATION",
         commands=_FOLLOWING,
@@ -329,7 +329,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "collector.timeout",
-        _within(duration, 0.1, 300),
+        _within(parse_duration, 0.1, 300),
         "Deadline of a collection when the scraper names none.",
         "DURATION",
     ),
@@ -377,7 +377,9 @@ def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
         parser.add_argument(f"--{flag.name}", dest=flag.field, default=argparse.SUPPRESS, **how)
 
 
-def load(given: Mapping[str, Any], environment: Mapping[str, str], command: str) -> Settings:
+def load_settings(
+    given: Mapping[str, Any], environment: Mapping[str, str], command: str
+) -> Settings:
     """Flags over environment over defaults, each value checked.
 
     Raises:

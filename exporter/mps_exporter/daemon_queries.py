@@ -123,7 +123,7 @@ class DaemonQueries:
         if record.known_absent:
             record.clear_answers()
             return
-        probe = self._cached_probe(record)
+        probe = self._probe_still_good(record)
         if probe is None:
             # Now: there may be another process when it has answered.
             record.answered_by = record.process_identity
@@ -141,7 +141,7 @@ class DaemonQueries:
         if probe.outcome is Outcome.OK:
             await self._reconcile(run, record)
 
-    def _cached_probe(self, record: DaemonRecord) -> ControlObservation | None:
+    def _probe_still_good(self, record: DaemonRecord) -> ControlObservation | None:
         """The last answer, where the logs say that nothing has happened since."""
         probe, reply = record.last_probe, record.answers.probe
         max_age_seconds = PROBE_CACHE_FACTOR * self._settings.mps_min_query_interval

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from mps_exporter.mps.cgroups import parse_cgroup
@@ -11,6 +10,7 @@ from mps_exporter.mps.ledger import Ledger
 from mps_exporter.mps.server_queries import ServerAnswers, can_answer, has_resumed
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.mps.tracking_quota import FULL, OF_ORDINARY_USER
+from mps_exporter.mps.watched_processes import with_control_daemon, within_quota
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
@@ -24,11 +24,6 @@ GONE_AFTER_QUIT_SECONDS = 120.0
 
 GONE_AFTER_DEATH_SECONDS = 24 * 3600.0
 """The same for one that died."""
-
-MAX_PIDS_PER_USER = 512
-MAX_PIDS = 2048
-"""Of the processes that the logs of ordinary users' daemons name, so many are looked for: of one
-user, and of all of them."""
 
 MAX_GONE_DAEMONS = 32
 """So many daemons that are gone are remembered."""
@@ -87,12 +82,7 @@ class DaemonRecord:
 
     def pids_to_watch(self) -> list[int]:
         """PIDs, as the host numbers them, whose end must be seen when it happens."""
-        process = self.facts.process
-        if process is None:
-            return self.missed()
-        # A daemon in a PID namespace of its own numbers its servers and clients otherwise.
-        own_numbers = len(process.namespace_pids) > 1
-        return [process.pid] if own_numbers else [process.pid, *self.ledger.pids_to_watch()]
+        return self.missed() or with_control_daemon(self.facts, self.ledger.pids_to_watch())
 
     def missed(self) -> list[int]:
         """The process that it had, where none is found: a look can fail, and that proves no end."""
@@ -201,25 +191,15 @@ class DaemonRegistry(Mapping[str, DaemonRecord]):
         return len(self._records)
 
     def pids_to_watch(self) -> list[int]:
-        """PIDs whose end must be seen when it happens: those of limited daemons last, and few."""
-        return self._within_quota(DaemonRecord.pids_to_watch)
+        """PIDs whose end must be seen when it happens: see watched_processes."""
+        return within_quota((one.facts, one.pids_to_watch()) for one in self._records.values())
 
     def pids_to_look_up(self) -> list[int]:
-        """PIDs that the logs name, and daemons that were not found; of limited daemons a few."""
-        return self._within_quota(
-            lambda one: [*one.missed(), *sorted(one.ledger.pids_to_look_up())]
+        """PIDs that the logs name, and daemons that were not found."""
+        return within_quota(
+            (one.facts, [*one.missed(), *sorted(one.ledger.pids_to_look_up())])
+            for one in self._records.values()
         )
-
-    def _within_quota(self, pids_of: Callable[[DaemonRecord], list[int]]) -> list[int]:
-        found, users, total = list[int](), Counter[int | None](), 0
-        for record in sorted(self._records.values(), key=lambda record: record.facts.limited):
-            pids, user = pids_of(record), record.facts.user
-            if record.facts.limited:
-                pids = pids[: max(0, min(MAX_PIDS_PER_USER - users[user], MAX_PIDS - total))]
-                users[user] += len(pids)
-                total += len(pids)
-            found += pids
-        return found
 
     def update(self, found: Iterable[DaemonFacts], now: float) -> None:
         """Keep the records up with the daemons that were found in /proc."""

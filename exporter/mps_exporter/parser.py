@@ -80,7 +80,7 @@ class UsageError(Exception):
         self.message = message
 
 
-def parse(words: Sequence[str]) -> tuple[str, dict[str, Any]] | str:
+def parse_command_line(words: Sequence[str]) -> tuple[str, dict[str, Any]] | str:
     """Return the command and what was given for it, or the text that was asked for (help).
 
     Raises:

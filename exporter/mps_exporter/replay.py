@@ -101,7 +101,7 @@ class ReplayPlayer:
         await self.start()
         while True:
             playing = self._current()
-            follower = asyncio.create_task(playing.collector.follow())
+            follower = asyncio.create_task(playing.collector.run_between_collections())
             seconds = max(playing.seconds_left(), MIN_SCENE_SECONDS)
             try:
                 with contextlib.suppress(TimeoutError):

@@ -540,6 +540,14 @@ class ControlDaemon:
         """Whether this log of its can be read now."""
         return any(state.log == log and state.readable for state in self.logs)
 
+    @property
+    def shows_waits(self) -> bool:
+        """Whether a client that waits would be seen.
+
+        What the log of an MPS v3 daemon says of them was never published.
+        """
+        return self.protocol != "3" and self.follows("control")
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:

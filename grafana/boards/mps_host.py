@@ -9,9 +9,9 @@ from grafana.boards.shared import (
     DAEMON_STATE,
     MEMORY_WARN,
     NO_DAEMON,
+    NUMBER_WAITING,
     SERVER_STATE,
     TARGET,
-    WAITING,
     host_state,
     to_board,
     to_user,
@@ -74,13 +74,14 @@ TILES = (
     tile(
         "Clients",
         "For information: programs connected to MPS on this host.",
-        "sum(mps_server_clients) or 0 * sum(mps_control_up)",
+        "sum(mps_server_clients) or (0 * sum(mps_control_up) unless count(mps_server_info))",
         no_mps=True,
     ),
     tile(
         "Waiting",
-        "Healthy: 0. Programs that hang in cuInit because another user's server holds the GPU.",
-        f"sum{WAITING} or 0 * sum(mps_control_up)",
+        "Healthy: 0. Programs that hang in cuInit because another user's server holds the GPU. No "
+        "data where control.log cannot be read, and of MPS v3: nothing else shows who waits.",
+        NUMBER_WAITING,
         steps=noticed_from(1),
         no_mps=True,
         links=[to_board("mps-sharing", "Who holds the GPU and who waits")],

@@ -9,10 +9,10 @@ from grafana.boards.shared import (
     HOSTS,
     LONGEST_WAIT,
     NO_DAEMON,
+    NUMBER_WAITING,
     TARGET,
     WAIT_BAD,
     WAIT_WARN,
-    WAITING,
     to_user,
 )
 from grafana.panels import (
@@ -60,8 +60,9 @@ TILES = (
     ),
     tile(
         "Waiting",
-        "Healthy: 0. Programs that hang in cuInit until the holder's last client exits.",
-        f"sum{WAITING} or 0 * sum(mps_control_up)",
+        "Healthy: 0. Programs that hang in cuInit until the holder's last client exits. No data "
+        "where control.log cannot be read, and of MPS v3: nothing else shows who waits.",
+        NUMBER_WAITING,
         steps=noticed_from(1),
         no_mps=True,
     ),

@@ -46,7 +46,16 @@ WAIT = (
     " unless on (job, instance, daemon, uid)"
     " mps_uid_waiting_dead_clients >= mps_uid_waiting_clients"
 )
-LONGEST_WAIT = f"max({WAIT}) or 0 * sum(mps_control_up)"
+# Daemons of which nothing shows who waits: a tile must not say 0 then.
+_WAITS_UNSEEN = (
+    "(mps_control_up unless on (job, instance, daemon)"
+    ' (mps_control_state{mps_control_state="absent"} == 1'
+    ' or (mps_control_log_readable{log="control"} == 1'
+    " unless on (job, instance, daemon) mps_named_server_info)))"
+)
+_NOBODY_WAITS = f"(0 * sum(mps_control_up) unless count({_WAITS_UNSEEN}))"
+NUMBER_WAITING = f"sum{WAITING} or {_NOBODY_WAITS}"
+LONGEST_WAIT = f"max({WAIT}) or {_NOBODY_WAITS}"
 
 # The counters miss nothing between two scrapes; without them, the last sample has to do.
 UTILIZATION = (

@@ -25,7 +25,7 @@ from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import GpuObservation, Reading
 from mps_exporter.snapshot import Client, CollectorResult, ControlDaemon, Gpu, Server, Snapshot
 from mps_exporter.sources.playlist import Playlist
-from mps_exporter.sources.recording import read
+from mps_exporter.sources.recording import read_recording
 from testing import v3_host
 from testing.player import Player
 
@@ -40,7 +40,7 @@ def service(recording: str) -> CollectorBackend:
     name, _, speed = recording.partition("@")
     path = RECORDINGS / f"{name}.rec.gz"
     settings = Settings(replay=str(path), replay_speed=float(speed or 1))
-    return CollectorBackend(settings, Playlist.of(read(path)))
+    return CollectorBackend(settings, Playlist.of(read_recording(path)))
 
 
 def eight_gpus(seconds: float) -> Snapshot:

@@ -436,7 +436,7 @@ async def lab(
     writer = RecordingWriter(out / f"{scenario}.rec.gz", header)
     host = LiveHost(settings)
     collector = Collector(host, settings, on_observation=writer.add)
-    follower = asyncio.create_task(collector.follow())
+    follower = asyncio.create_task(collector.run_between_collections())
     one = Lab(scenario, client_binary, folder, out, settings, collector, host)
     print(f"== {scenario}: {words}", flush=True)
     began = time.monotonic()

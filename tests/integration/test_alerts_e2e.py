@@ -43,7 +43,7 @@ from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
-from mps_exporter.sources.recording import read
+from mps_exporter.sources.recording import read_recording
 from testing.player import Player
 from testing.ports import free_port
 from testing.program import Page
@@ -125,7 +125,7 @@ class Incident:
     @cached_property
     def seconds(self) -> float:
         """How long all laps take."""
-        recording = read(self.file)
+        recording = read_recording(self.file)
         return self.laps * (recording.ended_at - recording.header.started_at) / self.speed
 
 
@@ -862,7 +862,7 @@ _TEXTS = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*")')
 
 async def pages_of(incident: Incident) -> list[dict[str, str]]:
     """What each scrape shows: series -> value. The first comes one scrape after the beginning."""
-    recording = read(incident.file)
+    recording = read_recording(incident.file)
     header = recording.header
     seconds = incident.seconds / incident.laps
     settings = replace(Settings(), mps_min_query_interval=0.0)

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from mps_exporter.observations import ProcfsObservation
-from mps_exporter.sources.recording import RecordingError, read
+from mps_exporter.sources.recording import RecordingError, read_recording
 from testing.pipes import full_pipe
 from testing.ports import free_port
 from testing.waiting import PATIENCE_SECONDS, wait_for
@@ -139,7 +139,7 @@ def recording(path: Path, *words: str, **how: Any) -> Iterator[subprocess.Popen[
 def has_seen_processes(path: Path) -> bool:
     """Whether a recorder has written what /proc said."""
     with suppress(RecordingError):
-        return any(isinstance(one, ProcfsObservation) for one in read(path).observations)
+        return any(isinstance(one, ProcfsObservation) for one in read_recording(path).observations)
     return False
 
 
@@ -190,7 +190,7 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     )
     assert "collector failed" not in output
     assert "Traceback" not in output
-    assert read(path).header.scenario == "no description given"
+    assert read_recording(path).header.scenario == "no description given"
 
 
 def test_where_nothing_can_be_written_nothing_is_recorded() -> None:

@@ -46,6 +46,14 @@ from tests.unit.grafana.subjects import EVERY, subjects
 ENDED = "an exporter that ended"
 """A recording's exporter, some seconds after it was there for the last time."""
 NEVER = "never reached"
+BLIND = "without readable logs"
+UNREAD = """mps_exporter_build_info{version="1"} 1
+mps_control_up{daemon="/mps"} 1
+mps_control_state{daemon="/mps",mps_control_state="answering"} 1
+mps_control_log_readable{daemon="/mps",log="control"} 0
+mps_server_info{daemon="/mps",server="7",uid="1001"} 1
+"""
+"""What is left of a daemon where neither its logs nor its clients can be read."""
 SUBJECTS = subjects()
 NAMES = sorted({name for _, _, name in SUBJECTS} - {EVERY, ENDED, hand_made.NAME})
 
@@ -67,6 +75,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     windows[ENDED] = Window(gone - 2, gone + 5)
     hosts.append(_alert(windows["server-killed"]))
     hosts.append(Scrapes(NEVER, tuple((at, GONE) for at in moments)))
+    hosts.append(Scrapes(BLIND, tuple((at, UNREAD) for at in moments)))
+    windows[BLIND] = Window(began, moments[-1])
     with programs() as started:
         yield backfilled(tmp_path_factory.mktemp("dashboards"), started, hosts), windows
 
@@ -131,6 +141,15 @@ def test_history_has_hosts_that_were_never_reached_and_hosts_that_are_young(stag
     last = {labels["instance"]: values[-1] for labels, values in found}
     assert last[NEVER] == 12
     assert last["limits"] == 1
+
+
+def test_what_cannot_be_seen_is_no_zero(stage: Stage) -> None:
+    prometheus, windows = stage
+    asked = [t for t in targets() if t.panel in {"Waiting", "Longest wait", "Clients"}]
+    asked = [t for t in asked if t.dashboard in {"mps-host", "mps-sharing"} and t.ref == "A"]
+    assert len(asked) >= 4
+    for target in asked:
+        assert prometheus.target(target, windows[BLIND], instance=BLIND) == [], target
 
 
 def test_a_host_that_was_never_reached_can_be_chosen(stage: Stage) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from mps_exporter.commands.demo import built_in_playlist
 from mps_exporter.diagnostics import findings
-from mps_exporter.sources.recording import read
+from mps_exporter.sources.recording import read_recording
 from testing.player import RECORDINGS, Player
 
 TRUTHS = sorted(RECORDINGS.glob("*.json"))
@@ -100,7 +100,7 @@ async def test_who_is_killed_with_work_in_flight_is_named_and_whom_a_script_ende
 
 
 def test_there_is_a_recording_of_each_version_of_the_format() -> None:
-    versions = Counter(read(path).header.version for path in RECORDINGS.glob("*.rec.gz"))
+    versions = Counter(read_recording(path).header.version for path in RECORDINGS.glob("*.rec.gz"))
     assert versions.keys() == {1, 2}
     assert versions[1] >= 30, "what users have sent is read for ever"
 

@@ -237,14 +237,16 @@ def test_what_the_table_promises_is_what_there_is(scene: Scene, column: str) -> 
 def test_no_other_metric_is_missing(scene: Scene, column: str) -> None:
     """Of the daemons that can be reached, all is there but what the table says is not."""
     columns, rows = table()
-    all_there_is = scene.seen["root"].named.keys()
+    root = scene.seen["root"].named
+    all_there_is = root.keys()
     lost = set()
     for row, cells in rows.items():
         if cells[columns.index(column)] == "no":
             lost |= set(re.findall(r"`(mps_[a-z_]+)`", row))
     # Labels of a metric that is there all the same.
     lost -= {"mps_client_info"}
-    assert all_there_is - scene.seen[column].named.keys() == lost & all_there_is
+    missing = all_there_is - scene.seen[column].named.keys()
+    assert missing == lost & all_there_is, [root[name] for name in missing - lost]
     more = scene.seen[column].named.keys() - all_there_is
     assert more <= {"mps_advice"}
 

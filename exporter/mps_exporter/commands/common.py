@@ -26,10 +26,10 @@ def load_recording(path: Path) -> Recording:
     Raises:
         StartError: It cannot be read.
     """
-    from mps_exporter.sources.recording import RecordingError, read
+    from mps_exporter.sources.recording import RecordingError, read_recording
 
     try:
-        return read(path)
+        return read_recording(path)
     except RecordingError as error:
         # What it quotes is from the file, and goes to a terminal.
         raise StartError(humanize.printable(str(error), MAX_MESSAGE_CHARACTERS)) from error

@@ -13,7 +13,7 @@ from mps_exporter.parser import did_you_mean
 from mps_exporter.sources.playlist import Playlist, read_playlist
 from mps_exporter.terminal import print_output
 
-DEFAULT_CHAPTER = "wait"
+FIRST_CHAPTER = "wait"
 
 
 async def demo(
@@ -26,7 +26,7 @@ async def demo(
             raise StartError("--chapter: only the built-in recordings have chapters")
         return await serve(settings, Replay(Playlist.of(load_recording(Path(recording))), 0.0))
     playlist = built_in_playlist()
-    name = chapter or DEFAULT_CHAPTER
+    name = chapter or FIRST_CHAPTER
     position = next((one.at_seconds for one in playlist.chapters if one.name == name), None)
     if position is None:
         near = did_you_mean(name, [one.name for one in playlist.chapters])

@@ -16,7 +16,7 @@ from mps_exporter.snapshot import Snapshot
 from mps_exporter.terminal import print_output, supports_colour
 
 if TYPE_CHECKING:
-    from mps_exporter.commands.doctor_processes import Whom
+    from mps_exporter.commands.doctor_processes import ProcessSelection
 
 
 async def diagnose(
@@ -26,7 +26,7 @@ async def diagnose(
     recording: Path | None,
     at_seconds: float | None,
     check: str | None = None,
-    whom: Whom | None = None,
+    selection: ProcessSelection | None = None,
 ) -> int:
     """Look at the host once and print what is found; gives the exit status.
 
@@ -35,11 +35,11 @@ async def diagnose(
         as_json: Print JSON.
         recording: Look at this instead of the host.
         at_seconds: Of the recording: the moment; None: its end.
-        check: Report only this, in one line: see doctor_report.check.
-        whom: Say what is wrong with these processes, not with the host.
+        check: Report only this, in one line: see doctor_report.status_of_check.
+        selection: Say what is wrong with these processes, not with the host.
     """
     traces = HostTraces()
-    if recording is None and check is None and whom is None:
+    if recording is None and check is None and selection is None:
 
         def look_around(first: Snapshot) -> None:
             nonlocal traces
@@ -49,13 +49,13 @@ async def diagnose(
         snapshot = await look(settings, pause=brief_pause, meanwhile=look_around)
     elif recording is None:
         # Of one process it does not matter how busy the GPUs are.
-        snapshot = await look(settings, pause=(lambda _: 0.0) if whom else brief_pause)
+        snapshot = await look(settings, pause=(lambda _: 0.0) if selection else brief_pause)
     else:
         snapshot = await _collect_from_recording(settings, recording, at_seconds)
     from mps_exporter.commands import doctor_report
 
     if check is not None:
-        status, line = doctor_report.check(snapshot, check)
+        status, line = doctor_report.status_of_check(snapshot, check)
         _print(line)
         return status
     paint = (
@@ -63,18 +63,22 @@ async def diagnose(
     )
     procfs = settings.path_procfs if recording is None else None
     recent = recent_incidents(snapshot, views=_failing(snapshot, procfs))
-    if whom is None:
+    if selection is None:
         diagnosis = doctor_report.Diagnosis(snapshot, recent, traces)
-        lines = doctor_report.report(diagnosis, paint)
-        _print(doctor_report.as_json(diagnosis) if as_json else "\n".join(lines))
-        return doctor_report.exit_status(diagnosis)
+        lines = doctor_report.diagnosis_lines(diagnosis, paint)
+        _print(doctor_report.diagnosis_as_json(diagnosis) if as_json else "\n".join(lines))
+        return doctor_report.diagnosis_exit_status(diagnosis)
     # A diagnosis of the host is made without these, and sooner.
     from mps_exporter.commands import process_report
-    from mps_exporter.commands.doctor_processes import check as check_processes
+    from mps_exporter.commands.doctor_processes import checks_of_processes
 
-    checks = check_processes(whom, snapshot, recent, procfs)
-    _print(process_report.as_json(checks) if as_json else process_report.text(checks, paint))
-    return process_report.exit_status(checks)
+    checks = checks_of_processes(selection, snapshot, recent, procfs)
+    _print(
+        process_report.checks_as_json(checks)
+        if as_json
+        else process_report.checks_as_text(checks, paint)
+    )
+    return process_report.checks_exit_status(checks)
 
 
 def _traces(snapshot: Snapshot, procfs: str) -> HostTraces:

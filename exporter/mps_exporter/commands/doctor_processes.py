@@ -12,7 +12,7 @@ from mps_exporter.sources.process_view import view_process
 
 
 @dataclass(frozen=True, slots=True)
-class Whom:
+class ProcessSelection:
     """One process, or those of a user or of a job."""
 
     pid: int | None = None
@@ -20,13 +20,13 @@ class Whom:
     job: str | None = None
 
 
-def check(
-    whom: Whom, snapshot: Snapshot, recent: tuple[Finding, ...], procfs: str | None
+def checks_of_processes(
+    selection: ProcessSelection, snapshot: Snapshot, recent: tuple[Finding, ...], procfs: str | None
 ) -> dict[int, list[Check]]:
     """Make the checks of each process.
 
     Args:
-        whom: The processes.
+        selection: The processes.
         snapshot: The host.
         recent: The recent incidents.
         procfs: Where procfs is mounted; None: there is none, this is a recording.
@@ -34,9 +34,13 @@ def check(
     Raises:
         StartError: The user or the job has no process that uses MPS or a GPU.
     """
-    pids = [whom.pid] if whom.pid is not None else pids_of(snapshot, uid=whom.uid, job=whom.job)
+    pids = (
+        [selection.pid]
+        if selection.pid is not None
+        else pids_of(snapshot, uid=selection.uid, job=selection.job)
+    )
     if not pids:
-        name = f"user {whom.uid}" if whom.uid is not None else f"job {whom.job}"
+        name = f"user {selection.uid}" if selection.uid is not None else f"job {selection.job}"
         raise StartError(
             f"no process of {name} waits for MPS, is its client, or has a context on a GPU; name "
             "one with --pid"

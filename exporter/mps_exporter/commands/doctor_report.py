@@ -22,7 +22,7 @@ from mps_exporter.diagnostics import (
     unseen,
 )
 from mps_exporter.diagnostics.partitions import gpu_name, partitioning_lines
-from mps_exporter.diagnostics.traces import of_traces
+from mps_exporter.diagnostics.traces import trace_findings
 from mps_exporter.observations import HostTraces
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 
@@ -55,10 +55,10 @@ class Diagnosis:
     @property
     def found(self) -> tuple[Finding, ...]:
         """All that applies now, the most urgent first."""
-        return in_order((*findings(self.snapshot), *of_traces(self.traces)))
+        return in_order((*findings(self.snapshot), *trace_findings(self.traces)))
 
 
-def exit_status(seen: Diagnosis) -> int:
+def diagnosis_exit_status(seen: Diagnosis) -> int:
     """0, 1 (warnings) or 2 (critical); what is only information is no fault.
 
     Of what happened lately only a server that could not start counts, where none has started since.
@@ -86,7 +86,7 @@ _NVML_CHECKS = frozenset({"gpu_lost", "unfit_gpu"})
 """Checks for which the GPUs need to be read, and nothing else."""
 
 
-def check(snapshot: Snapshot, name: str) -> tuple[int, str]:
+def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
     """Return the status of one check, and a line that says why.
 
     What could not be read neither sets nor clears it: the status is then UNKNOWN.
@@ -109,7 +109,7 @@ def _brief(text: str) -> str:
     return text if len(text) <= CHECK_CHARACTERS else f"{text[: CHECK_CHARACTERS - 3]}..."
 
 
-def report(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
+def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
     """The lines for a person."""
     snapshot = seen.snapshot
     yield from _gpus(snapshot, paint)
@@ -267,14 +267,14 @@ def _object(finding: Finding) -> dict[str, object]:
     }
 
 
-def as_json(seen: Diagnosis) -> str:
+def diagnosis_as_json(seen: Diagnosis) -> str:
     """The findings for a program."""
     snapshot = seen.snapshot
     return json.dumps(
         {
             "version": 1,
             "taken_at": datetime.fromtimestamp(snapshot.taken_at, UTC).isoformat(),
-            "exit_status": exit_status(seen),
+            "exit_status": diagnosis_exit_status(seen),
             "findings": [_object(finding) for finding in seen.found],
             "recent": [_object(finding) for finding in seen.recent],
             "driver_held_by": [one.pid for one in seen.traces.holders],

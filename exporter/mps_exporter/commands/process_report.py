@@ -18,18 +18,18 @@ _MARKS: Mapping[Outcome, tuple[str, str]] = {
 }
 
 
-def text(checks: Mapping[int, Sequence[Check]], paint: Painter = plain) -> str:
+def checks_as_text(checks: Mapping[int, Sequence[Check]], paint: Painter = plain) -> str:
     """The report of each process for a person."""
-    return "\n\n".join("\n".join(report(pid, found, paint)) for pid, found in checks.items())
+    return "\n\n".join("\n".join(check_lines(pid, found, paint)) for pid, found in checks.items())
 
 
-def as_json(checks: Mapping[int, Sequence[Check]]) -> str:
+def checks_as_json(checks: Mapping[int, Sequence[Check]]) -> str:
     """The reports for a program."""
     objects = [as_objects(pid, found) for pid, found in checks.items()]
     return json.dumps({"version": 1, "processes": objects}, indent=2)
 
 
-def report(pid: int, checks: Sequence[Check], paint: Painter = plain) -> Iterator[str]:
+def check_lines(pid: int, checks: Sequence[Check], paint: Painter = plain) -> Iterator[str]:
     """The lines for a person."""
     answer = conclusion(list(checks))
     _, style = _MARKS[answer.outcome]
@@ -75,6 +75,6 @@ def as_objects(pid: int, checks: Sequence[Check]) -> dict[str, object]:
     }
 
 
-def exit_status(checks: Mapping[int, Sequence[Check]]) -> int:
+def checks_exit_status(checks: Mapping[int, Sequence[Check]]) -> int:
     """1 where something is wrong with one of the processes, else 0."""
     return max(EXIT_STATUS[conclusion(list(found)).outcome] for found in checks.values())

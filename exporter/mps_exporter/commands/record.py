@@ -52,7 +52,7 @@ async def record(
         writer = _writer(path, header)
         collector = Collector(host, settings, on_observation=writer.add)
         tasks = [
-            asyncio.create_task(collector.follow()),
+            asyncio.create_task(collector.run_between_collections()),
             asyncio.create_task(_flush_periodically(writer, stop)),
         ]
         end = time.monotonic() + duration_seconds

@@ -26,7 +26,7 @@ from mps_exporter.terminal import print_status, show_progress
 from mps_exporter.web.app import create_app
 from mps_exporter.web.listen import ListenError
 from mps_exporter.web.options import WebOptions
-from mps_exporter.web.server import serve as serve_web
+from mps_exporter.web.server import serve_app
 from mps_exporter.web.state import TLS_CONTEXT, WEB_CONFIG
 from mps_exporter.web.webconfig import WebConfigError
 
@@ -102,7 +102,7 @@ async def serve(settings: Settings, replay: Replay | None = None) -> int:
             _print_replay_notice(player, settings, addresses_text)
             progress.append(asyncio.create_task(_report_progress(player), name="progress"))
 
-    web = asyncio.create_task(serve_web(app, options, stop, on_listening=listening), name="web")
+    web = asyncio.create_task(serve_app(app, options, stop, on_listening=listening), name="web")
     try:
         # The first of them to end, ends the program: web by the stop event, work by a bug.
         done, _ = await asyncio.wait({web, work}, return_when=asyncio.FIRST_COMPLETED)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cache
 
-from mps_exporter.diagnostics.catalogue import ADVICE, Advice, Finding, Severity
-from mps_exporter.diagnostics.daemons import of_daemon
-from mps_exporter.diagnostics.gpus import of_gpu
-from mps_exporter.diagnostics.incidents import of_incidents
-from mps_exporter.diagnostics.visibility import of_host, unseen
+from mps_exporter.diagnostics.daemons import daemon_findings
+from mps_exporter.diagnostics.finding import Advice, Finding, Severity
+from mps_exporter.diagnostics.finding_titles import ADVICE
+from mps_exporter.diagnostics.gpus import gpu_findings
+from mps_exporter.diagnostics.incidents import incident_findings
+from mps_exporter.diagnostics.visibility import host_visibility_findings, unseen
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import DaemonConditions
 from mps_exporter.snapshot import Snapshot
@@ -45,10 +46,10 @@ def findings(snapshot: Snapshot, name_of: UserNameLookup | None = None) -> tuple
         *(
             one
             for daemon in snapshot.daemons
-            for one in of_daemon(daemon, snapshot.taken_at, name_of)
+            for one in daemon_findings(daemon, snapshot.taken_at, name_of)
         ),
-        *(one for gpu in snapshot.gpus for one in of_gpu(gpu, snapshot, name_of)),
-        *of_host(snapshot),
+        *(one for gpu in snapshot.gpus for one in gpu_findings(gpu, snapshot, name_of)),
+        *host_visibility_findings(snapshot),
     ]
     return in_order(found)
 
@@ -69,7 +70,9 @@ def recent_incidents(
     found = [
         one
         for daemon in snapshot.daemons
-        for one in of_incidents(daemon, snapshot, name_of, (views or {}).get(daemon.pipe_directory))
+        for one in incident_findings(
+            daemon, snapshot, name_of, (views or {}).get(daemon.pipe_directory)
+        )
     ]
     return in_order(found)
 

@@ -8,8 +8,11 @@ from functools import partial
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics import shares, visibility
-from mps_exporter.diagnostics.catalogue import ADVICE, Finding, Texts
-from mps_exporter.diagnostics.partitions import of_partitioning
+from mps_exporter.diagnostics.finding import Finding, Texts
+from mps_exporter.diagnostics.finding_titles import ADVICE
+from mps_exporter.diagnostics.ghost_server import ghost_remedy, ghost_texts, server_of_user
+from mps_exporter.diagnostics.partitions import partition_findings
+from mps_exporter.diagnostics.safe_commands import joined_pids, may_be_ended
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.snapshot import Client, ControlDaemon, PossibleUnfinishedWork, Server, Wait
 
@@ -25,7 +28,9 @@ AddFinding = Callable[..., Finding]
 """(advice, texts, since=...) of one daemon."""
 
 
-def of_daemon(daemon: ControlDaemon, now: float, name_of: UserNameLookup) -> Iterator[Finding]:
+def daemon_findings(
+    daemon: ControlDaemon, now: float, name_of: UserNameLookup
+) -> Iterator[Finding]:
     """All findings of one daemon."""
 
     def found(name: str, texts: Texts, since: float | None = None) -> Finding:
@@ -38,12 +43,12 @@ def of_daemon(daemon: ControlDaemon, now: float, name_of: UserNameLookup) -> Ite
     yield from _queue(daemon, name, found, name_of, now)
     clients = [client for server in daemon.servers for client in server.clients]
     yield from _limits(clients, found, name_of)
-    yield from of_partitioning(daemon, name_of)
-    yield from shares.of_daemon(daemon, clients, found, name_of)
+    yield from partition_findings(daemon, name_of)
+    yield from shares.share_findings(daemon, clients, found, name_of)
     for log in daemon.logs:
         if log.size_bytes is not None and log.size_bytes > LOG_LARGE_BYTES:
             yield found("log_large", partial(_large_texts, daemon, log.path, log.size_bytes))
-    yield from visibility.of_daemon(daemon, name, found)
+    yield from visibility.daemon_visibility_findings(daemon, name, found)
 
 
 def _large_texts(daemon: ControlDaemon, path: str, size_bytes: int) -> tuple[str, str]:
@@ -57,27 +62,6 @@ def _large_texts(daemon: ControlDaemon, path: str, size_bytes: int) -> tuple[str
         f"{humanize.printable(path, 400)} has {humanize.memory(size_bytes)}.",
         f"Empty it in place{command}. Then set up logrotate with copytruncate.",
     )
-
-
-def _end_ghost(server: Server) -> str:
-    if not may_be_ended(server):
-        return (
-            "End that server to free the queue. Its process is not visible to the exporter (ps -C "
-            "nvidia-cuda-mps-server lists all servers). Do not restart the daemon."
-        )
-    pid = server.pid
-    return (
-        f"If ps -o args= -p {pid} says nvidia-cuda-mps-server, end it (kill -9 {pid}) to free the "
-        "queue. Do not restart the daemon."
-    )
-
-
-def may_be_ended(one: Server | Client) -> bool:
-    """Whether its PID may be put into a command: a log can name any process.
-
-    (1 and 2 are init, and the kernel's own.)
-    """
-    return one.confirmed and one.pid > 2
 
 
 def _state(daemon: ControlDaemon, name: str, found: AddFinding, now: float) -> Iterator[Finding]:
@@ -142,7 +126,7 @@ def _free(daemon: ControlDaemon) -> str:
     if control is not None and control.stopped:
         return f"The daemon itself is stopped: continue it (kill -CONT {control.pid})."
     if (ghost := next((one for one in daemon.servers if one.ghost), None)) is not None:
-        return _end_ghost(ghost)
+        return ghost_remedy(ghost)
     last = daemon.handover
     if last is not None and last.server_pid is not None:
         # On H200s it continued at once, 7 times of 7, and noted the end of its server.
@@ -150,7 +134,7 @@ def _free(daemon: ControlDaemon) -> str:
             f"End process {last.pid} (kill {last.pid}): the daemon then continues, and starts a "
             "server for the next client. Do not restart the daemon."
         )
-    if stopped := _pids(server.pid for server in servers if server.stopped):
+    if stopped := joined_pids(server.pid for server in servers if server.stopped):
         return f"Its server {stopped} is stopped: continue it (kill -CONT {stopped})."
     if daemon.resumed:
         return "It was stopped, and was continued since: its next answer shows whether it works."
@@ -160,7 +144,7 @@ def _free(daemon: ControlDaemon) -> str:
             f" Its control.log ends with process {last.pid}, which it sent to its server: end that "
             f"process first (kill {last.pid})."
         )
-    everything = _pids(one.pid for one in (control, *servers) if one is not None)
+    everything = joined_pids(one.pid for one in (control, *servers) if one is not None)
     return (
         f"None of its servers is stopped or a ghost, as far as can be seen.{last_client} If this "
         f"persists, kill it and its server ({f'kill -9 {everything}' if everything else 'kill -9'})"
@@ -177,10 +161,6 @@ def _doubt(daemon: ControlDaemon) -> str:
     )
 
 
-def _pids(pids: Iterable[int]) -> str:
-    return " ".join(str(pid) for pid in pids)
-
-
 def _quit_time(daemon: ControlDaemon) -> float | None:
     """When it quit, if that is the last that is known of it."""
     last = daemon.incidents[-1] if daemon.incidents else None
@@ -191,7 +171,7 @@ def _server(
     daemon: ControlDaemon, server: Server, found: AddFinding, name_of: UserNameLookup, now: float
 ) -> Iterator[Finding]:
     if server.ghost:
-        yield found("ghost_server", lambda: _ghost_texts(daemon, server, name_of))
+        yield found("ghost_server", lambda: ghost_texts(daemon, server, name_of))
         return
     if server.state == "FAULT":
         yield found("server_in_fault", lambda: _fault_texts(server, name_of))
@@ -207,7 +187,7 @@ def _server(
             yield found(
                 "server_starting_long",
                 lambda: (
-                    f"{_owner(server, name_of)} has been starting for {humanize.age(age)}.",
+                    f"{server_of_user(server, name_of)} has been starting for {humanize.age(age)}.",
                     "Its server.log shows where it is stuck; in state D (ps -o stat= -p "
                     f"{server.pid}) it hangs in the driver.",
                 ),
@@ -216,45 +196,16 @@ def _server(
     yield from _stuck(server, found, name_of, now)
 
 
-def _owner(server: Server, name_of: UserNameLookup) -> str:
-    return humanize.capitalize(f"{name_of(server.uid)}'s server {server.pid}")
-
-
-def _ghost_texts(daemon: ControlDaemon, server: Server, name_of: UserNameLookup) -> tuple[str, str]:
-    without = ("connecting", "creating_context")
-    hung = [client.pid for client in server.clients if client.state in without]
-    text = f"{_owner(server, name_of)} was started for clients that had died in the queue: "
-    remedy = _end_ghost(server)
-    if hung:
-        those = humanize.processes(hung) or humanize.count(len(hung), "client")
-        text += f"it serves no client; {those} and all later clients hang."
-        # With one GPU it gets error 46 (8 of 8). With two it went on hanging (7 of 7): it and the
-        # daemon wait for each other (control daemon in recvmsg on its connection, driver 580), and
-        # the daemon continues when it has ended (5 of 5).
-        ended = _pids(
-            client.pid
-            for client in server.clients
-            if client.state in without and may_be_ended(client)
-        )
-        remedy += f" {humanize.capitalize(those)} will get an error and must be restarted"
-        remedy += f"; what still hangs must be ended (kill {ended})." if ended else "."
-    elif daemon.state == "unresponsive":
-        text += "the daemon hangs on it, and with it every new CUDA process."
-    else:
-        text += "the daemon will hang as soon as another user's client connects."
-    return text, remedy
-
-
 def _fault_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
     left = server.clients_connected
     clients = "its client has" if left == 1 else "its clients have"
     if left is not None and left > 1:
         clients = f"its {left} clients have"
     torn = [client for client in server.clients if client.state == "torn_down"]
-    pids = _pids(client.pid for client in torn or server.clients if may_be_ended(client))
+    pids = joined_pids(client.pid for client in torn or server.clients if may_be_ended(client))
     return (
-        f"{_owner(server, name_of)} is in FAULT after a fatal GPU error: it accepts no new clients "
-        f"until {clients} exited.",
+        f"{server_of_user(server, name_of)} is in FAULT after a fatal GPU error: it accepts no "
+        f"new clients until {clients} exited.",
         f"End the remaining clients{f' (kill {pids})' if pids else ''}; they cannot use the GPU "
         "any more.",
     )
@@ -293,7 +244,7 @@ def _stuck(
 def _stuck_texts(
     server: Server, state: str, stuck: Sequence[Client], age: float, name_of: UserNameLookup
 ) -> tuple[str, str]:
-    owner = _owner(server, name_of)
+    owner = server_of_user(server, name_of)
     if state == "creating_context":
         what = f"whose context {owner} has not finished"
         remedy = (
@@ -306,7 +257,7 @@ def _stuck_texts(
             "It cannot use the GPU any more, and new clients may be refused until it has exited. "
             "End it"
         )
-    pids = _pids(client.pid for client in stuck if may_be_ended(client))
+    pids = joined_pids(client.pid for client in stuck if may_be_ended(client))
     return (
         f"{humanize.count(len(stuck), 'client')} {what}, for {humanize.age(age)}: "
         f"{humanize.join_some([_client(client, name_of) for client in stuck])}.",
@@ -363,7 +314,7 @@ def _wait_texts(
     if idle and daemon.state == "answering":
         text += ". Meanwhile no client is connected: the daemon has not yet replaced the server"
     remedy = (
-        _end_ghost(holder)
+        ghost_remedy(holder)
         if holder is not None and holder.ghost
         else "MPS serves one user at a time: the wait ends when all clients of the other user "
         "have exited. Run both as one user, give each user a daemon (with its own "

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.catalogue import ADVICE, Finding, Texts
 from mps_exporter.diagnostics.causes import VOLTA
+from mps_exporter.diagnostics.finding import Finding, Texts
+from mps_exporter.diagnostics.finding_titles import ADVICE
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Gpu, Snapshot
@@ -20,7 +21,7 @@ USED_UP = 0.9
 """Of what the limits allow, so much active counts as all of it: the limits are what holds."""
 
 
-def of_gpu(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[Finding]:
+def gpu_findings(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[Finding]:
     """All findings of one GPU."""
     seen = gpu.observation
     name = f"GPU {gpu.index}"

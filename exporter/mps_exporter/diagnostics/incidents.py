@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.catalogue import ADVICE, Finding
 from mps_exporter.diagnostics.causes import start_failure
+from mps_exporter.diagnostics.finding import Finding
+from mps_exporter.diagnostics.finding_titles import ADVICE
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import DaemonConditions
 from mps_exporter.snapshot import ControlDaemon, Incident, Snapshot
@@ -31,7 +32,7 @@ _REMEDIES = {
 }
 
 
-def of_incidents(
+def incident_findings(
     daemon: ControlDaemon,
     snapshot: Snapshot,
     name_of: UserNameLookup,

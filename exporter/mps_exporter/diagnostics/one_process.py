@@ -11,17 +11,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.actions import actions, docs_page, quoted_path
-from mps_exporter.diagnostics.catalogue import Finding
+from mps_exporter.diagnostics.finding import Finding
+from mps_exporter.diagnostics.finding_commands import actions, docs_page
+from mps_exporter.diagnostics.safe_commands import quoted_path
 from mps_exporter.diagnostics.shares import Excess, looser
-from mps_exporter.mps.client_limits import (
-    DaemonGpus,
-    effective_ratio,
-    parse_active_thread_percentage,
-    parse_pinned_memory_limit,
-    visible_gpus,
-)
+from mps_exporter.mps.client_limits import DaemonGpus, parse_pinned_memory_limit, visible_gpus
 from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES, control_socket_bytes
+from mps_exporter.mps.thread_percentage import effective_ratio, parse_active_thread_percentage
 from mps_exporter.observations import ProcessView
 from mps_exporter.snapshot import (
     Client,
@@ -423,12 +419,13 @@ def _connection(
         )
     elif daemon is not None and (full := _full(daemon, snapshot)) is not None:
         yield full
-    elif daemon is not None and not daemon.follows("control"):
-        yield Check(
-            "connection",
-            "unknown",
-            "whether it waits cannot be seen: control.log is not readable.",
+    elif daemon is not None and not daemon.shows_waits:
+        why = (
+            "an MPS v3 daemon does not tell"
+            if daemon.follows("control")
+            else "control.log is not readable"
         )
+        yield Check("connection", "unknown", f"whether it waits cannot be seen: {why}.")
     else:
         yield Check(
             "connection",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.catalogue import ADVICE, Finding
+from mps_exporter.diagnostics.finding import Finding
+from mps_exporter.diagnostics.finding_titles import ADVICE
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.snapshot import (
     Client,
@@ -26,7 +27,7 @@ _FAULTS = {
 }
 
 
-def of_partitioning(daemon: ControlDaemon, name_of: UserNameLookup) -> Iterator[Finding]:
+def partition_findings(daemon: ControlDaemon, name_of: UserNameLookup) -> Iterator[Finding]:
     """Return what is wrong with the partitions of a daemon, and what is not understood."""
     found = daemon.partitioning
     if found is None:

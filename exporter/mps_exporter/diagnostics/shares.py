@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.catalogue import Finding
+from mps_exporter.diagnostics.finding import Finding
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.snapshot import Client, ControlDaemon
 
@@ -41,7 +41,7 @@ class Excess(NamedTuple):
 _SMS, _MEMORY = "the SMs", "GPU memory"
 
 
-def of_daemon(
+def share_findings(
     daemon: ControlDaemon,
     clients: Sequence[Client],
     found: Callable[..., Finding],

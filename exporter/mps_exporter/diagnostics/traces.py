@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.catalogue import ADVICE, Finding
 from mps_exporter.diagnostics.causes import too_long
+from mps_exporter.diagnostics.finding import Finding
+from mps_exporter.diagnostics.finding_titles import ADVICE
 from mps_exporter.observations import HostTraces, MpsDirectory, ProcessFacts
 
 
-def of_traces(traces: HostTraces) -> Iterator[Finding]:
+def trace_findings(traces: HostTraces) -> Iterator[Finding]:
     """Everything that the traces prove."""
     if traces.zombies:
         yield Finding(ADVICE["process_not_reaped"], partial(_zombie_texts, traces.zombies))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.catalogue import ADVICE, Finding, Texts
+from mps_exporter.diagnostics.finding import Finding, Texts
+from mps_exporter.diagnostics.finding_titles import ADVICE
 from mps_exporter.observations import LogName, LogState
 from mps_exporter.snapshot import CollectorResult, ControlDaemon, Snapshot
 
@@ -28,7 +29,7 @@ _SOURCE_REMEDIES = {
 }
 
 
-def of_host(snapshot: Snapshot) -> Iterator[Finding]:
+def host_visibility_findings(snapshot: Snapshot) -> Iterator[Finding]:
     """Return the failed sources and the missing permissions of the host as a whole."""
     for result in snapshot.collectors:
         if not result.success and not (result.name == "control" and _is_explained(snapshot)):
@@ -105,8 +106,13 @@ def unseen(snapshot: Snapshot) -> tuple[str, ...]:
         at = f" at {humanize.printable(daemon.pipe_directory, 400)}" if several else ""
         if daemon.state is None:
             found.append(f"whether the daemon{at} answers is not known")
-        if not daemon.follows("control"):
-            found.append(f"whether clients wait{at} is not known: {_why_not(daemon, 'control')}")
+        if not daemon.shows_waits:
+            why = (
+                "an MPS v3 daemon does not tell"
+                if daemon.follows("control")
+                else _why_not(daemon, "control")
+            )
+            found.append(f"whether clients wait{at} is not known: {why}")
         if not daemon.follows("server"):
             found.append(
                 f"faults and hung clients{at} cannot be detected: {_why_not(daemon, 'server')}"
@@ -161,7 +167,7 @@ def _tool_error(error: str) -> str:
     return humanize.sentence(humanize.printable(tool + reply, 400))
 
 
-def of_daemon(
+def daemon_visibility_findings(
     daemon: ControlDaemon, name: str, found: Callable[[str, Texts], Finding]
 ) -> Iterator[Finding]:
     """What cannot be read of one daemon."""

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mps_exporter.merge.cgroups import merge_cgroups, with_cgroups
 from mps_exporter.merge.control_state import control_state
+from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext
 from mps_exporter.merge.daemons import merge_daemon
 from mps_exporter.merge.gpus import merge_gpu
-from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.observations import NvmlObservation, ProcfsObservation
 from mps_exporter.snapshot import CollectorResult, ControlDaemon, Snapshot
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from mps_exporter.merge.inputs import MergeContext
+from mps_exporter.merge.daemon_inputs import MergeContext
 from mps_exporter.mps.cgroups import unified_path
 from mps_exporter.observations import CgroupMemory, ProcfsObservation
 from mps_exporter.snapshot import Client, ControlDaemon

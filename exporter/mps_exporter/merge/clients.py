@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from mps_exporter.merge.inputs import DaemonInputs, MergeContext, ServerInputs
-from mps_exporter.mps import client_limits
+from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext, ServerInputs
+from mps_exporter.mps import client_limits, thread_percentage
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.snapshot import Client, ClientSession, LimitSource
 
@@ -64,7 +64,7 @@ def merge_clients(context: MergeContext, server: ServerInputs) -> tuple[Client, 
         gpus=_daemon_gpus(context, server),
         ordinals={uuid: ordinal for ordinal, uuid in server.devices.items()},
         ratio=server.thread_ratio(),
-        memory=server.memory_limits(),
+        memory=server.memory_limits_by_ordinal(),
     )
     return tuple(client_of(context, session, server, server_limits) for session in sessions)
 
@@ -224,9 +224,9 @@ def _limits_of(
     priority: str | None,
     visible_devices: str | None,
 ) -> _ClientLimits:
-    own = client_limits.parse_active_thread_percentage(percentage)
+    own = thread_percentage.parse_active_thread_percentage(percentage)
     ratio = (
-        client_limits.effective_ratio(own.ratio, allowed_ratio)
+        thread_percentage.effective_ratio(own.ratio, allowed_ratio)
         if allowed_ratio is not None
         else None
     )
@@ -259,7 +259,7 @@ def _sm_limits(context: MergeContext, ratio: float, uuids: Iterable[str]) -> dic
         gpu = context.gpus.get(uuid)
         if gpu is None or gpu.sm_count is None:
             continue
-        count = client_limits.sm_limit(ratio, gpu.sm_count, gpu.compute_capability)
+        count = thread_percentage.sms_of_ratio(ratio, gpu.sm_count, gpu.compute_capability)
         if count is not None:
             sms[uuid] = count
     return sms

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mps_exporter.merge.inputs import DaemonInputs
+from mps_exporter.merge.daemon_inputs import DaemonInputs
 from mps_exporter.mps.control_protocol import CANNOT_SEND
 from mps_exporter.observations import ControlObservation, Outcome
 from mps_exporter.snapshot import ControlState

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mps_exporter.merge.clients import merge_clients
 from mps_exporter.merge.control_state import control_state
-from mps_exporter.merge.inputs import DaemonInputs, MergeContext, ServerInputs, is_server
+from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext, ServerInputs, is_server
 from mps_exporter.merge.named_servers import (
     clients_by_partition,
     in_partitions,
@@ -210,7 +210,7 @@ def _server(context: MergeContext, inputs: ServerInputs) -> Server:
         active_thread_ratio=inputs.thread_ratio(),
         pinned_memory_limit_bytes={
             inputs.devices[ordinal]: limit
-            for ordinal, limit in inputs.memory_limits().items()
+            for ordinal, limit in inputs.memory_limits_by_ordinal().items()
             if ordinal in inputs.devices
         },
         memory_used_bytes=context.memory_used(inputs.pid),

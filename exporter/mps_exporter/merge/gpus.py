@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
-from mps_exporter.merge.inputs import DaemonInputs, MergeContext
+from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext
 from mps_exporter.observations import GpuObservation, ProcessList
 from mps_exporter.snapshot import PROCESS_KINDS, Client, ControlDaemon, Gpu, ProcessKind
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from mps_exporter.merge.clients import ServerLimits, client_of, host_pid
-from mps_exporter.merge.inputs import DaemonInputs, MergeContext, ServerInputs, is_server
+from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext, ServerInputs, is_server
 from mps_exporter.mps import client_limits
 from mps_exporter.mps.protocol_v3 import PARTITION_REPLIES, unique
 from mps_exporter.snapshot import (

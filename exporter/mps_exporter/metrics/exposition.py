@@ -29,7 +29,7 @@ EXPONENT_FROM = 1_000_000.0
 OPENMETRICS_END = b"# EOF\n"
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A number as Go prints it, which is what prometheus-client prints."""
     value = float(value)
     if -EXPONENT_FROM < value < EXPONENT_FROM:
@@ -127,7 +127,7 @@ class _FamilyEncoder:
         for beginning, value in zip(self._beginnings(plan, keys), values, strict=True):
             text = texts.get(value)
             if text is None:
-                text = number(value)
+                text = format_number(value)
                 if value:  # 0.0 and -0.0 are equal, and are printed differently
                     texts[value] = text
             parts.append(f"{beginning}{text}\n")

@@ -15,7 +15,7 @@ from mps_exporter.mps.unfinished_work import (
     Ending,
     Last,
     Verdict,
-    judge,
+    find_culprit,
     just_ended,
     suspects,
 )
@@ -267,7 +267,7 @@ class ServerFaults:
         if not fault.open or not fault.closed:
             return
         met = [last for last in fault.last if last.was_on(fault.uuids)]
-        verdict = judge(
+        verdict = find_culprit(
             fault.at,
             fault.uuids,
             fault.endings,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from mps_exporter.mps import process_exits
+from mps_exporter.mps import process_exits, watched_processes
 from mps_exporter.mps.clients import TrackedClient
 from mps_exporter.mps.control_log import ControlLogReader
 from mps_exporter.mps.control_protocol import ServerReply
@@ -153,27 +153,12 @@ class Ledger:
         return self._state.incidents.since(seen)
 
     def pids_to_look_up(self) -> frozenset[int]:
-        """Return the processes that /proc is searched for: queued, serving and connected ones."""
-        state = self._state
-        pids = {entry.pid for entry in state.queue}
-        if (handover := state.daemon.handover) is not None:
-            pids.add(handover.pid)
-        for server in state.servers:
-            pids.add(server.pid)
-            pids.update(client.pid for client in server.clients)
-            pids.update(server.awaited_pids())
-        return frozenset(pids - {0})
+        """Return the processes that /proc is searched for."""
+        return watched_processes.pids_to_look_up(self._state)
 
     def pids_to_watch(self) -> list[int]:
-        """Return the processes whose exit must be seen when it happens: no log shows it.
-
-        Servers, the clients that they were started for and that have not connected, and the queue.
-        """
-        state = self._state
-        pids = []
-        for server in state.servers:
-            pids += [server.pid, *server.awaited_pids()]
-        return pids + [entry.pid for entry in state.queue if not entry.dead]
+        """Return the processes whose exit must be seen when it happens."""
+        return watched_processes.pids_to_watch(self._state)
 
     def view(self, now: float, *, clients: bool = True) -> LedgerView:
         """Return what is known, with or without the list of clients. Changes nothing.

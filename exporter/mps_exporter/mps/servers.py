@@ -164,11 +164,13 @@ class TrackedServer(ServerInfo):
         return requested_at is not None and at - requested_at <= SHUTDOWN_SECONDS
 
     def only_seen_after(self, at: float) -> bool:
-        """Whether nothing shows that it ran at this moment: the control tool listed it later.
+        """Whether nothing shows that it ran before this moment.
 
-        Where logs are read late, as on a slow file system, their lines tell of the time before.
+        Where logs are read late, as on a slow file system, their lines tell of the time before the
+        control tool listed it. And of two lines with equal stamps that of server.log comes first,
+        although the daemon wrote of its own start before.
         """
-        return self.start_unknown and self.started_at > at
+        return self.start_unknown and self.started_at >= at
 
     @property
     def failed_to_start(self) -> bool:

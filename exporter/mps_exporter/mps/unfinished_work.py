@@ -171,7 +171,7 @@ def suspects(at: float, gpus: Collection[str], endings: Iterable[Ending]) -> tup
     return tuple(found)
 
 
-def judge(
+def find_culprit(
     at: float,
     gpus: Collection[str],
     endings: Collection[Ending],

@@ -146,7 +146,7 @@ class LiveHost:
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
     ) -> Sequence[ProcfsObservation]:
         """Of the watched processes, what became known since the last call."""
-        new, without = self._watch.follow(watched)
+        new, without = self._watch.watch_only(watched)
         self._new |= new
         self._ended |= self._watch.ended()
         if without and time.monotonic() - self._looked_at >= LOOK_SECONDS:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from mps_exporter.mps.log_parser import DAEMON_ACTIVITY_LINE
 from mps_exporter.observations import LogChunk
-from mps_exporter.sources.log_search import parse_stamp
+from mps_exporter.sources.log_positions import parse_stamp
 
 _TAIL_BYTES = 65536
 

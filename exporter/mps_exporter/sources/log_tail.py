@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from mps_exporter.observations import LogName
 from mps_exporter.sources import log_time
-from mps_exporter.sources.log_search import (
+from mps_exporter.sources.log_positions import (
     find_first_line_since,
     find_last_start,
     find_next_line,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from mps_exporter.sources.log_search import last_stamp_in, parse_stamp
+from mps_exporter.sources.log_positions import last_stamp_in, parse_stamp
 
 STEP_SECONDS = 900
 """All time zones are whole quarters of an hour."""

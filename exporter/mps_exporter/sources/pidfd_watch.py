@@ -48,7 +48,7 @@ class ProcessWatch:
         self._left: set[int] = set()
         self._news: dict[int, float] = {}
 
-    def follow(self, pids: Iterable[int]) -> tuple[set[int], set[int]]:
+    def watch_only(self, pids: Iterable[int]) -> tuple[set[int], set[int]]:
         """Watch these processes and no others; the first ones count if there are too many.
 
         Returns:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mps_exporter.observations import Observation, ProcessFacts, ProcfsObservation
 from mps_exporter.snapshot import Chapter
-from mps_exporter.sources.recording import Recording, read
+from mps_exporter.sources.recording import Recording, read_recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Playlist:
             RecordingError: It cannot be read.
         """
         if scene.path not in self._recordings:
-            self._recordings[scene.path] = self._names.apply(read(scene.path))
+            self._recordings[scene.path] = self._names.apply(read_recording(scene.path))
         return self._recordings[scene.path]
 
     def scene_at(self, position: float) -> Scene:

@@ -32,7 +32,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from mps_exporter.mps.log_parser import SERVER_ADDED_LINE
 from mps_exporter.mps.protocol_v3 import READ_ONLY_V3, anonymised, anonymised_path
-from mps_exporter.mps.withhold import LogFilter, withhold_unknown
+from mps_exporter.mps.withhold_log_lines import LogFilter, withhold_unknown
 from mps_exporter.observations import (
     ControlObservation,
     Exchange,
@@ -120,7 +120,7 @@ def _converter() -> JsonConverter:
     return converter
 
 
-def as_json(observation: Observation) -> tuple[str, str]:
+def observation_as_json(observation: Observation) -> tuple[str, str]:
     """An observation as a recording holds it, for a person: (source, JSON)."""
     if isinstance(observation, LogsObservation):
         chunks = (replace(c, data=withhold_unknown(c.data)) for c in observation.chunks)
@@ -350,7 +350,7 @@ class Recording:
         return self.ended_at - self.header.started_at
 
 
-def read(path: Path) -> Recording:
+def read_recording(path: Path) -> Recording:
     """Read a recording, which may come from anybody.
 
     Raises:

@@ -13,7 +13,7 @@ from mps_exporter.web import (
     status_handler,
 )
 from mps_exporter.web.backend import Backend
-from mps_exporter.web.connection_limits import track_request
+from mps_exporter.web.connections import track_request
 from mps_exporter.web.limiter import ConcurrencyLimiter
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.responses import Handler, add_headers, plain_errors
@@ -52,8 +52,8 @@ def create_app(
     app[events.EVENTS] = events.Events()
     app[events.STREAM_LIMITER] = ConcurrencyLimiter(options.max_event_streams)
     app[debug_handler.DEBUG_LIMITER] = ConcurrencyLimiter(1)
-    app.cleanup_ctx.append(events.follow)
-    app.on_shutdown.append(events.close)
+    app.cleanup_ctx.append(events.run_event_hub)
+    app.on_shutdown.append(events.close_streams)
     app.on_cleanup.append(_close)
     app.on_response_prepare.append(add_headers)
     if options.config_file is not None:

@@ -10,14 +10,14 @@ from mps_exporter import humanize
 from mps_exporter.web.backend import DebugReport, DebugSource
 from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
 from mps_exporter.web.metrics_handler import selected_collectors
-from mps_exporter.web.responses import text
+from mps_exporter.web.responses import text_response
 from mps_exporter.web.state import BACKEND, OPTIONS
 
 MAX_RAW_CHARACTERS = 200_000
 """Of one input; the middle is left out."""
 
 
-def printable(raw: str) -> str:
+def printable_lines(raw: str) -> str:
     """Text of any origin, with nothing in it that could act on a terminal; lines stay lines."""
     if len(raw) > MAX_RAW_CHARACTERS:
         half = MAX_RAW_CHARACTERS // 2
@@ -30,12 +30,12 @@ def _source(source: DebugSource) -> Iterator[str]:
     outcome = "success" if source.success else "FAILED"
     yield f"=== {source.name}: {outcome} in {source.duration_seconds * 1000:.1f} ms"
     if source.error:
-        yield f"error: {printable(source.error)}"
+        yield f"error: {printable_lines(source.error)}"
     yield "--- log"
-    yield from (printable(line) for line in source.log)
+    yield from (printable_lines(line) for line in source.log)
     for origin, raw in source.raw:
-        yield f"--- read from {printable(origin)}"
-        yield printable(raw)
+        yield f"--- read from {printable_lines(origin)}"
+        yield printable_lines(raw)
     yield ""
 
 
@@ -58,7 +58,7 @@ DEBUG_LIMITER = web.AppKey[ConcurrencyLimiter]("COLLECTIONS")
 async def collect(request: web.Request) -> web.Response:
     """Collect now and tell everything, where the operator allowed it."""
     if not request.app[OPTIONS].enable_debug:
-        return text(
+        return text_response(
             "404 Not Found: this page shows raw inputs and names of processes, and is off. "
             "Start the exporter with --web.enable-debug to have it.",
             status=404,
@@ -67,10 +67,10 @@ async def collect(request: web.Request) -> web.Response:
     try:
         collectors = selected_collectors(request, backend.enabled_collectors)
     except ValueError as error:
-        return text(f"400 Bad Request: {error}", status=400)
+        return text_response(f"400 Bad Request: {error}", status=400)
     try:
         with request.app[DEBUG_LIMITER].acquire(""):
             report = await backend.debug(collectors)
     except LimitExceededError:
-        return text("503 Service Unavailable: one at a time", status=503)
-    return text(report_text(report))
+        return text_response("503 Service Unavailable: one at a time", status=503)
+    return text_response(report_text(report))

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from mps_exporter.web.responses import text
+from mps_exporter.web.responses import text_response
 from mps_exporter.web.status_handler import RENDERED
 
 Jump = Callable[[str], Awaitable[bool]]
@@ -30,10 +30,10 @@ def _is_cross_site(request: web.Request) -> bool:
 async def jump(request: web.Request) -> web.Response:
     """Answer when the chapter is played."""
     if _is_cross_site(request):
-        return text("403 Forbidden: sent by a page of another site", status=403)
+        return text_response("403 Forbidden: sent by a page of another site", status=403)
     name = request.match_info["name"]
     if not await request.app[JUMP](name):
-        return text(
+        return text_response(
             "404 Not Found: no such chapter; /api/v1/status lists them under recording, chapters",
             status=404,
         )

@@ -16,10 +16,10 @@ from aiohttp import web
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.user_names import UserNames
 from mps_exporter.web.backend import Backend
-from mps_exporter.web.connection_limits import connection_of
+from mps_exporter.web.connections import connection_of
 from mps_exporter.web.history import History
 from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
-from mps_exporter.web.responses import text
+from mps_exporter.web.responses import text_response
 from mps_exporter.web.state import BACKEND, OPTIONS
 from mps_exporter.web.status_api import incident_view
 
@@ -95,7 +95,7 @@ class Events:
         self.user_names.update(snapshot)
         self.history.add(snapshot)
 
-    async def follow(self, backend: Backend) -> None:
+    async def publish_incidents(self, backend: Backend) -> None:
         """Until cancelled."""
         async for daemon, incident in backend.subscribe():
             self.add(daemon, incident)
@@ -144,7 +144,7 @@ async def events(request: web.Request) -> web.StreamResponse:
         with request.app[STREAM_LIMITER].acquire(request.remote or ""):
             return await _stream(request, request.app[EVENTS])
     except LimitExceededError:
-        return text(
+        return text_response(
             f"503 Service Unavailable: {request.app[OPTIONS].max_event_streams} readers already, "
             "or most of them from one address",
             status=503,
@@ -172,9 +172,9 @@ async def _stream(request: web.Request, hub: Events) -> web.StreamResponse:
     return response
 
 
-async def follow(app: web.Application) -> AsyncIterator[None]:
+async def run_event_hub(app: web.Application) -> AsyncIterator[None]:
     """Follow the backend for as long as the application runs."""
-    task = asyncio.create_task(app[EVENTS].follow(app[BACKEND]), name="events")
+    task = asyncio.create_task(app[EVENTS].publish_incidents(app[BACKEND]), name="events")
     task.add_done_callback(_log_failure)
     yield
     task.cancel()
@@ -186,6 +186,6 @@ def _log_failure(task: asyncio.Task[None]) -> None:
         _log.error("no more events will be streamed", exc_info=task.exception())
 
 
-async def close(app: web.Application) -> None:
+async def close_streams(app: web.Application) -> None:
     """The program stops: let no reader hold it up."""
     app[EVENTS].close()

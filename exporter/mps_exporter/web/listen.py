@@ -53,12 +53,12 @@ def listen(addresses: Sequence[str]) -> list[socket.socket]:
                 had[address] = _tcp(address)
         except _TakenError as error:
             ours = [other for other, own in had.items() if any(error.by(one) for one in own)]
-            close(sockets)
+            close_sockets(sockets)
             if ours:
                 raise ListenError(_twice(address, ours[0])) from error
             raise
         except ListenError:
-            close(sockets)
+            close_sockets(sockets)
             raise
         sockets += had[address]
     return sockets
@@ -73,7 +73,7 @@ def _twice(address: str, before: str) -> str:
     )
 
 
-def close(sockets: Sequence[socket.socket], *, remove_files: bool = True) -> None:
+def close_sockets(sockets: Sequence[socket.socket], *, remove_files: bool = True) -> None:
     """Close; the file of a Unix socket goes too, unless it is systemd's."""
     for one in sockets:
         if one.fileno() < 0:
@@ -128,7 +128,7 @@ def _tcp(address: str) -> list[socket.socket]:
             sockets.append(_bound(family, where))
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                close(sockets)
+                close_sockets(sockets)
                 raise _refusal(address, where, error) from error
             refused = error, where
     if not sockets and refused is not None:

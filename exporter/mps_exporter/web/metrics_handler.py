@@ -15,7 +15,7 @@ from mps_exporter.web.backend import Backend
 from mps_exporter.web.events import EVENTS
 from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
 from mps_exporter.web.negotiation import accepts_gzip, choose_format
-from mps_exporter.web.responses import text
+from mps_exporter.web.responses import text_response
 from mps_exporter.web.state import BACKEND, OPTIONS
 
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
@@ -93,7 +93,7 @@ async def metrics(request: web.Request) -> web.Response:
     try:
         collectors = selected_collectors(request, backend.enabled_collectors)
     except ValueError as error:
-        return text(f"400 Bad Request: {error}", status=400)
+        return text_response(f"400 Bad Request: {error}", status=400)
     form = choose_format(",".join(request.headers.getall("Accept", ())))
     gzip = accepts_gzip(",".join(request.headers.getall("Accept-Encoding", ())))
     headers = {"Content-Type": form.content_type, "Vary": "Accept, Accept-Encoding"}
@@ -113,7 +113,7 @@ async def metrics(request: web.Request) -> web.Response:
             request.app[EVENTS].note(snapshot)
             body = await request.app[RENDERINGS].render(backend, snapshot, form, gzip)
     except LimitExceededError:
-        return text(
+        return text_response(
             f"503 Service Unavailable: more than {options.max_requests} scrapes at once, or most "
             "of them from one address (--web.max-requests)",
             status=503,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mps_exporter.web.slow_clients import REQUEST_TIMEOUT_SECONDS, SEND_TIMEOUT_SECONDS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebOptions:
@@ -28,10 +30,8 @@ class WebOptions:
     max_connections: int = 512
     """Beyond it, the connection that has kept us waiting longest makes room."""
     max_event_streams: int = 32
-    request_timeout: float = 10.0
-    """Time to send a complete request, from the connection or from its first byte."""
-    send_timeout: float = 60.0
-    """Time to take an answer."""
+    request_timeout: float = REQUEST_TIMEOUT_SECONDS
+    send_timeout: float = SEND_TIMEOUT_SECONDS
     keepalive_timeout: float = 120.0
     """How long an idle connection is kept: above the scrape intervals that are usual."""
     shutdown_timeout: float = 10.0

@@ -26,7 +26,9 @@ _HEADERS = {
 }
 
 
-def text(words: str, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+def text_response(
+    words: str, *, status: int = 200, headers: dict[str, str] | None = None
+) -> web.Response:
     """A line of text."""
     return web.Response(text=words + "\n", status=status, headers=headers)
 
@@ -42,7 +44,7 @@ def _not_found(request: web.Request) -> web.Response:
     """Nothing here: where to go instead."""
     metrics = request.app[OPTIONS].telemetry_path
     if "text/html" not in request.headers.get("Accept", ""):
-        return text(f"404 Not Found: try / or {metrics}", status=404)
+        return text_response(f"404 Not Found: try / or {metrics}", status=404)
     return web.Response(
         text=(
             '<!doctype html><html lang="en"><title>Not found</title><h1>404: nothing here</h1>'
@@ -64,9 +66,9 @@ async def plain_errors(request: web.Request, handler: Handler) -> web.StreamResp
         if error.status == 404:
             return _not_found(request)
         allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
-        return text(f"{error.status} {error.reason}", status=error.status, headers=allowed)
+        return text_response(f"{error.status} {error.reason}", status=error.status, headers=allowed)
     except (ConnectionError, TimeoutError):
         raise
     except Exception:  # noqa: BLE001 - the last one to catch it says so in the log
         _log.exception("a request failed", extra={"fields": {"path": request.path[:200]}})
-        return text("500 Internal Server Error: see the exporter's log", status=500)
+        return text_response("500 Internal Server Error: see the exporter's log", status=500)

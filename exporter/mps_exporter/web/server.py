@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from mps_exporter.web.connection_limits import Connections
-from mps_exporter.web.listen import close, display_address, from_systemd, listen
+from mps_exporter.web.connections import Connections
+from mps_exporter.web.listen import close_sockets, display_address, from_systemd, listen
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.state import TLS_CONTEXT
 
@@ -36,7 +36,7 @@ def _protocol_log() -> logging.Logger:
     return log
 
 
-async def serve(
+async def serve_app(
     app: web.Application,
     options: WebOptions,
     stop: asyncio.Event,
@@ -68,7 +68,7 @@ async def serve(
         await runner.setup()
         await _serve(runner, options, stop, sockets, on_listening)
     finally:
-        close(sockets, remove_files=not options.systemd_socket)
+        close_sockets(sockets, remove_files=not options.systemd_socket)
         await runner.cleanup()
 
 
@@ -92,7 +92,7 @@ async def _serve(
     accepting: list[asyncio.Task[None]] = [
         asyncio.create_task(connections.accept(one)) for one in sockets
     ]
-    sweeping = asyncio.create_task(connections.abort_overdue())
+    sweeping = asyncio.create_task(connections.abort_slow_clients())
     stopping = asyncio.create_task(stop.wait())
     try:
         # An accept loop ends only by a fault of ours: better to stop than to go on deaf.
@@ -105,7 +105,7 @@ async def _serve(
         for task in accepting:
             task.cancel()
         await asyncio.gather(*accepting, stopping, return_exceptions=True)
-        close(sockets, remove_files=not options.systemd_socket)
+        close_sockets(sockets, remove_files=not options.systemd_socket)
         await runner.cleanup()
         sweeping.cancel()
         connections.abort_all()

@@ -13,8 +13,8 @@ from typing import Literal
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics import ADVICE
-from mps_exporter.diagnostics.actions import Action
 from mps_exporter.diagnostics.partitions import partitioning_lines
+from mps_exporter.diagnostics.safe_commands import Action
 from mps_exporter.snapshot import (
     Client,
     ControlDaemon,
@@ -156,7 +156,7 @@ class DaemonView:
     servers: tuple[ServerView, ...]
     waits: tuple[WaitView, ...]
     waits_visible: bool
-    """control.log can be read: nothing else shows who waits."""
+    """control.log can be read, and is of MPS v2: nothing else shows who waits."""
     timeline: tuple[SpanView, ...]
     timeline_since: float | None
     protocol: str | None
@@ -399,7 +399,7 @@ def daemon_view(
         logs_readable=daemon.follows("control") and daemon.follows("server"),
         servers=tuple(_server(server) for server in daemon.servers),
         waits=tuple(_wait(wait, daemon, name_of, now) for wait in waits),
-        waits_visible=daemon.follows("control"),
+        waits_visible=daemon.shows_waits,
         timeline=tuple(
             SpanView(
                 kind=span.kind,

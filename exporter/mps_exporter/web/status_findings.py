@@ -7,8 +7,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from mps_exporter import diagnostics, humanize
-from mps_exporter.diagnostics.actions import actions, docs_url, runbook_url
-from mps_exporter.diagnostics.catalogue import ADVICE
+from mps_exporter.diagnostics.finding_commands import actions, docs_url, runbook_url
+from mps_exporter.diagnostics.finding_titles import ADVICE
 from mps_exporter.diagnostics.visibility import of_web_configuration
 from mps_exporter.snapshot import RecordingInfo, Snapshot
 from mps_exporter.user_names import UserNames

@@ -14,7 +14,7 @@ from mps_exporter.web.assets import PAGE_ASSETS
 from mps_exporter.web.backend import Backend
 from mps_exporter.web.events import EVENTS, Events
 from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
-from mps_exporter.web.responses import text
+from mps_exporter.web.responses import text_response
 from mps_exporter.web.state import BACKEND, OPTIONS, WEB_CONFIG
 from mps_exporter.web.status_findings import make_status
 
@@ -68,9 +68,9 @@ class StatusRenderer:
             if as_json:
                 return json.dumps(asdict(status), allow_nan=False).encode() + b"\n"
             # Late: the template's engine takes 3 MiB, and of most exporters nobody sees a page.
-            from mps_exporter.web.status_page import render
+            from mps_exporter.web.status_page import render_page
 
-            return render(status, options).encode()
+            return render_page(status, options).encode()
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
 
@@ -104,7 +104,7 @@ async def _answer(request: web.Request, content_type: str, *, as_json: bool) -> 
             body = await request.app[RENDERED].answer(request, as_json=as_json)
     except LimitExceededError:
         limit = request.app[OPTIONS].max_requests
-        return text(
+        return text_response(
             f"503 Service Unavailable: more than {limit} visitors at once, or most of them from "
             "one address (--web.max-requests)",
             status=503,

@@ -15,7 +15,7 @@ from statistics import median
 import jinja2
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.actions import DOCS
+from mps_exporter.diagnostics.finding_commands import DOCS
 from mps_exporter.web.assets import address
 from mps_exporter.web.history import WINDOW_SECONDS
 from mps_exporter.web.options import WebOptions
@@ -133,7 +133,7 @@ class Lane:
         return " · ".join(parts)
 
 
-def render(status: HostStatus, options: WebOptions) -> str:
+def render_page(status: HostStatus, options: WebOptions) -> str:
     """The whole page."""
     return _template().render(status=status, options=options).lstrip()
 
@@ -201,7 +201,7 @@ def numbers(totals: TotalsView, now: float, daemons: int) -> tuple[Tile, ...]:
     clients = str(totals.clients)
     if totals.clients is None:
         clients = f"{totals.clients_at_least} or more" if totals.clients_at_least else unknown
-    waiting = Tile("Waiting", unknown, "control.log cannot be read")
+    waiting = Tile("Waiting", unknown, "no readable log shows it")
     if totals.waiting is not None:
         longest = totals.longest_wait_seconds
         note = "no client waits" if longest is None else f"longest {humanize.age(longest)}"

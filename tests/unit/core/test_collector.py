@@ -12,8 +12,9 @@ import pytest
 
 from mps_exporter import collector as collector_module
 from mps_exporter import daemon_queries
-from mps_exporter.daemon_registry import MAX_PIDS_PER_USER, DaemonRegistry
+from mps_exporter.daemon_registry import DaemonRegistry
 from mps_exporter.mps.server_queries import has_resumed
+from mps_exporter.mps.watched_processes import MAX_PIDS_PER_USER
 from mps_exporter.observations import (
     DaemonFacts,
     GpuObservation,
@@ -236,7 +237,7 @@ async def test_a_waiter_that_ends_between_two_scrapes_is_dead_within_two_seconds
     assert sorted(host.watched) == [110, 300, 630]
     died_at = host.wall
     host.ended_at[300] = died_at
-    while host.wall < died_at + 1.8:  # as follow() does it
+    while host.wall < died_at + 1.8:  # as run_between_collections() does it
         host.passes(0.2)
         await collector.poll_logs()
         await collector.watch_processes()
@@ -459,7 +460,7 @@ async def test_quiet_logs_are_polled_at_news(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(collector_module, "GPU_TICK_SECONDS", 0.001)
     monkeypatch.setattr(collector_module, "QUIET_POLL_SECONDS", 2 * PATIENCE_SECONDS)
     host = ScriptedHost(script(""))
-    following = asyncio.create_task(host.collector().follow())
+    following = asyncio.create_task(host.collector().run_between_collections())
     await until(lambda: host.waits_for_news > 5)
     before = host.looks_at_logs
     await until(lambda: host.waits_for_news > 10)
@@ -476,7 +477,7 @@ async def test_logs_of_which_nothing_is_heard_are_polled_all_the_same(
     monkeypatch.setattr(collector_module, "SETTLING_SECONDS", 0.0)
     monkeypatch.setattr(collector_module, "QUIET_POLL_SECONDS", 0.05)
     host = ScriptedHost(script(""))
-    following = asyncio.create_task(host.collector().follow())
+    following = asyncio.create_task(host.collector().run_between_collections())
     await until(lambda: host.looks_at_logs > 5)
     following.cancel()
 
@@ -487,7 +488,7 @@ async def test_a_host_without_daemons_is_searched_seldom(monkeypatch: pytest.Mon
     monkeypatch.setattr(collector_module, "NO_DAEMON_SECONDS", 2 * PATIENCE_SECONDS)
     host = ScriptedHost(script(""))
     host.facts = replace(host.facts, process=None)
-    following = asyncio.create_task(host.collector().follow())
+    following = asyncio.create_task(host.collector().run_between_collections())
     await until(lambda: host.looks_at_logs > 5)
     following.cancel()
     assert host.discoveries == 1

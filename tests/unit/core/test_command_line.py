@@ -14,7 +14,7 @@ from mps_exporter.cli import main
 from mps_exporter.command_table import COMMANDS, GROUPS, MOST_USED
 from mps_exporter.commands.completion import script
 from mps_exporter.config import FLAGS
-from mps_exporter.parser import PROGRAM, help_of, help_of_all, overview, parse
+from mps_exporter.parser import PROGRAM, help_of, help_of_all, overview, parse_command_line
 
 ROOT = Path(__file__).parents[3]
 FLAG = re.compile(r"--(?:\[no-\])?[a-z][a-z.-]*[a-z]")
@@ -90,8 +90,8 @@ def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -
 
 
 def test_help_needs_nothing_else() -> None:
-    assert isinstance(parse(["record", "--help"]), str)
-    assert isinstance(parse(["doctor", "--nonsense", "-h"]), str)
+    assert isinstance(parse_command_line(["record", "--help"]), str)
+    assert isinstance(parse_command_line(["doctor", "--nonsense", "-h"]), str)
 
 
 # ----------------------------------------------------------------------------- wrong usage

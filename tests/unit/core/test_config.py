@@ -13,8 +13,8 @@ from mps_exporter.config import (
     InvalidSettingError,
     Settings,
     add_flags,
-    duration,
-    load,
+    load_settings,
+    parse_duration,
 )
 from mps_exporter.web.app import create_app
 from mps_exporter.web.options import WebOptions
@@ -24,7 +24,7 @@ from tests.unit.web.fakes import FakeBackend
 def parsed(*words: str, command: str = "serve", **environment: str) -> Settings:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_flags(parser, command)
-    return load(vars(parser.parse_args(words)), environment, command)
+    return load_settings(vars(parser.parse_args(words)), environment, command)
 
 
 def test_without_a_word_it_serves_port_9400() -> None:
@@ -155,12 +155,12 @@ def test_a_bad_variable_is_named() -> None:
 
 @given(st.integers(0, 10**6), st.sampled_from([("ms", 0.001), ("s", 1), ("m", 60), ("h", 3600)]))
 def test_durations_have_units(number: int, unit: tuple[str, float]) -> None:
-    assert duration(f"{number}{unit[0]}") == pytest.approx(number * unit[1])
+    assert parse_duration(f"{number}{unit[0]}") == pytest.approx(number * unit[1])
 
 
 @given(st.text())
 def test_no_text_breaks_the_reading_of_durations(text: str) -> None:
     try:
-        assert duration(text) >= 0
+        assert parse_duration(text) >= 0
     except ValueError:
         return

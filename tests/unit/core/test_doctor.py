@@ -11,9 +11,9 @@ import pytest
 
 from mps_exporter import humanize
 from mps_exporter.cli import main
-from mps_exporter.commands.doctor_report import Diagnosis, exit_status, report
+from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status, diagnosis_lines
 from mps_exporter.diagnostics import ADVICE, findings
-from mps_exporter.diagnostics.actions import actions
+from mps_exporter.diagnostics.finding_commands import actions
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import (
     DaemonFacts,
@@ -37,7 +37,7 @@ from mps_exporter.snapshot import (
     Wait,
 )
 from mps_exporter.sources.control_tool_runs import cannot_run
-from mps_exporter.sources.recording import read
+from mps_exporter.sources.recording import read_recording
 from testing.player import RECORDINGS, Player
 
 PIPE = "/tmp/nvidia-mps"
@@ -212,12 +212,12 @@ RECORDED = {
 def test_each_trouble_is_named_and_nothing_else(name: str, snapshot: Snapshot) -> None:
     assert names(snapshot) == [name]
     (finding,) = findings(snapshot)
-    text = "\n".join(report(Diagnosis(snapshot)))
+    text = "\n".join(diagnosis_lines(Diagnosis(snapshot)))
     assert finding.evidence in text
     assert finding.advice.why in text
     assert finding.remedy in text
     want = {"critical": 2, "warning": 1, "info": 0}[finding.advice.severity]
-    assert exit_status(Diagnosis(snapshot)) == want
+    assert diagnosis_exit_status(Diagnosis(snapshot)) == want
 
 
 @pytest.mark.parametrize("snapshot", MADE_UP.values(), ids=MADE_UP)
@@ -285,7 +285,7 @@ def test_of_a_deaf_server_every_remedy_ends_that_server() -> None:
     for one in found:
         assert set(re.findall(r"kill -9 (\d+)", one.remedy)) == {"510"}
     assert "process 503 and all later clients hang" in found[0].evidence
-    assert any("server 510  ghost  for bob" in line for line in report(Diagnosis(host)))
+    assert any("server 510  ghost  for bob" in line for line in diagnosis_lines(Diagnosis(host)))
     assert "Process 503 will get an error" in found[0].remedy
 
 
@@ -473,7 +473,9 @@ def test_names_of_others_do_nothing_to_the_terminal() -> None:
     rude = "\x1b[2Jtrain\u202e"
     running = client(command=rude, user=rude, percentage_ignored=rude)
     neighbour = gpu(replace(process(9), name=rude, user=rude))
-    text = "\n".join(report(Diagnosis(Snapshot(1.0, daemons=(running,), gpus=(neighbour,)))))
+    text = "\n".join(
+        diagnosis_lines(Diagnosis(Snapshot(1.0, daemons=(running,), gpus=(neighbour,))))
+    )
     assert "\x1b" not in text
     assert "\u202e" not in text
 
@@ -490,16 +492,19 @@ def test_nothing_is_called_well_that_was_not_seen() -> None:
     """Without findings, too: a daemon that is not asked while others are, say."""
     logs = tuple(replace(LARGE, log=log, size_bytes=1) for log in ("control", "server"))
     seen = daemon(logs=logs, servers_count=0)
-    assert list(report(Diagnosis(Snapshot(1.0, daemons=(seen,)))))[-1] == "Nothing is wrong here."
+    assert (
+        list(diagnosis_lines(Diagnosis(Snapshot(1.0, daemons=(seen,)))))[-1]
+        == "Nothing is wrong here."
+    )
     unasked = Snapshot(1.0, daemons=(replace(seen, state=None),))
-    assert list(report(Diagnosis(unasked)))[-1] == (
+    assert list(diagnosis_lines(Diagnosis(unasked)))[-1] == (
         "Nothing wrong was seen, but whether the daemon answers is not known."
     )
 
 
 async def test_a_daemon_that_drains_is_not_refusing_without_its_logs() -> None:
     """The real recording, read by somebody who may not read the logs."""
-    whole = read(RECORDINGS / "draining.rec.gz")
+    whole = read_recording(RECORDINGS / "draining.rec.gz")
     blind = tuple(one for one in whole.observations if not isinstance(one, LogsObservation))
     player = Player(replace(whole, observations=blind))
     metrics = await player.to(whole.header.started_at + 6)
@@ -522,8 +527,8 @@ def test_a_remedy_that_kills_says_what_it_may_not_have_seen() -> None:
 
 def test_what_could_not_be_seen_is_a_warning() -> None:
     snapshot = Snapshot(1.0, collectors=(BLIND,))
-    assert exit_status(Diagnosis(snapshot)) == 1
-    assert "no library" in "\n".join(report(Diagnosis(snapshot)))
+    assert diagnosis_exit_status(Diagnosis(snapshot)) == 1
+    assert "no library" in "\n".join(diagnosis_lines(Diagnosis(snapshot)))
 
 
 GIB = 1 << 30

@@ -22,7 +22,7 @@ from mps_exporter.metrics.content_format import (
     Escaping,
     Syntax,
 )
-from mps_exporter.metrics.exposition import Encoder, number
+from mps_exporter.metrics.exposition import Encoder, format_number
 from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
 from testing.library_form import to_metric
 
@@ -137,7 +137,7 @@ def test_everything_that_the_catalogue_can_say_is_the_library_s(form: ContentFor
 @example(1e6)
 @example(1e22)
 def test_a_number_is_printed_as_go_does(value: float) -> None:
-    assert number(value) == floatToGoString(value)  # type: ignore[no-untyped-call]
+    assert format_number(value) == floatToGoString(value)  # type: ignore[no-untyped-call]
 
 
 def test_names_like_ours_are_left_alone_by_the_scheme_values() -> None:

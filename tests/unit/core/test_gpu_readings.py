@@ -95,9 +95,9 @@ def test_no_reading_costs_a_page(several: list[Reading]) -> None:
     assert "mps_exporter_build" in {name.removesuffix("_info") for name in found}
     status = make_status(seen, WebOptions())
     json.dumps(asdict(status), allow_nan=False)
-    status_page.render(status, WebOptions()).encode()
-    "\n".join(doctor_report.report(doctor_report.Diagnosis(seen))).encode()
-    doctor_report.as_json(doctor_report.Diagnosis(seen)).encode()
+    status_page.render_page(status, WebOptions()).encode()
+    "\n".join(doctor_report.diagnosis_lines(doctor_report.Diagnosis(seen))).encode()
+    doctor_report.diagnosis_as_json(doctor_report.Diagnosis(seen)).encode()
 
 
 @settings(deadline=None)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mps_exporter.diagnostics import Finding, findings
-from mps_exporter.diagnostics.actions import actions
+from mps_exporter.diagnostics.finding_commands import actions
 from mps_exporter.diagnostics.one_process import Check, check_process, conclusion
 from mps_exporter.merge import DaemonInputs, merge
 from mps_exporter.observations import (

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.cli import main
-from mps_exporter.commands.doctor_report import Diagnosis, exit_status, report
-from mps_exporter.diagnostics.traces import of_traces
+from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status, diagnosis_lines
+from mps_exporter.diagnostics.traces import trace_findings
 from mps_exporter.observations import DaemonFacts, HostTraces, MpsDirectory, ProcessFacts
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources import host_traces
@@ -106,7 +106,7 @@ def test_each_trace_is_a_finding() -> None:
         ),
         holders=(ProcessFacts(10, 0.0, name="x\x1b[2J"),),
     )
-    found = {one.advice.name: one for one in of_traces(traces)}
+    found = {one.advice.name: one for one in trace_findings(traces)}
     assert found.keys() == {
         "process_not_reaped",
         "server_without_daemon",
@@ -119,12 +119,12 @@ def test_each_trace_is_a_finding() -> None:
     assert "/srv/mps (the enabled unit mps.service)" in found["daemon_promised"].evidence
     assert "rm -r /tmp/nvidia-mps" in found["directory_left"].remedy
     seen = Diagnosis(Snapshot(1.0), traces=traces)
-    assert exit_status(seen) == 1
-    (held,) = [line for line in report(seen) if "held open" in line]
+    assert diagnosis_exit_status(seen) == 1
+    (held,) = [line for line in diagnosis_lines(seen) if "held open" in line]
     assert "(10)" in held
     assert "\x1b" not in held
     roots = HostTraces(directories=(MpsDirectory("/tmp/nvidia-mps", 0),))
-    (one,) = of_traces(roots)
+    (one,) = trace_findings(roots)
     assert "rm -r" not in one.remedy
 
 
@@ -135,7 +135,7 @@ def test_a_path_that_is_too_long_is_why_no_daemon_runs_there() -> None:
     traces = HostTraces(
         directories=(MpsDirectory(fits, 0, set_up), MpsDirectory(long, 0, set_up)),
     )
-    short, other = of_traces(traces)
+    short, other = trace_findings(traces)
     assert "No daemon can run there" not in short.evidence
     assert "kubectl" in short.remedy
     assert f"{long} (" in other.evidence

@@ -14,7 +14,7 @@ from mps_exporter.metrics.loops import Count, LoopCounters
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.metrics.spec import Family, HistogramValue
 from mps_exporter.sources.playlist import Playlist
-from mps_exporter.sources.recording import read
+from mps_exporter.sources.recording import read_recording
 from testing.player import RECORDINGS, Player
 
 LOOPS = 4
@@ -110,7 +110,7 @@ def test_a_loop_that_was_not_shown_adds_nothing() -> None:
 
 async def test_a_served_replay_counts_on() -> None:
     """Through the service, over real loops: counters of its pages never fall, and go on."""
-    recording = read(RECORDINGS / "crash-loop.rec.gz")
+    recording = read_recording(RECORDINGS / "crash-loop.rec.gz")
     service = CollectorBackend(
         Settings(replay="crash-loop", replay_speed=20.0), Playlist.of(recording)
     )

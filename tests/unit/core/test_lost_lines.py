@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from mps_exporter.diagnostics import findings, recent_incidents
-from mps_exporter.diagnostics.actions import actions
+from mps_exporter.diagnostics.finding_commands import actions
 from mps_exporter.observations import LogChunk, LogsObservation
-from mps_exporter.sources.recording import Recording, read
+from mps_exporter.sources.recording import Recording, read_recording
 from testing.player import RECORDINGS, Metrics, Player
 
 FIRST_CLIENT = b"PID: 810, Context ID: 0} connected"
@@ -22,7 +22,7 @@ Change = Callable[[LogChunk], LogChunk | None]
 
 
 def recording(name: str, change: Change = lambda chunk: chunk) -> Recording:
-    whole = read(RECORDINGS / f"{name}.rec.gz")
+    whole = read_recording(RECORDINGS / f"{name}.rec.gz")
     return replace(
         whole,
         observations=tuple(

@@ -17,8 +17,8 @@ from mps_exporter.commands.doctor_report import (
     UNHEALTHY,
     UNKNOWN,
     Diagnosis,
-    check,
-    report,
+    diagnosis_lines,
+    status_of_check,
 )
 from mps_exporter.commands.once import (
     BRIEF_PAUSE_SECONDS,
@@ -34,7 +34,7 @@ from mps_exporter.replay import advance
 from mps_exporter.snapshot import CollectorResult, Snapshot
 from mps_exporter.sources.live_host import BRIEF_SAMPLE_SECONDS
 from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS
-from mps_exporter.sources.recording import read
+from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import ReplayHost
 from testing.player import RECORDINGS
 
@@ -43,7 +43,7 @@ SAMPLE = re.compile(r"^(\w+)(\{.*\})? \S+$")
 
 
 async def seen(name: str, at: float) -> Snapshot:
-    host = ReplayHost(read(RECORDINGS / f"{name}.rec.gz"))
+    host = ReplayHost(read_recording(RECORDINGS / f"{name}.rec.gz"))
     return await advance(host, Collector(host, Settings()), at)
 
 
@@ -119,27 +119,27 @@ async def test_a_young_server_is_given_time(age: float | None, wait: float | Non
 
 async def test_a_check_says_whether_a_finding_is_there() -> None:
     ghost = await seen("wedge-times", 8)
-    status, line = check(ghost, "ghost_server")
+    status, line = status_of_check(ghost, "ghost_server")
     assert status == UNHEALTHY
     assert line.startswith("ghost_server: User 1002's server 6811")
-    assert check(ghost, "critical")[0] == UNHEALTHY
-    assert check(await seen("quiet", 30), "ghost_server") == (HEALTHY, "ghost_server: no")
-    assert check(await seen("quiet", 30), "critical") == (HEALTHY, "critical: no")
+    assert status_of_check(ghost, "critical")[0] == UNHEALTHY
+    assert status_of_check(await seen("quiet", 30), "ghost_server") == (HEALTHY, "ghost_server: no")
+    assert status_of_check(await seen("quiet", 30), "critical") == (HEALTHY, "critical: no")
 
 
 @pytest.mark.parametrize("source", ["nvml", "control", "logs", "process"])
 async def test_what_cannot_be_seen_neither_sets_nor_clears_a_check(source: str) -> None:
     healthy = blind(await seen("quiet", 30), source)
-    assert check(healthy, "ghost_server")[0] == UNKNOWN
-    assert check(healthy, "critical")[0] == UNKNOWN
+    assert status_of_check(healthy, "ghost_server")[0] == UNKNOWN
+    assert status_of_check(healthy, "critical")[0] == UNKNOWN
     troubled = blind(await seen("wedge-times", 8), source)
-    assert check(troubled, "ghost_server")[0] == UNHEALTHY
+    assert status_of_check(troubled, "ghost_server")[0] == UNHEALTHY
 
 
 async def test_a_check_of_gpus_needs_the_driver_only() -> None:
     healthy = await seen("quiet", 30)
-    assert check(blind(healthy, "logs"), "gpu_lost")[0] == HEALTHY
-    assert check(blind(healthy, "nvml"), "gpu_lost")[0] == UNKNOWN
+    assert status_of_check(blind(healthy, "logs"), "gpu_lost")[0] == HEALTHY
+    assert status_of_check(blind(healthy, "nvml"), "gpu_lost")[0] == UNKNOWN
 
 
 async def test_unreadable_logs_are_unknown() -> None:
@@ -147,7 +147,7 @@ async def test_unreadable_logs_are_unknown() -> None:
     (daemon,) = healthy.daemons
     logs = tuple(replace(log, readable=False) for log in daemon.logs)
     snapshot = replace(healthy, daemons=(replace(daemon, logs=logs),))
-    assert check(snapshot, "ghost_server")[0] == UNKNOWN
+    assert status_of_check(snapshot, "ghost_server")[0] == UNKNOWN
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -156,7 +156,7 @@ async def test_a_check_is_one_short_line(name: str) -> None:
         daemon = replace(snapshot.daemons[0], pipe_directory=f"/tmp/{'x' * 200}\n")
         hostile = replace(snapshot, daemons=(daemon, *snapshot.daemons[1:]))
         for one in (hostile, blind(hostile, "logs")):
-            _, line = check(one, name)
+            _, line = status_of_check(one, name)
             assert len(line) <= 120
             assert line.isprintable()
 
@@ -196,7 +196,7 @@ def test_node_problem_detector_is_configured_with_checks_that_exist() -> None:
 def test_a_missing_driver_is_reported_first() -> None:
     error = "libnvidia-ml.so.1 was not found: install the NVIDIA driver"
     result = CollectorResult("nvml", success=False, duration_seconds=0.1, error=error)
-    lines = list(report(Diagnosis(Snapshot(taken_at=1000.0, collectors=(result,)))))
+    lines = list(diagnosis_lines(Diagnosis(Snapshot(taken_at=1000.0, collectors=(result,)))))
     assert lines[0] == f"GPUs: {error}"
 
 

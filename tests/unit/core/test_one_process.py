@@ -188,6 +188,25 @@ async def test_a_process_whose_directory_nobody_serves() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("protocol", "read", "outcome", "words"),
+    [
+        ("2", True, "warning", "does not wait for it"),
+        ("2", False, "unknown", "control.log is not readable"),
+        ("3", True, "unknown", "an MPS v3 daemon does not tell"),
+    ],
+)
+async def test_whether_a_newcomer_waits(
+    protocol: str, read: bool, outcome: str, words: str
+) -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    (daemon,) = [one for one in snapshot.daemons if one.servers]
+    logs = tuple(replace(log, readable=read) for log in daemon.logs)
+    changed = replace(daemon, protocol=protocol, logs=logs)
+    found = answer(replace(snapshot, daemons=(changed,)), 77, newcomer(snapshot))
+    assert (found.outcome, words in found.text) == (outcome, True), found
+
+
 async def test_a_process_beside_a_full_server() -> None:
     snapshot = await snapshot_at("context-limit", 12.0)
     found = answer(snapshot, 77, newcomer(snapshot))
@@ -285,7 +304,7 @@ def test_the_report_gives_the_answer_first() -> None:
         Check("connection", "problem", "It waits.", "Wait.", "a-program-hangs-in-cuinit"),
         Check("variables", "warning", "CUDA_PROFILE is set.", "Unset it.", "", "unset X"),
     ]
-    lines = list(process_report.report(7, checks))
+    lines = list(process_report.check_lines(7, checks))
     assert lines[:3] == [
         "Process 7: It waits.",
         "    do:    Wait.",
@@ -298,8 +317,8 @@ def test_the_report_gives_the_answer_first() -> None:
         "            do: Unset it.",
         "            run: unset X",
     ]
-    assert process_report.exit_status({7: checks[:1], 8: checks}) == 1
-    assert process_report.exit_status({7: checks[:1]}) == 0
+    assert process_report.checks_exit_status({7: checks[:1], 8: checks}) == 1
+    assert process_report.checks_exit_status({7: checks[:1]}) == 0
     assert json.loads(json.dumps(process_report.as_objects(7, checks)))["outcome"] == "problem"
 
 

@@ -34,8 +34,8 @@ from mps_exporter.sources.recording import (
     RecordingCursor,
     RecordingError,
     RecordingWriter,
-    as_json,
-    read,
+    observation_as_json,
+    read_recording,
 )
 from mps_exporter.sources.recording_v1 import QUANTITIES
 from mps_exporter.sources.replay_host import ReplayHost
@@ -116,7 +116,7 @@ def test_what_was_written_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, observation: Observation
 ) -> None:
     path = written(tmp_path_factory.mktemp("r") / "x.rec.gz", observation)
-    recording = read(path)
+    recording = read_recording(path)
     assert recording.header == HEADER
     assert recording.observations == (observation,)
     assert recording.ended_at == observation.at
@@ -139,7 +139,7 @@ def test_bytes_of_known_lines_survive(
     tmp_path_factory: pytest.TempPathFactory, data: bytes
 ) -> None:
     seen = LogsObservation(1001.0, (chunk(1001.0, SOCKET + data + b"\xff\n"),), STATES)
-    recording = read(written(tmp_path_factory.mktemp("r") / "x.rec.gz", seen))
+    recording = read_recording(written(tmp_path_factory.mktemp("r") / "x.rec.gz", seen))
     assert recording.observations == (seen,)
 
 
@@ -152,10 +152,12 @@ def test_other_lines_are_not_recorded(tmp_path: Path) -> None:
     ]
     path = written(tmp_path / "x.rec.gz", *seen)
     assert "root:" not in gzip.decompress(path.read_bytes()).decode()
-    first, second = [one for one in read(path).observations if isinstance(one, LogsObservation)]
+    first, second = [
+        one for one in read_recording(path).observations if isinstance(one, LogsObservation)
+    ]
     assert first.chunks[0].data.startswith(b"(withheld: 36 bytes")
     assert second.chunks[0].data.startswith(SERVER + b"Exiting\n" + SERVER + b"(withheld: 36 b")
-    source, text = as_json(seen[0])
+    source, text = observation_as_json(seen[0])
     assert source == "logs"
     assert "root:" not in text
 
@@ -164,7 +166,7 @@ def test_what_only_repeats_is_not_written_again(tmp_path: Path) -> None:
     first = NvmlObservation(1001.0, Outcome.OK)
     again = NvmlObservation(1002.0, Outcome.OK)
     silent = LogsObservation(1003.0, (), STATES)
-    recording = read(written(tmp_path / "x", first, again, silent, silent))
+    recording = read_recording(written(tmp_path / "x", first, again, silent, silent))
     assert [type(one).__name__ for one in recording.observations] == [
         "NvmlObservation",
         "LogsObservation",
@@ -175,7 +177,7 @@ def test_what_only_repeats_is_not_written_again(tmp_path: Path) -> None:
 def test_a_cursor_returns_the_latest_observation(tmp_path: Path) -> None:
     one = NvmlObservation(1010.0, Outcome.OK, driver_version="1")
     two = NvmlObservation(1020.0, Outcome.OK, driver_version="2")
-    cursor = RecordingCursor(read(written(tmp_path / "x", one, two)))
+    cursor = RecordingCursor(read_recording(written(tmp_path / "x", one, two)))
     assert cursor.latest("nvml", 1000.0) is None
     assert cursor.latest("nvml", 1006.0) == one  # its first answer took a while
     assert cursor.latest("nvml", 1019.9) == one
@@ -186,7 +188,7 @@ def test_a_cursor_returns_the_latest_observation(tmp_path: Path) -> None:
 def test_logs_are_kept_until_they_are_followed(tmp_path: Path) -> None:
     first, second = chunk(1001.0, SERVER + b"Exiting\n"), chunk(1005.0, SERVER + b"Exiting\n")
     cursor = RecordingCursor(
-        read(
+        read_recording(
             written(
                 tmp_path / "x",
                 LogsObservation(1001.0, (first,), STATES),
@@ -231,7 +233,7 @@ def test_an_anonymised_recording_contains_no_user_name(tmp_path: Path) -> None:
     for secret in ("alice", "secret-project", "1652922001234", "5e4dfbf1", "c801"):
         assert secret not in text
     assert "nvidia-cuda-mps-server" in text
-    procfs, nvml, logs, _ = read(path).observations
+    procfs, nvml, logs, _ = read_recording(path).observations
     assert isinstance(procfs, ProcfsObservation)
     assert (procfs.processes[7].user, procfs.processes[7].name) == ("user-1001", "program-1")
     assert isinstance(nvml, NvmlObservation)
@@ -274,7 +276,7 @@ def test_what_is_no_recording_is_refused_with_the_reason(
     path = tmp_path / "x.rec.gz"
     path.write_bytes(content)
     with pytest.raises(RecordingError, match=reason):
-        read(path)
+        read_recording(path)
 
 
 async def test_an_exit_reported_after_a_later_observation_is_replayed_at_its_own_time(
@@ -285,7 +287,7 @@ async def test_an_exit_reported_after_a_later_observation_is_replayed_at_its_own
         ProcfsObservation(1003.0, gone=(7, 8)),
         ProcfsObservation(1002.5, gone=(7,)),
     ]
-    recording = read(written(tmp_path / "x", *looks))
+    recording = read_recording(written(tmp_path / "x", *looks))
     clock = 0.0
     host = ReplayHost(recording, clock=lambda: clock)
     seen = []
@@ -298,7 +300,7 @@ async def test_an_exit_reported_after_a_later_observation_is_replayed_at_its_own
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match="No such file"):
-        read(tmp_path / "x")
+        read_recording(tmp_path / "x")
     with pytest.raises(RecordingError, match="cannot write"):
         RecordingWriter(tmp_path / "no" / "x", HEADER)
 
@@ -314,7 +316,7 @@ def test_other_users_cannot_read_a_recording(tmp_path: Path) -> None:
             assert one.stat().st_mode & 0o777 == 0o600
     finally:
         os.umask(before)
-    assert len(read(path).observations) == 1  # and nothing is left of the older one
+    assert len(read_recording(path).observations) == 1  # and nothing is left of the older one
 
 
 def test_a_fifo_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
@@ -350,7 +352,7 @@ def test_an_older_recording_stays_until_there_is_something_to_replace_it(
     monkeypatch.setattr("mps_exporter.sources.gzip_appender.os.write", full)
     with pytest.raises(RecordingError, match=r"cannot write .*: No space left on device"):
         RecordingWriter(path, HEADER)
-    assert len(read(path).observations) == 1
+    assert len(read_recording(path).observations) == 1
 
 
 def full(*_: object) -> int:
@@ -363,7 +365,7 @@ def test_what_was_flushed_can_be_read_while_it_grows(tmp_path: Path) -> None:
     for number in range(3):
         writer.add(NvmlObservation(1000.0 + number, Outcome.OK, driver_version=str(number)))
         writer.flush()
-        assert len(read(path).observations) == number + 1
+        assert len(read_recording(path).observations) == number + 1
     writer.close()
 
 
@@ -382,7 +384,7 @@ def test_a_full_disk_raises_nothing_where_sources_would_be_blamed(
         assert writer.failure.errno == errno.ENOSPC
     writer.add(NvmlObservation(1003.0, Outcome.OK, driver_version="2"))
     writer.close()  # the disk has room again: no hole may follow
-    assert [one.at for one in read(path).observations] == [1001.0]
+    assert [one.at for one in read_recording(path).observations] == [1001.0]
 
 
 def test_a_wrong_line_is_named(tmp_path: Path) -> None:
@@ -392,7 +394,7 @@ def test_a_wrong_line_is_named(tmp_path: Path) -> None:
     record["observation"]["outcome"] = "splendid"
     path.write_bytes(gzip.compress(b"\n".join([lines[0], json.dumps(record).encode(), b""])))
     with pytest.raises(RecordingError, match="line 2 is no observation"):
-        read(path)
+        read_recording(path)
 
 
 def by_hand(path: Path, version: int, *gpus: dict[str, object], **more: object) -> Path:
@@ -416,7 +418,7 @@ def by_hand(path: Path, version: int, *gpus: dict[str, object], **more: object) 
 
 
 def readings_of(path: Path) -> tuple[Reading, ...]:
-    (seen,) = read(path).observations
+    (seen,) = read_recording(path).observations
     assert isinstance(seen, NvmlObservation)
     (gpu,) = seen.gpus
     return gpu.readings
@@ -437,24 +439,24 @@ def test_version_1_carried_the_names_of_metrics(tmp_path: Path) -> None:
         Reading("recovery_action", 1.0, (("state", "none"),)),
         Reading("mps_gpu_power_usage_watts", 1.0),  # of no version that ever was
     )
-    assert read(path).header.version == 1
+    assert read_recording(path).header.version == 1
 
 
 def test_version_2_carries_quantities(tmp_path: Path) -> None:
     new = [{"quantity": "clock", "value": 1980000000.0, "labels": [["clock", "sm"]]}]
     path = by_hand(tmp_path / "x", 2, {"index": 0, "uuid": UUID, "readings": new})
     assert readings_of(path) == (Reading("clock", 1.98e9, (("clock", "sm"),)),)
-    seen = read(path).observations
+    seen = read_recording(path).observations
     written(tmp_path / "again", *seen)
     assert gzip.decompress((tmp_path / "again").read_bytes()).count(b'"quantity":"clock"') == 1
-    assert read(tmp_path / "again").observations == seen
+    assert read_recording(tmp_path / "again").observations == seen
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_fields_that_a_later_program_adds_are_left_out(tmp_path: Path, version: int) -> None:
     gpu = {"index": 0, "uuid": UUID, "coolant": "water"}
     path = by_hand(tmp_path / "x", version, gpu, weather="fine")
-    (seen,) = read(path).observations
+    (seen,) = read_recording(path).observations
     assert seen == NvmlObservation(1001.0, Outcome.OK, gpus=(GpuObservation(0, UUID),))
 
 
@@ -469,7 +471,7 @@ def test_a_recording_that_ends_early_is_read_as_far_as_it_goes(tmp_path: Path) -
     path = written(tmp_path / "x", *seen)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    got = read(path).observations
+    got = read_recording(path).observations
     assert 0 < len(got) < len(seen)
     assert list(got) == seen[: len(got)]
 
@@ -518,7 +520,7 @@ def test_a_hostile_recording_is_refused_with_one_error(
     path = tmp_path / "evil.rec.gz"
     path.write_bytes(gzip.compress(text.encode(), 9))
     with pytest.raises(RecordingError) as refused:
-        read(path)
+        read_recording(path)
     assert reason in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
 
@@ -526,7 +528,7 @@ def test_a_hostile_recording_is_refused_with_one_error(
 def test_a_recording_that_is_no_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, Path("/dev/zero")):
         with pytest.raises(RecordingError):
-            read(path)
+            read_recording(path)
 
 
 def test_what_no_recording_needs_is_too_much(
@@ -535,14 +537,14 @@ def test_what_no_recording_needs_is_too_much(
     path = tmp_path / "long.rec.gz"
     look = LOOK % "1001"
     path.write_bytes(gzip.compress((FIRST + look * 100).encode()))
-    assert len(read(path).observations) == 100
+    assert len(read_recording(path).observations) == 100
     monkeypatch.setattr(recording, "MAX_BYTES", len(FIRST + look * 50))
     with pytest.raises(RecordingError, match="when unpacked"):
-        read(path)
+        read_recording(path)
     monkeypatch.undo()
     monkeypatch.setattr(recording, "MAX_LOAD_SECONDS", -1.0)
     with pytest.raises(RecordingError, match="reading took longer"):
-        read(path)
+        read_recording(path)
 
 
 def test_what_an_anonymised_recording_keeps(tmp_path: Path) -> None:

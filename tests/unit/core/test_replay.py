@@ -15,14 +15,14 @@ import pytest
 
 from mps_exporter.backend import CollectorBackend
 from mps_exporter.collector import Collector
-from mps_exporter.commands.demo import DEFAULT_CHAPTER, built_in_playlist
+from mps_exporter.commands.demo import FIRST_CHAPTER, built_in_playlist
 from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.observations import ProcfsObservation
 from mps_exporter.replay import advance
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.playlist import Playlist
-from mps_exporter.sources.recording import read
+from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import ReplayHost
 from mps_exporter.user_names import UserNames
 from mps_exporter.web.options import WebOptions
@@ -95,7 +95,7 @@ async def test_the_first_chapter_shows_limits(playlist: Playlist) -> None:
 
 def test_only_names_of_users_and_programs_are_replaced(playlist: Playlist) -> None:
     for scene in playlist.scenes:
-        recorded, shown = read(scene.path), playlist.recording(scene)
+        recorded, shown = read_recording(scene.path), playlist.recording(scene)
         assert shown.header == recorded.header
         names: dict[tuple[int | None, str], set[str]] = {}
         for before, after in zip(recorded.observations, shown.observations, strict=True):
@@ -123,7 +123,7 @@ def test_only_names_of_users_and_programs_are_replaced(playlist: Playlist) -> No
 async def played(playlist: Playlist, speed: float = 1.0) -> AsyncIterator[CollectorBackend]:
     service = CollectorBackend(Settings(replay_speed=speed), playlist)
     assert service.player is not None
-    (begin,) = (one.at_seconds for one in playlist.chapters if one.name == DEFAULT_CHAPTER)
+    (begin,) = (one.at_seconds for one in playlist.chapters if one.name == FIRST_CHAPTER)
     await service.player.start(begin)
     running = asyncio.create_task(service.run())
     try:
@@ -233,7 +233,7 @@ async def test_the_status_is_in_the_viewers_clock(playlist: Playlist, chapter: s
 
 
 async def test_a_recording_of_ones_own_has_no_chapters() -> None:
-    recording = read(RECORDINGS / "one-client.rec.gz")
+    recording = read_recording(RECORDINGS / "one-client.rec.gz")
     service = CollectorBackend(Settings(), Playlist.of(recording))
     snapshot = await service.collect(None, None)
     await service.close()

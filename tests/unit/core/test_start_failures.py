@@ -12,7 +12,7 @@ import pytest
 from mps_exporter.cli import main
 from mps_exporter.commands import doctor_report
 from mps_exporter.diagnostics import findings, recent_incidents
-from mps_exporter.diagnostics.actions import actions
+from mps_exporter.diagnostics.finding_commands import actions
 from mps_exporter.diagnostics.one_process import check_process, conclusion
 from mps_exporter.observations import (
     ClosedFolder,
@@ -170,8 +170,8 @@ async def test_a_process_that_waits_for_it_is_told() -> None:
 async def test_it_counts_until_a_server_has_started() -> None:
     snapshot = await failed(pid=992, servers=())
     seen = doctor_report.Diagnosis(snapshot, recent_incidents(snapshot))
-    assert doctor_report.exit_status(seen) == 2
-    lines = list(doctor_report.report(seen))
+    assert doctor_report.diagnosis_exit_status(seen) == 2
+    lines = list(doctor_report.diagnosis_lines(seen))
     assert "In the last five minutes:" in lines
 
 

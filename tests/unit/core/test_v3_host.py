@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.commands.doctor_report import Diagnosis, report
+from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_lines
 from mps_exporter.diagnostics import findings
 from mps_exporter.merge import merge
 from mps_exporter.mps.protocol_v3 import (
@@ -36,7 +36,7 @@ from mps_exporter.observations import (
     ProcfsObservation,
 )
 from mps_exporter.snapshot import Client, ControlDaemon, Snapshot
-from mps_exporter.sources.recording import Recording, RecordingWriter, read
+from mps_exporter.sources.recording import Recording, RecordingWriter, read_recording
 from mps_exporter.web import status_page
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_findings import make_status
@@ -277,7 +277,7 @@ def test_nothing_is_counted_in_a_list_of_which_rows_were_left_out() -> None:
     assert metrics.value("mps_client_info", pid=TRAIN) == 1
     for name in ("mps_server_clients", "mps_namespace_clients", "mps_sm_partition_clients"):
         assert metrics.value(name) is None, name
-    assert "0 clients" not in "\n".join(report(Diagnosis(metrics.snapshot)))
+    assert "0 clients" not in "\n".join(diagnosis_lines(Diagnosis(metrics.snapshot)))
     metrics = shown(clients=published.MANUAL[CLIENTS].replace("high_priority", "HIGH"))
     assert metrics.value("mps_server_clients") == 2
     assert metrics.value("mps_namespace_clients") is None
@@ -371,7 +371,7 @@ def test_no_reply_of_any_shape_makes_a_collection_fail(replies: dict[str, Any]) 
 
 
 def page_of(snapshot: Snapshot) -> str:
-    return status_page.render(make_status(snapshot, WebOptions(host="node-7")), WebOptions())
+    return status_page.render_page(make_status(snapshot, WebOptions(host="node-7")), WebOptions())
 
 
 VALUES = (
@@ -399,7 +399,7 @@ VALUES = (
 
 
 def test_the_doctor_shows_every_value() -> None:
-    text = "\n".join(report(Diagnosis(played(recording()).snapshot)))
+    text = "\n".join(diagnosis_lines(Diagnosis(played(recording()).snapshot)))
     assert [value for value in VALUES if value not in text] == []
     assert "client 51023  lovelace  python, on GPU 0, namespace default, SM partition large" in text
     assert "up to 10%, on GPU 0, namespace high_priority" in text
@@ -488,7 +488,7 @@ def test_a_recording_of_a_v3_host_replays_what_was_seen(
     named_clients: Recording, tmp_path: Path
 ) -> None:
     recorded(named_clients, tmp_path / "v3.rec.gz", anonymise=False)
-    live, replayed = played(named_clients), played(read(tmp_path / "v3.rec.gz"))
+    live, replayed = played(named_clients), played(read_recording(tmp_path / "v3.rec.gz"))
     assert replayed.snapshot.daemons == live.snapshot.daemons
 
 
@@ -502,7 +502,7 @@ def test_an_anonymised_recording_of_a_v3_host_has_no_name_that_a_user_chose(
 
 def test_it_gives_the_same_numbers_all_the_same(named_clients: Recording, tmp_path: Path) -> None:
     recorded(named_clients, tmp_path / "v3.rec.gz", anonymise=True)
-    live, replayed = played(named_clients), played(read(tmp_path / "v3.rec.gz"))
+    live, replayed = played(named_clients), played(read_recording(tmp_path / "v3.rec.gz"))
     for name in (
         "mps_namespace_active_thread_ratio",
         "mps_namespace_pinned_memory_limit_bytes",
@@ -557,7 +557,7 @@ def test_gpu_memory_of_control_groups_is_shown_with_who_is_in_them() -> None:
     assert max(map(len, long)) == 200
     assert metrics.value("mps_cgroup_info", cgroup="/unknown") is None
     text = "512 MiB used, soft limit 4.0 GiB, hard limit 8.0 GiB"
-    assert text in "\n".join(report(Diagnosis(metrics.snapshot)))
+    assert text in "\n".join(diagnosis_lines(Diagnosis(metrics.snapshot)))
     assert text in page_of(metrics.snapshot)
 
 

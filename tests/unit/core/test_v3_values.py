@@ -18,7 +18,7 @@ import pytest
 from grafana.boards.mps_host import BOARD
 from grafana.panels import Panel
 from mps_exporter import humanize
-from mps_exporter.commands.doctor_report import Diagnosis, report
+from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_lines
 from mps_exporter.mps.control_protocol import PROBE
 from mps_exporter.mps.protocol_v3 import (
     CLIENTS,
@@ -237,8 +237,8 @@ class Views:
     def of(cls, made: Recording) -> Views:
         metrics = asyncio.run(Player(made).to_end())
         status = make_status(metrics.snapshot, WebOptions(host="node-7"))
-        page = html.unescape(status_page.render(status, WebOptions()))
-        return cls(metrics, list(report(Diagnosis(metrics.snapshot))), page)
+        page = html.unescape(status_page.render_page(status, WebOptions()))
+        return cls(metrics, list(diagnosis_lines(Diagnosis(metrics.snapshot))), page)
 
 
 def gpu_index(text: str) -> str:

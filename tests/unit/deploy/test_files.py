@@ -35,7 +35,7 @@ def manifests(name: str) -> dict[str, Any]:
 
 def texts() -> Iterator[tuple[str, str]]:
     for path in sorted(DEPLOY.rglob("*")):
-        if path.is_file() and "files" not in path.relative_to(DEPLOY).parts:
+        if path.is_file() and not {"files", "__pycache__"} & set(path.relative_to(DEPLOY).parts):
             yield str(path.relative_to(ROOT)), path.read_text("utf-8")
     yield "Dockerfile", (ROOT / "Dockerfile").read_text("utf-8")
 

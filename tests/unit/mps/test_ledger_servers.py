@@ -231,6 +231,19 @@ def test_old_daemons_say_start_in_two_lines() -> None:
     assert read(script(text)).counters["mps_control_starts_total"][()] == 1
 
 
+def test_a_server_that_writes_in_the_millisecond_of_the_daemons_start_is_its_own() -> None:
+    text = """
+        00:01.000 C630 Starting control daemon using socket /t/control
+        00:01.000 C630 Starting new server 110 for user 1001
+        00:01.000 O110 Startup
+        00:01.000 C630 NEW SERVER 110: Ready
+    """
+    view = read(script(text))
+    assert [server.pid for server in view.servers] == [110]
+    assert summary(view.counters).get("server_exits", {}) == {}
+    assert [incident.kind for incident in view.incidents] == ["daemon_started"]
+
+
 def test_a_daemon_that_is_asked_to_quit_drains() -> None:
     text = (
         HOLDER

@@ -12,8 +12,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from mps_exporter.observations import LogChunk
+from mps_exporter.sources.log_positions import parse_stamp
 from mps_exporter.sources.log_reader import LogReader
-from mps_exporter.sources.log_search import parse_stamp
 from testing.log_folder import own_logs
 
 PIPE = "/tmp/nvidia-mps"

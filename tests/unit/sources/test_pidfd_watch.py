@@ -67,8 +67,8 @@ async def test_the_end_of_a_process_has_its_own_time() -> None:
     with child() as one, child() as other:
         watch = ProcessWatch(open_process)
         try:
-            assert watch.follow([one.pid, other.pid]) == ({one.pid, other.pid}, set())
-            assert watch.follow([one.pid, other.pid]) == (set(), set())
+            assert watch.watch_only([one.pid, other.pid]) == ({one.pid, other.pid}, set())
+            assert watch.watch_only([one.pid, other.pid]) == (set(), set())
             before = time.time()
             one.kill()
             await until(lambda: bool(watch._news))
@@ -76,7 +76,7 @@ async def test_the_end_of_a_process_has_its_own_time() -> None:
             ended = watch.ended()
             assert ended.keys() == {one.pid}
             assert before <= ended[one.pid] <= noticed
-            assert watch.follow([one.pid, other.pid]) == (set(), set())  # told once
+            assert watch.watch_only([one.pid, other.pid]) == (set(), set())  # told once
             assert watch.ended() == {}
         finally:
             watch.close()
@@ -88,7 +88,7 @@ async def test_who_is_not_there_any_more_has_ended() -> None:
         one.kill()
     told: list[None] = []
     watch = ProcessWatch(opener("/proc"), now=lambda: 7.0, on_end=lambda: told.append(None))
-    assert watch.follow([one.pid]) == ({one.pid}, set())
+    assert watch.watch_only([one.pid]) == ({one.pid}, set())
     assert told == [None]
     assert watch.ended() == {one.pid: 7.0}
 
@@ -96,10 +96,10 @@ async def test_who_is_not_there_any_more_has_ended() -> None:
 async def test_descriptors_are_few_and_given_back(pipes: Pipes) -> None:
     watch = ProcessWatch(pipes.open)
     watch._most = 3
-    new, without = watch.follow([0, 10, 11, 12, 13, 14])
+    new, without = watch.watch_only([0, 10, 11, 12, 13, 14])
     assert (new, without) == ({10, 11, 12}, {13, 14})
-    assert watch.follow([12]) == (set(), set())
-    assert watch.follow([12, 13]) == ({13}, set())  # there is room again
+    assert watch.watch_only([12]) == (set(), set())
+    assert watch.watch_only([12, 13]) == ({13}, set())  # there is room again
     pipes.end(12)
     await until(lambda: bool(watch._news))
     assert watch.ended().keys() == {12}
@@ -115,19 +115,19 @@ async def test_who_has_no_descriptor_is_left_to_the_caller(pipes: Pipes, error: 
     pipes.refuse[10] = error
     watch = ProcessWatch(pipes.open)
     for _ in range(3):
-        assert watch.follow([10])[1] == {10}
+        assert watch.watch_only([10])[1] == {10}
     assert pipes.opened == [10]
-    assert ProcessWatch(None).follow([10]) == (set(), {10})
+    assert ProcessWatch(None).watch_only([10]) == (set(), {10})
 
 
 async def test_a_reused_pid_is_watched_again(pipes: Pipes) -> None:
     watch = ProcessWatch(pipes.open)
-    watch.follow([10])
+    watch.watch_only([10])
     pipes.end(10)
     await until(lambda: bool(watch._news))
-    assert watch.follow([10]) == (set(), set())
-    watch.follow([])  # it is known to have ended
-    assert watch.follow([10]) == ({10}, set())
+    assert watch.watch_only([10]) == (set(), set())
+    watch.watch_only([])  # it is known to have ended
+    assert watch.watch_only([10]) == ({10}, set())
     watch.close()
 
 

@@ -9,7 +9,7 @@ import sys
 
 from mps_exporter.web.app import create_app
 from mps_exporter.web.options import WebOptions
-from mps_exporter.web.server import serve
+from mps_exporter.web.server import serve_app
 from tests.unit.web.fakes import FakeBackend
 
 REQUEST_TIMEOUT = 2.0
@@ -27,7 +27,7 @@ async def main() -> None:
     )
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await serve(
+    await serve_app(
         create_app(backend, options),
         options,
         stop,

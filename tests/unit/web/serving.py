@@ -10,7 +10,7 @@ from typing import Any
 from mps_exporter.web.app import create_app
 from mps_exporter.web.events import EVENTS
 from mps_exporter.web.options import WebOptions
-from mps_exporter.web.server import serve
+from mps_exporter.web.server import serve_app
 from testing.waiting import PATIENCE_SECONDS
 from tests.unit.web.fakes import FakeBackend
 
@@ -31,7 +31,7 @@ async def served(
     app = create_app(backend, settings)
     for snapshot in backend.earlier:
         app[EVENTS].note(snapshot)
-    task = asyncio.create_task(serve(app, settings, stop, on_listening=on_listening))
+    task = asyncio.create_task(serve_app(app, settings, stop, on_listening=on_listening))
     started = asyncio.create_task(listening.wait())
     try:
         await asyncio.wait([task, started], return_when=asyncio.FIRST_COMPLETED)

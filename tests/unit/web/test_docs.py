@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from mps_exporter.diagnostics.actions import Action
+from mps_exporter.diagnostics.safe_commands import Action
 from mps_exporter.snapshot import CONTROL_STATES, IncidentKind, TimelineKind
 from mps_exporter.web import status_api
 from mps_exporter.web.webconfig.config import HEADERS, TLSConfig

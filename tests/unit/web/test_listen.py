@@ -46,7 +46,7 @@ def test_every_address_of_both_families() -> None:
         with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS):
             pass
     finally:
-        listening.close(sockets)
+        listening.close_sockets(sockets)
 
 
 def test_a_taken_port_names_the_likely_owner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_a_duplicate_address_is_the_users_own_error(first: str, second: str, rea
     port = free_port()
     with pytest.raises(ListenError, match=reason.replace("PORT", str(port))):
         listen([f"{first}:{port}", f"{second}:{port}"])
-    listening.close(listen([f"127.0.0.1:{port}"]))
+    listening.close_sockets(listen([f"127.0.0.1:{port}"]))
 
 
 def test_a_path_that_is_given_twice(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_all_or_none() -> None:
         free = free_port()
         with pytest.raises(ListenError):
             listen([f"127.0.0.1:{free}", f"127.0.0.1:{taken}"])
-        listening.close(listen([f"127.0.0.1:{free}"]))
+        listening.close_sockets(listen([f"127.0.0.1:{free}"]))
 
 
 def test_unix_socket(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_unix_socket(tmp_path: Path) -> None:
     assert display_address(first[0]) == f"unix:{path}"
     with pytest.raises(ListenError, match="another program listens there"):
         listen([f"unix:{path}"])
-    listening.close(first)
+    listening.close_sockets(first)
     assert not path.exists()
 
 
@@ -112,7 +112,7 @@ def test_the_socket_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
     dead.bind(str(path))
     dead.close()
 
-    listening.close(listen([f"unix:{path}"]))
+    listening.close_sockets(listen([f"unix:{path}"]))
 
     assert not path.exists()
 

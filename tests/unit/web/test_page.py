@@ -13,7 +13,9 @@ import pytest
 
 from mps_exporter import diagnostics
 from mps_exporter.diagnostics import ADVICE
-from mps_exporter.diagnostics.actions import Action, actions, docs_url, runbook_url
+from mps_exporter.diagnostics.finding_commands import actions, docs_url, runbook_url
+from mps_exporter.diagnostics.safe_commands import Action
+from mps_exporter.diagnostics.visibility import unseen
 from mps_exporter.observations import LogState, Reading
 from mps_exporter.snapshot import CollectorResult, Incident, Snapshot, TimelineSpan, Wait
 from mps_exporter.web import history as history_module
@@ -36,7 +38,7 @@ def status_of(snapshot: Snapshot, history: History | None = None) -> HostStatus:
 
 
 def page_of(snapshot: Snapshot) -> str:
-    return status_page.render(status_of(snapshot), WebOptions())
+    return status_page.render_page(status_of(snapshot), WebOptions())
 
 
 def number(snapshot: Snapshot, label: str) -> tuple[str, str]:
@@ -64,12 +66,17 @@ def test_the_five_numbers() -> None:
 def test_a_number_that_is_not_known_is_no_zero() -> None:
     blind = hosts.blind()
     assert number(blind, "GPUs")[0] == "not known"
-    assert number(blind, "Waiting") == ("not known", "control.log cannot be read")
+    assert number(blind, "Waiting") == ("not known", "no readable log shows it")
     assert number(blind, "Incidents in 24 h") == ("not known", "not all logs can be read")
     assert number(blind, "SM activity")[0] == "not known"
     unknown = hosts.server(pid=9, clients_connected=None)
     host = hosts.snapshot(hosts.daemon(hosts.server(hosts.client(1)), unknown))
     assert number(host, "Clients")[0] == "1 or more"
+    newer = hosts.daemon(protocol="3")
+    assert number(hosts.snapshot(newer), "Waiting")[0] == "not known"
+    assert unseen(hosts.snapshot(newer)) == (
+        "whether clients wait is not known: an MPS v3 daemon does not tell",
+    )
 
 
 def test_incidents_are_those_of_a_day_that_matter() -> None:
@@ -205,7 +212,7 @@ def test_a_source_that_fails_says_when_it_was_last_read() -> None:
     failed = CollectorResult("nvml", success=False, duration_seconds=5.0, error="late")
     status = status_of(replace(at(40), collectors=(failed,)), history)
     assert (status.sources[0].read_at, status.sources[0].error) == (NOW, "late")
-    assert "failed, last read 40 s ago" in status_page.render(status, WebOptions())
+    assert "failed, last read 40 s ago" in status_page.render_page(status, WebOptions())
 
 
 def test_a_finding_without_a_moment_is_dated_by_the_collections() -> None:
@@ -371,7 +378,7 @@ def evil_hosts() -> dict[str, Snapshot]:
 def test_markup_in_a_name_stays_text(place: str) -> None:
     snapshot = evil_hosts()[place]
     status = make_status(snapshot, WebOptions(host=EVIL))
-    page = status_page.render(status, WebOptions())
+    page = status_page.render_page(status, WebOptions())
     reader = Reader()
     reader.feed(page)
 

@@ -15,7 +15,7 @@ from mps_exporter.snapshot import CollectorResult, Incident, RecordingInfo, Snap
 from mps_exporter.web import status_handler as status_module
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_findings import make_status
-from mps_exporter.web.status_page import render
+from mps_exporter.web.status_page import render_page
 from testing import snapshots as hosts
 from testing.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.fakes import FakeBackend
@@ -162,7 +162,7 @@ def test_the_page_claims_no_absence_that_was_not_seen() -> None:
         hosts.daemon(hosts.server(hidden), none, logs=()),
         hosts.daemon(pipe_directory="/tmp/other", servers_count=None),
     )
-    text = render(make_status(snapshot, WebOptions()), WebOptions())
+    text = render_page(make_status(snapshot, WebOptions()), WebOptions())
 
     for claim in (
         "nobody",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mps_exporter.web.webconfig import WebConfigError
-from mps_exporter.web.webconfig.reload import load
+from mps_exporter.web.webconfig.reload import load_web_config
 from testing.web_configurations import configurations, filled_in, write_certificates
 
 TABLE = Path(__file__).with_name("toolkit_verdicts.json")
@@ -171,7 +171,7 @@ def refusals(table: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
         text = filled_in(verdict["text"], folder)
         path.write_text(text, "utf-8", "surrogateescape", newline="")
         try:
-            load(str(path))
+            load_web_config(str(path))
         except WebConfigError as error:
             found[name] = str(error)
         else:

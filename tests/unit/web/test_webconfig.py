@@ -20,7 +20,7 @@ from mps_exporter.web.webconfig.passwords import (
     TooManyChecksError,
     network_of,
 )
-from mps_exporter.web.webconfig.reload import Loaded, load
+from mps_exporter.web.webconfig.reload import Loaded, load_web_config
 from testing.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.webconfigs import TLS, write_certificates
 
@@ -37,7 +37,7 @@ def refused(folder: Path, text: str) -> str:
     path = folder / "web.yml"
     path.write_text(text)
     with pytest.raises(WebConfigError) as error:
-        load(str(path))
+        load_web_config(str(path))
     assert str(error.value).startswith(str(path))
     return str(error.value)
 
@@ -84,7 +84,7 @@ def test_durations_are_those_of_go(folder: Path, text: str, seconds: float | Non
         assert "rate_limit.interval" in refused(folder, limit)
     else:
         (folder / "web.yml").write_text(limit)
-        loaded = load(str(folder / "web.yml")).config
+        loaded = load_web_config(str(folder / "web.yml")).config
         assert loaded.rate_interval_seconds == pytest.approx(seconds, rel=1e-12)
         assert loaded.rate_burst == 1
 
@@ -125,7 +125,7 @@ async def test_a_rotation_that_truncates_first_changes_nothing_meanwhile(
 def test_no_client_may_make_the_server_negotiate_again(folder: Path) -> None:
     # Each time costs the server a private-key operation, and the client nothing.
     (folder / "web.yml").write_text(TLS)
-    context = load(str(folder / "web.yml")).context
+    context = load_web_config(str(folder / "web.yml")).context
     assert context is not None
     assert context.options & ssl.OP_NO_RENEGOTIATION
 
@@ -145,9 +145,9 @@ async def test_while_the_files_are_read_others_get_what_is_in_force(
         looks.append(path)
         entered.set()
         released.wait(PATIENCE_SECONDS)
-        return load(path, before)
+        return load_web_config(path, before)
 
-    monkeypatch.setattr(watching, "load", slow)
+    monkeypatch.setattr(watching, "load_web_config", slow)
     first = asyncio.create_task(watch.config())
     assert await asyncio.to_thread(entered.wait, PATIENCE_SECONDS)
     others = [asyncio.create_task(watch.config()) for _ in range(3)]
@@ -172,12 +172,12 @@ async def test_a_signal_while_the_files_are_read_has_them_read_again(
     entered, released = threading.Event(), threading.Event()
 
     def slow(path: str, before: Loaded | None = None) -> Loaded:
-        found = load(path, before)
+        found = load_web_config(path, before)
         entered.set()
         released.wait(PATIENCE_SECONDS)
         return found
 
-    monkeypatch.setattr(watching, "load", slow)
+    monkeypatch.setattr(watching, "load_web_config", slow)
     first = asyncio.create_task(watch.check_files())
     assert await asyncio.to_thread(entered.wait, PATIENCE_SECONDS)
     path.write_text("rate_limit: {interval: 1s, burst: 20}\n")  # too late for the first look
@@ -206,7 +206,7 @@ async def test_a_change_that_keeps_size_and_time_is_seen(
 @pytest.mark.parametrize("versions", ["", "  min_version: TLS10\n", "  min_version: TLS11\n"])
 def test_only_suites_that_go_has_are_on(folder: Path, versions: str) -> None:
     (folder / "web.yml").write_text(TLS + versions)
-    context = load(str(folder / "web.yml")).context
+    context = load_web_config(str(folder / "web.yml")).context
     assert context is not None
     names = {suite["name"] for suite in context.get_ciphers() if "TLS_" not in suite["name"]}
     assert names == set(TLS12_SUITES.values())
@@ -221,7 +221,7 @@ class Checks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.order: list[bytes] = []
         self._may_go = threading.Semaphore(0)
-        monkeypatch.setattr("mps_exporter.web.webconfig.passwords.check", self._check)
+        monkeypatch.setattr("mps_exporter.web.webconfig.passwords.has_hash", self._check)
 
     def _check(self, hashed: str, password: bytes) -> bool:
         del hashed

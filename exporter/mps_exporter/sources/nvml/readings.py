@@ -95,7 +95,7 @@ def state(quantity: str, value: int, names: tuple[str, ...]) -> Reading:
     return Reading(quantity, 1.0, (("state", name),))
 
 
-def number(
+def number_row(
     quantity: str,
     function: str,
     *arguments: Argument,
@@ -112,7 +112,7 @@ def number(
     return Row(_name(function, *arguments), read, every)
 
 
-def first(
+def first_number_row(
     quantity: str, function: str, scale: float = 1.0, every: float = EACH, **labels: str
 ) -> Row:
     """A row whose call returns several numbers, of which the first counts."""
@@ -273,7 +273,7 @@ ECC_OLD_LOCATIONS = {
 
 
 def _ecc(name: str, location: int, kind: int, scope: int, unless: str | None = None) -> Row:
-    row = number(
+    row = number_row(
         "ecc_errors",
         "nvmlDeviceGetMemoryErrorCounter",
         kind,
@@ -309,28 +309,32 @@ _THROTTLE_REASONS = "nvmlDeviceGetCurrentClocksThrottleReasons"
 MEMORY_ROW = Row("nvmlDeviceGetMemoryInfo_v2", _memory)
 
 ROWS: tuple[Row, ...] = (
-    number("persistence_mode", "nvmlDeviceGetPersistenceMode"),
+    number_row("persistence_mode", "nvmlDeviceGetPersistenceMode"),
     Row("nvmlDeviceGetPerformanceState", _performance_state),
     # Use
     Row("nvmlDeviceGetUtilizationRates", _utilization),
-    first("engine_utilization", "nvmlDeviceGetEncoderUtilization", PERCENT, engine="encoder"),
-    first("engine_utilization", "nvmlDeviceGetDecoderUtilization", PERCENT, engine="decoder"),
-    first("engine_utilization", "nvmlDeviceGetJpgUtilization", PERCENT, engine="jpeg"),
-    first("engine_utilization", "nvmlDeviceGetOfaUtilization", PERCENT, engine="ofa"),
+    first_number_row(
+        "engine_utilization", "nvmlDeviceGetEncoderUtilization", PERCENT, engine="encoder"
+    ),
+    first_number_row(
+        "engine_utilization", "nvmlDeviceGetDecoderUtilization", PERCENT, engine="decoder"
+    ),
+    first_number_row("engine_utilization", "nvmlDeviceGetJpgUtilization", PERCENT, engine="jpeg"),
+    first_number_row("engine_utilization", "nvmlDeviceGetOfaUtilization", PERCENT, engine="ofa"),
     # Memory
     MEMORY_ROW,
     Row("nvmlDeviceGetBAR1MemoryInfo", _bar1, SLOW),
     # Power and heat
-    number("power", "nvmlDeviceGetPowerUsage", scale=MILLI),
-    number("power_limit", "nvmlDeviceGetEnforcedPowerLimit", scale=MILLI, limit="enforced"),
-    number(
+    number_row("power", "nvmlDeviceGetPowerUsage", scale=MILLI),
+    number_row("power_limit", "nvmlDeviceGetEnforcedPowerLimit", scale=MILLI, limit="enforced"),
+    number_row(
         "power_limit",
         "nvmlDeviceGetPowerManagementLimit",
         scale=MILLI,
         every=MINUTE,
         limit="requested",
     ),
-    number(
+    number_row(
         "power_limit",
         "nvmlDeviceGetPowerManagementDefaultLimit",
         scale=MILLI,
@@ -338,10 +342,10 @@ ROWS: tuple[Row, ...] = (
         limit="default",
     ),
     Row("nvmlDeviceGetPowerManagementLimitConstraints", _power_limit_range, MINUTE),
-    number("energy", "nvmlDeviceGetTotalEnergyConsumption", scale=MILLI, every=SLOW),
-    number("temperature", "nvmlDeviceGetTemperature", 0, sensor="gpu"),
+    number_row("energy", "nvmlDeviceGetTotalEnergyConsumption", scale=MILLI, every=SLOW),
+    number_row("temperature", "nvmlDeviceGetTemperature", 0, sensor="gpu"),
     *(
-        number(
+        number_row(
             "temperature_limit", "nvmlDeviceGetTemperatureThreshold", which, every=HOUR, limit=name
         )
         for which, name in enumerate(TEMPERATURE_LIMITS)
@@ -349,11 +353,13 @@ ROWS: tuple[Row, ...] = (
     Row("nvmlDeviceGetFanSpeed_v2", _fans),
     # Clocks
     *(
-        number("clock", "nvmlDeviceGetClockInfo", which, scale=MEGA, clock=name)
+        number_row("clock", "nvmlDeviceGetClockInfo", which, scale=MEGA, clock=name)
         for which, name in enumerate(CLOCKS)
     ),
     *(
-        number("clock_max", "nvmlDeviceGetMaxClockInfo", which, scale=MEGA, every=HOUR, clock=name)
+        number_row(
+            "clock_max", "nvmlDeviceGetMaxClockInfo", which, scale=MEGA, every=HOUR, clock=name
+        )
         for which, name in enumerate(CLOCKS)
     ),
     Row(_EVENT_REASONS, _clock_events(_EVENT_REASONS)),
@@ -361,10 +367,10 @@ ROWS: tuple[Row, ...] = (
     # Health
     *ECC_ROWS,
     # Links
-    number("pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration", of="current"),
-    number("pcie_link_generation", "nvmlDeviceGetMaxPcieLinkGeneration", every=HOUR, of="max"),
-    number("pcie_link_width", "nvmlDeviceGetCurrPcieLinkWidth", of="current"),
-    number("pcie_link_width", "nvmlDeviceGetMaxPcieLinkWidth", every=HOUR, of="max"),
+    number_row("pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration", of="current"),
+    number_row("pcie_link_generation", "nvmlDeviceGetMaxPcieLinkGeneration", every=HOUR, of="max"),
+    number_row("pcie_link_width", "nvmlDeviceGetCurrPcieLinkWidth", of="current"),
+    number_row("pcie_link_width", "nvmlDeviceGetMaxPcieLinkWidth", every=HOUR, of="max"),
     Row("nvmlDeviceGetGpuFabricInfoV", _fabric, MINUTE),
     Row("nvmlDeviceGetGridLicensableFeatures_v4", _vgpu_licence, MINUTE),
 )

@@ -14,7 +14,7 @@ runs changes nothing: what was in force stays in force, and the log says so.
 """
 
 from .auth import install
-from .config import WebConfig, WebConfigError, parse
+from .config import WebConfig, WebConfigError
 from .reload import WebConfigWatch
 
-__all__ = ["WebConfig", "WebConfigError", "WebConfigWatch", "install", "parse"]
+__all__ = ["WebConfig", "WebConfigError", "WebConfigWatch", "install"]

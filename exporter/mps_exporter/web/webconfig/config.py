@@ -155,15 +155,17 @@ class WebConfig:
     rate_burst: int = 0
 
 
-def parse(content: bytes, directory: Path) -> WebConfig:
+def parse_web_config(content: bytes, directory: Path) -> WebConfig:
     """Read the file's content; relative paths in it are relative to ``directory``.
 
     Raises:
         WebConfigError: Something in it is wrong, or cannot be done by Python.
     """
-    from .document import read  # and YAML: most hosts have no such file, and it costs memory
+    from .document import (
+        read_document,
+    )  # and YAML: most hosts have no such file, and it costs memory
 
-    top = read(content).fields(
+    top = read_document(content).fields(
         ("tls_server_config", "http_server_config", "basic_auth_users", "rate_limit")
     )
     http = top["http_server_config"].fields(("http2", "headers"))

@@ -141,7 +141,7 @@ class Value:
         return number
 
 
-def read(content: bytes) -> Value:
+def read_document(content: bytes) -> Value:
     """The whole file.
 
     Raises:

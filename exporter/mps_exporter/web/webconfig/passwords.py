@@ -32,7 +32,7 @@ class TooManyChecksError(Exception):
     """Too many passwords wait to be checked."""
 
 
-def check(hashed: str, password: bytes) -> bool:
+def has_hash(hashed: str, password: bytes) -> bool:
     """Whether the password has this hash."""
     import bcrypt  # most hosts have no passwords, and it costs memory
 
@@ -164,7 +164,9 @@ class Passwords:
             chosen = self._next()
             same = [one for one in self._waiting if one.key == chosen.key]
             self._waiting = [one for one in self._waiting if one.key != chosen.key]
-            valid = await loop.run_in_executor(self._thread, check, chosen.hashed, chosen.password)
+            valid = await loop.run_in_executor(
+                self._thread, has_hash, chosen.hashed, chosen.password
+            )
             for one in same:
                 if not one.result.done():
                     one.result.set_result(valid)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .config import WebConfig, WebConfigError, parse
+from .config import WebConfig, WebConfigError, parse_web_config
 from .tls import make_context, read_files
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Loaded:
     """Of all files. Sizes and times would not do: an editor may keep both."""
 
 
-def load(path: str, before: Loaded | None = None) -> Loaded:
+def load_web_config(path: str, before: Loaded | None = None) -> Loaded:
     """Read the file and everything it names; gives ``before`` when nothing has changed.
 
     Raises:
@@ -40,7 +40,7 @@ def load(path: str, before: Loaded | None = None) -> Loaded:
             content = Path(path).read_bytes()
         except OSError as error:
             raise WebConfigError(f"cannot be read: {error.strerror}") from error
-        config = parse(content, Path(path).parent)
+        config = parse_web_config(content, Path(path).parent)
         files = read_files(config.tls) if config.tls.enabled else {}
         digest = _digest(content, *files.values())
         if before is not None and digest == before.digest:
@@ -83,7 +83,7 @@ class WebConfigWatch:
         Raises:
             WebConfigError: The file cannot be used: do not start.
         """
-        return cls(path, load(path))
+        return cls(path, load_web_config(path))
 
     @property
     def uses_tls(self) -> bool:
@@ -122,7 +122,7 @@ class WebConfigWatch:
 
     def _check_files(self) -> None:
         try:
-            new = load(self.path, self._loaded)
+            new = load_web_config(self.path, self._loaded)
             if (new.context is None) != (self._loaded.context is None):
                 error = WebConfigError(
                     "TLS cannot be switched on or off while the program runs: restart it",

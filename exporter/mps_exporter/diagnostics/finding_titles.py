@@ -1,68 +1,12 @@
-"""The table: every kind of finding, and what it means on any host."""
+"""The table: every kind of finding, its title, and why it matters on any host."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
-
-Severity = Literal["critical", "warning", "info"]
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """One kind of finding: what it means on any host."""
-
-    name: str
-    severity: Severity
-    title: str
-    why: str
-    kind: Literal["state", "blindness", "news", "trace"] = "state"
-    """A state of the host, something that this exporter cannot see, something that happened, or
-    something that only the doctor looks for."""
-
-
-Texts = Callable[[], tuple[str, str]]
-"""Composes the evidence and the remedy of a finding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """An advice that applies here, with what was seen and what to do, each in sentences.
-
-    The sentences are composed when they are read: a scrape needs none of them. Names that others
-    chose (programs, users, paths) are made fit to be shown.
-    """
-
-    advice: Advice
-    texts: Texts
-    daemon: str = ""
-    gpu: str = ""
-    uuid: str = ""
-    since: float | None = None
-    folder: str = ""
-    """One on this host that has to be opened to servers."""
-
-    @property
-    def evidence(self) -> str:
-        """What was seen."""
-        return self.texts()[0]
-
-    @property
-    def remedy(self) -> str:
-        """What to do."""
-        return self.texts()[1]
-
+from mps_exporter.diagnostics.finding import Advice
+from mps_exporter.diagnostics.ghost_server import GHOST_SERVER
 
 _STATES = (
-    Advice(
-        "ghost_server",
-        "critical",
-        "A ghost server blocks its daemon",
-        "It was started for a user whose queued process had died, and serves no process, not even "
-        "a new one of that user. As soon as another process connects, the daemon waits for the "
-        "ghost forever, and every new CUDA process hangs.",
-    ),
+    GHOST_SERVER,
     Advice(
         "daemon_unresponsive",
         "critical",

@@ -1,6 +1,6 @@
-"""Limits on connections: their number, and timeouts for reading a request and writing a response.
+"""Accepts connections: limits their number, and closes those of slow clients.
 
-aiohttp has none of them. So connections are accepted here, each wrapped in a :class:`Connection`
+aiohttp does neither. So connections are accepted here, each wrapped in a :class:`Connection`
 that knows since when it waits for the client. Once a second those beyond a timeout are aborted. At
 the limit on connections the one that has been idle longest, of the address with the most
 connections, is aborted for the new one.
@@ -22,6 +22,7 @@ from aiohttp import web
 
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.responses import Handler
+from mps_exporter.web.slow_clients import SWEEP_INTERVAL_SECONDS, is_too_slow
 from mps_exporter.web.state import TLSContext
 
 _log = logging.getLogger(__name__)
@@ -30,7 +31,6 @@ MAX_UNANSWERED_BYTES = 65_536
 """Of a request that is not complete: far above what aiohttp accepts."""
 TLS_CLOSE_TIMEOUT = 2.0
 TLS_RECORD_BYTES = 16_384
-SWEEP_INTERVAL = 1.0
 WARN_INTERVAL = 60.0
 """Whoever opens connections could fill the log otherwise."""
 
@@ -112,16 +112,20 @@ class Connection(asyncio.Protocol):
         else:
             self._server.cancel_handshake(self)
 
-    def is_overdue(self, now: float, options: WebOptions) -> bool:
-        """Whether a timeout has passed."""
+    def client_is_too_slow(self, now: float, options: WebOptions) -> bool:
+        """Whether its client is too slow; to be asked at least once a second."""
         unsent = self._transport is not None and self._transport.get_write_buffer_size() > 0
         if not unsent:
             self.unsent_since = None
         elif self.unsent_since is None:
             self.unsent_since = now
-        return (
-            self.waiting_since is not None and now - self.waiting_since > options.request_timeout
-        ) or (self.unsent_since is not None and now - self.unsent_since > options.send_timeout)
+        return is_too_slow(
+            now,
+            self.waiting_since,
+            self.unsent_since,
+            request_timeout=options.request_timeout,
+            send_timeout=options.send_timeout,
+        )
 
 
 class Connections:
@@ -224,14 +228,14 @@ class Connections:
         self.remove(victim)
         return True
 
-    async def abort_overdue(self) -> None:
-        """Abort those beyond a timeout, until cancelled."""
+    async def abort_slow_clients(self) -> None:
+        """Abort those whose client is too slow, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(SWEEP_INTERVAL)
+            await asyncio.sleep(SWEEP_INTERVAL_SECONDS)
             now = loop.time()
             for connection in list(self._open):
-                if connection.is_overdue(now, self._options):
+                if connection.client_is_too_slow(now, self._options):
                     connection.abort()
 
     def abort_all(self) -> None:

@@ -1,23 +1,23 @@
-"""What goes with a finding: a command to copy, who may run it, and the runbook.
-
-A command is given only where every part of it is known and safe to paste: paths are quoted, and one
-with control characters gives no command. A command that ends a process names it by what was seen in
-the same snapshot, and checks the name of a server before it kills it.
-"""
+"""What goes with a finding: a command to copy, who may run it, and the runbook."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
-from mps_exporter import humanize
-from mps_exporter.diagnostics.catalogue import Finding
-from mps_exporter.diagnostics.daemons import may_be_ended
-from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
-
-MAX_PIDS = 20
-"""More processes than this are not put into one command."""
+from mps_exporter.diagnostics.finding import Finding
+from mps_exporter.diagnostics.ghost_server import ghost_commands
+from mps_exporter.diagnostics.safe_commands import (
+    ANY_USER,
+    MAX_PIDS,
+    PROCESS_OWNER,
+    Action,
+    end_clients,
+    end_processes,
+    pids_in_command,
+    quoted_path,
+    show_processes,
+)
+from mps_exporter.snapshot import ControlDaemon, Gpu, Snapshot
 
 DOCS = "https://github.com/mps-exporter/mps-exporter/blob/main/"
 
@@ -94,22 +94,6 @@ _PAGES = {
 }
 """The page on each finding; the others are in troubleshooting.md."""
 
-_OWNER = "root, or the user of these processes"
-_DAEMON_OWNER = "root, or the user who runs the daemon"
-_ANYBODY = "any user"
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """A command for a person to run."""
-
-    command: str
-    run_as: str
-    effect: str
-    """What it does, in a few words."""
-    heals: bool = True
-    """False: it only shows more."""
-
 
 def runbook_url(name: str) -> str | None:
     """The runbook of the alert on the same condition."""
@@ -141,68 +125,30 @@ def actions(finding: Finding, snapshot: Snapshot) -> tuple[Action, ...]:
             return tuple(of_gpu(gpu))
     if name == "source_unreadable" and not snapshot.gpus:
         return (
-            Action("nvidia-smi -L", _ANYBODY, "shows whether the driver is loaded", heals=False),
+            Action("nvidia-smi -L", ANY_USER, "shows whether the driver is loaded", heals=False),
         )
     return ()
 
 
-def quoted_path(path: str) -> str | None:
-    """A path as one word of a shell; None where it cannot be shown as it is."""
-    return shlex.quote(path) if path and humanize.printable(path, len(path)) == path else None
-
-
-def _pids(pids: Iterable[int]) -> str:
-    known = sorted({pid for pid in pids if pid})
-    return "" if len(known) > MAX_PIDS else " ".join(map(str, known))
-
-
-def _look(pids: Iterable[int], effect: str) -> Iterable[Action]:
-    if numbers := _pids(pids):
-        command = f"ps -o pid,user,stat,etime,args -p {numbers.replace(' ', ',')}"
-        yield Action(command, _ANYBODY, effect, heals=False)
-
-
-def _kill(pids: Iterable[int], effect: str) -> Iterable[Action]:
-    if numbers := _pids(pids):
-        yield Action(f"kill {numbers}", _OWNER, effect)
-
-
-def _end(clients: Iterable[Client], effect: str) -> Iterable[Action]:
-    return _kill((client.pid for client in clients if may_be_ended(client)), effect)
-
-
-def _ghost(daemon: ControlDaemon) -> Iterable[Action]:
-    for server in daemon.servers:
-        if server.ghost and may_be_ended(server):
-            yield Action(
-                f"ps -o args= -p {server.pid} | grep nvidia-cuda-mps-server && "
-                f"kill -9 {server.pid}",
-                "root, or the user of this server",
-                "ends the ghost server; the daemon stays",
-            )
-            hung = (client for client in server.clients if client.state == "connecting")
-            yield from _end(hung, "ends the client that still hangs after that, if it does")
-
-
 def _unresponsive(daemon: ControlDaemon) -> Iterable[Action]:
     if any(server.ghost for server in daemon.servers):
-        return _ghost(daemon)
+        return ghost_commands(daemon)
     facts = daemon.facts
     processes = () if facts is None else facts.processes
     stopped = [process.pid for process in processes if process.stopped]
-    if numbers := _pids(stopped):
-        return [Action(f"kill -CONT {numbers}", _OWNER, "lets the stopped process go on")]
+    if numbers := pids_in_command(stopped):
+        return [Action(f"kill -CONT {numbers}", PROCESS_OWNER, "lets the stopped process go on")]
     if daemon.handover is not None:
         effect = "ends the process that it served last; the daemon stays"
-        return [Action(f"kill {daemon.handover.pid}", _OWNER, effect)]
-    return _look((process.pid for process in processes), "shows what they are stuck in")
+        return [Action(f"kill {daemon.handover.pid}", PROCESS_OWNER, effect)]
+    return show_processes((process.pid for process in processes), "shows what they are stuck in")
 
 
 def _stuck(daemon: ControlDaemon) -> Iterable[Action]:
     clients = [client for server in daemon.servers for client in server.clients]
     creating = (client.pid for client in clients if client.state == "creating_context")
-    yield from _look(creating, "state D: it hangs in the driver")
-    yield from _end(
+    yield from show_processes(creating, "state D: it hangs in the driver")
+    yield from end_clients(
         (client for client in clients if client.state == "torn_down"),
         "ends clients that cannot use the GPU any more",
     )
@@ -212,28 +158,28 @@ def _in_fault(daemon: ControlDaemon) -> Iterable[Action]:
     failed = [server for server in daemon.servers if server.state == "FAULT"]
     torn = [one for s in failed for one in s.clients if one.state == "torn_down"]
     left = torn or [client for server in failed for client in server.clients]
-    return _end(left, "ends the clients that are left; then the server recovers")
+    return end_clients(left, "ends the clients that are left; then the server recovers")
 
 
 def _holders(daemon: ControlDaemon) -> Iterable[Action]:
     if any(server.ghost for server in daemon.servers):
-        return _ghost(daemon)
+        return ghost_commands(daemon)
     behind = {wait.behind_uid for wait in daemon.waits}
     pids = [c.pid for s in daemon.servers if s.uid in behind for c in s.clients]
     effect = "shows the programs that hold the GPU"
     if len(pids) > MAX_PIDS and (uid := next(iter(behind))) is not None:
-        return [Action(f"ps -o pid,stat,etime,args -u {uid}", _ANYBODY, effect, heals=False)]
-    return _look(pids, effect)
+        return [Action(f"ps -o pid,stat,etime,args -u {uid}", ANY_USER, effect, heals=False)]
+    return show_processes(pids, effect)
 
 
 def _starting(daemon: ControlDaemon) -> Iterable[Action]:
     pids = (server.pid for server in daemon.servers if server.state == "INITIALIZING")
-    return _look(pids, "state D: it hangs in the driver")
+    return show_processes(pids, "state D: it hangs in the driver")
 
 
 def _leaving(daemon: ControlDaemon) -> Iterable[Action]:
     pids = [client.pid for server in daemon.servers for client in server.clients]
-    return _look(pids, "shows the clients that it waits for")
+    return show_processes(pids, "shows the clients that it waits for")
 
 
 def _start(daemon: ControlDaemon) -> Iterable[Action]:
@@ -251,13 +197,17 @@ def _logs(daemon: ControlDaemon) -> Iterable[Action]:
     for log in daemon.logs:
         if not log.readable and (path := quoted_path(log.path)):
             effect = "shows which directory keeps it out"
-            yield Action(f"namei -l {path}", _ANYBODY, effect, heals=False)
+            yield Action(f"namei -l {path}", ANY_USER, effect, heals=False)
 
 
 def _large(daemon: ControlDaemon) -> Iterable[Action]:
     largest = max(daemon.logs, key=lambda log: log.size_bytes or 0)
     if path := quoted_path(largest.path):
-        yield Action(f"truncate -s 0 {path}", _DAEMON_OWNER, "empties the log; its lines are lost")
+        yield Action(
+            f"truncate -s 0 {path}",
+            "root, or the user who runs the daemon",
+            "empties the log; its lines are lost",
+        )
 
 
 def _kernel_log(_of: ControlDaemon | Gpu) -> Iterable[Action]:
@@ -274,7 +224,7 @@ def _exclusive(gpu: Gpu) -> Iterable[Action]:
 
 
 def _stranded(gpu: Gpu) -> Iterable[Action]:
-    return _kill(gpu.stranded_pids or (), "ends them, and frees their GPU memory")
+    return end_processes(gpu.stranded_pids or (), "ends them, and frees their GPU memory")
 
 
 def _use_mps(gpu: Gpu) -> Iterable[Action]:
@@ -288,7 +238,7 @@ def _use_mps(gpu: Gpu) -> Iterable[Action]:
 
 
 _OF_DAEMONS: dict[str, Callable[[ControlDaemon], Iterable[Action]]] = {
-    "ghost_server": _ghost,
+    "ghost_server": ghost_commands,
     "daemon_unresponsive": _unresponsive,
     "server_in_fault": _in_fault,
     "client_stuck": _stuck,

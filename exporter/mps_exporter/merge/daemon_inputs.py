@@ -103,7 +103,7 @@ class ServerInputs:
             return self.session.active_thread_ratio
         return self.reply.active_thread_ratio if self.reply is not None else None
 
-    def memory_limits(self) -> Mapping[int, int]:
+    def memory_limits_by_ordinal(self) -> Mapping[int, int]:
         """Device ordinal -> bytes that each of its new clients may pin there."""
         reported = self.reply.pinned_memory_limit_bytes if self.reply is not None else {}
         logged = self.session.pinned_memory_limit_bytes if self.session is not None else {}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mps_exporter.mps.log_parser import parse_line
-from mps_exporter.mps.withhold import MAX_REST_BYTES, LogFilter, withhold_unknown
+from mps_exporter.mps.withhold_log_lines import MAX_REST_BYTES, LogFilter, withhold_unknown
 
 PREFIX = b"[2026-11-21 08:55:42.578 Control   630] "
 KNOWN = PREFIX + b"NEW CLIENT 632 from user 1001: Server already exists\n"
