@@ -144,12 +144,13 @@ class DaemonDirectories:
         if not held and not parse_daemon_flags(program.arguments).daemon:
             return "none"
         # A daemon holds its lock, so it is not where somebody tested the lock and nobody has it.
-        # (0: somebody whose PID does not show here.)
+        # (0: somebody whose PID does not show here.) Nor is it where nothing is, if one of the two
+        # default directories is there: a daemon that is ending has released its lock.
+        anywhere = environment is not None and not any(place.exists for place in places)
         free = [
             place
             for place in places
-            if (not place.lock_tested or place.holder == 0)
-            and (environment is not None or place.exists)
+            if (not place.lock_tested or place.holder == 0) and (anywhere or place.exists)
         ]
         if not held and not free:
             return "none" if environment is not None else "unplaced"

@@ -241,7 +241,9 @@ class DaemonDiscovery:
         candidates: dict[Hashable, Program] = {
             one.identity: one
             for one in programs
-            if one.is_control and one.process.parent_pid not in controls
+            if one.is_control
+            and one.process.parent_pid not in controls
+            and not one.process.ended  # its parent has not reaped it
         }
         asked = self._fair_share_of_looks(candidates.values())
         found = self._look_calls.ask(

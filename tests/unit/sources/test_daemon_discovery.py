@@ -165,6 +165,34 @@ def test_without_variables_it_is_at_the_default_place(proc: FakeProc, tmp_path: 
     assert not facts.directories_assumed
 
 
+@pytest.mark.parametrize("state", ["R", "Z"])
+@pytest.mark.parametrize("named", [True, False])
+def test_one_that_ends_is_at_no_other_place(
+    proc: FakeProc, tmp_path: Path, state: str, named: bool
+) -> None:
+    """It releases its lock some time before it is a zombie, and its parent may never reap it."""
+    pipe = tmp_path / "tmp-mps"
+    variables = environment(pipe) if named else {}
+    source = DaemonDiscovery(str(proc.root))
+    with held_lock(pipe) as pid:
+        proc.add(pid, argv=[CONTROL, "-d"], environ=variables)
+        assert [one.pipe_directory for one in source.discover([], search=True)] == [str(pipe)]
+    proc.add(pid, argv=[CONTROL, "-d"], environ=variables, state=state)
+    assert source.discover([], search=True) == ()
+
+
+def test_a_second_one_at_the_default_place_is_not_where_nothing_is(
+    proc: FakeProc, tmp_path: Path
+) -> None:
+    """It finds the lock taken and ends."""
+    with held_lock(tmp_path / "tmp-mps") as pid:
+        proc.add(pid, argv=[CONTROL, "-d"], environ={})
+        proc.add(pid + 1, argv=[CONTROL, "-d"], environ={}, started=5.0)
+        (facts,) = found(proc)
+    assert facts.process is not None
+    assert (facts.process.pid, facts.pipe_directory) == (pid, str(tmp_path / "tmp-mps"))
+
+
 def test_of_two_default_directories_the_lock_decides(proc: FakeProc, tmp_path: Path) -> None:
     (tmp_path / "tmp-mps").mkdir()
     with held_lock(tmp_path / "run-mps") as pid:
