@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import mps_exporter
 from mps_exporter.config import InvalidSettingError, Settings, load_settings, parse_duration
 from mps_exporter.logging import configure
-from mps_exporter.own_memory import limit_malloc_arenas
+from mps_exporter.own_memory import limit_malloc_arenas, without_host_certificates
 from mps_exporter.parser import (
     DIAGNOSIS_FAILED,
     WRONG_USAGE,
@@ -90,7 +90,7 @@ def _run(command: str, settings: Settings, given: dict[str, object]) -> int:
 Start = Callable[[Settings, Mapping[str, object]], Coroutine[None, None, int] | int]
 
 
-def _serve(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, None, int]:
+def _serve_command(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, None, int]:
     if given["textfile"] is not None:
         from mps_exporter.commands.once import write_metrics
 
@@ -104,13 +104,15 @@ def _serve(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, N
         from mps_exporter.commands.once import print_metrics
 
         return print_metrics(settings)
-    from mps_exporter.commands.serve import serve
+    with without_host_certificates():
+        from mps_exporter.commands.serve import serve
 
     return serve(settings)
 
 
 def _demo(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, None, int] | int:
-    from mps_exporter.commands.demo import demo, list_chapters
+    with without_host_certificates():
+        from mps_exporter.commands.demo import demo, list_chapters
 
     if given["list_chapters"]:
         return list_chapters()
@@ -143,7 +145,7 @@ def _doctor(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, 
         settings,
         as_json=bool(given["json"]),
         recording=None if recording is None else Path(str(recording)),
-        at_seconds=None if moment is None else _duration("--at", str(moment)),
+        at_seconds=None if moment is None else _duration_flag("--at", str(moment)),
         check=None if check is None else str(check),
         selection=_selection(given),
     )
@@ -190,8 +192,8 @@ def _record(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, 
     return record(
         settings,
         path=Path(str(given["recording"])),
-        duration_seconds=_duration("--duration", str(given["duration"])),
-        interval_seconds=_duration("--interval", str(given["interval"])),
+        duration_seconds=_duration_flag("--duration", str(given["duration"])),
+        interval_seconds=_duration_flag("--interval", str(given["interval"])),
         anonymise=bool(given["anonymise"]),
         scenario=str(given["scenario"] or ""),
     )
@@ -206,7 +208,7 @@ def _completion(settings: Settings, given: Mapping[str, object]) -> int:
 
 
 COMMANDS: dict[str, Start] = {
-    "serve": _serve,
+    "serve": _serve_command,
     "demo": _demo,
     "doctor": _doctor,
     "record": _record,
@@ -214,7 +216,7 @@ COMMANDS: dict[str, Start] = {
 }
 
 
-def _duration(flag: str, text: str) -> float:
+def _duration_flag(flag: str, text: str) -> float:
     try:
         seconds = parse_duration(text)
     except ValueError as error:

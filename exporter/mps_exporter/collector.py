@@ -43,8 +43,9 @@ from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 TAIL_INTERVAL_SECONDS = 0.2
 """How often the logs are polled while something happens."""
 
-QUIET_POLL_SECONDS = 1.0
-"""How often they are polled while nothing does: they are followed by threads, which say so."""
+QUIET_POLL_SECONDS = 2.0
+"""How often they are polled while nothing does: they are followed by threads, which say so, and a
+collection polls them itself."""
 
 SETTLING_SECONDS = 1.5
 """How long after the last thing that happened they are polled often: that nothing more came is news
@@ -138,7 +139,8 @@ class Collector:
             run.task = asyncio.create_task(self._collect(run), name="collection")
         run.extend(deadline)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(run.done.wait(), deadline)
+            async with asyncio.timeout(deadline):
+                await run.done.wait()
         if run.task is not None and run.task.done() and not run.task.cancelled():
             error = run.task.exception()
             if error is not None:

@@ -114,7 +114,7 @@ _DEFAULTS_OF_COMMANDS = {("demo", "web.listen-address"): ("127.0.0.1:9400",)}
 """(Command, flag) -> a default other than that of Settings. A demo is for whoever starts it."""
 
 
-def _text(value: str) -> str:
+def _not_empty(value: str) -> str:
     if not value:
         raise ValueError("must not be empty")
     return value
@@ -128,7 +128,7 @@ def _switch(value: str) -> bool:
         raise ValueError("must be true or false") from None
 
 
-def _directory(value: str) -> str:
+def _absolute_path(value: str) -> str:
     if not value.startswith("/"):
         raise ValueError("must be an absolute path")
     return value.rstrip("/") or "/"
@@ -146,9 +146,9 @@ def _url_path(value: str) -> str:
     return value
 
 
-def _address(value: str) -> str:
+def _listen_address(value: str) -> str:
     if value.startswith("unix:"):
-        return _text(value)
+        return _not_empty(value)
     host, colon, port = value.rpartition(":")
     if not colon or not port.isascii() or not port.isdecimal() or int(port) > 65535:
         raise ValueError('must be "host:port", ":port", "[IPv6]:port" or "unix:/path"')
@@ -217,7 +217,7 @@ _FOLLOWING = ("serve", "record")
 FLAGS: tuple[Flag, ...] = (
     Flag(
         "web.listen-address",
-        _address,
+        _listen_address,
         "Address to listen on: host:port, :port, [IPv6]:port or unix:/path.",
         "ADDRESS",
         repeatable=True,
@@ -226,7 +226,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("web.telemetry-path", _url_path, "Path of the metrics.", "PATH", commands=_WEB),
     Flag(
         "web.config.file",
-        _text,
+        _not_empty,
         "TLS, passwords and headers, in the format of the Prometheus exporter-toolkit.",
         "FILE",
         commands=_WEB,
@@ -259,7 +259,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("mps.discovery", _switch, "Find running control daemons in /proc.", commands=_HOST),
     Flag(
         "mps.pipe-directory",
-        _directory,
+        _absolute_path,
         "Pipe directory of a control daemon, watched even while the daemon does not run.",
         "DIR",
         repeatable=True,
@@ -267,7 +267,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "mps.log-directory",
-        _directory,
+        _absolute_path,
         "Log directory of the daemon whose pipe directory stands at the same position; default: "
         "the daemon's environment, then /var/log/nvidia-mps.",
         "DIR",
@@ -276,7 +276,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "mps.control-binary",
-        _text,
+        _not_empty,
         "The control tool, by name on PATH or by path.",
         "FILE",
         commands=_HOST,
@@ -303,16 +303,16 @@ FLAGS: tuple[Flag, ...] = (
         "DURATION",
         commands=_FOLLOWING,
     ),
-    Flag("path.procfs", _directory, "Where procfs is mounted.", "DIR", commands=_HOST),
-    Flag("path.passwd", _text, "File with the names of users.", "FILE", commands=_HOST),
+    Flag("path.procfs", _absolute_path, "Where procfs is mounted.", "DIR", commands=_HOST),
+    Flag("path.passwd", _not_empty, "File with the names of users.", "FILE", commands=_HOST),
     Flag(
         "path.container-logs",
-        _text,
+        _not_empty,
         "Directory of the kubelet that names containers.",
         "DIR",
         commands=_HOST,
     ),
-    Flag("path.cgroupfs", _text, "Where cgroup version 2 is mounted.", "DIR", commands=_HOST),
+    Flag("path.cgroupfs", _not_empty, "Where cgroup version 2 is mounted.", "DIR", commands=_HOST),
     *(Flag(f"collector.{name}", _switch, _COLLECTOR_HELP[name]) for name in COLLECTORS),
     Flag(
         "collector.clients",
@@ -353,7 +353,9 @@ FLAGS: tuple[Flag, ...] = (
         "FORMAT",
         commands=("serve", "demo", "record"),
     ),
-    Flag("replay", _text, "Serve a recording instead of this host.", "FILE", commands=("serve",)),
+    Flag(
+        "replay", _not_empty, "Serve a recording instead of this host.", "FILE", commands=("serve",)
+    ),
     Flag(
         "replay.speed",
         _within(_float, 0.1, 1000),
@@ -412,13 +414,13 @@ def load_settings(
         else:
             values[flag.field] = flag.default_of(command)
             continue
-        values[flag.field] = _checked(flag, raw, origin)
+        values[flag.field] = _parsed_value(flag, raw, origin)
     settings = Settings(**values)
     _check_together(settings)
     return settings
 
 
-def _checked(flag: Flag, raw: bool | str | Sequence[str], origin: str) -> Any:
+def _parsed_value(flag: Flag, raw: bool | str | Sequence[str], origin: str) -> Any:
     if isinstance(raw, bool):
         return raw
     try:

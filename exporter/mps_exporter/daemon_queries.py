@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 from mps_exporter.collection_run import CollectionRun
 from mps_exporter.config import Settings
@@ -16,6 +17,7 @@ from mps_exporter.mps.server_queries import (
     with_servers,
 )
 from mps_exporter.observations import ControlObservation, DaemonFacts, Observation, Outcome
+from mps_exporter.sources.fair_share import Allowances
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 
 PROBE_CACHE_FACTOR = 5.0
@@ -23,11 +25,11 @@ PROBE_CACHE_FACTOR = 5.0
 
 The tool writes 0.4 kB into control.log each time: 2.3 MB a day at a scrape every 15 s."""
 
-LIMITED_SECONDS = 0.5
-"""So long a collection waits for the daemons of ordinary users when all others have answered."""
-
-IMPATIENCE_SECONDS = 60.0
-"""So long a user is not waited for after one of that user's daemons was late."""
+PATIENCE_SECONDS = 0.5
+PATIENCE_PER_SECOND = 0.1 / 60.0
+"""So long collections wait for the daemons of an ordinary user when all others have answered: all
+collections together, and so much longer each second. A user whose socket answers after 0.4 s would
+otherwise make each scrape that much slower."""
 
 MIN_SECONDS_TO_READ_LOGS = 1.0
 """With less time left, the logs are not read: a read that is late helps nobody."""
@@ -50,15 +52,14 @@ class DaemonQueries:
         self._poll_logs = poll_logs
         self._limited: dict[str, asyncio.Task[None]] = {}
         """Questions to daemons of ordinary users that are under way, by pipe directory."""
-        self._late: dict[int | None, float] = {}
-        """When a daemon of an ordinary user was late the last time (host's time), by user."""
+        self._patience = Allowances(PATIENCE_SECONDS, PATIENCE_PER_SECOND)
 
     async def ask(self, run: CollectionRun, records: Iterable[DaemonRecord]) -> None:
         """Ask every daemon; one that fails or hangs does not keep the others from answering.
 
-        Those of ordinary users are not waited for longer than LIMITED_SECONDS, and not at all after
-        one of that user's was late, nor is it a failure of ours when they do not answer; what they
-        answer later is shown by the next collection.
+        Those of ordinary users are waited for PATIENCE_SECONDS at most, and less after that user's
+        were slow, nor is it a failure of ours when they do not answer; what they answer later is
+        shown by the next collection.
         """
         all_of_them = list(records)
         limited = self._start_limited(run, [one for one in all_of_them if one.facts.limited])
@@ -102,16 +103,24 @@ class DaemonQueries:
     async def _wait_for_limited(
         self, run: CollectionRun, asked: Mapping[asyncio.Task[None], int | None]
     ) -> None:
-        now = self._host.now()
-        # (After now: the clock was set back.)
-        self._late = {
-            user: at for user, at in self._late.items() if 0 <= now - at < IMPATIENCE_SECONDS
-        }
-        waited_for = [task for task, user in asked.items() if user not in self._late]
-        if waited_for:
-            timeout = min(LIMITED_SECONDS, run.remaining_seconds())
-            _, late = await asyncio.wait(waited_for, timeout=timeout)
-            self._late |= {asked[task]: now for task in late}
+        await asyncio.gather(
+            *(
+                self._wait_for_user(
+                    run, user, [task for task, other in asked.items() if other == user]
+                )
+                for user in set(asked.values())
+            )
+        )
+
+    async def _wait_for_user(
+        self, run: CollectionRun, user: int | None, asked: Collection[asyncio.Task[None]]
+    ) -> None:
+        patience = self._patience.left(user, self._host.now())
+        timeout = min(patience, run.remaining_seconds())
+        if timeout > 0:
+            began = time.monotonic()
+            await asyncio.wait(asked, timeout=timeout)
+            self._patience.use(user, time.monotonic() - began, self._host.now())
 
     async def _ask_limited(self, run: CollectionRun, record: DaemonRecord) -> None:
         with contextlib.suppress(SourceError, SourceTimeoutError):  # the daemon's metrics say it
@@ -158,7 +167,7 @@ class DaemonQueries:
             reply = await self._host.reconcile(record.facts, (), run.remaining_seconds())
             self._take_details(run, record, reply)
             return
-        view = record.ledger.view(now, clients=False)
+        view = record.ledger.view(now, brief=True)
         servers = servers_due(
             now=now,
             interval_seconds=self._settings.mps_reconcile_interval,

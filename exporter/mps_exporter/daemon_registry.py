@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -26,7 +27,9 @@ GONE_AFTER_DEATH_SECONDS = 24 * 3600.0
 """The same for one that died."""
 
 MAX_GONE_DAEMONS = 32
-"""So many daemons that are gone are remembered."""
+MAX_GONE_PER_USER = 8
+"""So many daemons that are gone are remembered: of root and the exporter's own user, as many of all
+others, and of one of those."""
 
 
 @dataclass(slots=True)
@@ -141,9 +144,9 @@ class DaemonRecord:
 
     def outdated(self, now: float) -> bool:
         """Whether it has been gone for longer than it is shown."""
-        if self.gone_since is None:
+        if self.gone_since is None or now - self.gone_since <= GONE_AFTER_QUIT_SECONDS:
             return False
-        view = self.ledger.view(now, clients=False)
+        view = self.ledger.view(now, brief=True)
         quit_in_order = view.daemon_ended_at is not None and not view.daemon_died
         short_retention = quit_in_order or self.ephemeral
         max_age_seconds = GONE_AFTER_QUIT_SECONDS if short_retention else GONE_AFTER_DEATH_SECONDS
@@ -155,7 +158,7 @@ class DaemonRecord:
             self.answers.configured is not None
             and probe.outcome is Outcome.OK
             and self.answered_by == self.process_identity
-            and (self.ledger.view(probe.at, clients=False).configured_at or 0.0) < probe.at
+            and (self.ledger.view(probe.at, brief=True).configured_at or 0.0) < probe.at
         )
 
     def unchanged_since(self, probe: ControlObservation, server_pids: Iterable[int]) -> bool:
@@ -163,7 +166,7 @@ class DaemonRecord:
         silent_since = self.tracker.silent_since
         if silent_since is not None and probe.at < silent_since:
             return False
-        view = self.ledger.view(probe.at, clients=False)
+        view = self.ledger.view(probe.at, brief=True)
         return (
             probe.outcome is Outcome.OK
             and self.logs_readable
@@ -235,14 +238,18 @@ class DaemonRegistry(Mapping[str, DaemonRecord]):
                 del self._records[name]
 
     def _forget_oldest(self) -> None:
-        """Of the daemons that are gone, keep the last ones."""
-        gone = {
-            name: record.gone_since
+        """Of the daemons that are gone, keep the last ones; a user's do not replace root's."""
+        gone = [
+            (record.gone_since, name, record.facts)
             for name, record in self._records.items()
             if record.gone_since is not None and not record.facts.configured
-        }
-        for name in sorted(gone, key=gone.__getitem__)[: max(0, len(gone) - MAX_GONE_DAEMONS)]:
-            del self._records[name]
+        ]
+        kept, users = Counter[bool](), Counter[int | None]()
+        for _, name, facts in sorted(gone, key=lambda one: one[0], reverse=True):
+            kept[facts.limited] += 1
+            users[facts.user] += facts.limited
+            if kept[facts.limited] > MAX_GONE_DAEMONS or users[facts.user] > MAX_GONE_PER_USER:
+                del self._records[name]
 
     def _set_foreign_writers(self) -> None:
         """Tell the daemons that write to the same logs which lines are not theirs.

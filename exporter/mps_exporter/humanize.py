@@ -133,12 +133,12 @@ def _lost_clients(incident: Incident) -> str:
     return f"; {lost} {verb} lost" + (f" ({named})" if named else "")
 
 
-def _client(incident: Incident, name_of: UserNameLookup) -> str:
+def _client_name(incident: Incident, name_of: UserNameLookup) -> str:
     named = processes(incident.pids)
     return f"{name_of(incident.uid)}'s {named}" if named else f"a client of {name_of(incident.uid)}"
 
 
-def _server(incident: Incident, name_of: UserNameLookup) -> str:
+def _server_name(incident: Incident, name_of: UserNameLookup) -> str:
     number = "" if incident.server_pid is None else f" {incident.server_pid}"
     if incident.uid is None:
         return f"the server{number}" if number else "a server"
@@ -156,10 +156,10 @@ _REJECTIONS = {
 
 def _rejected(incident: Incident, name_of: UserNameLookup) -> str:
     reason = _REJECTIONS.get(incident.detail, printable(incident.detail))
-    return f"{_client(incident, name_of)} was refused: {reason}"
+    return f"{_client_name(incident, name_of)} was refused: {reason}"
 
 
-def _fault(incident: Incident, name_of: UserNameLookup) -> str:
+def _fault_sentence(incident: Incident, name_of: UserNameLookup) -> str:
     # Blamed, which proves nothing: MPS has been seen to name a neighbour of the client that did it.
     cause = f": MPS blames process {incident.blamed_pid}" if incident.blamed_pid else ""
     named = processes(incident.pids)
@@ -176,7 +176,7 @@ def _fault(incident: Incident, name_of: UserNameLookup) -> str:
         ended = (
             f"; {those} {verb} ending at that moment and may have caused it with unfinished work"
         )
-    return f"a fatal GPU error in {_server(incident, name_of)}{cause}{lost}{ended}"
+    return f"a fatal GPU error in {_server_name(incident, name_of)}{cause}{lost}{ended}"
 
 
 def _unfinished_work(incident: Incident, name_of: UserNameLookup) -> str:
@@ -187,13 +187,13 @@ def _unfinished_work(incident: Incident, name_of: UserNameLookup) -> str:
     blamed = f"; MPS blames process {incident.blamed_pid}" if incident.blamed_pid else ""
     return (
         f"{author} ended with GPU work in flight, which caused a fatal GPU error in "
-        f"{_server(incident, name_of)}: {lost} {verb} lost"
+        f"{_server_name(incident, name_of)}: {lost} {verb} lost"
         + (f" ({named})" if named else "")
         + blamed
     )
 
 
-def _after(incident: Incident) -> str:
+def _after_time(incident: Incident) -> str:
     return "" if incident.seconds is None else f" after {duration(incident.seconds)}"
 
 
@@ -211,35 +211,35 @@ _SENTENCES: dict[str, Callable[[Incident, UserNameLookup], str]] = {
     ),
     "daemon_quit": lambda _incident, _name_of: "the daemon received quit and exited",
     "server_crashed": lambda incident, name_of: (
-        f"{_server(incident, name_of)} crashed{_lost_clients(incident)}"
+        f"{_server_name(incident, name_of)} crashed{_lost_clients(incident)}"
     ),
     "server_start_failed": _start_failed,
-    "fault": _fault,
+    "fault": _fault_sentence,
     "unfinished_work": _unfinished_work,
     "fault_recovered": lambda incident, name_of: (
-        f"{_server(incident, name_of)} recovered from the fatal error{_after(incident)}"
+        f"{_server_name(incident, name_of)} recovered from the fatal error{_after_time(incident)}"
     ),
     "client_terminated": lambda incident, name_of: (
-        f"{_client(incident, name_of)} was terminated by an operator"
+        f"{_client_name(incident, name_of)} was terminated by an operator"
     ),
     "client_rejected": _rejected,
     "wait_started": lambda incident, name_of: (
-        f"{_client(incident, name_of)} was queued behind another user's server"
+        f"{_client_name(incident, name_of)} was queued behind another user's server"
     ),
     "wait_served": lambda incident, name_of: (
-        f"{_client(incident, name_of)} was served{_after(incident)}"
+        f"{_client_name(incident, name_of)} was served{_after_time(incident)}"
     ),
     "wait_abandoned": lambda incident, name_of: (
-        f"{_client(incident, name_of)} "
+        f"{_client_name(incident, name_of)} "
         + ("ended without a context" if incident.detail else "stopped waiting")
-        + _after(incident)
+        + _after_time(incident)
     ),
     "ghost": lambda incident, name_of: (
-        f"{_server(incident, name_of)} was started for clients that had died in the queue: "
+        f"{_server_name(incident, name_of)} was started for clients that had died in the queue: "
         "the daemon hangs as soon as another user's client connects"
     ),
     "ghost_ended": lambda incident, name_of: (
-        f"{_server(incident, name_of)}, a ghost, exited and no longer blocks the daemon"
+        f"{_server_name(incident, name_of)}, a ghost, exited and no longer blocks the daemon"
     ),
 }
 

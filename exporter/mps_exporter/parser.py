@@ -177,7 +177,7 @@ def _flag(flag: Flag, command: str) -> Iterator[str]:
     yield from _wrapped(f"${flag.variable}", 6)
 
 
-def _groups(flags: tuple[Flag, ...], command: str) -> Iterator[str]:
+def _flag_groups(flags: tuple[Flag, ...], command: str) -> Iterator[str]:
     for title, members in grouped(flags).items():
         yield ""
         yield f"{title}:"
@@ -230,7 +230,7 @@ def help_of(command: Command) -> str:
         lines += ["", f"For {command.name} only:"]
         for option in command.options:
             lines += _option(option)
-    lines += _groups(command.flags, command.name)
+    lines += _flag_groups(command.flags, command.name)
     lines += ["", *_wrapped(f"Exit status: {command.exit_statuses}")]
     return "\n".join(lines)
 
@@ -252,5 +252,5 @@ def help_of_all(command: Command | None) -> str:
             "Durations are 500ms, 5s, 1m, 1h or plain seconds."
         ),
     ]
-    lines += _groups(FLAGS, "serve")
+    lines += _flag_groups(FLAGS, "serve")
     return "\n".join(lines)

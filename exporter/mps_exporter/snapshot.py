@@ -460,10 +460,6 @@ class Client:
     cgroup: str | None = None
     """The nearest control group whose GPU memory is known: see Snapshot.cgroup_memory."""
 
-    def is_on(self, uuid: str) -> bool:
-        """Whether it uses this GPU."""
-        return uuid in self.contexts or uuid in self.gpu_uuids
-
 
 @dataclass(frozen=True, slots=True)
 class Server:

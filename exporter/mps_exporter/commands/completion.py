@@ -63,7 +63,7 @@ def _zsh() -> Iterator[str]:
     yield "_mps_exporter() {"
     yield "  local -a commands=("
     for command in COMMANDS.values():
-        yield f"    {_quoted(f'{command.name}:{command.help}')}"
+        yield f"    {_in_quotes(f'{command.name}:{command.help}')}"
     yield "  )"
     yield "  local command=$words[2]"
     yield "  if ((CURRENT == 2)) && [[ $command != -* ]]; then"
@@ -80,7 +80,7 @@ def _zsh() -> Iterator[str]:
             brief = text.partition(":")[0].replace("[", "(").replace("]", ")")
             files = "_files" if value in FILES else " "
             spec = f"--{name}=[{brief}]:{value}:{files}" if value else f"--{name}[{brief}]"
-            yield f"      {_quoted(spec)} \\"
+            yield f"      {_in_quotes(spec)} \\"
         yield "      '*: :_files' ;;"
     yield "  esac"
     yield "}"
@@ -93,7 +93,7 @@ def _fish() -> Iterator[str]:
     for command in COMMANDS.values():
         yield (
             f"complete -c mps-exporter -n 'not __fish_seen_subcommand_from {names}' -f "
-            f"-a {command.name} -d {_quoted(command.help)}"
+            f"-a {command.name} -d {_in_quotes(command.help)}"
         )
     for command in COMMANDS.values():
         condition = f"__fish_seen_subcommand_from {command.name}"
@@ -106,9 +106,11 @@ def _fish() -> Iterator[str]:
             )
         for name, value, text in _flags(command):
             takes = (" -r -F" if value in FILES else " -x") if value else ""
-            yield (f"complete -c mps-exporter -n '{condition}' -l {name}{takes} -d {_quoted(text)}")
+            yield (
+                f"complete -c mps-exporter -n '{condition}' -l {name}{takes} -d {_in_quotes(text)}"
+            )
 
 
-def _quoted(text: str) -> str:
+def _in_quotes(text: str) -> str:
     """Quote for zsh and fish, which differ in how a quote is escaped."""
     return "'" + text.replace("'", "`") + "'"

@@ -112,7 +112,7 @@ def _brief(text: str) -> str:
 def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
     """The lines for a person."""
     snapshot = seen.snapshot
-    yield from _gpus(snapshot, paint)
+    yield from _gpu_lines(snapshot, paint)
     if holders := [f"{humanize.printable(one.name)} ({one.pid})" for one in seen.traces.holders]:
         yield f"  the driver is held open by {', '.join(holders)}"
     yield ""
@@ -159,7 +159,7 @@ def _finding(finding: Finding, paint: Painter) -> Iterator[str]:
     yield f"    do:    {finding.remedy}"
 
 
-def _gpus(snapshot: Snapshot, paint: Painter) -> Iterator[str]:
+def _gpu_lines(snapshot: Snapshot, paint: Painter) -> Iterator[str]:
     if not snapshot.gpus:
         errors = [one.error for one in snapshot.collectors if one.name == "nvml" and one.error]
         yield f"GPUs: {humanize.printable(errors[0], 400)}" if errors else "GPUs: none seen"
@@ -167,7 +167,7 @@ def _gpus(snapshot: Snapshot, paint: Painter) -> Iterator[str]:
     versions = f"driver {snapshot.driver_version}" if snapshot.driver_version else ""
     yield f"GPUs  {paint(versions, 'dim')}"
     for gpu in snapshot.gpus:
-        yield f"  {gpu.index}  {humanize.printable(gpu.observation.name or '?')}  {_use(gpu)}"
+        yield f"  {gpu.index}  {humanize.printable(gpu.observation.name or '?')}  {_gpu_use(gpu)}"
 
 
 _KINDS = {
@@ -178,7 +178,7 @@ _KINDS = {
 }
 
 
-def _use(gpu: Gpu) -> str:
+def _gpu_use(gpu: Gpu) -> str:
     parts = []
     for quantity, title in (("gpu_utilization", "utilization"), ("sm_activity", "SM activity")):
         ratio = gpu.reading(quantity)
@@ -198,25 +198,25 @@ def _daemons(snapshot: Snapshot, paint: Painter) -> Iterator[str]:
         return
     yield "Control daemons"
     for daemon in snapshot.daemons:
-        yield from _daemon(daemon, snapshot, paint)
+        yield from _daemon_lines(daemon, snapshot, paint)
 
 
-def _daemon(daemon: ControlDaemon, snapshot: Snapshot, paint: Painter) -> Iterator[str]:
+def _daemon_lines(daemon: ControlDaemon, snapshot: Snapshot, paint: Painter) -> Iterator[str]:
     state = daemon.state or "state not known"
     style = "good" if daemon.state == "answering" else "warning"
-    owner = _name(daemon.uid, daemon.user)
+    owner = humanize.user_name(daemon.uid, daemon.user)
     name_of = f"process {daemon.pid} of {owner}" if daemon.pid else "no process"
     directory = humanize.printable(daemon.pipe_directory, 400)
     yield f"  {directory}  {paint(state, style)}  {paint(name_of, 'dim')}"
     for line in partitioning_lines(daemon, snapshot):
         yield f"    {line}"
     for server in daemon.servers:
-        whose = _name(server.uid, server.user)
+        whose = humanize.user_name(server.uid, server.user)
         what = "ghost" if server.ghost else server.state or "?"
         named = f" ({server.name})" if server.name else ""
         yield f"    server {server.pid}{named}  {what}  for {whose}"
         for client in server.clients:
-            yield f"      client {client.pid}  {_client(client, snapshot)}"
+            yield f"      client {client.pid}  {_client_line(client, snapshot)}"
     for wait in daemon.waits:
         gone = ", and is dead" if wait.dead else ""
         age = snapshot.taken_at - wait.since
@@ -226,8 +226,9 @@ def _daemon(daemon: ControlDaemon, snapshot: Snapshot, paint: Painter) -> Iterat
         )
 
 
-def _client(client: Client, snapshot: Snapshot) -> str:
-    parts = [f"{_name(client.uid, client.user)}  {humanize.printable(client.command or '?')}"]
+def _client_line(client: Client, snapshot: Snapshot) -> str:
+    owner = humanize.user_name(client.uid, client.user)
+    parts = [f"{owner}  {humanize.printable(client.command or '?')}"]
     if client.active_thread_ratio is not None:
         sms = "/".join(str(count) for count in client.sm_limit.values())
         parts.append(f"up to {client.active_thread_ratio:.0%}" + (f" ({sms} SMs)" if sms else ""))
@@ -250,10 +251,6 @@ def _client(client: Client, snapshot: Snapshot) -> str:
     if client.state not in (None, "active"):
         parts.append(str(client.state).replace("_", " "))
     return ", ".join(parts)
-
-
-def _name(uid: int | None, user: str | None) -> str:
-    return humanize.user_name(uid, user)
 
 
 def _object(finding: Finding) -> dict[str, object]:

@@ -49,7 +49,7 @@ async def record(
             exporter_version=mps_exporter.__version__,
             anonymised=anonymise,
         )
-        writer = _writer(path, header)
+        writer = _open_recording(path, header)
         collector = Collector(host, settings, on_observation=writer.add)
         tasks = [
             asyncio.create_task(collector.run_between_collections()),
@@ -90,7 +90,7 @@ async def _flush_periodically(writer: RecordingWriter, stop: asyncio.Event) -> N
     stop.set()
 
 
-def _writer(path: Path, header: Header) -> RecordingWriter:
+def _open_recording(path: Path, header: Header) -> RecordingWriter:
     try:
         return RecordingWriter(path, header)
     except RecordingError as error:

@@ -69,10 +69,10 @@ def _proved(
             "that user, with the daemon's group",
             "Let its user and the daemon's group pass that folder (chmod a+x).",
         )
-    yield from _gpus(daemon, snapshot)
+    yield from _visible_gpu_causes(daemon, snapshot)
 
 
-def _gpus(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+def _visible_gpu_causes(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     order = tuple(gpu.uuid for gpu in snapshot.gpus)
     sliced = any(gpu.observation.parent_uuid is not None for gpu in snapshot.gpus)
     gpus = DaemonGpus(frozenset(order), complete=bool(order), order=order or None)
@@ -85,10 +85,10 @@ def _gpus(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[tuple[str, str]
         )
     for gpu in snapshot.gpus:
         if visible is None or gpu.uuid in visible:
-            yield from _gpu(gpu)
+            yield from _gpu_causes(gpu)
 
 
-def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:
+def _gpu_causes(gpu: Gpu) -> Iterator[tuple[str, str]]:
     mode, pids = gpu.observation.compute_mode, gpu.direct_pids
     if mode == "prohibited":
         yield (

@@ -38,11 +38,11 @@ def daemon_findings(
 
     name = humanize.printable(daemon.pipe_directory, 400)
     for server in daemon.servers:
-        yield from _server(daemon, server, found, name_of, now)
+        yield from _server_findings(daemon, server, found, name_of, now)
     yield from _state(daemon, name, found, now)
     yield from _queue(daemon, name, found, name_of, now)
     clients = [client for server in daemon.servers for client in server.clients]
-    yield from _limits(clients, found, name_of)
+    yield from _limit_findings(clients, found, name_of)
     yield from partition_findings(daemon, name_of)
     yield from shares.share_findings(daemon, clients, found, name_of)
     for log in daemon.logs:
@@ -167,7 +167,7 @@ def _quit_time(daemon: ControlDaemon) -> float | None:
     return last.at if last is not None and last.kind == "daemon_quit" else None
 
 
-def _server(
+def _server_findings(
     daemon: ControlDaemon, server: Server, found: AddFinding, name_of: UserNameLookup, now: float
 ) -> Iterator[Finding]:
     if server.ghost:
@@ -193,7 +193,7 @@ def _server(
                 ),
                 since=started,
             )
-    yield from _stuck(server, found, name_of, now)
+    yield from _stuck_findings(server, found, name_of, now)
 
 
 def _fault_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
@@ -225,7 +225,7 @@ def _unfinished_work_texts(
     )
 
 
-def _stuck(
+def _stuck_findings(
     server: Server, found: AddFinding, name_of: UserNameLookup, now: float
 ) -> Iterator[Finding]:
     """Clients that cannot use the GPU, and stay."""
@@ -260,7 +260,7 @@ def _stuck_texts(
     pids = joined_pids(client.pid for client in stuck if may_be_ended(client))
     return (
         f"{humanize.count(len(stuck), 'client')} {what}, for {humanize.age(age)}: "
-        f"{humanize.join_some([_client(client, name_of) for client in stuck])}.",
+        f"{humanize.join_some([_client_of_user(client, name_of) for client in stuck])}.",
         f"{remedy}{f' (kill {pids})' if pids else ''} and restart it.",
     )
 
@@ -323,7 +323,7 @@ def _wait_texts(
     return humanize.sentence(text), remedy
 
 
-def _limits(
+def _limit_findings(
     clients: Sequence[Client], found: AddFinding, name_of: UserNameLookup
 ) -> Iterator[Finding]:
     percentages = [
@@ -360,11 +360,11 @@ def _limits(
 def _clients_with(ignored: Iterable[tuple[Client, str]], name_of: UserNameLookup) -> str:
     return humanize.join_some(
         [
-            f"{_client(client, name_of)} with {humanize.printable(repr(value))}"
+            f"{_client_of_user(client, name_of)} with {humanize.printable(repr(value))}"
             for client, value in ignored
         ]
     )
 
 
-def _client(client: Client, name_of: UserNameLookup) -> str:
+def _client_of_user(client: Client, name_of: UserNameLookup) -> str:
     return humanize.process(client.pid, client.command, name_of(client.uid))

@@ -144,7 +144,7 @@ def _unresponsive(daemon: ControlDaemon) -> Iterable[Action]:
     return show_processes((process.pid for process in processes), "shows what they are stuck in")
 
 
-def _stuck(daemon: ControlDaemon) -> Iterable[Action]:
+def _end_stuck(daemon: ControlDaemon) -> Iterable[Action]:
     clients = [client for server in daemon.servers for client in server.clients]
     creating = (client.pid for client in clients if client.state == "creating_context")
     yield from show_processes(creating, "state D: it hangs in the driver")
@@ -161,7 +161,7 @@ def _in_fault(daemon: ControlDaemon) -> Iterable[Action]:
     return end_clients(left, "ends the clients that are left; then the server recovers")
 
 
-def _holders(daemon: ControlDaemon) -> Iterable[Action]:
+def _show_gpu_holders(daemon: ControlDaemon) -> Iterable[Action]:
     if any(server.ghost for server in daemon.servers):
         return ghost_commands(daemon)
     behind = {wait.behind_uid for wait in daemon.waits}
@@ -182,7 +182,7 @@ def _leaving(daemon: ControlDaemon) -> Iterable[Action]:
     return show_processes(pids, "shows the clients that it waits for")
 
 
-def _start(daemon: ControlDaemon) -> Iterable[Action]:
+def _start_daemon(daemon: ControlDaemon) -> Iterable[Action]:
     pipe, log = quoted_path(daemon.pipe_directory), quoted_path(daemon.log_directory)
     if daemon.state == "absent" and pipe and log:
         yield Action(
@@ -193,7 +193,7 @@ def _start(daemon: ControlDaemon) -> Iterable[Action]:
         )
 
 
-def _logs(daemon: ControlDaemon) -> Iterable[Action]:
+def _show_log_directories(daemon: ControlDaemon) -> Iterable[Action]:
     for log in daemon.logs:
         if not log.readable and (path := quoted_path(log.path)):
             effect = "shows which directory keeps it out"
@@ -223,7 +223,7 @@ def _exclusive(gpu: Gpu) -> Iterable[Action]:
         )
 
 
-def _stranded(gpu: Gpu) -> Iterable[Action]:
+def _end_stranded(gpu: Gpu) -> Iterable[Action]:
     return end_processes(gpu.stranded_pids or (), "ends them, and frees their GPU memory")
 
 
@@ -241,15 +241,15 @@ _OF_DAEMONS: dict[str, Callable[[ControlDaemon], Iterable[Action]]] = {
     "ghost_server": ghost_commands,
     "daemon_unresponsive": _unresponsive,
     "server_in_fault": _in_fault,
-    "client_stuck": _stuck,
-    "several_users_one_daemon": _holders,
+    "client_stuck": _end_stuck,
+    "several_users_one_daemon": _show_gpu_holders,
     "server_starting_long": _starting,
-    "daemon_absent": _start,
-    "daemon_quit": _start,
-    "daemon_died": _start,
+    "daemon_absent": _start_daemon,
+    "daemon_quit": _start_daemon,
+    "daemon_died": _start_daemon,
     "daemon_draining": _leaving,
     "log_large": _large,
-    "logs_unreadable": _logs,
+    "logs_unreadable": _show_log_directories,
     "server_crashed": _kernel_log,
     "fault": _kernel_log,
     "unfinished_work": _kernel_log,
@@ -257,7 +257,7 @@ _OF_DAEMONS: dict[str, Callable[[ControlDaemon], Iterable[Action]]] = {
 _OF_GPUS: dict[str, Callable[[Gpu], Iterable[Action]]] = {
     "gpu_lost": _kernel_log,
     "not_exclusive_mode": _exclusive,
-    "stranded_client": _stranded,
+    "stranded_client": _end_stranded,
     "process_bypasses_mps": _use_mps,
     "pipe_directory_mismatch": _use_mps,
 }

@@ -137,7 +137,7 @@ def _direct(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[F
         directory
         for daemon in snapshot.daemons
         if daemon.pid is not None or daemon.state not in (None, "absent")
-        for directory in _directories(daemon)
+        for directory in _client_directories(daemon)
     }
     ways: dict[str, list[ProcessFacts]] = {}
     for process in gpu.direct_processes:
@@ -151,7 +151,7 @@ def _direct(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[F
         )
 
 
-def _directories(daemon: ControlDaemon) -> Iterator[str]:
+def _client_directories(daemon: ControlDaemon) -> Iterator[str]:
     """Give where its clients look for it: those of MPS v3 name a server or a namespace."""
     yield daemon.pipe_directory
     found = daemon.partitioning

@@ -52,7 +52,7 @@ def incident_findings(
             ADVICE[incident.kind],
             partial(_start_texts, incident, daemon, snapshot, view, name_of)
             if incident.kind == "server_start_failed"
-            else partial(_texts, incident, daemon, age, name_of),
+            else partial(_incident_texts, incident, daemon, age, name_of),
             daemon=daemon.pipe_directory,
             since=incident.at,
             folder=_closed_folder(incident, daemon, view),
@@ -76,12 +76,12 @@ def _start_texts(
     name_of: UserNameLookup,
 ) -> tuple[str, str]:
     age = snapshot.taken_at - incident.at
-    text, remedy = _texts(incident, daemon, age, name_of)
+    text, remedy = _incident_texts(incident, daemon, age, name_of)
     cause, cure = start_failure(incident, daemon, snapshot, view)
     return f"{text} {cause}", cure or remedy
 
 
-def _texts(
+def _incident_texts(
     incident: Incident, daemon: ControlDaemon, age: float, name_of: UserNameLookup
 ) -> tuple[str, str]:
     text = humanize.describe_incident(incident, name_of).removesuffix(".")

@@ -104,30 +104,30 @@ def check_process(
         view: What /proc shows of the process; None: this is a recording.
     """
     place = _find(pid, snapshot)
-    checks = list(_process(pid, view, place))
+    checks = list(_process_checks(pid, view, place))
     if view is not None and not view.present:
         return [*checks, *_history(pid, snapshot)]
     daemon = place.daemon or _daemon_named(snapshot, view)
     working = bool(place.direct_on or (place.client is not None and place.client.contexts))
     if view is not None:
-        checks += _directory(view, daemon, snapshot)
+        checks += _directory_checks(view, daemon, snapshot)
         if view.own_proc is False and not working:
             checks.append(_FOREIGN_PROC)
         if not working:  # else it has set the variable for itself
-            checks += _devices(view, daemon, snapshot)
+            checks += _device_checks(view, daemon, snapshot)
         checks += _variables(view)
-    checks += _daemon(daemon, snapshot, view)
+    checks += _daemon_checks(daemon, snapshot, view)
     if daemon is not None:
         checks += _blocked(daemon, found, place, snapshot)
     checks += _connection(pid, daemon, snapshot, place)
     if place.client is not None:
-        checks += _limits(place.client, snapshot)
+        checks += _limit_checks(place.client, snapshot)
         if daemon is not None and (excess := looser(place.client, daemon)) is not None:
             checks.append(_looser(excess))
     if view is not None:
         if not working:
             checks += _room(view, daemon, snapshot)
-        checks += _memory(view)
+        checks += _memory_checks(view)
     return [*checks, *_history(pid, snapshot)]
 
 
@@ -189,7 +189,7 @@ def _daemon_named(snapshot: Snapshot, view: ProcessView | None) -> ControlDaemon
     )
 
 
-def _process(pid: int, view: ProcessView | None, place: _Place) -> Iterator[Check]:
+def _process_checks(pid: int, view: ProcessView | None, place: _Place) -> Iterator[Check]:
     if view is None:
         yield Check("process", "unknown", "a recording has no files of the process itself.")
         return
@@ -238,14 +238,14 @@ def _running(snapshot: Snapshot) -> list[ControlDaemon]:
     return [one for one in snapshot.daemons if one.state != "absent"]
 
 
-def _use(snapshot: Snapshot) -> str:
+def _command_to_use_daemon(snapshot: Snapshot) -> str:
     """The command that sends a process to the host's only daemon; "": there is none, or several."""
     running = [one for one in _running(snapshot) if one.facts is None or not one.facts.root]
     path = quoted_path(running[0].pipe_directory) if len(running) == 1 else None
     return f"export CUDA_MPS_PIPE_DIRECTORY={path}" if path else ""
 
 
-def _directory(
+def _directory_checks(
     view: ProcessView, daemon: ControlDaemon | None, snapshot: Snapshot
 ) -> Iterator[Check]:
     if view.pipe_directory is None:
@@ -266,7 +266,7 @@ def _directory(
             f"{SOCKET_PATH_BYTES}.",
             "A shorter CUDA_MPS_PIPE_DIRECTORY, for the daemon and its clients.",
             "cannot-find-mps-control-daemon-process",
-            _use(snapshot),
+            _command_to_use_daemon(snapshot),
         )
     elif view.closed_folder is not None:
         path = quoted_path(view.closed_folder)
@@ -287,14 +287,14 @@ def _directory(
             "Set the directory of a daemon, or mount it into the process's container; then start "
             "it again.",
             "cuda-error-805-mps-connection-failed" if daemon else "a-limit-has-no-effect",
-            _use(snapshot),
+            _command_to_use_daemon(snapshot),
         )
     else:
         source = "CUDA_MPS_PIPE_DIRECTORY" if view.names_directory else "the default"
         yield Check("directory", "ok", f"It uses {shown} ({source}).")
 
 
-def _daemon(
+def _daemon_checks(
     daemon: ControlDaemon | None, snapshot: Snapshot, view: ProcessView | None
 ) -> Iterator[Check]:
     if daemon is None:
@@ -348,7 +348,7 @@ def _nobody(view: ProcessView, directory: str, snapshot: Snapshot) -> Check:
     if any(one.pipe_directory == directory for one in others):
         remedy, start = "Mount the host's directory into its container", ""
     elif others and not view.leftover:
-        remedy, start = "Set the directory of one that runs", _use(snapshot)
+        remedy, start = "Set the directory of one that runs", _command_to_use_daemon(snapshot)
     return Check(
         "daemon",
         "problem" if view.names_directory or others else "warning",
@@ -394,7 +394,7 @@ def _connection(
             "a-program-hangs-in-cuinit",
         )
     elif (client := place.client) is not None:
-        yield _client(client, now)
+        yield _client_check(client, now)
     elif place.stranded_on:
         indexes = ", ".join(gpu.index for gpu in place.stranded_on)
         yield Check(
@@ -415,7 +415,7 @@ def _connection(
             "started without MPS, or its server has gone.",
             "Start it again with the daemon's CUDA_MPS_PIPE_DIRECTORY.",
             "a-limit-has-no-effect",
-            _use(snapshot),
+            _command_to_use_daemon(snapshot),
         )
     elif daemon is not None and (full := _full(daemon, snapshot)) is not None:
         yield full
@@ -467,7 +467,7 @@ def _full(daemon: ControlDaemon, snapshot: Snapshot) -> Check | None:
     return None
 
 
-def _client(client: Client, now: float) -> Check:
+def _client_check(client: Client, now: float) -> Check:
     since = now - client.state_since if client.state_since is not None else None
     age = f" for {humanize.age(since)}" if since is not None else ""
     if client.state in ("connecting", "creating_context"):
@@ -492,7 +492,7 @@ def _client(client: Client, now: float) -> Check:
     return Check("connection", "ok", f"It has been a client of server {client.server_pid}{age}.")
 
 
-def _limits(client: Client, snapshot: Snapshot) -> Iterator[Check]:
+def _limit_checks(client: Client, snapshot: Snapshot) -> Iterator[Check]:
     if client.percentage_ignored is not None:
         yield Check(
             "limits",
@@ -543,11 +543,11 @@ def _looser(excess: Excess) -> Check:
     )
 
 
-def _devices(
+def _device_checks(
     view: ProcessView, daemon: ControlDaemon | None, snapshot: Snapshot
 ) -> Iterator[Check]:
     visible = (view.mps_environment or {}).get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible_gpus(visible, _gpus(daemon, snapshot)) == ():
+    if visible is not None and visible_gpus(visible, _nameable_gpus(daemon, snapshot)) == ():
         shown = humanize.printable(repr(visible))
         yield Check(
             "variables",
@@ -582,7 +582,7 @@ def _variables(view: ProcessView) -> Iterator[Check]:
         )
 
 
-def _gpus(daemon: ControlDaemon | None, snapshot: Snapshot) -> DaemonGpus:
+def _nameable_gpus(daemon: ControlDaemon | None, snapshot: Snapshot) -> DaemonGpus:
     """The GPUs that a process can name: its daemon's, else the host's."""
     whole = [gpu for gpu in snapshot.gpus if gpu.observation.parent_uuid is None]
     if any(gpu.observation.parent_uuid is not None for gpu in snapshot.gpus):
@@ -627,7 +627,7 @@ def _few_sms(view: ProcessView, daemon: ControlDaemon, snapshot: Snapshot) -> It
             )
 
 
-def _memory(view: ProcessView) -> Iterator[Check]:
+def _memory_checks(view: ProcessView) -> Iterator[Check]:
     if view.oom_kills:
         yield Check(
             "memory",

@@ -104,37 +104,37 @@ def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, 
         return gpu_name(uuid, snapshot)
 
     return (
-        *map(_server, found.servers or ()),
-        *(_namespace(one, client_counts) for one in found.namespaces or ()),
+        *map(_server_text, found.servers or ()),
+        *(_namespace_text(one, client_counts) for one in found.namespaces or ()),
         *_partitions(found, daemon.clients_by_partition, gpu),
-        *(_device(one, gpu) for one in found.devices or ()),
+        *(_device_text(one, gpu) for one in found.devices or ()),
         *_features(found),
         *_cgroups(snapshot, clients, gpu),
     )
 
 
-def _listed(*parts: str | None) -> str:
+def _comma_joined(*parts: str | None) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _text(text: str | None) -> str | None:
+def _printable_reply(text: str | None) -> str | None:
     return humanize.printable(text, 400) if text else None
 
 
-def _server(server: NamedServer) -> str:
+def _server_text(server: NamedServer) -> str:
     gpus = humanize.join_some([humanize.printable(one, 60) for one in server.allowed_devices])
-    facts = _listed(
-        _text(server.status),
+    facts = _comma_joined(
+        _printable_reply(server.status),
         f"UID {server.uid}" if server.uid is not None else None,
         f"process {server.pid}" if server.pid is not None else "no process",
         f"GPUs {gpus}" if gpus else None,
-        f"contexts {_text(server.context_ids)}" if server.context_ids else None,
-        _text(server.pipe_directory),
+        f"contexts {_printable_reply(server.context_ids)}" if server.context_ids else None,
+        _printable_reply(server.pipe_directory),
     )
     return f"Server {server.name}: {facts}"
 
 
-def _namespace(
+def _namespace_text(
     namespace: Namespace, client_counts: Mapping[tuple[str, str | None], int] | None
 ) -> str:
     share = namespace.active_thread_ratio
@@ -145,13 +145,13 @@ def _namespace(
     if client_counts is not None:
         where = (namespace.server_name, namespace.name)
         count = humanize.count(client_counts.get(where, 0), "client")
-    facts = _listed(
-        _text(namespace.status),
+    facts = _comma_joined(
+        _printable_reply(namespace.status),
         sms if share is None else f"up to {humanize.percent(share)} of the SMs",
         pinned if memory is None else f"up to {humanize.memory(memory)} on each GPU",
         f"priority {namespace.client_priority}" if namespace.client_priority is not None else None,
         count,
-        _text(namespace.pipe_directory),
+        _printable_reply(namespace.pipe_directory),
     )
     return f"Namespace {namespace.server_name}/{namespace.name}: {facts}"
 
@@ -170,41 +170,43 @@ def _partitions(
         remainder = "with the remaining SMs" if one.include_remainder else None
         if count is None and one.has_clients is not None:
             count = "in use" if one.has_clients else "not in use"
-        named = _text(one.partition_id) if one.name else None
-        facts = _listed(size, remainder, _text(one.status), count, f"ID {named}" if named else None)
+        named = _printable_reply(one.partition_id) if one.name else None
+        facts = _comma_joined(
+            size, remainder, _printable_reply(one.status), count, f"ID {named}" if named else None
+        )
         name = humanize.printable(one.label or "without an ID", 60)
         yield f"SM partition {name}{of} on {gpu(one.device)}: {facts}"
 
 
 def _size(one: SmPartition | ServerDevice) -> str:
-    return _listed(
+    return _comma_joined(
         humanize.count(one.sms, "SM") if one.sms is not None else None,
         humanize.count(one.chunks, "chunk") if one.chunks is not None else None,
     )
 
 
-def _device(device: ServerDevice, gpu: Callable[[str], str]) -> str:
+def _device_text(device: ServerDevice, gpu: Callable[[str], str]) -> str:
     of = f" of server {device.server_name}" if device.server_name else ""
-    facts = _listed(
+    facts = _comma_joined(
         f"ordinal {device.ordinal}" if device.ordinal is not None else None,
-        _text(device.name),
-        _text(device.pci),
+        _printable_reply(device.name),
+        _printable_reply(device.pci),
         _size(device),
-        _text(device.attributes),
+        _printable_reply(device.attributes),
     )
     return f"{gpu(device.uuid)}{of}: {facts}"
 
 
 def _features(found: Partitioning) -> Iterator[str]:
     if found.features:
-        yield f"Features: {', '.join(map(_feature, found.features))}"
+        yield f"Features: {', '.join(map(_feature_text, found.features))}"
 
 
-def _feature(one: Feature) -> str:
-    more = _listed(
+def _feature_text(one: Feature) -> str:
+    more = _comma_joined(
         "default" if one.default else None,
         f"module {one.module}" if one.module not in (None, one.name) else None,
-        f"covers {_text(one.covers)}" if one.covers else None,
+        f"covers {_printable_reply(one.covers)}" if one.covers else None,
     )
     return f"{one.name} {'on' if one.enabled else 'off'}{f' ({more})' if more else ''}"
 
@@ -221,5 +223,5 @@ def _cgroups(
             soft = None
             if one.soft_limit_bytes is not None:
                 soft = f"soft limit {humanize.memory(one.soft_limit_bytes)}"
-            facts = _listed(used, soft, hard)
+            facts = _comma_joined(used, soft, hard)
             yield f"GPU memory of {humanize.printable(path, 200)} on {gpu(uuid)}: {facts}"

@@ -33,7 +33,7 @@ def host_visibility_findings(snapshot: Snapshot) -> Iterator[Finding]:
     """Return the failed sources and the missing permissions of the host as a whole."""
     for result in snapshot.collectors:
         if not result.success and not (result.name == "control" and _is_explained(snapshot)):
-            yield _source(result)
+            yield _source_finding(result)
     of_clients = any(
         client.environment_readable is False
         for daemon in snapshot.daemons
@@ -81,7 +81,7 @@ def of_web_configuration(error: str) -> Finding:
     )
 
 
-def _source(result: CollectorResult) -> Finding:
+def _source_finding(result: CollectorResult) -> Finding:
     return Finding(
         ADVICE["source_unreadable"],
         lambda: (
@@ -191,9 +191,9 @@ def daemon_visibility_findings(
             ),
         )
     if daemon.pid is not None:
-        yield from _logs(daemon, name, found)
-    yield from _rights(daemon, name, found)
-    yield from _namespace(daemon, name, found)
+        yield from _log_findings(daemon, name, found)
+    yield from _rights_findings(daemon, name, found)
+    yield from _pid_namespace_findings(daemon, name, found)
     if daemon.dropped_clients:
         yield found(
             "clients_not_shown",
@@ -205,7 +205,7 @@ def daemon_visibility_findings(
         )
 
 
-def _logs(
+def _log_findings(
     daemon: ControlDaemon, name: str, found: Callable[[str, Texts], Finding]
 ) -> Iterator[Finding]:
     shut = [log for log in daemon.logs if not log.readable]
@@ -251,7 +251,7 @@ def _unreadable(log: LogState) -> str:
     return f"{humanize.printable(log.path, 400)} cannot be read{reason}"
 
 
-def _rights(
+def _rights_findings(
     daemon: ControlDaemon, name: str, found: Callable[[str, Texts], Finding]
 ) -> Iterator[Finding]:
     facts = daemon.facts
@@ -277,7 +277,7 @@ def _rights(
         )
 
 
-def _namespace(
+def _pid_namespace_findings(
     daemon: ControlDaemon, name: str, found: Callable[[str, Texts], Finding]
 ) -> Iterator[Finding]:
     nameless = sum(1 for server in daemon.servers for client in server.clients if not client.pid)

@@ -14,7 +14,7 @@ from mps_exporter.merge.cgroups import merge_cgroups, with_cgroups
 from mps_exporter.merge.control_state import control_state
 from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext
 from mps_exporter.merge.daemons import merge_daemon
-from mps_exporter.merge.gpus import merge_gpu
+from mps_exporter.merge.gpus import merge_gpus
 from mps_exporter.observations import NvmlObservation, ProcfsObservation
 from mps_exporter.snapshot import CollectorResult, ControlDaemon, Snapshot
 
@@ -71,10 +71,7 @@ def merge(
         taken_at=taken_at,
         driver_version=context.driver_version,
         cuda_version=gpus.cuda_version if gpus is not None else None,
-        gpus=tuple(
-            merge_gpu(context, gpu, merged, daemons)
-            for gpu in (gpus.gpus if gpus is not None else ())
-        ),
+        gpus=merge_gpus(context, gpus.gpus if gpus is not None else (), merged, daemons),
         gpu_indexes=context.gpu_indexes,
         daemons=merged,
         collectors=collectors,

@@ -11,7 +11,7 @@ from mps_exporter.snapshot import ControlState
 def control_state(inputs: DaemonInputs) -> ControlState | None:
     """Why a daemon answers or not; None when no query was sent and /proc does not show it."""
     probe = inputs.probe
-    alive = _alive(inputs)
+    alive = _is_running(inputs)
     unasked: ControlState | None = "absent" if inputs.facts.lock_tested and not alive else None
     if probe is None:
         return unasked
@@ -33,7 +33,7 @@ def control_state(inputs: DaemonInputs) -> ControlState | None:
     return "refused"
 
 
-def _alive(inputs: DaemonInputs) -> bool:
+def _is_running(inputs: DaemonInputs) -> bool:
     return inputs.facts.process is not None or inputs.facts.lock_holder_pid is not None
 
 

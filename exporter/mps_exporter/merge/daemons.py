@@ -33,7 +33,8 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         protocol: str | None = "3"
     else:
         servers = tuple(
-            _server(context, _server_inputs(context, inputs, pid)) for pid in _server_pids(inputs)
+            _merge_server(context, _server_inputs(context, inputs, pid))
+            for pid in _server_pids(inputs)
         )
         servers_known = _servers_known(inputs)
         protocol = "2" if probe is not None else None
@@ -53,7 +54,7 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         protocol=protocol,
         multiuser=facts.multiuser if process is not None else None,
         visible_devices=inputs.visible_devices(),
-        query_duration_seconds=_duration(inputs.probe),
+        query_duration_seconds=_probe_seconds(inputs.probe),
         query_failures=inputs.query_failures,
         queries=inputs.queries,
         default_active_thread_ratio=(
@@ -76,11 +77,11 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         facts=facts,
         partitioning=partitioning,
         clients_by_partition=clients_by_partition(servers) if servers_known else None,
-        handover=_handover(context, inputs) if state == "unresponsive" else None,
+        handover=_handover_in_progress(context, inputs) if state == "unresponsive" else None,
     )
 
 
-def _handover(context: MergeContext, inputs: DaemonInputs) -> Handover | None:
+def _handover_in_progress(context: MergeContext, inputs: DaemonInputs) -> Handover | None:
     """The client that the daemon was serving last, if its process is surely this one."""
     last = inputs.view.handover
     if last is None or not inputs.log_readable("control") or inputs.has_own_pid_namespace():
@@ -114,7 +115,7 @@ def _served_gpus(
     return tuple(sorted(served - {""}))
 
 
-def _duration(probe: ControlObservation | None) -> float | None:
+def _probe_seconds(probe: ControlObservation | None) -> float | None:
     if probe is None or not probe.exchanges:
         return None
     return sum(exchange.duration_seconds for exchange in probe.exchanges)
@@ -191,7 +192,7 @@ def _server_inputs(context: MergeContext, inputs: DaemonInputs, pid: int) -> Ser
     )
 
 
-def _server(context: MergeContext, inputs: ServerInputs) -> Server:
+def _merge_server(context: MergeContext, inputs: ServerInputs) -> Server:
     session, process = inputs.session, inputs.process
     uid = inputs.uid()
     started = session.started_at if session is not None else None

@@ -10,19 +10,42 @@ from mps_exporter.observations import GpuObservation, ProcessList
 from mps_exporter.snapshot import PROCESS_KINDS, Client, ControlDaemon, Gpu, ProcessKind
 
 
-def merge_gpu(
+def merge_gpus(
     context: MergeContext,
-    gpu: GpuObservation,
+    gpus: Iterable[GpuObservation],
     daemons: tuple[ControlDaemon, ...],
     inputs: Sequence[DaemonInputs],
-) -> Gpu:
-    """Merge all that is known of one GPU."""
+) -> tuple[Gpu, ...]:
+    """Merge all that is known of the GPUs."""
     servers = context.server_pids.union(
         server.pid for daemon in daemons for server in daemon.servers
     )
-    clients = [client for client in _clients(daemons) if client.is_on(gpu.uuid)]
-    by_kind = _processes_by_kind(gpu, servers)
-    stranded = _stranded(by_kind, daemons, inputs)
+    clients = [
+        client for daemon in daemons for server in daemon.servers for client in server.clients
+    ]
+    by_gpu: dict[str, list[Client]] = {}
+    for client in clients:
+        for uuid in {*client.contexts, *client.gpu_uuids}:
+            by_gpu.setdefault(uuid, []).append(client)
+    known = _known_clients(clients, daemons, inputs)
+    queued = {wait.pid for daemon in daemons for wait in daemon.waits}
+    merged = list[Gpu]()
+    for gpu in gpus:
+        by_kind = _processes_by_kind(gpu, servers)
+        stranded = _stranded_pids(by_kind, queued, known)
+        on_it = by_gpu.get(gpu.uuid, ())
+        merged.append(_merge_gpu(context, gpu, daemons, on_it, by_kind, stranded))
+    return tuple(merged)
+
+
+def _merge_gpu(
+    context: MergeContext,
+    gpu: GpuObservation,
+    daemons: Iterable[ControlDaemon],
+    clients: Sequence[Client],
+    by_kind: Mapping[ProcessKind, set[int]],
+    stranded: tuple[int, ...] | None,
+) -> Gpu:
     direct = tuple(sorted(by_kind.get("direct", ())))
     return Gpu(
         observation=gpu,
@@ -43,12 +66,6 @@ def merge_gpu(
         sm_committed_ratio=_sm_committed_ratio(gpu, clients),
         client_memory_committed_bytes=_memory_committed_bytes(gpu, clients),
     )
-
-
-def _clients(daemons: Iterable[ControlDaemon]) -> Iterable[Client]:
-    for daemon in daemons:
-        for server in daemon.servers:
-            yield from server.clients
 
 
 def _sm_committed_ratio(gpu: GpuObservation, clients: Sequence[Client]) -> float | None:
@@ -92,10 +109,8 @@ def _processes_by_kind(gpu: GpuObservation, servers: frozenset[int]) -> dict[Pro
     return {kind: processes_by_kind[kind] for kind in PROCESS_KINDS if kind in processes_by_kind}
 
 
-def _stranded(
-    by_kind: Mapping[ProcessKind, set[int]],
-    daemons: tuple[ControlDaemon, ...],
-    inputs: Sequence[DaemonInputs],
+def _stranded_pids(
+    by_kind: Mapping[ProcessKind, set[int]], queued: set[int], known: set[int] | None
 ) -> tuple[int, ...] | None:
     """Find the MPS processes without a server; None: not known.
 
@@ -104,19 +119,25 @@ def _stranded(
     """
     if "mps_client" not in by_kind:
         return None
-    queued = {wait.pid for daemon in daemons for wait in daemon.waits}
     candidates = by_kind["mps_client"] - queued
     if not by_kind["mps_server"]:
         return tuple(sorted(candidates))
+    return None if known is None else tuple(sorted(candidates - known))
+
+
+def _known_clients(
+    clients: Iterable[Client], daemons: Sequence[ControlDaemon], inputs: Sequence[DaemonInputs]
+) -> set[int] | None:
+    """Give the PIDs of all servers' clients; None: there may be others."""
     all_readable = all(
         daemon.log_readable("control") and daemon.log_readable("server") for daemon in inputs
     ) and not any(daemon.protocol == "3" for daemon in daemons)  # a new client is listed later
-    connected = {client.pid for client in _clients(daemons)}
+    connected = {client.pid for client in clients}
     if not all_readable or 0 in connected or any(daemon.dropped_clients for daemon in daemons):
         return None
     if any(map(_may_miss_clients, inputs)):
         return None
-    return tuple(sorted(candidates - connected - _listed(inputs)))
+    return connected | _listed_client_pids(inputs)
 
 
 def _may_miss_clients(daemon: DaemonInputs) -> bool:
@@ -128,7 +149,7 @@ def _may_miss_clients(daemon: DaemonInputs) -> bool:
     )
 
 
-def _listed(inputs: Sequence[DaemonInputs]) -> set[int]:
+def _listed_client_pids(inputs: Sequence[DaemonInputs]) -> set[int]:
     """PIDs, as their daemons number processes, that the control tool says are clients."""
     replies = (reply for daemon in inputs for reply in daemon.answers.servers.values())
     return {pid for reply in replies for pids in (reply.contexts or {}).values() for pid in pids}

@@ -87,11 +87,11 @@ def merge_named_servers(
 ) -> tuple[Server, ...]:
     """Give the servers of an MPS v3 daemon that have a process."""
     return tuple(
-        _server(context, inputs, found, named) for named in found.servers or () if named.pid
+        _listed_server(context, inputs, found, named) for named in found.servers or () if named.pid
     )
 
 
-def _server(
+def _listed_server(
     context: MergeContext, inputs: DaemonInputs, found: Partitioning, named: NamedServer
 ) -> Server:
     pid = named.pid or 0
@@ -107,13 +107,13 @@ def _server(
         state=named.status,
         clients_connected=len(own) if found.clients is not None and whole else None,
         memory_used_bytes=context.memory_used(pid),
-        clients=tuple(_client(context, inputs, found, pid, one) for one in own),
+        clients=tuple(_listed_client(context, inputs, found, pid, one) for one in own),
         confirmed=process is not None and is_server(process),
         name=named.name,
     )
 
 
-def _client(
+def _listed_client(
     context: MergeContext,
     inputs: DaemonInputs,
     found: Partitioning,
@@ -136,7 +136,7 @@ def _client(
         ),
         None,
     )
-    client = client_of(context, session, server, _limits(found, listed, namespace))
+    client = client_of(context, session, server, _namespace_limits(found, listed, namespace))
     unlimited = client.memory_limit_ignored is not None or namespace is None
     return replace(
         client,
@@ -151,7 +151,7 @@ def _client(
     )
 
 
-def _limits(
+def _namespace_limits(
     found: Partitioning, listed: NamespaceClient, namespace: Namespace | None
 ) -> ServerLimits:
     """Give what its namespace allows a client, on each of its GPUs.
@@ -211,7 +211,7 @@ def _in_partition(
     if not partition_id:
         return client
     partition = (by_id or {}).get(partition_id)
-    fault = _fault(context, client, device, partition) if by_id is not None else None
+    fault = _partition_fault(context, client, device, partition) if by_id is not None else None
     client = replace(
         client,
         sm_partition=partition_id,
@@ -226,7 +226,7 @@ def _in_partition(
     return replace(client, active_thread_ratio=None, sm_limit=sms)
 
 
-def _fault(
+def _partition_fault(
     context: MergeContext, client: Client, device: str, partition: SmPartition | None
 ) -> PartitionFault | None:
     """Why a client cannot have been meant for a partition: MPS lets it choose any."""

@@ -109,8 +109,11 @@ class Samples:
 
     def put_by_gpu(self, name: str, labels: Texts, values: Mapping[str, float]) -> None:
         """Add a sample for each GPU (by UUID) that has a value."""
+        if not values:
+            return
+        found = self._by_name.setdefault(name, {})
         for uuid, value in values.items():
-            self.put(name, labels + self.gpu(uuid), value)
+            found.setdefault(labels + self.gpu(uuid), value)
 
     def gpu(self, uuid: str) -> Texts:
         """Labels gpu and uuid."""

@@ -31,20 +31,22 @@ def add_partitioning(
     clients = [client for server in daemon.servers for client in server.clients]
     for client in clients if single_clients else ():
         if client.pid:  # of those that cannot be told apart there is only the number
-            _client(add, d, client, indexes)
-    _servers(add, d, found)
+            _client_samples(add, d, client, indexes)
+    _server_samples(add, d, found)
     client_counts = found.clients_by_namespace()
     for namespace in found.namespaces or ():
-        _namespace(add, d, namespace, client_counts)
+        _namespace_samples(add, d, namespace, client_counts)
     members = daemon.clients_by_partition
     for partition in found.partitions or ():
-        _partition(add, d, partition, indexes, members)
-    _devices(add, d, found, indexes)
+        _partition_samples(add, d, partition, indexes, members)
+    _device_samples(add, d, found, indexes)
     for (reply, part), count in sorted(found.not_understood.items()):
         add("mps_control_reply_not_understood", (*d, reply, part), count)
 
 
-def _client(add: AddSample, d: tuple[str], client: Client, indexes: Mapping[str, str]) -> None:
+def _client_samples(
+    add: AddSample, d: tuple[str], client: Client, indexes: Mapping[str, str]
+) -> None:
     dsp = (*d, client.server_pid, client.pid)
     for uuid in client.gpu_uuids or ("",) if client.server_name is not None else ():
         gpu = (indexes.get(uuid, ""), uuid)
@@ -54,7 +56,7 @@ def _client(add: AddSample, d: tuple[str], client: Client, indexes: Mapping[str,
         add("mps_client_sm_partition_info", labels, 1.0)
 
 
-def _servers(add: AddSample, d: tuple[str], found: Partitioning) -> None:
+def _server_samples(add: AddSample, d: tuple[str], found: Partitioning) -> None:
     for server in found.servers or ():
         labels = (
             *d,
@@ -69,7 +71,7 @@ def _servers(add: AddSample, d: tuple[str], found: Partitioning) -> None:
         add("mps_named_server_info", labels, 1.0)
 
 
-def _namespace(
+def _namespace_samples(
     add: AddSample,
     d: tuple[str],
     namespace: Namespace,
@@ -92,7 +94,7 @@ def _namespace(
         add("mps_namespace_clients", n, client_counts.get(where, 0))
 
 
-def _partition(
+def _partition_samples(
     add: AddSample,
     d: tuple[str],
     partition: SmPartition,
@@ -117,7 +119,7 @@ def _partition(
         add("mps_sm_partition_in_use", p, float(partition.has_clients))
 
 
-def _devices(
+def _device_samples(
     add: AddSample, d: tuple[str], found: Partitioning, indexes: Mapping[str, str]
 ) -> None:
     for one in found.devices or ():

@@ -279,10 +279,10 @@ def _read_into(builder: _ReplyBuilder, exchange: Exchange) -> Failure | None:
 
 
 def _unparsable(exchange: Exchange) -> Failure:
-    return Failure("unparsable", shorten(_text(exchange)))
+    return Failure("unparsable", shorten(_output_of(exchange)))
 
 
-def _text(exchange: Exchange) -> str:
+def _output_of(exchange: Exchange) -> str:
     return f"{exchange.stdout}\n{exchange.stderr}"
 
 
@@ -297,7 +297,7 @@ def failure_of(exchange: Exchange) -> Failure | None:
         return parse_failure(exchange) or (None if exchange.stdout else _unparsable(exchange))
     if set(commands) <= READ_ONLY_V3:
         # How a list of nothing looks is not documented, so anything else is an answer.
-        foreign = speaks_v2(_text(exchange))
+        foreign = speaks_v2(_output_of(exchange))
         return (_unparsable(exchange) if foreign else None) or parse_failure(exchange)
     found = parse_server(exchange)
     return found if isinstance(found, Failure) and found.kind != "server_not_found" else None
@@ -308,8 +308,8 @@ def other_interface(exchange: Exchange) -> str | None:
     if exchange.outcome not in (Outcome.REFUSED, Outcome.UNPARSABLE):
         return None
     if set(exchange.commands) <= READ_ONLY_V3:
-        return "2" if speaks_v2(_text(exchange)) else None
-    return "3" if speaks_v3(_text(exchange)) else None
+        return "2" if speaks_v2(_output_of(exchange)) else None
+    return "3" if speaks_v3(_output_of(exchange)) else None
 
 
 _PID = re.compile(r"[0-9]{1,10}")

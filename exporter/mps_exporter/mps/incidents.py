@@ -21,7 +21,7 @@ RECENT = 8
 _REPEATED = frozenset({"server_start_failed", "client_rejected"})
 
 
-def _same(one: Incident, other: Incident) -> bool:
+def _same_but_for_time(one: Incident, other: Incident) -> bool:
     """Whether they differ only in their time and their processes."""
     return (
         (one.kind, one.uid, one.detail, one.counted)
@@ -44,7 +44,7 @@ class Incidents:
         if incident.kind in _REPEATED:
             for index in range(-1, -1 - min(RECENT, len(self._incidents)), -1):
                 earlier = self._incidents[index]
-                if _same(earlier, incident):
+                if _same_but_for_time(earlier, incident):
                     self._incidents[index] = replace(earlier, count=earlier.count + 1)
                     return
         self._incidents.append(incident)

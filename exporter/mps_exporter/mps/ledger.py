@@ -160,8 +160,10 @@ class Ledger:
         """Return the processes whose exit must be seen when it happens."""
         return watched_processes.pids_to_watch(self._state)
 
-    def view(self, now: float, *, clients: bool = True) -> LedgerView:
-        """Return what is known, with or without the list of clients. Changes nothing.
+    def view(self, now: float, *, brief: bool = False) -> LedgerView:
+        """Return what is known, or in brief: without clients, counters and history.
+
+        Changes nothing.
 
         Running totals are as of the last advance_to(): every line up to then has been read, so
         they never decrease.
@@ -176,7 +178,7 @@ class Ledger:
         for server in state.servers:
             waits += server.ghost_waits()
         show_backoff = bool(waits) or daemon.quit_requested_at is not None
-        timeline_since, timeline = state.timeline.snapshot(now)
+        timeline_since, timeline = (None, ()) if brief else state.timeline.snapshot(now)
         quit_in_order = daemon.ended_at is not None and not daemon.died
         return LedgerView(
             at=now,
@@ -185,7 +187,7 @@ class Ledger:
             daemon_died=daemon.died,
             binary_version=daemon.binary_version,
             quit_requested_at=daemon.quit_requested_at,
-            servers=tuple(_server_session(server, clients=clients) for server in state.servers),
+            servers=tuple(_server_session(server, clients=not brief) for server in state.servers),
             waits=tuple(waits),
             configured_at=daemon.configured_at,
             server_log_lost_at=self._state.server_log_lost_at,
@@ -193,8 +195,8 @@ class Ledger:
             handover=_handover(state),
             handover_backoff_seconds=daemon.backoff_seconds if show_backoff else None,
             devices=state.gpus.by_ordinal({d for one in state.servers for d in one.devices}),
-            counters=state.counters.snapshot(),
-            incidents=state.incidents.snapshot(),
+            counters={} if brief else state.counters.snapshot(),
+            incidents=() if brief else state.incidents.snapshot(),
             timeline=timeline,
             timeline_since=timeline_since,
         )
@@ -242,7 +244,7 @@ def _client_session(server: TrackedServer, client: TrackedClient) -> ClientSessi
     contexts: dict[str, int] = {}
     for uuid in client.contexts.values():
         contexts[uuid] = contexts.get(uuid, 0) + 1
-    state, since = _client_state(client)
+    state, since = _state_of_client(client)
     return ClientSession(
         pid=client.pid,
         server_pid=server.pid,
@@ -256,7 +258,7 @@ def _client_session(server: TrackedServer, client: TrackedClient) -> ClientSessi
     )
 
 
-def _client_state(client: TrackedClient) -> tuple[ClientState | None, float | None]:
+def _state_of_client(client: TrackedClient) -> tuple[ClientState | None, float | None]:
     """Return what a client is doing, and since when; None where server.log does not say."""
     if client.torn_down_at is not None:
         return "torn_down", client.torn_down_at

@@ -116,7 +116,7 @@ def _second_ms(text: str) -> int | None:
     return _seconds.setdefault(text, int(moment.timestamp()) * 1000)
 
 
-def _writer(text: str) -> tuple[str, int] | None:
+def _parse_writer(text: str) -> tuple[str, int] | None:
     """Read " Control   630"."""
     found = _WRITER.fullmatch(text)
     if found is None:
@@ -129,7 +129,7 @@ def _writer(text: str) -> tuple[str, int] | None:
 def _read_rest(text: str) -> tuple[str, int, e.LogEvent] | None:
     """Read " Control   630] NEW UI": who says it, and what; None when it is not like that."""
     name, bracket, message = text.partition("]")
-    writer = _writers.get(name) or _writer(name)
+    writer = _writers.get(name) or _parse_writer(name)
     if writer is None or not bracket:
         return None
     component, pid = writer

@@ -139,7 +139,7 @@ _KEPT = frozenset({"", "-", "default"})
 def anonymised(query: str, text: str, pipe_directory: str, rename: Rename) -> str:
     """Return a reply without the names that users chose; rows that are refused are withheld."""
     lines, titles = [], _COLUMNS[query].names
-    for number, line in enumerate(_lines(text)):
+    for number, line in enumerate(_stripped_lines(text)):
         cells = _cells(line) if _is_clean(line) else None
         header = () if cells is None else tuple(map(_column, cells))
         if number == 0 and _COLUMNS[query].required <= set(header):
@@ -148,12 +148,12 @@ def anonymised(query: str, text: str, pipe_directory: str, rename: Rename) -> st
                 cell if name in _COLUMNS[query].names else f"column_{at}"
                 for at, (cell, name) in enumerate(zip(cells or (), header, strict=True))
             ]
-            lines.append(_joined(known))
+            lines.append(_joined_cells(known))
         elif cells is None or (row := _row(query, titles, cells)) is None:
             lines.append(f"(withheld: {len(line)} characters)")
         else:
             lines.append(
-                _joined(
+                _joined_cells(
                     [
                         _renamed(query, title, row.cells[title], pipe_directory, rename)
                         for title in titles
@@ -163,7 +163,7 @@ def anonymised(query: str, text: str, pipe_directory: str, rename: Rename) -> st
     return "".join(f"{line}\n" for line in lines)
 
 
-def _joined(cells: Sequence[str]) -> str:
+def _joined_cells(cells: Sequence[str]) -> str:
     return ",".join('"' + cell.replace('"', '""') + '"' if "," in cell else cell for cell in cells)
 
 
@@ -230,7 +230,7 @@ def _read_v2_partitions(exchange: Exchange) -> Partitioning:
     if exchange.error is not None or speaks_v2(exchange.stdout):
         counts[name, "reply"] += 1
         return Partitioning("2", not_understood=counts)
-    for line in _lines(exchange.stdout):
+    for line in _stripped_lines(exchange.stdout):
         words = line.split()
         if not words or words[0] == "GPU" or set(words) <= _V2_HEADING:
             continue
@@ -282,7 +282,7 @@ def _v2_partition(words: Sequence[str]) -> SmPartition | None:
 _YES_NO: Mapping[str, bool | None] = {"yes": True, "no": False, "-": None}
 
 
-def _lines(text: str) -> list[str]:
+def _stripped_lines(text: str) -> list[str]:
     return [line for raw in text.split("\n") if (line := raw.strip())]
 
 
@@ -434,7 +434,7 @@ class _Builder:
 
     def read(self, query: str, text: str) -> None:
         """Read one reply. An empty one says nothing: not even that there is nothing."""
-        name, lines = _NAMES[query], _lines(text)
+        name, lines = _NAMES[query], _stripped_lines(text)
         if not lines:
             return
         titles, begin = self._titles(query, lines[0])
@@ -525,7 +525,7 @@ def unique(rows: Iterable[T]) -> tuple[tuple[T, ...], int]:
     found: dict[object, T | None] = {}
     refused = 0
     for row in rows:
-        identity = _identity(row)
+        identity = _row_identity(row)
         if identity not in found:
             found[identity] = row
             continue
@@ -534,7 +534,7 @@ def unique(rows: Iterable[T]) -> tuple[tuple[T, ...], int]:
     return tuple(row for row in found.values() if row is not None), refused
 
 
-def _identity(row: object) -> object:
+def _row_identity(row: object) -> object:
     """What no two rows of a list have in common."""
     match row:
         case NamedServer() | Feature():
@@ -572,7 +572,7 @@ def _joined_devices(titles: tuple[str, ...], cells: list[str], excess: int) -> l
     return [*cells[:first], ",".join(cells[first : last + 1]), *cells[last + 1 :]]
 
 
-def _server(row: _Row) -> NamedServer | None:
+def _parse_server(row: _Row) -> NamedServer | None:
     if not (name := row.name("name")):
         return None
     devices = row.text("allowed-devices", _DEVICES) or ""
@@ -595,7 +595,7 @@ def _server(row: _Row) -> NamedServer | None:
 _DEVICES = re.compile(rf"(?:{_DEVICE.pattern})(?:,(?:{_DEVICE.pattern})){{0,63}}")
 
 
-def _namespace(row: _Row) -> Namespace | None:
+def _parse_namespace(row: _Row) -> Namespace | None:
     name, server_name = row.name("name"), row.name("server")
     if not (name and server_name):
         return None
@@ -625,7 +625,7 @@ def _namespace(row: _Row) -> Namespace | None:
     )
 
 
-def _client(row: _Row) -> NamespaceClient | None:
+def _parse_client(row: _Row) -> NamespaceClient | None:
     pid, server_name = row.number("pid", _PID, MAX_PID), row.name("server")
     if pid is None or not server_name:
         return None
@@ -646,7 +646,7 @@ def _client(row: _Row) -> NamespaceClient | None:
 _COMMAND = re.compile(r".+")
 
 
-def _partition(row: _Row) -> SmPartition | None:
+def _parse_partition(row: _Row) -> SmPartition | None:
     server_name, device = row.name("server"), row.text("device", _DEVICE)
     status = row.text("status", _WORD)
     if not server_name or device is None or status is None:
@@ -667,7 +667,7 @@ def _partition(row: _Row) -> SmPartition | None:
 _BOOLEAN = re.compile(r"true|false")
 
 
-def _device(row: _Row) -> ServerDevice | None:
+def _parse_device(row: _Row) -> ServerDevice | None:
     uuid = row.text("device-uuid", _UUID)
     if uuid is None:
         return None
@@ -683,7 +683,7 @@ def _device(row: _Row) -> ServerDevice | None:
     )
 
 
-def _feature(row: _Row) -> Feature | None:
+def _parse_feature(row: _Row) -> Feature | None:
     name, state = row.text("feature", _FEATURE), row.take("state", _STATE)
     if name is None or state is None:
         return None
@@ -699,12 +699,12 @@ def _feature(row: _Row) -> Feature | None:
 _FEATURE = re.compile(r"[a-z0-9_-]{1,64}")
 
 _READERS: Mapping[str, Callable[[_Row], object | None]] = {
-    SERVERS: _server,
-    NAMESPACES: _namespace,
-    CLIENTS: _client,
-    PARTITIONS: _partition,
-    DEVICES: _device,
-    FEATURES: _feature,
+    SERVERS: _parse_server,
+    NAMESPACES: _parse_namespace,
+    CLIENTS: _parse_client,
+    PARTITIONS: _parse_partition,
+    DEVICES: _parse_device,
+    FEATURES: _parse_feature,
 }
 
 

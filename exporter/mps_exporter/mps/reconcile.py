@@ -39,7 +39,7 @@ def reconcile(
     if not any(state.readable.values()):
         state.advance_to(at)
     if listed is not None:
-        _servers(state, now, listed)
+        _reconcile_servers(state, now, listed)
     for reply in replies:
         server = state.servers.get(reply.server_pid)
         if server is not None:
@@ -47,14 +47,14 @@ def reconcile(
                 state.gpus.add_ordinal(device.ordinal, device.uuid)
                 state.gpus.add_gpu(device.uuid)
             if reply.client_pids is not None:
-                _clients(state, server, now, reply.client_pids)
+                _reconcile_clients(state, server, now, reply.client_pids)
             if state.readable["server"]:
                 server.reported_state = None
             else:
                 _without_log(state, server, reply)
 
 
-def _servers(state: DaemonState, now: Moment, listed: Collection[int]) -> None:
+def _reconcile_servers(state: DaemonState, now: Moment, listed: Collection[int]) -> None:
     servers = state.servers
     for pid in listed:
         known = servers.get(pid) or servers.restore_vanished(pid)
@@ -77,7 +77,7 @@ def _servers(state: DaemonState, now: Moment, listed: Collection[int]) -> None:
                 servers.mark_vanished(server, now)
 
 
-def _clients(
+def _reconcile_clients(
     state: DaemonState, server: TrackedServer, now: Moment, client_pids: Collection[int]
 ) -> None:
     reported = {pid for pid in client_pids if pid}

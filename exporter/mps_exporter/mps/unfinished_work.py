@@ -199,7 +199,11 @@ def find_culprit(
         return None
     if met and not found:
         return _of_last(met, failed_start=failed_start)
-    if len(found) == 1 and _fits(found[0], at, gpus) and not _crowded(found[0], at, endings):
+    if (
+        len(found) == 1
+        and _fits_measured_times(found[0], at, gpus)
+        and not _crowded(found[0], at, endings)
+    ):
         return Verdict(found[0], found)
     return Verdict(None, found or just_ended(at, gpus, endings))
 
@@ -226,7 +230,7 @@ def _of_last(met: Sequence[Last], *, failed_start: bool | None) -> Verdict:
     return Verdict(None, able if any(is_long(ending) for ending in able) else ())
 
 
-def _fits(ending: Ending, at: float, gpus: Collection[str]) -> bool:
+def _fits_measured_times(ending: Ending, at: float, gpus: Collection[str]) -> bool:
     """Whether the times are like those that were measured with other clients on the GPU."""
     closed_at, ended_at = ending.closed_at(gpus), ending.ended_at
     if closed_at is None or ended_at is None:

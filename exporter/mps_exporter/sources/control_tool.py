@@ -42,6 +42,7 @@ from mps_exporter.mps.protocol_v3 import DETAILS_V3, FIXED_V3, PROBE_V3, SERVERS
 from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome
 from mps_exporter.sources.circuit_breaker import CircuitBreaker
 from mps_exporter.sources.control_tool_runs import ControlToolRuns, Runner, Silence
+from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER, Allowances
 from mps_exporter.sources.run_process import (
     run_process,
 )
@@ -49,11 +50,17 @@ from mps_exporter.sources.run_process import (
 DEFAULT_BINARY = "nvidia-cuda-mps-control"
 
 _BUSY = "another question to it is still under way"
+_TOO_MANY = "too many daemons of this user have been started lately"
 
 LIMITED_PAUSE_SECONDS = 5.0
 MAX_LIMITED_PAUSE_SECONDS = 60.0
 """A daemon of an ordinary user that refuses, or is not there, is asked again after so long; each
 time twice as long. A run of the tool costs the exporter 8 ms, and a user may have eight of them."""
+
+NEW_DAEMONS_PER_SECOND = 0.5
+"""So many daemons of an ordinary user that were never asked are asked in the long run; as many as a
+user may have are asked at once. Eight processes that are started anew three times a second, each by
+the name of a daemon, made a scrape of 7 ms take 78."""
 
 QueryKind = Literal["probe", "reconciliation"]
 
@@ -70,6 +77,7 @@ class _QueryState:
     server_breaker: CircuitBreaker
     """For questions that a server must answer: one that hangs again and again is asked less."""
     silence: Silence = field(default_factory=Silence)
+    asked: bool = False
     hung_at: float = float("-inf")
     """When it was given up last (Unix time)."""
     probe: ControlObservation | None = None
@@ -113,6 +121,7 @@ class ControlTool:
         self._clock = clock
         self._runs = ControlToolRuns(binary, timeout_seconds, procfs, run, clock)
         self._daemons: dict[str, _QueryState] = {}
+        self._new_daemons = Allowances(MAX_DAEMONS_PER_USER, NEW_DAEMONS_PER_SECOND)
         self._transitions = TransitionLogger(logging.getLogger(__name__))
 
     async def probe(
@@ -132,6 +141,8 @@ class ControlTool:
                 return known.probe
             if (why := _skip_reason(daemon, known.breaker)) is not None:
                 return self._skipped(daemon, "probe", why)
+            if not self._may_be_asked(daemon, known):
+                return self._skipped(daemon, "probe", _TOO_MANY)
             at, clock = self._now(), self._clock()
             exchanges = await self._probe(daemon, known, deadline)
             observation = self._make_observation(daemon, known, "probe", at, exchanges)
@@ -141,6 +152,16 @@ class ControlTool:
                 longer = max(LIMITED_PAUSE_SECONDS, 2 * known.pause_seconds)
                 known.pause_seconds = min(longer, MAX_LIMITED_PAUSE_SECONDS) if failed else 0.0
             return observation
+
+    def _may_be_asked(self, daemon: DaemonFacts, known: _QueryState) -> bool:
+        """Count an ordinary user's daemon that is asked for the first time; False: not now."""
+        if daemon.limited and not known.asked:
+            now = self._clock()
+            if self._new_daemons.left(daemon.user, now) < 1.0:
+                return False
+            self._new_daemons.use(daemon.user, 1.0, now)
+        known.asked = True
+        return True
 
     async def _probe(
         self, daemon: DaemonFacts, known: _QueryState, deadline: float

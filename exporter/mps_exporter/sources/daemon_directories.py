@@ -135,18 +135,16 @@ class DaemonDirectories:
         uid = self._processes.sole_user(program.pid)
         uid = -1 if uid is None else uid
         environment = program.process.mps_environment
-        places = [
-            place
-            for place in self._pipe_directories(program, configured)
-            if place.belongs_to(uid, strictly=False)
-        ]
+        candidates = list(self._pipe_directories(program, configured))
+        places = [place for place in candidates if place.belongs_to(uid, strictly=False)]
         held = [place for place in places if place.holder == program.pid]
         if not held and not parse_daemon_flags(program.arguments).daemon:
             return "none"
         # A daemon holds its lock, so it is not where somebody tested the lock and nobody has it.
         # (0: somebody whose PID does not show here.) Nor is it where nothing is, if one of the two
-        # default directories is there: a daemon that is ending has released its lock.
-        anywhere = environment is not None and not any(place.exists for place in places)
+        # default directories is there: a daemon that is ending has released its lock, and whose it
+        # was cannot be read any more.
+        anywhere = environment is not None and not any(place.exists for place in candidates)
         free = [
             place
             for place in places

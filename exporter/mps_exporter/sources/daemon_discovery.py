@@ -96,7 +96,7 @@ class DaemonDiscovery:
         self._memory_partitions = MemoryPartitions(cgroups)
         self._now = now
         self._own_uid = os.geteuid()
-        self._share = FairShare(self._own_uid)
+        self._share = FairShare(self._own_uid, clock)
         self._left_out = Counter[int]()
         self._look_calls, self._looks = ThreadedCalls[Look](), dict[Hashable, Look]()
         self._place_calls, self._places = ThreadedCalls[_Place](), dict[Hashable, _Place]()

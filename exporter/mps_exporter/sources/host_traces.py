@@ -56,62 +56,62 @@ def look_for_traces(
     return HostTraces(
         tuple(zombies),
         tuple(orphans),
-        tuple(one for one in _directories(Path(root)) if not _is_served(root, one, running)),
-        tuple(_holders(Path(procfs))),
+        tuple(one for one in _left_directories(Path(root)) if not _is_served(root, one, running)),
+        tuple(_driver_holders(Path(procfs))),
     )
 
 
 def _programs(procfs: Path) -> Iterator[ProcessFacts]:
-    for pid in _pids(procfs):
+    for pid in _all_pids(procfs):
         base = procfs / str(pid)
         with suppress(OSError):
-            if _read(base / "comm").rstrip(b"\n") == _COMM:
-                yield from _process(base, pid)
+            if _read_start(base / "comm").rstrip(b"\n") == _COMM:
+                yield from _process_facts(base, pid)
 
 
-def _process(base: Path, pid: int) -> Iterator[ProcessFacts]:
-    stat = parse_stat(_read(base / "stat"))
+def _process_facts(base: Path, pid: int) -> Iterator[ProcessFacts]:
+    stat = parse_stat(_read_start(base / "stat"))
     if stat is not None:
-        arguments = parse_arguments(_read(base / "cmdline"))
+        arguments = parse_arguments(_read_start(base / "cmdline"))
         yield ProcessFacts(
             pid,
             0.0,
-            uid=parse_status(_read(base / "status")).uid,
+            uid=parse_status(_read_start(base / "status")).uid,
             name=Path(arguments[0]).name if arguments else stat.comm,
             state=stat.state,
             parent_pid=stat.parent_pid,
         )
 
 
-def _pids(procfs: Path) -> list[int]:
+def _all_pids(procfs: Path) -> list[int]:
     with suppress(OSError):
         return sorted(int(one.name) for one in procfs.iterdir() if one.name.isdecimal())
     return []
 
 
-def _read(path: Path) -> bytes:
+def _read_start(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(_MAX_BYTES)
 
 
-def _directories(root: Path) -> Iterator[MpsDirectory]:
+def _left_directories(root: Path) -> Iterator[MpsDirectory]:
     for name in DEFAULT_PIPE_DIRECTORIES:
         path = root / name[1:]
         if is_left_over(str(path)):
-            yield from _directory(root, path, "")
+            yield from _left_directory(root, path, "")
     for pattern, promised_by in PROMISES:
         for path in list(root.glob(pattern))[:_MAX_ENTRIES]:
-            yield from _directory(root, path, promised_by)
+            yield from _left_directory(root, path, promised_by)
     for unit in list(root.glob(UNITS))[:_MAX_ENTRIES]:
         with suppress(OSError):
-            text = _read(unit)
+            text = _read_start(unit)
             if _START.search(text):
                 named = _DIRECTORY.search(text)
                 name = os.fsdecode(named[1]) if named else DEFAULT_PIPE_DIRECTORIES[0]
                 yield MpsDirectory(name, unit.stat().st_uid, f"the enabled unit {unit.name}")
 
 
-def _directory(root: Path, path: Path, promised_by: str) -> Iterator[MpsDirectory]:
+def _left_directory(root: Path, path: Path, promised_by: str) -> Iterator[MpsDirectory]:
     with suppress(OSError):
         yield MpsDirectory(f"/{path.relative_to(root)}", path.stat().st_uid, promised_by)
 
@@ -127,12 +127,12 @@ def _is_served(root: str, one: MpsDirectory, running: Iterable[DaemonFacts]) -> 
     return False
 
 
-def _holders(procfs: Path) -> Iterator[ProcessFacts]:
+def _driver_holders(procfs: Path) -> Iterator[ProcessFacts]:
     end = time.monotonic() + HOLDERS_SECONDS
-    for pid in _pids(procfs):
+    for pid in _all_pids(procfs):
         if time.monotonic() > end:
             return
         with suppress(OSError):
             files = islice((procfs / str(pid) / "fd").iterdir(), _MAX_ENTRIES)
             if any(str(file.readlink()).startswith("/dev/nvidia") for file in files):
-                yield from _process(procfs / str(pid), pid)
+                yield from _process_facts(procfs / str(pid), pid)

@@ -7,6 +7,7 @@ answers, and the next question to it is refused at once instead of queueing up b
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -154,7 +155,7 @@ class LiveHost:
             observation = await self._call(
                 "procfs", deadline_seconds, self._procfs.observe, without
             )
-            before, self._seen = self._seen, _alive(observation, without)
+            before, self._seen = self._seen, _start_times(observation, without)
             self._new |= self._seen.keys() - before.keys()
             self._ended |= {
                 pid: observation.at
@@ -238,7 +239,7 @@ class LiveHost:
         """Wait for one's turn with a source; gives how many seconds are left."""
         end = time.monotonic() + deadline_seconds
         try:
-            async with asyncio.timeout(deadline_seconds):
+            async with asyncio.timeout(None if math.isinf(deadline_seconds) else deadline_seconds):
                 await self._locks[source].acquire()
         except TimeoutError:
             raise SourceTimeoutError(f"{source} is busy with another question") from None
@@ -248,7 +249,7 @@ class LiveHost:
             self._locks[source].release()
 
 
-def _alive(observation: ProcfsObservation, pids: Collection[int]) -> dict[int, float | None]:
+def _start_times(observation: ProcfsObservation, pids: Collection[int]) -> dict[int, float | None]:
     """Give the start times of these processes; None: gone. Left out: it cannot be told."""
     found: dict[int, float | None] = dict.fromkeys(set(observation.gone).intersection(pids))
     for pid, facts in observation.processes.items():

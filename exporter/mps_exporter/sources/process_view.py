@@ -65,22 +65,22 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
     except OSError as error:
         gone = error.errno in (errno.ENOENT, errno.ESRCH)
         return ProcessView(pid, present=not gone)
-    arguments = parse_arguments(_read(base / "cmdline") or b"")
+    arguments = parse_arguments(_read_or_none(base / "cmdline") or b"")
     command = Path(arguments[0]).name if arguments else found.comm if found else ""
     root = str(base / "root")
     variables, debug = None, dict[str, str]()
     # Of a process that has ended and not been reaped, an empty text can be read.
-    environment = _read(base / "environ")
+    environment = _read_or_none(base / "environ")
     if environment:
         variables, debug = parse_mps_environment(environment), _debug_variables(environment)
     named = bool(variables and variables.get("CUDA_MPS_PIPE_DIRECTORY"))
     directory, way = None, _Way()
     if variables is not None:
         directory = variables.get("CUDA_MPS_PIPE_DIRECTORY") or DEFAULT_PIPE_DIRECTORIES[0]
-        way = _walk(root, directory, status.uid, frozenset().union(*_groups(base)))
+        way = _walk_as(root, directory, status.uid, frozenset().union(*_groups_of_process(base)))
         if not named and way.end is None:
             way = _Way()  # nobody promised that it is there
-    on_host = bool(_same_file(root, "/"))
+    on_host = bool(_is_same_file(root, "/"))
     daemon = _same_directory(way.end, daemons)
     return ProcessView(
         pid,
@@ -105,7 +105,7 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
                 if on_host and name.endswith("_PATH") and value[:1] == "/" and _missing(value)
             )
         ),
-        oom_kills=_oom_kills(_read(base / "cgroup") or b""),
+        oom_kills=_oom_kills(_read_or_none(base / "cgroup") or b""),
     )
 
 
@@ -121,20 +121,20 @@ def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") 
     if facts.process is None:
         return DaemonConditions()
     base = Path(procfs) / str(facts.process.pid)
-    group, more = _groups(base)
+    group, more = _groups_of_process(base)
     closed: dict[int, ClosedFolder] = {}
     for uid in uids:
         for directory in (facts.pipe_directory, facts.log_directory):
             if uid and directory:
-                way = _walk(str(base / "root"), directory, uid, group, more)
+                way = _walk_as(str(base / "root"), directory, uid, group, more)
                 if way.closed is not None and way.error is not None:
                     closed.setdefault(uid, ClosedFolder(way.closed, way.error))
-    cgroup = _read(base / "cgroup") or b""
+    cgroup = _read_or_none(base / "cgroup") or b""
     limit = (_memory_file(cgroup, "memory.max") or b"").strip()
     return DaemonConditions(closed, _oom_kills(cgroup), int(limit) if limit.isdigit() else None)
 
 
-def _read(path: Path) -> bytes | None:
+def _read_or_none(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
     except OSError:
@@ -175,10 +175,10 @@ def _own_proc(base: Path, own_pid: int, itself: ProcessStat) -> bool | None:
     return None if there is None else there.start_ticks == itself.start_ticks
 
 
-def _groups(base: Path) -> tuple[frozenset[int], frozenset[int]]:
+def _groups_of_process(base: Path) -> tuple[frozenset[int], frozenset[int]]:
     """The group and the supplementary groups of a process."""
     found: dict[bytes, frozenset[int]] = {}
-    for line in (_read(base / "status") or b"").splitlines():
+    for line in (_read_or_none(base / "status") or b"").splitlines():
         key, _, value = line.partition(b":")
         found[key] = frozenset(int(word) for word in value.split() if word.isdigit())
     return found.get(b"Gid", frozenset()), found.get(b"Groups", frozenset())
@@ -196,7 +196,7 @@ class _Way:
     """Where the directory is from here; None: it is not there, or the caller may not look."""
 
 
-def _walk(
+def _walk_as(
     root: str,
     path: str,
     uid: int | None,
@@ -234,7 +234,7 @@ def _walk(
             folder = f"/{'/'.join(done)}"
             if not stat.S_ISDIR(entry.st_mode):
                 return _Way(f"{folder} is not a directory")
-            closed_to = uid and not _rights(entry, uid, groups, perhaps) & _PASS
+            closed_to = uid and not _mode_bits_for(entry, uid, groups, perhaps) & _PASS
             if closed_to and not _has_access_list(here):
                 mode = f"{stat.S_IMODE(entry.st_mode):04o}"
                 return _Way(f"{folder} is closed to user {uid} (mode {mode})", folder)
@@ -248,7 +248,7 @@ def _walk(
     return _Way(end="/".join((root, *done)))
 
 
-def _rights(
+def _mode_bits_for(
     entry: os.stat_result, uid: int, groups: frozenset[int], perhaps: frozenset[int]
 ) -> int:
     """What a mode lets a user do: the bits of owner, group or others, whichever apply."""
@@ -278,7 +278,7 @@ def _same_directory(path: str | None, daemons: Iterable[DaemonFacts]) -> DaemonF
             one
             for one in daemons
             if any(
-                _same_file(path, f"{one.pipe_path}/{below}")
+                _is_same_file(path, f"{one.pipe_path}/{below}")
                 for below in inside[: 3 if one.protocol == "3" else 1]
             )
         ),
@@ -286,7 +286,7 @@ def _same_directory(path: str | None, daemons: Iterable[DaemonFacts]) -> DaemonF
     )
 
 
-def _same_file(one: str, other: str) -> bool | None:
+def _is_same_file(one: str, other: str) -> bool | None:
     """Whether two paths are one file; None: one of them cannot be looked at."""
     try:
         return Path(one).samefile(other)
@@ -298,7 +298,7 @@ def _memory_file(cgroup: bytes, name: str) -> bytes | None:
     """A file of a process's control group (version 2, mounted at /sys/fs/cgroup)."""
     for line in cgroup.splitlines():
         if line.startswith(b"0::/"):
-            return _read(Path(CGROUPS, text_of(line[4:]), name))
+            return _read_or_none(Path(CGROUPS, text_of(line[4:]), name))
     return None
 
 

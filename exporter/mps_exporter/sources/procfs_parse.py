@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 COMM_LENGTH = 15
 """The kernel keeps so many bytes of a program's name."""
@@ -26,8 +27,7 @@ def text_of(raw: bytes) -> str:
     return raw.decode("utf-8", "backslashreplace")
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessStat:
+class ProcessStat(NamedTuple):
     """/proc/PID/stat, as far as it is needed.
 
     457 (nvidia-cuda-mps) S 445 445 445 0 -1 4194560 …

@@ -362,15 +362,15 @@ def read_recording(path: Path) -> Recording:
         with path.open("rb") as raw:
             if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
                 raise RecordingError(f"cannot read recording {path}: it is no regular file")
-            return _read(path, _lines(path, raw))
+            return _read_observations(path, _recorded_lines(path, raw))
     except OSError as error:
         reason = error.strerror or str(error)
         raise RecordingError(f"cannot read recording {path}: {reason}") from error
 
 
-def _read(path: Path, lines: Iterator[dict[str, Any]]) -> Recording:
+def _read_observations(path: Path, lines: Iterator[dict[str, Any]]) -> Recording:
     give_up_at = time.monotonic() + MAX_LOAD_SECONDS
-    header = _header(path, next(lines, None))
+    header = _recording_header(path, next(lines, None))
     latest = header.started_at + MAX_DURATION_SECONDS
     observations: list[Observation] = []
     ended_at = header.started_at
@@ -408,7 +408,7 @@ def _observation(record: dict[str, Any], version: int) -> Observation:
     return _converter().structure(fields, _KINDS[kind])
 
 
-def _lines(path: Path, raw: IO[bytes]) -> Iterator[dict[str, Any]]:
+def _recorded_lines(path: Path, raw: IO[bytes]) -> Iterator[dict[str, Any]]:
     file = gzip.GzipFile(fileobj=raw)
     number = size = 0
     while True:
@@ -466,7 +466,7 @@ def _checked(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def _header(path: Path, record: dict[str, Any] | None) -> Header:
+def _recording_header(path: Path, record: dict[str, Any] | None) -> Header:
     if record is None or record.get("format") != FORMAT:
         raise RecordingError(f"{path} is no recording made by mps-exporter record")
     if record.get("version") not in READABLE_VERSIONS:

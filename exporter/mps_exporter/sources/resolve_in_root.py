@@ -74,7 +74,7 @@ def opened_directory(path: str, procfs: str = "/proc") -> Iterator[int]:
     with _opened_root(root) as base:
         descriptor = _open_below(base, inside)
         try:
-            if root and _same(base, "/") and _is_masked(descriptor, root):
+            if root and _same_file(base, "/") and _is_masked(descriptor, root):
                 raise PermissionError(errno.EACCES, "masked from this program")
             yield descriptor
         finally:
@@ -148,16 +148,16 @@ def _owner_of_namespace(namespace: int) -> int | None:
         os.close(users)
 
 
-def _error(code: int) -> OSError:
+def _os_error(code: int) -> OSError:
     return OSError(code, os.strerror(code))
 
 
 def _require(condition: bool, code: int) -> None:
     if not condition:
-        raise _error(code)
+        raise _os_error(code)
 
 
-def _same(descriptor: int, path: str) -> bool:
+def _same_file(descriptor: int, path: str) -> bool:
     return os.path.samestat(os.fstat(descriptor), os.stat(path))  # noqa: PTH116
 
 
@@ -168,15 +168,15 @@ def _open_below(base: int, path: str) -> int:
     """Open a directory below a root, as a process sees it whose root that is."""
     raw = os.fsencode(path)
     if len(raw) > MAX_PATH_BYTES:
-        raise _error(errno.ENAMETOOLONG)
+        raise _os_error(errno.ENAMETOOLONG)
     if b"\0" in raw:
-        raise _error(errno.EINVAL)
+        raise _os_error(errno.EINVAL)
     descriptor = _openat2(base, raw)
     if descriptor is None:
         descriptor, _, _ = _walk(base, path)
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise _error(errno.ENOTDIR)
+            raise _os_error(errno.ENOTDIR)
     return descriptor
 
 
@@ -191,7 +191,7 @@ def _openat2(base: int, path: bytes) -> int | None:
     # says of a directory that is opened by O_PATH.
     if code in (errno.ENOSYS, errno.EPERM):
         return None
-    raise _error(code)
+    raise _os_error(code)
 
 
 def _walk(base: int, path: str) -> tuple[int, list[str], bool]:

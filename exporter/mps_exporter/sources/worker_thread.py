@@ -8,6 +8,7 @@ inside nobody queues behind it.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 import weakref
@@ -87,6 +88,8 @@ class WorkerThread:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._start_job(_Job(lambda: function(*args), loop, future))
+        if math.isinf(deadline_seconds):
+            return await future
         done, _ = await asyncio.wait((future,), timeout=deadline_seconds)
         if not done:
             future.cancel()

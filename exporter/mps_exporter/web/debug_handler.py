@@ -26,7 +26,7 @@ def printable_lines(raw: str) -> str:
     return "\n".join(humanize.printable(line, MAX_RAW_CHARACTERS) for line in raw.split("\n"))
 
 
-def _source(source: DebugSource) -> Iterator[str]:
+def _source_lines(source: DebugSource) -> Iterator[str]:
     outcome = "success" if source.success else "FAILED"
     yield f"=== {source.name}: {outcome} in {source.duration_seconds * 1000:.1f} ms"
     if source.error:
@@ -47,7 +47,7 @@ def report_text(report: DebugReport) -> str:
         "",
     ]
     for source in report.sources:
-        lines.extend(_source(source))
+        lines.extend(_source_lines(source))
     lines += ["=== metrics", report.metrics]
     return "\n".join(lines)
 

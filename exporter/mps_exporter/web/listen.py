@@ -129,10 +129,10 @@ def _tcp(address: str) -> list[socket.socket]:
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 close_sockets(sockets)
-                raise _refusal(address, where, error) from error
+                raise _why_refused(address, where, error) from error
             refused = error, where
     if not sockets and refused is not None:
-        raise _refusal(address, refused[1], refused[0]) from refused[0]
+        raise _why_refused(address, refused[1], refused[0]) from refused[0]
     return sockets
 
 
@@ -146,7 +146,7 @@ def _any(address: str, port: int) -> socket.socket:
                 raise
             return _bound(socket.AF_INET, ("0.0.0.0", port))  # noqa: S104
     except OSError as error:
-        raise _refusal(address, ("::", port), error) from error
+        raise _why_refused(address, ("::", port), error) from error
 
 
 def _bound(family: int, where: tuple[object, ...]) -> socket.socket:
@@ -164,7 +164,7 @@ def _bound(family: int, where: tuple[object, ...]) -> socket.socket:
     return one
 
 
-def _refusal(address: str, where: tuple[object, ...], error: OSError) -> ListenError:
+def _why_refused(address: str, where: tuple[object, ...], error: OSError) -> ListenError:
     host, port = where[0], int(str(where[1]))
     reason = _reason(address, port, error)
     return (

@@ -66,13 +66,13 @@ async def serve_app(
     )
     try:
         await runner.setup()
-        await _serve(runner, options, stop, sockets, on_listening)
+        await _serve_until_stopped(runner, options, stop, sockets, on_listening)
     finally:
         close_sockets(sockets, remove_files=not options.systemd_socket)
         await runner.cleanup()
 
 
-async def _serve(
+async def _serve_until_stopped(
     runner: web.AppRunner,
     options: WebOptions,
     stop: asyncio.Event,

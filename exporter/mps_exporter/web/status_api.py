@@ -308,14 +308,14 @@ def gpu_view(gpu: Gpu, now: float, history: History) -> GpuView:
     )
 
 
-def _optional(text: str | None) -> str | None:
+def _printable_or_none(text: str | None) -> str | None:
     return humanize.printable(text) if text else None
 
 
-def _client(client: Client) -> ClientView:
+def _client_view(client: Client) -> ClientView:
     return ClientView(
         pid=client.pid,
-        program=_optional(client.command),
+        program=_printable_or_none(client.command),
         user=humanize.user_name(client.uid, client.user),
         uid=client.uid,
         connected_at=client.connected_at,
@@ -330,32 +330,32 @@ def _client(client: Client) -> ClientView:
         gpu_uuids=client.gpu_uuids,
         server_name=client.server_name,
         namespace=client.namespace,
-        sm_partition=_optional(client.sm_partition_name or client.sm_partition),
+        sm_partition=_printable_or_none(client.sm_partition_name or client.sm_partition),
         sm_partition_fault=client.sm_partition_fault,
-        container_id=_optional(client.container_id),
-        pod_uid=_optional(client.pod_uid),
-        slurm_job_id=_optional(client.slurm_job_id),
-        systemd_unit=_optional(client.systemd_unit),
+        container_id=_printable_or_none(client.container_id),
+        pod_uid=_printable_or_none(client.pod_uid),
+        slurm_job_id=_printable_or_none(client.slurm_job_id),
+        systemd_unit=_printable_or_none(client.systemd_unit),
     )
 
 
-def _seniority(client: Client) -> tuple[float, int]:
+def _oldest_first(client: Client) -> tuple[float, int]:
     return (math.inf if client.connected_at is None else client.connected_at, client.pid)
 
 
-def _server(server: Server) -> ServerView:
+def _server_view(server: Server) -> ServerView:
     return ServerView(
         pid=server.pid,
         user=humanize.user_name(server.uid, server.user),
         uid=server.uid,
-        state=_optional(server.state),
+        state=_printable_or_none(server.state),
         ghost=bool(server.ghost),
         started_at=server.start_time_seconds,
         clients_connected=server.clients_connected,
         contexts=dict(server.contexts),
         contexts_limit=dict(server.contexts_limit),
         active_thread_ratio=server.active_thread_ratio,
-        clients=tuple(_client(client) for client in sorted(server.clients, key=_seniority)),
+        clients=tuple(_client_view(client) for client in sorted(server.clients, key=_oldest_first)),
     )
 
 
@@ -392,12 +392,12 @@ def daemon_view(
         user=humanize.user_name(daemon.uid, daemon.user) if daemon.uid is not None else None,
         uid=daemon.uid,
         started_at=daemon.start_time_seconds,
-        binary_version=_optional(daemon.binary_version),
+        binary_version=_printable_or_none(daemon.binary_version),
         multiuser=daemon.multiuser,
         gpu_uuids=daemon.gpu_uuids,
         servers_count=daemon.servers_count,
         logs_readable=daemon.follows("control") and daemon.follows("server"),
-        servers=tuple(_server(server) for server in daemon.servers),
+        servers=tuple(_server_view(server) for server in daemon.servers),
         waits=tuple(_wait(wait, daemon, name_of, now) for wait in waits),
         waits_visible=daemon.shows_waits,
         timeline=tuple(

@@ -188,23 +188,23 @@ def headline(
     quit_ = next((one for one in found if one.name == "daemon_quit"), None)
     if quit_ is not None and all(daemon.state == "absent" for daemon in snapshot.daemons):
         return quit_
-    answer = _answer(snapshot)
+    answer = _who_uses_what(snapshot)
     if unknown:
         return FindingView("info", f"{humanize.capitalize('; '.join((*answer, *unknown)))}.")
-    well = "All is well: " if _clients(snapshot) else ""
+    well = "All is well: " if _count_clients(snapshot) else ""
     return FindingView("ok", f"{well}{answer[0]}, and no client waits.")
 
 
-def _clients(snapshot: Snapshot) -> int:
+def _count_clients(snapshot: Snapshot) -> int:
     servers = (server for daemon in snapshot.daemons for server in daemon.servers)
     return sum(server.clients_connected or 0 for server in servers)
 
 
-def _answer(snapshot: Snapshot) -> tuple[str, ...]:
+def _who_uses_what(snapshot: Snapshot) -> tuple[str, ...]:
     """Who uses what, as far as it is known; empty where nothing is."""
     servers = [server for daemon in snapshot.daemons for server in daemon.servers]
     by = humanize.count(len(servers), "server")
-    if clients := _clients(snapshot):
+    if clients := _count_clients(snapshot):
         shared = {uuid for daemon in snapshot.daemons for uuid in daemon.gpu_uuids}
         share = "share" if clients != 1 else "uses"
         gpus = f" {humanize.count(len(shared), 'GPU')}" if shared else " the GPU"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ import pytest
 
 from mps_exporter import collector as collector_module
 from mps_exporter import daemon_queries
-from mps_exporter.daemon_registry import DaemonRegistry
+from mps_exporter.daemon_registry import MAX_GONE_DAEMONS, MAX_GONE_PER_USER, DaemonRegistry
 from mps_exporter.mps.server_queries import has_resumed
 from mps_exporter.mps.watched_processes import MAX_PIDS_PER_USER
 from mps_exporter.observations import (
@@ -594,28 +595,53 @@ def test_a_daemon_that_gets_another_name_takes_nothing_along(host: ScriptedHost)
         assert record.ledger.view(host.wall).servers == ()  # until its own logs are read
 
 
-async def test_a_user_whose_daemon_was_late_is_waited_for_no_more(
+async def test_a_user_whose_daemons_were_slow_is_waited_for_no_more(
     host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """She lets it hang at every question; the others' scrapes wait for her once a minute."""
-    monkeypatch.setattr(daemon_queries, "LIMITED_SECONDS", 0.05)
+    """Her socket answers late each time: that costs the scrapes of others little in all."""
+    most = PATIENCE_SECONDS * 10
+    monkeypatch.setattr(daemon_queries, "PATIENCE_SECONDS", most)
     collector = host.collector()
     host.facts = replace(host.facts, owner_uid=2001, limited=True)
-    host.gate = asyncio.Event()
-    await collector.collect()
-    assert len(host.runs) == 1
-    monkeypatch.setattr(daemon_queries, "LIMITED_SECONDS", PATIENCE_SECONDS * 10)
-    host.gate.set()
-    await until(lambda: not any(not task.done() for task in collector._queries._limited.values()))
+    assert (await look(collector)).state == "answering"  # it was waited for
+    patience = collector._queries._patience
+    assert patience.left(2001, host.now()) < most
+    assert patience.left(2002, host.now()) == most
+    patience.use(2001, most, host.now())
     host.gate = asyncio.Event()
     host.passes(30.0)
     await asyncio.wait_for(collector.collect(), PATIENCE_SECONDS)  # or it would wait for ever
     assert len(host.runs) >= 2
     host.gate.set()
-    host.gate = None
     await until(lambda: not any(not task.done() for task in collector._queries._limited.values()))
-    host.passes(daemon_queries.IMPATIENCE_SECONDS)
+    host.passes(60.0)
+    assert patience.left(2001, host.now()) > 0
     assert (await look(collector)).state == "answering"
+
+
+def test_daemons_that_are_gone_do_not_replace_roots(host: ScriptedHost) -> None:
+    """Root's daemon died; she starts and ends any number of hers, and it is still shown."""
+    registry = DaemonRegistry()
+    root = replace(host.facts, pipe_directory="/root", owner_uid=0, configured=False)
+    registry.update([root], host.wall)
+    registry.update([], host.wall)
+    for number in range(100):
+        hers = replace(
+            root, pipe_directory=f"/alice/{number}", owner_uid=2001 + number % 10, limited=True
+        )
+        registry.update([hers], host.wall + number)
+        registry.update([], host.wall + number)
+    kept = Counter(record.facts.user for record in registry.values() if record.facts.limited)
+    assert "/root" in registry
+    assert kept.total() == MAX_GONE_DAEMONS
+    for number in range(100):
+        hers = replace(root, pipe_directory=f"/bob/{number}", owner_uid=3000, limited=True)
+        registry.update([hers], host.wall + 100 + number)
+        registry.update([], host.wall + 100 + number)
+    kept = Counter(record.facts.user for record in registry.values() if record.facts.limited)
+    assert kept[3000] == MAX_GONE_PER_USER
+    assert kept.total() > MAX_GONE_PER_USER
+    assert "/root" in registry
 
 
 def test_of_what_users_logs_name_little_is_looked_for_and_root_comes_first(

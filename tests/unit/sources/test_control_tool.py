@@ -19,7 +19,8 @@ from mps_exporter.mps.protocol_v3 import (
 )
 from mps_exporter.observations import DaemonFacts, Outcome, ProcessFacts
 from mps_exporter.sources.circuit_breaker import CircuitBreaker
-from mps_exporter.sources.control_tool import ControlTool
+from mps_exporter.sources.control_tool import NEW_DAEMONS_PER_SECOND, ControlTool
+from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER
 from mps_exporter.sources.least_rights import PATH
 from mps_exporter.sources.run_process import ChildRights, ProcessResult
 from testing import fake_mps_control
@@ -288,6 +289,34 @@ async def test_one_that_was_seen_to_serve_since_is_asked_again_soon(desk: Desk) 
     desk.time += 1.1
     desk.answers = [OK]
     assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
+
+
+async def test_new_daemons_of_a_user_are_asked_one_after_the_other(desk: Desk) -> None:
+    """Processes called like a daemon are started and ended by the dozen, each a new one."""
+    tool = desk.tool()
+
+    async def ask(uid: int, pid: int, *, limited: bool = True) -> bool:
+        desk.answers = [OK]
+        process = ProcessFacts(pid, 1.0, uid=uid)
+        daemon = replace(
+            DAEMON,
+            pipe_directory=f"/mps/{pid % 10}",  # the directory may be the same
+            limited=limited,
+            owner_uid=uid,
+            process=process,
+        )
+        return (await tool.probe(daemon, 5)).outcome is Outcome.OK
+
+    asked = [await ask(2001, pid) for pid in range(100, 130)]
+    assert asked == [True] * MAX_DAEMONS_PER_USER + [False] * (30 - MAX_DAEMONS_PER_USER)
+    assert all([await ask(0, pid, limited=False) for pid in range(200, 230)])
+    assert await ask(2002, 300)
+    desk.time += 1.0 / NEW_DAEMONS_PER_SECOND
+    assert [await ask(2001, pid) for pid in (129, 130)] == [True, False]
+    assert await ask(2001, 129)  # not for the first time
+    desk.time += 3600.0
+    asked = [await ask(2001, pid) for pid in range(400, 430)]
+    assert asked.count(True) == MAX_DAEMONS_PER_USER
 
 
 async def test_an_ordinary_users_daemon_that_works_again_is_asked_at_once(desk: Desk) -> None:

@@ -181,6 +181,15 @@ def test_one_that_ends_is_at_no_other_place(
     assert source.discover([], search=True) == ()
 
 
+def test_one_that_ends_while_it_is_looked_at_is_at_no_other_place(
+    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp-mps").mkdir()
+    proc.add(5, argv=[CONTROL, "-d"], environ={})
+    monkeypatch.setattr(Processes, "sole_user", lambda _processes, _pid: None)
+    assert found(proc) == ()
+
+
 def test_a_second_one_at_the_default_place_is_not_where_nothing_is(
     proc: FakeProc, tmp_path: Path
 ) -> None:

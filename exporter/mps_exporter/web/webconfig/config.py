@@ -174,7 +174,7 @@ def parse_web_config(content: bytes, directory: Path) -> WebConfig:
     return WebConfig(
         tls=_tls(top["tls_server_config"], directory, http2=http2),
         http2=http2,
-        headers=dict(_header(name, value) for name, value in http["headers"].members()),
+        headers=dict(_response_header(name, value) for name, value in http["headers"].members()),
         users=dict(_user(name, value) for name, value in top["basic_auth_users"].members()),
         rate_interval_seconds=interval,
         rate_burst=burst,
@@ -276,7 +276,7 @@ def _known(
     return name
 
 
-def _header(name: str, value: Value) -> tuple[str, str]:
+def _response_header(name: str, value: Value) -> tuple[str, str]:
     if name not in HEADERS:
         raise value.error(f"this header cannot be set; those that can: {', '.join(HEADERS)}")
     text = value.text()
@@ -299,13 +299,13 @@ def _user(name: str, value: Value) -> tuple[str, str]:
 def _rate(section: Value) -> tuple[float, int]:
     fields = section.fields(("interval", "burst"))
     burst = fields["burst"].integer()
-    interval = _duration(fields["interval"])
+    interval = _go_duration(fields["interval"])
     if interval and burst < 1:
         raise fields["burst"].error("must be at least 1, or every request would be refused")
     return interval, burst
 
 
-def _duration(value: Value) -> float:
+def _go_duration(value: Value) -> float:
     """Go's durations, "1s", "1m30s", "1.5h", in seconds."""
     text = value.text("0")
     parts = _DURATION_PART.findall(text)

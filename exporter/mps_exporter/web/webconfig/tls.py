@@ -38,7 +38,7 @@ def read_files(config: TLSConfig) -> dict[str, bytes]:
         WebConfigError: One cannot be read.
     """
     files = {key: getattr(config, key) for key in ("cert_file", "key_file", "client_ca_file")}
-    return {key: _read(path, key) for key, path in files.items() if path}
+    return {key: _read_pem(path, key) for key, path in files.items() if path}
 
 
 def make_context(config: TLSConfig, files: Mapping[str, bytes]) -> ssl.SSLContext:
@@ -59,7 +59,7 @@ def make_context(config: TLSConfig, files: Mapping[str, bytes]) -> ssl.SSLContex
     with _refusals("curve_preferences"):
         _curves(context, config)
     _certificate(context, config, files)
-    _clients(context, config, files)
+    _verify_clients(context, config, files)
     return context
 
 
@@ -106,7 +106,7 @@ def _curves(context: ssl.SSLContext, config: TLSConfig) -> None:
         context.set_ecdh_curve(names[0])
 
 
-def _read(path: str, key: str) -> bytes:
+def _read_pem(path: str, key: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:  # a ValueError of a name that cannot be encoded
@@ -201,7 +201,7 @@ def _after(der: bytes) -> bytes:
     return der[sum(_header_length(der)) :]
 
 
-def _clients(context: ssl.SSLContext, config: TLSConfig, files: Mapping[str, bytes]) -> None:
+def _verify_clients(context: ssl.SSLContext, config: TLSConfig, files: Mapping[str, bytes]) -> None:
     context.verify_mode = CLIENT_AUTH[config.client_auth_type]
     if context.verify_mode == ssl.CERT_NONE:
         return
