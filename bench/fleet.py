@@ -6,7 +6,8 @@ With --victoria-metrics a single VictoriaMetrics scrapes and stores, and vmalert
 
 Each host says what the exporter says of a host of 8 GPUs: a tenth are full (48 clients on each
 GPU), six tenths have 6 clients on each, three tenths are idle. Every CHURN_SECONDS an eighth of all
-clients ends and as many start. Rules are evaluated at their own intervals. Then servers crash on
+clients ends and as many start. On a tenth of the hosts waits end, and on a fiftieth a client is
+lost and one refused each minute. Rules are evaluated at their own intervals. Then servers crash on
 single hosts, one after the other, and the time until the webhook has the alert is taken; and
 everything that the dashboard Fleet asks is asked. The readings stay as they are: constant
 samples compress better than real ones, so the size on disk is not measured.
@@ -48,7 +49,9 @@ from bench.rules import (
     resident_bytes,
     series,
 )
-from mps_exporter.snapshot import LabelValues, Snapshot
+from mps_exporter.mps.histogram import WAIT_BOUNDS
+from mps_exporter.snapshot import ControlDaemon, Histogram, LabelValues, Snapshot
+from testing.fleet_page import settings
 from testing.ports import free_port
 from testing.prometheus_programs import alertmanager, program
 from testing.prometheus_server import Prometheus
@@ -60,6 +63,10 @@ ROOT = Path(__file__).parents[1]
 CHURN_SECONDS = 60
 PARTS = 8
 """One client in so many is replaced at a time."""
+WAITS_ON = 10
+"""Waits end on one host in so many."""
+TROUBLE_ON = 50
+"""Clients are lost and refused on one host in so many."""
 INCIDENTS = 3
 NOTIFIED_WITHIN = 90.0
 QUERY_WITHIN = 2.0
@@ -96,25 +103,64 @@ def fleet_host(clients: int, generation: int) -> Snapshot:
     return replace(found, daemons=tuple(daemons))
 
 
+class Counted:
+    """The counters of a daemon, and more."""
+
+    def __init__(self, daemon: ControlDaemon) -> None:
+        self._daemon = daemon
+        self._counters = dict(daemon.counters or {})
+
+    def plus(self, name: str, key: LabelValues, by: float) -> None:
+        """Let a counter grow."""
+        before = self._counters[name].get(key, 0)
+        assert isinstance(before, int | float)
+        self.set(name, key, before + by)
+
+    def set(self, name: str, key: LabelValues, value: float | Histogram) -> None:
+        """Set what is no counter."""
+        self._counters[name] = {**self._counters[name], key: value}
+
+    @property
+    def daemon(self) -> ControlDaemon:
+        """The daemon with what it has counted now."""
+        return replace(self._daemon, counters=self._counters)
+
+
 def crashed(snapshot: Snapshot, at: float) -> Snapshot:
     """The same host after a crash of its first daemon's server."""
     first, *rest = snapshot.daemons
-    counters = dict(first.counters or {})
-
-    def plus(name: str, key: LabelValues, by: float) -> None:
-        values = dict(counters[name])
-        before = values.get(key, 0)
-        assert isinstance(before, int | float)
-        values[key] = before + by
-        counters[name] = values
-
-    plus("mps_server_exits_total", ("crashed",), 1)
+    counted = Counted(first)
+    counted.plus("mps_server_exits_total", ("crashed",), 1)
     for uid in USERS:
-        plus("mps_client_losses_total", (uid, "server_crashed"), 2)
-    moments = dict(counters["mps_server_last_exit_timestamp_seconds"])
-    moments[("crashed",)] = at
-    counters["mps_server_last_exit_timestamp_seconds"] = moments
-    return replace(snapshot, daemons=(replace(first, counters=counters), *rest))
+        counted.plus("mps_client_losses_total", (uid, "server_crashed"), 2)
+    counted.set("mps_server_last_exit_timestamp_seconds", ("crashed",), at)
+    counted.set("mps_client_last_loss_timestamp_seconds", (), at)
+    return replace(snapshot, daemons=(counted.daemon, *rest))
+
+
+def waited(snapshot: Snapshot, generation: int) -> Snapshot:
+    """The same host, of whose users each has waited once a generation for each daemon."""
+    daemons = []
+    for daemon in snapshot.daemons:
+        counted = Counted(daemon)
+        for uid in USERS:
+            waits = Histogram(
+                WAIT_BOUNDS, (1,) * len(WAIT_BOUNDS) + (1 + generation,), 1000.0 + 10 * generation
+            )
+            counted.set("mps_uid_wait_seconds", (uid,), waits)
+        daemons.append(counted.daemon)
+    return replace(snapshot, daemons=tuple(daemons))
+
+
+def troubled(snapshot: Snapshot, generation: int) -> Snapshot:
+    """The same host, whose first daemon loses and refuses a client in each generation."""
+    first, *rest = snapshot.daemons
+    counted, at = Counted(first), NOW + generation * CHURN_SECONDS
+    counted.plus("mps_client_losses_total", (USERS[0], "terminated"), generation)
+    counted.set("mps_client_last_loss_timestamp_seconds", (), at)
+    counted.plus("mps_client_rejections_total", (USERS[0], "context_limit"), generation)
+    counted.set("mps_client_last_rejection_timestamp_seconds", (), at)
+    return replace(snapshot, daemons=(counted.daemon, *rest))
 
 
 class Fleet:
@@ -131,7 +177,13 @@ class Fleet:
     def page(self, number: int) -> bytes:
         """What this host's exporter says now."""
         generation = int((time.time() - self._began) / CHURN_SECONDS)
-        text = _page(kind_of(number), generation, self.crashed_at.get(number))
+        text = _page(
+            kind_of(number),
+            generation,
+            self.crashed_at.get(number),
+            waits=number % WAITS_ON == 1,
+            trouble=number % TROUBLE_ON == 1,
+        )
         return text.replace(HOST.encode(), f"{number:04x}".encode())
 
     @contextlib.asynccontextmanager
@@ -163,9 +215,20 @@ class Fleet:
             await runner.cleanup()
 
 
-@lru_cache(maxsize=16)
-def _page(kind: str, generation: int, crash: float | None) -> bytes:
+@lru_cache(maxsize=32)
+def _page(
+    kind: str,
+    generation: int,
+    crash: float | None,
+    *,
+    waits: bool = False,
+    trouble: bool = False,
+) -> bytes:
     snapshot = fleet_host(CLIENTS_OF_KIND[kind], generation)
+    if waits:
+        snapshot = waited(snapshot, generation)
+    if trouble:
+        snapshot = troubled(snapshot, generation)
     text = page_of(snapshot if crash is None else crashed(snapshot, crash))
     # What a new exporter has counted is new to the rules; these have run for a day.
     return _STARTED.sub(rb"\g<1>%d" % (NOW - 86_400), text)
@@ -390,6 +453,13 @@ async def watch(
     return times, crashes
 
 
+def kept_for_long() -> str:
+    """Select what remote write sends on with the settings of docs/fleet.md."""
+    (target,) = settings()["remote_write"]
+    (rule,) = target["write_relabel_configs"]
+    return f'{{__name__=~"{rule["regex"]}"}}'
+
+
 def print_rules(times: GroupTimes) -> bool:
     """Give whether every group stays below a third of its interval."""
     print("\ngroup                          median     longest   every    longest / interval")
@@ -473,6 +543,11 @@ async def measure(
         print(f"  {sum(pages) / scrape_seconds:10,.0f} samples/s")
         print(f"  {cores:10.2f} cores, {1000 * cores / hosts:.2f} ms of each second a host")
         print(f"  {memory / 2**30:10.2f} GiB resident, {memory / hosts / 2**20:.2f} MiB a host")
+        kept = await number(base, f"count({kept_for_long()})")
+        print(
+            f"  {kept:10,.0f} series for long retention, {kept / hosts:.0f} a host; at most"
+            f" {kept / scrape_seconds:,.0f} samples/s"
+        )
         slowest = await number(base, "max(scrape_duration_seconds)")
         print(f"  {await number(base, 'sum(up)'):10.0f} hosts up, slowest scrape {slowest:.2f} s")
         for have_cores, have_gib in ((2, 8), (4, 16), (8, 32), (16, 64)):

@@ -123,10 +123,12 @@ def counters(uuid: str) -> LogMetricValues:
         "mps_client_disconnections_total": dict.fromkeys(users, 480),
         "mps_client_session_seconds": dict.fromkeys(users, histogram),
         "mps_client_losses_total": {(uid, cause): 1 for uid in USERS for cause in LOSS_CAUSES},
+        "mps_client_last_loss_timestamp_seconds": {(): NOW - 86_400},
         "mps_client_unfinished_exits_total": {},
         "mps_client_rejections_total": {
             (uid, cause): 1 for uid in USERS for cause in REJECTION_CAUSES
         },
+        "mps_client_last_rejection_timestamp_seconds": {(): NOW - 86_400},
         "mps_uid_wait_seconds": dict.fromkeys(users, waits),
         "mps_uid_waits_abandoned_total": dict.fromkeys(users, 1),
         "mps_uid_overtakes_total": dict.fromkeys(users, 40),

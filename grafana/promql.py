@@ -100,6 +100,13 @@ def new_in_step(counter: str, by: str) -> str:
     return f"sum by ({by}) ({counter} - {before} >= 0 or {counter} and on (job, instance) {known})"
 
 
+LAST = {
+    "mps_client_losses_total": "mps_client_last_loss_timestamp_seconds",
+    "mps_client_rejections_total": "mps_client_last_rejection_timestamp_seconds",
+}
+"""Counter -> when its daemon last counted: one series, where the counter has dozens."""
+
+
 def new_in_range(counter: str, by: str) -> str:
     """Count the events in the time range that the dashboard shows."""
     return f"round({grown_in_range(counter, by)})"
@@ -115,10 +122,18 @@ def grown_in_range(counter: str, by: str) -> str:
     last = f"last_over_time({counter}[$__range])"
     before = f"last_over_time({counter}[1h] offset $__range)"
     grouped = f"sum by ({by})" if by else "sum"
-    return (
-        f"{grouped} ({last} - ({before} or {last} * 0) >= 0"
-        f" and resets({counter}[$__range]) == 0 or increase({counter}[$__range]))"
+    grown = (
+        f"{last} - ({before} or {last} * 0) >= 0"
+        f" and resets({counter}[$__range]) == 0 or increase({counter}[$__range])"
     )
+    moment = LAST.get(counter.split("{", maxsplit=1)[0])
+    if moment is not None:
+        # Where the last event is the one before the range, nothing was counted. VictoriaMetrics
+        # then reads no counter: of 1,000 hosts 118,000 series, 7 s.
+        after = f"last_over_time({moment}[$__range])"
+        before = f"last_over_time({moment}[1h] offset $__range)"
+        grown = f"({grown}) and on (job, instance, daemon) ({after} unless {after} == {before})"
+    return f"{grouped} ({grown})"
 
 
 def state_code(stateset: str, codes: Mapping[str, int], by: str) -> str:

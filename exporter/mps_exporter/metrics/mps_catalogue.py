@@ -420,8 +420,10 @@ CLIENTS = _section(
     "mps_client_disconnections_total",
     "mps_client_session_seconds",
     "mps_client_losses_total",
+    "mps_client_last_loss_timestamp_seconds",
     "mps_client_unfinished_exits_total",
     "mps_client_rejections_total",
+    "mps_client_last_rejection_timestamp_seconds",
     (
         "mps_client_dropped_series",
         "gauge",

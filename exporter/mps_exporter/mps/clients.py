@@ -63,7 +63,7 @@ class TrackedClient:
         if self.lost:
             return False
         self.lost = True
-        when.increment("mps_client_losses_total", uid=self.uid, cause=cause)
+        when.count_loss(self.uid, cause)
         return True
 
     def count_termination(self, when: Moment) -> None:

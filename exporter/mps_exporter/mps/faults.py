@@ -65,7 +65,7 @@ class Fault:
         if self.open:
             self.losses.append((uid, cause))
         else:
-            when.increment("mps_client_losses_total", uid=uid, cause=self.cause or cause)
+            when.count_loss(uid, self.cause or cause)
 
     def count_gpu(self, uuid: str, when: Moment) -> None:
         """Count the fault for a GPU that it hit."""

@@ -166,6 +166,12 @@ _ROWS = (
         values={"cause": LOSS_CAUSES},
     ),
     LogMetric(
+        "mps_client_last_loss_timestamp_seconds",
+        "gauge",
+        BOTH_LOGS,
+        "When a client was last lost, for any cause, as a Unix timestamp.",
+    ),
+    LogMetric(
         "mps_client_unfinished_exits_total",
         "counter",
         SERVER_LOG,
@@ -180,6 +186,12 @@ _ROWS = (
         "Clients that were refused, by cause.",
         labels=("uid", "cause"),
         values={"cause": REJECTION_CAUSES},
+    ),
+    LogMetric(
+        "mps_client_last_rejection_timestamp_seconds",
+        "gauge",
+        BOTH_LOGS,
+        "When a client was last refused, for any cause, as a Unix timestamp.",
     ),
     LogMetric(
         "mps_uid_wait_seconds",

@@ -58,6 +58,12 @@ class Moment(NamedTuple):
         )
         self.incidents.add(incident)
 
+    def count_loss(self, uid: int | None, cause: str) -> None:
+        """Count a client that ended abnormally."""
+        self.increment("mps_client_losses_total", uid=uid, cause=cause)
+        self.counters.set_latest("mps_client_last_loss_timestamp_seconds", self.at)
+
     def count_rejection(self, uid: int | None, cause: str, pids: Iterable[int] = ()) -> None:
         self.increment("mps_client_rejections_total", uid=uid, cause=cause)
+        self.counters.set_latest("mps_client_last_rejection_timestamp_seconds", self.at)
         self.add_incident("client_rejected", uid=uid, pids=pids, detail=cause)

@@ -42,6 +42,8 @@ def test_the_client_on_the_other_gpu_survives() -> None:
     assert found["losses"] == {"1001 own_fault": 1, "1001 neighbour_fault": 1}
     assert found["recoveries"] == [1, 0.026]
     assert view.counters["mps_server_last_fault_timestamp_seconds"][()] == at("00:06.768")
+    assert view.counters["mps_client_last_loss_timestamp_seconds"] == {(): at("00:06.768")}
+    assert view.counters["mps_client_last_rejection_timestamp_seconds"] == {}
     (server,) = view.servers
     assert [c.pid for c in server.clients] == [1903]
     assert server.state == "ACTIVE"
@@ -277,9 +279,14 @@ def test_a_refusal_is_counted_once_however_many_lines_tell_of_it(
 ) -> None:
     text = HOLDER + "".join(f"00:03.000 S110 {line}\n" for line in lines)
     view = read(script(text))
+    last = "mps_client_last_rejection_timestamp_seconds"
     assert summary(view.counters)["rejections"] == {f"1001 {cause}": 1}
+    assert view.counters[last] == {(): at("00:03.000")}
+    assert view.counters["mps_client_last_loss_timestamp_seconds"] == {}
     twice = text + "".join(f"00:03.500 S110 {line}\n" for line in lines)
-    assert summary(read(script(twice)).counters)["rejections"] == {f"1001 {cause}": 2}
+    after = read(script(twice)).counters
+    assert summary(after)["rejections"] == {f"1001 {cause}": 2}
+    assert after[last] == {(): at("00:03.500")}
     assert view.servers[0].client_limit == (48 if "(48)" in lines[0] else None)
 
 

@@ -68,6 +68,7 @@ FOREIGN = {
 OVER_COUNTERS = {"rate", "irate", "increase", "resets"}
 OVER_GAUGES = {
     "avg_over_time",
+    "last_over_time",
     "min_over_time",
     "max_over_time",
     "sum_over_time",

@@ -16,6 +16,7 @@ SLOW = {
     "mps-clients-memory",
     "mps-gpus-count",
     "mps-kubernetes",
+    "mps-recording",
     "mps-recording-quantiles",
 }
 """Elsewhere the interval is the site's to choose."""
