@@ -158,7 +158,7 @@ class Ledger:
 
     def pids_to_watch(self) -> list[int]:
         """Return the processes whose exit must be seen when it happens."""
-        return watched_processes.pids_to_watch(self._state)
+        return watched_processes.logged_pids_to_watch(self._state)
 
     def view(self, now: float, *, brief: bool = False) -> LedgerView:
         """Return what is known, or in brief: without clients, counters and history.

@@ -19,7 +19,7 @@ MAX_PIDS = 2048
 user, and of all of them."""
 
 
-def pids_to_watch(state: DaemonState) -> list[int]:
+def logged_pids_to_watch(state: DaemonState) -> list[int]:
     """Return the watched servers and clients, by the PIDs that the logs give."""
     pids = []
     for server in state.servers:

@@ -30,9 +30,9 @@ from mps_exporter.sources.nvml.api import (
     NvmlApi,
     NvmlError,
 )
+from mps_exporter.sources.nvml.cgroup_memory import FUNCTION as MEMORY_LIMITS
+from mps_exporter.sources.nvml.cgroup_memory import read_cgroup_memory
 from mps_exporter.sources.nvml.device import DeviceLocation, DeviceReader
-from mps_exporter.sources.nvml.memory_limits import FUNCTION as MEMORY_LIMITS
-from mps_exporter.sources.nvml.memory_limits import read_memory_limits
 from mps_exporter.sources.nvml.mig import MigInstances
 from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
 from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS
@@ -186,7 +186,7 @@ class NvmlSession:
         if not self._open or self._closing:
             return ()
         devices = [reader.device for reader in self._gpus if not reader.mig_enabled]
-        return tuple(read_memory_limits(self._api, devices, root, paths))
+        return tuple(read_cgroup_memory(self._api, devices, root, paths))
 
     def close(self) -> None:
         """Stop the thread and shut NVML down.

@@ -20,7 +20,7 @@ MAX_GROUPS = 128
 """Each is a call for each GPU."""
 
 
-def read_memory_limits(
+def read_cgroup_memory(
     api: NvmlApi, devices: Iterable[Device], root: str, paths: Iterable[str]
 ) -> Iterator[CgroupMemory]:
     """Give the memory of these control groups on each GPU, where there is any, or a limit.

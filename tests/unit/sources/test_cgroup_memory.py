@@ -15,7 +15,7 @@ from mps_exporter.sources import live_host
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.api import Code
-from mps_exporter.sources.nvml.memory_limits import FUNCTION, MAX_GROUPS
+from mps_exporter.sources.nvml.cgroup_memory import FUNCTION, MAX_GROUPS
 from testing.fake_nvml import FakeDevice, FakeNvml
 from testing.fake_proc import FakeProc
 from testing.nvml_host import OPTIONS, opened
