@@ -12,7 +12,6 @@ import pytest
 from mps_exporter import diagnostics
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.snapshot import CollectorResult, Incident, RecordingInfo, Snapshot, Wait
-from mps_exporter.web import status_findings
 from mps_exporter.web import status_handler as status_module
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_findings import make_status
@@ -490,7 +489,7 @@ async def test_those_who_come_together_share_a_page(
 
     def counted(*given: Any) -> Any:
         made.append(given)
-        return status_findings.make_status(*given)
+        return make_status(*given)
 
     monkeypatch.setattr(status_module, "make_status", counted)
     backend.gate = asyncio.Event()
