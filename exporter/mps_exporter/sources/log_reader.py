@@ -157,7 +157,7 @@ class LogReader:
         return LogsObservation(at=at, chunks=tuple(read), states=tuple(states))
 
     def may_have_gained(self, pipe_directory: str) -> bool:
-        """Whether one of a daemon's logs has another size than what was read, or is not open.
+        """Whether one of a daemon's logs was written to since it was read, or is not open.
 
         That the name of a log stands for another file by now only read_daemon() sees.
         """

@@ -84,6 +84,8 @@ class LogTail:
     restarted: bool = False
     lost_bytes: int = 0
     _offset: int = 0
+    _mtime_ns: int = 0
+    """When the file had last been written to, as of the last reading."""
     _history_until: int = 0
     """Bytes before this were there before the exporter was."""
     _fingerprint: bytes = b""
@@ -248,11 +250,14 @@ class LogTail:
     # ------------------------------------------------------------------ reading
 
     def may_have_gained(self) -> bool:
-        """Whether the file has another size than what was read of it, or cannot be asked."""
+        """Whether the file was written to since it was read to its end, or cannot be asked."""
+        if self.descriptor is None:
+            return True
         try:
-            return self.descriptor is None or os.fstat(self.descriptor).st_size != self._offset
+            found = os.fstat(self.descriptor)
         except OSError:
             return True
+        return (found.st_size, found.st_mtime_ns) != (self._offset, self._mtime_ns)
 
     def read(
         self, fallback: LogZone | None, most_bytes: int | None = None
@@ -271,12 +276,13 @@ class LogTail:
         most_bytes = self.limits.poll_bytes if most_bytes is None else most_bytes
         found = os.fstat(descriptor)
         size = found.st_size
-        if self._was_truncated(descriptor, size):
+        if self._was_truncated(descriptor, found):
             self._offset = self._history_until = 0
             self._fingerprint = self._partial_line = b""
             self.restarted = True
         if size - self._offset > self.limits.behind_bytes:
             self._skip_to(find_next_line(descriptor, size - self.limits.backlog_bytes, size))
+        self._mtime_ns = found.st_mtime_ns
         wanted = min(size - self._offset, most_bytes, self.limits.poll_bytes)
         if self._history_until > self._offset:
             wanted = min(wanted, self._history_until - self._offset)
@@ -299,10 +305,11 @@ class LogTail:
         self._fingerprint = self._partial_line = b""
         self.restarted = True
 
-    def _was_truncated(self, descriptor: int, size: int) -> bool:
+    def _was_truncated(self, descriptor: int, found: os.stat_result) -> bool:
         fingerprint = self._fingerprint
-        return size < self._offset or (
-            size > self._offset
+        as_it_was = (found.st_size, found.st_mtime_ns) == (self._offset, self._mtime_ns)
+        return found.st_size < self._offset or (
+            not as_it_was
             and bool(fingerprint)
             and os.pread(descriptor, len(fingerprint), self._offset - len(fingerprint))
             != fingerprint

@@ -140,6 +140,16 @@ def test_a_log_that_was_truncated_and_has_grown_again_is_noticed(host: LogFolder
     assert (chunk.restarted, chunk.data) == (True, data)
 
 
+def test_a_log_that_was_truncated_and_has_its_old_size_again_is_noticed(host: LogFolder) -> None:
+    host.poll()
+    host.write("control", "58:00.000 C630 NEW UI")
+    host.poll()
+    os.truncate(host.folder / "control.log", 0)
+    host.write("control", "59:00.000 C630 NEW UI")
+    (chunk,) = host.chunks("control")
+    assert (chunk.restarted, chunk.data) == (True, script("59:00.000 C630 NEW UI").control)
+
+
 def test_an_emptied_log_is_noticed_at_once(host: LogFolder) -> None:
     host.write("control", START.format("00:01.000"))
     host.poll()
