@@ -36,6 +36,24 @@ while (child := os.fork()) != int(sys.argv[1]):
     os.waitpid(child, 0)
 os.waitpid(child, 0)
 """
+TAKE_THE_PID = """
+import os, sys
+pid, uid = int(sys.argv[1]), int(sys.argv[2])
+while True:
+    with open("/proc/sys/kernel/ns_last_pid", "w") as last:
+        last.write(str(pid - 1))
+    if (child := os.fork()) == 0:
+        if os.getpid() == pid:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            os.execv(sys.argv[3], sys.argv[3:])
+        os._exit(0)
+    if child == pid:
+        break
+    os.waitpid(child, 0)
+os.waitpid(child, 0)
+"""
 FLOOD = """
 import os, time
 text = "NEW CLIENT 632 from user 2001: Server already exists"
@@ -80,6 +98,24 @@ def have_the_pid(host: OwnHost, pid: int) -> None:
         "-d",
         environment={"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", "CUDA_MPS_LOG_DIRECTORY": LOGS},
         rights=AS_ALICE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+
+
+def take_the_pid(host: OwnHost, pid: int, variables: Mapping[str, str]) -> None:
+    """Start a program of hers, with the name of a daemon, that has the PID of one that ended."""
+    process = host.start(
+        sys.executable,
+        "-c",
+        TAKE_THE_PID,
+        str(pid),
+        str(ALICE),
+        CONTROL,
+        "-c",
+        SLEEP,
+        "-d",
+        environment=variables,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"

@@ -140,6 +140,15 @@ class DaemonRecord:
         self.facts = replace(self.facts, process=None, servers=(), lock_holder_pid=None)
         self.gone_since = self.gone_since or now
 
+    def is_not_succeeded_by(self, facts: DaemonFacts) -> bool:
+        """Whether it is root's, and the other one an ordinary user's.
+
+        One in a container may have had a directory that is the user's on the host: what she starts
+        there does not hide that root's daemon ended.
+        """
+        others = _process_identity(facts) != self.process_identity
+        return others and facts.limited and not self.facts.limited
+
     def outdated(self, now: float) -> bool:
         """Whether it has been gone for longer than it is shown."""
         if self.gone_since is None or now - self.gone_since <= GONE_AFTER_QUIT_SECONDS:
@@ -208,8 +217,10 @@ class DaemonRegistry(Mapping[str, DaemonRecord]):
         self._drop_renamed(found)
         names = set()
         for facts in found:
-            names.add(facts.pipe_directory)
             record = self._records.get(facts.pipe_directory)
+            if record is not None and record.is_not_succeeded_by(facts):
+                continue
+            names.add(facts.pipe_directory)
             if record is None:
                 record = DaemonRecord(facts, _tracker(facts))
                 self._records[facts.pipe_directory] = record

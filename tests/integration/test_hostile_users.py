@@ -25,6 +25,7 @@ from testing.attacker import (
     fake,
     have_the_pid,
     in_namespaces,
+    take_the_pid,
 )
 from testing.own_host import OwnHost, own_host
 from testing.waiting import wait_for
@@ -142,6 +143,38 @@ def test_the_end_of_roots_daemon_is_hidden_by_nobody(host: OwnHost) -> None:
         }
         assert [name for name, value in state.items() if value] == ["absent"]
         assert str(ALICE) not in [one.labels["uid"] for one in metrics.get("mps_control_info", ())]
+
+
+def test_a_pid_that_is_used_again_is_of_another_process(host: OwnHost) -> None:
+    """Root's daemon in a container ends, and she gets its PID and its directory's name."""
+    mounts = "mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /var/log"
+    boxed = host.daemon(
+        "/tmp/boxed", inside=("unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh")
+    )
+    daemon = host.daemon()
+    host.serve()
+    wait_for(lambda: host.scrape().value("mps_control_up", daemon="/tmp/boxed"))
+    crash(boxed, 7001)
+    wait_for(lambda: lines_of(host, "/tmp/boxed") == 1)
+    host.start("kill", "-9", str(boxed.pid)).wait()
+    wait_for(lambda: boxed.pid not in host.pids())
+    take_the_pid(
+        host,
+        boxed.pid,
+        {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/boxed", "CUDA_MPS_LOG_DIRECTORY": "/tmp/alice"},
+    )
+    crash(daemon, 7002)
+    wait_for(lambda: shown_crashes(host, 1))
+    for _ in range(2):
+        metrics = host.scrape()
+        states = [
+            one.labels["mps_control_state"]
+            for one in metrics["mps_control_state"]
+            if one.labels["daemon"] == "/tmp/boxed" and one.value
+        ]
+        assert states == ["absent"]
+        assert str(ALICE) not in [one.labels["uid"] for one in metrics["mps_control_info"]]
+        assert lines_of(host, "/tmp/boxed") == 1  # below /proc/PID/root are the host's logs now
 
 
 def test_no_directory_of_another_process_may_be_named(host: OwnHost) -> None:

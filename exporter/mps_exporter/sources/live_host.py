@@ -34,6 +34,7 @@ from mps_exporter.sources.log_reader_pool import LogReaderPool
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
 from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS
 from mps_exporter.sources.pidfd_watch import ProcessWatch, at_each_end, opener
+from mps_exporter.sources.resolve_in_root import process_root
 from mps_exporter.sources.worker_thread import WorkerBusyError, WorkerThread, WorkerTimeoutError
 
 T = TypeVar("T")
@@ -65,6 +66,7 @@ class LiveHost:
                 GPUs' activity may be that of an interval as short as NVML can tell of.
         """
         self._settings = settings
+        self._procfs_path = settings.path_procfs
         self._procfs = DaemonDiscovery(
             settings.path_procfs,
             passwd=settings.path_passwd,
@@ -179,8 +181,8 @@ class LiveHost:
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
-        targets = [_target(one) for one in daemons if not one.foreground]
-        others = [_target(one) for one in daemons if one.foreground]
+        targets = [_target(one, self._procfs_path) for one in daemons if not one.foreground]
+        others = [_target(one, self._procfs_path) for one in daemons if one.foreground]
         async with self._exclusive("logs", deadline_seconds) as left:
             # One that is started with -d again goes on in its logs, and they are not counted anew.
             found = await self._logs.poll(
@@ -193,7 +195,7 @@ class LiveHost:
         return replace(found, states=(*found.states, *states))
 
     async def log_news(self, daemons: Sequence[DaemonFacts], timeout_seconds: float) -> bool:
-        targets = [_target(one) for one in daemons if not one.foreground]
+        targets = [_target(one, self._procfs_path) for one in daemons if not one.foreground]
         return await self._logs.wait_for_news(targets, timeout_seconds)
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
@@ -246,10 +248,14 @@ def _start_times(observation: ProcfsObservation, pids: Collection[int]) -> dict[
     return found
 
 
-def _target(daemon: DaemonFacts) -> LogTarget:
+def _target(daemon: DaemonFacts, procfs: str) -> LogTarget:
     owners = frozenset(daemon.log_owners)
     limited = daemon.user if daemon.limited else None
     named_servers = daemon.protocol == "3"
+    log_directory = daemon.log_directory
+    if daemon.process is None and process_root(daemon.log_path, procfs)[0]:
+        # The PID in /proc/PID/root may be another process's by now. What is open is read on.
+        log_directory = ""
     return LogTarget(
-        daemon.pipe_directory, daemon.log_directory, daemon.root, owners, limited, named_servers
+        daemon.pipe_directory, log_directory, daemon.root, owners, limited, named_servers
     )

@@ -653,6 +653,22 @@ def test_daemons_that_are_gone_do_not_replace_roots(host: ScriptedHost) -> None:
     assert "/root" in registry
 
 
+@pytest.mark.parametrize("between", [[], [()]])
+def test_a_user_does_not_succeed_roots_daemon_that_ended(
+    host: ScriptedHost, between: list[tuple[DaemonFacts, ...]]
+) -> None:
+    assert host.facts.process is not None
+    root = replace(host.facts, owner_uid=0, configured=False)
+    successor = replace(root, process=replace(host.facts.process, start_time_seconds=1.0))
+    registry = DaemonRegistry()
+    for found in [(root,), *between, (replace(successor, owner_uid=2001, limited=True),)]:
+        registry.update(found, host.wall)
+    (record,) = registry.values()
+    assert record.facts == replace(root, process=None, servers=(), lock_holder_pid=None)
+    registry.update([successor], host.wall)
+    assert record.facts == successor
+
+
 def test_of_what_users_logs_name_little_is_looked_for_and_root_comes_first(
     host: ScriptedHost,
 ) -> None:
