@@ -7,7 +7,9 @@
 # The NVIDIA library and nvidia-cuda-mps-control come from the host: NVIDIA's container runtime
 # mounts them, as the two NVIDIA_ variables below ask it to. docs/deployment.md says which further
 # rights and mounts buy which metrics.
-ARG PYTHON_IMAGE=python:3.12-slim
+#
+# The digest is that of the index of all platforms. Dependabot proposes the next one.
+ARG PYTHON_IMAGE=python:3.12.14-slim-trixie@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 
 FROM ${PYTHON_IMAGE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1

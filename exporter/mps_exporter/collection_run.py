@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import ControlObservation, NvmlObservation, ProcfsObservation
-from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult
+from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult, Snapshot
 from mps_exporter.sources.host import SourceError, SourceTimeoutError
 
 SELF_LOGGING_COLLECTORS = ("nvml", "control")
@@ -38,6 +38,8 @@ class CollectionRun:
     ended_at: float = math.inf
     """As time.monotonic() counts."""
     task: asyncio.Task[None] | None = None
+    snapshot: Snapshot | None = None
+    """Made once the run has ended; None until then."""
     _timeouts: dict[asyncio.Timeout, float] = field(default_factory=dict)
     """Of the sources being read: timeout -> its share of the deadline."""
 

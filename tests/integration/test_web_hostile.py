@@ -1,7 +1,7 @@
 """Rude guests on the loopback, and an honest scraper among them who must not notice.
 
-The rude come from 127.0.0.2, the honest one from 127.0.0.1: as on a real network, they are
-different addresses.
+The honest one comes from 127.0.0.1; the rude come from 127.0.0.2, as on a real network, or from
+its own address, as where an ordinary user of its host is rude.
 """
 
 from __future__ import annotations
@@ -94,8 +94,10 @@ async def scrape_on(server: Server, honest: Honest) -> None:
             await asyncio.sleep(0.25)
 
 
-async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection(server.host, server.port, local_addr=RUDE)
+async def connect(
+    server: Server, source: tuple[str, int] = RUDE
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(server.host, server.port, local_addr=source)
 
 
 async def end(writer: asyncio.StreamWriter) -> None:
@@ -179,12 +181,12 @@ async def a_thousand_scrapes_at_once(server: Server) -> str:
     return str(dict(statuses))
 
 
-async def clients_that_never_read(server: Server) -> str:
+async def clients_that_never_read(server: Server, source: tuple[str, int] = RUDE) -> str:
     """30 at a time ask for 1.3 MB and take none of it."""
     writers = []
     for _ in range(3):
         for _ in range(30):
-            _, writer = await connect(server)
+            _, writer = await connect(server, source)
             cast("asyncio.Transport", writer.transport).pause_reading()
             writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * 20)
             writers.append(writer)
@@ -193,6 +195,10 @@ async def clients_that_never_read(server: Server) -> str:
     for writer in writers:
         writer.transport.abort()
     return f"{len(writers)} of them"
+
+
+async def neighbours_that_never_read(server: Server) -> str:
+    return await clients_that_never_read(server, ("127.0.0.1", 0))
 
 
 async def nonsense(server: Server) -> str:
@@ -242,6 +248,7 @@ async def nonsense(server: Server) -> str:
         headers_of_megabytes,
         a_thousand_scrapes_at_once,
         clients_that_never_read,
+        neighbours_that_never_read,
         nonsense,
     ],
 )

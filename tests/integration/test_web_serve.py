@@ -86,6 +86,17 @@ async def test_connections_are_kept_between_scrapes() -> None:
             assert await reader.readexactly(8) == b"Healthy\n"
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/api/v1/status", "/-/healthy", "/nothing"])
+async def test_who_does_not_wait_for_an_answer_gets_one_more(path: str) -> None:
+    """HTTP lets a server close a connection with requests on it: they are to be sent again."""
+    backend = FakeBackend()
+    async with served(backend) as (shown, _), connected(shown[0]) as (reader, writer):
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode() * 20)
+        answers = (await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)).split(b"HTTP/1.1 ")[1:]
+        assert [b"\r\nConnection: close\r\n" in one for one in answers] == [False, True]
+        assert len(backend.collections) <= 2
+
+
 async def test_a_slow_request_is_cut() -> None:
     timeout = ClientTimeout(total=PATIENCE_SECONDS)
     async with served(FakeBackend(), request_timeout=0.5) as (shown, _):

@@ -13,10 +13,11 @@ from mps_exporter.web import (
     status_handler,
 )
 from mps_exporter.web.backend import Backend
-from mps_exporter.web.connections import track_request
+from mps_exporter.web.connections import close_after_pipelined, track_request
 from mps_exporter.web.limiter import ConcurrencyLimiter
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.responses import Handler, add_headers, plain_errors
+from mps_exporter.web.shared_renderings import SharedRenderings
 from mps_exporter.web.state import BACKEND, OPTIONS, TLS_CONTEXT, WEB_CONFIG
 from mps_exporter.web.webconfig import WebConfigWatch, install
 
@@ -46,7 +47,7 @@ def create_app(
     app[BACKEND] = backend
     app[OPTIONS] = options
     app[metrics_handler.SCRAPE_LIMITER] = ConcurrencyLimiter(options.max_requests)
-    app[metrics_handler.RENDERINGS] = metrics_handler.SharedRenderings()
+    app[metrics_handler.RENDERINGS] = SharedRenderings()
     app[status_handler.RENDERED] = status_handler.StatusRenderer()
     app[status_handler.PAGE_LIMITER] = ConcurrencyLimiter(options.max_requests)
     app[events.EVENTS] = events.Events()
@@ -56,6 +57,7 @@ def create_app(
     app.on_shutdown.append(events.close_streams)
     app.on_cleanup.append(_close)
     app.on_response_prepare.append(add_headers)
+    app.on_response_prepare.append(close_after_pipelined)
     if options.config_file is not None:
         watch_file = WebConfigWatch.start(options.config_file)
         install(app, watch_file)

@@ -53,6 +53,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._inner: asyncio.Protocol | None = None
         self._received = 0
+        self._heard = False
+        """Whether data came since the last answer began."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection stands (with TLS: the handshake is done)."""
@@ -72,6 +74,7 @@ class Connection(asyncio.Protocol):
         if self.waiting_since is None and not self.busy:
             self.waiting_since = now
         self.idle_since = now
+        self._heard = True
         self._received += len(data)
         if self._received > MAX_UNANSWERED_BYTES and self._inner is not None:
             self.abort()
@@ -98,6 +101,11 @@ class Connection(asyncio.Protocol):
     def request_finished(self) -> None:
         self.busy -= 1
         self.idle_since = asyncio.get_running_loop().time()
+
+    def answer_begins(self) -> bool:
+        """Note it. Gives whether its request had come before the answer to the one before began."""
+        pipelined, self._heard = not self._heard, False
+        return pipelined
 
     def abort(self) -> None:
         """Close it now, and drop what is still to be sent."""
@@ -268,3 +276,16 @@ async def track_request(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     finally:
         connection.request_finished()
+
+
+async def close_after_pipelined(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal: an answer to a request that did not wait for the one before is the connection's last.
+
+    No scraper or browser sends such requests, and nothing tells whether their client reads the
+    answers: the kernel takes megabytes for it. HTTP lets a server close the connection; the
+    requests behind are to be sent again.
+    """
+    connection = connection_of(request)
+    if connection is not None and connection.answer_begins():
+        response.force_close()
+        response.headers["Connection"] = "close"

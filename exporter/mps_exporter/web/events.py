@@ -86,13 +86,16 @@ class Events:
         self.streams: set[Stream] = set()
         self.user_names = UserNames()
         self.history = History()
+        self._noted: Snapshot | None = None
         self.last_at = 0.0
         """When the last incident came, by the clock of the event loop."""
 
     def note(self, snapshot: Snapshot) -> None:
         """Remember of a collection what outlives it."""
-        self.user_names.update(snapshot)
-        self.history.add(snapshot)
+        if snapshot is not self._noted:  # scrapes at the same moment share one
+            self._noted = snapshot
+            self.user_names.update(snapshot)
+            self.history.add(snapshot)
 
     async def publish_incidents(self, backend: Backend) -> None:
         async for daemon, incident in backend.subscribe():

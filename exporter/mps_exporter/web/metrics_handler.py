@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
-from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from mps_exporter.metrics.content_format import ContentFormat
-from mps_exporter.snapshot import Snapshot
-from mps_exporter.web.backend import Backend
 from mps_exporter.web.events import EVENTS
 from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
 from mps_exporter.web.negotiation import accepts_gzip, choose_format
 from mps_exporter.web.responses import text_response
+from mps_exporter.web.shared_renderings import SharedRenderings
 from mps_exporter.web.state import BACKEND, OPTIONS
 
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
@@ -58,27 +54,6 @@ def selected_collectors(request: web.Request, enabled: tuple[str, ...]) -> froze
     return wanted or None
 
 
-@dataclass(slots=True)
-class SharedRenderings:
-    """Answers being rendered; those who want the same bytes at the same moment share them."""
-
-    _under_way: dict[tuple[int, ContentFormat, bool], asyncio.Task[bytes]] = field(
-        default_factory=dict
-    )
-
-    async def render(
-        self, backend: Backend, snapshot: Snapshot, form: ContentFormat, gzip: bool
-    ) -> bytes:
-        """Render, or join who renders the same."""
-        key = id(snapshot), form, gzip
-        task = self._under_way.get(key)
-        if task is None:
-            task = asyncio.create_task(backend.expose(snapshot, form, gzip))
-            self._under_way[key] = task
-            task.add_done_callback(lambda _: self._under_way.pop(key, None))
-        return await asyncio.shield(task)
-
-
 SCRAPE_LIMITER = web.AppKey[ConcurrencyLimiter]("SCRAPES")
 RENDERINGS = web.AppKey[SharedRenderings]("RENDERINGS")
 
@@ -107,7 +82,9 @@ async def metrics(request: web.Request) -> web.Response:
                 seconds -= time.monotonic() - began
             snapshot = await backend.collect(seconds, collectors)
             request.app[EVENTS].note(snapshot)
-            body = await request.app[RENDERINGS].render(backend, snapshot, form, gzip)
+            body = await request.app[RENDERINGS].join(
+                (id(snapshot), form, gzip), lambda: backend.expose(snapshot, form, gzip)
+            )
     except LimitExceededError:
         return text_response(
             f"503 Service Unavailable: more than {options.max_requests} scrapes at once, or most "

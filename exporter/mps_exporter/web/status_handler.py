@@ -15,6 +15,7 @@ from mps_exporter.web.backend import Backend
 from mps_exporter.web.events import EVENTS, Events
 from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
 from mps_exporter.web.responses import text_response
+from mps_exporter.web.shared_renderings import SharedRenderings
 from mps_exporter.web.state import BACKEND, OPTIONS, WEB_CONFIG
 from mps_exporter.web.status_findings import make_status
 
@@ -32,6 +33,7 @@ class StatusRenderer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="status")
         self._latest: tuple[float, Snapshot] | None = None
         self._collecting: asyncio.Task[Snapshot] | None = None
+        self._renderings = SharedRenderings()
 
     async def snapshot(self, backend: Backend, events: Events) -> Snapshot:
         """The last snapshot when it is fresh, else a new one."""
@@ -72,7 +74,10 @@ class StatusRenderer:
 
             return render_page(status, options).encode()
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
+        loop = asyncio.get_running_loop()
+        return await self._renderings.join(
+            (id(snapshot), as_json, error), lambda: loop.run_in_executor(self._thread, encode)
+        )
 
     def forget(self) -> None:
         """Answer the next one with a new snapshot."""

@@ -330,13 +330,22 @@ async def test_who_has_no_time_for_a_collection_gets_the_last_ones_results(
     for _ in range(3):
         hurried = await collector.collect(0.001)
         assert [one.name for one in hurried.collectors if one.timed_out] == []
-        assert hurried.collectors == whole.collectors
+        assert hurried is whole
     assert reads == 1
     await collector.collect(PATIENCE_SECONDS)
     assert reads == 2
     monkeypatch.setattr(collector_module, "RECENT_SECONDS", 0.0)
     await collector.collect(0.001)
     await until(lambda: reads == 3)
+
+
+async def test_those_who_wait_for_a_collection_get_the_same_snapshot(host: ScriptedHost) -> None:
+    """Which is merged once, and rendered once."""
+    host.gpus = NvmlObservation(host.wall, Outcome.OK)
+    collector = host.collector()
+    crowd = await asyncio.gather(*(collector.collect(PATIENCE_SECONDS) for _ in range(5)))
+    assert all(one is crowd[0] for one in crowd)
+    assert await collector.collect(PATIENCE_SECONDS) is not crowd[0]
 
 
 async def test_a_collection_with_a_hung_source_is_not_joined_for_ever(host: ScriptedHost) -> None:

@@ -77,6 +77,13 @@ def test_everything_in_compose_listens_on_loopback_only() -> None:
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
+def test_every_image_that_compose_pulls_is_pinned_by_digest() -> None:
+    pulled = [service["image"] for service in services().values() if "build" not in service]
+    assert {image for image in pulled if image.startswith(("prom/", "grafana/"))}
+    for image in {*pulled} - {"mps-exporter:local"}:
+        assert re.fullmatch(r"[a-z/]+:[v0-9.]+@sha256:[0-9a-f]{64}", image), image
+
+
 def test_what_compose_mounts_from_the_project_exists() -> None:
     for service in services().values():
         for volume in service.get("volumes", ()):

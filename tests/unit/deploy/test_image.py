@@ -43,7 +43,11 @@ def test_it_runs_as_an_unprivileged_user() -> None:
 
 def test_both_stages_are_the_same_image_and_name_no_registry() -> None:
     assert instructions("FROM") == ["${PYTHON_IMAGE} AS build", "${PYTHON_IMAGE}"]
-    assert "PYTHON_IMAGE=python:3.12-slim" in instructions("ARG")
+
+
+def test_the_base_is_pinned_by_digest() -> None:
+    (base,) = (one for one in instructions("ARG") if one.startswith("PYTHON_IMAGE="))
+    assert re.fullmatch(r"PYTHON_IMAGE=python:3\.12\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}", base)
 
 
 def test_it_asks_nvidias_runtime_for_the_library_and_the_control_tool() -> None:

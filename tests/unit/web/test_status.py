@@ -482,6 +482,26 @@ async def test_those_who_come_together_share_a_collection(
     assert len(backend.collections) == 1
 
 
+async def test_those_who_come_together_share_a_page(
+    backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[Any]()
+
+    def counted(*given: Any) -> Any:
+        made.append(given)
+        return make_status(*given)
+
+    monkeypatch.setattr(status_module, "make_status", counted)
+    backend.gate = asyncio.Event()
+    client = await make_client()
+
+    asking = [asyncio.create_task(client.get("/")) for _ in range(10)]
+    await until(lambda: client.server.app[status_module.PAGE_LIMITER].in_use == 10)
+    backend.gate.set()
+    assert {answer.status for answer in await asyncio.gather(*asking)} == {200}
+    assert len(made) == 1
+
+
 async def test_a_crowd_is_answered_with_503(
     backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
