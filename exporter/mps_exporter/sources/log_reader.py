@@ -164,6 +164,13 @@ class LogReader:
         daemon = self._daemons.get(pipe_directory)
         return daemon is None or any(tail.may_have_gained() for _, tail in daemon.all())
 
+    def open_files(self, pipe_directory: str) -> list[int] | None:
+        """Give the descriptors of a daemon's logs; None: one of them is not open."""
+        daemon = self._daemons.get(pipe_directory)
+        tails = [] if daemon is None else [tail for _, tail in daemon.all()]
+        files = [tail.descriptor for tail in tails if tail.descriptor is not None]
+        return files if tails and len(files) == len(tails) else None
+
     def daemons(self) -> set[str]:
         """Give the daemons that are remembered (pipe directories)."""
         return set(self._daemons)

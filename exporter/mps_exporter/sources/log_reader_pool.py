@@ -6,7 +6,9 @@ with the next poll: those bytes are read, and would not be read again.
 
 Between polls the threads go on looking by themselves, and one that finds something new says so.
 Asking each of them five times a second whether there is something took 0.9 ms of CPU each time, of
-which the look itself was 0.2 ms.
+which the look itself was 0.2 ms. Where the kernel has told of a change before (inotify), a thread
+looks once in a while only, and while no change is told a poll asks nobody: that a thread wakes
+takes 0.3 ms, and 0.17 ms of CPU (H200).
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import LogChunk, LogName, LogsObservation, LogState
+from mps_exporter.sources.file_changes import FileChanges
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.log_reader import LogReader, LogTarget, unread_states
 from mps_exporter.sources.worker_thread import WorkerThread
@@ -40,6 +43,12 @@ LOOK_SECONDS = 0.2
 
 WHOLE_LOOK_SECONDS = 1.0
 """How often such a look also sees whether the logs' names stand for other files by now."""
+
+WATCHED_LOOK_SECONDS = 2.0
+"""How often a thread looks at logs of which the kernel tells each change."""
+
+MAX_WATCHED = 16
+"""Of so many daemons the kernel is asked to tell: a user has 128 descriptors for that."""
 
 USER_POLL_BYTES = 64 * 1024
 LIMITED_POLL_BYTES = 128 * 1024
@@ -63,6 +72,29 @@ _HANGS = "reading it does not return: the file system does not answer"
 _NO_THREAD = "the logs of other daemons hang, and no thread is left to read it"
 
 
+@dataclass(slots=True)
+class _Watch:
+    """What the kernel tells of the logs of one daemon."""
+
+    _changes: FileChanges = field(default_factory=FileChanges)
+    proved: bool = False
+    """It has told of a change, and none was found since of which it had not."""
+
+    @property
+    def descriptor(self) -> int | None:
+        return self._changes.descriptor
+
+    def begin(self, files: Iterable[int] | None) -> bool:
+        """Watch these files; False: they cannot be watched. May block, on any thread."""
+        return files is not None and self._changes.watch(files)
+
+    def changed(self) -> bool:
+        """Whether a change has been told."""
+        happened = self._changes.happened()
+        self.proved |= happened
+        return happened
+
+
 class _Following:
     """Looks at the logs of one daemon until something is new, or until somebody asks.
 
@@ -72,6 +104,8 @@ class _Following:
         limit: How much of each log is read at most.
         states: What was told of them last: something else is new.
         clock: Monotonic time.
+        watch: Tells when they change; None: nothing does.
+        settled: The last look found nothing, and had nothing more to say of that.
     """
 
     def __init__(
@@ -81,14 +115,21 @@ class _Following:
         limit: int | None,
         states: tuple[LogState, ...],
         clock: Callable[[], float],
+        watch: _Watch | None,
+        *,
+        settled: bool,
     ) -> None:
         self.target = target
+        self.states = states
         self.since: float | None = None
         """When the look that is under way began, on the monotonic clock; None: none is."""
         self._tails = tails
         self._limit = limit
-        self._states = states
         self._clock = clock
+        self.watch = watch
+        self._settled = settled
+        self._watched = False
+        """The kernel tells of each change from now on, and before that nothing had changed."""
         self._loop = asyncio.get_running_loop()
         self._asked = threading.Event()
         self._request: tuple[LogTarget, float, int | None] | None = None
@@ -104,10 +145,29 @@ class _Following:
         """Let it return at once, without another look."""
         self._asked.set()
 
+    @property
+    def is_unchanged(self) -> bool:
+        """It is certain that a look would find nothing."""
+        watch = self.watch
+        if watch is None or not (watch.proved and self._watched and self._settled):
+            return False
+        return self.since is None and not watch.changed()
+
+    def judge_watch(self, found: LogsObservation) -> None:
+        """Doubt what the kernel tells, if it has not told of what was found."""
+        if self.watch is not None and any(one.data for one in found.chunks):
+            self.watch.proved = self.watch.changed()
+
     def run(self) -> LogsObservation | None:
         """Give what is new; None: it was stopped."""
         whole_at = self._clock() + WHOLE_LOOK_SECONDS
-        while not self._asked.wait(LOOK_SECONDS):
+        pause = LOOK_SECONDS
+        if self.watch is not None:
+            self.since = self._clock()
+            files = self._tails.open_files(self.target.pipe_directory)
+            self._watched = self.watch.begin(files)
+            pause = 0.0  # something may have come before they were watched
+        while not self._asked.wait(pause):
             if self._loop.is_closed():
                 return None
             self.since = self._clock()
@@ -116,8 +176,10 @@ class _Following:
                 if whole:
                     whole_at = self.since + WHOLE_LOOK_SECONDS
                 part = self._tails.read_daemon(self.target, self._tails.clock(), self._limit)
-                if part.chunks or part.states != self._states:
+                if part.chunks or part.states != self.states:
                     return part
+            is_told = self._watched and self.watch is not None and self.watch.proved
+            pause = WATCHED_LOOK_SECONDS if is_told else LOOK_SECONDS
             self.since = None
         if self._request is None:
             return None
@@ -171,8 +233,10 @@ class LogReaderPool:
         """What was read, by pipe directory, and not given yet."""
         self._fresh: set[str] = set()
         """Those that were read for the poll under way."""
+        self._watches: dict[str, _Watch] = {}
+        """By pipe directory."""
         self._news = asyncio.Event()
-        """A look at logs that are followed is done."""
+        """A look at logs that are followed is done, or a change was told."""
         self._transitions = TransitionLogger(logging.getLogger(__name__))
 
     async def poll(
@@ -214,8 +278,8 @@ class LogReaderPool:
         if names - self._fresh and not states:
             waited = min(deadline_seconds, PASS_SECONDS)
             raise SourceTimeoutError(f"the logs were not read within {waited:.3g} s")
-        self._follow(targets, shares, states.values())
         chunks = tuple(chunk for part in parts for chunk in part.chunks)
+        self._follow(targets, shares, states.values(), chunks)
         return LogsObservation(at=at, chunks=chunks, states=tuple(states.values()))
 
     async def wait_for_news(self, targets: Sequence[LogTarget], timeout_seconds: float) -> bool:
@@ -238,6 +302,8 @@ class LogReaderPool:
                 return True
             if reading.following.target != target:
                 return True
+            if (watch := reading.following.watch) is not None and watch.changed():
+                return True
         return False
 
     def _follow(
@@ -245,8 +311,10 @@ class LogReaderPool:
         targets: Sequence[LogTarget],
         shares: Mapping[int | None, int],
         told: Iterable[LogState],
+        found: Iterable[LogChunk],
     ) -> None:
         """Go on looking at these, as far as half of the threads go; the others must be asked."""
+        busy = {chunk.pipe_directory for chunk in found}
         states: dict[str, list[LogState]] = {}
         for state in told:
             states.setdefault(state.pipe_directory, []).append(state)
@@ -263,14 +331,37 @@ class LogReaderPool:
                 shares.get(user),
                 tuple(states.get(pipe, ())),
                 self._clock,
+                # Of an ordinary user's nobody is woken at once by whoever writes to them.
+                None if limited else self._watch(pipe),
+                settled=pipe not in busy,
             )
             self._start(pipe, following.run, user=user, following=following)
+
+    def _watch(self, pipe_directory: str) -> _Watch | None:
+        watch = self._watches.get(pipe_directory)
+        if watch is None and len(self._watches) < MAX_WATCHED:
+            watch = self._watches[pipe_directory] = _Watch()
+            if watch.descriptor is not None:
+                loop = asyncio.get_running_loop()
+                loop.add_reader(watch.descriptor, self._note_change, watch)
+        return watch
+
+    def _note_change(self, watch: _Watch) -> None:
+        watch.changed()
+        self._news.set()
+
+    def _unwatch(self, gone: Iterable[str]) -> None:
+        for pipe_directory in gone:
+            descriptor = self._watches.pop(pipe_directory).descriptor
+            if descriptor is not None:
+                asyncio.get_running_loop().remove_reader(descriptor)
 
     def _let_go(self, names: Collection[str], kept: Collection[str]) -> None:
         """Follow only these, and close the files of those that are not kept."""
         for pipe, reading in self._readings.items():
             if reading.following is not None and pipe not in names:
                 reading.following.stop()
+        self._unwatch(self._watches.keys() - names)
         for gone in self._tails.daemons() - {*names, *kept}:
             self._start(gone, self._tails.forget, [gone])
 
@@ -283,6 +374,9 @@ class LogReaderPool:
             if following is not None and following.target == target and target.limited is not None:
                 # It tells by itself: a poll is not to wait for eight threads more of each user.
                 self._fresh.add(pipe)
+            elif following is not None and following.target == target and following.is_unchanged:
+                self._fresh.add(pipe)
+                self._parts.append((pipe, LogsObservation(at=at, states=following.states)))
             elif following is not None:
                 following.ask(target, at, limit)
             return
@@ -357,10 +451,13 @@ class LogReaderPool:
         for pipe_directory, reading in list(self._readings.items()):
             if reading.task.done():
                 del self._readings[pipe_directory]
-                if reading.following is None or reading.following.answered:
+                following = reading.following
+                if following is None or following.answered:
                     self._fresh.add(pipe_directory)
                 if (part := reading.task.result()) is not None:
                     self._parts.append((pipe_directory, part))
+                    if following is not None and not following.answered:
+                        following.judge_watch(part)
 
     def _check(self, target: LogTarget, *, read: bool) -> dict[tuple[str, LogName], LogState]:
         """Give the states of logs whose reading has taken too long; say so once."""

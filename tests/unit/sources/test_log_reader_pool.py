@@ -17,6 +17,7 @@ import pytest
 from mps_exporter.config import Settings
 from mps_exporter.observations import DaemonFacts, LogChunk, LogsObservation
 from mps_exporter.sources import log_reader_pool
+from mps_exporter.sources.file_changes import FileChanges
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.log_reader import SETTLING_SECONDS, LogReader, LogTarget
@@ -41,6 +42,7 @@ class Disks(LogReader):
         self.inside: list[str] = []
         self.looks: Counter[str] = Counter()
         """By threads that follow."""
+        self.reads = 0
 
     def may_have_gained(self, pipe_directory: str) -> bool:
         self.looks[pipe_directory] += 1
@@ -49,6 +51,7 @@ class Disks(LogReader):
     def read_daemon(
         self, target: LogTarget, at: float, most_bytes: int | None = None
     ) -> LogsObservation:
+        self.reads += 1
         found = super().read_daemon(target, at, most_bytes)  # the offsets move on
         if gate := self.gates.get(target[0]):
             self.inside.append(target[0])
@@ -415,6 +418,78 @@ async def test_a_log_in_the_place_of_another_is_news(
     site.write("a", "another")
     assert await site.has_news()
     assert await site.poll() == {"a": "another\n"}
+
+
+@pytest.fixture
+async def told(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A daemon of whose logs the kernel has told a change, and which has been quiet since."""
+    monkeypatch.setattr(log_reader_pool, "WATCHED_LOOK_SECONDS", PATIENCE_SECONDS * 10)
+    site.add("a")
+    (site.folder / "a" / "server.log").write_text("")
+    await site.poll()
+    await until(lambda: is_watched(site))
+    site.write("a", "second")
+    assert await site.has_news()
+    assert await site.poll() == {"a": "second\n"}
+    site.disks.now += 2 * SETTLING_SECONDS
+    assert await site.poll() == {}
+    await until(lambda: is_watched(site))
+    return site
+
+
+def is_watched(site: Site) -> bool:
+    """The kernel tells of the next change."""
+    following = site.pool._readings["/a"].following
+    return following is not None and following._watched and following.since is None
+
+
+async def test_logs_of_which_no_change_is_told_are_not_read(told: Site) -> None:
+    reads, told.disks.now = told.disks.reads, told.disks.now + 1
+    found = await told.pool.poll(told.targets, PATIENCE_SECONDS)
+    assert (found.at, found.chunks) == (told.disks.now, ())
+    assert {one.log: (one.readable, one.size_bytes) for one in found.states} == {
+        "control": (True, len("first\nsecond\n")),
+        "server": (True, 0),
+    }
+    assert told.disks.reads == reads
+
+
+async def test_a_change_that_is_told_is_read_by_the_same_poll(told: Site) -> None:
+    told.write("a", "third")
+    assert await told.poll() == {"a": "third\n"}
+
+
+async def test_a_change_that_is_told_is_news_at_once(told: Site) -> None:
+    waiting = asyncio.create_task(told.has_news())
+    await asyncio.sleep(0)
+    told.write("a", "third")
+    assert await waiting
+    assert await told.poll() == {"a": "third\n"}
+
+
+async def test_a_change_that_is_not_told_is_found_and_nothing_told_is_believed_then(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a log that another machine writes to."""
+    monkeypatch.setattr(log_reader_pool, "WATCHED_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(FileChanges, "watch", lambda *_: True)
+    site.add("a")
+    (site.folder / "a" / "server.log").write_text("")
+    await site.poll()
+    site.disks.now += 2 * SETTLING_SECONDS
+    await site.poll()
+    site.pool._watches["/a"].proved = True
+    site.write("a", "second")
+    assert await site.has_news()
+    assert await site.poll() == {"a": "second\n"}
+    assert not site.pool._watches["/a"].proved
+
+
+async def test_the_kernel_is_not_asked_of_logs_of_ordinary_users(site: Site) -> None:
+    site.add("a")
+    site.targets = [site.targets[0]._replace(limited=1001)]
+    await site.poll()
+    assert site.pool._watches == {}
 
 
 async def test_what_hangs_delays_nobody_elses_news(site: Site) -> None:
