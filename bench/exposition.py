@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.rules import host
-from mps_exporter.metrics.client_library import encode_metrics
 from mps_exporter.metrics.content_format import OPENMETRICS_1_0_0, TEXT_0_0_4, ContentFormat
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.metrics.spec import Family, HistogramValue
 from mps_exporter.snapshot import Snapshot
-from testing.library_form import to_metric
+from testing.library_form import encode_metrics, to_metric
 
 RUNS = 15
 ENCODER = Encoder()

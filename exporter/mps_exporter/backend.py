@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
-from prometheus_client import CollectorRegistry, Metric, ProcessCollector
+from prometheus_client import ProcessCollector
 
 import mps_exporter
 from mps_exporter.collector import Collector
@@ -63,9 +63,9 @@ class CollectorBackend:
         self._sparse = SparseSeries()
         self._clients = cast("ClientSeries", settings.collector_clients)
         self._renderers = ThreadPoolExecutor(2, thread_name_prefix="render")
-        self._process = CollectorRegistry()
-        if not settings.web_disable_exporter_metrics:
-            ProcessCollector(registry=self._process)
+        self._process = (
+            None if settings.web_disable_exporter_metrics else ProcessCollector(registry=None)
+        )
         self._subscribers: set[asyncio.Queue[tuple[str, Incident]]] = set()
         self._ready = False
         self._page_bytes = math.inf
@@ -133,7 +133,7 @@ class CollectorBackend:
         if self.player is not None:
             families = self.player.counted(snapshot, families)
         families = self._sparse.shown(families)
-        own: list[Metric] = list(self._process.collect())
+        own = () if self._process is None else self._process.collect()
         page = self._encoder.encode(families, own, content_format)
         self._page_bytes = len(page)
         return gzip_format.compress(page, GZIP_LEVEL, mtime=0) if gzip else page

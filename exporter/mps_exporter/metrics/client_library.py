@@ -1,29 +1,37 @@
-"""Metrics in prometheus-client's form, printed by its encoders."""
+"""Metrics in prometheus-client's form, as families.
+
+Its own encoder took a fifth of a small page's time for the nine metrics of this process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import lru_cache
 
 from prometheus_client import Metric
-from prometheus_client.exposition import generate_latest as text_encoder
-from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_encoder
 
-from mps_exporter.metrics.content_format import ContentFormat, Escaping, Syntax
+from mps_exporter.metrics.spec import Family, Kind, MetricSpec
 
 
-class _Prepared:
-    """A registry-like thing that holds finished metrics: no collection happens in the encoder."""
+class _LibrarySpec(MetricSpec):
+    """A metric of the library, which tells no units of these."""
 
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        self._metrics = list(metrics)
+    __slots__ = ()
 
-    def collect(self) -> Iterator[Metric]:
-        return iter(self._metrics)
+    @property
+    def unit(self) -> str:
+        return ""
 
 
-def encode_metrics(metrics: Iterable[Metric], form: ContentFormat) -> bytes:
-    """Give a page of these, made by prometheus-client's encoder."""
-    encoder = openmetrics_encoder if form.syntax is Syntax.OPENMETRICS else text_encoder
-    # The scheme "values" leaves names like ours alone; that encoder changes half of them.
-    values = form.escaping is Escaping.VALUES
-    return encoder(_Prepared(metrics), Escaping.UNDERSCORES if values else form.escaping)
+@lru_cache(maxsize=32)
+def _spec(name: str, kind: Kind, text: str) -> MetricSpec:
+    return _LibrarySpec(name, kind, text)
+
+
+def families_of(metrics: Iterable[Metric]) -> list[Family]:
+    """Give metrics that have one sample each, without labels."""
+    return [
+        Family(_spec(sample.name, metric.type, metric.documentation), (((), sample.value),))
+        for metric in metrics
+        for sample in metric.samples
+    ]

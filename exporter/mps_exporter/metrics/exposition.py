@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from prometheus_client import Metric
 
-from mps_exporter.metrics.client_library import encode_metrics
+from mps_exporter.metrics.client_library import families_of
 from mps_exporter.metrics.content_format import ContentFormat, Escaping, Syntax
 from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
 
@@ -94,15 +94,13 @@ class Encoder:
     ) -> bytes:
         """Give the page in the form that was asked for; extra metrics stand at its end.
 
-        Those are few, and come in prometheus-client's form: its encoder prints them.
+        Those come in prometheus-client's form, with one sample each and without labels.
         """
         openmetrics, dots = key = form.syntax is Syntax.OPENMETRICS, form.escaping is Escaping.DOTS
         encoder = self._families.get(key)
         if encoder is None:
             encoder = self._families[key] = _FamilyEncoder(openmetrics=openmetrics, dots=dots)
-        page = encoder.page(families)
-        if metrics := list(extra):
-            return page + encode_metrics(metrics, form)
+        page = encoder.page([*families, *families_of(extra)])
         return page + OPENMETRICS_END if openmetrics else page
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from mps_exporter.metrics.content_format import (
     OPENMETRICS_0_0_1,
@@ -24,6 +25,9 @@ OFFERED = (TEXT_0_0_4, TEXT_1_0_0, OPENMETRICS_1_0_0, OPENMETRICS_0_0_1)
 
 MAX_RANGES = 64
 """Entries of one header that are looked at; an honest client sends five."""
+
+HEADERS_KEPT = 8
+"""A scraper always sends the same ones, of 8 KiB at most; so many are not read again."""
 
 _ENTRY = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')
 _PART = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*"?)+')
@@ -73,6 +77,7 @@ def _entries(header: str) -> Iterator[_Range]:
             yield _Range(name.lower(), float(quality), parameters)
 
 
+@lru_cache(maxsize=HEADERS_KEPT)
 def choose_format(accept: str | None) -> ContentFormat:
     """The offered format that the Accept header wants most; text 0.0.4 when it wants none."""
     ranges = tuple(_entries(accept or ""))
@@ -99,6 +104,7 @@ def _escaping(entry: _Range) -> Escaping:
         return Escaping.UNDERSCORES
 
 
+@lru_cache(maxsize=HEADERS_KEPT)
 def accepts_gzip(accept_encoding: str | None) -> bool:
     """Whether the answer may be compressed: gzip is named, not with q=0, and not below identity."""
     qualities = {entry.name: entry.quality for entry in _entries(accept_encoding or "")}

@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.utils import floatToGoString
 
 from mps_exporter.metrics.catalogue import CATALOGUE
-from mps_exporter.metrics.client_library import encode_metrics
 from mps_exporter.metrics.content_format import (
     OPENMETRICS_0_0_1,
     OPENMETRICS_1_0_0,
@@ -24,7 +23,7 @@ from mps_exporter.metrics.content_format import (
 )
 from mps_exporter.metrics.exposition import Encoder, format_number
 from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
-from testing.library_form import to_metric
+from testing.library_form import encode_metrics, to_metric
 
 FORMATS = (TEXT_0_0_4, TEXT_1_0_0, OPENMETRICS_1_0_0, OPENMETRICS_0_0_1)
 SCHEMES = (Escaping.ALLOW_UTF8, Escaping.UNDERSCORES, Escaping.DOTS)
