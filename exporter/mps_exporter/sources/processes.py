@@ -32,8 +32,11 @@ from mps_exporter.sources.procfs_parse import (
 HOST_USERS = "/etc/passwd"
 
 _REFRESH_SECONDS = 60.0
-_MAX_READS = 4
-"""A process that ran another program is looked at again once in so many listings."""
+_TURNS = 4
+"""A process that ran another program is looked at again once in so many listings..."""
+_TURN_SECONDS = 2.5
+"""...and, where listings are closer than this, once in so many times this. (Each name that is read
+lets another thread have the interpreter three times.)"""
 _MAX_NEW_READS = 2
 """One that is new is looked at in its first listings: it may be between fork and exec."""
 _CHUNK_BYTES = 1 << 16
@@ -89,7 +92,8 @@ class Processes:
         self._clock = clock
         self._users = _UserDatabase(passwd, clock)
         self._known: dict[int, _CachedFacts] = {}
-        self._listings = 0
+        self._listings = self._turn = 0
+        self._turned_at = float("-inf")
         self._first_listed: dict[int, int] = {}
         self._running: frozenset[int] = frozenset()
         """The programs that were found in the last listing."""
@@ -113,7 +117,8 @@ class Processes:
 
         A host of this size has thousands of processes, and all but a few stay what they were: those
         are read once in a few listings, by turns. It finds one that becomes another program late in
-        its life a few listings later, and saves three quarters of the cost.
+        its life a few listings later (10 s, if that is longer), and saves three quarters of the
+        cost, or more.
 
         Raises:
             OSError: /proc cannot be listed, or names in it cannot be read now.
@@ -121,9 +126,12 @@ class Processes:
         self._listings += 1
         now, before, first_listed = self._listings, self._first_listed, dict[int, int]()
         found, found_before = set[int](), self._running
+        if turns := self._clock() - self._turned_at >= _TURN_SECONDS:
+            self._turn, self._turned_at = self._turn + 1, self._clock()
         for pid in self.all():
             first = first_listed[pid] = before.get(pid, now)
-            if now - first >= _MAX_NEW_READS and (pid + now) % _MAX_READS:
+            is_due = now - first < _MAX_NEW_READS or (turns and not (pid + self._turn) % _TURNS)
+            if not is_due:
                 if pid in found_before:
                     found.add(pid)  # if it is another one now, its facts will tell
             elif self.comm(pid) == comm:
