@@ -24,14 +24,14 @@ class _LibrarySpec(MetricSpec):
 
 
 @lru_cache(maxsize=32)
-def _spec(name: str, kind: Kind, text: str) -> MetricSpec:
+def _library_spec(name: str, kind: Kind, text: str) -> MetricSpec:
     return _LibrarySpec(name, kind, text)
 
 
 def families_of(metrics: Iterable[Metric]) -> list[Family]:
     """Give metrics that have one sample each, without labels."""
     return [
-        Family(_spec(sample.name, metric.type, metric.documentation), (((), sample.value),))
+        Family(_library_spec(sample.name, metric.type, metric.documentation), (((), sample.value),))
         for metric in metrics
         for sample in metric.samples
     ]
