@@ -25,6 +25,9 @@ ROOT = Path(__file__).parents[1]
 STAGE = "/run/stage"
 OTHER_PROCESSES = 40
 CLIENTS_UID = 1001
+FIRST_CHANGE_SECONDS = 10
+"""So long after the exporters' start the logs change: from then on they rely on what the kernel
+tells of them, as on a real host after the first line."""
 CLIENT_BYTES = 1 << 30
 SERVER_BYTES = 70 << 20
 
@@ -36,6 +39,7 @@ def furnish(host: OwnHost, clients: int) -> None:
     pids = [host.client(daemon, CLIENTS_UID) for _ in range(clients)]
     for _ in range(OTHER_PROCESSES):
         host.start("sleep", "3600")
+    host.start("sh", "-c", f"sleep {FIRST_CHANGE_SECONDS}; exec touch {daemon.logs}/*.log")
     rows = [(pid, CLIENT_BYTES) for pid in pids]
     lists = {"Compute": [*rows, (daemon.server, SERVER_BYTES)], "MPSCompute": rows, "Graphics": []}
     stage = host.outside(STAGE)
