@@ -47,8 +47,9 @@ WHOLE_LOOK_SECONDS = 1.0
 WATCHED_LOOK_SECONDS = 2.0
 """How often a thread looks at logs of which the kernel tells each change."""
 
-MAX_WATCHED = 16
-"""Of so many daemons the kernel is asked to tell: a user has 128 descriptors for that."""
+MAX_WATCHED = 4
+"""Of so many daemons the kernel is asked to tell: by default a user has 128 descriptors for that,
+and where this program runs as root, so do the kubelet and the container runtime."""
 
 USER_POLL_BYTES = 64 * 1024
 LIMITED_POLL_BYTES = 128 * 1024
