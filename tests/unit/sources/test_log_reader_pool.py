@@ -492,6 +492,12 @@ async def test_the_kernel_is_not_asked_of_logs_of_ordinary_users(site: Site) -> 
     assert site.pool._watches == {}
 
 
+async def test_the_kernel_is_asked_of_a_few_daemons_only(site: Site) -> None:
+    site.add(*(f"daemon-{number}" for number in range(log_reader_pool.MAX_WATCHED + 2)))
+    await site.poll()
+    assert len(site.pool._watches) == log_reader_pool.MAX_WATCHED
+
+
 async def test_what_hangs_delays_nobody_elses_news(site: Site) -> None:
     site.add("slow", "quick")
     await site.poll()
