@@ -49,7 +49,8 @@ CONFIGURATION = sorted(
     path
     for pattern in ("prometheus/**/*.yml", "prometheus/**/*.tmpl", "deploy/**/*")
     for path in ROOT.glob(pattern)
-    if path.is_file() and not {"tests", "files"} & set(path.parts)  # the chart has copies there
+    # The chart has copies of these, and Python leaves compiled modules.
+    if path.is_file() and not {"tests", "files", "__pycache__"} & set(path.parts)
 )
 CODE = sorted((ROOT / "exporter").rglob("*.py"))
 
