@@ -1012,10 +1012,31 @@ REAL = ("server-killed", "fault", "wait-served")
 """One that goes to the pager, and two that become tickets."""
 
 
+REAL_ATTEMPTS = 2
+REAL_SECONDS = 2 * PATIENCE_SECONDS
+
+
 async def test_what_fires_arrives_where_it_should(tmp_path: Path) -> None:
-    """Exporter, Prometheus, Alertmanager, webhook. The exporters begin again until it has come."""
+    """Exporter, Prometheus, Alertmanager, webhook. The exporters begin again until it has come.
+
+    Alertmanager does not repeat an alert that goes on, so one that a busy machine evaluated between
+    two scrapes keeps the text that it had first: then all of them begin again.
+    """
+    missing: list[Mapping[str, str]] = []
+    for attempt in range(REAL_ATTEMPTS):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        missing = await missing_alerts(folder)
+        if not missing:
+            return
+        print(f"attempt {attempt}: did not come, or to another receiver or text: {missing}")
+    raise AssertionError(f"did not come: {missing}")
+
+
+async def missing_alerts(folder: Path) -> list[Mapping[str, str]]:
+    """Labels of the alerts that have not come in REAL_SECONDS."""
     chosen = [incident for incident in INCIDENTS if incident.recording in REAL]
-    async with Stage(tmp_path) as stage:
+    async with Stage(folder) as stage:
         replays = [await stage.replay(incident) for incident in chosen]
         await stage.listen()
         await stage.start_alertmanager()
@@ -1024,22 +1045,27 @@ async def test_what_fires_arrives_where_it_should(tmp_path: Path) -> None:
         )
         for replay in replays:
             await stage.start_exporter(replay)
-
-        def all_came() -> bool:
-            return not [
-                expected
-                for incident in chosen
-                for expected in incident.expected
-                if not any(
-                    alert.labels == incident.labels(expected)
-                    and alert.receiver == expected.receiver
-                    and re.search(expected.text, alert.annotations["description"])
-                    for alert in stage.arrived.values()
-                )
-            ]
-
-        await until(all_came, 5 * PATIENCE_SECONDS)
+        end = time.monotonic() + REAL_SECONDS
+        while (missing := not_arrived(stage, chosen)) and time.monotonic() < end:
+            await asyncio.sleep(0.1)
+        if missing:
+            print(f"arrived: {[(one.labels, one.annotations) for one in stage.arrived.values()]}")
         await stage.check()
+        return missing
+
+
+def not_arrived(stage: Stage, incidents: Sequence[Incident]) -> list[Mapping[str, str]]:
+    return [
+        incident.labels(expected)
+        for incident in incidents
+        for expected in incident.expected
+        if not any(
+            alert.labels == incident.labels(expected)
+            and alert.receiver == expected.receiver
+            and re.search(expected.text, alert.annotations["description"])
+            for alert in stage.arrived.values()
+        )
+    ]
 
 
 def test_every_recording_is_in_the_table() -> None:
