@@ -281,9 +281,10 @@ class Collector:
     # ------------------------------------------------------------------ results
 
     def _whole(self, run: CollectionRun) -> Snapshot:
-        """Of a collection that has ended: the same for all, so that it is also rendered once.
+        """Give the one snapshot of a collection that has ended: all who waited render it once.
 
-        100 clients, each with 20 requests on their way: 0.7 s for a scrape with one each, 0.1 s so.
+        Next to 100 clients with 20 pending requests each, a scrape took 0.7 s when each request had
+        its own snapshot, and takes 0.1 s.
         """
         if run.snapshot is None:
             run.snapshot = self._snapshot(run)

@@ -143,8 +143,8 @@ class DaemonRecord:
     def is_not_succeeded_by(self, facts: DaemonFacts) -> bool:
         """Whether it is root's, and the other one an ordinary user's.
 
-        One in a container may have had a directory that is the user's on the host: what she starts
-        there does not hide that root's daemon ended.
+        The directory of a daemon in a container may be an ordinary user's on the host: a process
+        of that user there must not hide that root's daemon ended.
         """
         others = _process_identity(facts) != self.process_identity
         return others and facts.limited and not self.facts.limited

@@ -1,7 +1,7 @@
-"""Tells that open files were written to, cut, renamed or removed, as the kernel sees it (inotify).
+"""Reports that open files were written to, truncated, renamed or removed (inotify).
 
-What another machine does to a file of a network's file system the kernel does not see: that no
-change was told means something only where a change of the same file has been told before.
+The kernel does not see what another machine does to a file on a network file system. So silence
+means that nothing changed only where a change of the same file has been reported before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 
 _MODIFY, _ATTRIBUTES, _MOVE_SELF, _DELETE_SELF = 0x2, 0x4, 0x800, 0x400
 _ONE_EVENT = 0x8000_0000
-"""A file that is written to a thousand times a second is told of once."""
+"""A file that is written to a thousand times a second is reported once."""
 _MASK = _MODIFY | _ATTRIBUTES | _MOVE_SELF | _DELETE_SELF | _ONE_EVENT
 _READ_BYTES = 4096
 
@@ -47,6 +47,6 @@ class FileChanges:
         """Whether one of the files has changed. Does not block."""
         if self.descriptor is not None:
             with suppress(BlockingIOError):
-                os.read(self.descriptor, _READ_BYTES)  # which file it is, nobody asks
+                os.read(self.descriptor, _READ_BYTES)  # one event stands for all files
                 self._happened = True
         return self._happened

@@ -6,9 +6,9 @@ with the next poll: those bytes are read, and would not be read again.
 
 Between polls the threads go on looking by themselves, and one that finds something new says so.
 Asking each of them five times a second whether there is something took 0.9 ms of CPU each time, of
-which the look itself was 0.2 ms. Where the kernel has told of a change before (inotify), a thread
-looks once in a while only, and while no change is told a poll asks nobody: that a thread wakes
-takes 0.3 ms, and 0.17 ms of CPU (H200).
+which the look itself was 0.2 ms. Where the kernel has reported a change before (inotify), a thread
+looks every WATCHED_LOOK_SECONDS only, and a poll without a reported change wakes no thread: to wake
+one takes 0.3 ms, and 0.17 ms of CPU (H200).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Watch:
 
     _changes: FileChanges = field(default_factory=FileChanges)
     proved: bool = False
-    """It has told of a change, and none was found since of which it had not."""
+    """A change was reported, and since then none was found that had not been."""
 
     @property
     def descriptor(self) -> int | None:
@@ -332,7 +332,7 @@ class LogReaderPool:
                 shares.get(user),
                 tuple(states.get(pipe, ())),
                 self._clock,
-                # Of an ordinary user's nobody is woken at once by whoever writes to them.
+                # What an ordinary user writes must not wake the event loop each time.
                 None if limited else self._watch(pipe),
                 settled=pipe not in busy,
             )
