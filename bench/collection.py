@@ -16,11 +16,12 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from bench.host import CLIENTS_PER_GPU, GPUS, FullHost
 from mps_exporter.collector import Collector
+from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
@@ -86,6 +87,9 @@ class Result:
     samples: int
     page_bytes: int
     whole: Cost
+    """With a question to each daemon."""
+    unasked: Cost
+    """As most collections are: the daemons were asked by an earlier one."""
     exposition: Cost
     sources: dict[str, Cost]
 
@@ -111,21 +115,28 @@ async def by_turns(sizes: Sequence[int], runs: int = RUNS) -> list[Result]:
     limit_malloc_arenas()  # as the program does
     gc.freeze()
     async with AsyncExitStack() as stack:
-        hosts = []
+        hosts, unasked = [], []
         for clients in sizes:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             full = stack.enter_context(FullHost(Path(folder), clients))
-            host = full.live()
-            stack.push_async_callback(host.close)
-            hosts.append((full, Collector(host, full.settings)))
+            seldom = replace(
+                full.settings, mps_min_query_interval=Settings().mps_min_query_interval
+            )
+            pair = [(full.live(settings), settings) for settings in (full.settings, seldom)]
+            for host, _ in pair:
+                stack.push_async_callback(host.close)
+            often, rarely = (Collector(*one) for one in pair)
+            hosts.append((full, often))
+            unasked.append(_whole(rarely))
         await asyncio.sleep(1.1)  # servers are old enough to be asked
         works = [_whole(collector) for _, collector in hosts]
-        for work in works * 2:
+        for work in (*works, *unasked) * 2:
             await work()
         costs = await measure(works, runs, warm=len(sizes) > 1)
+        others = await measure(unasked, runs, warm=len(sizes) > 1)
         return [
-            await _result(full, collector, cost, runs if len(sizes) == 1 else 1)
-            for (full, collector), cost in zip(hosts, costs, strict=True)
+            await _result(full, collector, (cost, other), runs if len(sizes) == 1 else 1)
+            for (full, collector), cost, other in zip(hosts, costs, others, strict=True)
         ]
 
 
@@ -140,7 +151,9 @@ def _whole(collector: Collector) -> Callable[[], Awaitable[object]]:
     return whole
 
 
-async def _result(full: FullHost, collector: Collector, cost: Cost, runs: int) -> Result:
+async def _result(
+    full: FullHost, collector: Collector, whole: tuple[Cost, Cost], runs: int
+) -> Result:
     host = collector._host  # noqa: SLF001 - its sources are to be asked alone
     snapshot = await collector.collect()
 
@@ -172,7 +185,8 @@ async def _result(full: FullHost, collector: Collector, cost: Cost, runs: int) -
         clients=found,
         samples=sum(1 for line in page.splitlines() if not line.startswith(b"#")),
         page_bytes=len(page),
-        whole=cost,
+        whole=whole[0],
+        unasked=whole[1],
         exposition=page_cost,
         sources=costs,
     )
@@ -185,6 +199,7 @@ def report(result: Result) -> list[str]:
         f"{GPUS} GPUs, {result.clients} clients: {result.samples} samples, "
         f"{result.page_bytes / 1e6:.2f} MB",
         f"  one collection, with its page  {result.whole}",
+        f"  that asks no daemon            {result.unasked}",
         f"  of that, the page              {result.exposition}",
         *(f"  {name + ' alone':30} {cost}" for name, cost in result.sources.items()),
         f"  all of these one by one          {result.floor}",

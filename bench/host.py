@@ -470,8 +470,8 @@ class FullHost:
             mps_min_query_interval=0.0,
         )
 
-    def live(self) -> LiveHost:
+    def live(self, settings: Settings | None = None) -> LiveHost:
         """The sources that the exporter has, at this host."""
-        host = LiveHost(self.settings)
+        host = LiveHost(settings or self.settings)
         host._nvml = NvmlSession(api=self.nvml)  # noqa: SLF001 - there is no NVML to load here
         return host

@@ -2,7 +2,8 @@
 
 Its own encoders spend their time on what hardly changes from one page to the next: which labels
 there are and how their values are escaped. Here the beginning of a line, name and labels, is made
-once and kept until a page has other lines; and a number that a page says often is printed once.
+once and kept until a page has other lines; a number that a page says often is printed once; and a
+family whose samples are those of the last page is not printed again.
 """
 
 from __future__ import annotations
@@ -68,6 +69,9 @@ class _Plan:
     keys: Keys
     lines: tuple[Sequence[LineKey], Sequence[str]] = ((), ())
     """Those of the last page, and how they begin."""
+    printed: tuple[Sequence[object], str] = ((), "")
+    """The samples of the last page, and what was printed. Only of samples whose equals are printed
+    alike: 0.0 equals -0.0, and states in another order are equal, too."""
 
 
 def _plain(name: str) -> str:
@@ -116,10 +120,13 @@ class _FamilyEncoder:
     def page(self, families: Iterable[Family]) -> bytes:
         """All families, without OpenMetrics' last line."""
         texts: dict[float, str] = {}
-        return "".join([part for one in families for part in self._family(one, texts)]).encode()
+        return "".join([self._family(one, texts) for one in families]).encode()
 
-    def _family(self, family: Family, texts: dict[float, str]) -> list[str]:
+    def _family(self, family: Family, texts: dict[float, str]) -> str:
         plan = self._plan(family.spec)
+        before, printed = plan.printed
+        if before and before == family.samples:
+            return printed
         keys, values = _lines(family)
         parts = [plan.head]
         for beginning, value in zip(self._beginnings(plan, keys), values, strict=True):
@@ -129,7 +136,10 @@ class _FamilyEncoder:
                 if value:  # 0.0 and -0.0 are equal, and are printed differently
                     texts[value] = text
             parts.append(f"{beginning}{text}\n")
-        return parts
+        page = "".join(parts)
+        repeats = all(values) and family.spec.kind not in SEVERAL_LINES
+        plan.printed = (family.samples, page) if repeats else ((), "")
+        return page
 
     def _plan(self, spec: MetricSpec) -> _Plan:
         plan = self._plans.get(spec.name)

@@ -5,6 +5,7 @@ A metric that has no sample is left out. What is ``None`` in the snapshot is no 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -40,6 +41,9 @@ MOMENTS = frozenset(
     name for name in CATALOGUE if name.endswith(("_timestamp_seconds", "_start_time_seconds"))
 )
 """Metrics whose values are moments, not durations."""
+
+CONVERTED = MOMENTS.union(name for name, spec in CATALOGUE.items() if spec.kind == "stateset")
+"""Metrics whose values are not shown as they are."""
 
 DAEMON_POSITION = {
     name: spec.labels.index(DAEMON) for name, spec in CATALOGUE.items() if DAEMON in spec.labels
@@ -87,7 +91,7 @@ class Samples:
         """Whether they have those of their limits, too."""
         self.gpu_indexes = gpu_indexes
         self._gpus: dict[str, Texts] = {}
-        self._by_name: dict[str, dict[Texts, SampleValue]] = {}
+        self._by_name: defaultdict[str, dict[Texts, SampleValue]] = defaultdict(dict)
 
     def add(self, name: str, labels: RawLabels, value: SampleValue | int | None) -> None:
         """Add one sample; None adds nothing. A label set that is there already keeps its value."""
@@ -98,22 +102,20 @@ class Samples:
         """Add one sample whose labels are texts already: those of a client serve many samples."""
         if value is None:
             return
-        if isinstance(value, dict):
-            value = _states(name, value)
-        elif name in MOMENTS and isinstance(value, float | int):
-            value = self._wall(value)
-        found = self._by_name.get(name)
-        if found is None:
-            found = self._by_name[name] = {}
-        found.setdefault(labels, value)
+        if name in CONVERTED:
+            if isinstance(value, dict):
+                value = _states(name, value)
+            elif name in MOMENTS and isinstance(value, float | int):
+                value = self._wall(value)
+        self._by_name[name].setdefault(labels, value)
 
     def put_by_gpu(self, name: str, labels: Texts, values: Mapping[str, float]) -> None:
         """Add a sample for each GPU (by UUID) that has a value."""
         if not values:
             return
-        found = self._by_name.setdefault(name, {})
+        found, gpus = self._by_name[name], self._gpus
         for uuid, value in values.items():
-            found.setdefault(labels + self.gpu(uuid), value)
+            found.setdefault(labels + (gpus.get(uuid) or self.gpu(uuid)), value)
 
     def gpu(self, uuid: str) -> Texts:
         """Labels gpu and uuid."""
@@ -317,7 +319,8 @@ def _client(samples: Samples, daemon: ControlDaemon, client: Client) -> None:
         client.limit_source,
     )
     samples.put("mps_client_info", dsp + _texts(info, -1), 1.0)
-    _client_state(samples, dsp, client.uid, client.state, client.state_since)
+    if client.state != "active":  # as nearly all are, since about when they connected
+        _client_state(samples, dsp, client.uid, client.state, client.state_since)
     samples.put_by_gpu("mps_client_contexts", dsp, client.contexts)
     samples.put_by_gpu("mps_client_memory_used_bytes", dsp, client.memory_used_bytes)
     if not samples.client_limits:
@@ -334,10 +337,9 @@ def _client(samples: Samples, daemon: ControlDaemon, client: Client) -> None:
 def _client_state(
     samples: Samples, dsp: Texts, uid: int | None, state: ClientState | None, since: float | None
 ) -> None:
-    if state != "active":  # as nearly all are, since about when they connected
-        labels = dsp + _texts((uid, state), -1)
-        samples.put("mps_client_state", labels, None if state is None else 1.0)
-        samples.put("mps_client_state_since_timestamp_seconds", labels, since)
+    labels = dsp + _texts((uid, state), -1)
+    samples.put("mps_client_state", labels, None if state is None else 1.0)
+    samples.put("mps_client_state_since_timestamp_seconds", labels, since)
 
 
 def _waits(samples: Samples, daemon: ControlDaemon) -> None:
