@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Generic, TypeVar
@@ -46,6 +46,9 @@ class ThreadedCalls(Generic[T]):
     def __init__(self, wait_seconds: float = WAIT_SECONDS) -> None:
         self._wait_seconds = wait_seconds
         self._asked: dict[Hashable, _Question[T]] = {}
+        self._before, self._late = set[Hashable](), set[Hashable]()
+        """Of the questions that were started last: those under way already, and those that are not
+        waited for."""
         self._idle: list[_Jobs] = []
         """Threads that are free, by what they wait for."""
         weakref.finalize(self, _end, self._idle)
@@ -58,21 +61,33 @@ class ThreadedCalls(Generic[T]):
     def ask(
         self, questions: Mapping[Hashable, tuple[int | None, Callable[[], T]]]
     ) -> dict[Hashable, T]:
-        """Give the answers that came in time, by the question's name.
+        """Put these questions, and wait for the answers."""
+        self.start(questions)
+        return self.answers(questions)
+
+    def start(self, questions: Mapping[Hashable, tuple[int | None, Callable[[], T]]]) -> None:
+        """Put these questions; answers() is to be called next.
+
+        Args:
+            questions: (whose files it looks at; None: nobody's in particular, and what to call).
+        """
+        self._before = self._asked.keys() & questions.keys()
+        self._late = self._start_all(questions)
+
+    def answers(self, questions: Iterable[Hashable]) -> dict[Hashable, T]:
+        """Give the answers that come in time, by the question's name.
 
         One that raised OSError has no answer: neither what it looked at nor that it is not there.
 
         Args:
-            questions: (whose files it looks at; None: nobody's in particular, and what to call).
+            questions: The names of those that were started.
 
         Raises:
             Whatever else one of them raised.
         """
-        before = self._asked.keys() & questions.keys()
-        late = self._start_all(questions)
         end = time.monotonic() + self._wait_seconds
         for name, one in self._asked.items():
-            if name not in late:
+            if name not in self._late:
                 one.done.wait(max(0.0, end - time.monotonic()))
         answers, self.errors = dict[Hashable, T](), {}
         for name in questions:
@@ -85,7 +100,7 @@ class ThreadedCalls(Generic[T]):
                     self.errors[name] = found.error
                 else:
                     raise found.error
-        self.old = frozenset(before & answers.keys())
+        self.old = frozenset(self._before & answers.keys())
         return answers
 
     def _start_all(

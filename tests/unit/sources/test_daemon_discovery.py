@@ -221,6 +221,28 @@ def test_many_daemons(proc: FakeProc, tmp_path: Path) -> None:
     assert [len(daemon.servers) for daemon in facts] == [0, 0, 0, 1, 0]
 
 
+def test_directories_and_daemons_are_looked_at_at_the_same_time(
+    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon(proc, 500, tmp_path / "one")
+    source = DaemonDiscovery(str(proc.root))
+    both = threading.Barrier(2, timeout=PATIENCE_SECONDS)
+    look, look_at_place = source._directories.look, source._look_at_place
+
+    def looking(*arguments: Any) -> Any:
+        both.wait()
+        return look(*arguments)
+
+    def looking_at_place(*arguments: Any) -> Any:
+        both.wait()
+        return look_at_place(*arguments)
+
+    monkeypatch.setattr(source._directories, "look", looking)
+    monkeypatch.setattr(source, "_look_at_place", looking_at_place)
+    names = {one.pipe_directory for one in source.discover([("/configured", None)], search=True)}
+    assert names == {"/configured", str(tmp_path / "one")}
+
+
 def test_of_a_users_crowd_a_few_are_looked_at_and_root_is_always(
     proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
