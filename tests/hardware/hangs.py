@@ -144,6 +144,10 @@ class Stage:
             if not left:
                 break
             await self.settled(process)
+            if process.client.event("error") is not None:
+                # It came when the server that it was sent to ended; an error tells that by itself.
+                process = self._start_again(process)
+                await self.settled(process)
             if process.client.event("ready") is not None:
                 break
             answer = await self._doctor(process.pid, f"answer {rounds - left + 1}")

@@ -431,8 +431,8 @@ def _connection(
             "connection",
             "warning",
             f"Process {pid} is no client of MPS, does not wait for it, and has no context on a "
-            "GPU: it has made no CUDA call yet, or hangs elsewhere.",
-            f"py-spy dump --pid {pid}, or cat /proc/{pid}/stack as root.",
+            "GPU: it has made no CUDA call yet, has got an error from it, or hangs elsewhere.",
+            f"See what it printed; py-spy dump --pid {pid}, or cat /proc/{pid}/stack as root.",
         )
 
 
