@@ -188,7 +188,9 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
         f"mps-exporter: cannot write {path}: File too large; what was written until then can be "
         "read"
     )
-    assert "collector failed" not in output
+    # No source is blamed for it. (One may fail for another reason: this is the machine's own /proc,
+    # where other tests have daemons whose directories do not answer.)
+    assert output.count("File too large") == 1
     assert "Traceback" not in output
     assert read_recording(path).header.scenario == "no description given"
 
