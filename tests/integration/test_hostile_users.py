@@ -107,10 +107,15 @@ def test_a_long_path_blinds_nobody(host: OwnHost, configured: bool) -> None:
         fake(host, {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", name: "/a" * 65_000})
     host.serve(*["--no-mps.discovery", f"--mps.pipe-directory={PIPE}"] if configured else [])
     began = time.monotonic()
-    metrics = host.scrape()
+    host.scrape()
     assert time.monotonic() - began < 30  # it was minutes
-    assert metrics.value("mps_control_up", daemon=PIPE) == 1
-    assert metrics.value("mps_scrape_collector_success", collector="process") == 1
+
+    def is_seen() -> bool:
+        metrics = host.scrape()
+        succeeded = metrics.value("mps_scrape_collector_success", collector="process")
+        return metrics.value("mps_control_up", daemon=PIPE) == succeeded == 1
+
+    wait_for(is_seen)
 
 
 def test_a_name_costs_no_more_than_a_name(host: OwnHost) -> None:
@@ -326,7 +331,8 @@ def test_a_thousand_daemons_of_one_user_are_eight(host: OwnHost) -> None:
     assert metrics.value("mps_control_up", daemon=daemon.pipe) == 1
     names = {one.labels["daemon"] for one in metrics["mps_control_up"]}
     assert len(names) <= 1 + 8
-    assert all(one.value == 1 for one in metrics["mps_scrape_collector_success"])
+    # (On a busy machine one of the looks may be late.)
+    wait_for(lambda: all(one.value == 1 for one in host.scrape()["mps_scrape_collector_success"]))
     assert (metrics.value("process_resident_memory_bytes") or 0) < 100e6
     print(
         f"median of a scrape: {calm:.3f} s alone, {crowded:.3f} s beside 1000 fakes, "

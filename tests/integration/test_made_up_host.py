@@ -285,8 +285,8 @@ async def test_a_collection_in_which_nothing_changed_writes_seven_lines(host: Ma
 
 async def test_collect_runs_only_what_was_asked_for(host: MadeUpHost) -> None:
     async with running(host.folder, *host.flags) as program:
-        page = await program.page("/metrics?collect[]=process")
-        assert page.value("mps_scrape_collector_success", collector="process") == 1
+        path, name = "/metrics?collect[]=process", "mps_scrape_collector_success"
+        page = await program.until(name, 1, path=path, collector="process")
         assert page.value("mps_scrape_collector_success", collector="control") is None
         status, text = await program.get("/metrics?collect[]=gpu")
         assert (status, "gpu" in text) == (400, True)
