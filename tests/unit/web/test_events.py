@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientResponse
 
-from mps_exporter.snapshot import Incident
+from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.web import events
 from mps_exporter.web.backend import DebugReport, DebugSource
 from testing import snapshots as hosts
@@ -112,6 +112,17 @@ async def test_missed_events_take_no_space_from_new_ones() -> None:
     part = await stream.take()
     assert part is not None
     assert part.startswith(b"event: lost\ndata: 1\n")
+
+
+def test_a_snapshot_that_several_scrapes_share_is_noted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted, told = list[Snapshot](), events.Events()
+    monkeypatch.setattr(told.history, "add", noted.append)
+    first, second = Snapshot(taken_at=1.0), Snapshot(taken_at=1.0)
+    for snapshot in (first, first, second, second):
+        told.note(snapshot)
+    assert [id(one) for one in noted] == [id(first), id(second)]
 
 
 async def test_one_address_leaves_places_for_others(make_client: MakeClient) -> None:
