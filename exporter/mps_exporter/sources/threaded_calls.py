@@ -58,15 +58,8 @@ class ThreadedCalls(Generic[T]):
         self.errors: dict[Hashable, OSError] = {}
         """What the last questions without an answer raised."""
 
-    def ask(
-        self, questions: Mapping[Hashable, tuple[int | None, Callable[[], T]]]
-    ) -> dict[Hashable, T]:
-        """Put these questions, and wait for the answers."""
-        self.start(questions)
-        return self.answers(questions)
-
     def start(self, questions: Mapping[Hashable, tuple[int | None, Callable[[], T]]]) -> None:
-        """Put these questions; answers() is to be called next.
+        """Ask these questions; answers() is to be called next.
 
         Args:
             questions: (whose files it looks at; None: nobody's in particular, and what to call).

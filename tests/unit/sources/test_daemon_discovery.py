@@ -243,6 +243,24 @@ def test_directories_and_daemons_are_looked_at_at_the_same_time(
     assert names == {"/configured", str(tmp_path / "one")}
 
 
+def test_what_was_configured_is_looked_at_first_where_threads_are_few(
+    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon(proc, 500, tmp_path / "one")
+    (tmp_path / "two").mkdir()
+    real, started = threading.Thread.start, list[threading.Thread]()
+
+    def start(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    (facts,) = found(proc, [(str(tmp_path / "two"), None)])
+    assert facts.owner_uid == os.getuid()
+
+
 def test_of_a_users_crowd_a_few_are_looked_at_and_root_is_always(
     proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
