@@ -134,7 +134,8 @@ class Truth:
         } | {
             ("mps_control_log_size_bytes", log): path.stat().st_size
             for log in ("control", "server")
-            if (path := daemon.logs / f"{log}.log").exists()
+            # Until a new file has a line the exporter holds the one that was renamed.
+            if (path := daemon.logs / f"{log}.log").exists() and path.stat().st_size
         }
 
     def settle(self, scrape: Callable[[], str], seconds: float = SETTLE_SECONDS) -> list[str]:
