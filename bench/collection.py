@@ -199,8 +199,8 @@ def report(result: Result) -> list[str]:
         f"{GPUS} GPUs, {result.clients} clients: {result.samples} samples, "
         f"{result.page_bytes / 1e6:.2f} MB",
         f"  one collection, with its page  {result.whole}",
-        f"  that asks no daemon            {result.unasked}",
         f"  of that, the page              {result.exposition}",
+        f"  one that asks no daemon        {result.unasked}",
         *(f"  {name + ' alone':30} {cost}" for name, cost in result.sources.items()),
         f"  all of these one by one          {result.floor}",
         f"  collection / slowest source ({result.slowest}): {result.whole.wall / alone.wall:.2f}",

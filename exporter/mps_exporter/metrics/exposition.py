@@ -136,10 +136,10 @@ class _FamilyEncoder:
                 if value:  # 0.0 and -0.0 are equal, and are printed differently
                     texts[value] = text
             parts.append(f"{beginning}{text}\n")
-        page = "".join(parts)
+        lines = "".join(parts)
         repeats = all(values) and family.spec.kind not in SEVERAL_LINES
-        plan.printed = (family.samples, page) if repeats else ((), "")
-        return page
+        plan.printed = (family.samples, lines) if repeats else ((), "")
+        return lines
 
     def _plan(self, spec: MetricSpec) -> _Plan:
         plan = self._plans.get(spec.name)

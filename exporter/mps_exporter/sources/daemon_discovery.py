@@ -131,7 +131,7 @@ class DaemonDiscovery:
         )
         candidates, asked = self._start_looks(programs, [pipe for pipe, _ in configured])
         entries: dict[object, DaemonFacts] = {}
-        for (pipe, log), (place, owners) in self._look_at_configured(configured):
+        for (pipe, log), (place, owners) in self._configured_places(configured):
             entries.setdefault(place.identity, _configured_daemon(pipe, log, place, owners))
         logs, count = dict(configured), Counter[int]()
         for daemon in self._found_daemons(candidates, asked):
@@ -214,7 +214,7 @@ class DaemonDiscovery:
         found = [Program(process, self._processes.arguments(pid)) for pid, process in facts.items()]
         return sorted(found, key=lambda one: (one.process.uid not in (0, self._own_uid), one.pid))
 
-    def _look_at_configured(
+    def _configured_places(
         self, configured: Sequence[tuple[str, str | None]]
     ) -> Iterator[tuple[tuple[str, str | None], _Place]]:
         found = self._place_calls.answers(configured)

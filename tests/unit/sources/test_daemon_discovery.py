@@ -23,6 +23,7 @@ from mps_exporter.sources.processes import Processes
 from mps_exporter.sources.threaded_calls import ThreadedCalls
 from testing.fake_host import held_lock
 from testing.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
+from testing.threads import allow_one_thread
 from testing.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[3]
@@ -248,15 +249,7 @@ def test_what_was_configured_is_looked_at_first_where_threads_are_few(
 ) -> None:
     daemon(proc, 500, tmp_path / "one")
     (tmp_path / "two").mkdir()
-    real, started = threading.Thread.start, list[threading.Thread]()
-
-    def start(thread: threading.Thread) -> None:
-        if started:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        real(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start)
+    allow_one_thread(monkeypatch)
     (facts,) = found(proc, [(str(tmp_path / "two"), None)])
     assert facts.owner_uid == os.getuid()
 

@@ -8,6 +8,7 @@ import pytest
 
 from mps_exporter.sources import threaded_calls
 from mps_exporter.sources.threaded_calls import ThreadedCalls
+from testing.threads import allow_one_thread
 from testing.waiting import PATIENCE_SECONDS, wait_for
 
 T = TypeVar("T")
@@ -139,15 +140,7 @@ def test_a_bug_is_raised() -> None:
 
 
 def test_without_a_free_thread_the_first_ones_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, started = threading.Thread.start, list[threading.Thread]()
-
-    def start(thread: threading.Thread) -> None:
-        if started:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        real(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start)
+    allow_one_thread(monkeypatch)
     monkeypatch.setattr(threaded_calls, "MAX_IDLE", 0)
     some = ThreadedCalls[str](PATIENCE_SECONDS)
     assert ask(some, {"a": asked(0, at_once), "b": asked(ALICE, at_once)}) == {"a": "now"}

@@ -1,0 +1,20 @@
+"""A machine that is short of threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+
+def allow_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let one more thread start, and refuse all others as the kernel does at a limit."""
+    real, started = threading.Thread.start, list[threading.Thread]()
+
+    def start(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
