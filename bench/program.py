@@ -5,6 +5,7 @@ python -m bench.program [clients] [seconds]
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import statistics
@@ -75,9 +76,13 @@ class Program:
         return self.status("Threads")
 
     @property
-    def descriptors(self) -> int:
-        """How many files it has open."""
-        return sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir())
+    def open_files(self) -> list[str]:
+        """What its descriptors refer to, as the kernel names it."""
+        found = []
+        for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                found.append(str(descriptor.readlink()))
+        return found
 
     @property
     def children(self) -> int:

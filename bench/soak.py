@@ -39,6 +39,8 @@ CHECK_SECONDS = 15.0
 SETTLE_SECONDS = 30.0
 """So long the exporter may take to have counted what happened, on a busy machine."""
 JOB_SECONDS = 3.0
+JOB_KEPT_SECONDS = 150.0
+"""So long after its end the logs of a job's daemon may be open: for 120 s it is still shown."""
 FIRST_JOB = 1000
 NVML_GPU_IS_LOST = 15
 
@@ -58,6 +60,7 @@ class Reading:
     megabytes: float
     threads: int
     descriptors: int
+    """Without the logs of jobs that run or ended lately: these follow how many jobs there were."""
     children: int
 
 
@@ -157,6 +160,8 @@ class Chaos:
     happened: dict[str, int] = field(default_factory=dict)
     jobs: list[tuple[float, Daemon]] = field(default_factory=list)
     """Daemons of jobs, with when they end."""
+    ended_jobs: dict[Path, float] = field(default_factory=dict)
+    """Where their logs were, and when they ended (monotonic time)."""
 
     def step(self, chance: random.Random) -> None:
         """A little of everything."""
@@ -179,7 +184,9 @@ class Chaos:
         if self.full.nvml.failing and chance.random() < 0.3:
             self.full.fail(None)
         while self.jobs and time.monotonic() > self.jobs[0][0]:
-            full.end_job(self.jobs.pop(0)[1])
+            _, job = self.jobs.pop(0)
+            full.end_job(job)
+            self.ended_jobs[job.logs] = time.monotonic()
         self.full.tell()
 
     def rotate(self, daemon: Daemon) -> None:
@@ -195,6 +202,13 @@ class Chaos:
         """A job with a daemon of its own comes, for some seconds."""
         job = self.full.start_job(FIRST_JOB + self.happened["job"])
         self.jobs.append((time.monotonic() + JOB_SECONDS, job))
+
+    def descriptors(self, open_files: Iterable[str]) -> int:
+        """How many of these files are none that a job explains."""
+        longest_ago = time.monotonic() - JOB_KEPT_SECONDS
+        explained = {job.logs for _, job in self.jobs}
+        explained |= {logs for logs, ended_at in self.ended_jobs.items() if ended_at > longest_ago}
+        return sum(explained.isdisjoint(Path(path).parents) for path in open_files)
 
     def turn_over(self, daemon: Daemon, chance: random.Random) -> None:
         """Some clients leave, others come."""
@@ -235,8 +249,9 @@ def watch(
     while (now := time.monotonic() - began) < seconds and not missing:
         chaos.step(chance)
         seen.see(program.scrape())
+        descriptors = chaos.descriptors(program.open_files)
         readings.append(
-            Reading(now, program.megabytes, program.threads, program.descriptors, program.children)
+            Reading(now, program.megabytes, program.threads, descriptors, program.children)
         )
         if len(readings) % 100 == 1:
             last = readings[-1]

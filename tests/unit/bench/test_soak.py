@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -92,3 +94,20 @@ def test_a_restart_takes_all_clients_along(chaos: Chaos) -> None:
     assert daemon.server != before
     assert not daemon.clients
     assert "Starting control daemon" in (daemon.logs / "control.log").read_text()
+
+
+def test_logs_of_a_job_are_no_growth_until_it_ended_long_ago(
+    chaos: Chaos, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = chaos.full.start_job(1001)
+    held = ["socket:[4711]", f"{job.logs}/control.log", f"{job.logs}0/control.log"]
+    assert chaos.descriptors(held) == 3
+    chaos.jobs.append((0.0, job))
+    assert chaos.descriptors(held) == 2
+    chaos.step(random.Random(1))
+    assert chaos.jobs == []
+    held[1] += " (deleted)"
+    assert chaos.descriptors(held) == 2
+    ended_at = time.monotonic()
+    monkeypatch.setattr("bench.soak.time.monotonic", lambda: ended_at + 200.0)
+    assert chaos.descriptors(held) == 3
