@@ -171,7 +171,7 @@ class Chaos:
         events: tuple[tuple[str, float, Callable[[], object]], ...] = (
             ("restart", 0.01, lambda: full.restart(daemon)),
             ("copytruncate", 0.01, lambda: self.rotate(daemon)),
-            ("rename", 0.005, lambda: full.rename(daemon)),
+            ("rename", 0.005, lambda: self.rename(daemon)),
             ("queue", 0.03, lambda: full.queue(daemon, daemon.gpus)),
             ("hand-over", 0.1 if daemon.waiting else 0.0, lambda: full.hand_over(daemon)),
             ("nvml", 0.02, lambda: full.fail(NVML_GPU_IS_LOST)),
@@ -197,6 +197,11 @@ class Chaos:
         self.settle()
         self.full.rotate(daemon)
         self.settle()
+
+    def rename(self, daemon: Daemon) -> None:
+        """Rename the logs, once they are read: see rotate()."""
+        self.settle()
+        self.full.rename(daemon)
 
     def start_job(self) -> None:
         """A job with a daemon of its own comes, for some seconds."""

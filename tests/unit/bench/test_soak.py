@@ -111,3 +111,18 @@ def test_logs_of_a_job_are_no_growth_until_it_ended_long_ago(
     ended_at = time.monotonic()
     monkeypatch.setattr("bench.soak.time.monotonic", lambda: ended_at + 200.0)
     assert chaos.descriptors(held) == 3
+
+
+def test_a_log_is_read_before_its_name_is_gone(chaos: Chaos) -> None:
+    """A server.log that came and went between two looks is lost with any reader."""
+    daemon = chaos.full.daemons[0]
+    chaos.full.connect(daemon, daemon.gpus)
+    log = daemon.logs / "server.log"
+    read: list[str] = []
+    chaos.settle = lambda: read.append(log.read_text())
+
+    chaos.rename(daemon)
+
+    (seen,) = read
+    assert "connected" in seen
+    assert log.with_suffix(".log.1").read_text().startswith(seen)
