@@ -245,7 +245,8 @@ async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> N
     lab.check(
         metrics, "mps_client_state", 1, daemon=d, server=ghost, pid=again.pid, state="connecting"
     )
-    lab.check(metrics, "mps_uid_waiting_clients", 1, daemon=d, uid=1002)
+    # control.log says 20 ms after server.log that it left the queue.
+    metrics = await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002, seconds=1)
     lab.check(metrics, "mps_uid_wait_seconds", None, daemon=d, uid=1002)
 
     commands = await _what_doctor_says(lab, d, ghost)
