@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 HEADERS = {
@@ -142,7 +142,7 @@ class _Server:
 
     def __init__(self, exporter: Exporter, log: Path) -> None:
         address = urlsplit(exporter.url)
-        self._path = address.path or "/"
+        self._path = urlunsplit(("", "", address.path or "/", address.query, ""))
         self._connection = http.client.HTTPConnection(
             address.hostname or "127.0.0.1", address.port, timeout=10
         )

@@ -16,7 +16,7 @@ import gzip, http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         body = gzip.compress(b"# HELP a b\\na 1\\nb 2\\n")
-        self.send_response(200)
+        self.send_response(200 if self.path == "/metrics?collect[]=logs" else 404)
         self.send_header("Content-Encoding", "gzip")
         self.end_headers()
         self.wfile.write(body)
@@ -72,9 +72,8 @@ def test_a_server_and_a_tool_are_measured(tmp_path: Path) -> None:
     program = tmp_path / "server.py"
     program.write_text(SERVER)
     port = free_port()
-    server = Exporter(
-        "server", (sys.executable, str(program), str(port)), f"http://127.0.0.1:{port}/metrics"
-    )
+    url = f"http://127.0.0.1:{port}/metrics?collect[]=logs"
+    server = Exporter("server", (sys.executable, str(program), str(port)), url)
     tool = Exporter("tool", (sys.executable, "-c", "print('a 1')"))
     of_server, of_tool = compare([server, tool], rounds=2, interval=0.01)
     assert (of_server.page_bytes, of_server.series) == (19, 2)
