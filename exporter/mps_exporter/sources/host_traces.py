@@ -128,11 +128,21 @@ def _is_served(root: str, one: MpsDirectory, running: Iterable[DaemonFacts]) -> 
 
 
 def _driver_holders(procfs: Path) -> Iterator[ProcessFacts]:
-    end = time.monotonic() + HOLDERS_SECONDS
+    """Give who has one of the driver's files open, but for this program, which is about to end."""
+    end, own = time.monotonic() + HOLDERS_SECONDS, _pid_of_self(procfs)
     for pid in _all_pids(procfs):
         if time.monotonic() > end:
             return
+        if pid == own:
+            continue
         with suppress(OSError):
             files = islice((procfs / str(pid) / "fd").iterdir(), _MAX_ENTRIES)
             if any(str(file.readlink()).startswith("/dev/nvidia") for file in files):
                 yield from _process_facts(procfs / str(pid), pid)
+
+
+def _pid_of_self(procfs: Path) -> int | None:
+    """This process's number in the PID namespace of this mount; None: it does not show there."""
+    with suppress(OSError, ValueError):
+        return int(str((procfs / "self").readlink()))
+    return None

@@ -40,11 +40,15 @@ def test_zombies_orphans_and_who_holds_the_driver(tmp_path: Path) -> None:
     process(tmp_path, 12, SERVER, parent=10, state="Z")
     process(tmp_path, 13, SERVER, parent=1)
     process(tmp_path, 14, "train", opens="/dev/null")
+    process(tmp_path, 15, "mps-exporter", opens="/dev/nvidiactl")
+    (tmp_path / "self").symlink_to("15")
     (tmp_path / "20").mkdir()  # gone by now
     found = look_for_traces((), str(tmp_path), str(tmp_path / "none"))
     assert [one.pid for one in found.zombies] == [12]
     assert [(one.pid, one.uid) for one in found.orphans] == [(13, 1001)]
     assert [(one.pid, one.name) for one in found.holders] == [(10, CONTROL), (11, SERVER)]
+    (tmp_path / "self").unlink()  # another PID namespace's procfs
+    assert len(look_for_traces((), str(tmp_path), str(tmp_path / "none")).holders) == 3
 
 
 UNIT = "[Service]\nEnvironment=CUDA_MPS_PIPE_DIRECTORY={0}\nExecStart=/usr/bin/{1} -d\n"
