@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import PurePosixPath
 
 from mps_exporter.merge.daemon_inputs import MergeContext
-from mps_exporter.mps.cgroups import unified_path
+from mps_exporter.mps.cgroups import unified_path, with_parents
 from mps_exporter.observations import CgroupMemory, ProcfsObservation
 from mps_exporter.snapshot import Client, ControlDaemon
 
@@ -52,5 +51,5 @@ def _in_cgroup(context: MergeContext, known: CgroupMemories, client: Client) -> 
     path = unified_path(process.cgroup) if process is not None else None
     if path is None:
         return client
-    levels = (path, *map(str, PurePosixPath(path).parents))
-    return replace(client, cgroup=next((level for level in levels if level in known), None))
+    groups = with_parents(path)
+    return replace(client, cgroup=next((group for group in groups if group in known), None))

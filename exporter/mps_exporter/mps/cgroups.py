@@ -90,6 +90,17 @@ def parse_dmem(text: str) -> dict[str, int | None]:
     return found
 
 
+def with_parents(path: str) -> Iterator[str]:
+    """Give the path of a control group, and those of the groups above it, the root's ("/") last.
+
+    (Not by pathlib, which interns each part: see sources/processes.py.)
+    """
+    while path.strip("/"):
+        yield path
+        path = path.rpartition("/")[0]
+    yield "/"
+
+
 @lru_cache(maxsize=2048)
 def parse_cgroup(cgroup: str | None) -> Attribution:
     """Read the text of /proc/PID/cgroup; never raises, whatever it holds.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 from mps_exporter.observations import ContainerName
 
@@ -47,7 +46,7 @@ class ContainerLogs:
 
     def _list(self) -> None:
         try:
-            changed = Path(self._folder).stat().st_mtime_ns
+            changed = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - see processes.py
             if changed == self._changed:
                 return
             with os.scandir(self._folder) as entries:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Literal
 
 from mps_exporter.mps.log_parser import control_line_of
@@ -26,7 +25,11 @@ from mps_exporter.sources.pipe_directory import (
     owner_of,
 )
 from mps_exporter.sources.processes import Processes
-from mps_exporter.sources.procfs_parse import parse_control_sockets, parse_daemon_flags
+from mps_exporter.sources.procfs_parse import (
+    parse_control_sockets,
+    parse_daemon_flags,
+    program_name,
+)
 from mps_exporter.sources.resolve_in_root import (
     MAX_PATH_BYTES,
     opened_directory,
@@ -68,7 +71,7 @@ class Program:
     @property
     def is_control(self) -> bool:
         """Whether it runs the control daemon's program, not the server's."""
-        return bool(self.arguments) and PurePosixPath(self.arguments[0]).name == CONTROL_PROGRAM
+        return program_name(self.arguments) == CONTROL_PROGRAM
 
 
 @dataclass(frozen=True, slots=True)

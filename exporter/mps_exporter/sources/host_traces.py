@@ -17,7 +17,12 @@ from pathlib import Path
 from mps_exporter.observations import DaemonFacts, HostTraces, MpsDirectory, ProcessFacts
 from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES
 from mps_exporter.sources.pipe_directory import is_left_over
-from mps_exporter.sources.procfs_parse import parse_arguments, parse_stat, parse_status
+from mps_exporter.sources.procfs_parse import (
+    parse_arguments,
+    parse_stat,
+    parse_status,
+    program_name,
+)
 
 PROMISES = (
     ("run/nvidia/mps/*/*/pipe", "NVIDIA's device plugin for Kubernetes"),
@@ -77,7 +82,7 @@ def _process_facts(base: Path, pid: int) -> Iterator[ProcessFacts]:
             pid,
             0.0,
             uid=parse_status(_read_start(base / "status")).uid,
-            name=Path(arguments[0]).name if arguments else stat.comm,
+            name=program_name(arguments) if arguments else stat.comm,
             state=stat.state,
             parent_pid=stat.parent_pid,
         )

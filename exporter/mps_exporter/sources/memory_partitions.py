@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from pathlib import PurePosixPath
+from itertools import islice
 
-from mps_exporter.mps.cgroups import parse_dmem, unified_path
+from mps_exporter.mps.cgroups import parse_dmem, unified_path, with_parents
 from mps_exporter.observations import CgroupMemory
 
 CGROUPS = "/sys/fs/cgroup"
@@ -85,5 +85,4 @@ class MemoryPartitions:
 
 def _levels(path: str) -> Iterator[str]:
     """Give a group and those above it, but for the root, which has no limits."""
-    levels = [str(one) for one in (PurePosixPath(path), *PurePosixPath(path).parents)]
-    yield from (one for one in levels[:MAX_DEPTH] if one != "/")
+    yield from (one for one in islice(with_parents(path), MAX_DEPTH) if one != "/")

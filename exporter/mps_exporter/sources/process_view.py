@@ -23,6 +23,7 @@ from mps_exporter.sources.procfs_parse import (
     parse_mps_environment,
     parse_stat,
     parse_status,
+    program_name,
     text_of,
 )
 
@@ -66,7 +67,7 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         gone = error.errno in (errno.ENOENT, errno.ESRCH)
         return ProcessView(pid, present=not gone)
     arguments = parse_arguments(_read_or_none(base / "cmdline") or b"")
-    command = Path(arguments[0]).name if arguments else found.comm if found else ""
+    command = program_name(arguments) if arguments else found.comm if found else ""
     root = str(base / "root")
     variables, debug = None, dict[str, str]()
     # Of a process that has ended and not been reaped, an empty text can be read.

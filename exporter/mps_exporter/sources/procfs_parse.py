@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -91,6 +92,11 @@ def parse_status(raw: bytes) -> ProcessStatus:
 def parse_arguments(raw: bytes) -> tuple[str, ...]:
     """Read /proc/PID/cmdline; empty for kernel threads, zombies and those that erased theirs."""
     return tuple(text_of(part) for part in raw.split(b"\0")[:-1]) if raw else ()
+
+
+def program_name(arguments: Sequence[str]) -> str:
+    """Give the last part of the program's path."""
+    return arguments[0].rstrip("/").rpartition("/")[2] if arguments else ""
 
 
 def parse_mps_environment(raw: bytes) -> dict[str, str]:

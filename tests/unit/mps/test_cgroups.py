@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.mps.cgroups import Attribution, parse_cgroup
+from mps_exporter.mps.cgroups import Attribution, parse_cgroup, with_parents
 
 A = "d7dfb4a21fe1703a8537e60d5af248af729315d187b24a538102d14874c8117d"
 B = "5eed917563583925ffdbd40a64efb2aaffe58638e57add8becaf460fe74f5b1c"
@@ -198,3 +200,15 @@ def test_the_same_text_is_read_once() -> None:
     """Reading the paths of 384 clients anew was a tenth of a collection's CPU."""
     text = "0::/system.slice/job.service\n"
     assert parse_cgroup(text) is parse_cgroup(text)
+
+
+_PART = st.text(st.characters(exclude_characters="/\0\n"), min_size=1).filter(
+    lambda part: part not in {".", ".."}
+)
+
+
+@given(st.lists(_PART, max_size=6))
+def test_the_groups_above_a_group(parts: list[str]) -> None:
+    path = "/" + "/".join(parts)
+    there = PurePosixPath(path)
+    assert list(with_parents(path)) == [str(there), *map(str, there.parents)]

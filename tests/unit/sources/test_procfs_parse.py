@@ -21,6 +21,7 @@ from mps_exporter.sources.procfs_parse import (
     parse_passwd,
     parse_stat,
     parse_status,
+    program_name,
 )
 
 TAIL = b" S 1 413 413 0 -1 4194368 94 0 0 0 0 0 0 0 20 0 2 0 2140 8738541568 516"
@@ -65,6 +66,21 @@ def test_arguments() -> None:
     assert parse_arguments(b"a\0\0b\0") == ("a", "", "b")
     assert parse_arguments(b"\xff\0") == ("\\xff",)
     assert parse_arguments(b"") == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("/usr/bin/train", "-x"), "train"),
+        (("train",), "train"),
+        (("./train/",), "train"),
+        (("/",), ""),
+        (("",), ""),
+        ((), ""),
+    ],
+)
+def test_the_name_of_a_program(arguments: tuple[str, ...], name: str) -> None:
+    assert program_name(arguments) == name
 
 
 def test_of_the_environment_only_what_concerns_mps() -> None:

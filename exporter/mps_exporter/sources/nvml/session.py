@@ -9,10 +9,10 @@ was counted so far is kept.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from mps_exporter.observations import (
@@ -356,7 +356,7 @@ class NvmlSession:
 
     def _bound_gpus(self) -> frozenset[str] | None:
         try:
-            return frozenset(one.name for one in Path(self._options.driver_directory).iterdir())
+            return frozenset(os.listdir(self._options.driver_directory))  # noqa: PTH208
         except OSError:
             return None
 
