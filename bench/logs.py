@@ -132,7 +132,7 @@ def main() -> None:
     lines = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     print("\n".join(speed(lines)))
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
-    for part in (lines // 20, lines // 5):
+    for part in (lines // 20, lines // 10, lines // 5, 3 * lines // 10, lines // 2):
         tracemalloc.start()
         tracker = DaemonTracker("/tmp/mps")
         for observation in observations(part):

@@ -149,7 +149,7 @@ class Collector:
     async def _collect(self, run: CollectionRun) -> None:
         try:
             # Side by side, although each thread keeps waiting for the interpreter: one after the
-            # other a collection took 15.4 ms instead of 11.9 (40 clients, H200).
+            # other takes longer (docs/performance.md).
             gpus = run_source(self._transitions, run, "nvml", self._read_gpus(run))
             await asyncio.gather(gpus, self._read_mps(run))
             await self._identify(run)
