@@ -1,12 +1,12 @@
 """What the exporter costs on a small host of real processes: one GPU, one daemon, a few clients.
 
-    python -m bench.small [--clients N] [--rounds N] [NAME=TREE ...]
+    python -m bench.small [--clients N] [--others N] [--rounds N] [NAME=TREE ...]
 
 On a host of its own (namespaces: run it as root) it starts a control daemon's stand-in with its
-server, so many clients and forty processes that have nothing to do with MPS, and measures each
-version of this program (TREE: a checkout of it; without one, this checkout) with bench.http: all in
-one run and in turns. /proc, the logs, the locks and the descriptors of processes are the kernel's;
-NVML's answers are recorded and come at once, so ratios of versions are the result, not times.
+server, so many clients and processes that have nothing to do with MPS, and measures each version
+of this program (TREE: a checkout of it; without one, this checkout) with bench.http: all in one run
+and in turns. /proc, the logs, the locks and the descriptors of processes are the kernel's; NVML's
+answers are recorded and come at once, so ratios of versions are the result, not times.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from testing.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 STAGE = "/run/stage"
-OTHER_PROCESSES = 40
 CLIENTS_UID = 1001
 FIRST_CHANGE_SECONDS = 10
 """So long after the exporters' start the logs change: from then on they rely on what the kernel
@@ -32,13 +31,12 @@ CLIENT_BYTES = 1 << 30
 SERVER_BYTES = 70 << 20
 
 
-def furnish(host: OwnHost, clients: int) -> None:
+def furnish(host: OwnHost, clients: int, others: int) -> None:
     """Start everything but the exporters."""
     host.start("ip", "link", "set", "lo", "up").wait()
     daemon = host.daemon()
     pids = [host.client(daemon, CLIENTS_UID) for _ in range(clients)]
-    for _ in range(OTHER_PROCESSES):
-        host.start("sleep", "3600")
+    host.start("sh", "-c", f"for _ in $(seq {others}); do sleep 3600 & done; wait")
     host.start("sh", "-c", f"sleep {FIRST_CHANGE_SECONDS}; exec touch {daemon.logs}/*.log")
     rows = [(pid, CLIENT_BYTES) for pid in pids]
     lists = {"Compute": [*rows, (daemon.server, SERVER_BYTES)], "MPSCompute": rows, "Graphics": []}
@@ -67,15 +65,15 @@ def command(name: str, tree: Path) -> str:
     return f"{name}=sh -c {shlex.quote(f'{compiled}; exec {shlex.join(words)}')}=http://127.0.0.1:{port}/metrics"
 
 
-def measure(trees: Sequence[tuple[str, Path]], clients: int, rounds: int) -> str:
+def measure(trees: Sequence[tuple[str, Path]], chosen: argparse.Namespace) -> str:
     """Run it; gives bench.http's table."""
     with own_host() as host:
-        furnish(host, clients)
+        furnish(host, chosen.clients, chosen.others)
         process = host.start(
             sys.executable,
             "-m",
             "bench.http",
-            f"--rounds={rounds}",
+            f"--rounds={chosen.rounds}",
             f"--base={trees[0][0]}",
             *(command(name, tree) for name, tree in trees),
             environment={"PYTHONPATH": f"{ROOT}/exporter:{ROOT}"},
@@ -96,9 +94,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("trees", nargs="*", type=_tree, metavar="NAME=TREE")
     parser.add_argument("--clients", type=int, default=1)
+    parser.add_argument("--others", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=30)
     chosen = parser.parse_args()
-    print(measure(chosen.trees or [("this", ROOT)], chosen.clients, chosen.rounds), end="")
+    print(measure(chosen.trees or [("this", ROOT)], chosen), end="")
 
 
 if __name__ == "__main__":

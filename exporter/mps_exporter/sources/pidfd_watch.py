@@ -12,11 +12,10 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from mps_exporter.observations import ProcfsObservation
+from mps_exporter.sources.processes import shows_own_pids
 
 MAX_DESCRIPTORS = 128
 """At most so many processes have a descriptor: a daemon has one, its server, and the clients in its
@@ -108,10 +107,7 @@ class ProcessWatch:
 
 def opener(procfs: str) -> Callable[[int], int] | None:
     """Give pidfd_open where it exists and the procfs numbers processes as it does."""
-    with suppress(OSError):
-        if str(Path(f"{procfs}/self").readlink()) == str(os.getpid()):
-            return getattr(os, "pidfd_open", None)
-    return None
+    return getattr(os, "pidfd_open", None) if shows_own_pids(procfs) else None
 
 
 def at_each_end(

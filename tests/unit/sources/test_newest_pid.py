@@ -1,0 +1,200 @@
+"""Processes are found by the PIDs given out since the last look, where /proc tells the newest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mps_exporter.sources import processes
+from mps_exporter.sources.processes import Processes
+from testing.fake_proc import FakeProc
+
+COMM = b"nvidia-cuda-mps"
+
+
+class Counted(Processes):
+    """Counts how often /proc is listed; the clock stands still between turns."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(str(root), clock=lambda: self.at)
+        self.at = 100.0
+        self.listed = 0
+
+    def all(self) -> Iterator[int]:
+        self.listed += 1
+        return super().all()
+
+    def found(self) -> list[int]:
+        return self.running(COMM)
+
+    def wait_for_turn(self) -> None:
+        self.at += processes._TURN_SECONDS
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> FakeProc:
+    made = FakeProc(tmp_path / "proc")
+    made.add(10, comm="sh")
+    made.add(11, comm=COMM)
+    made.tell_newest(11)
+    return made
+
+
+@pytest.fixture
+def source(proc: FakeProc) -> Counted:
+    made = Counted(proc.root)
+    assert made.found() == [11]
+    assert made.listed == 1
+    return made
+
+
+def test_a_new_process_is_found_without_a_listing(proc: FakeProc, source: Counted) -> None:
+    assert source.found() == [11]
+    proc.add(13, comm="sh")
+    proc.add(14, comm=COMM)
+    proc.tell_newest(15)
+    assert source.found() == [11, 14]
+    assert source.found() == [11, 14]
+    assert source.listed == 1
+    source.wait_for_turn()
+    assert source.found() == [11, 14]
+    assert source.listed == 2
+
+
+def test_one_that_ended_or_runs_another_program_is_left_out(
+    proc: FakeProc, source: Counted
+) -> None:
+    proc.add(12, comm=COMM)
+    proc.tell_newest(12)
+    assert source.found() == [11, 12]
+    proc.remove(11)
+    (proc.root / "12" / "comm").write_bytes(b"sh\n")
+    assert source.found() == []
+    assert source.listed == 1
+
+
+def test_between_fork_and_exec_it_is_looked_at_twice(proc: FakeProc, source: Counted) -> None:
+    proc.add(12, comm="sh")
+    proc.tell_newest(13)  # of which nothing is to be seen yet
+    assert source.found() == [11]
+    proc.add(12, comm=COMM)
+    proc.add(13, comm=COMM)
+    assert source.found() == [11, 12, 13]
+    assert source.listed == 1
+
+
+def test_a_process_of_the_first_listing_is_looked_at_twice(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(10, comm="sh")
+    proc.tell_newest(10)
+    source = Counted(proc.root)
+    assert source.found() == []
+    proc.add(10, comm=COMM)
+    assert source.found() == [10]
+    assert source.listed == 1
+
+
+@pytest.mark.parametrize("newest", [12 + processes._MAX_NEW_PIDS, 5])
+def test_after_many_or_from_the_beginning_again_all_are_listed(
+    proc: FakeProc, source: Counted, newest: int
+) -> None:
+    proc.add(4, comm=COMM)
+    proc.add(70, comm=COMM)
+    proc.tell_newest(newest)
+    assert source.found() == [4, 11, 70]
+    assert source.listed == 2
+
+
+@pytest.mark.parametrize("told", ["0.00 0.00 0.00 0/0 0\n", "", "1 2 3 1/2 x\n", None])
+def test_where_the_newest_is_not_told_all_are_listed(
+    proc: FakeProc, source: Counted, told: str | None
+) -> None:
+    file = proc.root / "loadavg"
+    file.unlink() if told is None else file.write_text(told)
+    proc.add(12, comm=COMM)
+    assert source.found() == [11, 12]
+    assert source.found() == [11, 12]
+    assert source.listed == 3
+
+
+@pytest.mark.parametrize("own", [None, "1", str(os.getpid() + 1)])
+def test_where_processes_have_other_numbers_all_are_listed(proc: FakeProc, own: str | None) -> None:
+    (proc.root / "self").unlink()
+    if own is not None:
+        (proc.root / "self").symlink_to(own)
+    source = Counted(proc.root)
+    assert source.found() == [11]
+    proc.add(5, comm=COMM)
+    assert source.found() == [5, 11]
+    assert source.listed == 2
+
+
+def test_threads_are_no_processes() -> None:
+    """Of real ones: a program and its threads all have the name that it gives itself."""
+    code = (
+        "import threading\n"
+        "open('/proc/self/comm', 'w').write('mps-exp-threads')\n"
+        "for _ in range(3): threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "print(flush=True)\n"
+        "input()\n"
+    )
+    source = Processes(clock=lambda: 100.0)
+    assert source.running(b"mps-exp-threads") == []
+    with subprocess.Popen(
+        [sys.executable, "-SE", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        threads = list(Path(f"/proc/{child.pid}/task").iterdir())
+        found = source.running(b"mps-exp-threads")
+        child.kill()
+    assert len(threads) == 4
+    assert found == [child.pid]
+    assert source.running(b"mps-exp-threads") == []
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("start"), st.sampled_from([b"sh", COMM]), st.integers(1, 90)),
+        st.tuples(st.just("end"), st.integers(0, 20)),
+        st.tuples(st.just("look"), st.sampled_from([0, 1, 3])),
+    ),
+    max_size=25,
+)
+LAST_PID = 30_000
+
+
+@given(STEPS)
+@settings(max_examples=60)
+def test_whatever_starts_and_ends_is_found_as_in_a_listing(
+    history: list[tuple[str, Any] | tuple[str, Any, int]],
+) -> None:
+    """PIDs are given out in order, some of them to threads, and begin again after the last."""
+    with TemporaryDirectory() as folder:
+        newest = LAST_PID - 200
+        proc = FakeProc(Path(folder))
+        proc.tell_newest(newest)
+        source, there = Counted(proc.root), dict[int, bytes]()
+        for kind, value, *skipped in history:
+            if kind == "start":
+                newest += sum(skipped)
+                newest = newest if newest <= LAST_PID else 300
+                there[newest] = value
+                proc.add(newest, comm=value)
+                proc.tell_newest(newest)
+            elif kind == "look":
+                source.at += value
+                assert source.found() == sorted(pid for pid in there if there[pid] == COMM)
+            elif value < len(there):
+                gone = list(there)[value]
+                del there[gone]
+                proc.remove(gone)
