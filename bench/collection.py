@@ -26,7 +26,7 @@ from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.metrics.sparse import SparseSeries
-from mps_exporter.own_memory import limit_malloc_arenas
+from mps_exporter.own_memory import configure_malloc
 from mps_exporter.snapshot import Snapshot
 
 RUNS = 15
@@ -112,7 +112,7 @@ async def collection(clients: int, runs: int = RUNS) -> Result:
 
 async def by_turns(sizes: Sequence[int], runs: int = RUNS) -> list[Result]:
     """Measure hosts with so many clients: each collection of one is followed by the next's."""
-    limit_malloc_arenas()  # as the program does
+    configure_malloc()  # as the program does
     gc.freeze()
     async with AsyncExitStack() as stack:
         hosts, unasked = [], []

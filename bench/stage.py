@@ -15,9 +15,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from mps_exporter.own_memory import limit_malloc_arenas
+from mps_exporter.own_memory import configure_malloc
 
-limit_malloc_arenas()  # as exporter/mps_exporter/cli.py does before it imports the rest
+configure_malloc()  # as exporter/mps_exporter/cli.py does before it imports the rest
 
 from bench.host import DROP_ONE_IN, TickingNvml, uuid_of  # noqa: E402
 from mps_exporter import cli  # noqa: E402

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import mps_exporter
 from mps_exporter.config import InvalidSettingError, Settings, load_settings, parse_duration
 from mps_exporter.logging import configure
-from mps_exporter.own_memory import limit_malloc_arenas, without_host_certificates
+from mps_exporter.own_memory import configure_malloc, without_host_certificates
 from mps_exporter.parser import (
     DIAGNOSIS_FAILED,
     WRONG_USAGE,
@@ -69,7 +69,7 @@ def _run(command: str, settings: Settings, given: dict[str, object]) -> int:
     brief = command == "doctor" or given.get("once") or given.get("textfile")
     level = "error" if brief else settings.log_level
     configure(level, settings.log_format)
-    limit_malloc_arenas()
+    configure_malloc()
     if brief:
         # It ends before there is much to collect; looking for it took a tenth of the imports.
         gc.set_threshold(100_000)

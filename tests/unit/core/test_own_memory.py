@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import ssl
 import subprocess
@@ -38,3 +39,36 @@ def test_the_server_holds_no_authorities_of_the_host() -> None:
     found, authorities = done.stdout.split()
     assert int(found) >= 1, "aiohttp makes none any more: the workaround can go"
     assert authorities == "0"
+
+
+def test_large_blocks_stay_outside_the_heap() -> None:
+    code = """
+import ctypes, sys
+from mps_exporter.own_memory import configure_malloc
+class Info(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Info
+if sys.argv[1] == "configured":
+    configure_malloc()
+larger = bytes(1 << 20)
+del larger  # by default blocks of this size are in the heap from now on
+before = libc.mallinfo2().hblks
+large = bytes(1 << 17)
+print(libc.mallinfo2().hblks - before)
+"""
+    if not hasattr(ctypes.CDLL(None), "mallinfo2"):
+        pytest.skip("needs glibc 2.33")
+    environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
+    mapped = {
+        how: subprocess.run(
+            [sys.executable, "-c", code, how],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for how in ("configured", "default")
+    }
+    assert mapped == {"configured": "1\n", "default": "0\n"}
