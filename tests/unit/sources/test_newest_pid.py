@@ -126,11 +126,11 @@ def test_where_the_newest_is_not_told_all_are_listed(
     assert source.listed == 3
 
 
-@pytest.mark.parametrize("own", [None, "1", str(os.getpid() + 1)])
-def test_where_processes_have_other_numbers_all_are_listed(proc: FakeProc, own: str | None) -> None:
+@pytest.mark.parametrize("own", ["none", "the first", "the next"])
+def test_where_processes_have_other_numbers_all_are_listed(proc: FakeProc, own: str) -> None:
     (proc.root / "self").unlink()
-    if own is not None:
-        (proc.root / "self").symlink_to(own)
+    if own != "none":
+        (proc.root / "self").symlink_to("1" if own == "the first" else str(os.getpid() + 1))
     source = Counted(proc.root)
     assert source.found() == [11]
     proc.add(5, comm=COMM)
