@@ -153,6 +153,10 @@ class DaemonDirectories:
             for place in places
             if (not place.lock_tested or place.holder == 0) and (anywhere or place.exists)
         ]
+        if not held and self._processes.is_ending(program.pid):
+            # Its directories cannot be reached any more, and the host's of the same names are not
+            # its own. (Taken for them, a user who got the PID was taken for the daemon.)
+            return "none"
         if not held and not free:
             return "none" if environment is not None else "unplaced"
         place = (held or free)[0]

@@ -235,6 +235,18 @@ class Processes:
                 return -1
         return -1 if status.several_uids else status.uid
 
+    def is_ending(self, pid: int) -> bool:
+        """Whether a process has ended, or has begun to.
+
+        The kernel closes its files, and with them its locks, and takes its root directory from it
+        some time before it is a zombie (do_exit).
+        """
+        try:
+            os.readlink(f"{self.root}/{pid}/root")  # noqa: PTH115
+        except OSError as error:
+            return error.errno in _GONE
+        return False
+
     def sockets(self, pid: int) -> bytes:
         """Read the Unix sockets of a process's network namespace; no right is needed for that."""
         return self._read(pid, "net/unix") or b""

@@ -15,7 +15,7 @@ import pytest
 
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.sources import daemon_directories, daemon_discovery, pipe_directory
-from mps_exporter.sources.daemon_directories import DEFAULT_LOG_DIRECTORY
+from mps_exporter.sources.daemon_directories import DEFAULT_LOG_DIRECTORY, DaemonDirectories
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER
 from mps_exporter.sources.pipe_directory import identity_of, lock_holder
@@ -189,6 +189,29 @@ def test_one_that_ends_while_it_is_looked_at_is_at_no_other_place(
     proc.add(5, argv=[CONTROL, "-d"], environ={})
     monkeypatch.setattr(Processes, "sole_user", lambda _processes, _pid: None)
     assert found(proc) == ()
+
+
+@pytest.mark.parametrize("there_still", [True, False])
+def test_one_in_a_container_that_ends_is_at_no_other_place(
+    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there_still: bool
+) -> None:
+    """The kernel takes its root directory from it before it is a zombie."""
+    source, look = DaemonDiscovery(str(proc.root)), DaemonDirectories.look
+    with held_lock(tmp_path / "container" / "boxed") as pid:
+        argv, variables = [CONTROL, "-d"], environment(Path("/boxed"))
+        proc.add(pid, argv=argv, environ=variables, sees=tmp_path / "container")
+        (facts,) = source.discover([], search=True)
+        assert facts.root == f"{proc.root}/{pid}/root"
+
+    def look_at_its_end(*arguments: Any) -> object:
+        if there_still:
+            (proc.root / str(pid) / "root").unlink()
+        else:
+            proc.remove(pid)
+        return look(*arguments)
+
+    monkeypatch.setattr(DaemonDirectories, "look", look_at_its_end)
+    assert source.discover([], search=True) == ()
 
 
 def test_a_second_one_at_the_default_place_is_not_where_nothing_is(
