@@ -313,7 +313,7 @@ class OwnHost:
             "--mps.query-timeout=20s",
             "--collector.timeout=60s",
             *flags,
-            environment={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+            environment={"PYTHONPATH": f"{ROOT}/exporter:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"},
             rights=rights,
             inside=inside,
         )

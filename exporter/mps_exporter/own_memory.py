@@ -18,10 +18,10 @@ def configure_malloc() -> None:
     All threads share one arena; by default each gets its own. Pages that are rendered by turns on
     several threads leave 1.4 MB less behind (of 59, in the soak).
 
-    Blocks of 64 KiB or more are outside the heap. By default that limit rises with the first larger
-    block that is freed, and the pages of a full host then leave holes in the heap that small blocks
-    fill: after 40 minutes of the soak 3.0 of 14.1 MB were holes, and more each hour. Now it is 0.9
-    of 11.2.
+    Blocks of 64 KiB or more for which the heap has no room are outside it. By default that limit
+    rises with the first larger block that is freed, and the pages of a full host then leave holes
+    in the heap that small blocks fill: after 40 minutes of the soak 3.0 of 14.1 MB were holes, and
+    more each hour. Now it is 0.9 of 11.2.
     """
     with suppress(OSError, AttributeError):  # musl has no such call
         mallopt = ctypes.CDLL(None).mallopt

@@ -46,6 +46,10 @@ _MAX_NEW_READS = 2
 """One that is new is looked at in its first listings: it may be between fork and exec."""
 _MAX_NEW_PIDS = 64
 """Where more PIDs than this were given out since the last look, /proc is listed."""
+_MAX_PID = 1 << 22
+"""The kernel's PID_MAX_LIMIT."""
+_Started = tuple[range, range]
+_NONE_STARTED = range(0), range(0)
 _CHUNK_BYTES = 1 << 16
 _LINE_BYTES = 1 << 12
 _MAX_BYTES = 1 << 22
@@ -136,16 +140,16 @@ class Processes:
             OSError: /proc cannot be listed, or names in it cannot be read now.
         """
         newest = self._read_newest_pid()  # first: of those that start meanwhile the next look tells
+        started = self._started_until(newest)
         is_turn = self._clock() - self._turned_at >= _TURN_SECONDS
-        started = None if is_turn else self._started_until(newest)
-        if started is None:
-            found = self._listed(comm, is_turn=is_turn)
+        if is_turn or started is None or sum(map(len, started)) > _MAX_NEW_PIDS:
+            found = self._listed(comm, started or _NONE_STARTED, is_turn=is_turn)
         else:
             found = self._looked_at(comm, started)
         self._newest_pid, self._running = newest, frozenset(found)
         return sorted(found)
 
-    def _listed(self, comm: bytes, *, is_turn: bool) -> set[int]:
+    def _listed(self, comm: bytes, started: _Started, *, is_turn: bool) -> set[int]:
         """Look for a program in a listing of all processes."""
         self._listings += 1
         now, before, first_listed = self._listings, self._first_listed, dict[int, int]()
@@ -153,7 +157,8 @@ class Processes:
         if is_turn:
             self._turn, self._turned_at = self._turn + 1, self._clock()
         for pid in self.all():
-            first = first_listed[pid] = before.get(pid, now)
+            is_new = pid in started[0] or pid in started[1]  # its PID may have been another's
+            first = first_listed[pid] = now if is_new else before.get(pid, now)
             is_due = now - first < _MAX_NEW_READS or (is_turn and not (pid + self._turn) % _TURNS)
             if not is_due:
                 if pid in self._running:
@@ -161,39 +166,46 @@ class Processes:
             elif self.comm(pid) == comm:
                 found.add(pid)
         self._first_listed = first_listed
-        self._new = frozenset(first_listed.keys() - before.keys())
+        self._new = frozenset(pid for pid, first in first_listed.items() if first == now)
         # Facts of thousands of short processes would be megabytes until they are too old.
         for gone in self._known.keys() - first_listed.keys():
             del self._known[gone]
         return found
 
-    def _looked_at(self, comm: bytes, started: range) -> set[int]:
+    def _looked_at(self, comm: bytes, started: _Started) -> set[int]:
         """Look for a program among those that ran it, and those that are new.
 
         A PID may be a thread's here. Threads are not listed, but are found by their numbers.
         """
-        pids = self._running.union(self._new, started)
-        self._new = frozenset(started)
-        return {
+        new = frozenset[int]().union(*started)
+        same = self._running - new
+        found = {
             pid
-            for pid in pids
-            if self.comm(pid) == comm and (pid in self._running or self._is_process(pid))
+            for pid in self._running | self._new | new
+            if self.comm(pid) == comm and (pid in same or self._is_process(pid))
         }
+        for gone in same - found:
+            self._first_listed.pop(gone, None)  # who has its PID next is new
+        self._new = new
+        return found
 
     def _is_process(self, pid: int) -> bool:
         return parse_status(self._read(pid, "status") or b"").thread_group == pid
 
-    def _started_until(self, newest: int | None) -> range | None:
-        """Give the PIDs given out since the last look; None: not known, or too many."""
+    def _started_until(self, newest: int | None) -> _Started | None:
+        """Give the PIDs given out since the last look; None: not known."""
         before = self._newest_pid
-        if newest is None or before is None or not 0 <= newest - before <= _MAX_NEW_PIDS:
+        if newest is None or before is None:
             return None
-        return range(before + 1, newest + 1)
+        if newest < before:  # they began again after the last one
+            return range(before + 1, _MAX_PID + 1), range(newest + 1)
+        return range(before + 1, newest + 1), range(0)
 
     def _read_newest_pid(self) -> int | None:
         """Give the PID that was given out last: the end of /proc/loadavg (proc(5)).
 
-        It is one of the reader's PID namespace, whatever the mount. gVisor says 0 always.
+        It is one of the reader's PID namespace, whatever the mount. gVisor says 0 always. (Where it
+        is another number, as lxcfs may tell, a new process is found by the next listing.)
         """
         if self._shows_newest_pid is None:
             self._shows_newest_pid = shows_own_pids(self.root)

@@ -74,9 +74,6 @@ class ProcessStatus:
     """The PID of the process; /proc/TID shows a thread of it, too."""
 
 
-_STATUS_NUMBERS = frozenset({b"Uid", b"NSpid", b"PPid", b"Tgid"})
-
-
 def parse_status(raw: bytes) -> ProcessStatus:
     """Read the lines of numbers.
 

@@ -41,7 +41,8 @@ def test_the_server_holds_no_authorities_of_the_host() -> None:
     assert authorities == "0"
 
 
-def test_large_blocks_stay_outside_the_heap() -> None:
+def test_large_blocks_stay_outside_a_full_heap() -> None:
+    """Of one block nothing follows: the heap may have room for it."""
     code = """
 import ctypes, sys
 from mps_exporter.own_memory import configure_malloc
@@ -55,20 +56,24 @@ if sys.argv[1] == "configured":
 larger = bytes(1 << 20)
 del larger  # by default blocks of this size are in the heap from now on
 before = libc.mallinfo2().hblks
-large = bytes(1 << 17)
+large = [bytes(100_000) for _ in range(40)]
 print(libc.mallinfo2().hblks - before)
 """
     if not hasattr(ctypes.CDLL(None), "mallinfo2"):
         pytest.skip("needs glibc 2.33")
     environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
+    environment.pop("GLIBC_TUNABLES", None)
     mapped = {
-        how: subprocess.run(
-            [sys.executable, "-c", code, how],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        how: int(
+            subprocess.run(
+                [sys.executable, "-c", code, how],
+                env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+        )
         for how in ("configured", "default")
     }
-    assert mapped == {"configured": "1\n", "default": "0\n"}
+    assert mapped["configured"] >= 30
+    assert mapped["default"] == 0

@@ -92,6 +92,107 @@ def test_between_fork_and_exec_it_is_looked_at_twice(proc: FakeProc, source: Cou
     assert source.listed == 1
 
 
+@pytest.mark.parametrize(("started", "listings"), [(4, 0), (1 + processes._MAX_NEW_PIDS, 1)])
+def test_one_that_has_the_pid_of_another_is_new(
+    proc: FakeProc, source: Counted, started: int, listings: int
+) -> None:
+    for pid in range(21, 25):
+        proc.add(pid, comm="sh")
+    for _ in range(processes._MAX_NEW_READS):
+        source.wait_for_turn()
+        assert source.found() == [11]
+    proc.tell_newest(20)
+    assert source.found() == [11]
+    listed = source.listed
+    for pid in range(21, 25):
+        proc.add(pid, comm=COMM)
+    proc.tell_newest(20 + started)
+    assert source.found() == [11, 21, 22, 23, 24]
+    assert source.listed == listed + listings
+
+
+def test_one_that_has_the_pid_of_another_is_new_after_the_last_pid(
+    proc: FakeProc, source: Counted
+) -> None:
+    for pid in (4, 5, 6, 7, 31, 32, 33, 34):
+        proc.add(pid, comm="sh")
+    proc.tell_newest(30)
+    for _ in range(processes._MAX_NEW_READS):
+        source.wait_for_turn()
+        assert source.found() == [11]
+    for pid in (4, 5, 6, 7, 31, 32, 33, 34):
+        proc.add(pid, comm=COMM)
+    proc.tell_newest(6)
+    # (7 was not given out: it is another program now, and its turn comes.)
+    assert set(source.found()) >= {4, 5, 6, 11, 31, 32, 33, 34}
+
+
+def test_who_has_the_pid_of_one_that_ended_is_found_by_the_next_listing(
+    proc: FakeProc, source: Counted
+) -> None:
+    """Whoever restores processes gives them their PIDs (clone3), and others none the newest."""
+    for pid in range(2, 6):
+        proc.add(pid, comm=COMM)
+    for _ in range(2 * processes._TURNS):
+        source.wait_for_turn()
+        assert source.found() == [2, 3, 4, 5, 11]
+    for pid in range(2, 6):
+        proc.remove(pid)
+    assert source.found() == [11]
+    for pid in range(2, 6):
+        proc.add(pid, comm=COMM)
+    source.wait_for_turn()
+    assert source.found() == [2, 3, 4, 5, 11]
+
+
+def test_a_thread_with_the_pid_of_one_that_ended_is_no_process(
+    proc: FakeProc, source: Counted
+) -> None:
+    proc.tell_newest(10)
+    assert source.found() == [11]
+    status = proc.root / "11" / "status"
+    status.write_text(status.read_text().replace("Tgid:\t11", "Tgid:\t10"))
+    proc.tell_newest(11)
+    assert source.found() == []
+
+
+def test_those_that_start_during_a_listing_are_found_by_the_next_look(
+    proc: FakeProc, source: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = Counted.all
+
+    def slow(of: Counted) -> Iterator[int]:
+        yield from list(listing(of))
+        proc.add(12, comm=COMM)
+        proc.tell_newest(12)
+
+    monkeypatch.setattr(Counted, "all", slow)
+    source.wait_for_turn()
+    assert source.found() == [11]
+    assert source.found() == [11, 12]
+    assert source.listed == 2
+
+
+def test_where_the_newest_is_told_again_nothing_is_missed(proc: FakeProc, source: Counted) -> None:
+    told = (proc.root / "loadavg").read_text()
+    (proc.root / "loadavg").unlink()
+    assert source.found() == [11]
+    (proc.root / "loadavg").write_text(told)
+    proc.add(12, comm=COMM)
+    assert source.found() == [11, 12]
+    assert source.listed == 3
+
+
+def test_a_listing_between_turns_is_no_turn(proc: FakeProc, source: Counted) -> None:
+    source.at += processes._TURN_SECONDS / 2
+    proc.tell_newest(12 + processes._MAX_NEW_PIDS)
+    assert source.found() == [11]
+    assert source.listed == 2
+    source.at += processes._TURN_SECONDS / 2
+    assert source.found() == [11]
+    assert source.listed == 3
+
+
 def test_a_process_of_the_first_listing_is_looked_at_twice(tmp_path: Path) -> None:
     proc = FakeProc(tmp_path / "proc")
     proc.add(10, comm="sh")
@@ -124,6 +225,28 @@ def test_where_the_newest_is_not_told_all_are_listed(
     assert source.found() == [11, 12]
     assert source.found() == [11, 12]
     assert source.listed == 3
+
+
+def test_where_the_newest_is_not_told_a_new_one_is_looked_at_in_two_listings(
+    proc: FakeProc, source: Counted
+) -> None:
+    (proc.root / "loadavg").unlink()
+    for pid in range(20, 24):
+        proc.add(pid, comm="sh")
+    assert source.found() == [11]
+    for pid in range(20, 24):
+        proc.add(pid, comm=COMM)
+    assert source.found() == [11, 20, 21, 22, 23]
+
+
+def test_facts_of_those_that_ended_are_forgotten(proc: FakeProc, source: Counted) -> None:
+    proc.add(12, argv=["job"])
+    facts = source.facts(12)
+    assert facts is not None
+    proc.remove(12)
+    source.wait_for_turn()
+    source.found()
+    assert 12 not in source._known
 
 
 @pytest.mark.parametrize("own", ["none", "the first", "the next"])
