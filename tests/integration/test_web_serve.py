@@ -148,6 +148,41 @@ async def test_no_connection_is_aborted_while_being_answered() -> None:
         assert await asyncio.gather(*first) == [200, 200, 200]
 
 
+async def test_requests_of_one_address_keep_no_other_out() -> None:
+    """All its connections have a request that waits: the other has one at a time."""
+    backend = FakeBackend(gate=asyncio.Event())
+    options = {"max_connections": 8, "request_timeout": FOR_EVER}
+    request = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+    async with served(backend, **options) as (shown, _), AsyncExitStack() as clients:
+
+        async def greedy() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            made = connected(shown[0], local_addr=("127.0.0.2", 0))
+            reader, writer = await clients.enter_async_context(made)
+            with suppress(OSError):
+                writer.write(request)
+                await writer.drain()
+            return reader, writer
+
+        kept, writer = await clients.enter_async_context(connected(shown[0]))
+        writer.write(b"GET /-/healthy HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert (await kept.readuntil(b"Healthy\n")).startswith(b"HTTP/1.1 200")
+        first = [await greedy() for _ in range(7)]
+        await until(lambda: len(backend.collections) == 7)
+        more = [await greedy() for _ in range(3)]
+        for reader, _ in more:  # no room: it has the most connections itself
+            with suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
+        assert not kept.at_eof()
+        new, writer = await clients.enter_async_context(connected(shown[0]))
+        writer.write(request)
+        await until(lambda: len(backend.collections) == 8)
+        await until(lambda: sum(reader.at_eof() for reader, _ in first) == 1)
+        assert backend.gate is not None
+        backend.gate.set()
+        assert (await new.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert not kept.at_eof()
+
+
 async def test_a_client_that_sends_too_much_is_aborted() -> None:
     async with served(FakeBackend()) as (shown, _), connected(shown[0]) as (reader, writer):
         with suppress(OSError):

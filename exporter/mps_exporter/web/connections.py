@@ -2,8 +2,9 @@
 
 aiohttp does neither. So connections are accepted here, each wrapped in a :class:`Connection`
 that knows since when it waits for the client. Once a second those beyond a timeout are aborted. At
-the limit on connections the one that has been idle longest, of the address with the most
-connections, is aborted for the new one.
+the limit on connections one of the address with the most connections is aborted for the new one:
+the one that has been idle longest; or one with a request, where an address has more than half of
+all places and the new one is another's. None is aborted for an address that has more itself.
 """
 
 from __future__ import annotations
@@ -159,13 +160,13 @@ class Connections:
                 if loop.time() - self._warned_at >= WARN_INTERVAL:
                     self._warned_at = loop.time()
                     _log.warning("cannot accept a connection", extra={"fields": {"err": error}})
-                self._evict_idle()
+                self._evict_for(None)
                 await asyncio.sleep(0.1)
                 continue
-            if len(self._open) >= self._options.max_connections and not self._evict_idle():
+            host = address[0] if isinstance(address, tuple) else ""
+            if len(self._open) >= self._options.max_connections and not self._evict_for(host):
                 client.close()
                 continue
-            host = address[0] if isinstance(address, tuple) else ""
             connection = Connection(self, host)
             self._open[connection] = None
             task = loop.create_task(self._start(connection, client))
@@ -211,16 +212,33 @@ class Connections:
         if task is not None:
             task.cancel()
 
-    def _evict_idle(self) -> bool:
-        """Abort one without a request in progress. False when all have one."""
-        idle = [connection for connection in self._open if not connection.busy]
-        if not idle:
+    def _evict_for(self, newcomer: str | None) -> bool:
+        """Abort one connection. False: none may be.
+
+        512 requests of one address, all waiting for their turn, kept every other address out, and
+        its next connection took the place of another's that was idle between two scrapes.
+
+        Args:
+            newcomer: Address of the new connection; None: descriptors are scarce.
+        """
+        counts = Counter(connection.address for connection in self._open)
+        own = 0 if newcomer is None else counts[newcomer]
+
+        def may_go(one: Connection) -> bool:
+            count = counts[one.address]
+            if not one.busy:
+                return count >= own
+            majority = count > self._options.max_connections // 2
+            return newcomer is not None and one.address != newcomer and majority
+
+        candidates = [one for one in self._open if may_go(one)]
+        if not candidates:
             return False
-        connections_by_address = Counter(connection.address for connection in self._open)
         victim = min(
-            idle,
+            candidates,
             key=lambda one: (
-                -connections_by_address[one.address],
+                -counts[one.address],
+                bool(one.busy),
                 one.waiting_since or one.idle_since,
             ),
         )
