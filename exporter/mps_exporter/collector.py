@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
@@ -21,12 +22,15 @@ from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
 from mps_exporter.metrics.gpu_readings import series_of
+from mps_exporter.mps.fault_evidence import KernelFault, parse_fault, pci_address
 from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
 from mps_exporter.mps.server_queries import (
     ServerAnswers,
 )
 from mps_exporter.observations import (
+    AddressRanges,
     DaemonFacts,
+    KernelObservation,
     LogChunk,
     NvmlObservation,
     Observation,
@@ -35,6 +39,7 @@ from mps_exporter.observations import (
 )
 from mps_exporter.snapshot import (
     Incident,
+    KernelLog,
     LedgerView,
     Snapshot,
 )
@@ -65,6 +70,11 @@ WATCH_SECONDS = 1.0
 
 NO_DAEMON_SECONDS = 5.0
 """How often /proc is searched for a first daemon between collections."""
+
+MAX_FAULTS = 64
+MAX_RANGES = 256
+"""Maximum number of faults and of clients' address ranges that are kept for a daemon that is found
+later: a recording has them before the daemon."""
 
 SHORT_DEADLINE_SECONDS = 0.05
 RECENT_SECONDS = 1.0
@@ -105,6 +115,11 @@ class Collector:
         """When the logs were polled, and when something happened (monotonic time)."""
         self._stranded_since: dict[int, float] = {}
         self._unknown_readings = 0
+        self._kernel: KernelObservation | None = None
+        self._faults: deque[KernelFault] = deque(maxlen=MAX_FAULTS)
+        self._ranges: deque[AddressRanges] = deque(maxlen=MAX_RANGES)
+        self._gpu_addresses: dict[str, str] = {}
+        """PCI address -> UUID of the GPUs that were read last."""
         self._identified: frozenset[int] = frozenset()
         """The processes that the last collection asked for."""
 
@@ -166,6 +181,9 @@ class Collector:
             observation = await self._host.read_gpus(math.inf)
         run.gpus = observation
         self._on_observation(observation)
+        self._gpu_addresses |= {
+            pci_address(gpu.pci_bus_id): gpu.uuid for gpu in observation.gpus if gpu.pci_bus_id
+        }
         self._unknown_readings += _log_unknown_readings(observation, self._transitions)
         if observation.outcome is not Outcome.OK:
             raise SourceError(observation.error or "NVML could not be read")
@@ -232,6 +250,7 @@ class Collector:
         if "logs" not in self.enabled:
             return False
         async with self._tail_lock:
+            self._read_kernel()
             observation = await self._host.poll_logs(self._facts(), deadline_seconds)
             self._polled_at = time.monotonic()
             if any(chunk.data for chunk in observation.chunks):
@@ -250,11 +269,27 @@ class Collector:
                     record.note_log(state)
             for record in self._daemons.values():
                 record.tracker.add_logs(observation)
+            self._read_kernel()
         self._publish()
         return any(
             chunk.complete_until is None and not self._is_limited(chunk.pipe_directory)
             for chunk in observation.chunks
         )
+
+    def _read_kernel(self) -> None:
+        """Take in what shows who caused a fault, and request the memory of new clients."""
+        wanted: dict[int, int | None] = {}
+        for record in self._daemons.values():
+            if record.has_host_pids:
+                user = record.facts.user if record.facts.limited else None
+                wanted |= dict.fromkeys(record.ledger.clients_to_map(), user)
+        self._kernel = observation = self._host.read_kernel(wanted)
+        self._on_observation(observation)
+        faults = (parse_fault(line, self._gpu_addresses) for line in observation.lines)
+        self._faults.extend(fault for fault in faults if fault is not None)
+        self._ranges.extend(observation.ranges)
+        for record in self._daemons.values():
+            record.observe_kernel(observation, self._faults, self._ranges)
 
     def _is_limited(self, pipe_directory: str) -> bool:
         record = self._daemons.get(pipe_directory)
@@ -311,7 +346,15 @@ class Collector:
                 for gpu in snapshot.gpus
                 for pid in gpu.stranded_pids or ()
             }
-        return replace(snapshot, unknown_readings=self._unknown_readings)
+        return replace(
+            snapshot, unknown_readings=self._unknown_readings, kernel_log=self._kernel_log()
+        )
+
+    def _kernel_log(self) -> KernelLog | None:
+        kernel = self._kernel
+        if kernel is None or not (kernel.readable or kernel.error):
+            return None
+        return KernelLog(kernel.readable, kernel.error)
 
     def _inputs(self, run: CollectionRun, record: DaemonRecord, view: LedgerView) -> DaemonInputs:
         counts = self._host.query_counts(record.facts.pipe_directory)

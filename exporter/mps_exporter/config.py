@@ -48,6 +48,7 @@ class Settings:
     # reconciliations came to 8 MB a day (bench/control_log.py). The logs tell what happens between.
     mps_reconcile_interval: float = 900.0
     path_procfs: str = "/proc"
+    path_kmsg: str = "/dev/kmsg"
     path_passwd: str = "/etc/passwd"
     path_container_logs: str = "/var/log/containers"
     path_cgroupfs: str = "/sys/fs/cgroup"
@@ -302,6 +303,7 @@ FLAGS: tuple[Flag, ...] = (
         commands=_FOLLOWING,
     ),
     Flag("path.procfs", _absolute_path, "Where procfs is mounted.", "DIR", commands=_HOST),
+    Flag("path.kmsg", _absolute_path, "The kernel log.", "FILE", commands=_HOST),
     Flag("path.passwd", _not_empty, "File with the names of users.", "FILE", commands=_HOST),
     Flag(
         "path.container-logs",

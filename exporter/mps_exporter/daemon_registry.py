@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mps_exporter.mps.cgroups import parse_cgroup
+from mps_exporter.mps.fault_evidence import KernelFault
 from mps_exporter.mps.ledger import Ledger
 from mps_exporter.mps.server_queries import ServerAnswers, can_answer, has_resumed
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.mps.tracking_quota import FULL, OF_ORDINARY_USER
 from mps_exporter.mps.watched_processes import with_control_daemon, within_quota
 from mps_exporter.observations import (
+    AddressRanges,
     ControlObservation,
     DaemonFacts,
+    KernelObservation,
     LogState,
     Outcome,
 )
@@ -54,6 +57,8 @@ class DaemonRecord:
     """When it, or one of its servers, was last seen to go on after it had been stopped."""
     logs: dict[str, LogState] = field(default_factory=dict)
     published_incidents: int = 0
+    knows_ranges: bool = False
+    """It was told of the address ranges that were read before it was found."""
 
     @property
     def ledger(self) -> Ledger:
@@ -85,6 +90,30 @@ class DaemonRecord:
     def pids_to_watch(self) -> list[int]:
         """PIDs, as the host numbers them, whose end must be seen when it happens."""
         return self.missed() or with_control_daemon(self.facts, self.ledger.pids_to_watch())
+
+    @property
+    def has_host_pids(self) -> bool:
+        """Whether its logs number processes as the host does."""
+        process = self.facts.process
+        return process is not None and len(process.namespace_pids) <= 1
+
+    def observe_kernel(
+        self,
+        observation: KernelObservation,
+        faults: Sequence[KernelFault],
+        earlier: Iterable[AddressRanges],
+    ) -> None:
+        """Apply what shows who caused a fault; an ordinary user's log names only own processes.
+
+        Args:
+            observation: What is new.
+            faults: The last faults in the kernel log.
+            earlier: The last ranges, for a daemon that is new.
+        """
+        facts, found = self.facts, observation.ranges if self.knows_ranges else earlier
+        self.knows_ranges = True
+        own = (one for one in found if not facts.limited or one.uid == facts.user)
+        self.ledger.observe_kernel(readable=observation.readable, faults=faults, ranges=own)
 
     def missed(self) -> list[int]:
         """The process that it had, where none is found: a look can fail, and that proves no end."""

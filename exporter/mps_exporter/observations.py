@@ -426,4 +426,40 @@ class NvmlObservation:
     gpus: tuple[GpuObservation, ...] = ()
 
 
-Observation = ProcfsObservation | ControlObservation | LogsObservation | NvmlObservation
+@dataclass(frozen=True, slots=True)
+class KernelLine:
+    """An Xid line of the kernel log, without the name of a process."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddressRanges:
+    """The parts of a process's address space that the process reserved without access."""
+
+    at: float
+    pid: int
+    uid: int | None
+    """The effective user."""
+    ranges: tuple[tuple[int, int], ...]
+    """(first address, first address after the range)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelObservation:
+    """What shows who caused a GPU fault, as far as it is new."""
+
+    at: float
+    readable: bool
+    """Whether the kernel log is being read."""
+    error: str = ""
+    """Why the kernel log cannot be read, for a person."""
+    lines: tuple[KernelLine, ...] = ()
+    ranges: tuple[AddressRanges, ...] = ()
+    """Of clients whose context became ACTIVE."""
+
+
+Observation = (
+    ProcfsObservation | ControlObservation | LogsObservation | NvmlObservation | KernelObservation
+)

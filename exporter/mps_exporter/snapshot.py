@@ -203,6 +203,20 @@ IncidentKind = Literal[
 ]
 
 
+FaultProof = Literal["", "address", "unit", "unknown", "unread"]
+"""What the kernel log proves about a fault: by the address which client caused it, by the unit that
+a running client did, nothing, or that the kernel log was not read. "": no fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedBefore:
+    """A client that ended shortly before a fault."""
+
+    pid: int
+    seconds: float
+    """From the end of its context to the fault."""
+
+
 @dataclass(frozen=True, slots=True)
 class Incident:
     """Something an operator would want to know happened, with its numbers."""
@@ -212,13 +226,15 @@ class Incident:
     server_pid: int | None = None
     uid: int | None = None
     pids: tuple[int, ...] = ()
-    """Whom it hit: clients lost, refused, or waiting."""
+    """Clients lost, refused, or waiting; the lost clients of a fault include the culprit."""
     blamed_pid: int | None = None
-    """Of a fault: the client that MPS names, which need not be the one that caused it."""
-    left_by_pid: int | None = None
-    """Of unfinished work: the client that ended and left it behind."""
-    ended_pids: tuple[int, ...] = ()
-    """Of a fault: clients that were ending at that moment, of which one may have caused it."""
+    """Of a fault: the client that MPS names, which proves nothing."""
+    caused_by_pids: tuple[int, ...] = ()
+    """Of a fault: the clients that caused it, proved by the kernel log."""
+    proof: FaultProof = ""
+    ended_before: tuple[EndedBefore, ...] = ()
+    """Of a fault whose cause is not known: clients that ended shortly before, one of which may have
+    left the work that caused it."""
     gpu_uuids: tuple[str, ...] = ()
     seconds: float | None = None
     """Of a wait or a recovery: how long it took."""
@@ -632,6 +648,14 @@ class RecordingInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelLog:
+    """Whether the kernel log is being read, which proves who caused a fault."""
+
+    readable: bool
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that is known of the host at one moment."""
 
@@ -654,6 +678,8 @@ class Snapshot:
     ignored_processes: Mapping[int, int] = field(default_factory=dict)
     """User -> processes of MPS's programs, and clients of that user's daemons, that are left out:
     that user has too many."""
+    kernel_log: KernelLog | None = None
+    """None: an old recording, which does not say."""
     unknown_readings: int | None = None
     """Readings that were left out since the exporter started: the catalogue does not know them."""
     recording: RecordingInfo | None = None

@@ -1,10 +1,12 @@
 // A CUDA client that ends in a given way: leave MODE KERNEL_MS COUNT END [SECONDS]
 //
 // MODE: device (kernels that write 1 GiB), read (that read it), host (that write pinned host memory), streams (device,
-// on four streams), graph (device, as one CUDA graph), nop (empty kernels); fault and trap have a fatal error of their
-// own after KERNEL_MS milliseconds.
-// END: pause (keep the kernels queued and sleep), exit, _exit, abort, segv (end with the kernels queued), sync_pause
-// (wait for them, then sleep), loop (one kernel after the other for SECONDS, then end in order).
+// on four streams), contexts (device, in five contexts), graph (device, as one CUDA graph), nop (empty kernels); null,
+// over and trap have a fatal error of their own when they get SIGUSR1: a null pointer, a write behind their allocation,
+// a trap.
+// END: pause (keep the kernels queued and sleep), exit, _exit, abort, segv (end with the kernels queued), exec (become
+// sleep), oom (allocate host memory without end), sync_pause (wait for them, then sleep), loop (one kernel after the
+// other for SECONDS, then end in order). SECONDS of 0 ends at once.
 //
 // It prints "init", "queued", "synced", "ending" and "done" as it gets there, and "ERR code name" for a CUDA error.
 #include <cstdio>
@@ -13,6 +15,7 @@
 #include <csignal>
 #include <ctime>
 #include <unistd.h>
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 static double now() {
@@ -56,6 +59,9 @@ __global__ void read_memory(volatile int *memory, size_t words, long long cycles
 
 __global__ void nothing() {}
 __global__ void illegal_access(int *nowhere) { *nowhere = 1; }
+__global__ void overrun(int *memory) {
+  for (size_t i = 0;; i += 1 << 20) memory[i] = 1;
+}
 __global__ void trap() { asm("trap;"); }
 
 int main(int count, char **words) {
@@ -69,11 +75,21 @@ int main(int count, char **words) {
 
   CHECK(cudaFree(0));
   say("init");
-  if (is("fault") || is("trap")) {
-    usleep(kernel_ms * 1e3);
-    if (is("fault")) illegal_access<<<1, 1>>>((int *)0x10);
+  if (is("null") || is("over") || is("trap")) {
+    int *memory = nullptr, got;
+    CHECK(cudaMalloc(&memory, (size_t)64 << 20));
+    sigset_t go;
+    sigemptyset(&go);
+    sigaddset(&go, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &go, nullptr);
+    say("queued");
+    sigwait(&go, &got);
+    if (is("null")) illegal_access<<<1, 1>>>(nullptr);
+    else if (is("over")) overrun<<<1, 1>>>(memory);
     else trap<<<1, 1>>>();
-    CHECK(cudaDeviceSynchronize());
+    cudaError_t error = cudaDeviceSynchronize();
+    usleep(seconds * 1e6);
+    check(error, "cudaDeviceSynchronize()");
     return 0;
   }
 
@@ -112,6 +128,17 @@ int main(int count, char **words) {
     CHECK(cudaStreamEndCapture(streams[0], &graph));
     CHECK(cudaGraphInstantiate(&executable, graph, 0));
     CHECK(cudaGraphLaunch(executable, streams[0]));
+  } else if (is("contexts")) {
+    CUdevice device;
+    cuDeviceGet(&device, 0);
+    for (int other = 0; other < 4; other++) {
+      CUcontext context;
+      CUctxCreateParams parameters = {};
+      if (cuCtxCreate(&context, &parameters, 0, device) != CUDA_SUCCESS) return 11;
+      int *own = nullptr;
+      CHECK(cudaMalloc(&own, size));
+      for (long number = 0; number < kernels; number++) write_memory<<<16, 256>>>(own, size / 4, cycles);
+    }
   } else {
     for (long number = 0; number < kernels; number++) launch(number);
   }
@@ -122,12 +149,14 @@ int main(int count, char **words) {
     usleep(seconds * 1e6);
     return 0;
   }
-  usleep(300000);
+  if (seconds > 0) usleep(300000);
   say("ending");
   if (ends_by("exit")) exit(0);
   if (ends_by("_exit")) _exit(0);
   if (ends_by("abort")) abort();
   if (ends_by("segv")) raise(SIGSEGV);
+  if (ends_by("exec")) execl("/bin/sleep", "sleep", "3", (char *)nullptr);
+  while (ends_by("oom")) memset(malloc((size_t)64 << 20), 1, (size_t)64 << 20);
   usleep(seconds * 1e6);
   return 0;
 }

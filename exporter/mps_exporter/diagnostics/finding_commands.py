@@ -89,10 +89,19 @@ _PAGES = {
     "sm_partition_mismatch": "symptoms/cuda-error-invalid-resource-configuration.md",
     "replies_not_understood": "mps-versions.md#how-to-help",
     "environment_unreadable": "deployment.md#required-privileges",
+    "kernel_log_unreadable": "deployment.md#required-privileges",
     "directories_assumed": "deployment.md#required-privileges",
     "web_configuration_unusable": "web-config.md",
 }
 """The page on each finding; the others are in troubleshooting.md."""
+
+
+_DROP_IN = "/etc/systemd/system/mps-exporter.service.d"
+_GIVE_SYSLOG = (
+    f"mkdir -p {_DROP_IN} && printf '[Service]\\nAmbientCapabilities=CAP_SYSLOG\\n"
+    "CapabilityBoundingSet=CAP_SYSLOG\\nProtectKernelLogs=no\\nDeviceAllow=/dev/kmsg r\\n' "
+    f">{_DROP_IN}/kernel-log.conf && systemctl daemon-reload && systemctl restart mps-exporter"
+)
 
 
 def runbook_url(name: str) -> str | None:
@@ -122,6 +131,8 @@ def actions(finding: Finding, snapshot: Snapshot) -> tuple[Action, ...]:
     for gpu in snapshot.gpus:
         if gpu.uuid == finding.uuid and (of_gpu := _OF_GPUS.get(name)):
             return tuple(of_gpu(gpu))
+    if name == "kernel_log_unreadable":
+        return (Action(_GIVE_SYSLOG, "root, for the package's service", "gives it CAP_SYSLOG"),)
     if name == "source_unreadable" and not snapshot.gpus:
         return (
             Action("nvidia-smi -L", ANY_USER, "shows whether the driver is loaded", heals=False),

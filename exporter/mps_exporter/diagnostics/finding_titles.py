@@ -259,6 +259,14 @@ _VISIBILITY = (
         "blindness",
     ),
     Advice(
+        "kernel_log_unreadable",
+        "info",
+        "The kernel log cannot be read",
+        "After a fatal GPU error only the address in the kernel log proves which client caused it. "
+        "What MPS reports proves nothing.",
+        "blindness",
+    ),
+    Advice(
         "daemon_outside_host_pid_namespace",
         "info",
         "A daemon runs in a different PID namespace",
@@ -316,16 +324,17 @@ _RECENT_INCIDENTS = (
     Advice(
         "unfinished_work",
         "warning",
-        "A client ended with GPU work in flight; others were lost",
+        "A client left GPU work unfinished; others were lost",
         "Its kernels were still queued when it ended, for whatever reason. That causes a fatal GPU "
-        "error: all busy clients on that GPU fail, and MPS blames one of them.",
+        "error: all busy clients on that GPU fail, and MPS names one of them.",
         "news",
     ),
     Advice(
         "fault",
         "warning",
         "A fatal GPU error hit clients",
-        "The client that caused it and all other clients on that GPU are lost.",
+        "All busy clients on that GPU are lost. A client's own bad pointer causes it, or GPU work "
+        "that a client left unfinished when it ended.",
         "news",
     ),
     Advice(

@@ -24,8 +24,7 @@ _REMEDIES = {
     "unfinished_work": "The lost programs must be restarted; they did nothing wrong. "
     "Before a client is killed, terminate it through its daemon: "
     "echo terminate_client SERVER PID | nvidia-cuda-mps-control.",
-    "fault": "Programs that were connected must be restarted. The cause is a bug in one of them, "
-    "or a defect of the GPU.",
+    "fault": "The lost programs must be restarted. Do not end the process that MPS names.",
     "client_rejected": "Start the program again when other clients have exited, or run fewer "
     "processes on this server.",
     "daemon_died": "Restart it; programs that start meanwhile use the GPU without MPS.",
@@ -88,9 +87,7 @@ def _incident_texts(
     remedy = _REMEDIES[incident.kind]
     if incident.kind == "daemon_died" and daemon.state == "answering":
         remedy = "The daemon was restarted; programs that were connected must be restarted too."
-    elif incident.kind == "fault" and incident.ended_pids:
-        remedy = (
-            "The lost programs must be restarted. The cause cannot be determined: the client that "
-            "MPS blames may be a victim."
-        )
+    elif incident.kind == "fault" and incident.caused_by_pids:
+        who = humanize.processes(incident.caused_by_pids)
+        remedy = f"The lost programs must be restarted, and the program of {who} has a bug."
     return f"{text}, {humanize.ago(age)}.", remedy

@@ -654,24 +654,22 @@ def _history(pid: int, snapshot: Snapshot) -> Iterator[Check]:
 
 def _part_in(pid: int, incident: Incident) -> tuple[str, str] | None:
     """What an incident has to do with a process, and the page; None: nothing."""
-    if incident.left_by_pid == pid:
+    if pid in incident.caused_by_pids:
+        left = incident.kind == "unfinished_work"
+        did = "left GPU work unfinished" if left else "used a bad pointer"
+        lost = humanize.count(len({*incident.pids} - {pid}), "other client")
         return (
-            f"it ended with GPU work in flight and took "
-            f"{humanize.count(len(incident.pids), 'client')} down.",
-            "all-programs-died-at-once",
+            f"it {did}, which caused a fatal GPU error and took {lost} down (proved by the kernel "
+            "log).",
+            "all-programs-died-at-once" if left else "cuda-error-700-illegal-address-under-mps",
         )
     if pid in incident.pids:
-        if incident.left_by_pid is not None:
+        if incident.kind in ("fault", "unfinished_work"):
+            who = humanize.processes(incident.caused_by_pids)
+            by = f", which {who} caused" if who else "; which client caused it is not known"
             return (
-                f"it was lost because process {incident.left_by_pid} ended with GPU work in "
-                "flight (error 700 or 719).",
-                "all-programs-died-at-once",
-            )
-        if incident.kind == "fault":
-            blamed = " MPS blames this process." if incident.blamed_pid == pid else ""
-            return (
-                f"it was lost to a fatal GPU error (error 700 or 719).{blamed}",
-                "cuda-error-700-illegal-address-under-mps",
+                f"it was lost to a fatal GPU error{by} (error 700 or 719).",
+                "all-programs-died-at-once" if who else "cuda-error-700-illegal-address-under-mps",
             )
         if incident.kind in ("server_crashed", "daemon_died"):
             return "it lost its server (error 806).", "cuda-error-806-mps-rpc-failure"
@@ -684,6 +682,4 @@ def _part_in(pid: int, incident: Incident) -> tuple[str, str] | None:
             return f"it was refused: {humanize.printable(incident.detail)}.", _REFUSALS.get(
                 incident.detail, "cuda-error-46-devices-unavailable"
             )
-    if incident.blamed_pid == pid:
-        return "MPS blames it for a fatal GPU error.", ""
     return None

@@ -46,6 +46,16 @@ def host_visibility_findings(snapshot: Snapshot) -> Iterator[Finding]:
             ADVICE["environment_unreadable"],
             lambda: _environment_texts(humanize.count(count, "process", "processes")),
         )
+    kernel = snapshot.kernel_log
+    if kernel is not None and not kernel.readable and snapshot.daemons:
+        yield Finding(
+            ADVICE["kernel_log_unreadable"],
+            lambda: (
+                f"The kernel log is not being read: {humanize.printable(kernel.error, 400)}.",
+                "Give the exporter CAP_SYSLOG, or run it as root; a container needs the device "
+                "/dev/kmsg, too.",
+            ),
+        )
     if snapshot.ignored_processes:
         yield Finding(
             ADVICE["processes_ignored"], lambda: _ignored_texts(snapshot.ignored_processes)

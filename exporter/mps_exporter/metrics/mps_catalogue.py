@@ -774,6 +774,14 @@ EXPORTER = _section(
         "CAP_DAC_READ_SEARCH together provide them.",
     ),
     (
+        "mps_exporter_kernel_log_readable",
+        "gauge",
+        (),
+        "/dev/kmsg",
+        "1 when the kernel log is being read, which proves who caused a fatal GPU error; "
+        "CAP_SYSLOG provides it.",
+    ),
+    (
         "mps_exporter_ignored_processes",
         "gauge",
         ("uid",),

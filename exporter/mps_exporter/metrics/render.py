@@ -194,6 +194,8 @@ def render(
         "mps_exporter_build_info", (build.version, build.revision, build.python_version), 1.0
     )
     samples.add("mps_exporter_unreadable_environments", (), snapshot.unreadable_environments)
+    if snapshot.kernel_log is not None:
+        samples.add("mps_exporter_kernel_log_readable", (), snapshot.kernel_log.readable)
     for uid, count in sorted(snapshot.ignored_processes.items()):
         samples.add("mps_exporter_ignored_processes", (uid,), count)
     for one in snapshot.containers if samples.clients else ():

@@ -33,6 +33,10 @@ class TrackedClient:
     had_context: bool = False
     active_since: float | None = None
     """When its first context became ACTIVE, as server.log says."""
+    activations: int = 0
+    """Contexts that became ACTIVE."""
+    ranges_requested: int = 0
+    """How many of them had, when its address ranges were last requested."""
     torn_down_at: float | None = None
     """A fatal GPU error hit it: it cannot use the GPU any more."""
     wait: QueuedClient | None = None
@@ -229,6 +233,7 @@ class ServerClients:
             return False
         del client.creating[context]
         client.had_context = True
+        client.activations += 1
         client.active_since = when.at if client.active_since is None else client.active_since
         wait, client.wait = client.wait, None
         if wait is not None:

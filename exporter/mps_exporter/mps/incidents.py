@@ -38,9 +38,9 @@ class Incidents:
 
     def add(self, incident: Incident) -> None:
         """Add one; a repetition of a recent one raises its count instead."""
-        if max(len(incident.pids), len(incident.ended_pids)) > MAX_PIDS:
-            pids, ended_pids = incident.pids[:MAX_PIDS], incident.ended_pids[:MAX_PIDS]
-            incident = replace(incident, pids=pids, ended_pids=ended_pids)
+        if max(len(incident.pids), len(incident.ended_before)) > MAX_PIDS:
+            pids, ended = incident.pids[:MAX_PIDS], incident.ended_before[:MAX_PIDS]
+            incident = replace(incident, pids=pids, ended_before=ended)
         if incident.kind in _REPEATED:
             for index in range(-1, -1 - min(RECENT, len(self._incidents)), -1):
                 earlier = self._incidents[index]

@@ -10,13 +10,14 @@ gives the same numbers as one that is followed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from mps_exporter.mps import process_exits, watched_processes
 from mps_exporter.mps.clients import TrackedClient
 from mps_exporter.mps.control_log import ControlLogReader
 from mps_exporter.mps.control_protocol import ServerReply
+from mps_exporter.mps.fault_evidence import KernelFault
 from mps_exporter.mps.log_events import TIMELESS_EVENTS
 from mps_exporter.mps.log_merger import LogEntry
 from mps_exporter.mps.moment import Moment
@@ -25,7 +26,7 @@ from mps_exporter.mps.server_log import ServerLogReader
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracking_quota import FULL, Quota
-from mps_exporter.observations import DaemonFacts, LogName, ProcessFacts
+from mps_exporter.observations import AddressRanges, DaemonFacts, LogName, ProcessFacts
 from mps_exporter.snapshot import (
     ClientSession,
     ClientState,
@@ -125,6 +126,36 @@ class Ledger:
         process_exits.note_missing(self._state, now, alive, daemon)
         if not any(self._state.readable.values()):
             self.advance_to(now)
+
+    def observe_kernel(
+        self, *, readable: bool, faults: Sequence[KernelFault], ranges: Iterable[AddressRanges]
+    ) -> None:
+        """Apply what shows who caused a fault.
+
+        Args:
+            readable: Whether the kernel log is being read.
+            faults: The last faults in the kernel log.
+            ranges: Memory of this daemon's clients that was read since the last call.
+        """
+        evidence = self._state.evidence
+        evidence.readable, evidence.faults = readable, faults
+        for found in ranges:
+            evidence.add_ranges(found)
+
+    def clients_to_map(self) -> list[int]:
+        """Return the clients whose address ranges are to be read now, each once.
+
+        A context reserves its range when it is made. The memory of a running client that caused a
+        fault may have grown since.
+        """
+        found = []
+        for server in self._state.servers:
+            again = server.faults.request_memory()
+            for client in server.clients:
+                if again or client.activations > client.ranges_requested:
+                    client.ranges_requested = client.activations
+                    found.append(client.pid)
+        return [pid for pid in found if pid]
 
     def drop_foreign_server(self, server_pid: int) -> None:
         """A server that only its own lines show belongs to another daemon."""

@@ -158,10 +158,9 @@ _ROWS = (
         "counter",
         BOTH_LOGS,
         "Clients lost, by cause: the blast radius of crashes, faults and kills. Of a fatal GPU "
-        "error, own_fault is the client that MPS blames and neighbour_fault the others. "
-        "unfinished_work: all victims of a client that ended with GPU work in flight. "
-        "unattributed_fault: victims of an error while several clients were ending. In both cases "
-        "the client that MPS blames may be a victim.",
+        "error, own_fault is the client whose pointer caused it and neighbour_fault the others; "
+        "unfinished_work: all victims of a client that ended with GPU work in flight. The kernel "
+        "log proves both; without this proof the victims count as unattributed_fault.",
         labels=("uid", "cause"),
         values={"cause": LOSS_CAUSES},
     ),
@@ -174,9 +173,9 @@ _ROWS = (
     LogMetric(
         "mps_client_unfinished_exits_total",
         "counter",
-        SERVER_LOG,
-        "Clients that ended with GPU work in flight and thereby caused the loss of other clients. "
-        "Only those that the log identifies.",
+        f"{SERVER_LOG}, /dev/kmsg",
+        "Clients that ended with GPU work in flight and thereby caused a fatal GPU error, as the "
+        "kernel log proves.",
         labels=("uid",),
     ),
     LogMetric(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.incidents import Incidents
-from mps_exporter.snapshot import Incident, IncidentKind
+from mps_exporter.snapshot import EndedBefore, FaultProof, Incident, IncidentKind
 
 
 class Moment(NamedTuple):
@@ -35,8 +35,9 @@ class Moment(NamedTuple):
         uid: int | None = None,
         pids: Iterable[int] = (),
         blamed_pid: int | None = None,
-        left_by_pid: int | None = None,
-        ended_pids: Iterable[int] = (),
+        caused_by_pids: Iterable[int] = (),
+        proof: FaultProof = "",
+        ended_before: Iterable[EndedBefore] = (),
         gpu_uuids: Iterable[str] = (),
         seconds: float | None = None,
         detail: str = "",
@@ -49,8 +50,9 @@ class Moment(NamedTuple):
             uid=uid,
             pids=tuple(pids),
             blamed_pid=blamed_pid,
-            left_by_pid=left_by_pid,
-            ended_pids=tuple(ended_pids),
+            caused_by_pids=tuple(caused_by_pids),
+            proof=proof,
+            ended_before=tuple(ended_before),
             gpu_uuids=tuple(uuid for uuid in gpu_uuids if uuid),
             seconds=None if seconds is None else round(max(seconds, 0.0), 3),
             detail=detail,

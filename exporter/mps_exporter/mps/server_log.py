@@ -162,10 +162,12 @@ def _client_end(server: TrackedServer, event: e.ClientEvent, when: Moment) -> No
     clients = server.clients
     match event:
         case e.ContextLeft(pid=int(pid), context=int(context)):
+            server.evidence.client_ending(pid, when.at)
             clients.close_context(pid, context, when)
         case e.ClientLeft(pid=None):
             clients.disconnect_unnamed(when)
         case e.ClientLeft(pid=int(pid)):
+            server.evidence.client_ended(pid, when.at)
             clients.disconnect(pid, when)
         case e.TerminationRequested():
             clients.request_termination(event.pid)

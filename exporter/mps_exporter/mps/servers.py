@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from mps_exporter.mps.clients import ServerClients
+from mps_exporter.mps.fault_evidence import FaultEvidence
 from mps_exporter.mps.faults import ServerFaults
 from mps_exporter.mps.gpu_names import GpuNames
 from mps_exporter.mps.moment import Moment
@@ -41,12 +42,14 @@ class TrackedServer(ServerInfo):
         readable: Mapping[LogName, bool],
         queue: ClientQueue,
         gpus: GpuNames,
+        evidence: FaultEvidence,
         quota: Quota = FULL,
     ) -> None:
         super().__init__(pid, uid, at, readable, start_unknown=start_unknown)
         self.gpus = gpus
+        self.evidence = evidence
         self.clients = ServerClients(self, queue, quota)
-        self.faults = ServerFaults(self, self.clients, gpus)
+        self.faults = ServerFaults(self, self.clients, gpus, evidence)
         self.client_limit: int | None = None
         self.has_log = False
         """It has written to server.log."""
@@ -141,7 +144,7 @@ class TrackedServer(ServerInfo):
     def open_context(self, pid: int, context: int, when: Moment) -> None:
         """A client opens a context."""
         if self.clients.open_context(pid, context, when):
-            self.faults.endings.client_continues(pid)
+            self.faults.endings.client_continues(pid, when.at)
 
     def context_active(self, pid: int, context: int, when: Moment) -> None:
         """A context can be used; one that is refused for the limit never becomes ACTIVE."""
@@ -150,6 +153,7 @@ class TrackedServer(ServerInfo):
             self.open_context(pid, context, when)
         if self.clients.activate_context(pid, context, when):
             self.ghost = self._credentials_missing = False
+            self.evidence.client_active(pid)
         self.faults.endings.context_ready(self.clients.gpu_of(pid, context), when)
 
     # ------------------------------------------------------------------ its end
@@ -183,7 +187,6 @@ class TrackedServer(ServerInfo):
         return self.names_clients and self.has_log
 
     def end(self, cause: str, when: Moment, detail: str) -> None:
-        self.faults.close_report(when)
         self.faults.decide_all(when)
         lost = self.clients.end(_LOSSES.get(cause, ""), when, ghost=self.ghost)
         when.counters.set_latest("mps_server_last_exit_timestamp_seconds", when.at, cause=cause)
@@ -206,12 +209,14 @@ class Servers:
         readable: Mapping[LogName, bool],
         queue: ClientQueue,
         gpus: GpuNames,
+        evidence: FaultEvidence,
         quota: Quota = FULL,
     ) -> None:
         self._quota = quota
         self._readable = readable
         self._queue = queue
         self._gpus = gpus
+        self._evidence = evidence
         self._servers: dict[int, TrackedServer] = {}
         self._ended_pids: deque[int] = deque(maxlen=MAX_ENDED)
         self._vanished: dict[int, TrackedServer] = {}
@@ -309,6 +314,7 @@ class Servers:
             readable=self._readable,
             queue=self._queue,
             gpus=self._gpus,
+            evidence=self._evidence,
             quota=self._quota,
         )
         return server

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from mps_exporter.mps.counters import Counters
+from mps_exporter.mps.fault_evidence import FaultEvidence
 from mps_exporter.mps.gpu_names import GpuNames
 from mps_exporter.mps.incidents import Incidents
 from mps_exporter.mps.moment import Moment
@@ -95,7 +96,8 @@ class DaemonState:
         self.readable: dict[LogName, bool] = {"control": False, "server": False}
         self.queue = ClientQueue(quota)
         self.gpus = GpuNames()
-        self.servers = Servers(self.readable, self.queue, self.gpus, quota)
+        self.evidence = FaultEvidence()
+        self.servers = Servers(self.readable, self.queue, self.gpus, self.evidence, quota)
         self.counters = Counters(quota)
         self.incidents = Incidents()
         self.timeline = Timeline()

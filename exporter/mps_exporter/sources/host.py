@@ -11,6 +11,7 @@ from typing import Protocol
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
+    KernelObservation,
     LogsObservation,
     NvmlObservation,
     ProcfsObservation,
@@ -71,6 +72,16 @@ class Host(Protocol):
         """Wait until poll_logs() may bring something; False: it would not.
 
         That comes after this time, or earlier when ended() has something to tell.
+        """
+
+    def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:
+        """What the kernel log and the memory of clients brought since the last call.
+
+        Does not wait.
+
+        Args:
+            clients: Processes whose address ranges are to be read, for a later call, and the user
+                whose process it must be; None: any.
         """
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:

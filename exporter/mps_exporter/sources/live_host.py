@@ -21,6 +21,7 @@ from mps_exporter.mps.server_queries import has_resumed
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
+    KernelObservation,
     LogsObservation,
     NvmlObservation,
     ProcfsObservation,
@@ -28,6 +29,7 @@ from mps_exporter.observations import (
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.host import SourceTimeoutError
+from mps_exporter.sources.kernel_log import KernelEvidence
 from mps_exporter.sources.log_activity import last_activity
 from mps_exporter.sources.log_reader import LogReader, LogTarget, unread_states
 from mps_exporter.sources.log_reader_pool import LogReaderPool
@@ -79,6 +81,7 @@ class LiveHost:
             settings.mps_min_query_interval,
             procfs=settings.path_procfs,
         )
+        self._kernel = KernelEvidence(settings.path_kmsg, settings.path_procfs)
         self._logs = LogReaderPool(LogReader(procfs=settings.path_procfs))
         self._watch = ProcessWatch(opener(settings.path_procfs), on_end=self._logs.wake)
         self._new: set[int] = set()
@@ -198,6 +201,9 @@ class LiveHost:
         targets = [_target(one, self._procfs_path) for one in daemons if not one.foreground]
         return await self._logs.wait_for_news(targets, timeout_seconds)
 
+    def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:
+        return self._kernel.read(clients)
+
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         return await self._call("nvml", deadline_seconds, self._nvml.observe)
 
@@ -212,6 +218,7 @@ class LiveHost:
         with suppress(SourceTimeoutError):
             await self._call("nvml", 1.0, self._nvml.close)
         self._watch.close()
+        self._kernel.close()
         await self._logs.close()
         for worker in self._workers.values():
             worker.close()

@@ -36,6 +36,7 @@ from mps_exporter.mps.withhold_log_lines import LogFilter, withhold_unknown
 from mps_exporter.observations import (
     ControlObservation,
     Exchange,
+    KernelObservation,
     LogChunk,
     LogName,
     LogsObservation,
@@ -83,6 +84,7 @@ _KINDS: dict[str, type[Observation]] = {
     "control": ControlObservation,
     "logs": LogsObservation,
     "nvml": NvmlObservation,
+    "kernel": KernelObservation,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -168,6 +170,8 @@ class Anonymiser:
             )
         if isinstance(observation, ControlObservation):
             return self._control(observation)
+        if isinstance(observation, KernelObservation):
+            return observation  # the names of processes are left out where the lines are read
         chunks = (
             replace(
                 chunk,

@@ -9,6 +9,7 @@ from typing import Literal
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
+    KernelObservation,
     LogsObservation,
     NvmlObservation,
     ProcfsObservation,
@@ -33,6 +34,8 @@ class ReplayHost:
         self._started_at = clock()
         self._held: float | None = None
         self._looked_at = recording.header.started_at
+        self._kernel_read_until = float("-inf")
+        self._kernel: KernelObservation | None = None
 
     def now(self) -> float:
         """The recording's time; it stands still at the end, and while it is held."""
@@ -117,6 +120,20 @@ class ReplayHost:
     async def log_news(self, daemons: Sequence[DaemonFacts], timeout_seconds: float) -> bool:
         """Say that there may be some: a look at a recording costs little."""
         return True
+
+    def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:
+        now = self.now()
+        found = self._cursor.between("kernel", self._kernel_read_until, now)
+        self._kernel_read_until = max(self._kernel_read_until, now)
+        known = [one for one in found if isinstance(one, KernelObservation)]
+        self._kernel = known[-1] if known else self._kernel
+        return KernelObservation(
+            at=now,
+            readable=self._kernel is not None and self._kernel.readable,
+            error="" if self._kernel is None else self._kernel.error,
+            lines=tuple(line for one in known for line in one.lines),
+            ranges=tuple(ranges for one in known for ranges in one.ranges),
+        )
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         found = self._cursor.latest("nvml", self.now())

@@ -18,6 +18,7 @@ from mps_exporter.diagnostics.safe_commands import Action
 from mps_exporter.snapshot import (
     Client,
     ControlDaemon,
+    EndedBefore,
     Gpu,
     Incident,
     RecordingInfo,
@@ -212,8 +213,9 @@ class IncidentView:
     uid: int | None
     pids: tuple[int, ...]
     blamed_pid: int | None
-    left_by_pid: int | None
-    ended_pids: tuple[int, ...]
+    caused_by_pids: tuple[int, ...]
+    proof: str
+    ended_before: tuple[EndedBefore, ...]
     gpu_uuids: tuple[str, ...]
     seconds: float | None
 
@@ -439,8 +441,9 @@ def incident_view(daemon: str, one: Incident, name_of: humanize.UserNameLookup) 
         uid=one.uid,
         pids=one.pids,
         blamed_pid=one.blamed_pid,
-        left_by_pid=one.left_by_pid,
-        ended_pids=one.ended_pids,
+        caused_by_pids=one.caused_by_pids,
+        proof=one.proof,
+        ended_before=one.ended_before,
         gpu_uuids=one.gpu_uuids,
         seconds=one.seconds,
     )

@@ -1,0 +1,203 @@
+"""The kernel log proves who caused a fault; what proves nothing names no client."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mps_exporter.mps.fault_evidence import (
+    KEPT_SECONDS,
+    SAME_FAULT_SECONDS,
+    FaultEvidence,
+    Verdict,
+    parse_fault,
+    pci_address,
+)
+from mps_exporter.observations import AddressRanges, KernelLine
+
+FAULTS = json.loads((Path(__file__).parents[2] / "recordings" / "xid" / "faults.json").read_text())
+FAULT_AT = 1000.0
+GPU = "GPU-00000000-1111-2222-3333-444444444444"
+OTHER_GPU = "GPU-55555555-6666-7777-8888-999999999999"
+OWN = (0x7F6607600000, 0x7F6607800000)
+
+
+def xid(unit: str, address: int, *, name: str = "w", pci: str = "0000:00:06") -> str:
+    return (
+        f"NVRM: Xid (PCI:{pci}): 31, pid=1486, name={name}, channel 0x0000000e, intr 00000000. "
+        f"MMU Fault: ENGINE GRAPHICS GPC5 GPCCLIENT_{unit} faulted @ "
+        f"0x{address >> 32:x}_{address & 0xFFFFFFFF:08x}. "
+        "Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ"
+    )
+
+
+def evidence_of(*lines: str, at: float = FAULT_AT) -> FaultEvidence:
+    evidence = FaultEvidence()
+    evidence.readable = True
+    gpus = {"0000:00:06": GPU, "0000:00:07": OTHER_GPU}
+    faults = [parse_fault(KernelLine(at, line), gpus) for line in lines]
+    evidence.faults = [fault for fault in faults if fault is not None]
+    assert len(evidence.faults) == len(lines)
+    return evidence
+
+
+def lives(evidence: FaultEvidence, pid: int, *ranges: tuple[int, int], at: float = 990.0) -> None:
+    evidence.client_active(pid)
+    evidence.add_ranges(AddressRanges(at, pid, 1001, ranges))
+
+
+def ends(evidence: FaultEvidence, pid: int, at: float = FAULT_AT - 0.16) -> None:
+    evidence.client_ending(pid, at)
+    evidence.client_ended(pid, at + 0.2)
+
+
+def judged(evidence: FaultEvidence) -> tuple[str, list[int], bool]:
+    verdict = evidence.judge(FAULT_AT, (GPU,))
+    return verdict.cause, [owner.pid for owner in verdict.owners], verdict.running
+
+
+@pytest.mark.parametrize("one", FAULTS, ids=[f"{n}-{one['what']}" for n, one in enumerate(FAULTS)])
+def test_measured_faults(one: dict[str, Any]) -> None:
+    """178 faults on H200 and H100, driver 580.159.04; of some the maps had not been read."""
+    evidence = evidence_of(
+        *(line.replace("0000:00:07", "0000:00:06") for line in one["kernel_log"] if "MMU" in line)
+    )
+    for pid, start, kib in one["reserved"]:
+        lives(evidence, pid, (start, start + kib * 1024))
+    for pid in (*one["left_work"], one["innocent"]):
+        ends(evidence, pid)
+    cause, pids, _ = judged(evidence)
+    if one["left_work"] and one["maps_read"]:
+        assert cause == "unfinished_work"
+        assert set(pids) <= set(one["left_work"])
+    elif one["own_fault"] and pids:
+        assert (cause, pids) == ("own_fault", [one["own_fault"]])
+        assert "over" in one["what"]
+    else:
+        assert (cause, pids) == ("unknown", [])
+        assert "over" not in one["what"] or not one["maps_read"]
+
+
+def test_the_process_that_left_work_is_named_although_its_name_forges_a_fault() -> None:
+    evidence = evidence_of(xid("GCC", OWN[0] + 0x154000, name="GPCCLIENT_T1_1 "))
+    lives(evidence, 477, OWN)
+    lives(evidence, 472, (0x7F0000000000, 0x7F0000200000))
+    ends(evidence, 477)
+    assert judged(evidence) == ("unfinished_work", [477], False)
+
+
+@pytest.mark.parametrize(
+    ("unit", "address", "ended", "expected"),
+    [
+        ("GCC", OWN[0], None, ("unknown", [], False)),
+        ("GCC", OWN[1], 999.8, ("unknown", [], False)),
+        ("GCC", OWN[0] - 1, 999.8, ("unknown", [], False)),
+        ("GCC", OWN[0], 1000.2, ("unknown", [], False)),
+        ("T1_11", OWN[0], None, ("own_fault", [477], True)),
+        ("T1_11", OWN[0], 1000.1, ("own_fault", [477], True)),
+        ("T1_11", OWN[0], 990.5, ("unknown", [], True)),
+        ("T1_11", 0, 999.8, ("unknown", [], True)),
+        ("PE_0", OWN[0], 999.8, ("unknown", [], False)),
+    ],
+)
+def test_unit_address_and_end_must_agree(
+    unit: str, address: int, ended: float | None, expected: tuple[str, list[int], bool]
+) -> None:
+    evidence = evidence_of(xid(unit, address))
+    lives(evidence, 477, OWN)
+    if ended is not None:
+        ends(evidence, 477, ended)
+    assert judged(evidence) == expected
+
+
+def test_a_client_that_destroyed_a_context_and_runs_on_is_not_named() -> None:
+    evidence = evidence_of(xid("GCC", OWN[0]))
+    lives(evidence, 477, OWN)
+    evidence.client_ending(477, 999.8)
+    assert judged(evidence)[0] == "unknown"
+    evidence.client_continues(477, 999.9)
+    evidence.client_ended(477, 1000.5)
+    assert judged(evidence)[0] == "unknown"
+
+
+def test_the_smallest_range_is_right_and_a_range_of_all_names_no_client() -> None:
+    evidence = evidence_of(xid("T1_1", OWN[0]))
+    lives(evidence, 400, (0x7F6600000000, 0x7F6800000000))
+    lives(evidence, 477, OWN)
+    assert judged(evidence) == ("own_fault", [477], True)
+    lives(evidence, 478, OWN)
+    assert judged(evidence) == ("unknown", [], True)
+
+
+@pytest.mark.parametrize("shift", [-SAME_FAULT_SECONDS - 0.01, SAME_FAULT_SECONDS + 0.01])
+def test_a_line_of_another_fault_proves_nothing(shift: float) -> None:
+    evidence = evidence_of(xid("GCC", OWN[0]), at=FAULT_AT + shift)
+    lives(evidence, 477, OWN)
+    ends(evidence, 477, 990.5)
+    assert judged(evidence) == ("unknown", [], False)
+
+
+def test_a_line_of_another_gpu_proves_nothing() -> None:
+    evidence = evidence_of(xid("GCC", OWN[0], pci="0000:00:07"))
+    lives(evidence, 477, OWN)
+    ends(evidence, 477)
+    assert judged(evidence) == ("unknown", [], False)
+    assert evidence.judge(FAULT_AT, ("MIG-1",)).cause == "unfinished_work"
+    assert evidence.judge(FAULT_AT, ()).cause == "unfinished_work"
+
+
+def test_a_client_of_another_daemon_is_not_named() -> None:
+    evidence = evidence_of(xid("T1_11", OWN[0]))
+    evidence.add_ranges(AddressRanges(990.0, 477, 1001, (OWN,)))
+    assert judged(evidence) == ("unknown", [], True)
+
+
+def test_several_that_left_work_are_all_named() -> None:
+    evidence = evidence_of(xid("GCC", OWN[0]), xid("GCC", 0x7F1100000000))
+    lives(evidence, 477, OWN)
+    lives(evidence, 478, (0x7F1100000000, 0x7F1100200000))
+    ends(evidence, 477)
+    ends(evidence, 478)
+    assert judged(evidence) == ("unfinished_work", [477, 478], False)
+
+
+def test_ranges_are_forgotten_and_a_pid_may_be_used_again() -> None:
+    evidence = evidence_of(xid("GCC", OWN[0]))
+    lives(evidence, 477, OWN, at=10.0)
+    ends(evidence, 477, 20.0)
+    lives(evidence, 477, (0x1000, 0x2000), at=25.0)
+    assert judged(evidence) == ("unfinished_work", [477], False)
+    lives(evidence, 479, at=20.0 + KEPT_SECONDS + 1.0)
+    assert judged(evidence) == ("unknown", [], False)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: Xid (PCI:0000:00:06): 43, pid=1486, name=w, channel 0x0000000e",
+        "NVRM: Xid (PCI:0000:00:06): 79, GPU has fallen off the bus.",
+        xid("GCC", OWN[0]) + " and more",
+        "x" + xid("GCC", OWN[0]),
+    ],
+)
+def test_other_lines_are_no_fault(line: str) -> None:
+    assert parse_fault(KernelLine(FAULT_AT, line), {}) is None
+
+
+def test_older_wording() -> None:
+    line = xid("T1_11", 0).replace("channel 0x0000000e", "Ch 0000000e").replace("GPC5 ", "")
+    fault = parse_fault(KernelLine(1.0, line), {})
+    assert fault is not None
+    assert (fault.unit, fault.address, fault.gpu) == ("T1", 0, "")
+
+
+def test_nvml_and_the_kernel_name_one_gpu() -> None:
+    assert pci_address("00000000:3B:00.0") == pci_address("0000:3b:00") == "0000:3b:00"
+    assert pci_address("00000001:00:06.0") != pci_address("0000:00:06")
+
+
+def test_without_evidence_the_verdict_is_unknown() -> None:
+    assert FaultEvidence().judge(FAULT_AT, ()) == Verdict()

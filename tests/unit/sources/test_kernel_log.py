@@ -1,0 +1,193 @@
+"""The kernel log and the memory of clients, read without waiting."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mps_exporter.observations import AddressRanges, KernelLine
+from mps_exporter.sources import kernel_log
+from mps_exporter.sources.kernel_log import (
+    ClientMemory,
+    KernelEvidence,
+    KernelLog,
+    parse_record,
+    reserved_ranges,
+)
+from testing.waiting import wait_for
+
+XID = b"NVRM: Xid (PCI:0000:00:06): 31, pid=1486, name=train.py, channel 0x0000000e, intr 00000000."
+SHOWN = XID.decode().replace("train.py", "-")
+MAPS = b"""\
+55d0c0000000-55d0c0001000 r--p 00000000 fe:00 123 /usr/bin/python3.12
+7f6607600000-7f6607800000 ---p 00000000 00:00 0
+7f6600000000-7f6610000000 ---p 00000000 00:00 0 [anon]
+7f6608000000-7f6609000000 rw-s 00000000 00:05 9 /dev/nvidia0
+"""
+
+
+def record(text: bytes, *, priority: int = 4, seconds: float = 8412.5) -> bytes:
+    return b"%d,1216,%d,-;%s\n SUBSYSTEM=pci\n" % (priority, seconds * 1e6, text)
+
+
+def test_an_xid_line_of_the_kernel_without_the_name_of_the_process() -> None:
+    assert parse_record(record(XID)) == (8412.5, SHOWN)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        record(XID, priority=12),  # a program wrote it
+        record(b"usb 1-1: NVRM: Xid (PCI:0000:00:06): 31"),
+        record(b"NVRM: loading NVIDIA UNIX Open Kernel Module"),
+        b"",
+        b"garbage",
+    ],
+)
+def test_other_records_are_skipped(found: bytes) -> None:
+    assert parse_record(found) is None
+
+
+@pytest.mark.parametrize("name", [b"a, channel b", b"a, Ch ", b"x=y;z"])
+def test_no_part_of_a_name_is_kept(name: bytes) -> None:
+    found = parse_record(record(XID.replace(b"train.py", name)))
+    assert found is not None
+    assert found[1] == SHOWN
+
+
+@pytest.fixture
+def kmsg(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """Stands in for /dev/kmsg: what is written to it in one piece is read in one piece."""
+    path = tmp_path / "kmsg"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    yield str(path), writer
+    os.close(writer)
+
+
+def lines_of(log: KernelLog, count: int) -> list[KernelLine]:
+    found: list[KernelLine] = []
+
+    def enough() -> bool:
+        found.extend(log.new_lines())
+        return len(found) >= count
+
+    wait_for(enough)
+    return found
+
+
+def test_new_lines_have_the_time_at_which_they_came(kmsg: tuple[str, int]) -> None:
+    path, writer = kmsg
+    log = KernelLog(path)
+    assert log.error == ""
+    os.write(writer, record(XID, seconds=time.monotonic()))
+    (line,) = lines_of(log, 1)
+    log.close()
+    assert line.text == SHOWN
+    assert line.at == pytest.approx(time.time(), abs=60.0)
+
+
+def test_old_lines_have_the_kernel_s_time_and_older_ones_are_left_out(
+    kmsg: tuple[str, int],
+) -> None:
+    up = time.monotonic()
+    log = KernelLog(kmsg[0])
+    log.close()
+    log._add(record(XID, seconds=up - 100.0), history=True)
+    log._add(record(XID, seconds=up - 601.0), history=True)
+    (line,) = log.new_lines()
+    assert line.at == pytest.approx(time.time() - 100.0, abs=5.0)
+
+
+def test_a_log_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+    evidence = KernelEvidence(str(tmp_path / "nothing"), "/proc")
+    found = evidence.read({})
+    assert not found.readable
+    assert found.error == f"{tmp_path}/nothing cannot be opened: No such file or directory"
+
+
+def process(proc: Path, pid: int, uid: int = 1001, maps: bytes = MAPS) -> None:
+    (proc / str(pid)).mkdir(parents=True)
+    (proc / str(pid) / "status").write_text(f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+    (proc / str(pid) / "maps").write_bytes(maps)
+
+
+def ranges_of(memory: ClientMemory, *pids: int) -> dict[int, AddressRanges]:
+    found: dict[int, AddressRanges] = {}
+
+    def enough() -> bool:
+        found.update({one.pid: one for one in memory.answers()})
+        return found.keys() >= set(pids)
+
+    wait_for(enough)
+    return found
+
+
+def test_reserved_ranges_smallest_first() -> None:
+    assert reserved_ranges(MAPS) == (
+        (0x7F6607600000, 0x7F6607800000),
+        (0x7F6600000000, 0x7F6610000000),
+    )
+
+
+def test_only_processes_of_the_wanted_user_are_read(tmp_path: Path) -> None:
+    process(tmp_path, 10)
+    process(tmp_path, 11, uid=0)
+    memory = ClientMemory(str(tmp_path))
+    memory.request({10: None, 11: 1001, 12: None, 13: 1001})
+    assert ranges_of(memory, 10).keys() == {10}
+    wait_for(lambda: memory.answers() == () and not memory._asked)
+    memory.request({11: None})
+    assert ranges_of(memory, 11)[11].uid == 0
+
+
+def test_a_process_that_hangs_costs_its_own_ranges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process(tmp_path, 10)
+    process(tmp_path, 11)
+    answer = threading.Event()
+    read = ClientMemory._read
+
+    def hanging(self: ClientMemory, pid: int, uid: int | None) -> AddressRanges | None:
+        if pid == 10:
+            answer.wait()
+        return read(self, pid, uid)
+
+    monkeypatch.setattr(ClientMemory, "_read", hanging)
+    memory = ClientMemory(str(tmp_path))
+    memory.request({10: None})
+    assert memory.answers() == ()
+    memory.request({10: None, 11: 0})  # not that user's process
+    memory.request({11: None})
+    answer.set()
+    assert ranges_of(memory, 10)[10].ranges == reserved_ranges(MAPS)
+
+
+def test_the_maps_of_an_ordinary_user_are_read_up_to_a_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_log, "USER_BYTES", len(MAPS))
+    for pid, uid in ((10, 1001), (11, 1001), (12, 1002), (13, 0), (14, 0)):
+        process(tmp_path, pid, uid)
+    memory = ClientMemory(str(tmp_path))
+    found = {}
+    for pid in (10, 11, 12, 13, 14):
+        memory.request({pid: None})
+        wait_for(
+            lambda: bool(
+                found.update({one.pid: one for one in memory.answers()}) or not memory._asked
+            )
+        )
+    assert found.keys() == {10, 12, 13, 14}
+
+
+def test_a_process_that_is_gone_is_not_awaited(tmp_path: Path) -> None:
+    memory = ClientMemory(str(tmp_path))
+    memory.request({10: None})
+    wait_for(lambda: memory.answers() == () and not memory._asked)
