@@ -402,7 +402,7 @@ def test_the_doctor_shows_every_value() -> None:
     text = "\n".join(diagnosis_lines(Diagnosis(played(recording()).snapshot)))
     assert [value for value in VALUES if value not in text] == []
     assert "client 51023  lovelace  python, on GPU 0, namespace default, SM partition large" in text
-    assert "up to 10%, on GPU 0, namespace high_priority" in text
+    assert "up to 10 %, on GPU 0, namespace high_priority" in text
 
 
 def test_the_page_shows_every_value() -> None:
