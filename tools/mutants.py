@@ -75,6 +75,7 @@ V3 = (
     "tests/unit/core/test_named_servers.py",
     "tests/unit/core/test_v3_host.py",
     "tests/unit/core/test_v3_values.py",
+    "tests/unit/core/test_v3_variants.py",
 )
 MERGE = (
     "tests/unit/core/test_merge.py",

@@ -85,9 +85,9 @@ def memory(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def percent(ratio: float) -> str:
-    """A ratio (0-1) in percent."""
-    return f"{ratio * 100:.0f} %"
+def percent(ratio: float, *, exact: bool = False) -> str:
+    """A ratio (0-1) in percent; exact: with its fraction, as a limit that was set (12.5 %)."""
+    return f"{round(ratio * 100, 2):g} %" if exact else f"{ratio * 100:.0f} %"
 
 
 def count(number: int, one: str, many: str = "") -> str:

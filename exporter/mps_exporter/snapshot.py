@@ -408,14 +408,16 @@ class Partitioning:
         """Whether no row of a list was left out, so that its rows can be counted."""
         return not self.not_understood.get((query, "row"))
 
-    def clients_by_namespace(self) -> Mapping[tuple[str, str | None], int] | None:
-        """Return how many clients there are by server and namespace; None: not all are known."""
-        clients = self.clients
-        if clients is None or not self.is_whole("client_list"):
-            return None
-        if any(client.namespace is None for client in clients):
-            return None
-        return Counter((client.server_name, client.namespace) for client in clients)
+    def clients_by_namespace(self) -> Mapping[tuple[str, str], int]:
+        """Count the clients of each namespace (server, name); some may not be known."""
+        if self.clients is None or not self.is_whole("client_list"):
+            return {}
+        counts = Counter((client.server_name, client.namespace) for client in self.clients)
+        return {
+            (one.server_name, one.name): counts[one.server_name, one.name]
+            for one in self.namespaces or ()
+            if not counts[one.server_name, None]
+        }
 
 
 REPLY_PARTS = ("reply", "column", "row", "value")
@@ -546,6 +548,12 @@ class ControlDaemon:
     """It, or a server of its, was stopped when it did not answer, and goes on now."""
     handover: Handover | None = None
     """Where it does not answer: the last thing that it did, and that client's process is there."""
+
+    def clients_in(self, partition: SmPartition) -> int | None:
+        """How many clients are in an SM partition; None: not known, as of one without an ID."""
+        if self.clients_by_partition is None or partition.partition_id is None:
+            return None
+        return self.clients_by_partition.get(partition.partition_id, 0)
 
     def follows(self, log: LogName) -> bool:
         """Whether this log of its can be read now."""

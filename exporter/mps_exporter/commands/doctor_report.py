@@ -228,7 +228,8 @@ def _client_line(client: Client, snapshot: Snapshot) -> str:
     parts = [f"{owner}  {humanize.printable(client.command or '?')}"]
     if client.active_thread_ratio is not None:
         sms = "/".join(str(count) for count in client.sm_limit.values())
-        parts.append(f"up to {client.active_thread_ratio:.0%}" + (f" ({sms} SMs)" if sms else ""))
+        share = humanize.percent(client.active_thread_ratio, exact=True)
+        parts.append(f"up to {share}" + (f" ({sms} SMs)" if sms else ""))
     elif client.sm_partition is None:
         parts.append("limits not known")
     if client.gpu_uuids:

@@ -620,7 +620,7 @@ def _few_sms(view: ProcessView, daemon: ControlDaemon, snapshot: Snapshot) -> It
             yield Check(
                 "limits",
                 "warning",
-                f"Its percentage is {humanize.percent(ratio)} of {sms} SMs, less than "
+                f"Its percentage is {humanize.percent(ratio, exact=True)} of {sms} SMs, less than "
                 f"{FEWEST_SMS}: reported to fail with error 46.",
                 "A higher percentage, or fewer replicas.",
                 "cuda-error-46-devices-unavailable",

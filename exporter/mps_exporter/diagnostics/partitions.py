@@ -106,7 +106,7 @@ def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, 
     return (
         *map(_server_text, found.servers or ()),
         *(_namespace_text(one, client_counts) for one in found.namespaces or ()),
-        *_partitions(found, daemon.clients_by_partition, gpu),
+        *_partitions(found, daemon, gpu),
         *(_device_text(one, gpu) for one in found.devices or ()),
         *_features(found),
         *_cgroups(snapshot, clients, gpu),
@@ -134,30 +134,25 @@ def _server_text(server: NamedServer) -> str:
     return f"Server {server.name}: {facts}"
 
 
-def _namespace_text(
-    namespace: Namespace, client_counts: Mapping[tuple[str, str | None], int] | None
-) -> str:
+def _namespace_text(namespace: Namespace, client_counts: Mapping[tuple[str, str], int]) -> str:
     share = namespace.active_thread_ratio
     memory = namespace.pinned_memory_limit_bytes
     sms = "no SM limit" if "active_threads" in namespace.unlimited else "SM limit not known"
     pinned = "no memory limit" if "pinned_memory" in namespace.unlimited else None
-    count = None
-    if client_counts is not None:
-        where = (namespace.server_name, namespace.name)
-        count = humanize.count(client_counts.get(where, 0), "client")
+    number = client_counts.get((namespace.server_name, namespace.name))
     facts = _comma_joined(
         _printable_reply(namespace.status),
-        sms if share is None else f"up to {humanize.percent(share)} of the SMs",
+        sms if share is None else f"up to {humanize.percent(share, exact=True)} of the SMs",
         pinned if memory is None else f"up to {humanize.memory(memory)} on each GPU",
         f"priority {namespace.client_priority}" if namespace.client_priority is not None else None,
-        count,
+        humanize.count(number, "client") if number is not None else None,
         _printable_reply(namespace.pipe_directory),
     )
     return f"Namespace {namespace.server_name}/{namespace.name}: {facts}"
 
 
 def _partitions(
-    found: Partitioning, members: Mapping[str | None, int] | None, gpu: Callable[[str], str]
+    found: Partitioning, daemon: ControlDaemon, gpu: Callable[[str], str]
 ) -> Iterator[str]:
     for one in found.partitions or ():
         of = f" of server {one.server_name}" if one.server_name else ""
@@ -165,7 +160,7 @@ def _partitions(
         if one.unallocated:
             yield f"In no SM partition{of} on {gpu(one.device)}: {size or 'SMs not known'}"
             continue
-        number = members.get(one.partition_id, 0) if members is not None else None
+        number = daemon.clients_in(one)
         count = humanize.count(number, "client") if number is not None else None
         remainder = "with the remaining SMs" if one.include_remainder else None
         if count is None and one.has_clients is not None:

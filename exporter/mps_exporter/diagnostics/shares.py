@@ -34,7 +34,7 @@ class Excess(NamedTuple):
         if value is None:
             return "any amount"
         if self.of == _SMS:
-            return humanize.percent(min(value, 1.0))
+            return humanize.percent(min(value, 1.0), exact=True)
         return humanize.memory(int(value))
 
 

@@ -43,13 +43,22 @@ class DaemonInputs:
     queries: int = 0
     query_failures: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def speaks_v3(self) -> bool:
+        """Whether it is an MPS v3 daemon; what it answered counts more than how it was started."""
+        return (self.answers.protocol or self.facts.protocol) == "3"
+
     def log_readable(self, log: str) -> bool:
         """Whether this log can be read now."""
         return any(state.log == log and state.readable for state in self.logs)
 
     def logged_servers(self) -> tuple[ServerSession, ...]:
-        """The servers of the log; none where it cannot be read."""
-        return self.view.servers if self.log_readable("control") else ()
+        """The servers of the log; none where it does not tell."""
+        return self.view.servers if self.log_names_servers() else ()
+
+    def log_names_servers(self) -> bool:
+        """Whether the log tells which servers there are; that of an MPS v3 daemon does not."""
+        return self.log_readable("control") and not self.speaks_v3
 
     def device_uuids(self) -> dict[int, str]:
         """Device ordinal of the daemon -> GPU UUID, from the tool's map or the log."""

@@ -30,14 +30,12 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         servers = merge_named_servers(context, inputs, partitioning)
         whole = partitioning.is_whole("server_list")
         servers_known = partitioning.servers is not None and whole
-        protocol: str | None = "3"
     else:
         servers = tuple(
             _merge_server(context, _server_inputs(context, inputs, pid))
             for pid in _server_pids(inputs)
         )
         servers_known = _servers_known(inputs)
-        protocol = "2" if probe is not None else None
     servers = in_partitions(context, partitioning, servers)
     kept, dropped = _limit_clients(servers, clients_max)
     state = control_state(inputs)
@@ -51,7 +49,7 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         user=process.user if process is not None else None,
         start_time_seconds=process.start_time_seconds if process is not None else None,
         binary_version=ledger.binary_version if process is not None else None,
-        protocol=protocol,
+        protocol="3" if inputs.speaks_v3 else "2" if probe is not None else None,
         multiuser=facts.multiuser if process is not None else None,
         visible_devices=inputs.visible_devices(),
         query_duration_seconds=_probe_seconds(inputs.probe),
@@ -153,7 +151,8 @@ def _limit_clients(servers: tuple[Server, ...], clients_max: int) -> tuple[tuple
 
 
 def _servers_known(inputs: DaemonInputs) -> bool:
-    return inputs.log_readable("control") or inputs.answers.probe is not None
+    known = inputs.log_names_servers() or inputs.answers.probe is not None
+    return known or (inputs.speaks_v3 and control_state(inputs) == "absent")
 
 
 def _server_pids(inputs: DaemonInputs) -> list[int]:
@@ -162,7 +161,7 @@ def _server_pids(inputs: DaemonInputs) -> list[int]:
     The log is ahead of the tool's answer, which may be some seconds old; without it, the answer is
     all there is; without either, a child of the daemon in /proc is still a server.
     """
-    if inputs.log_readable("control"):
+    if inputs.log_names_servers():
         return [session.pid for session in inputs.view.servers]
     if inputs.answers.probe is not None:
         return list(inputs.answers.probe.server_pids)

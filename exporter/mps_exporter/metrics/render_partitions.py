@@ -36,9 +36,8 @@ def add_partitioning(
     client_counts = found.clients_by_namespace()
     for namespace in found.namespaces or ():
         _namespace_samples(add, d, namespace, client_counts)
-    members = daemon.clients_by_partition
     for partition in found.partitions or ():
-        _partition_samples(add, d, partition, indexes, members)
+        _partition_samples(add, d, partition, indexes, daemon.clients_in(partition))
     _device_samples(add, d, found, indexes)
     for (reply, part), count in sorted(found.not_understood.items()):
         add("mps_control_reply_not_understood", (*d, reply, part), count)
@@ -75,7 +74,7 @@ def _namespace_samples(
     add: AddSample,
     d: tuple[str],
     namespace: Namespace,
-    client_counts: Mapping[tuple[str, str | None], int] | None,
+    client_counts: Mapping[tuple[str, str], int],
 ) -> None:
     n = (*d, namespace.server_name, namespace.name)
     add("mps_namespace_info", (*n, namespace.status, namespace.pipe_directory), 1.0)
@@ -89,9 +88,7 @@ def _namespace_samples(
     add("mps_namespace_active_thread_ratio", n, namespace.active_thread_ratio)
     add("mps_namespace_pinned_memory_limit_bytes", n, namespace.pinned_memory_limit_bytes)
     add("mps_namespace_client_priority", n, namespace.client_priority)
-    if client_counts is not None:
-        where = (namespace.server_name, namespace.name)
-        add("mps_namespace_clients", n, client_counts.get(where, 0))
+    add("mps_namespace_clients", n, client_counts.get((namespace.server_name, namespace.name)))
 
 
 def _partition_samples(
@@ -99,7 +96,7 @@ def _partition_samples(
     d: tuple[str],
     partition: SmPartition,
     indexes: Mapping[str, str],
-    members: Mapping[str | None, int] | None,
+    clients: int | None,
 ) -> None:
     uuid = partition.device
     gpu = (*d, partition.server_name, indexes.get(uuid, ""), uuid)
@@ -113,8 +110,7 @@ def _partition_samples(
     add("mps_sm_partition_info", (*p, partition.partition_id, partition.status, shown), 1.0)
     add("mps_sm_partition_sms", p, partition.sms)
     add("mps_sm_partition_chunks", p, partition.chunks)
-    if members is not None and partition.partition_id is not None:
-        add("mps_sm_partition_clients", p, members.get(partition.partition_id, 0))
+    add("mps_sm_partition_clients", p, clients)
     if partition.has_clients is not None:
         add("mps_sm_partition_in_use", p, float(partition.has_clients))
 

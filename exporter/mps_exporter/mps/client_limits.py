@@ -15,12 +15,15 @@ _CONTEXTS_BEFORE_VOLTA = 16
 _CONTEXTS_SINCE_VOLTA = 48
 _CONTEXTS_SINCE_R590 = 60
 
-_MEMORY = re.compile(r"(\d{1,15}) ?([KMGT])(?:i?B)?", re.IGNORECASE | re.ASCII)
+_MEMORY = re.compile(r"(\d{1,15}) ?([KMGT])(?:iB)?", re.IGNORECASE | re.ASCII)
 _MEMORY_SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def parse_memory(text: str) -> int | None:
-    """Read "10G" or "512M", as the control tool prints limits, into bytes. None: no such text."""
+    """Read "10G" or "512M", as the control tool prints limits, into bytes. None: no such text.
+
+    NVIDIA's manual knows G and M. Whether "10GB" would be 10^10 or 10 x 2^30 is not said.
+    """
     match = _MEMORY.fullmatch(text.strip())
     return None if match is None else int(match[1]) << _MEMORY_SHIFTS[match[2].upper()]
 

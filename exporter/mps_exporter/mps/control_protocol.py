@@ -28,7 +28,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from mps_exporter.mps.client_limits import parse_memory
-from mps_exporter.mps.protocol_v3 import READ_ONLY_V3, V2_PARTITIONS, speaks_v2, speaks_v3
+from mps_exporter.mps.protocol_v3 import (
+    READ_ONLY_V3,
+    V2_PARTITIONS,
+    has_header,
+    speaks_v2,
+    speaks_v3,
+)
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
 
 _SERVER = r"[1-9][0-9]{0,9}"
@@ -296,7 +302,10 @@ def failure_of(exchange: Exchange) -> Failure | None:
         # With no output at all it collided with another caller's.
         return parse_failure(exchange) or (None if exchange.stdout else _unparsable(exchange))
     if set(commands) <= READ_ONLY_V3:
-        # How a list of nothing looks is not documented, so anything else is an answer.
+        # How a list of nothing looks is not documented, so anything else is an answer. What a
+        # program is called is no word of the tool.
+        if all(has_header(query, exchange.stdout) for query in commands):
+            exchange = replace(exchange, stdout="")
         foreign = speaks_v2(_output_of(exchange))
         return (_unparsable(exchange) if foreign else None) or parse_failure(exchange)
     found = parse_server(exchange)

@@ -1,28 +1,30 @@
 """The control tool's interface since driver 615 (MPS v3), and the partitions of both interfaces.
 
 A v3 daemon takes no command on the tool's standard input: a query is the tool's arguments, one for
-each run. Every query here lists something. A list comes as CSV, with a header; without one the
-columns are those of NVIDIA's manual, in its order. (The tables that the tool prints by default cut
-long columns: PID 3165259 becomes "316...".)
+each run. Every query here lists something, as CSV with a header: the header alone tells what the
+columns are. (The tables that the tool prints by default cut long columns: PID 3165259 becomes
+"316...".)
 
 Nothing here was tried on hardware. The formats are those of NVIDIA's manual of release 615 and of
 captures that others published; testing/fake_mps_v3.py has each with its source. So what is
 not as described there is left out and counted, and no value is made up.
 
 Names of programs are chosen by whoever runs them, and names of servers and namespaces by whoever
-may create them: a row that holds anything but printable characters is refused.
+may create them: a cell that is not understood is left out, and its row only if the cell tells what
+the row is about.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from mps_exporter.mps.client_limits import parse_memory
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
@@ -67,19 +69,8 @@ MAX_MEMORY = 1 << 50
 MAX_PID = 1 << 22
 """The kernel's own limit."""
 
-_NAMES = {
-    SERVERS: "server_list",
-    NAMESPACES: "namespace_list",
-    CLIENTS: "client_list",
-    PARTITIONS: "sm_partition_list",
-    DEVICES: "device_list",
-    FEATURES: "feature_describe",
-    V2_PARTITIONS: "lspart",
-}
-REPLIES = tuple(_NAMES.values())
-"""Names of the queries in metrics."""
-PARTITION_REPLIES: Mapping[str, str] = {"2": _NAMES[V2_PARTITIONS], "3": _NAMES[PARTITIONS]}
-"""Which of them tells the partitions, by protocol."""
+PARTITION_REPLIES: Mapping[str, str] = {"2": "lspart", "3": "sm_partition_list"}
+"""Which reply tells the partitions, by protocol."""
 
 
 def speaks_v3(text: str) -> bool:
@@ -101,12 +92,337 @@ _V2_WORDS = re.compile(
 )
 
 
+# ------------------------------------------------------------------------------ what lists hold
+
+Convert = Callable[[str], object]
+"""Gives what a cell says; None: it is not understood."""
+
+
+def _text(shape: str) -> Convert:
+    pattern = re.compile(shape)
+    return lambda cell: cell if pattern.fullmatch(cell) else None
+
+
+def _whole_number(most: int, least: int = 0) -> Convert:
+    digits = re.compile(r"0|[1-9][0-9]{0,9}")
+    return lambda cell: int(cell) if digits.fullmatch(cell) and least <= int(cell) <= most else None
+
+
+def _ratio_of_sms(cell: str) -> float | None:
+    if cell == "unlimited":
+        return math.inf
+    ratio = float(cell.rstrip("%")) / 100.0 if _PERCENTAGE.fullmatch(cell) else 0.0
+    return ratio if 0.0 < ratio <= 1.0 else None
+
+
+def _limit_of_memory(cell: str) -> float | None:
+    size = math.inf if cell == "unlimited" else parse_memory(cell) or 0
+    return size if 0 < size <= MAX_MEMORY or size == math.inf else None  # what 0 means is not known
+
+
+def _devices(cell: str) -> tuple[str, ...] | None:
+    devices = tuple(one.strip() for one in cell.split(","))
+    return devices if len(devices) <= 64 and all(map(_DEVICE, devices)) else None
+
+
+def _namespace_name(cell: str) -> str | None:
+    """Read "default" or "default (0)"."""
+    found = re.fullmatch(rf"({_NAME_SHAPE})(?: \(\d+\))?", cell)
+    return found[1] if found else None
+
+
+_NAME_SHAPE = r"[a-z0-9_]{1,64}"
+"""The daemon's own rule for names of servers and namespaces."""
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-zA-Z-]{2,64}")
+_PERCENTAGE = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,6})?%?")
+_PARTITION_ID = re.compile(r"[0-9A-Za-z+/=_-]{1,256}")
+_SMALL = re.compile(r"[0-9]{1,5}")
+_NAME = _text(_NAME_SHAPE)
+_DEVICE = _text(rf"{_UUID.pattern}|[0-9]{{1,4}}")
+_AMOUNT = _whole_number(99_999)
+_WORD = _text(r"[A-Za-z][A-Za-z0-9_ -]{0,39}")
+_PATH = _text(r"/.{0,4095}")
+_FEATURE = _text(r"[a-z0-9_-]{1,64}")
+_SHORT = _text(r".{1,200}")
+_NOTHING = frozenset({"", "-"})
+"""Cells that say nothing, and are understood all the same."""
+_CUT = "..."
+"""What the tool prints instead of the rest of a text."""
+
+
+class _Column(NamedTuple):
+    field: str
+    convert: Convert
+    secret: str = ""
+    """What kind of name its users chose; "path": such names are in it."""
+
+
+class _List(NamedTuple):
+    name: str
+    """In metrics."""
+    field: str
+    """Of Partitioning."""
+    make: Callable[..., object]
+    required: frozenset[str]
+    """Columns without which a row says nothing."""
+    columns: Mapping[str, _Column]
+    rest: str = ""
+    """The column that may have commas in it."""
+
+
+def _make_server(*, pid: int = 0, **fields: Any) -> NamedServer:
+    return NamedServer(pid=pid or None, **fields)  # one that is configured only has no process
+
+
+def _make_namespace(**fields: Any) -> Namespace:
+    limits = {"active_threads": "active_thread_ratio", "pinned_memory": "pinned_memory_limit_bytes"}
+    unlimited = frozenset(limit for limit, name in limits.items() if fields.get(name) == math.inf)
+    known = {name: value for name, value in fields.items() if value != math.inf}
+    return Namespace(**known, unlimited=unlimited)
+
+
+def _make_feature(*, state: str, **fields: Any) -> Feature:
+    default = state.endswith("(default)")
+    return Feature(enabled=state.startswith("enabled"), default=default, **fields)
+
+
+_LISTS: Mapping[str, _List] = {
+    SERVERS: _List(
+        "server_list",
+        "servers",
+        _make_server,
+        frozenset({"name"}),
+        {
+            "name": _Column("name", _NAME, "server"),
+            "uid": _Column("uid", _whole_number(2**32 - 2)),
+            "pid": _Column("pid", _whole_number(MAX_PID)),
+            "status": _Column("status", _WORD),
+            "pipe-directory": _Column("pipe_directory", _PATH, "path"),
+            "allowed-devices": _Column("allowed_devices", _devices),
+            "context-ids": _Column("context_ids", _SHORT),
+        },
+        "allowed-devices",
+    ),
+    NAMESPACES: _List(
+        "namespace_list",
+        "namespaces",
+        _make_namespace,
+        frozenset({"name", "server"}),
+        {
+            "name": _Column("name", _NAME, "namespace"),
+            "server": _Column("server_name", _NAME, "server"),
+            "server-status": _Column("status", _WORD),
+            "pinned-memory-limit": _Column("pinned_memory_limit_bytes", _limit_of_memory),
+            "active-thread-percentage": _Column("active_thread_ratio", _ratio_of_sms),
+            "client-priority": _Column("client_priority", _whole_number(1)),
+            "pipe-directory": _Column("pipe_directory", _PATH, "path"),
+        },
+    ),
+    CLIENTS: _List(
+        "client_list",
+        "clients",
+        NamespaceClient,
+        frozenset({"pid", "server"}),
+        {
+            "pid": _Column("pid", _whole_number(MAX_PID, 1)),
+            "server": _Column("server_name", _NAME, "server"),
+            "device": _Column("devices", _devices),
+            "namespace": _Column("namespace", _namespace_name, "namespace"),
+            "command": _Column("command", _text(".+"), "program"),
+        },
+        "command",
+    ),
+    PARTITIONS: _List(
+        "sm_partition_list",
+        "partitions",
+        SmPartition,
+        frozenset({"server", "device", "status"}),
+        {
+            "server": _Column("server_name", _NAME, "server"),
+            "device": _Column("device", _DEVICE),
+            "name": _Column("name", _NAME, "partition"),
+            "chunks": _Column("chunks", _AMOUNT),
+            "sm-count": _Column("sms", _AMOUNT),
+            "include-remainder": _Column("include_remainder", {"true": True, "false": False}.get),
+            "status": _Column("status", _WORD),
+            "visible-uuid": _Column("partition_id", _text(_PARTITION_ID.pattern)),
+        },
+    ),
+    DEVICES: _List(
+        "device_list",
+        "devices",
+        ServerDevice,
+        frozenset({"device-uuid"}),
+        {
+            "ordinal": _Column("ordinal", _whole_number(9999)),
+            "server": _Column("server_name", _NAME, "server"),
+            "pci-id": _Column("pci", _SHORT),
+            "device-uuid": _Column("uuid", _text(_UUID.pattern)),
+            "name": _Column("name", _SHORT),
+            "total-sms": _Column("sms", _AMOUNT),
+            "total-chunks": _Column("chunks", _AMOUNT),
+            "attributes": _Column("attributes", _SHORT),
+        },
+        "attributes",
+    ),
+    FEATURES: _List(
+        "feature_describe",
+        "features",
+        _make_feature,
+        frozenset({"feature", "state"}),
+        {
+            "feature": _Column("name", _FEATURE),
+            "state": _Column("state", _text(r"(?:enabled|disabled)(?: \(default\))?")),
+            "module": _Column("module", _FEATURE),
+            "covers": _Column("covers", _SHORT),
+        },
+        "covers",
+    ),
+}
+"""The lists by query, with the manual's columns."""
+_ALIASES = {"maws-ns": "namespace", "ns": "namespace", "cmd": "command"}
+"""A header's words for columns that the manual calls otherwise (driver 615)."""
+
+REPLIES = (*(one.name for one in _LISTS.values()), PARTITION_REPLIES["2"])
+"""Names of the queries in metrics."""
+
+
+# ------------------------------------------------------------------------------ tables
+
+Row = Mapping[str, str]
+"""Column -> its cell."""
+
+
+def _split_lines(text: str) -> tuple[list[str], str]:
+    """Give the lines that have an end, and the last one if it has none: it may be cut."""
+    *lines, cut = (line.strip() for line in text.split("\n"))
+    return [line for line in lines if line], cut
+
+
+def _is_whole(text: str) -> bool:
+    return _CUT not in text and text.isprintable()
+
+
+def _titles(query: str, line: str) -> tuple[str, ...] | None:
+    """Give a list's columns; None: this is not its header, or does not tell them apart."""
+    titles, columns = tuple(map(_title, _cells(line) or ())), _LISTS[query].columns
+    clear = line.isprintable() and all(titles.count(one) == 1 for one in titles if one in columns)
+    return titles if clear and _LISTS[query].required <= set(titles) else None
+
+
+def _title(cell: str) -> str:
+    name = re.sub(r"[ _]+", "-", cell.strip().lower())
+    return _ALIASES.get(name, name)
+
+
+def _cells(line: str) -> list[str] | None:
+    """Take a line apart; None: it is no CSV. Line by line: a quote must not swallow other rows."""
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error:
+        return None
+
+
+def has_header(query: str, text: str) -> bool:
+    """Whether a reply is this list: below its header stand names that users chose."""
+    lines, _ = _split_lines(text)
+    return bool(lines) and _titles(query, lines[0]) is not None
+
+
+def _row(query: str, titles: tuple[str, ...], line: str) -> Row | None:
+    """Give each column its cell; None: it cannot be told which is whose."""
+    rest, cells, last = _LISTS[query].rest, _cells(line), len(titles) - 1
+    sure = cells is not None and len(cells) == len(titles)
+    if cells is None and titles[last] == rest and line.count(",") >= last:
+        # Whatever a command is, what stands before it can be read.
+        cells = [re.sub(r'^"(.*)"$', r"\1", cell) for cell in line.split(",", last)[:last]]
+        cells.append(_CUT)
+    if cells is None or tuple(map(_title, cells)) == titles:
+        return None
+    if (excess := len(cells) - len(titles)) > 0 and rest in titles:
+        at = titles.index(rest)
+        parts = cells[at : at + excess + 1]
+        if query == SERVERS and not all(_UUID.fullmatch(part.strip()) for part in parts):
+            return None  # the cells behind it may have commas, too
+        cells[at : at + excess + 1] = [",".join(parts)]
+    if len(cells) != len(titles):
+        return None
+    row = {title: cell.strip() for title, cell in zip(titles, cells, strict=True)}
+    # With one comma too many elsewhere, each cell behind it is another column's.
+    sure = sure or all(_is_understood(query, row, one) for one in row if one != rest)
+    return row if sure else None
+
+
+def _meaning(query: str, row: Row, title: str) -> object:
+    """Give what a cell says; None: it is not understood."""
+    cell = row[title]
+    if title == "namespace":
+        cell = cell.removeprefix(f"{row.get('server')}/")
+    return _LISTS[query].columns[title].convert(cell) if _is_whole(cell) else None
+
+
+def _is_understood(query: str, row: Row, title: str) -> bool:
+    known = title in _LISTS[query].columns
+    return not known or row[title] in _NOTHING or _meaning(query, row, title) is not None
+
+
+def _goes_on(query: str, titles: tuple[str, ...], line: str) -> bool:
+    """Whether this is the rest of a command with a line end in it."""
+    begins_row = line.lstrip('"')[:1].isdigit() or line.count(",") >= len(titles) - 1
+    return (query, titles[0], titles[-1]) == (CLIENTS, "pid", "command") and not begins_row
+
+
+def _read_list(query: str, text: str, counts: Counter[tuple[str, str]]) -> tuple[Any, ...] | None:
+    """Read one reply. An empty one says nothing: not even that there is nothing."""
+    lines, cut = _split_lines(text)
+    if not lines and not cut:
+        return None
+    name, titles = _LISTS[query].name, _titles(query, lines[0]) if lines else None
+    if titles is None:
+        counts[name, "reply"] += 1
+        return None
+    counts[name, "column"] += len(set(titles) - _LISTS[query].columns.keys())
+    # Reading 100,000 rows takes 3 s, for which everything else would wait.
+    counts[name, "row"] += max(0, len(lines) - 1 - MAX_ROWS) + bool(cut)
+    found: list[Any] = []
+    for line in lines[1 : MAX_ROWS + 1]:
+        if found and found[-1] is not None and _goes_on(query, titles, line):
+            found[-1] = replace(found[-1], command=None)
+            counts[name, "value"] += 1
+            continue
+        row = _row(query, titles, line)
+        found.append(None if row is None else _read_row(query, row, counts))
+        counts[name, "row"] += found[-1] is None
+    rows, refused = (_clients if query == CLIENTS else unique)(one for one in found if one)
+    counts[name, "row"] += refused
+    return rows
+
+
+def _read_row(query: str, row: Row, counts: Counter[tuple[str, str]]) -> object | None:
+    """Read a row; None: it is not understood what it is about."""
+    kind, fields, left_out = _LISTS[query], dict[str, object](), 0
+    for title in row.keys() & kind.columns.keys():
+        if row[title] in _NOTHING:
+            continue
+        value = _meaning(query, row, title)
+        if value is not None:
+            fields[kind.columns[title].field] = value
+        elif title == "pid":  # whether that server has a process is not known
+            return None
+        else:
+            left_out += 1
+    if any(kind.columns[title].field not in fields for title in kind.required):
+        return None
+    counts[kind.name, "value"] += left_out
+    return kind.make(**fields)
+
+
 def parse_v3(observations: Iterable[ControlObservation]) -> Partitioning | None:
     """Read what a v3 daemon said; None: none of the queries is of this interface.
 
     Never raises, whatever the text. A list that was not asked for, or not answered, is None.
     """
-    builder, asked = _Builder(), False
+    lists, counts, asked = dict[str, Any](), Counter[tuple[str, str]](), False
     for observation in observations:
         for exchange in observation.exchanges:
             (query,) = exchange.commands if len(exchange.commands) == 1 else ("",)
@@ -114,85 +430,65 @@ def parse_v3(observations: Iterable[ControlObservation]) -> Partitioning | None:
                 continue
             asked = True
             if exchange.outcome is Outcome.OK and exchange.error is None:
-                builder.read(query, exchange.stdout)
+                lists[_LISTS[query].field] = _read_list(query, exchange.stdout, counts)
             elif exchange.outcome is Outcome.OK:
-                builder.counts[_NAMES[query], "reply"] += 1
-    return builder.build() if asked else None
+                counts[_LISTS[query].name, "reply"] += 1
+    return Partitioning("3", not_understood=dict(+counts), **lists) if asked else None
 
 
-Rename = Callable[[str, str], str]
-"""(kind of name, name) -> what stands for it, always the same."""
+def _clients(rows: Iterable[NamespaceClient]) -> tuple[tuple[NamespaceClient, ...], int]:
+    """Put the rows of one process together: it has one for each GPU.
 
-_NAME_COLUMNS: Mapping[tuple[str, str], str] = {
-    (SERVERS, "name"): "server",
-    (NAMESPACES, "name"): "namespace",
-    (NAMESPACES, "server"): "server",
-    (CLIENTS, "server"): "server",
-    (CLIENTS, "command"): "program",
-    (PARTITIONS, "server"): "server",
-    (PARTITIONS, "name"): "partition",
-    (DEVICES, "server"): "server",
-}
-_KEPT = frozenset({"", "-", "default"})
+    Rows that contradict each other are refused: nothing tells which is true.
 
-
-def anonymised(query: str, text: str, pipe_directory: str, rename: Rename) -> str:
-    """Return a reply without the names that users chose; rows that are refused are withheld."""
-    lines, titles = [], _COLUMNS[query].names
-    for number, line in enumerate(_stripped_lines(text)):
-        cells = _cells(line) if _is_clean(line) else None
-        header = () if cells is None else tuple(map(_column, cells))
-        if number == 0 and _COLUMNS[query].required <= set(header):
-            titles = header
-            known = [
-                cell if name in _COLUMNS[query].names else f"column_{at}"
-                for at, (cell, name) in enumerate(zip(cells or (), header, strict=True))
-            ]
-            lines.append(_joined_cells(known))
-        elif cells is None or (row := _row(query, titles, cells)) is None:
-            lines.append(f"(withheld: {len(line)} characters)")
+    Returns:
+        The clients, and how many rows were left out.
+    """
+    found: dict[int, NamespaceClient | None] = {}
+    refused = 0
+    for row in rows:
+        known = found.setdefault(row.pid, row)
+        if known is None or known is row:
+            refused += known is None
+        elif (known.server_name, known.namespace) != (row.server_name, row.namespace):
+            found[row.pid] = None
+            refused += 2
         else:
-            lines.append(
-                _joined_cells(
-                    [
-                        _renamed(query, title, row.cells[title], pipe_directory, rename)
-                        for title in titles
-                    ]
-                )
-            )
-    return "".join(f"{line}\n" for line in lines)
+            devices = tuple(dict.fromkeys((*known.devices, *row.devices)))
+            found[row.pid] = replace(known, devices=devices)
+    return tuple(one for one in found.values() if one is not None), refused
 
 
-def _joined_cells(cells: Sequence[str]) -> str:
-    return ",".join('"' + cell.replace('"', '""') + '"' if "," in cell else cell for cell in cells)
+def unique(rows: Iterable[T]) -> tuple[tuple[T, ...], int]:
+    """Leave out rows that are there twice; of those that contradict each other, none is believed.
+
+    Returns:
+        The rest, and how many were left out.
+    """
+    found: dict[object, T | None] = {}
+    refused = 0
+    for row in rows:
+        identity = _row_identity(row)
+        if identity not in found:
+            found[identity] = row
+            continue
+        refused += 1 + (found[identity] not in (None, row))
+        found[identity] = row if found[identity] == row else None
+    return tuple(row for row in found.values() if row is not None), refused
 
 
-def _renamed(query: str, column: str, text: str, pipe_directory: str, rename: Rename) -> str:
-    if text in _KEPT:
-        return text
-    if kind := _NAME_COLUMNS.get((query, column)):
-        return rename(kind, text)
-    if column == "pipe-directory":
-        return anonymised_path(text, pipe_directory, rename)
-    if column == "namespace":
-        found = _NAMESPACE.fullmatch(text)
-        if found is None:
-            return "(withheld)"
-        server = f"{rename('server', found['server'])}/" if found["server"] else ""
-        name = found["name"]
-        return f"{server}{name if name in _KEPT else rename('namespace', name)}"
-    return text if column in _COLUMNS[query].names else "(withheld)"
-
-
-def anonymised_path(path: str, pipe_directory: str, rename: Rename) -> str:
-    """Rename the server and the namespace in a path below a daemon's pipe directory."""
-    inside = path.removeprefix(f"{pipe_directory}/")
-    if inside == path:
-        return path
-    server, *rest = inside.split("/")
-    parts = [rename("server", server)]
-    parts += [one if one in _KEPT else rename("namespace", one) for one in rest]
-    return "/".join((pipe_directory, *parts))
+def _row_identity(row: object) -> object:
+    """What no two rows of a list have in common."""
+    match row:
+        case NamedServer() | Feature():
+            return row.name
+        case Namespace():
+            return row.server_name, row.name
+        case SmPartition():
+            return row.server_name, row.device, row.partition_id or row.label, row.unallocated
+        case ServerDevice():
+            return row.server_name, row.uuid
+    return row
 
 
 def joined(first: Partitioning | None, second: Partitioning | None) -> Partitioning | None:
@@ -226,24 +522,24 @@ def parse_v2_partitions(observation: ControlObservation | None) -> Partitioning 
 
 
 def _read_v2_partitions(exchange: Exchange) -> Partitioning:
-    name, counts, found = _NAMES[V2_PARTITIONS], Counter[tuple[str, str]](), list[SmPartition]()
+    name, counts, found = PARTITION_REPLIES["2"], Counter[tuple[str, str]](), list[SmPartition]()
     if exchange.error is not None or speaks_v2(exchange.stdout):
         counts[name, "reply"] += 1
         return Partitioning("2", not_understood=counts)
-    for line in _stripped_lines(exchange.stdout):
+    lines, cut = _split_lines(exchange.stdout)
+    if cut:
+        counts[name, "row"] += 1
+    for line in lines:
         words = line.split()
-        if not words or words[0] == "GPU" or set(words) <= _V2_HEADING:
+        if words[0] == "GPU" or set(words) <= {"chunk", "chunks", "SM"}:
             continue
-        partition = _v2_partition(words) if _is_clean(line) else None
+        partition = _v2_partition(words) if _is_whole(line) else None
         if partition is None or len(found) >= MAX_ROWS:
             counts[name, "row"] += 1
         else:
             found.append(partition)
     # A run that collided with another caller's has no output at all, not even the heading.
     return Partitioning("2", partitions=tuple(found) or None, not_understood=counts)
-
-
-_V2_HEADING = frozenset({"chunk", "chunks", "SM"})
 
 
 def _v2_partition(words: Sequence[str]) -> SmPartition | None:
@@ -282,428 +578,49 @@ def _v2_partition(words: Sequence[str]) -> SmPartition | None:
 _YES_NO: Mapping[str, bool | None] = {"yes": True, "no": False, "-": None}
 
 
-def _stripped_lines(text: str) -> list[str]:
-    return [line for raw in text.split("\n") if (line := raw.strip())]
+# ------------------------------------------------------------------------------ without names
+
+Rename = Callable[[str, str], str]
+"""(kind of name, name) -> what stands for it, always the same; ("path", path) -> the same path
+without names."""
 
 
-def _is_clean(line: str) -> bool:
-    """Whether a row is whole, as far as can be seen: what is cut ends in three dots."""
-    return "..." not in line and line.isprintable()
+def anonymised(query: str, text: str, rename: Rename) -> str:
+    """Return a reply without the names that users chose; it is understood as the reply itself."""
+    lines, cut = _split_lines(text)
+    titles = _titles(query, lines[0]) if lines else None
+    rows = [_row(query, titles, line) if titles else None for line in lines]
+    columns, file = _LISTS[query].columns, io.StringIO()
+    for row in rows:  # first of all the names: a path may have any of them
+        for title in row or ():
+            if title in columns and columns[title].secret in ("server", "namespace"):
+                _renamed(query, row or {}, title, rename)
+    writer = csv.writer(file, lineterminator="\n")
+    for number, (line, row) in enumerate(zip(lines, rows, strict=True)):
+        if titles and number == 0:
+            known = enumerate(titles)
+            writer.writerow(one if one in columns else f"column_{at}" for at, one in known)
+        elif row is not None:
+            writer.writerow(_renamed(query, row, title, rename) for title in row)
+        else:
+            digit = "" if titles and _goes_on(query, titles, line) else "0 "
+            writer.writerow([f"{digit}(withheld: {len(line)} characters)"])
+    return file.getvalue() + (f"(withheld: {len(cut)} characters)" if cut else "")
 
 
-_NAME = re.compile(r"[a-z0-9_]{1,64}")
-"""The daemon's own rule for names of servers and namespaces."""
-_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-zA-Z-]{2,64}")
-_DEVICE = re.compile(rf"{_UUID.pattern}|[0-9]{{1,4}}")
-_SMALL = re.compile(r"[0-9]{1,5}")
-_PID = re.compile(r"[1-9][0-9]{0,6}")
-_UID = re.compile(r"[0-9]{1,10}")
-_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_ -]{0,39}")
-_PATH = re.compile(r"/.{0,4095}")
-_PARTITION_ID = re.compile(r"[0-9A-Za-z+/=_-]{1,256}")
-_PERCENTAGE = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,6})?%?")
-_TEXT = re.compile(r".{1,200}")
-_NAMESPACE = re.compile(r"(?:(?P<server>[a-z0-9_]{1,64})/)?(?P<name>[a-z0-9_]{1,64})(?: \(\d+\))?")
-_STATE = re.compile(r"(?P<state>enabled|disabled)(?P<default> \(default\))?")
-_NOTHING = frozenset({"", "-"})
-"""Cells that say nothing, and are understood all the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """What a list has, in the manual's order."""
-
-    names: tuple[str, ...]
-    required: frozenset[str]
-    """Without these a row says nothing."""
-    rest: str = ""
-    """The column that may have commas in it; it is the last one."""
-
-
-_COLUMNS: Mapping[str, _Columns] = {
-    SERVERS: _Columns(
-        ("name", "uid", "pid", "status", "pipe-directory", "allowed-devices", "context-ids"),
-        frozenset({"name"}),
-    ),
-    NAMESPACES: _Columns(
-        (
-            "name",
-            "server",
-            "server-status",
-            "pinned-memory-limit",
-            "active-thread-percentage",
-            "client-priority",
-            "pipe-directory",
-        ),
-        frozenset({"name", "server"}),
-    ),
-    CLIENTS: _Columns(
-        ("pid", "server", "device", "namespace", "command"), frozenset({"pid", "server"}), "command"
-    ),
-    PARTITIONS: _Columns(
-        (
-            "server",
-            "device",
-            "name",
-            "chunks",
-            "sm-count",
-            "include-remainder",
-            "status",
-            "visible-uuid",
-        ),
-        frozenset({"server", "device", "status"}),
-    ),
-    DEVICES: _Columns(
-        (
-            "ordinal",
-            "server",
-            "pci-id",
-            "device-uuid",
-            "name",
-            "total-sms",
-            "total-chunks",
-            "attributes",
-        ),
-        frozenset({"device-uuid"}),
-        "attributes",
-    ),
-    FEATURES: _Columns(
-        ("feature", "state", "module", "covers"), frozenset({"feature", "state"}), "covers"
-    ),
-}
-_ALIASES = {"maws-ns": "namespace", "ns": "namespace", "cmd": "command"}
-"""A header's words for columns that the manual calls otherwise (driver 615)."""
-
-
-def _column(title: str) -> str:
-    name = re.sub(r"[ _]+", "-", title.strip().lower())
-    return _ALIASES.get(name, name)
-
-
-def _cells(line: str) -> list[str] | None:
-    """Take a row apart; None: it is no CSV."""
-    try:
-        rows = list(csv.reader([line], strict=True))
-    except csv.Error:
-        return None
-    return [cell.strip() for cell in rows[0]] if len(rows) == 1 else None
-
-
-@dataclass(slots=True)
-class _Row:
-    """A row of a list. What cannot be understood of it is counted once."""
-
-    cells: Mapping[str, str]
-    joined: bool = False
-    """It had more cells than columns: its last ones were taken for one with commas in it."""
-    spoilt: int = 0
-
-    def take(self, column: str, shape: re.Pattern[str]) -> re.Match[str] | None:
-        """Give what a cell says; None: nothing, or nothing that is understood."""
-        text = self.cells.get(column, "")
-        if text in _NOTHING:
-            return None
-        found = shape.fullmatch(text)
-        self.spoilt += found is None
-        return found
-
-    def text(self, column: str, shape: re.Pattern[str]) -> str | None:
-        """Give the cell, if it has this shape."""
-        found = self.take(column, shape)
-        return found[0] if found is not None else None
-
-    def number(self, column: str, shape: re.Pattern[str], most: float = math.inf) -> int | None:
-        """Give a number up to this one."""
-        found = self.text(column, shape)
-        if found is None or int(found) <= most:
-            return None if found is None else int(found)
-        self.spoilt += 1
-        return None
-
-    def name(self, column: str) -> str:
-        """Give a name that must be there; empty: it is none, and the row says nothing."""
-        return self.text(column, _NAME) or ""
-
-
-@dataclass(slots=True)
-class _Builder:
-    """A Partitioning in the making."""
-
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    lists: dict[str, tuple[object, ...]] = field(default_factory=dict)
-
-    def read(self, query: str, text: str) -> None:
-        """Read one reply. An empty one says nothing: not even that there is nothing."""
-        name, lines = _NAMES[query], _stripped_lines(text)
-        if not lines:
-            return
-        titles, begin = self._titles(query, lines[0])
-        if titles is None:
-            self.counts[name, "reply"] += 1
-            return
-        # Reading 100,000 rows takes 3 s, for which everything else would wait.
-        excess = max(0, len(lines) - begin - MAX_ROWS)
-        self.counts[name, "row"] += excess
-        found = [self._read(query, titles, line) for line in lines[begin : begin + MAX_ROWS]]
-        rows = tuple(one for one in found if one is not None)
-        if query != CLIENTS:
-            rows, refused = unique(rows)
-            self.counts[name, "row"] += refused
-        self.lists[query] = rows
-
-    def _titles(self, query: str, line: str) -> tuple[tuple[str, ...] | None, int]:
-        """Give a list's columns, and the line after the header.
-
-        None: there is a header, and it does not tell what the columns are.
-        """
-        columns = _COLUMNS[query]
-        header = tuple(map(_column, (_cells(line) or ()) if _is_clean(line) else ()))
-        known = set(header) & set(columns.names)
-        if len(known) < 2 and not columns.required <= known:
-            return columns.names, 0
-        if not columns.required <= known or any(header.count(title) > 1 for title in known):
-            return None, 1
-        self.counts[_NAMES[query], "column"] += len(set(header) - known)
-        return header, 1
-
-    def _read(self, query: str, titles: tuple[str, ...], line: str) -> object | None:
-        """Read a row; None: it is refused, and counted."""
-        cells = _cells(line) if _is_clean(line) else None
-        row = None if cells is None else _row(query, titles, cells)
-        found = None if row is None else _READERS[query](row)
-        # With one comma too many in the midst of a row, each cell behind it is another column's.
-        if row is None or found is None or (row.joined and row.spoilt):
-            self.counts[_NAMES[query], "row"] += 1
-            return None
-        self.counts[_NAMES[query], "value"] += row.spoilt
-        return found
-
-    def build(self) -> Partitioning:
-        def rows(query: str, kind: type[T]) -> tuple[T, ...] | None:
-            found = self.lists.get(query)
-            return None if found is None else tuple(one for one in found if isinstance(one, kind))
-
-        clients = rows(CLIENTS, NamespaceClient)
-        return Partitioning(
-            "3",
-            servers=rows(SERVERS, NamedServer),
-            namespaces=rows(NAMESPACES, Namespace),
-            clients=None if clients is None else self._clients(clients),
-            partitions=rows(PARTITIONS, SmPartition),
-            devices=rows(DEVICES, ServerDevice),
-            features=rows(FEATURES, Feature),
-            not_understood={key: count for key, count in self.counts.items() if count},
-        )
-
-    def _clients(self, rows: Iterable[NamespaceClient]) -> tuple[NamespaceClient, ...]:
-        """Put the rows of one process together: it has one for each GPU.
-
-        Rows that contradict each other are refused: nothing tells which is true.
-        """
-        found: dict[int, NamespaceClient | None] = {}
-        for row in rows:
-            known = found.setdefault(row.pid, row)
-            if known is None or known is row:
-                self.counts[_NAMES[CLIENTS], "row"] += known is None
-            elif (known.server_name, known.namespace) != (row.server_name, row.namespace):
-                found[row.pid] = None
-                self.counts[_NAMES[CLIENTS], "row"] += 2
-            else:
-                devices = tuple(dict.fromkeys((*known.devices, *row.devices)))
-                found[row.pid] = replace(known, devices=devices)
-        return tuple(one for one in found.values() if one is not None)
-
-
-def unique(rows: Iterable[T]) -> tuple[tuple[T, ...], int]:
-    """Leave out rows that are there twice; of those that contradict each other, none is believed.
-
-    Returns:
-        The rest, and how many were left out.
-    """
-    found: dict[object, T | None] = {}
-    refused = 0
-    for row in rows:
-        identity = _row_identity(row)
-        if identity not in found:
-            found[identity] = row
-            continue
-        refused += 1 + (found[identity] not in (None, row))
-        found[identity] = row if found[identity] == row else None
-    return tuple(row for row in found.values() if row is not None), refused
-
-
-def _row_identity(row: object) -> object:
-    """What no two rows of a list have in common."""
-    match row:
-        case NamedServer() | Feature():
-            return row.name
-        case Namespace():
-            return row.server_name, row.name
-        case SmPartition():
-            return row.server_name, row.device, row.partition_id or row.label, row.unallocated
-        case ServerDevice():
-            return row.server_name, row.uuid
-    return row
-
-
-def _row(query: str, titles: tuple[str, ...], cells: list[str]) -> _Row | None:
-    """Give each column its cell; None: there are more or fewer cells than columns."""
-    columns = _COLUMNS[query]
-    excess = len(cells) - len(titles)
-    if excess > 0 and titles[-1] == columns.rest:
-        cells = [*cells[: len(titles) - 1], ",".join(cells[len(titles) - 1 :])]
-    elif excess > 0:
-        cells = _joined_devices(titles, cells, excess)
-    if len(cells) != len(titles):
-        return None
-    return _Row(dict(zip(titles, cells, strict=True)), joined=excess > 0)
-
-
-def _joined_devices(titles: tuple[str, ...], cells: list[str], excess: int) -> list[str]:
-    """Join the list of a server's GPUs, which is not quoted: all of it must be UUIDs."""
-    if "allowed-devices" not in titles:
-        return cells
-    first = titles.index("allowed-devices")
-    last = first + excess
-    if not all(_UUID.fullmatch(cell) for cell in cells[first : last + 1]):
-        return cells
-    return [*cells[:first], ",".join(cells[first : last + 1]), *cells[last + 1 :]]
-
-
-def _parse_server(row: _Row) -> NamedServer | None:
-    if not (name := row.name("name")):
-        return None
-    devices = row.text("allowed-devices", _DEVICES) or ""
-    # A server that is configured only has no process. Of one whose PID is not understood it is not
-    # known whether it has.
-    pid = None if row.cells.get("pid") == "0" else row.number("pid", _PID, MAX_PID)
-    if row.spoilt:
-        return None
-    return NamedServer(
-        name=name,
-        uid=row.number("uid", _UID, 2**32 - 2),
-        pid=pid,
-        status=row.text("status", _WORD),
-        pipe_directory=row.text("pipe-directory", _PATH),
-        allowed_devices=tuple(devices.split(",")) if devices else (),
-        context_ids=row.text("context-ids", _TEXT),
-    )
-
-
-_DEVICES = re.compile(rf"(?:{_DEVICE.pattern})(?:,(?:{_DEVICE.pattern})){{0,63}}")
-
-
-def _parse_namespace(row: _Row) -> Namespace | None:
-    name, server_name = row.name("name"), row.name("server")
-    if not (name and server_name):
-        return None
-    unlimited = set()
-    ratio = memory = None
-    if row.cells.get("active-thread-percentage") == "unlimited":
-        unlimited.add("active_threads")
-    elif (percentage := row.text("active-thread-percentage", _PERCENTAGE)) is not None:
-        ratio = float(percentage.rstrip("%")) / 100.0
-        if not 0.0 < ratio <= 1.0:
-            ratio, row.spoilt = None, row.spoilt + 1
-    if row.cells.get("pinned-memory-limit") == "unlimited":
-        unlimited.add("pinned_memory")
-    elif (text := row.text("pinned-memory-limit", _TEXT)) is not None:
-        memory = parse_memory(text)
-        if not 0 < (memory or 0) <= MAX_MEMORY:  # what 0 would mean is not known
-            memory, row.spoilt = None, row.spoilt + 1
-    return Namespace(
-        name=name,
-        server_name=server_name,
-        status=row.text("server-status", _WORD),
-        pipe_directory=row.text("pipe-directory", _PATH),
-        active_thread_ratio=ratio,
-        pinned_memory_limit_bytes=memory,
-        unlimited=frozenset(unlimited),
-        client_priority=row.number("client-priority", _SMALL, 1),
-    )
-
-
-def _parse_client(row: _Row) -> NamespaceClient | None:
-    pid, server_name = row.number("pid", _PID, MAX_PID), row.name("server")
-    if pid is None or not server_name:
-        return None
-    found = row.take("namespace", _NAMESPACE)
-    namespace = found["name"] if found is not None else None
-    if found is not None and found["server"] not in (None, server_name):
-        namespace, row.spoilt = None, row.spoilt + 1
-    device = row.text("device", _DEVICE)
-    return NamespaceClient(
-        pid=pid,
-        server_name=server_name,
-        namespace=namespace,
-        devices=(device,) if device is not None else (),
-        command=row.text("command", _COMMAND),
-    )
-
-
-_COMMAND = re.compile(r".+")
-
-
-def _parse_partition(row: _Row) -> SmPartition | None:
-    server_name, device = row.name("server"), row.text("device", _DEVICE)
-    status = row.text("status", _WORD)
-    if not server_name or device is None or status is None:
-        return None
-    remainder = row.text("include-remainder", _BOOLEAN)
-    return SmPartition(
-        device=device,
-        server_name=server_name,
-        partition_id=row.text("visible-uuid", _PARTITION_ID),
-        name=row.name("name"),
-        chunks=row.number("chunks", _SMALL),
-        sms=row.number("sm-count", _SMALL),
-        include_remainder=None if remainder is None else remainder == "true",
-        status=status,
-    )
-
-
-_BOOLEAN = re.compile(r"true|false")
-
-
-def _parse_device(row: _Row) -> ServerDevice | None:
-    uuid = row.text("device-uuid", _UUID)
-    if uuid is None:
-        return None
-    return ServerDevice(
-        uuid=uuid,
-        server_name=row.name("server"),
-        ordinal=row.number("ordinal", _SMALL, 9999),
-        pci=row.text("pci-id", _TEXT),
-        name=row.text("name", _TEXT),
-        sms=row.number("total-sms", _SMALL),
-        chunks=row.number("total-chunks", _SMALL),
-        attributes=row.text("attributes", _TEXT),
-    )
-
-
-def _parse_feature(row: _Row) -> Feature | None:
-    name, state = row.text("feature", _FEATURE), row.take("state", _STATE)
-    if name is None or state is None:
-        return None
-    return Feature(
-        name=name,
-        enabled=state["state"] == "enabled",
-        default=state["default"] is not None,
-        module=row.text("module", _FEATURE),
-        covers=row.text("covers", _TEXT),
-    )
-
-
-_FEATURE = re.compile(r"[a-z0-9_-]{1,64}")
-
-_READERS: Mapping[str, Callable[[_Row], object | None]] = {
-    SERVERS: _parse_server,
-    NAMESPACES: _parse_namespace,
-    CLIENTS: _parse_client,
-    PARTITIONS: _parse_partition,
-    DEVICES: _parse_device,
-    FEATURES: _parse_feature,
-}
+def _renamed(query: str, row: Row, title: str, rename: Rename) -> str:
+    """Give the cell as it may leave the host."""
+    cell, column = row[title], _LISTS[query].columns.get(title)
+    if cell in _NOTHING:
+        return cell
+    if column is None or not _is_understood(query, row, title):
+        return "(withheld)" if column is None else _CUT
+    server, name = "", cell
+    if title == "namespace":
+        server, _, name = cell.partition(" ")[0].rpartition("/")
+    if column.secret and name != "default":
+        name = rename(column.secret, name)
+    return f"{rename('server', server)}/{name}" if server else name
 
 
 def named_protocol(

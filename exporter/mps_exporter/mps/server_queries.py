@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from mps_exporter.mps.control_protocol import (
     ListedDevice,
@@ -47,6 +48,8 @@ class ServerAnswers:
     """Servers that the daemon named and the log did not, or the other way round, when asked."""
     disputes: int = 0
     """How often the same ones were disputed."""
+    protocol: Literal["2", "3"] | None = None
+    """In which interface it gave its last answer."""
     configured: Partitioning | None = None
     """What a probe said of named servers, namespaces and partitions."""
     details: Partitioning | None = None
@@ -88,7 +91,10 @@ def with_probe(answers: ServerAnswers, observation: ControlObservation | None) -
     # What is older than this probe is asked for next; should that fail, it is not known.
     asked_since = observation is not None and (answers.asked_at or 0.0) >= observation.at
     details = answers.details if configured is not None and asked_since else None
-    answers = replace(answers, configured=configured, details=details)
+    spoken = "2" if reply is not None else configured.protocol if configured is not None else None
+    answers = replace(
+        answers, configured=configured, details=details, protocol=spoken or answers.protocol
+    )
     if reply is None:
         return replace(answers, probe=None)
     listed = set(reply.server_pids)

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from mps_exporter.mps.log_parser import SERVER_ADDED_LINE
-from mps_exporter.mps.protocol_v3 import READ_ONLY_V3, anonymised, anonymised_path
+from mps_exporter.mps.protocol_v3 import READ_ONLY_V3, anonymised
 from mps_exporter.mps.withhold_log_lines import LogFilter, withhold_unknown
 from mps_exporter.observations import (
     ControlObservation,
@@ -142,13 +142,16 @@ class Anonymiser:
         self._uuids: dict[str, str] = {}
         self._programs: dict[str, str] = {}
         self._names: dict[tuple[str, str], str] = {}
-        self._pipe_directories: tuple[str, ...] = ()
+        self._pipe_directories: set[str] = set()
         """Below those of MPS v3 daemons are directories with names of servers and namespaces."""
+        self._v3 = False
+        """Such a daemon was seen."""
 
     def observation(self, observation: Observation) -> Observation:
         """The same observation without names of users, programs, and serial numbers."""
         if isinstance(observation, ProcfsObservation):
-            self._pipe_directories = tuple(one.pipe_directory for one in observation.daemons)
+            self._pipe_directories |= {one.pipe_directory for one in observation.daemons}
+            self._v3 |= any(one.protocol == "3" for one in observation.daemons)
             return replace(
                 observation,
                 daemons=tuple(
@@ -180,7 +183,7 @@ class Anonymiser:
             )
             for chunk in observation.chunks
         )
-        states = (replace(one, path=self._log_path(one.path)) for one in observation.states)
+        states = (replace(one, path=self._path(one.path)) for one in observation.states)
         return replace(observation, chunks=tuple(chunks), states=tuple(states))
 
     def _process(self, facts: ProcessFacts) -> ProcessFacts:
@@ -189,28 +192,29 @@ class Anonymiser:
             name = self._rename("program", name)
         user = facts.user if facts.user in (None, "root") else f"user-{facts.uid}"
         environment = facts.mps_environment
-        directory = (environment or {}).get(_PIPE_VARIABLE)
-        if environment and directory and directory not in self._pipe_directories:
-            for pipe_directory in self._pipe_directories:
-                directory = anonymised_path(directory, pipe_directory, self._rename)
-            environment = {**environment, _PIPE_VARIABLE: directory}
+        if environment and (directory := environment.get(_PIPE_VARIABLE)):
+            # In a container a daemon's directory has another name, and its servers were not listed
+            # yet.
+            kind = "directory" if self._v3 else ""
+            path = self._path(directory, self._pipe_directories, kind)
+            environment = {**environment, _PIPE_VARIABLE: path}
         return replace(facts, name=name, user=user, mps_environment=environment)
 
     def _control(self, observation: ControlObservation) -> ControlObservation:
-        exchanges = tuple(
-            self._exchange(one, observation.pipe_directory) for one in observation.exchanges
-        )
+        self._pipe_directories.add(observation.pipe_directory)
+        exchanges = tuple(map(self._exchange, observation.exchanges))
         if exchanges == observation.exchanges:
             return observation
         return replace(observation, exchanges=exchanges, error=observation.error and _WITHHELD)
 
-    def _exchange(self, one: Exchange, pipe_directory: str) -> Exchange:
+    def _exchange(self, one: Exchange) -> Exchange:
         """Replace the names that users chose in a reply of an MPS v3 daemon."""
         if len(one.commands) != 1 or one.commands[0] not in READ_ONLY_V3:
             return one
+        self._v3 = True
         return replace(
             one,
-            stdout=anonymised(one.commands[0], one.stdout, pipe_directory, self._rename),
+            stdout=anonymised(one.commands[0], one.stdout, self._rename),
             stderr=one.stderr and _WITHHELD,
             error=one.error and _WITHHELD,
         )
@@ -218,6 +222,8 @@ class Anonymiser:
     def _rename(self, kind: str, name: str) -> str:
         if not name:
             return name
+        if kind == "path":
+            return self._path(name, self._pipe_directories)
         if kind == "program":
             return self._programs.setdefault(name, f"program-{len(self._programs) + 1}")
         number = 1 + sum(known == kind for known, _ in self._names)
@@ -227,12 +233,21 @@ class Anonymiser:
         name = self._rename("server", match[2].decode("ascii"))
         return match[1] + name.encode("ascii") + match[3]
 
-    def _log_path(self, path: str) -> str:
-        """The path of a server's log has its name: LOGS/NAME/server.log."""
-        folder, _, file = path.rpartition("/")
-        parent, _, name = folder.rpartition("/")
-        known = ("server", name) in self._names
-        return f"{parent}/{self._rename('server', name)}/{file}" if known else path
+    def _path(self, path: str, directories: Collection[str] = (), kind: str = "") -> str:
+        """Rename servers and namespaces: below these directories by place, elsewhere by name.
+
+        With a kind, all that is elsewhere is renamed.
+        """
+        above = (one for one in directories if f"{path}/".startswith(f"{one}/"))
+        directory = max(above, key=len, default="")
+        parts = path.removeprefix(directory).split("/")
+        for at, name in enumerate(parts):
+            if name in ("", "default"):
+                continue
+            known = [one for one in ("server", "namespace") if (one, name) in self._names]
+            place = ("server" if at == 1 else "namespace") if directory else (*known, kind)[0]
+            parts[at] = self._rename(place, name) if place else name
+        return directory + "/".join(parts)
 
     def text(self, line: str) -> str:
         """A line of the file with every UUID replaced, whole or cut short as the tool prints it."""

@@ -450,7 +450,7 @@ def _limit_text(
     # How the hardware rounds is not known of every architecture: then no number of SMs is said.
     rounded = gpu is not None and all(gpu.uuid in client.sm_limit for client in clients)
     shares = [
-        f"{ratio * total:.0f}" if total and rounded else humanize.percent(ratio)
+        f"{ratio * total:.0f}" if total and rounded else humanize.percent(ratio, exact=True)
         for ratio in dict.fromkeys((low, high))
     ]
     return f"at most {' to '.join(shares)} of {total or 'the'} SMs"

@@ -160,6 +160,8 @@ def test_without_a_limit_of_the_namespace_all_sms_are_left() -> None:
     assert (one.active_thread_ratio, one.sm_limit, one.memory_limit_bytes) == (1.0, {A: 100}, {})
     own = limited("free", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="10")
     assert own.active_thread_ratio == 0.1
+    own = limited("default", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="80")
+    assert own.active_thread_ratio == 0.5
 
 
 @pytest.mark.parametrize("namespace", ["gone", None])

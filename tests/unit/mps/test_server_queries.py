@@ -249,10 +249,10 @@ def asked(query: str, text: str, at: float = NOW) -> Any:
 
 
 def test_a_v3_daemon_is_asked_for_details_once_after_each_probe() -> None:
-    probe = asked(SERVERS, published.SERVER_DOCS)
+    probe = asked(SERVERS, published.MANUAL[SERVERS])
     answers = with_probe(ServerAnswers(), probe)
     assert answers.v3_due(probe)
-    answers = with_servers(answers, asked(CLIENTS, published.CLIENTS_DOCS))
+    answers = with_servers(answers, asked(CLIENTS, published.MANUAL[CLIENTS]))
     assert not answers.v3_due(probe)
     later = asked(NAMESPACES, published.NAMESPACES_CSV, NOW + 1.0)
     assert answers.v3_due(later)
@@ -263,13 +263,13 @@ def test_a_v3_daemon_is_asked_for_details_once_after_each_probe() -> None:
 
 
 def test_details_are_of_the_last_probe_or_later() -> None:
-    probe = asked(SERVERS, published.SERVER_DOCS)
-    answers = with_servers(ServerAnswers(), asked(CLIENTS, published.CLIENTS_DOCS))
+    probe = asked(SERVERS, published.MANUAL[SERVERS])
+    answers = with_servers(ServerAnswers(), asked(CLIENTS, published.MANUAL[CLIENTS]))
     known = with_probe(answers, probe).partitioning
     assert known is not None
     assert known.clients is not None
     assert isinstance(known.clients[0], NamespaceClient)
-    later = with_probe(answers, asked(SERVERS, published.SERVER_DOCS, NOW + 1.0)).partitioning
+    later = with_probe(answers, asked(SERVERS, published.MANUAL[SERVERS], NOW + 1.0)).partitioning
     assert later is not None
     assert later.clients is None
     assert with_probe(answers, listed("20\n100.0\n")).details is None

@@ -1,0 +1,478 @@
+"""Lists of an MPS v3 daemon that are not as published: what is not understood is left out.
+
+The host is made up: two servers, four namespaces, five clients, two GPUs, and a MIG device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import gzip
+import io
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_lines
+from mps_exporter.mps.protocol_v3 import (
+    CLIENTS,
+    DEVICES,
+    FEATURES,
+    NAMESPACES,
+    PARTITIONS,
+    SERVERS,
+    anonymised,
+    parse_v3,
+)
+from mps_exporter.mps.protocol_v3 import REPLIES as LIST_NAMES
+from mps_exporter.observations import (
+    ControlObservation,
+    Exchange,
+    LogsObservation,
+    LogState,
+    Observation,
+    Outcome,
+)
+from mps_exporter.sources.recording import Recording, RecordingWriter
+from mps_exporter.web import status_page
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_findings import make_status
+from testing.player import Metrics, Player
+from testing.v3_host import PIPE, START, facts, process, recording
+
+A, B, MIG = (
+    "GPU-5be1c0de-1111-4aaa-8bbb-0123456789ab",
+    "GPU-90210abc-2222-4ccc-8ddd-fedcba987654",
+    "MIG-0badcafe-3333-4eee-8fff-001122334455",
+)
+OPAL, ONYX = 2411007, 3090155
+REPLIES: Mapping[str, str] = {
+    SERVERS: f"""\
+name,uid,pid,status,pipe-directory,allowed-devices,context-ids
+opal,4294967294,{OPAL},Ready,/mnt/mps/opal,{A},-
+onyx,20044,{ONYX},Ready,/mnt/mps/onyx,"{B},{MIG}",-
+""",
+    NAMESPACES: """\
+name,server,server-status,pinned-memory-limit,active-thread-percentage,client-priority,pipe-directory
+default,opal,Ready,unlimited,unlimited,0,/mnt/mps/opal/default
+gold,opal,Ready,1023G,12.50,1,/mnt/mps/opal/gold
+default,onyx,Ready,-,-,0,/mnt/mps/onyx/default
+iron_2,onyx,Ready,16G,100.00,0,/mnt/mps/onyx/iron_2
+""",
+    CLIENTS: f"""\
+PID,SERVER,DEVICE,MAWS NS,CMD
+3141001,opal,0,opal/default (0),julia
+3141002,opal,{A},opal/gold (1),python -m serve
+3141003,opal,{A},gold,"matlab, batch"
+4000111,onyx,{B},onyx/iron_2 (1),a.out
+4000112,onyx,{MIG},onyx/iron_2 (1),b.out
+""",
+    PARTITIONS: f"""\
+SERVER,DEVICE,NAME,CHUNKS,SM-COUNT,INCLUDE-REMAINDER,STATUS,VISIBLE-UUID
+opal,{A},wide,6,48,false,created,Zz9BBBBBBBBBBBBBBBB
+opal,{A},later,2,16,false,configured,-
+opal,{A},-,8,68,-,unallocated,-
+""",
+    DEVICES: f"""\
+Ordinal,Server,PCI ID,Device UUID,Name,Total SMs,Total Chunks,Attributes
+0,opal,0000:41:00.0,{A},NVIDIA H200,132,16,-
+0,onyx,0000:c1:00.0,{B},NVIDIA H200,132,16,-
+""",
+    FEATURES: "FEATURE,STATE,MODULE,COVERS\nmemacct,disabled,memacct,-\n",
+}
+GOLD = ("opal", "gold")
+TRUTH: Mapping[str, Any] = {
+    "servers": 2,
+    "clients": {OPAL: 3, ONYX: 2},
+    "pids": {3141001, 3141002, 3141003, 4000111, 4000112},
+    "namespaces": {
+        ("opal", "default"): 1,
+        GOLD: 2,
+        ("onyx", "default"): 0,
+        ("onyx", "iron_2"): 2,
+    },
+    "gold": (0.125, 1023 << 30),
+    "partitions": {"wide": 0},
+    "sms": {"wide": 48, "later": 16, "": 68},
+    "devices": {A: 132, B: 132},
+    "features": {"memacct": "false"},
+    "left out": {},
+}
+NO_COUNTS: Mapping[str, Any] = {"clients": {}, "namespaces": {}, "partitions": {}}
+"""Of a list of clients of which a row was left out."""
+NO_SERVERS: Mapping[str, Any] = {"servers": None, "clients": {}, "pids": set(), "partitions": {}}
+NO_CLIENTS = {**NO_COUNTS, "pids": set()}
+UNKNOWN: Mapping[str, Mapping[str, Any]] = {
+    SERVERS: NO_SERVERS,
+    NAMESPACES: {"namespaces": {}, "gold": (None, None)},
+    CLIENTS: NO_CLIENTS,
+    PARTITIONS: {"partitions": {}, "sms": {}},
+    DEVICES: {"devices": {}},
+    FEATURES: {"features": {}},
+}
+"""What is not known without a list."""
+NAMES = dict(zip(REPLIES, LIST_NAMES, strict=False))
+RUNNING = tuple(process(pid, "nvidia-cuda-mps-server") for pid in (OPAL, ONYX))
+LISTS = pytest.mark.parametrize("query", REPLIES)
+
+
+def host(**more: Any) -> Recording:
+    """The host; its clients' environments can be read and name no partition."""
+    found = {pid: process(pid, "python") for pid in TRUTH["pids"]}
+    found |= {one.pid: one for one in RUNNING}
+    return recording(
+        **{"replies": REPLIES, "found": found, "daemon": facts(servers=RUNNING), **more}
+    )
+
+
+def seen(metrics: Metrics) -> dict[str, Any]:
+    def by(name: str, *labels: str) -> dict[Any, Any]:
+        found = {tuple(one[label] for label in labels): value for one, value in metrics.all(name)}
+        return found if len(labels) > 1 else {key[0]: value for key, value in found.items()}
+
+    gold = {"server_name": "opal", "namespace": "gold"}
+    unallocated = metrics.value("mps_sm_partition_unallocated_sms")
+    return {
+        "servers": metrics.value("mps_control_servers"),
+        "clients": {int(pid): n for pid, n in by("mps_server_clients", "server").items()},
+        "pids": {int(pid) for pid in by("mps_client_namespace_info", "pid")},
+        "namespaces": by("mps_namespace_clients", "server_name", "namespace"),
+        "gold": (
+            metrics.value("mps_namespace_active_thread_ratio", **gold),
+            metrics.value("mps_namespace_pinned_memory_limit_bytes", **gold),
+        ),
+        "partitions": by("mps_sm_partition_clients", "partition"),
+        "sms": by("mps_sm_partition_sms", "partition")
+        | ({} if unallocated is None else {"": unallocated}),
+        "devices": by("mps_server_device_sms", "uuid"),
+        "features": {
+            one["feature"]: one["enabled"] for one, _ in metrics.all("mps_control_feature_info")
+        },
+        "left out": by("mps_control_reply_not_understood", "reply", "part"),
+    }
+
+
+def texts(metrics: Metrics) -> tuple[str, str]:
+    """The doctor's and the page's."""
+    status = make_status(metrics.snapshot, WebOptions(host="node-9"))
+    doctor = "\n".join(diagnosis_lines(Diagnosis(metrics.snapshot)))
+    return doctor, status_page.render_page(status, WebOptions())
+
+
+def with_reply(query: str, text: str) -> Metrics:
+    return asyncio.run(Player(host(replies={**REPLIES, query: text})).to_end())
+
+
+def check(query: str, text: str, *left_out: tuple[str, int], **but: Any) -> None:
+    """With this reply all is as it is, but for what is said here."""
+    counted = {(NAMES[query], part): count for part, count in left_out}
+    assert seen(with_reply(query, text)) == {**TRUTH, **but, "left out": counted}
+
+
+def moved(text: str, order: Callable[[list[str]], list[str]]) -> str:
+    """The table with its columns in another order; cells with commas are quoted."""
+    rows = list(csv.reader(text.splitlines()))
+    csv.writer(file := io.StringIO(), lineterminator="\n").writerows(map(order, rows))
+    return file.getvalue()
+
+
+def test_the_truth() -> None:
+    metrics = with_reply(SERVERS, REPLIES[SERVERS])
+    assert seen(metrics) == TRUTH
+    assert metrics.value("mps_control_info", protocol="3") == 1
+    assert metrics.value("mps_gpu_served", daemon=PIPE) is None  # that GPU is another host's
+    doctor, page = texts(metrics)
+    for text in (doctor, page):
+        assert "up to 12.5 % of the SMs" in text
+        assert "16 SMs, 2 chunks, configured" in text
+        assert "configured, " not in text  # of a partition without an ID no clients are known
+
+
+@LISTS
+def test_the_form_of_a_list_does_not_matter(query: str) -> None:
+    text = REPLIES[query]
+    check(query, text.replace("\n", "\r\n"))
+    check(query, text.replace("\n", "\n\n"))
+    check(query, text.replace("\n", " \n  "))
+    check(query, moved(text, lambda row: row[::-1]))
+    check(query, moved(text, lambda row: row[2:] + row[:2]))
+    check(query, moved(text, lambda row: [row[0], f"x-{row[0]}", *row[1:]]), ("column", 1))
+    check(query, re.sub(r',(?=[^ "])', ", ", text.replace('"matlab, batch"', "matlab")))
+
+
+@LISTS
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: f"\ufeff{text}",
+        lambda text: f"Warning: persistence mode is off\n{text}",
+        lambda text: f"Warning: slow, very slow\nname,server,\n{text}",
+        lambda text: text.partition("\n")[2],
+        lambda text: "Segmentation fault\n",
+        lambda text: text.splitlines()[0],
+    ],
+    ids=["BOM", "one line before", "two before", "no header", "no table", "only half a header"],
+)
+def test_without_its_header_in_the_first_line_a_list_is_unknown(
+    query: str, spoil: Callable[[str], str]
+) -> None:
+    order = lambda row: row[1:] + row[:1]  # noqa: E731 - two lines are enough
+    for text in (REPLIES[query], moved(REPLIES[query], order)):
+        check(query, spoil(text), ("reply", 1), **UNKNOWN[query])
+
+
+@LISTS
+def test_an_empty_list_is_none_and_no_reply_is_unknown(query: str) -> None:
+    check(query, "", **UNKNOWN[query])
+    none: Mapping[str, Mapping[str, Any]] = {
+        SERVERS: {**NO_SERVERS, "servers": 0, "partitions": {"wide": 0}},
+        CLIENTS: {**NO_CLIENTS, "clients": {OPAL: 0, ONYX: 0}, "partitions": {"wide": 0}}
+        | {"namespaces": dict.fromkeys(TRUTH["namespaces"], 0)},
+    }
+    check(query, REPLIES[query].splitlines()[0] + "\n", **none.get(query, UNKNOWN[query]))
+
+
+@LISTS
+def test_a_last_row_that_may_be_cut_is_not_believed(query: str) -> None:
+    found = seen(with_reply(query, REPLIES[query].rstrip("\n")))
+    assert found["left out"] == {(NAMES[query], "row"): 1}
+    if query == CLIENTS:
+        expected = {**TRUTH, **NO_COUNTS, "pids": TRUTH["pids"] - {4000112}}
+        assert found == {**expected, "left out": found["left out"]}
+    if query == SERVERS:
+        assert (found["servers"], found["clients"]) == (None, {OPAL: 3})
+
+
+def test_a_header_in_the_midst_is_no_row() -> None:
+    for query, text in REPLIES.items():
+        header, first, rest = text.split("\n", 2)
+        found = seen(with_reply(query, f"{header}\n{first}\n{header}\n{rest}"))
+        assert found["left out"] == {(NAMES[query], "row"): 1}
+        assert (found["pids"], found["gold"]) == (TRUTH["pids"], TRUTH["gold"])
+
+
+@pytest.mark.parametrize(
+    ("limit", "size"),
+    [
+        *(("17G", 17 << 30), ("17 G", 17 << 30), ("17GiB", 17 << 30), ("4096M", 4 << 30)),
+        *(("2T", 2 << 40), ("2048k", 2 << 20), ("-", None), ("", None)),
+    ],
+)
+def test_units_of_memory(limit: str, size: int | None) -> None:
+    check(NAMESPACES, REPLIES[NAMESPACES].replace("1023G", limit), gold=(0.125, size))
+
+
+@pytest.mark.parametrize(
+    "limit", ["1023GB", "1023", "0G", "-4G", "1.5G", "1e3G", "88888888T", "9P", "infinite", "..."]
+)
+def test_memory_that_is_not_understood_is_counted(limit: str) -> None:
+    text = REPLIES[NAMESPACES].replace("1023G", limit)
+    check(NAMESPACES, text, ("value", 1), gold=(0.125, None))
+
+
+@pytest.mark.parametrize(("share", "ratio"), [("37.5%", 0.375), ("100", 1.0), ("0.25", 0.0025)])
+def test_percentages(share: str, ratio: float) -> None:
+    check(NAMESPACES, REPLIES[NAMESPACES].replace("12.50", share), gold=(ratio, 1023 << 30))
+
+
+@pytest.mark.parametrize(
+    "share", ["0", "100.5", "-9", "3e1", "inf", "nan", '"33,5"', "1/3", "12.5%%", "\u0663"]
+)
+def test_percentages_that_are_not_understood_are_counted(share: str) -> None:
+    text = REPLIES[NAMESPACES].replace("12.50", share)
+    check(NAMESPACES, text, ("value", 1), gold=(None, 1023 << 30))
+
+
+@pytest.mark.parametrize(
+    ("command", "understood"),
+    [
+        *(("x...y", False), ("\x1b[2Jx", False), ("left\u202eright", False), ("a\rb", False)),
+        *(('"never closed', False), ('"closed" and more', False), ('"a"b,"c', False)),
+        *(("f(1, 2, 3)", True), ('sh -c "a, b"', True), ('"quoted ""x"", y"', True), ("-", True)),
+        *(("PID,SERVER,DEVICE,MAWS NS,CMD", True), ("3141003,onyx,0,gold,x", True)),
+        *(("x" * 70_000, True), ("x" * 140_000, False), ("usage: x [options]", True)),
+        *(("unknown command", True), ("Cannot find MPS control daemon process", True)),
+        *(("Insufficient privileges", True), ("default", True), ("two\nlines", False)),
+        ('"two\nlines"', False),
+    ],
+)
+def test_no_command_removes_anything_but_itself(command: str, understood: bool) -> None:
+    text = REPLIES[CLIENTS].replace("python -m serve", command)
+    metrics = with_reply(CLIENTS, text)
+    found = seen(metrics)
+    assert bool(found.pop("left out")) is not understood
+    assert found == {key: value for key, value in TRUTH.items() if key != "left out"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *("314...,opal,0,gold,x", "0,opal,0,gold,x", "-7,opal,0,gold,x", ",opal,0,gold,x"),
+        *("8000000,opal,0,gold,x", "4294967295,opal,0,gold,x", "314,1002,opal,0,gold,x"),
+        *("3141002,op...,0,gold,x", "3141002,Opal,0,gold,x", '3141002,"opal,0,gold,x'),
+        *("3141002,a/b,0,gold,x", f"3141002,{'o' * 65},0,gold,x", "3141002,-,0,gold,x"),
+        *("3141002,opal,0", "3141002,opal\x00,0,gold,x", "\u0663,opal,0,gold,x"),
+    ],
+)
+def test_a_client_without_pid_or_server_is_left_out(row: str) -> None:
+    text = re.sub("3141002.*", row.replace("\\", ""), REPLIES[CLIENTS])
+    check(CLIENTS, text, ("row", 1), **NO_COUNTS, pids=TRUTH["pids"] - {3141002})
+
+
+def test_a_client_in_an_unknown_namespace_makes_those_of_its_server_unknown() -> None:
+    known = {key: value for key, value in TRUTH["namespaces"].items() if key[0] == "onyx"}
+    for name in ("GOLD", "onyx/gold (1)", "go...", "g\x00ld"):
+        text = REPLIES[CLIENTS].replace("opal/gold (1)", name)
+        check(CLIENTS, text, ("value", 1), namespaces=known)
+
+
+def test_rows_that_contradict_each_other_are_left_out() -> None:
+    text = REPLIES[CLIENTS] + "3141002,onyx,0,default,python\n" * 2
+    check(CLIENTS, text, ("row", 3), **NO_COUNTS, pids=TRUTH["pids"] - {3141002})
+    text = REPLIES[NAMESPACES] + "gold,opal,Ready,1G,50,1,/mnt/mps/opal/gold\n"
+    namespaces = {key: value for key, value in TRUTH["namespaces"].items() if key != GOLD}
+    check(NAMESPACES, text, ("row", 2), gold=(None, None), namespaces=namespaces)
+
+
+def test_long_lists() -> None:
+    more = "".join(f"{3_200_000 + n},onyx,0,default,x\n" for n in range(1500))
+    metrics = with_reply(CLIENTS, REPLIES[CLIENTS] + more)
+    found, said = seen(metrics), metrics.snapshot.daemons[0].partitioning
+    assert said is not None
+    assert len(said.clients or ()) == 1024
+    assert found["left out"] == {("client_list", "row"): 5 + 1500 - 1024}
+    assert (found["clients"], found["namespaces"]) == ({}, {})
+    more = "".join(f"n{n},opal,Ready,-,-,0,/x\n" for n in range(600))
+    namespaces = {**TRUTH["namespaces"], **{("opal", f"n{n}"): 0 for n in range(600)}}
+    check(NAMESPACES, REPLIES[NAMESPACES] + more, namespaces=namespaces)
+
+
+def test_servers_as_they_may_be() -> None:
+    text = REPLIES[SERVERS]
+    check(SERVERS, text.replace("Ready", "Draining_2 soon"))
+    check(SERVERS, text + "spare,0,0,Stopped,/mnt/mps/spare,-,-\n")
+    check(SERVERS, text.replace(f'"{B},{MIG}"', f"{B},{MIG}"))
+    check(SERVERS, text.replace(f"{B},", f"{B};"), ("value", 1))
+    check(SERVERS, text.replace("/mnt/mps/opal", "/mnt/a...b/opal"), ("value", 1))
+    bad = "odd,0,48...,Ready,/mnt/mps/odd,-,-\n"
+    check(SERVERS, text + bad, ("row", 1), servers=None, partitions={})
+    check(SERVERS, text + "name,0,0,Stopped,-,-,-\nserver,0,0,Stopped,-,-,-\n")
+
+
+# ------------------------------------------------------------------------------ no answer
+
+CONTROL_LOG = LogsObservation(
+    START, (), (LogState(PIPE, "control", "/var/log/nvidia-mps/control.log", readable=True),)
+)
+
+
+def silent(at: float, kind: Any = "probe", query: str = SERVERS) -> ControlObservation:
+    late = Exchange((query,), Outcome.TIMEOUT, error="no answer within 5 s")
+    return ControlObservation(at, PIPE, kind, Outcome.TIMEOUT, (late,), error="no answer")
+
+
+def after(made: Recording, seconds: float) -> Metrics:
+    made = replace(made, ended_at=START + 100.0)
+    return asyncio.run(Player(made).to(START + seconds))
+
+
+@pytest.mark.parametrize("protocol", ["3", None])
+@pytest.mark.parametrize("answered", [True, False])
+def test_of_a_daemon_that_hangs_it_is_not_known_what_it_has(
+    answered: bool, protocol: str | None
+) -> None:
+    more = (CONTROL_LOG, silent(START + 40.0 if answered else START))
+    made = host(more=more, daemon=facts(servers=RUNNING, protocol=protocol))
+    if not answered:
+        observations = [one for one in made.observations if not isinstance(one, ControlObservation)]
+        made = replace(made, observations=(*observations, silent(START)))
+    if answered:
+        assert after(made, 1.0).value("mps_control_servers") == 2
+    metrics = after(made, 70.0)
+    assert metrics.value("mps_control_up") == 0
+    if protocol is None and not answered:
+        return  # nothing tells which interface it has
+    ((info, _),) = metrics.all("mps_control_info")
+    assert info["protocol"] == "3"
+    for name in ("mps_control_servers", "mps_server_clients"):
+        assert metrics.value(name) is None
+    status = make_status(metrics.snapshot, WebOptions(host="node-9"))
+    assert status.totals.clients is None
+    assert status.daemons[0].servers_count is None
+    assert {one.pid for one in status.daemons[0].servers} == {OPAL, ONYX}
+    doctor, page = texts(metrics)
+    assert "0 clients" not in doctor
+    assert "0 servers" not in doctor + page
+
+
+def test_a_daemon_that_is_gone_has_no_servers() -> None:
+    gone = facts(process=None, servers=(), lock_holder_pid=None)
+    assert after(host(daemon=gone, found={}), 1.0).value("mps_control_servers") == 0
+
+
+def test_a_list_of_clients_that_hangs() -> None:
+    made = host()
+    more = [silent(START, "reconciliation", CLIENTS)]
+    kept: list[Observation] = [
+        one for one in made.observations if getattr(one, "kind", "") != "reconciliation"
+    ]
+    metrics = after(replace(made, observations=(*kept, *more)), 1.0)
+    assert metrics.value("mps_server_clients") is None
+    assert "0 clients" not in "\n".join(texts(metrics))
+
+
+# ------------------------------------------------------------------------------ recordings
+
+
+def test_no_name_of_a_server_or_namespace_is_in_an_anonymised_recording(tmp_path: Path) -> None:
+    made = host()
+    client = process(3141002, "python", CUDA_MPS_PIPE_DIRECTORY="/mnt/mps/opal/gold")
+    log = LogState(PIPE, "control", f"{PIPE}/log/opal/control.log", readable=True)
+    made = host(
+        more=(LogsObservation(START, (), (log,)),),
+        found={3141002: client},
+        replies={**REPLIES, SERVERS: f"{REPLIES[SERVERS]}odd,opal\n"},
+    )
+    writer = RecordingWriter(tmp_path / "a.rec.gz", replace(made.header, anonymised=True))
+    for observation in made.observations:
+        writer.add(observation)
+    writer.close()
+    text = gzip.decompress((tmp_path / "a.rec.gz").read_bytes()).decode()
+    for name in ("opal", "onyx", "gold", "iron_2", "wide", "later", "julia", "matlab", "-m serve"):
+        assert name not in text, name
+    assert "/mnt/mps/server_1/namespace_1" in text
+    assert f"{PIPE}/log/server_1/control.log" in text
+
+
+_odd = st.sampled_from(
+    ["...", '"', "\n", "\n\n", "x,y\n", "7,opal\n", "\x1b", ",", "default", "onyx/"]
+)
+
+
+@given(st.sampled_from(sorted(REPLIES)), st.data())
+def test_an_anonymised_reply_is_understood_as_the_reply_itself(
+    query: str, data: st.DataObject
+) -> None:
+    text = REPLIES[query]
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, len(text)))
+        text = text[:at] + data.draw(_odd) + text[at:]
+    names: dict[str, str] = {}
+
+    def rename(kind: str, name: str) -> str:
+        return name if kind == "path" else f"{kind}_{names.setdefault(name, str(len(names)))}"
+
+    def read(reply: str) -> tuple[object, ...]:
+        exchange = Exchange((query,), Outcome.OK, reply, return_code=0)
+        found = parse_v3([ControlObservation(1.0, PIPE, "probe", Outcome.OK, (exchange,))])
+        assert found is not None
+        lists = (found.servers, found.namespaces, found.clients, found.partitions, found.devices)
+        return (*(one and len(one) for one in (*lists, found.features)), found.not_understood)
+
+    assert read(anonymised(query, text, rename)) == read(text)
