@@ -155,7 +155,8 @@ _REJECTIONS = {
 
 def _rejected(incident: Incident, name_of: UserNameLookup) -> str:
     reason = _REJECTIONS.get(incident.detail, printable(incident.detail))
-    return f"{_client_name(incident, name_of)} was refused: {reason}"
+    verb = "were" if sum(map(bool, incident.pids)) > 1 else "was"
+    return f"{_client_name(incident, name_of)} {verb} refused: {reason}"
 
 
 def _fault_sentence(incident: Incident, name_of: UserNameLookup) -> str:
@@ -166,7 +167,7 @@ def _fault_sentence(incident: Incident, name_of: UserNameLookup) -> str:
         lost = ""
     else:
         verb = "was" if len(incident.pids) == 1 else "were"
-        lost = f"; {count(len(incident.pids), 'other client')} {verb} lost"
+        lost = f"; {count(len(incident.pids), 'other client' if cause else 'client')} {verb} lost"
         lost += f" ({named})" if named else ""
     ended = ""
     if incident.ended_pids:

@@ -536,6 +536,11 @@ class ControlDaemon:
         return any(state.log == log and state.readable for state in self.logs)
 
     @property
+    def limited(self) -> bool:
+        """Whether it is an ordinary user's: see DaemonFacts."""
+        return self.facts is not None and self.facts.limited
+
+    @property
     def shows_waits(self) -> bool:
         """Whether a client that waits would be seen.
 
