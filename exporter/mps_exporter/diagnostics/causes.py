@@ -114,8 +114,7 @@ def _hints(
             f"daemon's control group, since its host memory{of} ran out",
             "Raise the memory limit of its pod or unit.",
         )
-    process = daemon.facts.process if daemon.facts is not None else None
-    if process is not None and len(process.namespace_pids) > 1:
+    if daemon.has_own_pid_namespace:
         yield (
             "the daemon has a PID namespace of its own (reported to fail on some drivers)",
             "Give its pod hostPID: true.",

@@ -158,8 +158,9 @@ def _fault_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
     )
     if hit:
         those = humanize.processes(hit) or "they"
-        until = f"the {humanize.count(len(hit), 'client')} that it hit "
-        until += "have exited" if len(hit) > 1 else "has exited"
+        until = "the client that it hit has exited"
+        if len(hit) > 1:
+            until = f"the {len(hit)} clients that it hit have exited"
         cannot = f"{humanize.capitalize(those)} cannot use the GPU any more"
         remedy = f"{cannot}: end {'it' if len(hit) == 1 else 'them'}, and leave the others."
     return (

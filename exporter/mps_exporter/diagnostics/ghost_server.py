@@ -54,11 +54,12 @@ def ghost_remedy(server: Server) -> str:
     """Say how to end it, and what to do where that is not enough."""
     hung = _hung_on(server)
     those = humanize.processes([one.pid for one in hung if may_be_ended(one)])
-    more = f" If the daemon does not answer {SECOND_STEP_SECONDS} s later, also end "
-    more += f"{those}, which {'are' if len(hung) > 1 else 'is'}" if those else "the program that is"
-    more += " connected to that server and has no context."
-    if hung:
-        more += " It gets an error and must be started again."
+    more = f" If the daemon does not answer {SECOND_STEP_SECONDS} s later, "
+    if those:
+        is_, has = ("is", "has") if len(hung) == 1 else ("are", "have")
+        more += f"also end {those}, which {is_} connected to that server and {has} no context."
+    else:
+        more += "run mps-exporter doctor again: it names what is left to end."
     if not may_be_ended(server):
         return (
             "End that server to free the queue. Its process is not visible to the exporter (ps -C "

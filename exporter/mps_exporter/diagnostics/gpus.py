@@ -106,7 +106,7 @@ def _missing_texts(
     those = humanize.join_some([_bypass(one, "daemon_missing", name_of) for one in asking])
     return (
         f"No MPS daemon serves GPU {gpu.index}, which is used by {those}.",
-        "Start the daemon with that directory (CUDA_MPS_PIPE_DIRECTORY=DIRECTORY "
+        "Its user can start a daemon with that directory (CUDA_MPS_PIPE_DIRECTORY=DIRECTORY "
         "nvidia-cuda-mps-control -d), then restart the process; or unset the variable.",
     )
 

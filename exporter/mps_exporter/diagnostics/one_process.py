@@ -456,8 +456,7 @@ def _wait_not_seen(
     """Say why it is not known whether a process waits; None: it would be seen."""
     anywhere = view is None or view.pipe_directory is None
     for one in (daemon,) if daemon is not None else snapshot.daemons if anywhere else ():
-        inner = one.facts is not None and one.facts.process is not None
-        inner = inner and len(one.facts.process.namespace_pids) > 1  # type: ignore[union-attr]
+        inner = one.has_own_pid_namespace
         if one.state == "absent" or (one.shows_waits and not inner):
             continue
         uid = view.uid if view is not None else None
@@ -466,11 +465,11 @@ def _wait_not_seen(
             because = "; its daemon has a PID namespace of its own, so that one may be another's"
             text = f"It waits, as a process of user {uid} does in the daemon's queue"
             return _waiting(own[0], snapshot.taken_at, text, because)
-        return _unknown_wait(one, view, inner=inner)
+        return _unknown_wait(one, view)
     return None
 
 
-def _unknown_wait(one: ControlDaemon, view: ProcessView | None, *, inner: bool) -> Check:
+def _unknown_wait(one: ControlDaemon, view: ProcessView | None) -> Check:
     remedy, text = "", "whether it waits is not known: "
     if not one.follows("control"):
         text += "control.log is not readable, or not known."
@@ -478,7 +477,7 @@ def _unknown_wait(one: ControlDaemon, view: ProcessView | None, *, inner: bool) 
         named = quoted_path(logs) if logs else None
         remedy = f"Name the log directory: mps-exporter doctor --mps.log-directory={named or 'DIR'}"
         remedy += f" --mps.pipe-directory={quoted_path(one.pipe_directory) or 'DIR'}; or ask root."
-    elif inner:
+    elif one.has_own_pid_namespace:
         text += "its daemon has a PID namespace of its own, and logs no PID of this host."
     else:
         text += "an MPS v3 daemon does not tell."

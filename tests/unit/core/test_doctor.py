@@ -13,8 +13,14 @@ import yaml
 
 from mps_exporter import humanize
 from mps_exporter.cli import main
-from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status, diagnosis_lines
-from mps_exporter.diagnostics import ADVICE, findings
+from mps_exporter.commands.doctor_report import (
+    Diagnosis,
+    diagnosis_as_json,
+    diagnosis_exit_status,
+    diagnosis_lines,
+    status_of_check,
+)
+from mps_exporter.diagnostics import ADVICE, findings, recent_incidents
 from mps_exporter.diagnostics.finding import Finding
 from mps_exporter.diagnostics.finding_commands import actions, runbook_url
 from mps_exporter.metrics.render import Build, render
@@ -42,6 +48,8 @@ from mps_exporter.snapshot import (
 )
 from mps_exporter.sources.control_tool_runs import cannot_run
 from mps_exporter.sources.recording import read_recording
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_findings import make_status
 from testing.player import RECORDINGS, Player
 
 ROOT = Path(__file__).parents[3]
@@ -562,6 +570,40 @@ async def test_of_an_ordinary_users_daemon_no_command_changes_anything(name: str
             assert not HURTS.search(offered.command) or not limited or one.uuid, offered
             if one.daemon:
                 assert offered.command.startswith("sudo -u '#2001' ")
+
+
+def test_one_severity_everywhere_and_none_of_a_users_own_daemon_is_critical() -> None:
+    """Any user can break a daemon of his own: neither pages nor drains a node for that."""
+    facts = DaemonFacts(PIPE, "/l", owner_uid=2001, limited=True)
+    for limited, severity, status in ((True, "warning", 0), (False, "critical", 1)):
+        gone = daemon(state="absent", pid=None, facts=replace(facts, limited=limited))
+        died = replace(gone, incidents=(Incident(at=0.5, kind="daemon_died"),))
+        snapshot = Snapshot(1.0, daemons=(died,))
+        page = make_status(snapshot, WebOptions())
+        (family,) = (
+            one for one in render(snapshot, Build("", "", "")) if one.spec.name == "mps_advice"
+        )
+        seen: set[str] = {page.headline.severity, *(one.severity for one in page.findings)}
+        seen |= {values[1] for values, _ in family.samples}
+        seen |= {one.severity for one in page.incidents}
+        seen |= {one["severity"] for one in json.loads(report(snapshot))["findings"]}
+        assert seen == {severity}
+        assert diagnosis_exit_status(Diagnosis(snapshot)) == 1 + status
+        for name in ("critical", "daemon_absent"):
+            assert status_of_check(snapshot, name)[0] == status
+
+
+def report(snapshot: Snapshot) -> str:
+    return diagnosis_as_json(Diagnosis(snapshot, recent_incidents(snapshot)))
+
+
+def test_a_users_own_daemon_is_not_recommended_to_others() -> None:
+    facts = DaemonFacts(PIPE, "/l", owner_uid=2001, limited=True)
+    others, own = process(1), replace(process(2), uid=2001)
+    snapshot = Snapshot(1.0, gpus=(gpu(others, own),), daemons=(daemon(facts=facts),))
+    (finding,) = findings(snapshot)
+    assert ("process 2 " in finding.evidence, "process 1 " in finding.evidence) == (True, False)
+    assert actions(finding, snapshot) == ()
 
 
 def alert_severities() -> dict[str, tuple[str, str]]:
