@@ -12,6 +12,7 @@ from mps_exporter.config import Settings
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
+    KernelObservation,
     LogName,
     LogsObservation,
     NvmlObservation,
@@ -80,6 +81,10 @@ class ScriptedHost:
         self.waits_for_news = 0
         self.runs: list[list[str]] = []
         """What the control tool was asked, run by run."""
+        self.kernel = KernelObservation(0.0, readable=False)
+        """What the kernel log brings next."""
+        self.mapped: dict[int, int | None] = {}
+        """Processes whose address ranges were requested."""
         self._logs: dict[LogName, bytes] = {}
         self.write(script(HOLDER) if logs is None else logs)
         self._tool = ControlTool(
@@ -194,6 +199,11 @@ class ScriptedHost:
         self.waits_for_news += 1
         await asyncio.sleep(timeout_seconds)
         return bool(self._logs)
+
+    def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:
+        self.mapped |= clients
+        found, self.kernel = self.kernel, replace(self.kernel, lines=(), ranges=())
+        return replace(found, at=self.now())
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         """The GPUs."""

@@ -155,7 +155,8 @@ _REJECTIONS = {
 
 def _rejected(incident: Incident, name_of: UserNameLookup) -> str:
     reason = _REJECTIONS.get(incident.detail, printable(incident.detail))
-    return f"{_client_name(incident, name_of)} was refused: {reason}"
+    verb = "were" if sum(map(bool, incident.pids)) > 1 else "was"
+    return f"{_client_name(incident, name_of)} {verb} refused: {reason}"
 
 
 MPS_NAMES = (

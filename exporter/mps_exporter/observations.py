@@ -57,6 +57,10 @@ class ProcessFacts:
     mps_environment: Mapping[str, str] | None = None
     """The MPS variables (and CUDA_VISIBLE_DEVICES, CUDA_DEVICE_MAX_CONNECTIONS) of the environment,
     nothing else of it; None without the right to read it."""
+    tracer: str = ""
+    """PID and program of the debugger that has stopped it, as "12 (gdb)", where that was seen."""
+    frozen_group: str = ""
+    """Folder of the frozen control group that it is in, where that was seen."""
 
     @property
     def own_pid(self) -> int:
@@ -65,13 +69,24 @@ class ProcessFacts:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped it."""
-        return self.state in ("T", "t")
+        """Whether a signal, a debugger or a frozen control group keeps it from running."""
+        return self.state in ("T", "t") or bool(self.frozen_group)
 
     @property
     def ended(self) -> bool:
         """Whether it has ended, and at most waits for its parent to take notice."""
         return self.state in ("Z", "X")
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedFolder:
+    """A folder that a user may not pass."""
+
+    path: str
+    """In the root in which it was found."""
+    why: str
+    """With the folder, the user and the mode."""
+    owner_uid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +107,10 @@ class ProcessView:
     path_error: str | None = None
     """Why it cannot use that directory, with the folder on the way that is missing or closed to
     its user."""
-    closed_folder: str | None = None
+    closed_folder: ClosedFolder | None = None
     """The folder that is closed to its user, where the host has it under the same path."""
+    closed_socket: str = ""
+    """Mode of the daemon's control socket, where its user may not connect to it."""
     daemon_directory: str | None = None
     """`pipe_directory` of the daemon whose directory it is, by device and inode."""
     leftover: bool = False
@@ -108,16 +125,10 @@ class ProcessView:
     """Names of those among them that name a file which is not there."""
     oom_kills: int | None = None
     """Processes of its control group that the kernel has ended for want of memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedFolder:
-    """A folder that a user may not pass."""
-
-    path: str
-    """In the root in which it was found."""
-    why: str
-    """With the folder, the user and the mode."""
+    parent_pid: int | None = None
+    tracer: str = ""
+    frozen_group: str = ""
+    """Both as in ProcessFacts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,18 @@ class DaemonConditions:
     """As in ProcessView, of the daemon's control group."""
     memory_limit_bytes: int | None = None
     """Of host memory, of that group; None: no limit, or not readable."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFiles:
+    """How many files a server has open."""
+
+    server_pid: int
+    pipe_directory: str
+    """Of its daemon."""
+    limit: int
+    count: int | None = None
+    """None: not readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +175,8 @@ class HostTraces:
     orphans: tuple[ProcessFacts, ...] = ()
     """Servers whose parent is no control daemon."""
     directories: tuple[MpsDirectory, ...] = ()
+    open_files: tuple[OpenFiles, ...] = ()
+    """Of the servers of running daemons."""
     holders: tuple[ProcessFacts, ...] = ()
     """Processes that have a device file of the driver open, as far as the caller may see."""
 

@@ -560,6 +560,17 @@ class ControlDaemon:
         return any(state.log == log and state.readable for state in self.logs)
 
     @property
+    def has_own_pid_namespace(self) -> bool:
+        """Whether it numbers processes otherwise than this host."""
+        process = self.facts.process if self.facts is not None else None
+        return process is not None and len(process.namespace_pids) > 1
+
+    @property
+    def limited(self) -> bool:
+        """Whether it is an ordinary user's: see DaemonFacts."""
+        return self.facts is not None and self.facts.limited
+
+    @property
     def shows_waits(self) -> bool:
         """Whether a client that waits would be seen.
 

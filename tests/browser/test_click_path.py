@@ -44,7 +44,7 @@ async def test_which_user_waits_behind_which_since_when(tmp_path: Path) -> None:
         # 3. The answer, as the page keeps itself fresh.
         answer = await until(page, "#headline", r"^Bob has waited")
         assert re.fullmatch(r"Bob has waited \d+ s behind alice's server 607\.", answer)
-        assert "MPS serves one user at a time" in await text_of(page, ".remedy")
+        assert "Do not kill process" in await text_of(page, ".remedy")
         # 4. All who wait.
         row = await until(page, ".waits li", "bob")
         assert re.search(r"bob process 663\s+has waited \d+ s behind alice server 607", row)

@@ -11,6 +11,7 @@ import pytest
 
 from mps_exporter.commands.demo import built_in_playlist
 from mps_exporter.diagnostics import findings
+from mps_exporter.diagnostics.finding_commands import actions
 from mps_exporter.sources.recording import read_recording
 from testing.player import RECORDINGS, Player
 
@@ -72,16 +73,14 @@ async def test_a_client_that_catches_its_fault_and_stays_is_torn_down() -> None:
     assert since == pytest.approx(1795261776.761)
     (stuck,) = [one for one in findings(metrics.snapshot) if one.advice.name == "client_stuck"]
     assert "1168" in stuck.evidence
-    assert "kill 1168" in stuck.remedy
+    assert [one.command for one in actions(stuck, metrics.snapshot)] == ["kill 1168"]
     metrics = await player.to_end()
     assert metrics.value("mps_client_state", state="torn_down") is None
 
 
-async def test_who_is_killed_with_work_in_flight_is_named_and_whom_a_script_ended_is_not() -> None:
+async def test_a_script_loses_no_neighbour_and_a_kill_loses_three() -> None:
     metrics = await Player(RECORDINGS / "ending-jobs.rec.gz").to_end()
     assert metrics.value("mps_server_faults_total") == 1
-    assert metrics.value("mps_client_unfinished_exits_total", uid=0) == 1
-    assert metrics.value("mps_client_unfinished_exits_total") == 1
     losses = {
         (labels["uid"], labels["cause"]): value
         for labels, value in metrics.all("mps_client_losses_total")
@@ -90,11 +89,10 @@ async def test_who_is_killed_with_work_in_flight_is_named_and_whom_a_script_ende
     assert losses == {
         ("0", "terminated"): 3,
         ("1001", "terminated"): 1,
-        ("0", "unfinished_work"): 3,
+        ("0", "unattributed_fault"): 3,
     }
     (daemon,) = metrics.snapshot.daemons
-    (incident,) = [one for one in daemon.incidents if one.kind == "unfinished_work"]
-    assert incident.left_by_pid == 3965
+    (incident,) = [one for one in daemon.incidents if one.kind == "fault"]
     assert incident.blamed_pid == 3944
     assert set(incident.pids) == {3942, 3943, 3944}
 

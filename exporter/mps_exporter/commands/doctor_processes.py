@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from mps_exporter.commands.common import StartError
 from mps_exporter.diagnostics import Finding, findings
 from mps_exporter.diagnostics.one_process import Check, check_process, pids_of
+from mps_exporter.diagnostics.traces import trace_findings
+from mps_exporter.observations import HostTraces
 from mps_exporter.snapshot import Snapshot
+from mps_exporter.sources.host_traces import open_files
 from mps_exporter.sources.process_view import view_process
 
 
@@ -45,8 +48,9 @@ def checks_of_processes(
             f"no process of {name} waits for MPS, is its client, or has a context on a GPU; name "
             "one with --pid"
         )
-    found = (*findings(snapshot), *recent)
     daemons = [daemon.facts for daemon in snapshot.daemons if daemon.facts is not None]
+    servers = HostTraces(open_files=open_files(daemons, procfs) if procfs is not None else ())
+    found = (*findings(snapshot), *recent, *trace_findings(servers))
     return {
         pid: check_process(
             pid,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
 from mps_exporter import humanize
@@ -21,6 +21,7 @@ from mps_exporter.diagnostics import (
     most_severe,
     unseen,
 )
+from mps_exporter.diagnostics.finding_commands import actions
 from mps_exporter.diagnostics.partitions import gpu_name, partitioning_lines
 from mps_exporter.diagnostics.traces import trace_findings
 from mps_exporter.observations import HostTraces
@@ -89,8 +90,11 @@ def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
 
     What could not be read neither sets nor clears it: the status is then UNKNOWN.
     """
+    # Any user can break a daemon of his own: that says nothing of this host.
+    of_host = tuple(one for one in snapshot.daemons if not one.limited)
+    snapshot = replace(snapshot, daemons=of_host)
     for finding in findings(snapshot):
-        if name == finding.advice.name or name == finding.advice.severity == "critical":
+        if name in (finding.advice.name, finding.severity):
             return UNHEALTHY, _brief(f"{finding.advice.name}: {finding.evidence}")
     failed = {result.name: result.error for result in snapshot.collectors if not result.success}
     if name in _NVML_CHECKS:
@@ -121,7 +125,7 @@ def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
         yield "In the last five minutes:"
         for finding in seen.recent:
             yield ""
-            yield from _finding(finding, paint)
+            yield from _finding(finding, snapshot, paint)
 
 
 def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
@@ -134,7 +138,7 @@ def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
             yield paint("Nothing is wrong here.", "good")
         return
     counts = {
-        severity: sum(finding.advice.severity == severity for finding in found)
+        severity: sum(finding.severity == severity for finding in found)
         for severity in ("critical", "warning", "info")
     }
     yield "Findings: " + ", ".join(
@@ -142,18 +146,21 @@ def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
     )
     for finding in found:
         yield ""
-        yield from _finding(finding, paint)
+        yield from _finding(finding, seen.snapshot, paint)
 
 
-def _finding(finding: Finding, paint: Painter) -> Iterator[str]:
+def _finding(finding: Finding, snapshot: Snapshot, paint: Painter) -> Iterator[str]:
     advice = finding.advice
     place = humanize.printable(finding.daemon, 400) or (f"GPU {finding.gpu}" if finding.gpu else "")
-    yield f"{paint(advice.severity, advice.severity)}  {advice.title}" + (
+    yield f"{paint(finding.severity, finding.severity)}  {advice.title}" + (
         f"  {paint(place, 'dim')}" if place else ""
     )
     yield f"    seen:  {finding.evidence}"
     yield f"    why:   {advice.why}"
     yield f"    do:    {finding.remedy}"
+    for action in actions(finding, snapshot):
+        yield f"    run:   {action.command}"
+        yield f"           ({action.run_as}: {action.effect})"
 
 
 def _gpu_lines(snapshot: Snapshot, paint: Painter) -> Iterator[str]:
@@ -251,11 +258,13 @@ def _client_line(client: Client, snapshot: Snapshot) -> str:
     return ", ".join(parts)
 
 
-def _object(finding: Finding) -> dict[str, object]:
+def _object(finding: Finding, snapshot: Snapshot) -> dict[str, object]:
     return {
         **asdict(finding.advice),
+        "severity": finding.severity,
         "evidence": finding.evidence,
         "remedy": finding.remedy,
+        "actions": [asdict(one) for one in actions(finding, snapshot)],
         "daemon": finding.daemon or None,
         "gpu": finding.gpu or None,
         "uuid": finding.uuid or None,
@@ -269,8 +278,8 @@ def diagnosis_as_json(seen: Diagnosis) -> str:
             "version": 1,
             "taken_at": datetime.fromtimestamp(snapshot.taken_at, UTC).isoformat(),
             "exit_status": diagnosis_exit_status(seen),
-            "findings": [_object(finding) for finding in seen.found],
-            "recent": [_object(finding) for finding in seen.recent],
+            "findings": [_object(finding, snapshot) for finding in seen.found],
+            "recent": [_object(finding, snapshot) for finding in seen.recent],
             "driver_held_by": [one.pid for one in seen.traces.holders],
             "not_seen": {
                 result.name: result.error for result in snapshot.collectors if not result.success

@@ -90,10 +90,10 @@ def brief_pause(first: Snapshot) -> float:
 def _is_settled(snapshot: Snapshot) -> bool:
     """Whether a second collection can confirm nothing that the first one could not tell."""
     # What cannot be read now cannot be read in a second either.
-    states = [one.advice for one in findings(snapshot) if one.advice.kind == "state"]
+    states = [one for one in findings(snapshot) if one.advice.kind == "state"]
     starts = [server.start_time_seconds for daemon in snapshot.daemons for server in daemon.servers]
     return (
-        all(advice.severity == "info" for advice in states)
+        all(one.severity == "info" for one in states)
         and not any(gpu.stranded_pids for gpu in snapshot.gpus)
         and not any(daemon.waits for daemon in snapshot.daemons)
         and None not in starts

@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from mps_exporter.commands.doctor_report import Painter, plain
+from mps_exporter.diagnostics.finding_commands import symptom_url
 from mps_exporter.diagnostics.one_process import Check, Outcome, conclusion
 
-PAGES = "docs/symptoms"
 EXIT_STATUS: Mapping[Outcome, int] = {"ok": 0, "unknown": 0, "warning": 1, "problem": 1}
+NOT_KNOWN = 3
+"""Whether the process waits cannot be seen."""
 _MARKS: Mapping[Outcome, tuple[str, str]] = {
     "ok": ("ok", "good"),
     "problem": ("PROBLEM", "critical"),
@@ -36,7 +38,7 @@ def check_lines(pid: int, checks: Sequence[Check], paint: Painter = plain) -> It
     if answer.command:
         yield f"    run:   {answer.command}"
     if answer.page:
-        yield f"    see:   {PAGES}/{answer.page}.md"
+        yield f"    see:   {symptom_url(answer.page)}"
     yield ""
     yield "Checked, in this order:"
     for check in checks:
@@ -56,7 +58,7 @@ def as_objects(pid: int, checks: Sequence[Check]) -> dict[str, object]:
         "conclusion": answer.text,
         "remedy": answer.remedy or None,
         "command": answer.command or None,
-        "page": f"{PAGES}/{answer.page}.md" if answer.page else None,
+        "page": symptom_url(answer.page) if answer.page else None,
         "checks": [
             {
                 "name": check.name,
@@ -64,7 +66,7 @@ def as_objects(pid: int, checks: Sequence[Check]) -> dict[str, object]:
                 "text": check.text,
                 "remedy": check.remedy or None,
                 "command": check.command or None,
-                "page": f"{PAGES}/{check.page}.md" if check.page else None,
+                "page": symptom_url(check.page) if check.page else None,
             }
             for check in checks
         ],
@@ -72,5 +74,9 @@ def as_objects(pid: int, checks: Sequence[Check]) -> dict[str, object]:
 
 
 def checks_exit_status(checks: Mapping[int, Sequence[Check]]) -> int:
-    """1 where something is wrong with one of the processes, else 0."""
-    return max(EXIT_STATUS[conclusion(list(found)).outcome] for found in checks.values())
+    """1 where something is wrong with one of the processes; 3 where that is not known; else 0."""
+    answers = [conclusion(list(found)) for found in checks.values()]
+    if status := max(EXIT_STATUS[one.outcome] for one in answers):
+        return status
+    unknown = any((one.name, one.outcome) == ("connection", "unknown") for one in answers)
+    return NOT_KNOWN if unknown else 0

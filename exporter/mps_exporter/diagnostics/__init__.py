@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 
 from mps_exporter.diagnostics.daemons import daemon_findings
-from mps_exporter.diagnostics.finding import Advice, Finding, Severity
+from mps_exporter.diagnostics.finding import SEVERITIES, Advice, Finding, Severity
 from mps_exporter.diagnostics.finding_titles import ADVICE
 from mps_exporter.diagnostics.gpus import gpu_findings
 from mps_exporter.diagnostics.incidents import incident_findings
@@ -89,9 +89,8 @@ def _names_of(snapshot: Snapshot) -> UserNameLookup:
 
 def most_severe(found: tuple[Finding, ...]) -> Severity | None:
     """The most severe of them; None where there are none."""
-    severities: tuple[Severity, ...] = ("critical", "warning", "info")
-    there = {finding.advice.severity for finding in found}
-    return next((severity for severity in severities if severity in there), None)
+    there = {finding.severity for finding in found}
+    return next((severity for severity in SEVERITIES if severity in there), None)
 
 
 _ORDER = list(ADVICE)
@@ -99,4 +98,8 @@ _ORDER = list(ADVICE)
 
 def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
     """The most urgent first."""
-    return tuple(sorted(found, key=lambda finding: _ORDER.index(finding.advice.name)))
+    return tuple(
+        sorted(
+            found, key=lambda one: (SEVERITIES.index(one.severity), _ORDER.index(one.advice.name))
+        )
+    )

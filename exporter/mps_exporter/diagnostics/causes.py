@@ -67,7 +67,7 @@ def _proved(
         yield (
             f"in the daemon's root, {humanize.printable(closed.why, 400)}, and the server runs as "
             "that user, with the daemon's group",
-            "Let its user and the daemon's group pass that folder (chmod a+x).",
+            "Let its user and the daemon's group pass that folder.",
         )
     yield from _visible_gpu_causes(daemon, snapshot)
 
@@ -99,7 +99,7 @@ def _gpu_causes(gpu: Gpu) -> Iterator[tuple[str, str]]:
         yield (
             f"{humanize.processes(pids) or 'another process'} has GPU {gpu.index}, whose compute "
             "mode is exclusive_process, for itself",
-            "End it, or start it again under MPS.",
+            "Ask its user to start it again under MPS.",
         )
 
 
@@ -114,8 +114,7 @@ def _hints(
             f"daemon's control group, since its host memory{of} ran out",
             "Raise the memory limit of its pod or unit.",
         )
-    process = daemon.facts.process if daemon.facts is not None else None
-    if process is not None and len(process.namespace_pids) > 1:
+    if daemon.has_own_pid_namespace:
         yield (
             "the daemon has a PID namespace of its own (reported to fail on some drivers)",
             "Give its pod hostPID: true.",

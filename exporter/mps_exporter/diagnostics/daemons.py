@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
@@ -12,7 +11,8 @@ from mps_exporter.diagnostics.finding import Finding, Texts
 from mps_exporter.diagnostics.finding_titles import ADVICE
 from mps_exporter.diagnostics.ghost_server import ghost_remedy, ghost_texts, server_of_user
 from mps_exporter.diagnostics.partitions import partition_findings
-from mps_exporter.diagnostics.safe_commands import joined_pids, may_be_ended
+from mps_exporter.diagnostics.safe_commands import Action, end_clients, show_processes
+from mps_exporter.diagnostics.unresponsive import unresponsive_texts
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.snapshot import Client, ControlDaemon, PossibleUnfinishedWork, Server, Wait
 
@@ -21,18 +21,27 @@ LOG_LARGE_BYTES = 1 << 30
 
 STARTING_LONG_SECONDS = 10.0
 
+MAX_BACKOFF_SECONDS = 51.2
+"""The longest pause before the daemon tries again to replace a server that had clients (580)."""
+
 CREATING_LONG_SECONDS = 30.0
 """Each of the 257 contexts in our recordings was ACTIVE within 2 ms."""
 
+_FREES = "ends clients that cannot use the GPU any more"
+_DRIVER = "state D: it hangs in the driver"
+
 AddFinding = Callable[..., Finding]
-"""(advice, texts, since=...) of one daemon."""
+"""(advice, texts, since=..., offered=...) of one daemon."""
 
 
 def daemon_findings(
     daemon: ControlDaemon, now: float, name_of: UserNameLookup
 ) -> Iterator[Finding]:
-    def found(name: str, texts: Texts, since: float | None = None) -> Finding:
-        return Finding(ADVICE[name], texts, daemon=daemon.pipe_directory, since=since)
+    def found(
+        name: str, texts: Texts, since: float | None = None, offered: tuple[Action, ...] = ()
+    ) -> Finding:
+        pipe, limited = daemon.pipe_directory, daemon.limited
+        return Finding(ADVICE[name], texts, pipe, since=since, offered=offered, limited=limited)
 
     name = humanize.printable(daemon.pipe_directory, 400)
     for server in daemon.servers:
@@ -45,33 +54,27 @@ def daemon_findings(
     yield from shares.share_findings(daemon, clients, found, name_of)
     for log in daemon.logs:
         if log.size_bytes is not None and log.size_bytes > LOG_LARGE_BYTES:
-            yield found("log_large", partial(_large_texts, daemon, log.path, log.size_bytes))
+            yield found("log_large", partial(_large_texts, log.path, log.size_bytes))
     yield from visibility.daemon_visibility_findings(daemon, name, found)
 
 
-def _large_texts(daemon: ControlDaemon, path: str, size_bytes: int) -> tuple[str, str]:
-    shown = humanize.printable(path, 4096)
-    command = ""
-    if shown == path:
-        # As its user: root would truncate whatever a link leads to by then.
-        user = f"sudo -u '#{daemon.facts.user}' " if daemon.facts and daemon.facts.user else ""
-        command = f": {user}truncate -s 0 {shlex.quote(path)}"
+def _large_texts(path: str, size_bytes: int) -> tuple[str, str]:
     return (
         f"{humanize.printable(path, 400)} has {humanize.memory(size_bytes)}.",
-        f"Empty it in place{command}. Then set up logrotate with copytruncate.",
+        "Empty it in place, as its user (truncate). Then set up logrotate with copytruncate.",
     )
 
 
 def _state(daemon: ControlDaemon, name: str, found: AddFinding, now: float) -> Iterator[Finding]:
     if daemon.state == "unresponsive":
-        yield found("daemon_unresponsive", lambda: _unresponsive_texts(daemon, name))
+        yield found("daemon_unresponsive", lambda: unresponsive_texts(daemon, name))
     elif daemon.state == "absent" and (quit_at := _quit_time(daemon)) is not None:
         yield found(
             "daemon_quit",
             lambda: (
                 f"The MPS daemon {name} received quit and exited {humanize.ago(now - quit_at)}: "
                 "programs started for it use the GPU without MPS.",
-                "Start it with nvidia-cuda-mps-control -d when it is needed again.",
+                "Its user can start it again (nvidia-cuda-mps-control -d).",
             ),
             since=quit_at,
         )
@@ -81,8 +84,9 @@ def _state(daemon: ControlDaemon, name: str, found: AddFinding, now: float) -> I
             lambda: (
                 f"No MPS daemon runs at {name}: programs started for it use the GPU without MPS, "
                 "and without its limits.",
-                "Start it with nvidia-cuda-mps-control -d.",
+                "Its user can start it again (nvidia-cuda-mps-control -d).",
             ),
+            since=_death_time(daemon),
         )
     elif daemon.state == "refused":
         yield found(
@@ -103,66 +107,15 @@ def _state(daemon: ControlDaemon, name: str, found: AddFinding, now: float) -> I
         )
 
 
-def _unresponsive_texts(daemon: ControlDaemon, name: str) -> tuple[str, str]:
-    ghost = next((server.pid for server in daemon.servers if server.ghost), None)
-    hangs = (
-        "programs that start now hang" if ghost is None else f"it hangs on its ghost server {ghost}"
-    )
-    last = daemon.handover
-    if ghost is None and last is not None and last.server_pid is not None:
-        hangs = (
-            f"it waits for process {last.pid}, which it sent to server {last.server_pid}, and that "
-            "has ended; programs that start now hang"
-        )
-    return f"The MPS daemon {name} does not answer: {hangs}.", _free(daemon)
-
-
-def _free(daemon: ControlDaemon) -> str:
-    """What frees a daemon that does not answer: of what is seen, that which costs least."""
-    control = daemon.facts.process if daemon.facts is not None else None
-    servers = daemon.facts.servers if daemon.facts is not None else ()
-    if control is not None and control.stopped:
-        return f"The daemon itself is stopped: continue it (kill -CONT {control.pid})."
-    if (ghost := next((one for one in daemon.servers if one.ghost), None)) is not None:
-        return ghost_remedy(ghost)
-    last = daemon.handover
-    if last is not None and last.server_pid is not None:
-        # On H200s it continued at once, 7 times of 7, and noted the end of its server.
-        return (
-            f"End process {last.pid} (kill {last.pid}): the daemon then continues, and starts a "
-            "server for the next client. Do not restart the daemon."
-        )
-    if stopped := joined_pids(server.pid for server in servers if server.stopped):
-        return f"Its server {stopped} is stopped: continue it (kill -CONT {stopped})."
-    if daemon.resumed:
-        return "It was stopped, and was continued since: its next answer shows whether it works."
-    last_client = ""
-    if last is not None:
-        last_client = (
-            f" Its control.log ends with process {last.pid}, which it sent to its server: end that "
-            f"process first (kill {last.pid})."
-        )
-    everything = joined_pids(one.pid for one in (control, *servers) if one is not None)
-    return (
-        f"None of its servers is stopped or a ghost, as far as can be seen.{last_client} If this "
-        f"persists, kill it and its server ({f'kill -9 {everything}' if everything else 'kill -9'})"
-        f", and restart it; their clients are lost.{_doubt(daemon)}"
-    )
-
-
-def _doubt(daemon: ControlDaemon) -> str:
-    if daemon.follows("control"):
-        return ""
-    return (
-        " It may also be draining, which looks the same: then its control.log, which the exporter "
-        "cannot read, has Cmd:quit, and it exits when its last client does."
-    )
-
-
 def _quit_time(daemon: ControlDaemon) -> float | None:
     """When it quit, if that is the last that is known of it."""
     last = daemon.incidents[-1] if daemon.incidents else None
     return last.at if last is not None and last.kind == "daemon_quit" else None
+
+
+def _death_time(daemon: ControlDaemon) -> float | None:
+    died = [one.at for one in daemon.incidents if one.kind == "daemon_died"]
+    return died[-1] if died else None
 
 
 def _server_findings(
@@ -185,9 +138,11 @@ def _server_findings(
             yield found(
                 "server_starting_long",
                 lambda: (
-                    f"{server_of_user(server, name_of)} has been starting for {humanize.age(age)}.",
-                    "Its server.log shows where it is stuck; in state D (ps -o stat= -p "
-                    f"{server.pid}) it hangs in the driver.",
+                    humanize.sentence(
+                        f"{server_of_user(server, name_of)} has been starting for "
+                        f"{humanize.age(age)}"
+                    ),
+                    "Its server.log shows where it is stuck; in state D it hangs in the driver.",
                 ),
                 since=started,
             )
@@ -195,17 +150,23 @@ def _server_findings(
 
 
 def _fault_texts(server: Server, name_of: UserNameLookup) -> tuple[str, str]:
-    left = server.clients_connected
-    clients = "its client has" if left == 1 else "its clients have"
-    if left is not None and left > 1:
-        clients = f"its {left} clients have"
-    torn = [client for client in server.clients if client.state == "torn_down"]
-    pids = joined_pids(client.pid for client in torn or server.clients if may_be_ended(client))
+    hit = [client.pid for client in server.clients if client.state == "torn_down"]
+    until = "the clients that it hit have exited"
+    remedy = (
+        "Which clients it hit is not known: those get an error at their next CUDA call. Ask their "
+        "users."
+    )
+    if hit:
+        those = humanize.processes(hit) or "they"
+        until = "the client that it hit has exited"
+        if len(hit) > 1:
+            until = f"the {len(hit)} clients that it hit have exited"
+        cannot = f"{humanize.capitalize(those)} cannot use the GPU any more"
+        remedy = f"{cannot}: end {'it' if len(hit) == 1 else 'them'}, and leave the others."
     return (
-        f"{server_of_user(server, name_of)} is in FAULT after a fatal GPU error: it accepts no "
-        f"new clients until {clients} exited.",
-        f"End the remaining clients{f' (kill {pids})' if pids else ''}; they cannot use the GPU "
-        "any more.",
+        f"{humanize.capitalize(server_of_user(server, name_of))} is in FAULT after a fatal GPU "
+        f"error: it accepts no new clients until {until}.",
+        remedy,
     )
 
 
@@ -219,7 +180,7 @@ def _unfinished_work_texts(
         "CUDA process on this server may fail with error 46 (cudaErrorDevicesUnavailable).",
         "If the next process fails with this error, restart it: the one after it runs. Before a "
         "client is killed, terminate it through its daemon: "
-        f"echo terminate_client {server.pid} PID | nvidia-cuda-mps-control.",
+        "echo terminate_client SERVER PID | nvidia-cuda-mps-control.",
     )
 
 
@@ -236,30 +197,37 @@ def _stuck_findings(
         if stuck:
             since = min(client.state_since or now for client in stuck)
             texts = partial(_stuck_texts, server, state, stuck, now - since, name_of)
-            yield found("client_stuck", texts, since=since)
+            offered = (
+                end_clients(stuck, _FREES)
+                if state == "torn_down"
+                else show_processes((one.pid for one in stuck), _DRIVER)
+            )
+            yield found("client_stuck", texts, since=since, offered=tuple(offered))
 
 
 def _stuck_texts(
     server: Server, state: str, stuck: Sequence[Client], age: float, name_of: UserNameLookup
 ) -> tuple[str, str]:
-    owner = server_of_user(server, name_of)
+    owner, one = server_of_user(server, name_of), len(stuck) == 1
     if state == "creating_context":
         what = f"whose context {owner} has not finished"
         remedy = (
-            "In state D (ps -o stat= -p PID) it hangs in the driver; server.log shows what its "
-            "server did last. If it does not continue, end it"
+            "In state D it hangs in the driver; server.log shows what its server did last. Ask its "
+            "user to start it again if it does not continue."
         )
     else:
         what = f"that a fatal GPU error on {owner} hit"
         remedy = (
-            "It cannot use the GPU any more, and new clients may be refused until it has exited. "
-            "End it"
+            f"{'It' if one else 'They'} cannot use the GPU any more, and new clients may be "
+            f"refused until {'it has' if one else 'they have'} exited. End "
+            f"{'it' if one else 'them'}, and start {'it' if one else 'them'} again."
         )
-    pids = joined_pids(client.pid for client in stuck if may_be_ended(client))
+    since = f", {humanize.age(age)} ago" if age >= 1 and state == "torn_down" else ""
+    since = f" for {humanize.age(age)}" if state == "creating_context" else since
     return (
-        f"{humanize.count(len(stuck), 'client')} {what}, for {humanize.age(age)}: "
+        f"{humanize.count(len(stuck), 'client')} {what}{since}: "
         f"{humanize.join_some([_client_of_user(client, name_of) for client in stuck])}.",
-        f"{remedy}{f' (kill {pids})' if pids else ''} and restart it.",
+        remedy,
     )
 
 
@@ -285,9 +253,9 @@ def _dead_texts(dead: Sequence[Wait], name: str, name_of: UserNameLookup) -> tup
         f"{'have queue entries' if len(dead) > 1 else 'has a queue entry'}: when the turn comes, "
         "the daemon hangs.",
         "Nothing is lost yet; do not restart the daemon. When the running server exits, the daemon "
-        f"starts a server for {name_of(dead[0].uid)} that serves no client and is reported as a "
-        "ghost: kill that server (kill -9), and the queue continues. Until then a new process of "
-        "this user would hang too.",
+        f"starts a server for {name_of(dead[0].uid)} that serves no client: it is reported as a "
+        "ghost, with the command that ends it, and then the queue continues. Until then a new "
+        "process of this user would hang too.",
     )
 
 
@@ -311,14 +279,38 @@ def _wait_texts(
     idle = holder is None or (holder.clients_connected == 0 and not holder.ghost)
     if idle and daemon.state == "answering":
         text += ". Meanwhile no client is connected: the daemon has not yet replaced the server"
-    remedy = (
-        ghost_remedy(holder)
-        if holder is not None and holder.ghost
-        else "MPS serves one user at a time: the wait ends when all clients of the other user "
-        "have exited. Run both as one user, give each user a daemon (with its own "
-        "CUDA_MPS_PIPE_DIRECTORY), or run one daemon as root with -multiuser-server."
+    if holder is not None and holder.ghost:
+        return humanize.sentence(text), ghost_remedy(holder)
+    return humanize.sentence(text), _wait_remedy(daemon, alive, holder, name_of, idle=idle)
+
+
+def _wait_remedy(
+    daemon: ControlDaemon,
+    alive: Sequence[Wait],
+    holder: Server | None,
+    name_of: UserNameLookup,
+    *,
+    idle: bool,
+) -> str:
+    waiting = humanize.processes([wait.pid for wait in alive]) or "a process that waits"
+    clients = holder.clients if holder is not None else ()
+    programs = humanize.processes([client.pid for client in clients]) or "the programs"
+    first, other = name_of(alive[0].uid), name_of(alive[0].behind_uid)
+    # The pause doubles as long as the server has clients.
+    pause = daemon.handover_backoff_seconds if idle else None
+    at_most = f"{humanize.age(pause or MAX_BACKOFF_SECONDS)}"
+    served = (
+        f"{humanize.capitalize(first)} is served within {at_most}."
+        if idle
+        else f"Ask {other} when {programs} will be done: {first} is served when the last client of "
+        f"{other} has left, and up to {at_most} after."
     )
-    return humanize.sentence(text), remedy
+    return (
+        f"Do not kill {waiting}: a dead entry in the queue hangs the daemon. {served} To avoid "
+        "such waits, give each user a daemon (with its own CUDA_MPS_PIPE_DIRECTORY), or run one "
+        "daemon as root with -multiuser-server: that puts all users on one server, where a fatal "
+        "error of one program takes all others down."
+    )
 
 
 def _limit_findings(

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from mps_exporter.diagnostics.safe_commands import Action
+
 Severity = Literal["critical", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
+
+
+def effective_severity(severity: Severity, *, limited: bool) -> Severity:
+    """At most a warning for an ordinary user's daemon: any user can break that of his own."""
+    return "warning" if limited and severity == "critical" else severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +48,15 @@ class Finding:
     gpu: str = ""
     uuid: str = ""
     since: float | None = None
-    folder: str = ""
-    """One on this host that has to be opened to servers."""
+    offered: tuple[Action, ...] = ()
+    """Its commands, where the table has none; only actions() gives them to anyone."""
+    limited: bool = False
+    """It is about an ordinary user's daemon (DaemonFacts.limited)."""
+
+    @property
+    def severity(self) -> Severity:
+        """The severity that page, doctor, metric and alert agree on."""
+        return effective_severity(self.advice.severity, limited=self.limited)
 
     @property
     def evidence(self) -> str:

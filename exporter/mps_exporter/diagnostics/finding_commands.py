@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from mps_exporter.diagnostics.finding import Finding
 from mps_exporter.diagnostics.ghost_server import ghost_commands
 from mps_exporter.diagnostics.safe_commands import (
     ANY_USER,
     MAX_PIDS,
-    PROCESS_OWNER,
     Action,
     end_clients,
     end_processes,
-    pids_in_command,
+    permitted,
     quoted_path,
     show_processes,
 )
+from mps_exporter.diagnostics.unresponsive import unresponsive_commands
 from mps_exporter.snapshot import ControlDaemon, Gpu, Snapshot
 
 DOCS = "https://github.com/mps-exporter/mps-exporter/blob/main/"
@@ -25,7 +25,7 @@ _RUNBOOKS = {
     "ghost_server": "MpsGhostServer",
     "daemon_unresponsive": "MpsControlDaemonUnresponsive",
     "server_in_fault": "MpsServerStuckInFault",
-    "gpu_lost": "MpsGpuRecoveryNeeded",
+    "gpu_lost": "MpsGpuMissing",
     "daemon_died": "MpsControlDaemonDied",
     "server_crashed": "MpsServerCrashed",
     "server_start_failed": "MpsServerCrashLooping",
@@ -37,7 +37,6 @@ _RUNBOOKS = {
     "daemon_absent": "MpsControlDaemonDown",
     "daemon_refuses": "MpsControlDaemonRefusing",
     "daemon_draining": "MpsControlDaemonDraining",
-    "daemon_quit": "MpsControlDaemonDown",
     "unfinished_work": "MpsUnfinishedWork",
     "fault": "MpsServerFault",
     "client_rejected": "MpsClientsRejected",
@@ -58,6 +57,7 @@ _PAGES = {
     "ghost_server": _HANGS,
     "daemon_unresponsive": _HANGS,
     "queued_client_dead": _HANGS,
+    "server_out_of_descriptors": "symptoms/mps-server-failed-to-create-shm-segment.md",
     "server_in_fault": "symptoms/cuda-error-807-mps-server-not-ready.md",
     "client_stuck": "symptoms/a-client-is-connected-and-hangs.md",
     "several_users_one_daemon": "symptoms/a-program-hangs-in-cuinit.md",
@@ -119,56 +119,35 @@ def docs_url(name: str) -> str:
     return f"{DOCS}docs/{docs_page(name)}"
 
 
+def symptom_url(page: str) -> str:
+    """The page of docs/symptoms with this name."""
+    return f"{DOCS}docs/symptoms/{page}.md"
+
+
 def actions(finding: Finding, snapshot: Snapshot) -> tuple[Action, ...]:
     """The commands for a finding; empty where none is known to be right."""
     name = finding.advice.name
-    if path := quoted_path(finding.folder):
-        effect = "lets the server pass; then start the process again"
-        return (Action(f"chmod a+x {path}", "root, or the owner of the folder", effect),)
     for daemon in snapshot.daemons:
-        if daemon.pipe_directory == finding.daemon and (of_daemon := _OF_DAEMONS.get(name)):
-            return tuple(of_daemon(daemon))
+        if daemon.pipe_directory == finding.daemon:
+            of_daemon = _OF_DAEMONS.get(name)
+            offered = finding.offered or (of_daemon(daemon) if of_daemon is not None else ())
+            return permitted(offered, daemon.facts)
     for gpu in snapshot.gpus:
         if gpu.uuid == finding.uuid and (of_gpu := _OF_GPUS.get(name)):
-            return tuple(of_gpu(gpu))
+            return tuple(of_gpu(gpu, snapshot))
     if name == "kernel_log_unreadable":
         return (Action(_GIVE_SYSLOG, "root, for the package's service", "gives it CAP_SYSLOG"),)
     if name == "source_unreadable" and not snapshot.gpus:
         return (
             Action("nvidia-smi -L", ANY_USER, "shows whether the driver is loaded", heals=False),
         )
-    return ()
-
-
-def _unresponsive(daemon: ControlDaemon) -> Iterable[Action]:
-    if any(server.ghost for server in daemon.servers):
-        return ghost_commands(daemon)
-    facts = daemon.facts
-    processes = () if facts is None else facts.processes
-    stopped = [process.pid for process in processes if process.stopped]
-    if numbers := pids_in_command(stopped):
-        return [Action(f"kill -CONT {numbers}", PROCESS_OWNER, "lets the stopped process go on")]
-    if daemon.handover is not None:
-        effect = "ends the process that it served last; the daemon stays"
-        return [Action(f"kill {daemon.handover.pid}", PROCESS_OWNER, effect)]
-    return show_processes((process.pid for process in processes), "shows what they are stuck in")
-
-
-def _end_stuck(daemon: ControlDaemon) -> Iterable[Action]:
-    clients = [client for server in daemon.servers for client in server.clients]
-    creating = (client.pid for client in clients if client.state == "creating_context")
-    yield from show_processes(creating, "state D: it hangs in the driver")
-    yield from end_clients(
-        (client for client in clients if client.state == "torn_down"),
-        "ends clients that cannot use the GPU any more",
-    )
+    return finding.offered
 
 
 def _in_fault(daemon: ControlDaemon) -> Iterable[Action]:
     failed = [server for server in daemon.servers if server.state == "FAULT"]
-    torn = [one for s in failed for one in s.clients if one.state == "torn_down"]
-    left = torn or [client for server in failed for client in server.clients]
-    return end_clients(left, "ends the clients that are left; then the server recovers")
+    hit = [one for s in failed for one in s.clients if one.state == "torn_down"]
+    return end_clients(hit, "ends the clients that the error hit; then the server recovers")
 
 
 def _show_gpu_holders(daemon: ControlDaemon) -> Iterable[Action]:
@@ -213,18 +192,20 @@ def _show_log_directories(daemon: ControlDaemon) -> Iterable[Action]:
 def _large(daemon: ControlDaemon) -> Iterable[Action]:
     largest = max(daemon.logs, key=lambda log: log.size_bytes or 0)
     if path := quoted_path(largest.path):
+        # As its user: root would truncate whatever a link leads to by then.
+        user = f"sudo -u '#{daemon.facts.user}' " if daemon.facts and daemon.facts.user else ""
         yield Action(
-            f"truncate -s 0 {path}",
+            f"{user}truncate -s 0 {path}",
             "root, or the user who runs the daemon",
             "empties the log; its lines are lost",
         )
 
 
-def _kernel_log(_of: ControlDaemon | Gpu) -> Iterable[Action]:
+def _kernel_log(*_of: object) -> Iterable[Action]:
     yield Action("dmesg -T | grep -i xid", "root", "the driver's account of it", heals=False)
 
 
-def _exclusive(gpu: Gpu) -> Iterable[Action]:
+def _exclusive(gpu: Gpu, _snapshot: Snapshot) -> Iterable[Action]:
     if gpu.index.isdecimal():
         yield Action(
             f"nvidia-smi -i {gpu.index} -c EXCLUSIVE_PROCESS",
@@ -233,25 +214,31 @@ def _exclusive(gpu: Gpu) -> Iterable[Action]:
         )
 
 
-def _end_stranded(gpu: Gpu) -> Iterable[Action]:
+def _end_stranded(gpu: Gpu, _snapshot: Snapshot) -> Iterable[Action]:
     return end_processes(gpu.stranded_pids or (), "ends them, and frees their GPU memory")
 
 
-def _use_mps(gpu: Gpu) -> Iterable[Action]:
-    directories = [quoted_path(one) for one in gpu.served_by]
-    if len(directories) == 1 and directories[0]:
-        yield Action(
-            f"export CUDA_MPS_PIPE_DIRECTORY={directories[0]}",
-            "the user of the process, before it is started again",
-            "sends it to the daemon",
-        )
+def _use_mps(gpu: Gpu, snapshot: Snapshot) -> Iterable[Action]:
+    return use_daemon([one for one in snapshot.daemons if one.pipe_directory in gpu.served_by])
+
+
+def use_daemon(daemons: Sequence[ControlDaemon]) -> tuple[Action, ...]:
+    """The command that sends a process to the only one of these daemons; none: there are more."""
+    path = quoted_path(daemons[0].pipe_directory) if len(daemons) == 1 else None
+    if path is None:
+        return ()
+    action = Action(
+        f"export CUDA_MPS_PIPE_DIRECTORY={path}",
+        "the user of the process, before it is started again",
+        "sends it to the daemon",
+    )
+    return permitted([action], daemons[0].facts)
 
 
 _OF_DAEMONS: dict[str, Callable[[ControlDaemon], Iterable[Action]]] = {
     "ghost_server": ghost_commands,
-    "daemon_unresponsive": _unresponsive,
+    "daemon_unresponsive": unresponsive_commands,
     "server_in_fault": _in_fault,
-    "client_stuck": _end_stuck,
     "several_users_one_daemon": _show_gpu_holders,
     "server_starting_long": _starting,
     "daemon_absent": _start_daemon,
@@ -264,7 +251,7 @@ _OF_DAEMONS: dict[str, Callable[[ControlDaemon], Iterable[Action]]] = {
     "fault": _kernel_log,
     "unfinished_work": _kernel_log,
 }
-_OF_GPUS: dict[str, Callable[[Gpu], Iterable[Action]]] = {
+_OF_GPUS: dict[str, Callable[[Gpu, Snapshot], Iterable[Action]]] = {
     "gpu_lost": _kernel_log,
     "not_exclusive_mode": _exclusive,
     "stranded_client": _end_stranded,

@@ -356,6 +356,14 @@ _TRACES = (
         "trace",
     ),
     Advice(
+        "server_out_of_descriptors",
+        "warning",
+        "A server has no file descriptor left",
+        "It needs about ten for each client and GPU. Its clients work; a new client gets error 46, "
+        "or hangs.",
+        "trace",
+    ),
+    Advice(
         "server_without_daemon",
         "warning",
         "A server has lost its control daemon",

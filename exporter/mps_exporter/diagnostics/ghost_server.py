@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.finding import Advice
-from mps_exporter.diagnostics.safe_commands import Action, end_clients, joined_pids, may_be_ended
+from mps_exporter.diagnostics.safe_commands import Action, end_clients, may_be_ended
 from mps_exporter.humanize import UserNameLookup
-from mps_exporter.snapshot import ControlDaemon, Server
+from mps_exporter.snapshot import Client, ControlDaemon, Server
 
 GHOST_SERVER = Advice(
     "ghost_server",
@@ -23,48 +23,51 @@ GHOST_SERVER = Advice(
 )
 
 
+SECOND_STEP_SECONDS = 5
+"""With one GPU the daemon continued at once (8 of 8). With two it and the program that is connected
+to the ghost waited for each other until that program had ended (7 of 7, driver 580)."""
+
+
 def server_of_user(server: Server, name_of: UserNameLookup) -> str:
-    """A server by its user and PID."""
-    return humanize.capitalize(f"{name_of(server.uid)}'s server {server.pid}")
+    """A server by its user and PID, within a sentence."""
+    return f"{name_of(server.uid)}'s server {server.pid}"
 
 
 def ghost_texts(daemon: ControlDaemon, server: Server, name_of: UserNameLookup) -> tuple[str, str]:
     """Compose the evidence and the remedy."""
-    without = ("connecting", "creating_context")
-    hung = [client.pid for client in server.clients if client.state in without]
-    text = f"{server_of_user(server, name_of)} was started for clients that had died in the queue: "
-    remedy = ghost_remedy(server)
+    hung = _hung_on(server)
+    text = (
+        f"{humanize.capitalize(server_of_user(server, name_of))} was started for clients that had "
+        "died in the queue: "
+    )
     if hung:
-        those = humanize.processes(hung) or humanize.count(len(hung), "client")
+        those = humanize.processes([one.pid for one in hung]) or humanize.count(len(hung), "client")
         text += f"it serves no client; {those} and all later clients hang."
-        # With one GPU it gets error 46 (8 of 8). With two it went on hanging (7 of 7): it and the
-        # daemon wait for each other (control daemon in recvmsg on its connection, driver 580), and
-        # the daemon continues when it has ended (5 of 5).
-        ended = joined_pids(
-            client.pid
-            for client in server.clients
-            if client.state in without and may_be_ended(client)
-        )
-        remedy += f" {humanize.capitalize(those)} will get an error and must be restarted"
-        remedy += f"; what still hangs must be ended (kill {ended})." if ended else "."
     elif daemon.state == "unresponsive":
         text += "the daemon hangs on it, and with it every new CUDA process."
     else:
         text += "the daemon will hang as soon as another user's client connects."
-    return text, remedy
+    return text, ghost_remedy(server)
 
 
 def ghost_remedy(server: Server) -> str:
-    """Say how to end it."""
+    """Say how to end it, and what to do where that is not enough."""
+    hung = _hung_on(server)
+    those = humanize.processes([one.pid for one in hung if may_be_ended(one)])
+    more = f" If the daemon does not answer {SECOND_STEP_SECONDS} s later, "
+    if those:
+        is_, has = ("is", "has") if len(hung) == 1 else ("are", "have")
+        more += f"also end {those}, which {is_} connected to that server and {has} no context."
+    else:
+        more += "run mps-exporter doctor again: it names what is left to end."
     if not may_be_ended(server):
         return (
             "End that server to free the queue. Its process is not visible to the exporter (ps -C "
-            "nvidia-cuda-mps-server lists all servers). Do not restart the daemon."
+            f"nvidia-cuda-mps-server lists all servers). Do not restart the daemon.{more}"
         )
-    pid = server.pid
     return (
-        f"If ps -o args= -p {pid} says nvidia-cuda-mps-server, end it (kill -9 {pid}) to free the "
-        "queue. Do not restart the daemon."
+        f"End server {server.pid} (with SIGKILL, after a look at its name) to free the queue. Do "
+        f"not restart the daemon.{more}"
     )
 
 
@@ -78,5 +81,14 @@ def ghost_commands(daemon: ControlDaemon) -> Iterable[Action]:
                 "root, or the user of this server",
                 "ends the ghost server; the daemon stays",
             )
-            hung = (client for client in server.clients if client.state == "connecting")
-            yield from end_clients(hung, "ends the client that still hangs after that, if it does")
+            yield from end_clients(
+                _hung_on(server),
+                f"if the daemon does not answer {SECOND_STEP_SECONDS} s later: ends what is "
+                "connected to the ghost, and has no context",
+            )
+
+
+def _hung_on(server: Server) -> list[Client]:
+    """The clients of a ghost that wait for a context."""
+    without = ("connecting", "creating_context")
+    return [one for one in server.clients if one.state in without and not one.contexts]

@@ -79,7 +79,8 @@ def _stranded_texts(gpu: Gpu, count: int, name: str) -> tuple[str, str]:
     return (
         f"{humanize.count(count, 'process', 'processes')} on {name} lost the MPS server and still "
         f"{'holds' if count == 1 else 'hold'} GPU memory.",
-        f"End {pids or 'them: nvidia-smi lists them as M+C'}.",
+        f"End {pids or 'them: nvidia-smi lists them as M+C'}: without a server "
+        f"{'it' if count == 1 else 'they'} cannot use the GPU any more.",
     )
 
 
@@ -105,7 +106,7 @@ def _missing_texts(
     those = humanize.join_some([_bypass(one, "daemon_missing", name_of) for one in asking])
     return (
         f"No MPS daemon serves GPU {gpu.index}, which is used by {those}.",
-        "Start the daemon with that directory (CUDA_MPS_PIPE_DIRECTORY=DIRECTORY "
+        "Its user can start a daemon with that directory (CUDA_MPS_PIPE_DIRECTORY=DIRECTORY "
         "nvidia-cuda-mps-control -d), then restart the process; or unset the variable.",
     )
 
@@ -139,7 +140,11 @@ def _direct(gpu: Gpu, snapshot: Snapshot, name_of: UserNameLookup) -> Iterator[F
         for directory in _client_directories(daemon)
     }
     ways: dict[str, list[ProcessFacts]] = {}
+    serving = [one for one in snapshot.daemons if one.pipe_directory in gpu.served_by]
+    own = {one.facts.user if one.facts and one.limited else None for one in serving}
     for process in gpu.direct_processes:
+        if serving and None not in own and process.uid not in own:
+            continue  # an ordinary user's daemon serves that user only
         ways.setdefault(_way_past_mps(process, directories), []).append(process)
     for name, processes in ways.items():
         yield Finding(

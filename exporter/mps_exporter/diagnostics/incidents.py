@@ -9,6 +9,7 @@ from mps_exporter import humanize
 from mps_exporter.diagnostics.causes import start_failure
 from mps_exporter.diagnostics.finding import Finding
 from mps_exporter.diagnostics.finding_titles import ADVICE
+from mps_exporter.diagnostics.safe_commands import Action, open_folder
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import DaemonConditions
 from mps_exporter.snapshot import ControlDaemon, Incident, Snapshot
@@ -54,17 +55,19 @@ def incident_findings(
             else partial(_incident_texts, incident, daemon, age, name_of),
             daemon=daemon.pipe_directory,
             since=incident.at,
-            folder=_closed_folder(incident, daemon, view),
+            offered=_opening(incident, daemon, view),
+            limited=daemon.limited,
         )
 
 
-def _closed_folder(incident: Incident, daemon: ControlDaemon, view: DaemonConditions | None) -> str:
-    """The folder that kept a server from starting, where this host has it under that path."""
-    if view is None or incident.kind != "server_start_failed":
-        return ""
-    closed = view.closed.get(incident.uid or 0)
-    in_host = daemon.facts is not None and not daemon.facts.root
-    return closed.path if closed is not None and in_host else ""
+def _opening(
+    incident: Incident, daemon: ControlDaemon, view: DaemonConditions | None
+) -> tuple[Action, ...]:
+    """Open the folder that kept a server from starting, where this host has it under that path."""
+    facts = daemon.facts
+    if view is None or facts is None or facts.root or incident.kind != "server_start_failed":
+        return ()
+    return open_folder(view.closed.get(incident.uid or 0), facts)
 
 
 def _start_texts(

@@ -7,13 +7,15 @@ first check that finds a problem is the answer; those before it were passed, or 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mps_exporter import humanize
+from mps_exporter.diagnostics.daemons import CREATING_LONG_SECONDS
 from mps_exporter.diagnostics.finding import Finding
-from mps_exporter.diagnostics.finding_commands import actions, docs_page
-from mps_exporter.diagnostics.safe_commands import quoted_path
+from mps_exporter.diagnostics.finding_commands import actions, docs_page, use_daemon
+from mps_exporter.diagnostics.halted import halt_texts, resuming
+from mps_exporter.diagnostics.safe_commands import open_folder, quoted_path
 from mps_exporter.diagnostics.shares import Excess, looser
 from mps_exporter.mps.client_limits import DaemonGpus, parse_pinned_memory_limit, visible_gpus
 from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES, control_socket_bytes
@@ -32,9 +34,6 @@ from mps_exporter.snapshot import (
 
 Outcome = Literal["ok", "problem", "warning", "unknown"]
 
-CONTEXT_SECONDS = 30.0
-"""A context is made in some ten milliseconds; after this long the client is stuck."""
-
 NEAR_LIMIT_RATIO = 0.95
 
 CONTEXT_BYTES = 290 << 20
@@ -47,6 +46,8 @@ FEWEST_SMS = 2
 HOPPER = (9, 0)
 
 _BLOCKING = ("ghost_server", "daemon_unresponsive", "daemon_draining", "server_starting_long")
+_REFUSING = ("server_in_fault", "server_start_failed", "server_out_of_descriptors")
+_WITHOUT_MPS = "cannot-find-mps-control-daemon-process"
 _REFUSALS = {
     "context_limit": "cuda-error-808-809-mps-max-clients-reached",
     "server_not_ready": "cuda-error-807-mps-server-not-ready",
@@ -86,6 +87,9 @@ def conclusion(checks: list[Check]) -> Check:
         for check in checks:
             if check.outcome == outcome:
                 return check
+    for check in checks:
+        if check.outcome == "unknown" and check.name == "connection":
+            return replace(check, text=humanize.sentence(check.text))
     unknown = [check.text for check in checks if check.outcome == "unknown"]
     if unknown:
         return Check("conclusion", "unknown", f"Nothing wrong was seen, but {unknown[0]}")
@@ -105,7 +109,7 @@ def check_process(
     """
     place = _find(pid, snapshot)
     checks = list(_process_checks(pid, view, place))
-    if view is not None and not view.present:
+    if view is not None and (not view.present or view.state == "Z"):
         return [*checks, *_history(pid, snapshot)]
     daemon = place.daemon or _daemon_named(snapshot, view)
     working = bool(place.direct_on or (place.client is not None and place.client.contexts))
@@ -116,10 +120,10 @@ def check_process(
         if not working:  # else it has set the variable for itself
             checks += _device_checks(view, daemon, snapshot)
         checks += _variables(view)
-    checks += _daemon_checks(daemon, snapshot, view)
-    if daemon is not None:
+    if not place.stranded_on:  # else no daemon helps it
+        checks += _daemon_checks(daemon, snapshot, view)
         checks += _blocked(daemon, found, place, snapshot)
-    checks += _connection(pid, daemon, snapshot, place)
+    checks += _connection(pid, daemon, snapshot, place, view)
     if place.client is not None:
         checks += _limit_checks(place.client, snapshot)
         if daemon is not None and (excess := looser(place.client, daemon)) is not None:
@@ -193,8 +197,11 @@ def _process_checks(pid: int, view: ProcessView | None, place: _Place) -> Iterat
     if view is None:
         yield Check("process", "unknown", "a recording has no files of the process itself.")
         return
-    if not view.present:
-        text = f"No process {pid} is there"
+    name = humanize.printable(view.command or "?")
+    if not view.present or view.state == "Z":
+        parent = f"its parent (process {view.parent_pid}) has not reaped it (state Z)"
+        ended = f"It ({name}) has ended; {parent}"
+        text = ended if view.present else f"No process {pid} is there"
         waits = place.wait is not None
         if waits:
             text += "; it died while it waited in the daemon's queue"
@@ -206,32 +213,20 @@ def _process_checks(pid: int, view: ProcessView | None, place: _Place) -> Iterat
             "every-cuda-program-hangs-and-the-control-tool-too" if waits else "",
         )
         return
-    name = humanize.printable(view.command or "?")
-    if view.state in ("T", "t"):
-        yield Check(
-            "process",
-            "problem",
-            f"Process {pid} ({name}) is stopped (state {view.state}).",
-            "Continue it, or let the debugger go on.",
-            command=f"kill -CONT {pid}",
-        )
-    elif view.state == "Z":
-        yield Check(
-            "process",
-            "problem",
-            f"Process {pid} ({name}) has ended; its parent has not taken notice (state Z).",
-            "Look at the parent process.",
-        )
+    if (halted := halt_texts(view)) is not None:
+        text, remedy = halted
+        command = next((one.command for one in resuming(view)), "")
+        yield Check("process", "problem", f"It ({name}) is {text}.", remedy, command=command)
     elif view.state == "D":
         yield Check(
             "process",
             "warning",
-            f"Process {pid} ({name}) is inside the kernel and cannot be "
+            f"It ({name}) is inside the kernel and cannot be "
             "interrupted (state D): in the driver, or on a file system that does not answer.",
             f"cat /proc/{pid}/stack, as root, twice: the same function says where.",
         )
     else:
-        yield Check("process", "ok", f"Process {pid} ({name}) runs as user {view.uid}.")
+        yield Check("process", "ok", f"It ({name}) runs as user {view.uid}.")
 
 
 def _running(snapshot: Snapshot) -> list[ControlDaemon]:
@@ -241,8 +236,7 @@ def _running(snapshot: Snapshot) -> list[ControlDaemon]:
 def _command_to_use_daemon(snapshot: Snapshot) -> str:
     """The command that sends a process to the host's only daemon; "": there is none, or several."""
     running = [one for one in _running(snapshot) if one.facts is None or not one.facts.root]
-    path = quoted_path(running[0].pipe_directory) if len(running) == 1 else None
-    return f"export CUDA_MPS_PIPE_DIRECTORY={path}" if path else ""
+    return next((one.command for one in use_daemon(running)), "")
 
 
 def _directory_checks(
@@ -269,15 +263,18 @@ def _directory_checks(
             _command_to_use_daemon(snapshot),
         )
     elif view.closed_folder is not None:
-        path = quoted_path(view.closed_folder)
+        # Only on the way to a directory that a daemon of the host has chosen, not the process.
+        facts = (one.facts for one in snapshot.daemons if one.pipe_directory == view.pipe_directory)
+        named = next((one for one in facts if one is not None), None)
+        opening = open_folder(view.closed_folder, named) if named is not None else ()
         yield Check(
             "directory",
             "problem",
             f"It cannot use {shown}: {view.path_error}.",
             "Let its user and the daemon's group pass the folder, and start it again.",
-            "cuda-error-805-mps-connection-failed" if daemon else "a-limit-has-no-effect",
+            "cuda-error-805-mps-connection-failed" if daemon else _WITHOUT_MPS,
             # Its server runs as the same user, but with the daemon's group (see view_daemon).
-            f"chmod a+x {path}" if path else "",
+            next((one.command for one in opening), ""),
         )
     elif view.path_error is not None:
         yield Check(
@@ -286,8 +283,18 @@ def _directory_checks(
             f"It cannot use {shown}: {view.path_error}.",
             "Set the directory of a daemon, or mount it into the process's container; then start "
             "it again.",
-            "cuda-error-805-mps-connection-failed" if daemon else "a-limit-has-no-effect",
+            "cuda-error-805-mps-connection-failed" if daemon else _WITHOUT_MPS,
             _command_to_use_daemon(snapshot),
+        )
+    elif view.closed_socket:
+        yield Check(
+            "directory",
+            "problem",
+            f"Its user {view.uid} may not connect to {shown}/control (mode {view.closed_socket}): "
+            "CUDA runs without MPS.",
+            "The daemon's user has to allow all users to write to that socket (chmod a+w), or "
+            "start the daemon again with a umask that does; then start the process again.",
+            _WITHOUT_MPS,
         )
     else:
         source = "CUDA_MPS_PIPE_DIRECTORY" if view.names_directory else "the default"
@@ -301,7 +308,7 @@ def _daemon_checks(
         if view is None or view.pipe_directory is None:
             yield Check("daemon", "unknown", "which daemon it would use is not known.")
             return
-        if view.path_error is not None:
+        if view.path_error is not None or view.closed_socket:
             return
         yield _nobody(view, view.pipe_directory, snapshot)
         return
@@ -339,8 +346,10 @@ def _nobody(view: ProcessView, directory: str, snapshot: Snapshot) -> Check:
         else "No control daemon runs on this host."
     )
     start = "nvidia-cuda-mps-control -d"
-    if view.names_directory and (path := quoted_path(directory)):
-        start = f"CUDA_MPS_PIPE_DIRECTORY={path} {start}"
+    if view.names_directory:
+        # Not in a directory of an ordinary user's choice: whoever copies this may be root.
+        path = quoted_path(directory) if view.uid == 0 else None
+        start = f"CUDA_MPS_PIPE_DIRECTORY={path} {start}" if path else ""
     if view.leftover:
         text, remedy = "A daemon has run at its pipe directory, and is gone", "Start it again"
     else:
@@ -354,16 +363,18 @@ def _nobody(view: ProcessView, directory: str, snapshot: Snapshot) -> Check:
         "problem" if view.names_directory or others else "warning",
         f"{text}: it runs without MPS, without sharing and without limits. {there}",
         f"{remedy}, then start the process again.",
-        "a-limit-has-no-effect",
+        _WITHOUT_MPS,
         start,
     )
 
 
 def _blocked(
-    daemon: ControlDaemon, found: tuple[Finding, ...], place: _Place, snapshot: Snapshot
+    daemon: ControlDaemon | None, found: tuple[Finding, ...], place: _Place, snapshot: Snapshot
 ) -> Iterator[Check]:
+    if daemon is None:
+        return
     served = place.client is not None and place.client.state in ("active", "torn_down")
-    names = _BLOCKING if served else (*_BLOCKING, "server_in_fault", "server_start_failed")
+    names = _BLOCKING if served else (*_BLOCKING, *_REFUSING)
     for finding in found:
         name = finding.advice.name
         if finding.daemon == daemon.pipe_directory and name in names:
@@ -378,21 +389,17 @@ def _blocked(
 
 
 def _connection(
-    pid: int, daemon: ControlDaemon | None, snapshot: Snapshot, place: _Place
+    pid: int,
+    daemon: ControlDaemon | None,
+    snapshot: Snapshot,
+    place: _Place,
+    view: ProcessView | None,
 ) -> Iterator[Check]:
     now = snapshot.taken_at
     if place.handover is not None:
         yield _last_served(place.handover)
-    elif (wait := place.wait) is not None:
-        behind = f" behind user {wait.behind_uid}" if wait.behind_uid is not None else ""
-        yield Check(
-            "connection",
-            "problem",
-            f"It has waited in the daemon's queue{behind} for {humanize.age(now - wait.since)}.",
-            "Wait: killing it makes everything hang when its turn comes. It is served when the "
-            "last client of the other user has left, and up to 51 s after.",
-            "a-program-hangs-in-cuinit",
-        )
+    elif place.wait is not None:
+        yield _waiting(place.wait, now, "It has waited in the daemon's queue")
     elif (client := place.client) is not None:
         yield _client_check(client, now)
     elif place.stranded_on:
@@ -419,34 +426,82 @@ def _connection(
         )
     elif daemon is not None and (full := _full(daemon, snapshot)) is not None:
         yield full
-    elif daemon is not None and not daemon.shows_waits:
-        why = (
-            "an MPS v3 daemon does not tell"
-            if daemon.follows("control")
-            else "control.log is not readable"
-        )
-        yield Check("connection", "unknown", f"whether it waits cannot be seen: {why}.")
+    elif (unseen := _wait_not_seen(daemon, snapshot, view)) is not None:
+        yield unseen
     else:
         yield Check(
             "connection",
             "warning",
-            f"Process {pid} is no client of MPS, does not wait for it, and has no context on a "
-            "GPU: it has made no CUDA call yet, has got an error from it, or hangs elsewhere.",
+            "It is no client of MPS, does not wait for it, and has no context on a GPU: it has "
+            "made no CUDA call yet, has got an error from it, or hangs elsewhere.",
             f"See what it printed; py-spy dump --pid {pid}, or cat /proc/{pid}/stack as root.",
         )
 
 
-def _last_served(last: Handover) -> Check:
-    server = (
-        "its server" if last.server_pid is None else f"server {last.server_pid}, which has ended"
-    )
+def _waiting(wait: Wait, now: float, text: str, because: str = "") -> Check:
+    behind = f" behind user {wait.behind_uid}" if wait.behind_uid is not None else ""
     return Check(
         "connection",
         "problem",
-        f"The daemon sent it to {server}, and has done nothing since: it may wait for it.",
-        "End it, and start it again.",
+        f"{text}{behind} for {humanize.age(now - wait.since)}{because}.",
+        "Wait: killing it makes everything hang when its turn comes. It is served when the last "
+        "client of the other user has left, and up to 51 s after.",
+        "a-program-hangs-in-cuinit",
+    )
+
+
+def _wait_not_seen(
+    daemon: ControlDaemon | None, snapshot: Snapshot, view: ProcessView | None
+) -> Check | None:
+    """Say why it is not known whether a process waits; None: it would be seen."""
+    anywhere = view is None or view.pipe_directory is None
+    for one in (daemon,) if daemon is not None else snapshot.daemons if anywhere else ():
+        inner = one.has_own_pid_namespace
+        if one.state == "absent" or (one.shows_waits and not inner):
+            continue
+        uid = view.uid if view is not None else None
+        own = [wait for wait in one.waits if wait.uid == uid and not wait.dead and not wait.pid]
+        if inner and own:
+            because = "; its daemon has a PID namespace of its own, so that one may be another's"
+            text = f"It waits, as a process of user {uid} does in the daemon's queue"
+            return _waiting(own[0], snapshot.taken_at, text, because)
+        return _unknown_wait(one, view)
+    return None
+
+
+def _unknown_wait(one: ControlDaemon, view: ProcessView | None) -> Check:
+    remedy, text = "", "whether it waits is not known: "
+    if not one.follows("control"):
+        text += "control.log is not readable, or not known."
+        logs = (view.mps_environment or {}).get("CUDA_MPS_LOG_DIRECTORY") if view else None
+        named = quoted_path(logs) if logs else None
+        remedy = f"Name the log directory: mps-exporter doctor --mps.log-directory={named or 'DIR'}"
+        remedy += f" --mps.pipe-directory={quoted_path(one.pipe_directory) or 'DIR'}; or ask root."
+    elif one.has_own_pid_namespace:
+        text += "its daemon has a PID namespace of its own, and logs no PID of this host."
+    else:
+        text += "an MPS v3 daemon does not tell."
+    uid = view.uid if view is not None else None
+    holders = {server.uid for server in one.servers if server.uid is not None}
+    if uid is not None and holders and uid not in holders and not one.multiuser:
+        text += (
+            f" The daemon serves user {min(holders)} now: a process of user {uid} waits until all "
+            "clients of that user have left. Do not kill it."
+        )
+    return Check("connection", "unknown", text, remedy, "a-program-hangs-in-cuinit")
+
+
+def _last_served(last: Handover) -> Check:
+    lost = last.server_pid is not None
+    return Check(
+        "connection",
+        "problem",
+        f"The daemon sent it to server {last.server_pid}, which has ended, and waits for it."
+        if lost
+        else "It is the last that the daemon sent to its server, which has done nothing since.",
+        "End it, and start it again." if lost else "See what the daemon hangs on; it may be sound.",
         "every-cuda-program-hangs-and-the-control-tool-too",
-        f"kill {last.pid}",
+        f"kill {last.pid}" if lost else "",
     )
 
 
@@ -471,7 +526,7 @@ def _client_check(client: Client, now: float) -> Check:
     since = now - client.state_since if client.state_since is not None else None
     age = f" for {humanize.age(since)}" if since is not None else ""
     if client.state in ("connecting", "creating_context"):
-        stuck = since is not None and since >= CONTEXT_SECONDS
+        stuck = since is not None and since >= CREATING_LONG_SECONDS
         return Check(
             "connection",
             "problem" if stuck else "ok",

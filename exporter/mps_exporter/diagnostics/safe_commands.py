@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mps_exporter import humanize
+from mps_exporter.observations import ClosedFolder, DaemonFacts
 from mps_exporter.snapshot import Client, Server
 
 MAX_PIDS = 20
@@ -33,9 +34,33 @@ class Action:
     """False: it only shows more."""
 
 
+def permitted(offered: Iterable[Action], daemon: DaemonFacts | None) -> tuple[Action, ...]:
+    """The one gate of all commands: those that may be given to a person.
+
+    Of an ordinary user's daemon every path and every PID is that user's choice. What only shows
+    something is run as that user; what changes something is not offered.
+    """
+    if daemon is None or not daemon.limited:
+        return tuple(offered)
+    return tuple(
+        replace(one, command=f"sudo -u '#{daemon.user}' {one.command}", run_as="root")
+        for one in offered
+        if one.run_as == ANY_USER and not one.heals and daemon.user
+    )
+
+
 def quoted_path(path: str) -> str | None:
     """A path as one word of a shell; None where it cannot be shown as it is."""
     return shlex.quote(path) if path and humanize.printable(path, len(path)) == path else None
+
+
+def open_folder(closed: ClosedFolder | None, daemon: DaemonFacts) -> tuple[Action, ...]:
+    """Open a folder on the way to a daemon's directories: one of that daemon's own user only."""
+    path = quoted_path(closed.path) if closed is not None else None
+    if path is None or closed is None or closed.owner_uid != daemon.user:
+        return ()
+    effect = "lets the server pass; then start the process again"
+    return permitted([Action(f"chmod a+x {path}", "root, or its owner", effect)], daemon)
 
 
 def may_be_ended(one: Server | Client) -> bool:
@@ -44,10 +69,6 @@ def may_be_ended(one: Server | Client) -> bool:
     (1 and 2 are init, and the kernel's own.)
     """
     return one.confirmed and one.pid > 2
-
-
-def joined_pids(pids: Iterable[int]) -> str:
-    return " ".join(str(pid) for pid in pids)
 
 
 def pids_in_command(pids: Iterable[int]) -> str:

@@ -67,7 +67,8 @@ def _ignored_texts(ignored: Mapping[int, int]) -> tuple[str, str]:
     return (
         "More daemons, MPS processes and clients than are shown run for "
         f"{humanize.count(len(users), 'user')}, by UID: {humanize.join_some(users)}.",
-        "Name the daemons that are wanted with --mps.pipe-directory, and end the others.",
+        "Name the daemons that are wanted with --mps.pipe-directory, and ask these users about the "
+        "others.",
     )
 
 

@@ -225,7 +225,7 @@ def render(
         _gpu(samples, gpu, snapshot)
     for finding in findings(snapshot):
         advice = finding.advice
-        labels = (advice.name, advice.severity, finding.daemon, finding.gpu, finding.uuid)
+        labels = (advice.name, finding.severity, finding.daemon, finding.gpu, finding.uuid)
         samples.add("mps_advice", labels, 1.0)
     return samples.families()
 
@@ -252,7 +252,7 @@ def _daemon(samples: Samples, daemon: ControlDaemon) -> None:
             ),
             1.0,
         )
-    if daemon.facts is not None and daemon.facts.limited:
+    if daemon.facts is not None and daemon.limited:
         add("mps_control_unprivileged_info", (*d, daemon.facts.user), 1.0)
     add("mps_control_start_time_seconds", d, daemon.start_time_seconds)
     add("mps_control_query_duration_seconds", d, daemon.query_duration_seconds)

@@ -103,8 +103,23 @@ class ServerClients:
         """Client processes that are connected."""
         return len(self._clients) - self._unnamed_disconnections
 
+    @property
+    def may_have_context(self) -> bool:
+        """Whether a client has an ACTIVE context, or one of which the log does not tell."""
+        return any(
+            client.contexts.keys() - client.creating.keys()
+            or client.from_control_tool
+            or client.inferred
+            for client in self
+        )
+
     def get(self, pid: int) -> TrackedClient | None:
         return self._clients.get(pid)
+
+    def sole_newcomer(self) -> int | None:
+        """Return the only client whose first context is being created: a refusal is of that one."""
+        new = [one.pid for one in self if one.creating and not one.had_context]
+        return new[0] if len(new) == 1 and new[0] else None
 
     def find(self, pid: int, context: int | None = None) -> TrackedClient | None:
         """Return a client. Of those with PID 0: with this context; or leaving; or the oldest."""

@@ -45,7 +45,8 @@ class Incidents:
             for index in range(-1, -1 - min(RECENT, len(self._incidents)), -1):
                 earlier = self._incidents[index]
                 if _same_but_for_time(earlier, incident):
-                    self._incidents[index] = replace(earlier, count=earlier.count + 1)
+                    pids = tuple(dict.fromkeys((*earlier.pids, *incident.pids)))[:MAX_PIDS]
+                    self._incidents[index] = replace(earlier, count=earlier.count + 1, pids=pids)
                     return
         self._incidents.append(incident)
         self._added += 1

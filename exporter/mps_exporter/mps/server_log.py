@@ -179,7 +179,8 @@ def _refusal_event(server: TrackedServer, event: e.RefusalEvent, when: Moment) -
     match event:
         case e.LimitReached():
             server.client_limit = event.limit
-            server.clients.admissions.count_refusal(server.uid, "context_limit", when)
+            pid = server.clients.sole_newcomer()
+            server.clients.admissions.count_refusal(server.uid, "context_limit", when, pid)
         case e.TeardownRefusal():
             server.clients.admissions.count_refusal(server.uid, "server_not_ready", when, event.pid)
             server.clients.refuse(event.pid, event.context, when)

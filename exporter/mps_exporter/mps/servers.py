@@ -121,7 +121,12 @@ class TrackedServer(ServerInfo):
             self.become_ghost(when)
 
     def credentials_missing(self, when: Moment) -> None:
-        """Its log says that a queued client sent no credentials."""
+        """Its log says that a queued client sent no credentials.
+
+        A server that has no file descriptor left writes the same, and serves those it has.
+        """
+        if self.clients.may_have_context:
+            return
         self._credentials_missing = True
         self.become_ghost(when)
 

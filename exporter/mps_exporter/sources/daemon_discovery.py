@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from mps_exporter.mps.cgroups import parse_cgroup
-from mps_exporter.observations import DaemonFacts, ProcfsObservation
+from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
 from mps_exporter.sources.container_logs import ContainerLogs
 from mps_exporter.sources.daemon_directories import (
     CONTROL_PROGRAM,
@@ -44,6 +44,7 @@ from mps_exporter.sources.processes import HOST_USERS, Processes
 from mps_exporter.sources.procfs_parse import (
     COMM_LENGTH,
 )
+from mps_exporter.sources.suspended import frozen_group, tracer_of
 from mps_exporter.sources.threaded_calls import ThreadedCalls
 
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
@@ -93,6 +94,7 @@ class DaemonDiscovery:
         self._processes = Processes(root, passwd, clock)
         self._directories = DaemonDirectories(self._processes, clock)
         self._container_logs = ContainerLogs(container_logs)
+        self._cgroups = cgroups
         self._memory_partitions = MemoryPartitions(cgroups)
         self._now = now
         self._own_uid = os.geteuid()
@@ -211,8 +213,17 @@ class DaemonDiscovery:
         facts, unknown = self._processes.identify(running)
         for error in unknown.values():
             raise error
-        found = [Program(process, self._processes.arguments(pid)) for pid, process in facts.items()]
+        found = [
+            Program(self._with_halt(process), self._processes.arguments(pid))
+            for pid, process in facts.items()
+        ]
         return sorted(found, key=lambda one: (one.process.uid not in (0, self._own_uid), one.pid))
+
+    def _with_halt(self, process: ProcessFacts) -> ProcessFacts:
+        tracer = tracer_of(process.pid, process.state, self._processes.root)
+        group = frozen_group(process.cgroup, self._cgroups)
+        halted = tracer or group
+        return replace(process, tracer=tracer, frozen_group=group) if halted else process
 
     def _configured_places(
         self, configured: Sequence[tuple[str, str | None]]

@@ -14,7 +14,13 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from mps_exporter.observations import DaemonFacts, HostTraces, MpsDirectory, ProcessFacts
+from mps_exporter.observations import (
+    DaemonFacts,
+    HostTraces,
+    MpsDirectory,
+    OpenFiles,
+    ProcessFacts,
+)
 from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES
 from mps_exporter.sources.pipe_directory import is_left_over
 from mps_exporter.sources.procfs_parse import (
@@ -33,6 +39,7 @@ PROMISES = (
 UNITS = "etc/systemd/system/*.wants/*.service"
 _START = re.compile(rb"^ExecStart\S*=.*nvidia-cuda-mps-control", re.MULTILINE)
 _DIRECTORY = re.compile(rb"CUDA_MPS_PIPE_DIRECTORY=[\"']?([^\s\"']+)")
+_OPEN_FILES = re.compile(rb"^Max open files\s+(\d+)", re.MULTILINE)
 _COMM = b"nvidia-cuda-mps"
 _MAX_BYTES = 1 << 16
 _MAX_ENTRIES = 256
@@ -62,8 +69,24 @@ def look_for_traces(
         tuple(zombies),
         tuple(orphans),
         tuple(one for one in _left_directories(Path(root)) if not _is_served(root, one, running)),
+        open_files(running, procfs),
         tuple(_driver_holders(Path(procfs))),
     )
+
+
+def open_files(daemons: Iterable[DaemonFacts], procfs: str = "/proc") -> tuple[OpenFiles, ...]:
+    """Count the open files of the servers of daemons."""
+    found = []
+    for daemon in daemons:
+        for server in daemon.servers:
+            base, count = Path(procfs, str(server.pid)), None
+            with suppress(OSError):
+                count = sum(1 for _ in (base / "fd").iterdir())
+            with suppress(OSError):
+                if limit := _OPEN_FILES.search(_read_start(base / "limits")):
+                    pipe = daemon.pipe_directory
+                    found.append(OpenFiles(server.pid, pipe, int(limit[1]), count))
+    return tuple(found)
 
 
 def _programs(procfs: Path) -> Iterator[ProcessFacts]:

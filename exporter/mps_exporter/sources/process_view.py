@@ -11,11 +11,13 @@ import os
 import stat
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, ProcessView
 from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES
+from mps_exporter.sources.memory_partitions import CGROUPS
 from mps_exporter.sources.pipe_directory import is_left_over
 from mps_exporter.sources.procfs_parse import (
     ProcessStat,
@@ -26,6 +28,7 @@ from mps_exporter.sources.procfs_parse import (
     program_name,
     text_of,
 )
+from mps_exporter.sources.suspended import frozen_group, tracer_of
 
 DEBUG_VARIABLES = frozenset(
     {
@@ -44,9 +47,9 @@ DEBUG_VARIABLES = frozenset(
 )
 """Those for which DCGM's diagnostics warn, and two more that CUDA's documentation calls so."""
 
-CGROUPS = "/sys/fs/cgroup"
-_PASS = 0o1
-"""What a client and a server need of each folder on the way, as a bit of a mode."""
+_PASS, _WRITE = 0o1, 0o2
+"""What a client and a server need of each folder on the way, and of the socket, as bits of a mode.
+"""
 _MAX_LINKS = 40
 _MAX_NAMES = 512
 
@@ -75,18 +78,21 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
     if environment:
         variables, debug = parse_mps_environment(environment), _debug_variables(environment)
     named = bool(variables and variables.get("CUDA_MPS_PIPE_DIRECTORY"))
-    directory, way = None, _Way()
+    directory, way, groups = None, _Way(), frozenset().union(*_groups_of_process(base))
     if variables is not None:
         directory = variables.get("CUDA_MPS_PIPE_DIRECTORY") or DEFAULT_PIPE_DIRECTORIES[0]
-        way = _walk_as(root, directory, status.uid, frozenset().union(*_groups_of_process(base)))
+        path = _absolute(base, directory)
+        way = _walk_as(root, path, status.uid, groups) if path is not None else _Way()
         if not named and way.end is None:
             way = _Way()  # nobody promised that it is there
     on_host = bool(_is_same_file(root, "/"))
     daemon = _same_directory(way.end, daemons)
+    cgroup = _read_or_none(base / "cgroup") or b""
+    state = found.state if found is not None else ""
     return ProcessView(
         pid,
         uid=status.uid,
-        state=found.state if found is not None else "",
+        state=state,
         command=command,
         pipe_directory=directory,
         names_directory=named,
@@ -106,7 +112,11 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
                 if on_host and name.endswith("_PATH") and value[:1] == "/" and _missing(value)
             )
         ),
-        oom_kills=_oom_kills(_read_or_none(base / "cgroup") or b""),
+        oom_kills=_oom_kills(cgroup),
+        parent_pid=status.parent_pid,
+        tracer=tracer_of(pid, state, procfs),
+        frozen_group=frozen_group(text_of(cgroup), CGROUPS),
+        closed_socket=_closed_socket(way.end, status.uid, groups) if way.end is not None else "",
     )
 
 
@@ -128,11 +138,33 @@ def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") 
         for directory in (facts.pipe_directory, facts.log_directory):
             if uid and directory:
                 way = _walk_as(str(base / "root"), directory, uid, group, more)
-                if way.closed is not None and way.error is not None:
-                    closed.setdefault(uid, ClosedFolder(way.closed, way.error))
+                if way.closed is not None:
+                    closed.setdefault(uid, way.closed)
     cgroup = _read_or_none(base / "cgroup") or b""
     limit = (_memory_file(cgroup, "memory.max") or b"").strip()
     return DaemonConditions(closed, _oom_kills(cgroup), int(limit) if limit.isdigit() else None)
+
+
+def _absolute(base: Path, directory: str) -> str | None:
+    """Give the path of a directory in the root of a process, as seen from its working directory."""
+    if directory.startswith("/"):
+        return directory
+    try:
+        root, here = (base / "root").readlink(), (base / "cwd").readlink()
+    except OSError:
+        return None
+    return f"/{here.relative_to(root) if here.is_relative_to(root) else here}/{directory}"
+
+
+def _closed_socket(directory: str, uid: int | None, groups: frozenset[int]) -> str:
+    """Give the mode of a control socket to which a user may not connect; "": none is seen."""
+    path = f"{directory}/control"
+    with suppress(OSError):
+        entry = Path(path).lstat()
+        open_to = _mode_bits_for(entry, uid or 0, groups, frozenset()) & _WRITE
+        if stat.S_ISSOCK(entry.st_mode) and uid and not open_to and not _has_access_list(path):
+            return f"{stat.S_IMODE(entry.st_mode):04o}"
+    return ""
 
 
 def _read_or_none(path: Path) -> bytes | None:
@@ -191,8 +223,8 @@ class _Way:
 
     error: str | None = None
     """Why the user cannot get there; None: nothing in the way is seen."""
-    closed: str | None = None
-    """The folder that is closed to the user, in the root."""
+    closed: ClosedFolder | None = None
+    """The folder that is closed to the user."""
     end: str | None = None
     """Where the directory is from here; None: it is not there, or the caller may not look."""
 
@@ -238,7 +270,8 @@ def _walk_as(
             closed_to = uid and not _mode_bits_for(entry, uid, groups, perhaps) & _PASS
             if closed_to and not _has_access_list(here):
                 mode = f"{stat.S_IMODE(entry.st_mode):04o}"
-                return _Way(f"{folder} is closed to user {uid} (mode {mode})", folder)
+                why = f"{folder} is closed to user {uid} (mode {mode})"
+                return _Way(why, ClosedFolder(folder, why, entry.st_uid))
             continue
         links += 1
         if links > _MAX_LINKS:

@@ -104,7 +104,10 @@ class Events:
     def add(self, daemon: str, incident: Incident) -> None:
         self.last_at = asyncio.get_running_loop().time()
         self._number += 1
-        data = json.dumps(asdict(incident_view(daemon, incident, self.user_names)), allow_nan=False)
+        known = self._noted.daemons if self._noted is not None else ()
+        limited = any(one.limited for one in known if one.pipe_directory == daemon)
+        view = incident_view(daemon, incident, self.user_names, limited=limited)
+        data = json.dumps(asdict(view), allow_nan=False)
         event = (
             self._number,
             f"id: {self._run}-{self._number}\nevent: incident\ndata: {data}\n\n".encode(),

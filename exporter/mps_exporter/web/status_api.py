@@ -13,6 +13,8 @@ from typing import Literal
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics import ADVICE
+from mps_exporter.diagnostics import Severity as FindingSeverity
+from mps_exporter.diagnostics.finding import effective_severity
 from mps_exporter.diagnostics.partitions import partitioning_lines
 from mps_exporter.diagnostics.safe_commands import Action
 from mps_exporter.snapshot import (
@@ -416,7 +418,7 @@ def daemon_view(
     )
 
 
-_SEVERITIES: dict[str, Severity] = {
+_SEVERITIES: dict[str, FindingSeverity] = {
     "ghost": "critical",
     "client_terminated": "warning",
     "wait_abandoned": "warning",
@@ -424,17 +426,16 @@ _SEVERITIES: dict[str, Severity] = {
 """Of kinds of incidents that are no finding; others are for information."""
 
 
-def _severity(kind: str) -> Severity:
-    advice = ADVICE.get(kind)
-    return _SEVERITIES.get(kind, "info") if advice is None else advice.severity
-
-
-def incident_view(daemon: str, one: Incident, name_of: humanize.UserNameLookup) -> IncidentView:
+def incident_view(
+    daemon: str, one: Incident, name_of: humanize.UserNameLookup, *, limited: bool
+) -> IncidentView:
+    advice = ADVICE.get(one.kind)
+    severity = _SEVERITIES.get(one.kind, "info") if advice is None else advice.severity
     return IncidentView(
         at=one.at,
         daemon=humanize.printable(daemon, 400),
         kind=one.kind,
-        severity=_severity(one.kind),
+        severity=effective_severity(severity, limited=limited),
         text=humanize.describe_incident(one, name_of),
         count=one.count,
         server_pid=one.server_pid,
@@ -454,7 +455,7 @@ def incident_views(
 ) -> tuple[IncidentView, ...]:
     """The last incidents of all daemons, the newest first."""
     found = [
-        incident_view(daemon.pipe_directory, one, name_of)
+        incident_view(daemon.pipe_directory, one, name_of, limited=daemon.limited)
         for daemon in daemons
         for one in daemon.incidents
     ]

@@ -9,6 +9,7 @@ from typing import Any
 from mps_exporter import diagnostics, humanize
 from mps_exporter.diagnostics.finding_commands import actions, docs_url, runbook_url
 from mps_exporter.diagnostics.finding_titles import ADVICE
+from mps_exporter.diagnostics.incidents import RECENT_SECONDS
 from mps_exporter.diagnostics.visibility import of_web_configuration
 from mps_exporter.snapshot import RecordingInfo, Snapshot
 from mps_exporter.user_names import UserNames
@@ -49,7 +50,7 @@ def make_status(
         blind.append(of_web_configuration(config_error))
     unseen = tuple(_finding_view(one, snapshot, history) for one in blind)
     views = [_finding_view(one, snapshot, history) for one in diagnostics.in_order(current)]
-    found = _ordered(views, now)
+    found = _ordered(views, snapshot)
     daemons = tuple(daemon_view(daemon, name_of, now, snapshot) for daemon in snapshot.daemons)
     incidents = incident_views(snapshot.daemons, name_of)
     status = HostStatus(
@@ -112,13 +113,13 @@ NEWS_LEADS_SECONDS = 60.0
 """After so long an incident that is over comes behind what is wrong now."""
 
 
-def _ordered(found: Iterable[FindingView], now: float) -> tuple[FindingView, ...]:
+def _ordered(found: Iterable[FindingView], snapshot: Snapshot) -> tuple[FindingView, ...]:
     """The worst first; of those that are equally bad and have a time, the newest first.
 
     A critical incident some time ago, as a crash, comes behind a warning about what is still so.
     """
-    shown = list(found)
-    old = [one for one in shown if _is_old_news(one, now)]
+    shown, now = list(found), snapshot.taken_at
+    old = [one for one in shown if _is_old_news(one, now) or _is_long_gone(one, snapshot)]
     ordered: list[FindingView] = []
     for severity in _ORDER:
         group = [one for one in shown if one.severity == severity and one not in old]
@@ -135,6 +136,13 @@ def _is_old_news(one: FindingView, now: float) -> bool:
     return past and serious and one.since is not None and now - one.since > NEWS_LEADS_SECONDS
 
 
+def _is_long_gone(one: FindingView, snapshot: Snapshot) -> bool:
+    """Whether it is about a daemon that died some time ago, while others serve."""
+    gone = one.name == "daemon_absent" and one.since is not None
+    serving = any(daemon.state == "answering" for daemon in snapshot.daemons)
+    return gone and serving and snapshot.taken_at - (one.since or 0.0) > RECENT_SECONDS
+
+
 def _newest_first(finding: FindingView) -> float:
     return -(finding.since or 0.0)
 
@@ -142,7 +150,7 @@ def _newest_first(finding: FindingView) -> float:
 def _finding_view(one: diagnostics.Finding, snapshot: Snapshot, history: History) -> FindingView:
     advice = one.advice
     return FindingView(
-        severity=advice.severity,
+        severity=one.severity,
         text=one.evidence,
         remedy=one.remedy,
         daemon=humanize.printable(one.daemon, 400) if one.daemon else None,
@@ -164,7 +172,10 @@ def headline(
 
     What could merely be better is no headline: it stands below the answer.
     """
-    urgent = next((one for one in found if one.severity in ("critical", "warning")), None)
+    gone = [one for one in found if _is_long_gone(one, snapshot)]
+    urgent = next(
+        (one for one in found if one.severity in ("critical", "warning") and one not in gone), None
+    )
     if urgent is not None:
         return urgent
     unknown = diagnostics.unseen(snapshot)
@@ -191,6 +202,8 @@ def headline(
     answer = _who_uses_what(snapshot)
     if unknown:
         return FindingView("info", f"{humanize.capitalize('; '.join((*answer, *unknown)))}.")
+    if gone:
+        return FindingView("info", f"{humanize.capitalize(answer[0])}. {gone[0].text}")
     well = "All is well: " if _count_clients(snapshot) else ""
     return FindingView("ok", f"{well}{answer[0]}, and no client waits.")
 

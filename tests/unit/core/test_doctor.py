@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mps_exporter import humanize
 from mps_exporter.cli import main
-from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status, diagnosis_lines
-from mps_exporter.diagnostics import ADVICE, findings
-from mps_exporter.diagnostics.finding_commands import actions
+from mps_exporter.commands.doctor_report import (
+    Diagnosis,
+    diagnosis_as_json,
+    diagnosis_exit_status,
+    diagnosis_lines,
+    status_of_check,
+)
+from mps_exporter.diagnostics import ADVICE, findings, recent_incidents
+from mps_exporter.diagnostics.finding import Finding
+from mps_exporter.diagnostics.finding_commands import actions, runbook_url
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import (
     DaemonFacts,
@@ -29,6 +38,7 @@ from mps_exporter.snapshot import (
     CollectorResult,
     ControlDaemon,
     Gpu,
+    Handover,
     Incident,
     Partitioning,
     PossibleUnfinishedWork,
@@ -38,8 +48,11 @@ from mps_exporter.snapshot import (
 )
 from mps_exporter.sources.control_tool_runs import cannot_run
 from mps_exporter.sources.recording import read_recording
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_findings import make_status
 from testing.player import RECORDINGS, Player
 
+ROOT = Path(__file__).parents[3]
 PIPE = "/tmp/nvidia-mps"
 DAEMON = ProcessFacts(10, 1.0, 0, "root", "nvidia-cuda-mps-control", "S", 1, (10,))
 
@@ -283,10 +296,14 @@ def test_of_a_deaf_server_every_remedy_ends_that_server() -> None:
         "several_users_one_daemon",
     ]
     for one in found:
-        assert set(re.findall(r"kill -9 (\d+)", one.remedy)) == {"510"}
+        assert one.remedy.startswith("End server 510 (with SIGKILL")
+        assert "also end process 503, which is connected to that server" in one.remedy
+        assert [action.command for action in actions(one, host)] == [
+            "ps -o args= -p 510 | grep nvidia-cuda-mps-server && kill -9 510",
+            "kill 503",
+        ]
     assert "process 503 and all later clients hang" in found[0].evidence
     assert any("server 510  ghost  for bob" in line for line in diagnosis_lines(Diagnosis(host)))
-    assert "Process 503 will get an error" in found[0].remedy
 
 
 @pytest.mark.parametrize(
@@ -302,37 +319,102 @@ def test_of_a_deaf_server_every_remedy_ends_that_server() -> None:
 def test_a_client_that_cannot_use_the_gpu_and_stays(
     state: ClientState, seconds: float, stuck: bool
 ) -> None:
-    found = findings(Snapshot(1000.0, daemons=(client(state=state, state_since=1000.0 - seconds),)))
+    host = Snapshot(1000.0, daemons=(client(state=state, state_since=1000.0 - seconds),))
+    found = findings(host)
     assert [one.advice.name for one in found] == (["client_stuck"] if stuck else [])
     if stuck:
         assert "process 30" in found[0].evidence
-        assert "kill 30" in found[0].remedy
+        ended = [one.command for one in actions(found[0], host) if one.heals]
+        assert ended == (["kill 30"] if state == "torn_down" else [])
 
 
 def test_in_a_fault_only_affected_clients_must_end() -> None:
     clients = (Client(30, 20, state="torn_down", state_since=1.0), Client(31, 20, state="active"))
     server = Server(20, state="FAULT", clients_connected=2, clients=clients)
-    (fault, _) = findings(Snapshot(9.0, daemons=(daemon(servers=(server,)),)))
-    assert "(kill 30)" in fault.remedy
+    snapshot = Snapshot(9.0, daemons=(daemon(servers=(server,)),))
+    (fault, _) = findings(snapshot)
+    assert "31" not in fault.remedy
+    assert [one.command for one in actions(fault, snapshot)] == ["kill 30"]
+    unknown = replace(server, clients=clients[1:])
+    snapshot = Snapshot(9.0, daemons=(daemon(servers=(unknown,)),))
+    (fault,) = findings(snapshot)
+    assert (actions(fault, snapshot), "31" in fault.remedy) == ((), False)
+    assert "Ask their users" in fault.remedy
 
 
-def stuck(process_state: str = "S", server_state: str = "S", *, ghost: bool = False) -> str:
-    server = ProcessFacts(952, 2.0, 1001, "ann", "nvidia-cuda-mps-server", server_state, 10)
-    control = replace(DAEMON, state=process_state)
+READ = tuple(LogState(PIPE, log, f"/l/{log}.log", readable=True) for log in ("control", "server"))
+GROUP = f"/sys/fs/cgroup/system.slice/docker-{'0a' * 32}.scope"
+
+
+def stuck(
+    control: dict[str, str] | None = None,
+    of_server: dict[str, str] | None = None,
+    *,
+    ghost: bool = False,
+    logs: tuple[LogState, ...] = READ,
+) -> tuple[str, list[str]]:
+    """Remedy and commands for a daemon that does not answer, whose client 30 works."""
+    server = ProcessFacts(952, 2.0, 1001, "ann", "nvidia-cuda-mps-server", "S", 10)
     host = daemon(
         state="unresponsive",
-        facts=DaemonFacts(PIPE, "/l", process=control, servers=(server,)),
-        servers=(Server(952, state="ACTIVE", ghost=ghost),),
+        facts=DaemonFacts(
+            PIPE,
+            "/l",
+            process=replace(DAEMON, **(control or {})),  # type: ignore[arg-type]
+            servers=(replace(server, **(of_server or {})),),  # type: ignore[arg-type]
+        ),
+        servers=(
+            Server(
+                952,
+                state="ACTIVE",
+                ghost=ghost,
+                clients_connected=1,
+                clients=() if ghost else (Client(30, 952, state="active"),),
+            ),
+        ),
+        logs=logs,
+        handover=Handover(0.5, 40, 1002),
     )
-    found = {one.advice.name: one for one in findings(Snapshot(1.0, daemons=(host,)))}
-    return found["daemon_unresponsive"].remedy
+    snapshot = Snapshot(1.0, daemons=(host,))
+    found = {one.advice.name: one for one in findings(snapshot)}["daemon_unresponsive"]
+    return found.remedy, [one.command for one in actions(found, snapshot)]
 
 
-def test_what_frees_a_daemon_names_the_process_and_spares_the_others() -> None:
-    assert stuck("T").endswith("continue it (kill -CONT 10).")
-    assert stuck(server_state="T").endswith("continue it (kill -CONT 952).")
-    assert "(kill -9 952)" in stuck(ghost=True)
-    assert "(kill -9 10 952)" in stuck()
+SHOWN = "ps -o pid,user,stat,etime,args -p 10,952"
+
+
+@pytest.mark.parametrize(
+    ("seen", "words", "commands"),
+    [
+        ({"control": {"state": "T"}}, "Continue process 10", ["kill -CONT 10"]),
+        ({"of_server": {"state": "T"}}, "Continue process 952", ["kill -CONT 952"]),
+        ({"of_server": {"state": "t", "tracer": "77 (gdb)"}}, "Let process 77 (gdb) continue", []),
+        (
+            {"control": {"frozen_group": GROUP}},
+            "Thaw that group",
+            ["docker unpause 0a0a0a0a0a0a"],
+        ),
+        (
+            {"of_server": {"frozen_group": "/sys/fs/cgroup/a b"}},
+            "Thaw that group",
+            ["echo 0 > '/sys/fs/cgroup/a b/cgroup.freeze'"],
+        ),
+        (
+            {"ghost": True},
+            "End server 952 (with SIGKILL",
+            ["ps -o args= -p 952 | grep nvidia-cuda-mps-server && kill -9 952"],
+        ),
+        ({}, "The last resort is a restart of the daemon: its 1 client will be lost", [SHOWN]),
+        ({"logs": ()}, "Ask root to run mps-exporter doctor.", [SHOWN]),
+    ],
+)
+def test_what_frees_a_daemon_ends_nothing_that_may_be_healthy(
+    seen: dict[str, Any], words: str, commands: list[str]
+) -> None:
+    remedy, offered = stuck(**seen)
+    assert words in remedy
+    assert offered == commands
+    assert not re.search(r"(?i)(end|kill)[^.]*\b(10|30|40)\b", remedy)
 
 
 def test_only_the_daemons_of_this_gpu_are_named() -> None:
@@ -350,7 +432,8 @@ async def test_a_kill_is_not_asked_for_when_the_log_shows_that_the_daemon_serves
     begin = player.recording.header.started_at
     for at, wanted in ((12.0, "kill -9 863"), (13.6, ""), (16.0, ""), (19.0, "")):
         snapshot = (await player.to(begin + at)).snapshot
-        requested = [one.remedy for one in findings(snapshot) if "kill -9" in one.remedy]
+        offered = {each.command for one in findings(snapshot) for each in actions(one, snapshot)}
+        requested = [command for command in offered if "kill -9" in command]
         assert all(wanted and wanted in remedy for remedy in requested)
         assert bool(requested) is bool(wanted)
         assert not any("826" in remedy for remedy in requested)
@@ -398,12 +481,11 @@ def test_no_process_is_named_for_ending_that_may_be_another() -> None:
     copied = {action.command for one in found for action in actions(one, snapshot)}
     assert {command for command in copied if "kill" in command} == {"kill 30"}
     assert {one.advice.name for one in found} == {"server_in_fault", "client_stuck"}
-    assert {tuple(re.findall(r"kill [\d ]+", one.remedy)) for one in found} == {("kill 30",)}
     for pid, seen in ((1, True), (952, False)):
         ghost = Server(pid, state="ACTIVE", ghost=True, confirmed=seen)
         snapshot = Snapshot(1.0, daemons=(daemon(servers=(ghost,)),))
         (one,) = findings(snapshot)
-        assert "kill" not in one.remedy
+        assert str(pid) not in one.remedy.replace("510", "")
         assert not actions(one, snapshot)
 
 
@@ -426,7 +508,7 @@ def test_a_client_that_hangs_on_a_ghost_is_to_be_ended_after_it() -> None:
     ghost = Server(20, state="ACTIVE", ghost=True, clients=(*hung,))
     snapshot = Snapshot(1.0, daemons=(daemon(servers=(ghost,)),))
     (one,) = findings(snapshot)
-    assert one.remedy.endswith("must be restarted; what still hangs must be ended (kill 30).")
+    assert "does not answer 5 s later, also end process 30, which" in one.remedy
     assert [action.command for action in actions(one, snapshot)] == [
         "ps -o args= -p 20 | grep nvidia-cuda-mps-server && kill -9 20",
         "kill 30",
@@ -436,24 +518,117 @@ def test_a_client_that_hangs_on_a_ghost_is_to_be_ended_after_it() -> None:
 @pytest.mark.parametrize(
     ("path", "command"),
     [
-        ("/var/log/mps/control.log", "truncate -s 0 /var/log/mps/control.log."),
-        ("/a/log$(touch PWNED); x #/b", "truncate -s 0 '/a/log$(touch PWNED); x #/b'."),
-        ("/a/it's", "truncate -s 0 '/a/it'\"'\"'s'."),
+        ("/var/log/mps/control.log", "truncate -s 0 /var/log/mps/control.log"),
+        ("/a/log$(touch PWNED); x #/b", "truncate -s 0 '/a/log$(touch PWNED); x #/b'"),
+        ("/a/it's", "truncate -s 0 '/a/it'\"'\"'s'"),
         ("/a/\x1b[2J\n", None),
     ],
 )
 def test_a_path_in_a_command_is_quoted(path: str, command: str | None) -> None:
     log = LogState("/mps", "control", path, readable=True, size_bytes=2 << 30)
-    (one,) = findings(Snapshot(1.0, daemons=(daemon(logs=(log,)),)))
-    assert command is None or command in one.remedy
-    assert ("truncate -s" in one.remedy) == (command is not None)
+    snapshot = Snapshot(1.0, daemons=(daemon(logs=(log,)),))
+    (one,) = findings(snapshot)
+    assert [each.command for each in actions(one, snapshot)] == ([command] if command else [])
 
 
 def test_a_users_log_is_emptied_as_that_user() -> None:
     """Root would truncate what a link leads to."""
-    facts = DaemonFacts("/mps", "/a", owner_uid=2001, limited=True)
-    (one,) = findings(Snapshot(1.0, daemons=(daemon(logs=(LARGE,), facts=facts),)))
-    assert "sudo -u '#2001' truncate -s 0 " in one.remedy
+    facts = DaemonFacts("/mps", "/a", owner_uid=2001, configured=True)
+    snapshot = Snapshot(1.0, daemons=(daemon(logs=(LARGE,), facts=facts),))
+    (offered,) = actions(findings(snapshot)[0], snapshot)
+    assert offered.command == "sudo -u '#2001' truncate -s 0 /l/control.log"
+
+
+HURTS = re.compile(r"DIRECTORY=/|truncate -s|chmod|kill (-|\d)|rm -r|echo 0|terminate_client \d")
+
+
+@pytest.mark.parametrize("name", sorted({*MADE_UP, *RECORDED}))
+async def test_of_an_ordinary_users_daemon_no_command_changes_anything(name: str) -> None:
+    """Each path and each PID of such a daemon is its user's choice: the one gate stops them all."""
+    if name in RECORDED:
+        recording, at = RECORDED[name]
+        player = Player(RECORDINGS / f"{recording}.rec.gz")
+        seconds = float(at[:-2]) / 1000 if at.endswith("ms") else float(at[:-1])
+        snapshot = (await player.to(player.recording.header.started_at + seconds)).snapshot
+    else:
+        snapshot = MADE_UP[name]
+    limited = tuple(
+        replace(
+            one,
+            facts=replace(
+                one.facts or DaemonFacts(one.pipe_directory, "/l"), limited=True, owner_uid=2001
+            ),
+        )
+        for one in snapshot.daemons
+    )
+    snapshot = replace(snapshot, daemons=limited)
+    for one in findings(snapshot):
+        if one.daemon:
+            assert one.severity != "critical"
+            assert not HURTS.search(one.remedy), one.remedy
+        for offered in actions(one, snapshot):
+            assert not HURTS.search(offered.command) or not limited or one.uuid, offered
+            if one.daemon:
+                assert offered.command.startswith("sudo -u '#2001' ")
+
+
+def test_one_severity_everywhere_and_none_of_a_users_own_daemon_is_critical() -> None:
+    """Any user can break a daemon of his own: neither pages nor drains a node for that."""
+    facts = DaemonFacts(PIPE, "/l", owner_uid=2001, limited=True)
+    for limited, severity, status in ((True, "warning", 0), (False, "critical", 1)):
+        gone = daemon(state="absent", pid=None, facts=replace(facts, limited=limited))
+        died = replace(gone, incidents=(Incident(at=0.5, kind="daemon_died"),))
+        snapshot = Snapshot(1.0, daemons=(died,))
+        page = make_status(snapshot, WebOptions())
+        (family,) = (
+            one for one in render(snapshot, Build("", "", "")) if one.spec.name == "mps_advice"
+        )
+        seen: set[str] = {page.headline.severity, *(one.severity for one in page.findings)}
+        seen |= {values[1] for values, _ in family.samples}
+        seen |= {one.severity for one in page.incidents}
+        seen |= {one["severity"] for one in json.loads(report(snapshot))["findings"]}
+        assert seen == {severity}
+        assert diagnosis_exit_status(Diagnosis(snapshot)) == 1 + status
+        for name in ("critical", "daemon_absent"):
+            assert status_of_check(snapshot, name)[0] == status
+
+
+def report(snapshot: Snapshot) -> str:
+    return diagnosis_as_json(Diagnosis(snapshot, recent_incidents(snapshot)))
+
+
+def test_a_users_own_daemon_is_not_recommended_to_others() -> None:
+    facts = DaemonFacts(PIPE, "/l", owner_uid=2001, limited=True)
+    others, own = process(1), replace(process(2), uid=2001)
+    snapshot = Snapshot(1.0, gpus=(gpu(others, own),), daemons=(daemon(facts=facts),))
+    (finding,) = findings(snapshot)
+    assert ("process 2 " in finding.evidence, "process 1 " in finding.evidence) == (True, False)
+    assert actions(finding, snapshot) == ()
+
+
+def alert_severities() -> dict[str, tuple[str, str]]:
+    """Alert -> its severity, and that for an ordinary user's daemon."""
+    found = {}
+    for file in (ROOT / "prometheus" / "rules").glob("*.yml"):
+        for group in yaml.safe_load(file.read_text("utf-8"))["groups"]:
+            for rule in group["rules"]:
+                if "alert" in rule:
+                    severity = rule["labels"]["severity"]
+                    both = re.search(r"\}\}(\w+)\{\{ else \}\}(\w+)\{\{", severity)
+                    limited, other = both.groups() if both else (severity, severity)
+                    found[rule["alert"]] = other, limited
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in ADVICE if runbook_url(name)])
+def test_a_finding_is_as_severe_as_the_alert_on_it(name: str) -> None:
+    alert = (runbook_url(name) or "").rpartition("/")[2].removesuffix(".md")
+    ordinary, limited = alert_severities()[alert]
+    seen = [
+        Finding(ADVICE[name], lambda: ("", ""), limited=each).severity for each in (False, True)
+    ]
+    assert [ordinary] == seen[:1]
+    assert name == "gpu_lost" or seen[1] == limited
 
 
 def test_users_with_too_many_daemons_are_named() -> None:
@@ -516,13 +691,8 @@ async def test_a_daemon_that_drains_is_not_refusing_without_its_logs() -> None:
 
 
 def test_a_remedy_that_kills_says_what_it_may_not_have_seen() -> None:
-    hung = daemon(state="unresponsive")
-    (blind,) = findings(Snapshot(1.0, daemons=(hung,)))
-    assert "It may also be draining" in blind.remedy
-    (sure,) = findings(
-        Snapshot(1.0, daemons=(replace(hung, logs=(replace(LARGE, size_bytes=1),)),))
-    )
-    assert "draining" not in sure.remedy
+    assert "may also be draining" in stuck(logs=())[0]
+    assert "draining" not in stuck()[0]
 
 
 def test_what_could_not_be_seen_is_a_warning() -> None:

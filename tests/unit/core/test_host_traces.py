@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,15 @@ import pytest
 
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status, diagnosis_lines
+from mps_exporter.diagnostics.finding_commands import actions
 from mps_exporter.diagnostics.traces import trace_findings
-from mps_exporter.observations import DaemonFacts, HostTraces, MpsDirectory, ProcessFacts
+from mps_exporter.observations import (
+    DaemonFacts,
+    HostTraces,
+    MpsDirectory,
+    OpenFiles,
+    ProcessFacts,
+)
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources import host_traces
 from mps_exporter.sources.host_traces import look_for_traces
@@ -49,6 +57,17 @@ def test_zombies_orphans_and_who_holds_the_driver(tmp_path: Path) -> None:
     assert [(one.pid, one.name) for one in found.holders] == [(10, CONTROL), (11, SERVER)]
     (tmp_path / "self").unlink()  # another PID namespace's procfs
     assert len(look_for_traces((), str(tmp_path), str(tmp_path / "none")).holders) == 3
+
+
+def test_how_many_files_a_server_has_open(tmp_path: Path) -> None:
+    process(tmp_path, 11, SERVER, opens="/dev/nvidia0")
+    (tmp_path / "11" / "limits").write_text("Max open files            72          4096    files\n")
+    servers = (ProcessFacts(11, 1.0), ProcessFacts(12, 1.0))
+    daemon = DaemonFacts("/mps", "/l", process=ProcessFacts(10, 1.0), servers=servers)
+    assert host_traces.open_files([daemon], str(tmp_path)) == (OpenFiles(11, "/mps", 72, 1),)
+    (tmp_path / "11" / "fd" / "7").unlink()
+    (tmp_path / "11" / "fd").rmdir()  # not readable
+    assert host_traces.open_files([daemon], str(tmp_path)) == (OpenFiles(11, "/mps", 72),)
 
 
 UNIT = "[Service]\nEnvironment=CUDA_MPS_PIPE_DIRECTORY={0}\nExecStart=/usr/bin/{1} -d\n"
@@ -108,12 +127,18 @@ def test_each_trace_is_a_finding() -> None:
             MpsDirectory("/tmp/nvidia-mps", 1001),
             MpsDirectory("/srv/mps", 0, "the enabled unit mps.service"),
         ),
+        open_files=(
+            OpenFiles(20, "/tmp/nvidia-mps", 72, 70),
+            OpenFiles(21, "/tmp/nvidia-mps", 1024, 522),
+            OpenFiles(22, "/tmp/nvidia-mps", 72),
+        ),
         holders=(ProcessFacts(10, 0.0, name="x\x1b[2J"),),
     )
     found = {one.advice.name: one for one in trace_findings(traces)}
     assert found.keys() == {
         "process_not_reaped",
         "server_without_daemon",
+        "server_out_of_descriptors",
         "daemon_promised",
         "directory_left",
     }
@@ -121,7 +146,11 @@ def test_each_trace_is_a_finding() -> None:
     assert "process 10" in found["process_not_reaped"].remedy
     assert "Server 13 of user 1001 has no control daemon" in found["server_without_daemon"].evidence
     assert "/srv/mps (the enabled unit mps.service)" in found["daemon_promised"].evidence
-    assert "rm -r /tmp/nvidia-mps" in found["directory_left"].remedy
+    (removing,) = actions(found["directory_left"], Snapshot(1.0))
+    assert removing.command == "sudo -u '#1001' rm -r /tmp/nvidia-mps"
+    assert not re.search(r"(?i)\bkill|\bend it\b", found["server_without_daemon"].remedy)
+    assert "has 70 of at most 72 files open" in found["server_out_of_descriptors"].evidence
+    assert not actions(found["server_out_of_descriptors"], Snapshot(1.0))
     seen = Diagnosis(Snapshot(1.0), traces=traces)
     assert diagnosis_exit_status(seen) == 1
     (held,) = [line for line in diagnosis_lines(seen) if "held open" in line]
@@ -129,7 +158,7 @@ def test_each_trace_is_a_finding() -> None:
     assert "\x1b" not in held
     roots = HostTraces(directories=(MpsDirectory("/tmp/nvidia-mps", 0),))
     (one,) = trace_findings(roots)
-    assert "rm -r" not in one.remedy
+    assert not actions(one, Snapshot(1.0))
 
 
 def test_a_path_that_is_too_long_is_why_no_daemon_runs_there() -> None:

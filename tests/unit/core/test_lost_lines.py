@@ -57,12 +57,9 @@ async def played(whole: Recording, step: float = 1.0) -> list[Metrics]:
 
 
 def killed(look: Metrics) -> set[str]:
-    """Everything that is said to be killed at this moment, in words and as a command."""
-    said = set[str]()
-    for one in findings(look.snapshot):
-        said |= {one.remedy} if "kill " in one.remedy else set()
-        said |= {each.command for each in actions(one, look.snapshot) if "kill" in each.command}
-    return said
+    """Everything that is said to be killed at this moment."""
+    offered = [each for one in findings(look.snapshot) for each in actions(one, look.snapshot)]
+    return {each.command for each in offered if "kill" in each.command}
 
 
 @pytest.mark.parametrize("change", [without_server_log, truncated(0), truncated(4096)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,15 +16,26 @@ import pytest
 from mps_exporter.cli import main
 from mps_exporter.commands import process_report
 from mps_exporter.diagnostics import findings
+from mps_exporter.diagnostics.finding_commands import symptom_url
 from mps_exporter.diagnostics.one_process import (
     Check,
     check_process,
     conclusion,
     pids_of,
 )
-from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcessView
+from mps_exporter.diagnostics.traces import trace_findings
+from mps_exporter.observations import (
+    ClosedFolder,
+    DaemonFacts,
+    HostTraces,
+    OpenFiles,
+    ProcessFacts,
+    ProcessView,
+)
 from mps_exporter.snapshot import Snapshot
+from mps_exporter.sources import process_view
 from mps_exporter.sources.process_view import view_process
+from mps_exporter.sources.suspended import frozen_group, tracer_of
 from testing.player import RECORDINGS, Player
 from testing.process_views import process_using
 
@@ -139,14 +151,20 @@ async def test_nothing_wrong_is_said_only_where_everything_was_seen() -> None:
 @pytest.mark.parametrize(
     ("changes", "outcome", "words"),
     [
-        ({"state": "T"}, "problem", "is stopped"),
-        ({"state": "Z"}, "problem", "has ended"),
+        ({"state": "T"}, "problem", "It (x) is stopped"),
+        ({"state": "t", "tracer": "12 (gdb)"}, "problem", "by process 12 (gdb), which traces it"),
+        ({"frozen_group": "/sys/fs/cgroup/a"}, "problem", "frozen, with its control group /sys"),
+        ({"state": "Z", "parent_pid": 9}, "warning", "(process 9) has not reaped it"),
+        ({"closed_socket": "0600"}, "problem", "may not connect to /"),
         ({"state": "D"}, "warning", "inside the kernel"),
         ({"present": False}, "warning", "No process 1797 is there"),
         ({"pipe_directory": "/" + "p" * 100}, "problem", "has 109 bytes"),
         ({"path_error": "/a is closed to user 1001 (mode 0700)"}, "problem", "/a is closed"),
         (
-            {"path_error": "/a is closed to user 1001 (mode 0700)", "closed_folder": "/a"},
+            {
+                "path_error": "/a is closed to user 1001 (mode 0700)",
+                "closed_folder": ClosedFolder("/a", "", 0),
+            },
             "problem",
             "/a is closed",
         ),
@@ -180,7 +198,9 @@ async def test_a_process_whose_directory_nobody_serves() -> None:
     assert found.command == f"export CUDA_MPS_PIPE_DIRECTORY={daemon}"
     left = answer(snapshot, 77, replace(view, leftover=True))
     assert "A daemon has run at its pipe directory, and is gone" in left.text
-    assert left.command == "CUDA_MPS_PIPE_DIRECTORY='/srv/m p' nvidia-cuda-mps-control -d"
+    assert left.command == "", "root must not start a daemon where an ordinary user wants it"
+    roots = answer(snapshot, 77, replace(view, leftover=True, uid=0))
+    assert roots.command == "CUDA_MPS_PIPE_DIRECTORY='/srv/m p' nvidia-cuda-mps-control -d"
     hidden = answer(snapshot, 77, replace(view, pipe_directory=daemon))
     assert (hidden.command, hidden.remedy.partition(" into")[0]) == (
         "",
@@ -192,7 +212,7 @@ async def test_a_process_whose_directory_nobody_serves() -> None:
     ("protocol", "read", "outcome", "words"),
     [
         ("2", True, "warning", "does not wait for it"),
-        ("2", False, "unknown", "control.log is not readable"),
+        ("2", False, "unknown", "control.log is not readable, or not known"),
         ("3", True, "unknown", "an MPS v3 daemon does not tell"),
     ],
 )
@@ -205,6 +225,99 @@ async def test_whether_a_newcomer_waits(
     changed = replace(daemon, protocol=protocol, logs=logs)
     found = answer(replace(snapshot, daemons=(changed,)), 77, newcomer(snapshot))
     assert (found.outcome, words in found.text) == (outcome, True), found
+    assert (process_report.checks_exit_status({77: [found]}) == 3) == (outcome == "unknown")
+
+
+async def test_who_would_wait_is_told_although_no_log_is_read() -> None:
+    """A user may ask of his own process, and see whose servers run, but not the daemon's logs."""
+    snapshot = await snapshot_at("wait-served", 0.6)
+    (daemon,) = snapshot.daemons
+    blind = replace(
+        daemon, waits=(), logs=tuple(replace(log, readable=False) for log in daemon.logs)
+    )
+    view = newcomer(snapshot, CUDA_MPS_LOG_DIRECTORY="/srv/log s")
+    found = answer(replace(snapshot, daemons=(blind,)), 705, replace(view, uid=1002))
+    assert "The daemon serves user 1001 now: a process of user 1002 waits until" in found.text
+    assert "--mps.log-directory='/srv/log s'" in found.remedy
+
+
+@pytest.mark.parametrize(("waits", "words"), [(True, "waits, as a"), (False, "no PID of this")])
+async def test_a_waiter_at_a_daemon_in_a_container(waits: bool, words: str) -> None:
+    """Its log numbers no process as this host does."""
+    snapshot = await snapshot_at("wait-served", 0.6)
+    (daemon,) = snapshot.daemons
+    assert daemon.facts is not None
+    assert daemon.facts.process is not None
+    inside = replace(daemon.facts.process, namespace_pids=(daemon.facts.process.pid, 1))
+    changed = replace(
+        daemon,
+        facts=replace(daemon.facts, process=inside),
+        waits=tuple(replace(wait, pid=0) for wait in daemon.waits if waits),
+    )
+    view = replace(newcomer(snapshot), uid=1002)
+    found = answer(replace(snapshot, daemons=(changed,)), 705, view)
+    assert words in found.text
+    assert ("Wait: killing it" in found.remedy) == waits
+
+
+async def test_a_refused_process_that_is_not_reaped() -> None:
+    snapshot = await snapshot_at("fault-held", 2.9)
+    view = replace(newcomer(snapshot), pid=1201, state="Z", parent_pid=9, pipe_directory=None)
+    found = answer(snapshot, 1201, view)
+    assert found.page == "cuda-error-807-mps-server-not-ready"
+    assert answer(snapshot, 1201, replace(view, state="", present=False)) == found
+
+
+async def test_the_refused_of_a_full_server_are_remembered() -> None:
+    snapshot = await snapshot_at("context-limit", 12.0)
+    found = answer(snapshot, 1538, ProcessView(1538, present=False))
+    assert found.page == "cuda-error-808-809-mps-max-clients-reached"
+
+
+async def test_a_process_whose_daemon_has_gone_with_its_server() -> None:
+    snapshot = await snapshot_at("stranded", 1.5)
+    (pid,) = snapshot.gpus[0].stranded_pids or ()
+    view = replace(newcomer(snapshot), pid=pid, daemon_directory=None)
+    found = answer(replace(snapshot, daemons=()), pid, view)
+    assert "It has lost its MPS server (error 806)" in found.text
+
+
+async def test_a_server_without_a_free_descriptor_refuses_newcomers_only() -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    (daemon,) = [one for one in snapshot.daemons if one.servers]
+    files = (OpenFiles(daemon.servers[0].pid, daemon.pipe_directory, 72, 70),)
+    found = tuple(trace_findings(HostTraces(open_files=files)))
+    view = newcomer(snapshot)
+    refused = conclusion(check_process(77, snapshot, found, view))
+    assert ("has 70 of at most 72 files open" in refused.text, refused.command) == (True, "")
+    client = replace(view, pid=1797)
+    assert conclusion(check_process(1797, snapshot, found, client)).outcome == "ok"
+
+
+@pytest.mark.parametrize(
+    ("limited", "owner", "directory", "offered"),
+    [
+        (False, 0, "/a/mps", True),
+        (True, 0, "/a/mps", False),
+        (False, 1002, "/a/mps", False),
+        (False, 0, "/home/of/someone/link", False),
+    ],
+)
+async def test_only_a_folder_of_the_daemons_own_user_is_to_be_opened(
+    limited: bool, owner: int, directory: str, offered: bool
+) -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    facts = DaemonFacts("/a/mps", "/l", owner_uid=0, limited=limited)
+    daemon = replace(snapshot.daemons[0], pipe_directory="/a/mps", facts=facts)
+    view = replace(
+        newcomer(snapshot),
+        pipe_directory=directory,
+        daemon_directory=None,
+        path_error="/a is closed to user 1001 (mode 0700)",
+        closed_folder=ClosedFolder("/a", "", owner),
+    )
+    found = answer(replace(snapshot, daemons=(daemon,)), 77, view)
+    assert found.command == ("chmod a+x /a" if offered else "")
 
 
 async def test_a_process_beside_a_full_server() -> None:
@@ -308,7 +421,7 @@ def test_the_report_gives_the_answer_first() -> None:
     assert lines[:3] == [
         "Process 7: It waits.",
         "    do:    Wait.",
-        "    see:   docs/symptoms/a-program-hangs-in-cuinit.md",
+        f"    see:   {symptom_url('a-program-hangs-in-cuinit')}",
     ]
     assert lines[5:] == [
         "  ok        process: It runs.",
@@ -333,6 +446,45 @@ def sleeper(**environment: str) -> subprocess.Popen[bytes]:
     assert process.stdout is not None
     process.stdout.readline()  # it runs: its environment is its own
     return process
+
+
+def test_a_relative_directory_begins_where_the_process_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pipe").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with sleeper(CUDA_MPS_PIPE_DIRECTORY="pipe") as process:
+        view = view_process(process.pid, [DaemonFacts(str(tmp_path / "pipe"), "")])
+        process.kill()
+    assert (view.path_error, view.daemon_directory) == (None, str(tmp_path / "pipe"))
+
+
+def test_a_control_socket_that_is_closed_to_the_user(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "control"))
+        for mode, closed in ((0o600, "0600"), (0o666, ""), (0o602, "")):
+            (tmp_path / "control").chmod(mode)
+            user = os.geteuid() + 1
+            assert process_view._closed_socket(str(tmp_path), user, frozenset()) == closed
+            assert process_view._closed_socket(str(tmp_path), 0, frozenset()) == ""
+
+
+def test_a_frozen_group_and_a_debugger(tmp_path: Path) -> None:
+    group = tmp_path / "a" / "b"
+    group.mkdir(parents=True)
+    for one, frozen in ((group, "0"), (group.parent, "1")):
+        (one / "cgroup.freeze").write_text(f"{frozen}\n")
+    (group / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+    assert frozen_group("0::/a/b\n", str(tmp_path)) == f"{tmp_path}/a", "which is to be thawed"
+    (group / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    assert frozen_group("0::/a/b\n", str(tmp_path)) == ""
+    assert frozen_group(None, str(tmp_path)) == ""
+    for pid, name in ((7, "train"), (12, "gdb")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text(f"{name}\n")
+        (tmp_path / str(pid) / "status").write_text("State:\tt\nTracerPid:\t12\n")
+    assert tracer_of(7, "t", str(tmp_path)) == "12 (gdb)"
+    assert tracer_of(7, "S", str(tmp_path)) == ""
 
 
 def test_a_real_process_is_looked_at(tmp_path: Path) -> None:
@@ -395,7 +547,7 @@ def test_a_folder_closed_to_the_user_of_the_process(tmp_path: Path) -> None:
         process.kill()
     assert view.uid == 1002
     assert view.path_error == f"{closed} is closed to user 1002 (mode 0700)"
-    assert view.closed_folder == str(closed)
+    assert view.closed_folder == ClosedFolder(str(closed), view.path_error, os.geteuid())
 
 
 def test_what_a_daemon_left_and_a_library_that_is_missing(tmp_path: Path) -> None:
@@ -482,7 +634,8 @@ def test_doctor_tells_of_one_process(capsys: pytest.CaptureFixture[str]) -> None
     assert doctor("--user", "1002", recording, "--at", "700ms", "--json") == 1
     (process,) = json.loads(capsys.readouterr().out)["processes"]
     assert (process["pid"], process["outcome"]) == (705, "problem")
-    assert process["page"] == "docs/symptoms/a-program-hangs-in-cuinit.md"
+    assert process["page"].startswith("https://")
+    assert process["page"].endswith("/docs/symptoms/a-program-hangs-in-cuinit.md")
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ async def test_without_proof_no_cause_is_named() -> None:
         (
             DaemonConditions(closed={0: ClosedFolder("/run/x", "/run/x is closed to user 0")}),
             "Cause: in the daemon's root, /run/x is closed",
-            "chmod a+x",
+            "pass that folder",
         ),
         (
             DaemonConditions(oom_kills=2, memory_limit_bytes=50 << 20),
@@ -111,17 +111,18 @@ async def test_what_the_daemon_itself_shows(
 @pytest.mark.parametrize(
     ("closed", "root", "command"),
     [
-        ({0: ClosedFolder("/run/a b", "/run/a b is closed")}, "", "chmod a+x '/run/a b'"),
-        ({0: ClosedFolder("/run/x", "/run/x is closed")}, "/proc/9/root", ""),
-        ({0: ClosedFolder("/run/\x1b", "/run/ is closed")}, "", ""),
-        ({1002: ClosedFolder("/run/x", "/run/x is closed")}, "", ""),
+        ({0: ClosedFolder("/run/a b", "/run/a b is closed", 0)}, "", "chmod a+x '/run/a b'"),
+        ({0: ClosedFolder("/run/x", "/run/x is closed", 1001)}, "", ""),
+        ({0: ClosedFolder("/run/x", "/run/x is closed", 0)}, "/proc/9/root", ""),
+        ({0: ClosedFolder("/run/\x1b", "/run/ is closed", 0)}, "", ""),
+        ({1002: ClosedFolder("/run/x", "/run/x is closed", 0)}, "", ""),
         ({}, "", ""),
     ],
 )
 async def test_the_command_that_opens_a_folder_of_this_host(
     closed: dict[int, ClosedFolder], root: str, command: str
 ) -> None:
-    snapshot = await made_up(facts=DaemonFacts("/run/x/mps", "/log", root=root))
+    snapshot = await made_up(facts=DaemonFacts("/run/x/mps", "/log", root=root, owner_uid=0))
     (daemon,) = snapshot.daemons
     views = {daemon.pipe_directory: DaemonConditions(closed)}
     (one,) = recent_incidents(snapshot, views=views)
@@ -203,7 +204,7 @@ def test_the_way_of_a_server_and_its_host_memory(
     owner = (tmp_path / "proc").stat().st_uid
     view = view_daemon(facts, {owner, owner + 1}, str(tmp_path / "proc"))
     why = f"/run is closed to user {owner + 1} (mode 0700)"
-    assert view.closed == {owner + 1: ClosedFolder("/run", why)}
+    assert view.closed == {owner + 1: ClosedFolder("/run", why, owner)}
     assert (view.oom_kills, view.memory_limit_bytes) == (2, 50 << 20)
     (group / "memory.max").write_text("max\n")
     assert view_daemon(facts, (), str(tmp_path / "proc")).memory_limit_bytes is None

@@ -326,7 +326,7 @@ using UUIDs.
     view = read(script(text))
     assert summary(view.counters)["rejections"] == {"1001 invalid_device": 2}
     (incident,) = [i for i in view.incidents if i.kind == "client_rejected"]
-    assert (incident.count, incident.pids) == (2, (591,))
+    assert (incident.count, incident.pids) == (2, (591, 592))
 
 
 def test_a_caller_without_credentials_is_refused_when_no_client_follows() -> None:

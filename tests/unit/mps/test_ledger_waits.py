@@ -271,6 +271,13 @@ def test_a_ghost_whose_process_is_gone_is_not_to_be_killed() -> None:
     assert summary(tracker.ledger.view(0.0).counters)["server_exits"]["ghost_ended"] == 1
 
 
+def test_a_server_that_serves_is_no_ghost_when_its_descriptors_run_out() -> None:
+    missing = "00:03.000 S110 User did not send valid credentials\n"
+    served = read(script(HOLDER + missing))
+    assert [server.ghost for server in served.servers] == [False]
+    assert not [one for one in served.incidents if one.kind == "ghost"]
+
+
 def test_a_ghost_says_so_itself_where_proc_cannot_tell() -> None:
     text = GHOST + "00:05.300 S461 User did not send valid credentials\n"
     tracker = start(script(text))

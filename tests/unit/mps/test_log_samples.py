@@ -121,36 +121,6 @@ def test_after_a_deaf_server_is_killed_the_next_user_is_served() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        (
-            "left-work-kill-busy-neighbour",
-            [(477, (472,), 472), (493, (488,), 488), (513, (504,), 504)],
-        ),
-        (
-            "left-work-kill-idle-neighbours",
-            [
-                (557, (543, 542, 544), 543),
-                (586, (567, 568, 566), 567),
-                (611, (596, 595, 597), 596),
-            ],
-        ),
-        ("left-work-sole-then-wait-5", [(1077, (1086,), 1086), (1097, (1106,), 1106)]),
-        ("left-work-terminate-first", []),
-        ("left-work-torch-train-kill", []),
-    ],
-)
-def test_who_left_work_behind_who_was_lost_and_who_was_blamed(
-    name: str, found: list[tuple[int, tuple[int, ...], int]]
-) -> None:
-    incidents = read(sample(name)).incidents
-    assert [
-        (i.left_by_pid, i.pids, i.blamed_pid) for i in incidents if i.kind == "unfinished_work"
-    ] == found
-    assert [i for i in incidents if i.kind == "fault"] == []
-
-
 def warnings(name: str) -> list[tuple[str, int | None]]:
     """When the sample's servers begin and cease to warn of possible unfinished work: time, PID."""
     logs = sample(name)

@@ -176,15 +176,16 @@ def test_the_maps_of_an_ordinary_user_are_read_up_to_a_budget(
     for pid, uid in ((10, 1001), (11, 1001), (12, 1002), (13, 0), (14, 0)):
         process(tmp_path, pid, uid)
     memory = ClientMemory(str(tmp_path))
-    found = {}
+    found = set[int]()
+
+    def answered() -> bool:
+        found.update(one.pid for one in memory.answers())
+        return not memory._asked
+
     for pid in (10, 11, 12, 13, 14):
         memory.request({pid: None})
-        wait_for(
-            lambda: bool(
-                found.update({one.pid: one for one in memory.answers()}) or not memory._asked
-            )
-        )
-    assert found.keys() == {10, 12, 13, 14}
+        wait_for(answered)
+    assert found == {10, 12, 13, 14}
 
 
 def test_a_process_that_is_gone_is_not_awaited(tmp_path: Path) -> None:

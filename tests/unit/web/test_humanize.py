@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mps_exporter import humanize
-from mps_exporter.snapshot import Incident, IncidentKind
+from mps_exporter.snapshot import EndedBefore, Incident, IncidentKind
 
 
 def who(uid: int | None) -> str:
@@ -73,31 +73,59 @@ def test_memory(size: float, expected: str) -> None:
             "A server for user 1002 could not start: no memory (40 times).",
         ),
         (
-            Incident(0, "fault", 634, 1001, (642,), blamed_pid=641),
-            "A fatal GPU error in alice's server 634: MPS blames process 641; 1 other client was "
-            "lost (process 642).",
+            Incident(0, "fault", 634, 1001, (641, 642), blamed_pid=642, proof="unread"),
+            "A fatal GPU error in alice's server 634: which client caused it is not known without "
+            "the kernel log; 2 clients were lost (processes 641 and 642); MPS names process 642, "
+            f"{MPS_NAMES}.",
         ),
         (Incident(0, "fault"), "A fatal GPU error in a server."),
         (
-            Incident(0, "fault", 634, 1001, (642,), blamed_pid=641, ended_pids=(640,)),
-            "A fatal GPU error in alice's server 634: MPS blames process 641; 1 other client was "
-            "lost (process 642); process 640 was ending at that moment and may have caused it "
-            "with unfinished work.",
+            Incident(
+                0,
+                "fault",
+                634,
+                1001,
+                (642,),
+                proof="unknown",
+                ended_before=(EndedBefore(640, 0.163), EndedBefore(0, 0.2)),
+            ),
+            "A fatal GPU error in alice's server 634: which client caused it is not known; 1 client "
+            "was lost (process 642); possible, but not proved: process 640 (ended 0.2 s before); a "
+            "client (ended 0.2 s before).",
         ),
         (
-            Incident(0, "fault", 634, 1001, blamed_pid=641, ended_pids=(640, 639)),
-            "A fatal GPU error in alice's server 634: MPS blames process 641; processes 639 and "
-            "640 were ending at that moment and may have caused it with unfinished work.",
+            Incident(0, "fault", 634, 1001, (641, 642), proof="unit"),
+            "A fatal GPU error in alice's server 634: a client that was running used a bad pointer, "
+            "and which one is not known; 2 clients were lost (processes 641 and 642).",
         ),
         (
-            Incident(0, "unfinished_work", 634, 1001, (641, 642), blamed_pid=641, left_by_pid=640),
-            "Process 640 ended with GPU work in flight, which caused a fatal GPU error in alice's "
-            "server 634: 2 clients were lost (processes 641 and 642); MPS blames process 641.",
+            Incident(
+                0,
+                "fault",
+                634,
+                1001,
+                (641, 642),
+                blamed_pid=641,
+                caused_by_pids=(641,),
+                proof="address",
+            ),
+            "A fatal GPU error in alice's server 634: process 641 used a bad pointer (proved by the "
+            "kernel log); 1 other client was lost (process 642).",
         ),
         (
-            Incident(0, "unfinished_work", 634, None, (0,), blamed_pid=0, left_by_pid=0),
-            "A client ended with GPU work in flight, which caused a fatal GPU error in the server "
-            "634: 1 client was lost.",
+            Incident(
+                0,
+                "unfinished_work",
+                634,
+                1001,
+                (641, 642),
+                blamed_pid=641,
+                caused_by_pids=(640,),
+                proof="address",
+            ),
+            "Process 640 left GPU work unfinished, which caused a fatal GPU error in alice's server "
+            "634 (proved by the kernel log); 2 clients were lost (processes 641 and 642); MPS names "
+            f"process 641, {MPS_NAMES}.",
         ),
         (
             Incident(0, "fault_recovered", 634, 1001, seconds=0.025),

@@ -51,7 +51,7 @@ def headline(snapshot: Snapshot) -> tuple[str, str]:
             (
                 "critical",
                 "Alice's server 634 is in FAULT after a fatal GPU error: it accepts no "
-                "new clients until its client has exited.",
+                "new clients until the clients that it hit have exited.",
             ),
         ),
         (hosts.snapshot(), ("info", "No MPS control daemon runs on this host.")),
@@ -241,6 +241,22 @@ def test_a_daemon_that_was_started_again() -> None:
     )
 
 
+@pytest.mark.parametrize(("age", "leads"), [(60, True), (600, False)])
+def test_a_daemon_that_died_long_ago_does_not_hide_those_that_serve(age: int, leads: bool) -> None:
+    died = Incident(at=NOW - age, kind="daemon_died")
+    gone = replace(
+        hosts.daemon(incidents=(died,)), pipe_directory="/gone", state="absent", servers=()
+    )
+    status = make_status(
+        replace(hosts.healthy(), daemons=(*hosts.healthy().daemons, gone)), WebOptions()
+    )
+    assert (status.headline.severity == "critical") == leads
+    assert "No MPS daemon runs at /gone" in " ".join(
+        [status.headline.text, *(one.text for one in status.findings)]
+    )
+    assert leads or "share" in status.headline.text
+
+
 async def test_names_outlive_the_processes(
     backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,7 +382,7 @@ async def test_the_page_shows_who_waits(backend: FakeBackend, make_client: MakeC
     text = (await page(make_client)).text
 
     assert "Bob has waited 4 min behind alice's server 634." in text
-    assert "MPS serves one user at a time" in text
+    assert "Do not kill process" in text
     assert "bob process 700\nhas waited 4 min behind alice server 634" in text
 
 
@@ -386,8 +402,7 @@ async def test_the_page_says_what_a_client_is_stuck_in(
         "connected, without a context for 2 min",
         "creating its context for 2 min",
         "torn down by a fatal GPU error for 2 min",
-        "(kill 643)",
-        "(kill 644)",
+        "kill 644",
     ):
         assert text.count(words) == 1, words
 
