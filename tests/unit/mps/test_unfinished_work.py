@@ -12,7 +12,7 @@ from mps_exporter.mps.unfinished_work import (
     QUEUED_END_SECONDS,
 )
 from mps_exporter.snapshot import LedgerView
-from testing.mps_logs import GPU, GPU_TWO, at, more, read, script, start, summary
+from testing.mps_logs import GPU, GPU_TWO, at, counted, more, read, script, start, summary
 from testing.mps_script import DAEMON, client_on, server_starts
 
 SERVER = DAEMON + server_starts("00:01.000", "00:01.200", 110, 1001)
@@ -127,7 +127,9 @@ def test_the_times_of_one_end(
     view = seen(BUSY, ends(100, context_at, process_at), fault(fault_at, 101, 102))
     assert outcome(view) == expected
     named = expected is NAMED
-    assert view.counters["mps_client_unfinished_exits_total"] == ({(1001,): 1} if named else {})
+    assert counted(view.counters, "mps_client_unfinished_exits_total") == (
+        {(1001,): 1} if named else {}
+    )
     (incident,) = [i for i in view.incidents if i.kind in ("fault", "unfinished_work")]
     assert incident.blamed_pid == 101
     assert incident.pids == ((101, 102) if named else (102,))
@@ -174,7 +176,7 @@ def test_one_of_two_that_end_together_is_not_singled_out() -> None:
     assert outcome(view) == DOUBTFUL
     (incident,) = [i for i in view.incidents if i.kind == "fault"]
     assert sorted(incident.ended_pids) == [99, 100]
-    assert view.counters["mps_client_unfinished_exits_total"] == {}
+    assert counted(view.counters, "mps_client_unfinished_exits_total") == {}
 
 
 def test_an_ordinary_end_beside_it_excuses_nobody() -> None:
@@ -197,14 +199,14 @@ def test_a_client_that_an_operator_terminated_left_nothing() -> None:
         f"{stamp(4.990)} S110 MPS server requesting client {{PID: 100, Context ID: 1}} to exit\n"
     )
     view = seen(BUSY, ended, ends(100, 5.0, 5.195), fault(5.163, 101, 102))
-    assert view.counters["mps_client_unfinished_exits_total"] == {}
+    assert counted(view.counters, "mps_client_unfinished_exits_total") == {}
     assert summary(view.counters)["losses"] == {**BLAMED[1], "1001 terminated": 1}
 
 
 def test_a_victim_of_an_earlier_fault_is_no_culprit_of_the_next() -> None:
     text = BUSY + client_on("00:03.000", 103, 110, GPU)
     view = seen(text, fault(4.9, 100), ends(100, 5.0, 5.195), fault(5.163, 101, 102))
-    assert view.counters["mps_client_unfinished_exits_total"] == {}
+    assert counted(view.counters, "mps_client_unfinished_exits_total") == {}
     assert summary(view.counters)["losses"] == {"1001 own_fault": 2, "1001 neighbour_fault": 1}
 
 
@@ -251,7 +253,7 @@ def test_the_next_client_fails_in_its_first_call(process_at: float, fault_after:
         ends(101, moment + 0.054, moment + 0.055),
     )
     assert outcome(view) == (100, {"1001 unfinished_work": 1})
-    assert view.counters["mps_client_unfinished_exits_total"] == {(1001,): 1}
+    assert counted(view.counters, "mps_client_unfinished_exits_total") == {(1001,): 1}
 
 
 @pytest.mark.parametrize(
@@ -266,7 +268,7 @@ def test_a_newcomer_that_ran_may_have_a_fault_of_its_own(process_at: float, caus
         ends(101, 10.221, 10.236),
     )
     assert outcome(view) == (None, {f"1001 {cause}": 1})
-    assert view.counters["mps_client_unfinished_exits_total"] == {}
+    assert counted(view.counters, "mps_client_unfinished_exits_total") == {}
 
 
 @pytest.mark.parametrize(
