@@ -20,8 +20,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,13 +37,10 @@ from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, ClientSeries, render
 from mps_exporter.metrics.sparse import SparseSeries
 from mps_exporter.mps.counters import Counters
-from mps_exporter.mps.histogram import NO_BOUNDS, WAIT_BOUNDS
+from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.observations import GpuObservation, LogState, NvmlObservation
 from mps_exporter.snapshot import (
-    EXIT_CAUSES,
-    LOSS_CAUSES,
     PROCESS_KINDS,
-    REJECTION_CAUSES,
     Client,
     CollectorResult,
     ControlDaemon,
@@ -106,39 +104,18 @@ def client(daemon: int, number: int, uuid: str) -> Client:
 
 def counters(uuid: str) -> LogMetricValues:
     """Of a daemon that has met everything."""
-    waits = Histogram(WAIT_BOUNDS, (1,) * (len(WAIT_BOUNDS) + 1), 1000.0)
-    histogram = Histogram(NO_BOUNDS, (16,), 1000.0)
-    users: list[LabelValues] = [(uid,) for uid in USERS]
-    causes: list[LabelValues] = [(cause,) for cause in EXIT_CAUSES]
-    return {
-        "mps_control_starts_total": {(): 1},
-        "mps_server_starts_total": dict.fromkeys(users, 5),
-        "mps_server_exits_total": dict.fromkeys(causes, 3),
-        "mps_server_last_exit_timestamp_seconds": dict.fromkeys(causes, NOW - 86_400),
-        "mps_server_startup_seconds": {(): histogram},
-        "mps_server_faults_total": {(uuid,): 2},
-        "mps_server_last_fault_timestamp_seconds": {(): NOW - 86_400},
-        "mps_server_fault_recovery_seconds": {(): histogram},
-        "mps_client_connections_total": dict.fromkeys(users, 500),
-        "mps_client_disconnections_total": dict.fromkeys(users, 480),
-        "mps_client_session_seconds": dict.fromkeys(users, histogram),
-        "mps_client_losses_total": {(uid, cause): 1 for uid in USERS for cause in LOSS_CAUSES},
-        "mps_client_last_loss_timestamp_seconds": {(): NOW - 86_400},
-        "mps_client_unfinished_exits_total": {},
-        "mps_client_rejections_total": {
-            (uid, cause): 1 for uid in USERS for cause in REJECTION_CAUSES
-        },
-        "mps_client_last_rejection_timestamp_seconds": {(): NOW - 86_400},
-        "mps_uid_wait_seconds": dict.fromkeys(users, waits),
-        "mps_uid_waits_abandoned_total": dict.fromkeys(users, 1),
-        "mps_uid_overtakes_total": dict.fromkeys(users, 40),
-        "mps_uid_handovers_total": {(): 12},
-        "mps_uid_handover_idle_seconds_total": {(): 300.0},
-        "mps_uid_holding_seconds_total": dict.fromkeys(users, 40_000.0),
-        "mps_control_log_lines_total": {("control",): 10**6, ("server",): 10**6},
-        "mps_control_log_unrecognized_lines_total": {("control",): 0, ("server",): 0},
-        "mps_control_log_query_lines_total": {(): 0},
-    }
+    known = {"uid": USERS, "uuid": (uuid,)}
+    found: dict[str, Mapping[LabelValues, float | Histogram]] = {}
+    for name, begun in Counters().snapshot().items():
+        metric = LOG_METRICS[name]
+        value = {
+            "counter": 3,
+            "gauge": NOW - 86_400,
+            "histogram": Histogram(metric.bounds, (1,) * (len(metric.bounds) + 1), 1000.0),
+        }[metric.kind]
+        labels = (metric.values.get(label) or known[label] for label in metric.labels)
+        found[name] = {**begun, **dict.fromkeys(product(*labels), value)}
+    return found
 
 
 def idle_host(gpus: int = GPUS) -> Snapshot:

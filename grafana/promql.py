@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics.sparse import SPARSE
 
 TARGET_LABELS = ("job", "instance")
 """What Prometheus adds to every series that it scrapes."""
@@ -89,15 +90,15 @@ def scoped(expression: str, variables: Iterable[str]) -> str:
 
 
 def new_in_step(counter: str, by: str) -> str:
-    """Whole events between one point of a graph and the next, none twice and none lost.
+    """Whole events between one point of a graph and the next: rate() would give fractions.
 
-    rate() would give fractions, and miss what came with the first sample of a series: a user whose
-    only client ever was lost between two scrapes. Such a series counts when its exporter was known
-    before; so does what was counted since the exporter was started again.
+    What begins with its first event counts when its exporter was known before.
     """
-    before = f"last_over_time({counter}[1h] offset $__interval)"
-    known = "last_over_time(mps_exporter_build_info[1h] offset $__interval)"
-    return f"sum by ({by}) ({counter} - {before} >= 0 or {counter} and on (job, instance) {known})"
+    grown = f"{counter} - last_over_time({counter}[1h] offset $__interval) >= 0"
+    if not SPARSE.isdisjoint(metrics_in(counter)):
+        known = "last_over_time(mps_exporter_build_info[1h] offset $__interval)"
+        grown += f" or {counter} and on (job, instance) {known}"
+    return f"sum by ({by}) ({grown})"
 
 
 LAST = {
@@ -115,9 +116,9 @@ def new_in_range(counter: str, by: str) -> str:
 def grown_in_range(counter: str, by: str) -> str:
     """Give what a counter gained in the time range that the dashboard shows.
 
-    increase() extrapolates, so of 12 events it makes 13, and misses what came with the first
-    sample of a series. So it has its turn only where an exporter was started again in the range;
-    else it is the last value less the one before the range, or less 0 where there was none.
+    increase() extrapolates, so of 12 events it makes 13. So it has its turn only where an exporter
+    was started again in the range; else it is the last value less the one before the range, or
+    less 0, with which each counter of events begins, where there was none.
     """
     last = f"last_over_time({counter}[$__range])"
     before = f"last_over_time({counter}[1h] offset $__range)"

@@ -14,7 +14,7 @@ from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.mps.log_parser import parse_line
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogChunk, LogName, LogsObservation, LogState
-from mps_exporter.snapshot import Histogram, LedgerView, LogMetricValues
+from mps_exporter.snapshot import Histogram, LabelValues, LedgerView, LogMetricValues
 
 SAMPLES = Path(__file__).parents[1] / "tests" / "recordings" / "samples"
 PIPE = "/tmp/mps"
@@ -178,6 +178,15 @@ def read(logs: Logs, **settings: Any) -> LedgerView:
     return start(logs, **settings).ledger.view(0.0)
 
 
+def counted(counters: LogMetricValues, metric: str) -> dict[LabelValues, float | Histogram]:
+    """The values of a metric that are not 0."""
+    return {
+        key: value
+        for key, value in counters[metric].items()
+        if (sum(value.counts) if isinstance(value, Histogram) else value)
+    }
+
+
 def numbers(counters: LogMetricValues) -> dict[str, float]:
     """All that is counted, flat: name and labels -> number."""
     flat: dict[str, float] = {}
@@ -226,9 +235,8 @@ def summary(counters: LogMetricValues) -> dict[str, Any]:
             " ".join(map(str, key)): (
                 [sum(value.counts), value.sum_seconds] if isinstance(value, Histogram) else value
             )
-            for key, value in counters[metric].items()
+            for key, value in counted(counters, metric).items()
         }
-        seen = {key: value for key, value in seen.items() if value not in (0, [0, 0.0])}
         if seen:
             found[name] = seen if LOG_METRICS[metric].labels else seen[""]
     return found

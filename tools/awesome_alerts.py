@@ -1,6 +1,7 @@
 """The entry for awesome-prometheus-alerts, in the form of its _data/rules.yml.
 
-Without alerts that need recording rules: there each alert is copied by itself.
+There each alert is copied by itself: without recording rules, so increase() stands for those of
+counters, and alerts that need others are left out.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ CATEGORIES = {
 SEVERITIES = ("critical", "warning", "info")
 WORDS = {"Mps": "MPS", "Gpu": "GPU", "Sm": "SM", "Uid": "UID", "Ecc": "ECC", "Xid": "Xid"}
 RECORDED = re.compile(r"[a-z_]+:[a-z]")
+INCREASE = re.compile(r"[a-z_]+:(mps_\w+):increase5m(\{[^}]*\})?")
 
 
 def name_of(alert: str) -> str:
@@ -36,8 +38,9 @@ def alerts(file: str) -> Iterator[dict[str, Any]]:
     """Give the alerts of a file that need no recording rule."""
     for group in yaml.safe_load((RULES / f"{file}.yml").read_text("utf-8"))["groups"]:
         for rule in group["rules"]:
-            if "alert" in rule and not RECORDED.search(rule["expr"]):
-                yield rule
+            expr = INCREASE.sub(r"(increase(\1_total\2[5m]) > 0)", rule["expr"])
+            if "alert" in rule and not RECORDED.search(expr):
+                yield rule | {"expr": expr}
 
 
 def entry() -> Iterator[str]:

@@ -91,7 +91,6 @@ METRICS = (
     "tests/unit/core/test_exposition.py",
     "tests/unit/core/test_catalogue.py",
     "tests/unit/core/test_gpu_readings.py",
-    "tests/unit/core/test_loops.py",
     "tests/unit/core/test_sparse.py",
     "tests/unit/web/test_negotiation.py",
     "tests/unit/core/test_v3_host.py",

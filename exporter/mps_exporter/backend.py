@@ -77,9 +77,7 @@ class CollectorBackend:
             self._live = LiveHost(settings)
             self._live_collector = Collector(self._live, settings, on_incident=self._publish)
         else:
-            self.player = ReplayPlayer(
-                playlist, settings, render=self._render, on_incident=self._publish
-            )
+            self.player = ReplayPlayer(playlist, settings, on_incident=self._publish)
 
     # -- the collector's life
 
@@ -125,14 +123,8 @@ class CollectorBackend:
             self._renderers, self._encode, snapshot, content_format, gzip
         )
 
-    def _render(self, snapshot: Snapshot) -> list[Family]:
-        return render_families(snapshot, self._clients)
-
     def _encode(self, snapshot: Snapshot, content_format: ContentFormat, gzip: bool) -> bytes:
-        families = self._render(snapshot)
-        if self.player is not None:
-            families = self.player.counted(snapshot, families)
-        families = self._sparse.shown(families)
+        families = self._sparse.shown(render_families(snapshot, self._clients))
         own = () if self._process is None else self._process.collect()
         page = self._encoder.encode(families, own, content_format)
         self._page_bytes = len(page)

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 
 from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
-from mps_exporter.metrics.loops import LoopCounters
-from mps_exporter.metrics.spec import Family
 from mps_exporter.snapshot import Incident, RecordingInfo, Snapshot
 from mps_exporter.sources.playlist import Playlist, Scene
 from mps_exporter.sources.recording import Header, Recording
@@ -75,14 +73,11 @@ class ReplayPlayer:
         playlist: Playlist,
         settings: Settings,
         *,
-        render: Callable[[Snapshot], list[Family]],
         on_incident: Callable[[str, Incident], None],
     ) -> None:
         self.playlist = playlist
         self._settings = settings
-        self._render = render
         self._on_incident = on_incident
-        self._counters = LoopCounters()
         self._playing: Playing | None = None
         self._jumps: list[tuple[float, asyncio.Future[None]]] = []
         self._jumped = asyncio.Event()
@@ -141,7 +136,6 @@ class ReplayPlayer:
         recording = await asyncio.to_thread(self.playlist.recording, scene)
         speed = self._settings.replay_speed * scene.speed
         host = ReplayHost(recording, speed=speed)
-        before = self._playing
 
         def publish(daemon: str, incident: Incident) -> None:
             # What was gone through to get here is no news.
@@ -150,17 +144,11 @@ class ReplayPlayer:
                 self._on_incident(daemon, replace(incident, at=moment))
 
         collector = Collector(host, self._settings, on_incident=publish)
-        number = 1 if before is None else before.number + 1
+        number = 1 if self._playing is None else self._playing.number + 1
         entered = Playing(number, scene, recording, host, collector, speed)
         offset = scene.begin + (position - scene.starts_at) * scene.speed
-        first = self.info(await advance(host, collector, offset), entered)
-        if before is not None:
-            # A page of it that is under way must not count more than this last one.
-            before.host.hold(before.host.now() - before.recording.header.started_at)
-            last = self.info(await before.collector.collect(), before)
-            self.counted(last, self._render(last))
+        await advance(host, collector, offset)
         host.play()
-        self._counters.begin(number, self._render(first))
         self._playing = entered
 
     # -- what is seen
@@ -185,9 +173,8 @@ class ReplayPlayer:
         """The collector of what is played now."""
         return self._current().collector
 
-    def info(self, snapshot: Snapshot, playing: Playing | None = None) -> Snapshot:
+    def _info(self, snapshot: Snapshot, playing: Playing) -> Snapshot:
         """Say what is played in its snapshot."""
-        playing = playing or self._current()
         header = playing.recording.header
         position = round(playing.position, 3)
         chapter = self.playlist.chapter_at(position)
@@ -215,10 +202,4 @@ class ReplayPlayer:
     ) -> Snapshot:
         await self.start()
         playing = self._current()
-        return self.info(await playing.collector.collect(timeout_seconds, collectors), playing)
-
-    def counted(self, snapshot: Snapshot, families: list[Family]) -> list[Family]:
-        """Let the counters of a snapshot go on from what was shown before."""
-        if snapshot.recording is None:
-            return families
-        return self._counters.applied(snapshot.recording.loop, families)
+        return self._info(await playing.collector.collect(timeout_seconds, collectors), playing)

@@ -180,7 +180,7 @@ async def wait_served(lab: Lab) -> None:
     await lab.left(second)
     metrics = await lab.run(1)
     lab.check(metrics, "mps_uid_holding_seconds_total", (4.5, 7), daemon=d, uid=1001)
-    lab.check(metrics, "mps_client_losses_total", None, daemon=d)
+    lab.check(metrics, "mps_client_losses_total", 0, daemon=d)
     daemon.quit()
     await lab.run(1)
 
@@ -249,7 +249,7 @@ async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> N
     )
     # control.log says 20 ms after server.log that it left the queue.
     metrics = await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002, seconds=1)
-    lab.check(metrics, "mps_uid_wait_seconds", None, daemon=d, uid=1002)
+    lab.check(metrics, "mps_uid_wait_seconds", 0, daemon=d, uid=1002)
 
     commands = await _what_doctor_says(lab, d, ghost)
     for command in commands[:1]:
@@ -267,7 +267,7 @@ async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> N
     metrics = await lab.until("mps_server_clients", 1, daemon=d, seconds=20)
     lab.check(metrics, "mps_server_ghost", 0, daemon=d)
     await lab.until("mps_uid_waits_abandoned_total", 2 * rounds, daemon=d, uid=1002)
-    lab.check(metrics, "mps_uid_wait_seconds", None, daemon=d, uid=1002)
+    lab.check(metrics, "mps_uid_wait_seconds", 0, daemon=d, uid=1002)
     await lab.until("mps_control_up", 1, daemon=d, seconds=40)
     await lab.left(again, newcomer)
 
@@ -302,7 +302,7 @@ async def deaf_server(lab: Lab) -> None:
     for rounds in range(1, 6):
         await _deaf(lab, daemon, (signal.SIGINT, signal.SIGKILL)[rounds % 2], rounds)
     metrics = await lab.look()
-    lab.check(metrics, "mps_client_losses_total", None, daemon=daemon.label)
+    lab.check(metrics, "mps_client_losses_total", 0, daemon=daemon.label)
     daemon.quit()
     await lab.run(1)
 
@@ -475,12 +475,12 @@ async def multi_user(lab: Lab) -> None:
     await lab.ready(*clients)
     metrics = await lab.until("mps_server_clients", 2, daemon=d)
     lab.check(metrics, "mps_control_info", 1, daemon=d, multiuser="true")
-    lab.check(metrics, "mps_uid_waiting_clients", None, daemon=d)
+    lab.check(metrics, "mps_uid_waiting_clients", 0, daemon=d)
     for client, uid in zip(clients, (1001, 1002), strict=True):
         lab.check(metrics, "mps_client_info", 1, daemon=d, pid=client.pid, uid=uid)
     await lab.left(*clients)
     metrics = await lab.run(1)
-    lab.check(metrics, "mps_uid_wait_seconds", None, daemon=d)
+    lab.check(metrics, "mps_uid_wait_seconds", 0, daemon=d)
     daemon.quit()
     await lab.run(1)
 
@@ -517,7 +517,7 @@ async def crash_loop(lab: Lab) -> None:
     await lab.left(other_user)
     metrics = await lab.until("mps_server_exits_total", 6, daemon=d, cause="start_failed")
     lab.check(metrics, "mps_server_starts_total", 6, daemon=d, uid=0)
-    lab.check(metrics, "mps_uid_waiting_clients", None, daemon=d)
+    lab.check(metrics, "mps_uid_waiting_clients", 0, daemon=d)
     lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
     own = lab.client("spin", 2, daemon=daemon, uid=1001)
     await lab.ready(own)

@@ -353,9 +353,9 @@ def _waits(samples: Samples, daemon: ControlDaemon) -> None:
             _client_state(samples, dsp, wait.uid, "waiting", wait.since)
     uids: set[int | None] = {wait.uid for wait in daemon.waits}
     if daemon.counters is not None:
-        # A user who has waited keeps a 0, so that a graph falls to it instead of ending.
-        for name in ("mps_uid_wait_seconds", "mps_uid_waits_abandoned_total"):
-            uids |= {uid for (uid,) in daemon.counters.get(name, {}) if not isinstance(uid, str)}
+        # Every known user has a 0, so that a graph falls to it instead of ending.
+        users = daemon.counters.get("mps_uid_wait_seconds", {})
+        uids |= {uid for (uid,) in users if not isinstance(uid, str)}
     for uid in sorted(uids, key=lambda uid: -1 if uid is None else uid):
         queued = [wait for wait in daemon.waits if wait.uid == uid]
         samples.add("mps_uid_waiting_clients", (d, uid), len(queued))
@@ -371,7 +371,7 @@ def _log_metrics(samples: Samples, daemon: ControlDaemon) -> None:
     d = daemon.pipe_directory
     for name, values in (daemon.counters or {}).items():
         if LOG_METRICS[name].labels == ("uuid",):
-            for uuid in sorted({*daemon.gpu_uuids, *(str(key[0]) for key in values)}):
+            for uuid in sorted({"", *daemon.gpu_uuids, *(str(key[0]) for key in values)}):
                 shown = _shown(values.get((uuid,), 0))
                 samples.put(name, _texts((d,), 0) + samples.gpu(uuid), shown)
         else:

@@ -4,10 +4,8 @@ Most series of an idle GPU would be zeros: errors that never happened, states th
 costs memory and time in Prometheus. A series of SPARSE is shown from the moment its value is first
 not 0 (a state: first active) since the exporter started, and then stays.
 
-increase() misses what a series begins with. So rules and dashboards ask the counters of events here
-in another way: one that did not exist 5 minutes ago counts in full (rules/mps-servers.yml), or the
-time of the last event is compared (mps_gpu_last_xid_timestamp_seconds). What a rule asks with
-increase() is in ALWAYS.
+increase() misses what a series begins with. So what a rule asks with increase() is in ALWAYS, and
+only the GPU's own rare errors are in SPARSE: no counter of daemons, servers, clients or waits.
 """
 
 from __future__ import annotations
@@ -18,9 +16,6 @@ from mps_exporter.metrics.spec import Family, HistogramValue
 
 SPARSE = frozenset(
     {
-        "mps_client_losses_total",
-        "mps_client_rejections_total",
-        "mps_control_query_failures_total",
         "mps_control_state",
         "mps_gpu_clock_event_active",
         "mps_gpu_clock_event_seconds_total",

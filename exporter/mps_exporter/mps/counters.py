@@ -1,4 +1,8 @@
-"""What is counted from the logs of one daemon, from 0 on when the exporter starts."""
+"""What is counted from the logs of one daemon, from 0 on when the exporter starts.
+
+increase() misses what a series begins with. So every counter begins at 0: for the daemon, for each
+declared value of a label, and for a user with the first line that is about the user.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +41,9 @@ class Counters:
             numbers = self._numbers[metric.name] = {}
             if metric.kind == "counter" and metric.has_fixed_labels:
                 _start_at_zero(numbers, metric, ())
+        # Whoever is refused for missing credentials is unknown, and no line comes before that.
+        rejections = LOG_METRICS["mps_client_rejections_total"]
+        _start_at_zero(self._numbers[rejections.name], rejections, (None,))
 
     def increment(
         self, name: str, by: int = 1, *, counted: bool = True, **labels: str | int | None
@@ -48,24 +55,25 @@ class Counters:
             numbers[key] += by
             return
         metric = _declared(name, "counter", labels)
+        key = self._key(metric, labels)
         if counted:
-            key = self._add(metric, by, labels)
+            self._add(metric, by, key)
             if key == tuple(labels.values()):
                 self._counted[cell] = self._numbers[name], key
 
     def accumulate(self, name: str, milliseconds: int, **labels: str | int | None) -> None:
         """Count milliseconds that passed since the exporter started."""
-        self._add(_declared(name, "counter", labels), milliseconds, labels)
+        metric = _declared(name, "counter", labels)
+        self._add(metric, milliseconds, self._key(metric, labels))
 
     def observe(
         self, name: str, seconds: float, *, counted: bool = True, **labels: str | int | None
     ) -> None:
         """Count a duration; nothing if it ended before the exporter started."""
         metric = _declared(name, "histogram", labels)
+        key = self._key(metric, labels)
         if counted:
-            builders = self._histograms[name]
-            key = self._key(metric, labels)
-            builders.setdefault(key, HistogramBuilder(metric.bounds)).observe(seconds)
+            self._histograms[name][key].observe(seconds)
 
     def set_latest(self, name: str, value: float, **labels: str | int | None) -> None:
         """Set a timestamp; also one from before the exporter started."""
@@ -88,26 +96,32 @@ class Counters:
             found[name] = {key: builder.snapshot() for key, builder in builders.items()}
         return found
 
-    def _add(
-        self, metric: LogMetric, by: int, labels: Mapping[str, str | int | None]
-    ) -> LabelValues:
+    def see_user(self, uid: str | int | None) -> str | int | None:
+        """Let the counters of a user begin. Return whom to count: None for users over the quota."""
+        if uid in self._users:
+            return uid
+        if uid is not None and len(self._users) - (None in self._users) >= self._quota.users:
+            return self.see_user(None)
+        self._users.add(uid)
+        for metric in LOG_METRICS.values():
+            if not metric.has_user:
+                continue
+            if metric.kind == "histogram":
+                self._histograms[metric.name][uid,] = HistogramBuilder(metric.bounds)
+            else:
+                _start_at_zero(self._numbers[metric.name], metric, (uid,))
+        return uid
+
+    def _add(self, metric: LogMetric, by: int, key: LabelValues) -> None:
         numbers = self._numbers[metric.name]
-        key = self._key(metric, labels)
-        if key not in numbers:
-            _start_at_zero(numbers, metric, key)
-        numbers[key] += by
-        return key
+        numbers[key] = numbers.get(key, 0) + by
 
     def _key(self, metric: LogMetric, labels: Mapping[str, str | int | None]) -> LabelValues:
         """Return the label values to count under: users and GPUs beyond the quota are unknown."""
         key = tuple(labels.values())
-        if metric.labels[:1] == ("uid",):
-            uid = key[0]
-            if uid is not None and uid not in self._users:
-                if len(self._users) >= self._quota.users:
-                    return (None, *key[1:])
-                self._users.add(uid)
-        elif metric.labels == ("uuid",):
+        if metric.has_user:
+            return (self.see_user(key[0]), *key[1:])
+        if metric.labels == ("uuid",):
             known = self._numbers[metric.name]
             if key not in known and len(known) >= self._quota.gpus:
                 return ("",)

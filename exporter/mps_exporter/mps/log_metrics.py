@@ -30,8 +30,7 @@ class LogMetric:
     labels: tuple[str, ...] = ()
     """In addition to the daemon's. A GPU is `uuid`; its index is added when it is exposed."""
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Label -> all its values. A counter exposes each from 0 on: a series that begins at 1 has no
-    increase()."""
+    """Label -> all its values. A counter exposes each from 0 on."""
     bounds: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets."""
 
@@ -39,6 +38,11 @@ class LogMetric:
     def has_fixed_labels(self) -> bool:
         """Whether all label values are declared, or there is no label."""
         return self.labels == tuple(self.values)
+
+    @property
+    def has_user(self) -> bool:
+        """Whether each user has a value: from the first line about the user on."""
+        return "uid" in self.labels
 
     @property
     def in_milliseconds(self) -> bool:

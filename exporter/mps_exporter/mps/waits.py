@@ -34,6 +34,7 @@ class QueuedClient:
         self.behind_uid = behind_uid
         if not self.blocked:
             self.blocked = True
+            when.counters.see_user(self.uid)
             when.add_incident("wait_started", at=self.since, uid=self.uid, pids=(self.pid,))
 
     def serve(self, server_ready_at: float | None, when: Moment) -> bool:

@@ -81,7 +81,10 @@ def test_known_causes_start_at_zero() -> None:
         ("/p", "daemon_died"): 0,
         ("/p", "ghost_ended"): 0,
     }
-    assert dict(found["mps_server_faults_total"].samples) == {("/p", "0", "GPU-a"): 0}
+    assert dict(found["mps_server_faults_total"].samples) == {
+        ("/p", "", ""): 0,
+        ("/p", "0", "GPU-a"): 0,
+    }
     assert found.keys().isdisjoint({"mps_server_last_exit_timestamp_seconds"})
 
 

@@ -381,7 +381,7 @@ def test_faults_of_a_gpu_that_the_daemon_does_not_serve_now_stay() -> None:
             Snapshot(1.0, daemons=(daemon,), gpu_indexes={U: "0"}), Build("", "", "")
         )
     }
-    assert found["mps_server_faults_total"] == {(D, *G): 0, (D, "", "GPU-gone"): 1}
+    assert found["mps_server_faults_total"] == {(D, "", ""): 0, (D, *G): 0, (D, "", "GPU-gone"): 1}
 
 
 def test_unknown_users_come_first() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 
@@ -13,7 +14,8 @@ from mps_exporter.mps.incidents import Incidents
 from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.mps.moment import Moment
 from mps_exporter.mps.tracking_quota import FULL
-from mps_exporter.snapshot import LOSS_CAUSES
+from mps_exporter.mps.waits import QueuedClient
+from mps_exporter.snapshot import REJECTION_CAUSES, Histogram
 
 
 def test_every_log_metric_stands_in_the_catalogue_as_it_was_declared() -> None:
@@ -62,12 +64,37 @@ def test_what_happened_before_the_exporter_is_not_counted_but_its_moment_is_kept
     }
 
 
-def test_a_user_with_one_cause_has_every_cause_from_zero_on() -> None:
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize(
+    "sight",
+    [
+        lambda when: when.increment("mps_client_connections_total", uid=1001),
+        lambda when: QueuedClient(100, 1001, 7.0).block(1002, when),
+    ],
+    ids=["connection", "wait"],
+)
+def test_everything_of_a_user_begins_at_zero_with_the_users_first_client(
+    sight: Callable[[Moment], None], counted: bool
+) -> None:
     counters = Counters()
-    counters.increment("mps_client_losses_total", uid=1001, cause="terminated")
-    assert counters.snapshot()["mps_client_losses_total"] == {
-        (1001, cause): int(cause == "terminated") for cause in LOSS_CAUSES
-    }
+    sight(Moment(7.0, counted, counters, Incidents()))
+    found = counters.snapshot()
+    for name, metric in LOG_METRICS.items():
+        if "uid" in metric.labels:
+            others = product(*(metric.values[label] for label in metric.labels if label != "uid"))
+            assert found[name].keys() >= {(1001, *one) for one in others}, name
+    assert {key[0] for key in found["mps_client_losses_total"]} == {1001}
+    assert not any(found["mps_client_losses_total"].values())
+    waits = found["mps_uid_wait_seconds"][1001,]
+    assert isinstance(waits, Histogram)
+    assert not any(waits.counts)
+
+
+def test_refusals_of_unknown_users_begin_at_zero_with_the_daemon() -> None:
+    """A client without credentials is the first that is heard of its user."""
+    assert Counters().snapshot()["mps_client_rejections_total"] == dict.fromkeys(
+        product((None,), REJECTION_CAUSES), 0
+    )
 
 
 def test_users_and_gpus_too_many_are_unknown_ones() -> None:
@@ -83,7 +110,7 @@ def test_users_and_gpus_too_many_are_unknown_ones() -> None:
         == FULL.users + 1
     )
     assert found["mps_uid_overtakes_total"][None,] == found["mps_server_faults_total"]["",] == 2
-    assert found["mps_client_connections_total"] == {(None,): 1}
+    assert found["mps_client_connections_total"][None,] == 1
 
 
 def test_milliseconds_are_shown_as_seconds() -> None:

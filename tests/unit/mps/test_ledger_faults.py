@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from testing.mps_logs import GPU, GPU_TWO, at, more, read, script, start, summary
+from testing.mps_logs import GPU, GPU_TWO, at, counted, more, read, script, start, summary
 from testing.mps_script import DAEMON, HOLDER, arrives, client_on, leaves, server_starts
 
 TWO_GPUS = (
@@ -333,7 +333,7 @@ def test_a_caller_without_credentials_is_refused_when_no_client_follows() -> Non
     missing = "User did not send valid credentials\n"
     tracker = start(script(DAEMON + f"00:03.000 C630 {missing}00:05.000 C630 {missing}"))
     tracker.ledger.advance_to(at("00:12.999"))
-    assert tracker.ledger.view(0.0).counters["mps_client_rejections_total"] == {}
+    assert counted(tracker.ledger.view(0.0).counters, "mps_client_rejections_total") == {}
     for until, count in (("00:13", 1), ("00:14.999", 1), ("00:15", 2)):
         tracker.ledger.advance_to(at(until))
         found = summary(tracker.ledger.view(0.0).counters)["rejections"]
@@ -346,14 +346,14 @@ def test_every_healthy_client_comes_once_without_credentials() -> None:
     text += arrives("00:03.200", 102, 1001)
     tracker = start(script(text))
     tracker.ledger.advance_to(at("00:59"))
-    assert tracker.ledger.view(0.0).counters["mps_client_rejections_total"] == {}
+    assert counted(tracker.ledger.view(0.0).counters, "mps_client_rejections_total") == {}
 
 
 def test_a_draining_daemon_does_not_refuse_but_does_not_answer() -> None:
     text = HOLDER + "00:02.000 C630 Cmd:quit\n00:03.000 C630 User did not send valid credentials\n"
     tracker = start(script(text))
     tracker.ledger.advance_to(at("00:59"))
-    assert tracker.ledger.view(0.0).counters["mps_client_rejections_total"] == {}
+    assert counted(tracker.ledger.view(0.0).counters, "mps_client_rejections_total") == {}
 
 
 # ---------------------------------------------------------------- contexts and GPUs

@@ -18,6 +18,7 @@ from testing.mps_logs import (
     PIPE,
     SETTLED,
     at,
+    counted,
     numbers,
     observation,
     read,
@@ -95,10 +96,10 @@ def test_a_deaf_server_is_a_ghost_and_serves_no_client(moment: str, abandoned: i
     assert (wait.pid, wait.behind_uid, wait.dead) == (503, 1002, False)
     assert wait.since == at("32:03.165") + hours
     assert (
-        view.counters["mps_uid_wait_seconds"],
+        counted(view.counters, "mps_uid_wait_seconds"),
         view.counters["mps_uid_handovers_total"][()],
     ) == ({}, 0)
-    assert view.counters["mps_uid_waits_abandoned_total"] == (
+    assert counted(view.counters, "mps_uid_waits_abandoned_total") == (
         {(1002,): abandoned} if abandoned else {}
     )
     (ghost,) = [one for one in view.incidents if one.kind == "ghost"]

@@ -12,7 +12,7 @@ from testing.fleet_page import PAGE, dropped, kept_for_long, settings
 from testing.rule_files import Rule, records, rules
 from tests.unit.rules import promql, templates
 
-NOT_KEPT = re.compile(r"daemon_uid_cause:.+|client:.+|instance:mps_exporter_build_info:known5m")
+NOT_KEPT = re.compile(r"daemon_uid_cause:.+|client:.+")
 
 
 @pytest.mark.parametrize("rule", rules(), ids=str)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mps_exporter import humanize
+from mps_exporter.humanize import MPS_NAMES
 from mps_exporter.snapshot import EndedBefore, Incident, IncidentKind
 
 
@@ -89,14 +90,14 @@ def test_memory(size: float, expected: str) -> None:
                 proof="unknown",
                 ended_before=(EndedBefore(640, 0.163), EndedBefore(0, 0.2)),
             ),
-            "A fatal GPU error in alice's server 634: which client caused it is not known; 1 client "
-            "was lost (process 642); possible, but not proved: process 640 (ended 0.2 s before); a "
+            "A fatal GPU error in alice's server 634: which client caused it is not known; 1 "
+            "client was lost (process 642); possible, but not proved: process 640 (ended 0.2 s before); a "
             "client (ended 0.2 s before).",
         ),
         (
             Incident(0, "fault", 634, 1001, (641, 642), proof="unit"),
-            "A fatal GPU error in alice's server 634: a client that was running used a bad pointer, "
-            "and which one is not known; 2 clients were lost (processes 641 and 642).",
+            "A fatal GPU error in alice's server 634: a client that was running used a bad "
+            "pointer, and which one is not known; 2 clients were lost (processes 641 and 642).",
         ),
         (
             Incident(
@@ -109,8 +110,8 @@ def test_memory(size: float, expected: str) -> None:
                 caused_by_pids=(641,),
                 proof="address",
             ),
-            "A fatal GPU error in alice's server 634: process 641 used a bad pointer (proved by the "
-            "kernel log); 1 other client was lost (process 642).",
+            "A fatal GPU error in alice's server 634: process 641 used a bad pointer (proved by "
+            "the kernel log); 1 other client was lost (process 642).",
         ),
         (
             Incident(
@@ -123,9 +124,9 @@ def test_memory(size: float, expected: str) -> None:
                 caused_by_pids=(640,),
                 proof="address",
             ),
-            "Process 640 left GPU work unfinished, which caused a fatal GPU error in alice's server "
-            "634 (proved by the kernel log); 2 clients were lost (processes 641 and 642); MPS names "
-            f"process 641, {MPS_NAMES}.",
+            "Process 640 left GPU work unfinished, which caused a fatal GPU error in alice's "
+            "server 634 (proved by the kernel log); 2 clients were lost (processes 641 and 642); MPS "
+            f"names process 641, {MPS_NAMES}.",
         ),
         (
             Incident(0, "fault_recovered", 634, 1001, seconds=0.025),
