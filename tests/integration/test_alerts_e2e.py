@@ -218,7 +218,7 @@ INCIDENTS = (
             daemon(
                 "tickets",
                 "MpsClientStuck",
-                "PID 1168 .program-1.* was hit by a fatal GPU error",
+                "PID 1168 .program-1.* was torn down by a fatal GPU error",
                 server="1171",
                 pid="1168",
                 uid="0",
