@@ -211,7 +211,7 @@ INCIDENTS = (
             daemon(
                 "pager",
                 "MpsServerStuckInFault",
-                "First: end PID 1168 .program-1",
+                "Torn down: PID 1168 .program-1",
                 server="1171",
                 mps_server_state="FAULT",
             ),
