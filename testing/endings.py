@@ -41,11 +41,14 @@ def ended_pids(text: str) -> Iterator[tuple[int, str]]:
     before: set[int] = set()
     for sentence in sentences(text):
         bare = _NO_PID.sub("", sentence)
-        named = {int(number) for number in re.findall(r"\b\d+\b", bare)}
+        named = _numbers(bare)
         if ends_something(bare):
             refers = not named and _BACKWARD.search(sentence)
             for pid in before if refers else named:
                 yield pid, sentence
         # "It" is the client that a sentence is about, not the server that it mentions.
-        clients = {int(number) for number in re.findall(r"\b\d+\b", _SERVER.sub("", bare))}
-        before = clients or before
+        before = _numbers(_SERVER.sub("", bare)) or before
+
+
+def _numbers(text: str) -> set[int]:
+    return {int(number) for number in re.findall(r"(?<![\w-])\d+\b", text)}

@@ -275,8 +275,9 @@ def alerts_told(folder: Path, pages: list[dict[str, str]]) -> Iterator[Told]:
     }
     file = folder / "test.yml"
     file.write_text(json.dumps(test))
-    command = [program("promtool"), "test", "rules", file]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program("promtool"), "test", "rules", file], capture_output=True, text=True, check=False
+    )
     output = done.stdout + done.stderr
     assert re.match(r"Unit Testing: .*\s+(SUCCESS|FAILED:\s+alertname: )", output), output[:2000]
     # Nothing was expected, so what fires is what it complains of.
@@ -314,3 +315,25 @@ async def test_alerts_end_no_healthy_process(file: Path, tmp_path: Path) -> None
     snapshots = await moments_of(file)
     told = alerts_told(tmp_path, pages_of(snapshots))
     assert mistakes(told, snapshots) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "pids"),
+    [
+        ("End the remaining clients (kill 590 591).", {590, 591}),
+        (
+            "Still connected: PID 590 (train), PID 591. First: end these clients with SIGTERM.",
+            {590, 591},
+        ),
+        ("ps -o args= -p 461 | grep nvidia-cuda-mps-server && kill -9 461", {461}),
+        ("echo terminate_client 442 591 | nvidia-cuda-mps-control", {442, 591}),
+        ("docker kill 590\nscancel 77", {590, 77}),
+        ("What still hangs must be ended (kill 591).", {591}),
+        ("Do not kill process 663: a dead entry in the queue hangs the daemon.", set()),
+        ("kill -CONT 590", set()),
+        ("Process 590 ended with GPU work in flight; 591 was killed (error 700).", set()),
+        ("Ask alice when her programs 590 and 591 end.", set()),
+    ],
+)
+def test_what_a_text_ends(text: str, pids: set[int]) -> None:
+    assert {pid for pid, _ in ended_pids(text)} == pids
