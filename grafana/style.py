@@ -188,7 +188,9 @@ def first_steps() -> dict[str, str]:
         _, _, step = rule["annotations"]["description"].partition("First: ")
         step = re.sub(r"\{\{-?\s*\$labels\.(\w+)\s*-?\}\}", lambda name: name[1].upper(), step)
         # What depends on more than labels is in the runbook only; a cell has room for a sentence.
-        sentence = "See the runbook." if "{{" in step else step.split(". ")[0].rstrip(".") + "."
+        sentence = step.split(". ")[0].rstrip(".") + "."
+        if "{{" in sentence:
+            sentence = "See the runbook."
         sentence = " ".join(sentence.split())
         found.setdefault(rule["alert"], sentence[0].upper() + sentence[1:])
     return found

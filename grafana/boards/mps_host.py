@@ -65,8 +65,8 @@ TILES = (
     tile(
         "Server",
         "Healthy: ACTIVE (with MPS v3 Ready), or none while nobody computes. The worst of this "
-        "host's servers. In FAULT it refuses new clients; a ghost must be killed, because the "
-        "daemon hangs on it.",
+        "host's servers. In FAULT it refuses new clients; a ghost serves none, and the daemon "
+        "hangs on it until it is killed.",
         f"max({SERVER_STATE}) or 0 * sum(mps_control_up) + {NO_SERVER.code}",
         states=(NO_SERVER, *SERVER_STATES),
         no_mps=True,

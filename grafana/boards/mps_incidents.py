@@ -186,8 +186,9 @@ RECOVERY = (
     timeline(
         "Servers in trouble",
         "Healthy: empty or green. A fault lasts milliseconds and is mostly too short to be seen "
-        "here. A lasting red is a client that caught the error and stays: end it, and the server "
-        "recovers. Only servers that were in trouble in this time range are shown.",
+        "here. A lasting red is a client that caught the error and stays: end only clients in "
+        "state torn_down, and the server recovers. Only servers that were in trouble in this time "
+        "range are shown.",
         Query(
             f'label_replace({_IN_TROUBLE}, "uid", "unknown", "uid", "")',
             "uid {{uid}} · {{instance}}",

@@ -211,14 +211,14 @@ INCIDENTS = (
             daemon(
                 "pager",
                 "MpsServerStuckInFault",
-                "Still connected: PID 1168 .program-1",
+                "Torn down: PID 1168 .program-1",
                 server="1171",
                 mps_server_state="FAULT",
             ),
             daemon(
                 "tickets",
                 "MpsClientStuck",
-                "PID 1168 .program-1.* was hit by a fatal GPU error",
+                "PID 1168 .program-1.* was torn down by a fatal GPU error",
                 server="1171",
                 pid="1168",
                 uid="0",

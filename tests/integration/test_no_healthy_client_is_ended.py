@@ -1,0 +1,339 @@
+"""No text of ours tells an operator to end a healthy process, at any moment of any recording.
+
+Healthy are: a client with a context that no fault has hit, a process that waits in the queue, and
+the server and the daemon of such a client. Looked at are the page, the status API, the doctor, the
+doctor of each process, and what the alerts say, every two seconds of a recording and whenever its
+logs had news.
+
+A fault lasts some milliseconds, and most recordings read its end together with its beginning. So
+a moment at which a client is torn down is also looked at with its server still in FAULT. The page,
+the API and the doctor are also given each state with a daemon or servers that are worse off: what
+the control tool reports is not always in the logs.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json, diagnosis_lines, plain
+from mps_exporter.commands.process_report import checks_as_text
+from mps_exporter.diagnostics import findings, recent_incidents
+from mps_exporter.diagnostics.finding_commands import actions
+from mps_exporter.diagnostics.one_process import check_process
+from mps_exporter.metrics.content_format import TEXT_0_0_4
+from mps_exporter.metrics.exposition import Encoder
+from mps_exporter.metrics.render import Build, render
+from mps_exporter.observations import LogsObservation
+from mps_exporter.snapshot import Client, ControlState, Server, Snapshot
+from mps_exporter.sources.recording import read_recording
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_findings import make_status
+from mps_exporter.web.status_page import render_page
+from testing.endings import ended_pids
+from testing.player import RECORDINGS, Player
+from testing.prometheus_programs import program
+from testing.rule_files import RULE_FILES
+
+STEP_SECONDS = 2.0
+SCRAPE = 120.0
+"""The rules' seconds between two moments: a wait of seconds is one of minutes for them."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """A text, and the moment of the recording at which it was given."""
+
+    number: int
+    source: str
+    text: str
+
+
+async def moments_of(file: Path) -> list[Snapshot]:
+    """What the exporter sees at each moment."""
+    recording = read_recording(file)
+    start, end = recording.header.started_at, recording.ended_at
+    news = {
+        one.at + 0.001
+        for one in recording.observations
+        if isinstance(one, LogsObservation) and any(chunk.data for chunk in one.chunks)
+    }
+    seconds = {start + step * STEP_SECONDS for step in range(1, int(end - start) + 1)}
+    player, found = Player(recording), []
+    for moment in sorted(one for one in news | seconds if one <= end):
+        snapshot = (await player.to(moment)).snapshot
+        found.append(snapshot)
+        held = in_fault(snapshot)
+        if held != snapshot:
+            found.append(held)
+    return found
+
+
+def in_fault(snapshot: Snapshot, *, unseen: bool = False) -> Snapshot:
+    """The same, with each server in FAULT that has a torn down client (unseen: any client)."""
+
+    def failed(server: Server) -> Server:
+        hit = any(unseen or client.state == "torn_down" for client in server.clients)
+        return replace(server, state="FAULT") if hit else server
+
+    return replace(
+        snapshot,
+        daemons=tuple(
+            replace(daemon, servers=tuple(map(failed, daemon.servers)))
+            for daemon in snapshot.daemons
+        ),
+    )
+
+
+def worse(snapshot: Snapshot) -> Iterator[Snapshot]:
+    """What else the control tool may report of these daemons and servers."""
+    yield in_fault(snapshot, unseen=True)
+    states: tuple[ControlState, ...] = ("unresponsive", "draining", "refused")
+    for state in states:
+        yield replace(
+            snapshot, daemons=tuple(replace(one, state=state) for one in snapshot.daemons)
+        )
+
+
+def shape_of(snapshot: Snapshot) -> object:
+    """All that texts depend on, but for ages."""
+    found = (*findings(snapshot), *recent_incidents(snapshot))
+    clients = [
+        (server.pid, server.state, client.pid, client.state, sum(client.contexts.values()))
+        for daemon in snapshot.daemons
+        for server in daemon.servers
+        for client in server.clients
+    ]
+    return [(one.advice.name, one.daemon, one.gpu) for one in found], clients
+
+
+def told_by_programs(snapshots: Sequence[Snapshot]) -> Iterator[Told]:
+    """What page, API and doctor say of each state, and of worse ones."""
+    last: object = None
+    for number, snapshot in enumerate(snapshots):
+        if (shape := shape_of(snapshot)) == last:
+            continue
+        last = shape
+        yield from (Told(number, *told) for told in texts_of(snapshot))
+        for seen in worse(snapshot):
+            yield from (Told(number, *told) for told in texts_of_findings(seen))
+
+
+def is_healthy(client: Client) -> bool:
+    return client.state in ("active", None) and sum(client.contexts.values()) > 0
+
+
+def healthy_pids(snapshot: Snapshot) -> tuple[set[int], set[int]]:
+    """Healthy clients and waiting processes; their servers and daemons."""
+    clients: set[int] = set()
+    hosts: set[int | None] = set()
+    for daemon in snapshot.daemons:
+        clients |= {wait.pid for wait in daemon.waits if not wait.dead}
+        for server in daemon.servers:
+            if server.ghost:  # who hangs on it is lost with it
+                clients -= {client.pid for client in server.clients}
+            if working := {client.pid for client in server.clients if is_healthy(client)}:
+                clients |= working
+                hosts |= {server.pid, daemon.pid}
+    return clients - {0}, {pid for pid in hosts if pid}
+
+
+class _Text(HTMLParser):
+    """The text of a page, a line for each element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+
+    def handle_data(self, data: str) -> None:
+        if text := " ".join(data.split()):
+            self.parts.append(text)
+
+
+def text_of(page: str) -> str:
+    parser = _Text()
+    parser.feed(page)
+    return "\n".join(parser.parts)
+
+
+def strings_in(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from strings_in(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from strings_in(one)
+
+
+def texts_of(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """Page, API and doctor: (source, text)."""
+    options = WebOptions()
+    status = make_status(snapshot, options)
+    yield "page", text_of(render_page(status, options))
+    yield "api", "\n".join(strings_in(asdict(status)))
+    diagnosis = Diagnosis(snapshot, recent_incidents(snapshot))
+    yield "doctor", "\n".join(diagnosis_lines(diagnosis, plain))
+    yield "doctor --json", "\n".join(strings_in(json.loads(diagnosis_as_json(diagnosis))))
+    yield from texts_of_processes(snapshot)
+
+
+def texts_of_findings(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """Only what differs in a worse state, which is less work."""
+    for one in (*findings(snapshot), *recent_incidents(snapshot)):
+        commands = [action.command for action in actions(one, snapshot)]
+        yield one.advice.name, "\n".join((f"{one.evidence} {one.remedy}", *commands))
+    yield from texts_of_processes(snapshot)
+
+
+def texts_of_processes(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """What the doctor says of each process."""
+    found = (*findings(snapshot), *recent_incidents(snapshot))
+    pids = {client.pid for d in snapshot.daemons for s in d.servers for client in s.clients}
+    pids |= {wait.pid for daemon in snapshot.daemons for wait in daemon.waits}
+    for pid in sorted(pids):
+        checks = {pid: check_process(pid, snapshot, found, None)}
+        yield f"doctor --pid {pid}", checks_as_text(checks)
+
+
+def pages_of(snapshots: list[Snapshot]) -> list[dict[str, str]]:
+    """What a scrape of each moment shows: series -> value."""
+    times = [snapshot.taken_at for snapshot in snapshots]
+
+    def wall(at: float) -> float:
+        return SCRAPE * bisect_right(times, at)
+
+    pages = []
+    for snapshot in snapshots:
+        text = Encoder().encode(render(snapshot, Build("", "", ""), wall=wall), [], TEXT_0_0_4)
+        lines = text.decode().splitlines()
+        page = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        pages.append({**page, "process_start_time_seconds": "0", "up": "1"})
+    return pages
+
+
+def series_of(pages: list[dict[str, str]]) -> Iterator[dict[str, str]]:
+    """As promtool wants them. What is not in a page any more is stale from then on."""
+    for name in sorted({name for page in pages for name in page}):
+        metric, _, labels = name.partition("{")
+        values = ["_"]
+        for page in pages:
+            gone = "_" if values[-1] in ("_", "stale") else "stale"
+            values.append(page.get(name, gone))
+        target = f'{metric}{{job="mps-exporter",instance="gpu01",{labels or "}"}'
+        yield {"series": target, "values": " ".join(values)}
+
+
+_AT = re.compile(r"^ +alertname: (\w+), time: (\S+), $", re.MULTILINE)
+_DESCRIPTION = re.compile(r'description=("(?:[^"\\]|\\.)*")')
+_UNITS = {"h": 3600, "m": 60, "s": 1}
+
+
+def without_waiting(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """Our rules in the folder, without `for`; gives their files, groups and alerts."""
+    groups = [group for file in RULE_FILES for group in yaml.safe_load(file.read_text())["groups"]]
+    # What a text asks for is recorded first: Alertmanager waits longer than that.
+    groups.sort(key=lambda group: "alert" in group["rules"][0])
+    for group in groups:
+        group.pop("interval", None)
+        for rule in group["rules"]:
+            rule.pop("for", None)
+            rule.pop("keep_firing_for", None)
+    file = folder / "rules.yml"
+    file.write_text(json.dumps({"groups": groups}))
+    names = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+    return [str(file)], [group["name"] for group in groups], sorted(names)
+
+
+def alerts_told(folder: Path, pages: list[dict[str, str]]) -> Iterator[Told]:
+    """What promtool says that our alerts say at each moment."""
+    files, groups, names = without_waiting(folder)
+    every = f"{SCRAPE:g}s"
+    cases = [
+        {"eval_time": f"{number * SCRAPE:g}s", "alertname": name, "exp_alerts": []}
+        for number in range(1, len(pages) + 1)
+        for name in names
+    ]
+    test = {
+        "rule_files": files,
+        "evaluation_interval": every,
+        "group_eval_order": groups,
+        "tests": [
+            {"interval": every, "input_series": list(series_of(pages)), "alert_rule_test": cases}
+        ],
+    }
+    file = folder / "test.yml"
+    file.write_text(json.dumps(test))
+    done = subprocess.run(
+        [program("promtool"), "test", "rules", file], capture_output=True, text=True, check=False
+    )
+    output = done.stdout + done.stderr
+    assert re.match(r"Unit Testing: .*\s+(SUCCESS|FAILED:\s+alertname: )", output), output[:2000]
+    # Nothing was expected, so what fires is what it complains of.
+    parts = _AT.split(output)
+    for name, at, text in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+        seconds = sum(float(n) * _UNITS[unit] for n, unit in re.findall(r"([\d.]+)([hms])", at))
+        for description in _DESCRIPTION.findall(text):
+            yield Told(round(seconds / SCRAPE) - 1, name, ast.literal_eval(description))
+
+
+def mistakes(told: Iterable[Told], snapshots: Sequence[Snapshot]) -> list[str]:
+    """Healthy clients that a text ends, and servers and daemons of such that it ends silently."""
+    healthy = [healthy_pids(snapshot) for snapshot in snapshots]
+    found = set()
+    for one in told:
+        clients, hosts = healthy[one.number]
+        for pid, sentence in ended_pids(one.text):
+            if pid in clients or (pid in hosts and "lost" not in sentence):
+                found.add(f"{one.source} ends {pid}: {sentence}")
+    return sorted(found)
+
+
+FILES = sorted(RECORDINGS.glob("*.rec.gz"))
+EACH = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.partition(".")[0])
+
+
+@EACH
+async def test_page_api_and_doctor_end_no_healthy_process(file: Path) -> None:
+    snapshots = await moments_of(file)
+    assert mistakes(told_by_programs(snapshots), snapshots) == []
+
+
+@EACH
+async def test_alerts_end_no_healthy_process(file: Path, tmp_path: Path) -> None:
+    snapshots = await moments_of(file)
+    told = alerts_told(tmp_path, pages_of(snapshots))
+    assert mistakes(told, snapshots) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "pids"),
+    [
+        ("End the remaining clients (kill 590 591).", {590, 591}),
+        (
+            "Still connected: PID 590 (train), PID 591. First: end these clients with SIGTERM.",
+            {590, 591},
+        ),
+        ("ps -o args= -p 461 | grep nvidia-cuda-mps-server && kill -9 461", {461}),
+        ("echo terminate_client 442 591 | nvidia-cuda-mps-control", {442, 591}),
+        ("docker kill 590\nscancel 77", {590, 77}),
+        ("What still hangs must be ended (kill 591).", {591}),
+        ("Do not kill process 663: a dead entry in the queue hangs the daemon.", set()),
+        ("kill -CONT 590", set()),
+        ("Process 590 ended with GPU work in flight; 591 was killed (error 700).", set()),
+        ("Ask alice when her programs 590 and 591 end.", set()),
+    ],
+)
+def test_what_a_text_ends(text: str, pids: set[int]) -> None:
+    assert {pid for pid, _ in ended_pids(text)} == pids
