@@ -104,15 +104,13 @@ def client(daemon: int, number: int, uuid: str) -> Client:
 
 def counters(uuid: str) -> LogMetricValues:
     """Of a daemon that has met everything."""
-    known = {"uid": USERS, "uuid": (uuid,)}
+    known: dict[str, tuple[str | int | None, ...]] = {"uid": USERS, "uuid": (uuid,)}
     found: dict[str, Mapping[LabelValues, float | Histogram]] = {}
     for name, begun in Counters().snapshot().items():
         metric = LOG_METRICS[name]
-        value = {
-            "counter": 3,
-            "gauge": NOW - 86_400,
-            "histogram": Histogram(metric.bounds, (1,) * (len(metric.bounds) + 1), 1000.0),
-        }[metric.kind]
+        value: float | Histogram = 3 if metric.kind == "counter" else NOW - 86_400
+        if metric.kind == "histogram":
+            value = Histogram(metric.bounds, (1,) * (len(metric.bounds) + 1), 1000.0)
         labels = (metric.values.get(label) or known[label] for label in metric.labels)
         found[name] = {**begun, **dict.fromkeys(product(*labels), value)}
     return found

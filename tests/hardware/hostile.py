@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.hardware.lab import CONTROL, Daemon, Lab, _as
+from tests.hardware.lab import CONTROL, Daemon, Lab, as_user
 from tests.hardware.program import exporter_program, scrape, value
 from tests.hardware.scenarios import scenario
 from tests.hardware.sharing import _inner_pid
@@ -205,7 +205,7 @@ def _listener(lab: Lab, daemon: Daemon, mode: str) -> Iterator[None]:
                 lab.facts[f"type of {path.name}"] = kind
                 shutil.move(path, away / path.name)
                 process = subprocess.Popen(
-                    [*_as(1003), sys.executable, "-c", _LISTEN, str(path), str(kind), mode],
+                    [*as_user(1003), sys.executable, "-c", _LISTEN, str(path), str(kind), mode],
                     stdout=subprocess.PIPE,
                 )
                 assert process.stdout is not None

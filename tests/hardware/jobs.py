@@ -110,7 +110,7 @@ async def _by_sigkill(lab: Lab, daemon: Daemon, leaver: Client) -> None:
 @scenario("jobs with work in flight are ended through the shipped scripts: no neighbour is lost")
 async def ending_jobs(lab: Lab) -> None:
     leave = lab.folder / "leave"
-    build = ["nvcc", "-arch=sm_90", "-o", str(leave), str(HERE / "leave.cu")]
+    build = ["nvcc", "-arch=sm_90", "-o", str(leave), str(HERE / "leave.cu"), "-lcuda"]
     await asyncio.to_thread(subprocess.run, build, check=True)
     daemon = lab.daemon()
     d = daemon.label

@@ -175,6 +175,7 @@ class Lab:
         *,
         uid: int | None = None,
         arguments: Sequence[str] = ("-d",),
+        before: Sequence[str] = (),
         **environment: str,
     ) -> Daemon:
         """Start a control daemon."""
@@ -188,7 +189,7 @@ class Lab:
             "CUDA_MPS_LOG_DIRECTORY": str(log),
             **environment,
         }
-        command = [*_as(uid), CONTROL, *arguments]
+        command = [*before, *as_user(uid), CONTROL, *arguments]
         subprocess.run(command, env=env, check=True, timeout=30, stdout=subprocess.DEVNULL)
         daemon = Daemon(pipe, log, env)
         pid_file = pipe / f"{CONTROL}.pid"
@@ -240,7 +241,7 @@ class Lab:
         ]
         with output.open("wb") as file:
             process = subprocess.Popen(
-                [*before, *_as(uid), *words],
+                [*before, *as_user(uid), *words],
                 env=env,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -387,7 +388,7 @@ def _children(pid: int) -> list[int]:
     return []
 
 
-def _as(uid: int | None) -> list[str]:
+def as_user(uid: int | None) -> list[str]:
     if not uid:
         return []
     return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]

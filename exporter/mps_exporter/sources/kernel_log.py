@@ -61,7 +61,7 @@ def parse_record(record: bytes) -> tuple[float, str] | None:
     return int(found[2]) / 1e6, _NAME.sub("-", found[3].decode("utf-8", "replace"), count=1)
 
 
-class KernelLog:
+class KernelLogReader:
     """Reads Xid lines on a thread of its own."""
 
     def __init__(self, path: str) -> None:
@@ -180,7 +180,7 @@ class KernelEvidence:
     """Both of them."""
 
     def __init__(self, path: str, procfs: str) -> None:
-        self._log = KernelLog(path)
+        self._log = KernelLogReader(path)
         self._memory = ClientMemory(procfs)
 
     def read(self, clients: Mapping[int, int | None]) -> KernelObservation:

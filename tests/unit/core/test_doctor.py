@@ -40,6 +40,7 @@ from mps_exporter.snapshot import (
     Gpu,
     Handover,
     Incident,
+    KernelLog,
     Partitioning,
     PossibleUnfinishedWork,
     Server,
@@ -160,6 +161,9 @@ MADE_UP = {
     "share_exceeded": Snapshot(1.0, daemons=(job(0.5, 0.5),)),
     "memory_overcommitted": Snapshot(1.0, gpus=(replace(gpu(), **OVER),)),
     "environment_unreadable": Snapshot(1.0, daemons=(client(environment_readable=False),)),
+    "kernel_log_unreadable": Snapshot(
+        1.0, daemons=(daemon(),), kernel_log=KernelLog(readable=False, error="no right")
+    ),
     "processes_ignored": Snapshot(1.0, ignored_processes={2001: 5}),
     "logs_unreadable": Snapshot(1.0, daemons=(daemon(logs=(UNREADABLE,)),)),
     "log_large": Snapshot(1.0, daemons=(daemon(logs=(LARGE,)),)),

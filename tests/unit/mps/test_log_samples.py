@@ -147,9 +147,9 @@ def test_the_warning_of_unfinished_work_lasts_until_the_next_client_has_met_it(n
     expected = {
         "left-work-sole-then-wait-5": [
             ("55:29.616", 1077),
-            ("55:34.967", None),
+            ("55:34.966", None),
             ("55:37.516", 1097),
-            ("55:42.866", None),
+            ("55:42.865", None),
         ]
     }
     assert warnings(name) == expected.get(name, [])

@@ -15,7 +15,7 @@ from mps_exporter.sources import kernel_log
 from mps_exporter.sources.kernel_log import (
     ClientMemory,
     KernelEvidence,
-    KernelLog,
+    KernelLogReader,
     parse_record,
     reserved_ranges,
 )
@@ -70,7 +70,7 @@ def kmsg(tmp_path: Path) -> Iterator[tuple[str, int]]:
     os.close(writer)
 
 
-def lines_of(log: KernelLog, count: int) -> list[KernelLine]:
+def lines_of(log: KernelLogReader, count: int) -> list[KernelLine]:
     found: list[KernelLine] = []
 
     def enough() -> bool:
@@ -83,7 +83,7 @@ def lines_of(log: KernelLog, count: int) -> list[KernelLine]:
 
 def test_new_lines_have_the_time_at_which_they_came(kmsg: tuple[str, int]) -> None:
     path, writer = kmsg
-    log = KernelLog(path)
+    log = KernelLogReader(path)
     assert log.error == ""
     os.write(writer, record(XID, seconds=time.monotonic()))
     (line,) = lines_of(log, 1)
@@ -96,7 +96,7 @@ def test_old_lines_have_the_kernel_s_time_and_older_ones_are_left_out(
     kmsg: tuple[str, int],
 ) -> None:
     up = time.monotonic()
-    log = KernelLog(kmsg[0])
+    log = KernelLogReader(kmsg[0])
     log.close()
     log._add(record(XID, seconds=up - 100.0), history=True)
     log._add(record(XID, seconds=up - 601.0), history=True)

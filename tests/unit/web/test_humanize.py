@@ -91,8 +91,8 @@ def test_memory(size: float, expected: str) -> None:
                 ended_before=(EndedBefore(640, 0.163), EndedBefore(0, 0.2)),
             ),
             "A fatal GPU error in alice's server 634: which client caused it is not known; 1 "
-            "client was lost (process 642); possible, but not proved: process 640 (ended 0.2 s before); a "
-            "client (ended 0.2 s before).",
+            "client was lost (process 642); possible, but not proved: process 640 (ended 0.2 s "
+            "before); a client (ended 0.2 s before).",
         ),
         (
             Incident(0, "fault", 634, 1001, (641, 642), proof="unit"),
@@ -125,8 +125,8 @@ def test_memory(size: float, expected: str) -> None:
                 proof="address",
             ),
             "Process 640 left GPU work unfinished, which caused a fatal GPU error in alice's "
-            "server 634 (proved by the kernel log); 2 clients were lost (processes 641 and 642); MPS "
-            f"names process 641, {MPS_NAMES}.",
+            "server 634 (proved by the kernel log); 2 clients were lost (processes 641 and 642); "
+            f"MPS names process 641, {MPS_NAMES}.",
         ),
         (
             Incident(0, "fault_recovered", 634, 1001, seconds=0.025),

@@ -1,0 +1,244 @@
+"""More hangs, and processes that are fine: frozen, traced, refused, asked about by their users."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.hardware.hangs import STAY, Case, Process, Stage, act_all
+from tests.hardware.lab import CONTROL, Daemon, Lab
+from tests.hardware.scenarios import scenario
+
+CASES: dict[str, Case] = {}
+GROUPS = Path("/sys/fs/cgroup")
+PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
+FEW_DESCRIPTORS = 72
+"""So few that two clients of a server are its last."""
+
+
+def case(function: Case) -> Case:
+    """Put a case on the list under its function's name."""
+    CASES[function.__name__.replace("_", " ")] = function
+    return function
+
+
+@scenario("more hangs, and processes that are fine: no remedy ends a healthy process")
+async def hangs_of_processes(lab: Lab) -> None:
+    await act_all(lab, CASES)
+
+
+@contextlib.contextmanager
+def frozen(pid: int) -> Iterator[Path]:
+    """Freeze a process, in a control group of its own."""
+    group = GROUPS / f"mps-lab-{pid}"
+    group.mkdir(exist_ok=True)
+    before = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("::")[2]
+    (group / "cgroup.procs").write_text(str(pid))
+    (group / "cgroup.freeze").write_text("1")
+    try:
+        yield group
+    finally:
+        (group / "cgroup.freeze").write_text("0")
+        with contextlib.suppress(OSError):
+            (GROUPS / before.strip("/") / "cgroup.procs").write_text(str(pid))
+            group.rmdir()
+
+
+async def started(stage: Stage, daemon: Daemon, uid: int = 0) -> Process:
+    process = stage.start(daemon, uid=uid)
+    await stage.settled(process)
+    return process
+
+
+@case
+async def client_frozen(stage: Stage) -> None:
+    process = await started(stage, stage.daemon())
+    with frozen(process.pid):
+        command = await stage.ask(process, "frozen")
+        await stage.heal(process, command, again=False)
+
+
+@case
+async def server_frozen(stage: Stage) -> None:
+    daemon = stage.daemon()
+    first = await started(stage, daemon)
+    with frozen(daemon.servers()[0]):
+        process = await started(stage, daemon)
+        command = await stage.ask(process, "frozen")
+        await stage.heal(process, command, again=False)
+    await stage.fine(first)
+
+
+@case
+async def daemon_frozen(stage: Stage) -> None:
+    daemon = stage.daemon()
+    first = await started(stage, daemon)
+    with frozen(daemon.pid):
+        process = await started(stage, daemon)
+        command = await stage.ask(process, "frozen")
+        await stage.heal(process, command, again=False)
+    await stage.fine(first)
+
+
+TRACER = f"""
+import ctypes, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.ptrace({PTRACE_SEIZE}, int(sys.argv[1]), 0, 0) == 0
+assert libc.ptrace({PTRACE_INTERRUPT}, int(sys.argv[1]), 0, 0) == 0
+time.sleep(60)
+"""
+
+
+@case
+async def server_under_a_debugger(stage: Stage) -> None:
+    daemon = stage.daemon()
+    await started(stage, daemon)
+    tracer = subprocess.Popen([sys.executable, "-c", TRACER, str(daemon.servers()[0])])
+    stage.lab.others.append(tracer)
+    await asyncio.sleep(1)
+    process = await started(stage, daemon)
+    command = await stage.ask(process, f"{tracer.pid}")
+    stage.note("no command is given", "kill" not in command, "", command)
+    tracer.kill()
+    tracer.wait(5)
+    await stage.runs(process)
+
+
+@case
+async def waiting_and_asked_by_its_user(stage: Stage) -> None:
+    daemon = stage.daemon()
+    holder = await started(stage, daemon, 1001)
+    process = stage.start(daemon, uid=1002)
+    await stage.settled(process, 1)
+    answer = await stage.doctor(process.pid, "as its user", uid=1002)
+    stage.note("status is not 0", answer["status"] != 0, "1 or 3", answer["status"])
+    stage.note("is named", "wait" in str(answer), "wait", answer["conclusion"])
+    holder.client.kill()
+    await stage.runs(process, 60)
+
+
+@case
+async def waiting_at_the_daemon_of_a_container(stage: Stage) -> None:
+    pipe, log = (stage.lab.folder / f"container-{part}" for part in ("pipe", "log"))
+    for directory in (pipe, log):
+        directory.mkdir()
+        directory.chmod(0o777)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
+        "CUDA_MPS_LOG_DIRECTORY": str(log),
+    }
+    inside = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c")
+    command = [*inside, f"{CONTROL} -d; sleep 120"]
+    stage.lab.others.append(subprocess.Popen(command, env=environment))
+    daemon = Daemon(pipe, log, environment)
+    await stage.lab.until("mps_control_up", 1, daemon=daemon.label)
+    holder = await started(stage, daemon, 1001)
+    process = stage.start(daemon, uid=1002)
+    await stage.settled(process, 1)
+    await stage.ask(process, "wait")
+    holder.client.kill()
+    await stage.settled(process, 60)
+    await stage.fine(process)
+
+
+@case
+async def ghost_and_asked_by_a_third_user(stage: Stage) -> None:
+    daemon = stage.daemon()
+    holder = await started(stage, daemon, 1001)
+    dead = stage.start(daemon, uid=1002)
+    await stage.lab.until("mps_uid_waiting_clients", 1, daemon=daemon.label, uid=1002)
+    dead.client.kill()
+    dead.client.process.wait(10)
+    await stage.lab.until("mps_uid_waiting_dead_clients", 1, daemon=daemon.label, uid=1002)
+    holder.client.kill()
+    await stage.lab.until("mps_server_ghost", 1, daemon=daemon.label, seconds=30)
+    process = await started(stage, daemon, 1003)
+    answer = await stage.doctor(process.pid, "as a third user", uid=1003)
+    stage.note("no kill", "kill" not in str(answer.get("command")), "", answer.get("command"))
+    command = await stage.ask(process, "was started for clients that had died")
+    await stage.heal(process, command, again=False)
+
+
+@case
+async def server_without_descriptors(stage: Stage) -> None:
+    daemon = stage.lab.daemon(
+        "few-descriptors", before=("prlimit", f"--nofile={FEW_DESCRIPTORS}:{FEW_DESCRIPTORS}")
+    )
+    healthy = [await started(stage, daemon) for _ in range(2)]
+    await started(stage, daemon)
+    process = await started(stage, daemon)
+    answer = await stage.doctor(process.pid, "answer")
+    stage.note("is named", "descriptor" in str(answer), "descriptors", answer["conclusion"])
+    report = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "mps_exporter", "doctor"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    stage.facts["doctor"] = report.stdout
+    stage.note("no ghost", "ghost" not in report.stdout.lower(), "none", report.stdout[:600])
+    stage.note("doctor names it", "descriptors" in report.stdout, "yes", report.stdout[:600])
+    for one in healthy:
+        stage.note("runs on", one.client.event("error") is None, "ready", one.client.events())
+
+
+@case
+async def refused_and_not_reaped(stage: Stage) -> None:
+    daemon = stage.daemon()
+    culprit = stage.lab.client("faulthold", 1, daemon=daemon)
+    await stage.lab.ready(culprit)
+    await stage.lab.until("mps_server_state", 1, daemon=daemon.label, mps_server_state="FAULT")
+    client = stage.lab.client("", 0, daemon=daemon, command=[*STAY[:2], "1"])
+    await asyncio.sleep(3)  # nothing reaps it
+    await stage.lab.look()
+    process = Process(client, daemon, 0, (), {}, client.pid)
+    await stage.ask(process, "was refused")
+
+
+@case
+async def refused_at_the_limit_and_reaped(stage: Stage) -> None:
+    daemon = stage.daemon()
+    crowd = [stage.lab.client("idle", 60, daemon=daemon, mebibytes=8) for _ in range(48)]
+    await stage.lab.ready(*crowd, seconds=40)
+    client = stage.lab.client("", 0, daemon=daemon, command=[*STAY[:2], "1"])
+    await stage.lab.left(client)
+    await stage.lab.look()
+    await stage.ask(Process(client, daemon, 0, (), {}, client.pid), "limit")
+
+
+@case
+async def relative_directory(stage: Stage) -> None:
+    daemon = stage.daemon()
+    enter = f'cd {daemon.pipe.parent} && exec "$@"'
+    process = stage.start(
+        daemon, before=("sh", "-c", enter, "sh"), CUDA_MPS_PIPE_DIRECTORY=daemon.pipe.name
+    )
+    await stage.settled(process)
+    await stage.fine(process)
+
+
+@case
+async def socket_closed_to_the_user(stage: Stage) -> None:
+    daemon = stage.daemon()
+    (daemon.pipe / "control").chmod(0o600)
+    process = await started(stage, daemon, 1001)
+    command = await stage.ask(process, "may not connect to")
+    await stage.heal(process, command, again=True)
+
+
+@case
+async def stranded_without_a_daemon(stage: Stage) -> None:
+    daemon = stage.daemon()
+    process = await started(stage, daemon)
+    for pid in (*daemon.servers(), daemon.pid):
+        os.kill(pid, signal.SIGKILL)
+    await asyncio.sleep(2)
+    await stage.ask(process, "has lost its MPS server")
