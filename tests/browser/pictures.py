@@ -25,7 +25,7 @@ RECORDED = {
     "clients-48": ("context-limit", 5.0),
     "fault": ("fault-held", 6.0),
     "crash": ("server-killed", 3.0),
-    "unfinished-work": ("ending-jobs", 54.5),
+    "unfinished-work": ("ending-jobs", 53.2),
     "ghost": ("wait-abandoned-sigkill", 10.0),
 }
 MADE_UP = {

@@ -5,7 +5,8 @@
 //         spin       kernels of BLOCKS blocks of 1 ms without a pause, in STREAMS streams
 //         rate       short kernels without a pause; says four times a second how many there were
 //         fault      idle, then writes to an illegal address
-//         faulthold  the same, but catches the error and stays for 8 s
+//         overrun    idle, then writes behind its memory
+//         faulthold  as fault, but catches the error and stays for 8 s
 //         hog        allocates device memory until CUDA refuses, then idles
 //         contexts   makes two contexts (driver API) and idles
 #include <cstdio>
@@ -34,6 +35,9 @@ __global__ void busy(long long cycles, float *out) {
   if (value == 12345.678f) *out = value;
 }
 
+__global__ void overrun(int *memory) {
+  for (size_t i = 0;; i += 1 << 20) memory[i] = 1;
+}
 __global__ void illegal(int *address) { *address = 1; }
 
 static int failed(const char *where, cudaError_t error) {
@@ -78,9 +82,10 @@ int main(int argc, char **argv) {
 
   long kernels = 0;
   double end = seconds() + duration;
-  if (!strcmp(mode, "fault") || !strcmp(mode, "faulthold")) {
+  if (!strcmp(mode, "fault") || !strcmp(mode, "faulthold") || !strcmp(mode, "overrun")) {
     pause_for(duration);
-    illegal<<<1, 1>>>((int *)0x10);
+    if (!strcmp(mode, "overrun")) overrun<<<1, 1>>>((int *)memory);
+    else illegal<<<1, 1>>>((int *)0x10);
     error = cudaDeviceSynchronize();
     failed("kernel", error);
     if (strcmp(mode, "faulthold")) return 10;

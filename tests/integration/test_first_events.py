@@ -27,8 +27,7 @@ REJECTIONS = 'mps_client_rejections_total{cause="%s"}'
 EXITS = 'mps_server_exits_total{cause="%s"}'
 EVENTS: dict[tuple[str, float], dict[str, int]] = {
     ("tour", 5): {
-        LOSSES % "own_fault": 1,
-        LOSSES % "neighbour_fault": 3,
+        LOSSES % "unattributed_fault": 4,
         LOSSES % "server_crashed": 3,
         EXITS % "crashed": 1,
         "mps_server_faults_total": 1,

@@ -78,9 +78,11 @@ async def test_a_client_that_catches_its_fault_and_stays_is_torn_down() -> None:
     assert metrics.value("mps_client_state", state="torn_down") is None
 
 
-async def test_a_script_loses_no_neighbour_and_a_kill_loses_three() -> None:
+async def test_a_script_loses_no_neighbour_and_who_is_only_killed_is_named() -> None:
     metrics = await Player(RECORDINGS / "ending-jobs.rec.gz").to_end()
     assert metrics.value("mps_server_faults_total") == 1
+    assert metrics.value("mps_client_unfinished_exits_total", uid=0) == 1
+    assert metrics.value("mps_exporter_kernel_log_readable") == 1
     losses = {
         (labels["uid"], labels["cause"]): value
         for labels, value in metrics.all("mps_client_losses_total")
@@ -89,12 +91,12 @@ async def test_a_script_loses_no_neighbour_and_a_kill_loses_three() -> None:
     assert losses == {
         ("0", "terminated"): 3,
         ("1001", "terminated"): 1,
-        ("0", "unattributed_fault"): 3,
+        ("0", "unfinished_work"): 3,
     }
     (daemon,) = metrics.snapshot.daemons
-    (incident,) = [one for one in daemon.incidents if one.kind == "fault"]
-    assert incident.blamed_pid == 3944
-    assert set(incident.pids) == {3942, 3943, 3944}
+    (incident,) = [one for one in daemon.incidents if one.kind == "unfinished_work"]
+    assert (incident.caused_by_pids, incident.blamed_pid) == ((2192,), 2173)
+    assert set(incident.pids) == {2172, 2173, 2174}
 
 
 def test_there_is_a_recording_of_each_version_of_the_format() -> None:

@@ -15,7 +15,7 @@ from mps_exporter.diagnostics.daemons import CREATING_LONG_SECONDS
 from mps_exporter.diagnostics.finding import Finding
 from mps_exporter.diagnostics.finding_commands import actions, docs_page, use_daemon
 from mps_exporter.diagnostics.halted import halt_texts, resuming
-from mps_exporter.diagnostics.safe_commands import open_folder, quoted_path
+from mps_exporter.diagnostics.safe_commands import Action, open_folder, permitted, quoted_path
 from mps_exporter.diagnostics.shares import Excess, looser
 from mps_exporter.mps.client_limits import DaemonGpus, parse_pinned_memory_limit, visible_gpus
 from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES, control_socket_bytes
@@ -295,6 +295,7 @@ def _directory_checks(
             "The daemon's user has to allow all users to write to that socket (chmod a+w), or "
             "start the daemon again with a umask that does; then start the process again.",
             _WITHOUT_MPS,
+            _open_socket(snapshot, view.daemon_directory),
         )
     else:
         source = "CUDA_MPS_PIPE_DIRECTORY" if view.names_directory else "the default"
@@ -368,6 +369,14 @@ def _nobody(view: ProcessView, directory: str, snapshot: Snapshot) -> Check:
     )
 
 
+def _open_socket(snapshot: Snapshot, directory: str | None) -> str:
+    daemons = (one for one in snapshot.daemons if one.pipe_directory == directory)
+    facts = next((one.facts for one in daemons), None)
+    path = quoted_path(f"{facts.pipe_path}/control") if facts is not None else None
+    opening = Action(f"chmod a+w {path}", "root, or the daemon's user", "opens the socket")
+    return next((one.command for one in permitted([opening] if path else (), facts)), "")
+
+
 def _blocked(
     daemon: ControlDaemon | None, found: tuple[Finding, ...], place: _Place, snapshot: Snapshot
 ) -> Iterator[Check]:
@@ -375,7 +384,8 @@ def _blocked(
         return
     served = place.client is not None and place.client.state in ("active", "torn_down")
     names = _BLOCKING if served else (*_BLOCKING, *_REFUSING)
-    for finding in found:
+    # Without descriptors the daemon hangs as well: the cause comes before what follows from it.
+    for finding in sorted(found, key=lambda one: one.advice.name != "server_out_of_descriptors"):
         name = finding.advice.name
         if finding.daemon == daemon.pipe_directory and name in names:
             yield Check(

@@ -88,24 +88,24 @@ def answer(snapshot: Snapshot, pid: int, view: ProcessView | None = None) -> Che
         ),
         (
             "ending-jobs",
-            54.9,
-            3942,
+            54.1,
+            2172,
             "problem",
-            "process 3965 ended with GPU work in flight",
+            "fatal GPU error, which process 2192 caused",
             "all-programs-died-at-once",
         ),
         (
             "ending-jobs",
-            54.9,
-            3965,
+            54.1,
+            2192,
             "problem",
-            "it ended with GPU work in flight and took 3",
+            "it left GPU work unfinished, which caused a fatal GPU error and took 3",
             "all-programs-died-at-once",
         ),
         (
             "ending-jobs",
             4.8,
-            3430,
+            1663,
             "problem",
             "terminated through the daemon",
             "cuda-error-810-mps-client-terminated",
@@ -675,3 +675,14 @@ def test_a_namespace_s_directory_is_its_daemon_s(
         view = view_process(process.pid, [daemon])
         process.kill()
     assert (view.daemon_directory == str(pipe)) is found
+
+
+async def test_the_socket_of_root_s_daemon_is_opened_by_a_command() -> None:
+    snapshot = await snapshot_at("percentages", 0.9)
+    (daemon,) = [one for one in snapshot.daemons if one.servers]
+    assert daemon.facts is not None
+    view = replace(process_using(daemon.pipe_directory, 1797), closed_socket="0600")
+    found = answer(snapshot, 1797, view)
+    assert found.command == f"chmod a+w {daemon.pipe_directory}/control"
+    users = replace(daemon, facts=replace(daemon.facts, limited=True))
+    assert answer(replace(snapshot, daemons=(users,)), 1797, view).command == ""

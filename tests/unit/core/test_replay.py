@@ -67,7 +67,7 @@ def test_the_demo_has_the_chapters_that_are_documented(playlist: Playlist) -> No
         ("wait", 0, r"^Bob .*\b2 s behind alice's server 607"),
         ("hand-over", 4, r"\b1 client "),
         ("fault", 4, r"^Root's server 1171 is in FAULT"),
-        ("unfinished-work", 4, r"^Process 3965 .*root's server 3948"),
+        ("unfinished-work", 9, r"^Process 2192 .*root's server 2178"),
         ("ghost", 6, r"^Bob's server 6811 was started for clients that had died"),
         ("crash", 4, r"^Bob's server 791 crashed"),
     ],
@@ -199,8 +199,7 @@ async def test_the_status_is_in_the_viewers_clock(playlist: Playlist, chapter: s
     assert snapshot.recording is not None
     recorded = snapshot.recording.recorded_from
     document = json.loads(json.dumps(asdict(status)))
-    day = 86_400
-    found = {path for path, one in numbers(document) if recorded - day < one < recorded + 3600}
+    found = {path for path, one in numbers(document) if abs(one - recorded) < 100}
     assert found <= {".recording.recorded_from"}
     assert abs(status.taken_at - time.time()) < 3600
     assert all(one.at <= status.taken_at for one in status.incidents)
