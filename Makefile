@@ -79,6 +79,10 @@ test: lint test-fast test-integration ## Lint, all quick tests, those against re
 test-fast: install ## Only the quick tests (TESTS="-k name")
 	$(PYTEST) tests/unit $(TESTS)
 
+.PHONY: golden
+golden: install ## Accept what the recordings show now; git diff shows what has changed
+	@python -m testing.golden
+
 # Under REQUIRE_TOOLS, a test that misses a program fails; without, it may skip itself.
 # The tests of a file share servers that take a minute to fill, so a file is not divided.
 .PHONY: test-integration

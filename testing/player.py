@@ -23,14 +23,14 @@ class Metrics:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
-        self._samples = list(_flat(snapshot))
+        self.samples = list(_flat(snapshot))
 
     def all(self, name: str, **labels: object) -> list[tuple[dict[str, str], Value]]:
         """Samples of this metric that have these labels."""
         wanted = {key: str(value) for key, value in labels.items()}
         return [
             (found, value)
-            for metric, found, value in self._samples
+            for metric, found, value in self.samples
             if metric == name and wanted.items() <= found.items()
         ]
 

@@ -33,7 +33,7 @@ EVENTS: dict[tuple[str, float], dict[str, int]] = {
         "mps_server_faults_total": 1,
         "mps_uid_wait_seconds_count": 1,
     },
-    ("ending-jobs", 5): {
+    ("ending-jobs", 2): {
         LOSSES % "unfinished_work": 3,
         "mps_client_unfinished_exits_total": 1,
     },

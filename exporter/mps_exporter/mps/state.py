@@ -137,7 +137,7 @@ class DaemonState:
                 self.timeline.restart()
             return
         if to > clock:
-            self.timeline.add(clock, to, self._occupants())
+            self.timeline.add(clock, to, sorted(self._occupants(), key=str))
         start = max(clock, self._counted_from_ms or 0)
         if to > start:
             occupied = [server for server in self.servers if server.occupied]

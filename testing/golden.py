@@ -1,0 +1,104 @@
+"""What every recording shows, as text that is compared line by line: python -m testing.golden [NAME]
+
+Of each recording and five of its moments: the metrics, /api/v1/status, and the doctor's JSON. After
+the first moment only what changed is written. Without arguments all files of tests/golden are made
+again; `git diff tests/golden` then shows what a change of the code does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
+from mps_exporter.diagnostics import recent_incidents
+from mps_exporter.metrics.spec import HistogramValue
+from mps_exporter.snapshot import Snapshot
+from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_findings import make_status
+from testing.player import RECORDINGS, Metrics, Player
+
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
+MOMENTS = 5
+OF_THIS_RUN = ("metric mps_scrape_collector_duration_seconds", "status.sources[")
+
+
+def recordings() -> list[str]:
+    """Return the names of all recordings that a player plays."""
+    return sorted(path.name.removesuffix(".rec.gz") for path in RECORDINGS.glob("*.rec.gz"))
+
+
+async def golden_text(name: str) -> str:
+    """Return what a recording shows."""
+    player = Player(RECORDINGS / f"{name}.rec.gz")
+    recording = player.recording
+    lines, before = list[str](), dict[str, str]()
+    for number in range(1, MOMENTS + 1):
+        seconds = recording.duration_seconds * number / MOMENTS
+        metrics = await player.to(recording.header.started_at + seconds)
+        found = _shown(metrics, recording.header.started_at)
+        shown = {key: value for key, value in found if not key.startswith(OF_THIS_RUN)}
+        lines.append(f"== {seconds:.1f} s")
+        lines += [f"{key} = {value}" for key, value in shown.items() if before.get(key) != value]
+        lines += [f"{key} is gone" for key in before if key not in shown]
+        before = shown
+    return "\n".join(lines) + "\n"
+
+
+def _shown(metrics: Metrics, began: float) -> Iterator[tuple[str, str]]:
+    snapshot = metrics.snapshot
+    for name, labels, value in metrics.samples:
+        words = ",".join(f"{key}={label}" for key, label in labels.items())
+        number = (
+            f"count {value.buckets[-1][1]}, sum {value.sum:.3f}"
+            if isinstance(value, HistogramValue)
+            else _number(value, began)
+        )
+        yield f"metric {name}{{{words}}}", number
+    documents = {
+        "status": asdict(make_status(snapshot, WebOptions())),
+        "doctor": json.loads(_doctor(snapshot)),
+    }
+    for name, document in documents.items():
+        yield from _flat(name, document, began)
+
+
+def _doctor(snapshot: Snapshot) -> str:
+    return diagnosis_as_json(Diagnosis(snapshot, recent_incidents(snapshot)))
+
+
+def _flat(path: str, value: object, began: float) -> Iterator[tuple[str, str]]:
+    """Give the leaves of a document; an empty list or object is a leaf."""
+    if isinstance(value, Mapping) and value:
+        for key, one in value.items():
+            yield from _flat(f"{path}.{key}", one, began)
+    elif isinstance(value, Sequence) and value and not isinstance(value, str):
+        for number, one in enumerate(value):
+            yield from _flat(f"{path}[{number}]", one, began)
+    else:
+        yield path, _number(value, began) if isinstance(value, float) else json.dumps(value)
+
+
+def _number(value: float, began: float) -> str:
+    """Moments are written as seconds after the recording's start."""
+    if abs(value - began) < 1e6:
+        return f"start {value - began:+.3f} s"
+    return f"{value:.6g}"
+
+
+def main() -> None:
+    """Write the files again."""
+    GOLDEN.mkdir(exist_ok=True)
+    for name in sys.argv[1:] or recordings():
+        text = asyncio.run(golden_text(name))
+        (GOLDEN / f"{name}.txt").write_text(text)
+        print(f"{name}: {len(text.splitlines())} lines, {len(gzip.compress(text.encode()))} bytes")
+
+
+if __name__ == "__main__":
+    main()
