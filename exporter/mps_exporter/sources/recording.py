@@ -11,7 +11,7 @@ each further one is an observation with its kind, the last says when the recordi
 
 Fields at their defaults are left out. Bytes of logs are text, undecodable ones as lone surrogates.
 An observation that only repeats its predecessor is not written again. docs/recordings.md describes
-the format for people. Version 1 is read as well: see recording_v1.py.
+the format for people.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from mps_exporter.observations import (
     ProcfsObservation,
 )
 from mps_exporter.sources.gzip_appender import GzipAppender
-from mps_exporter.sources.recording_v1 import upgrade_gpus
 
 if TYPE_CHECKING:
     from cattrs.preconf.json import JsonConverter
@@ -77,7 +76,6 @@ _MOMENTS = frozenset({"at", "started_at", "start_time_seconds", "complete_until"
 
 FORMAT = "mps-exporter-recording"
 VERSION = 2
-READABLE_VERSIONS = (1, 2)
 
 _KINDS: dict[str, type[Observation]] = {
     "procfs": ProcfsObservation,
@@ -395,7 +393,7 @@ def _read_observations(path: Path, lines: Iterator[dict[str, Any]]) -> Recording
     for number, record in enumerate(lines, start=2):
         try:
             is_end = record.get("kind") == "end"
-            observation = None if is_end else _observation(record, header.version)
+            observation = None if is_end else _observation(record)
             at = float(record["at"]) if observation is None else observation.at
         except Exception as error:
             raise RecordingError(
@@ -419,11 +417,8 @@ def _read_observations(path: Path, lines: Iterator[dict[str, Any]]) -> Recording
     return Recording(header, tuple(observations), ended_at)
 
 
-def _observation(record: dict[str, Any], version: int) -> Observation:
-    kind, fields = record["kind"], record["observation"]
-    if version == 1 and kind == "nvml":
-        fields = upgrade_gpus(fields)
-    return _converter().structure(fields, _KINDS[kind])
+def _observation(record: dict[str, Any]) -> Observation:
+    return _converter().structure(record["observation"], _KINDS[record["kind"]])
 
 
 def _recorded_lines(path: Path, raw: IO[bytes]) -> Iterator[dict[str, Any]]:
@@ -487,10 +482,10 @@ def _checked(record: dict[str, Any]) -> dict[str, Any]:
 def _recording_header(path: Path, record: dict[str, Any] | None) -> Header:
     if record is None or record.get("format") != FORMAT:
         raise RecordingError(f"{path} is no recording made by mps-exporter record")
-    if record.get("version") not in READABLE_VERSIONS:
+    if record.get("version") != VERSION:
         raise RecordingError(
             f"{path} has version {record.get('version')} of the format, this program reads "
-            f"versions 1 to {VERSION}: use the mps-exporter that made it, or a newer one"
+            f"version {VERSION}: use the mps-exporter that made it, or a newer one"
         )
     try:
         return _converter().structure(record, Header)

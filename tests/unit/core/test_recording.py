@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.metrics.gpu_readings import BY_QUANTITY
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
@@ -28,7 +27,7 @@ from mps_exporter.observations import (
     ProcfsObservation,
     Reading,
 )
-from mps_exporter.sources import recording, recording_v1
+from mps_exporter.sources import recording
 from mps_exporter.sources.recording import (
     Header,
     RecordingCursor,
@@ -37,7 +36,6 @@ from mps_exporter.sources.recording import (
     observation_as_json,
     read_recording,
 )
-from mps_exporter.sources.recording_v1 import QUANTITIES
 from mps_exporter.sources.replay_host import ReplayHost
 
 UUID = "GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893"
@@ -254,7 +252,7 @@ def zipped(text: str) -> bytes:
         pytest.param(zipped("[1]\n"), "is not an object", id="list"),
         pytest.param(
             zipped('{"format": "mps-exporter-recording", "version": 99}\n'),
-            "version 99 of the format, this program reads versions 1 to 2",
+            "version 99 of the format, this program reads version 2",
             id="newer",
         ),
         pytest.param(
@@ -263,7 +261,7 @@ def zipped(text: str) -> bytes:
             id="incomplete-2",
         ),
         pytest.param(
-            zipped('{"format": "mps-exporter-recording", "version": 1}\n'),
+            zipped('{"format": "mps-exporter-recording", "version": 2}\n'),
             "incomplete",
             id="incomplete",
         ),
@@ -397,11 +395,11 @@ def test_a_wrong_line_is_named(tmp_path: Path) -> None:
         read_recording(path)
 
 
-def by_hand(path: Path, version: int, *gpus: dict[str, object], **more: object) -> Path:
+def by_hand(path: Path, *gpus: dict[str, object], **more: object) -> Path:
     """A recording of one look at NVML, as it stands in a file."""
     header = {
         "format": "mps-exporter-recording",
-        "version": version,
+        "version": 2,
         "scenario": "",
         "machine": "",
         "driver_version": "",
@@ -424,27 +422,9 @@ def readings_of(path: Path) -> tuple[Reading, ...]:
     return gpu.readings
 
 
-def test_version_1_carried_the_names_of_metrics(tmp_path: Path) -> None:
-    action = "mps_gpu_recovery_action"
-    old = [
-        {"metric": "mps_gpu_power_watts", "value": 71.5},
-        {"metric": "mps_gpu_clock_hertz", "value": 1980000000.0, "labels": [["clock", "sm"]]},
-        {"metric": action, "value": 1.0, "labels": [[action, "none"]]},
-        {"metric": "mps_gpu_power_usage_watts", "value": 1.0},
-    ]
-    path = by_hand(tmp_path / "x", 1, {"index": 0, "uuid": UUID, "readings": old})
-    assert readings_of(path) == (
-        Reading("power", 71.5),
-        Reading("clock", 1.98e9, (("clock", "sm"),)),
-        Reading("recovery_action", 1.0, (("state", "none"),)),
-        Reading("mps_gpu_power_usage_watts", 1.0),  # of no version that ever was
-    )
-    assert read_recording(path).header.version == 1
-
-
-def test_version_2_carries_quantities(tmp_path: Path) -> None:
+def test_readings_carry_quantities(tmp_path: Path) -> None:
     new = [{"quantity": "clock", "value": 1980000000.0, "labels": [["clock", "sm"]]}]
-    path = by_hand(tmp_path / "x", 2, {"index": 0, "uuid": UUID, "readings": new})
+    path = by_hand(tmp_path / "x", {"index": 0, "uuid": UUID, "readings": new})
     assert readings_of(path) == (Reading("clock", 1.98e9, (("clock", "sm"),)),)
     seen = read_recording(path).observations
     written(tmp_path / "again", *seen)
@@ -452,18 +432,11 @@ def test_version_2_carries_quantities(tmp_path: Path) -> None:
     assert read_recording(tmp_path / "again").observations == seen
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_fields_that_a_later_program_adds_are_left_out(tmp_path: Path, version: int) -> None:
+def test_fields_that_a_later_program_adds_are_left_out(tmp_path: Path) -> None:
     gpu = {"index": 0, "uuid": UUID, "coolant": "water"}
-    path = by_hand(tmp_path / "x", version, gpu, weather="fine")
+    path = by_hand(tmp_path / "x", gpu, weather="fine")
     (seen,) = read_recording(path).observations
     assert seen == NvmlObservation(1001.0, Outcome.OK, gpus=(GpuObservation(0, UUID),))
-
-
-def test_what_version_1_carried_has_a_metric() -> None:
-    assert set(QUANTITIES.values()) <= BY_QUANTITY.keys()
-    for metric, quantity in QUANTITIES.items():
-        assert (BY_QUANTITY[quantity].kind == "stateset") == (metric in recording_v1.STATES)
 
 
 def test_a_recording_that_ends_early_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
