@@ -444,8 +444,8 @@ INCIDENTS = (
         possible=HEALING | {"MpsGhostServer"},  # the ghost is killed at once
     ),
     # Clients.
-    # Four are terminated before they end, the fifth is not; there is no kernel log. So slowly that the alert comes in time
-    # before the recording ends.
+    # Four are terminated before they end, the fifth is not; there is no kernel log. So slowly that
+    # the alert comes in time before the recording ends.
     Incident(
         "ending-jobs",
         (
