@@ -46,14 +46,14 @@ LABEL org.opencontainers.image.title="mps-exporter" \
 
 COPY --from=build /opt/mps-exporter /opt/mps-exporter
 COPY --chmod=755 deploy/image/entrypoint.sh /opt/mps-exporter/bin/entrypoint
-# setpriv with the two file capabilities lets the entrypoint hand on, as a user that is not root,
+# setpriv with the three file capabilities lets the entrypoint hand on, as a user that is not root,
 # what `--cap-add` granted; where nothing was granted it can hand on nothing.
 RUN --mount=type=bind,from=build,source=/src/sbom.py,target=/tmp/sbom.py \
     python -m pip uninstall --yes --quiet --root-user-action=ignore pip \
  && rm -rf /usr/local/lib/python3*/ensurepip /root/.cache \
  && mkdir /opt/mps-exporter/libexec \
  && cp /usr/bin/setpriv /opt/mps-exporter/libexec/setpriv \
- && python -c 'import os, struct; os.setxattr("/opt/mps-exporter/libexec/setpriv", "security.capability", struct.pack("<5I", 0x02000000, 1 << 2 | 1 << 19, 0, 0, 0))' \
+ && python -c 'import os, struct; os.setxattr("/opt/mps-exporter/libexec/setpriv", "security.capability", struct.pack("<5I", 0x02000000, 1 << 2 | 1 << 19, 0, 1 << 34 - 32, 0))' \
  && /opt/mps-exporter/bin/python /tmp/sbom.py >/opt/mps-exporter/sbom.cdx.json
 
 ENV PATH=/opt/mps-exporter/bin:$PATH \

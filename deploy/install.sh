@@ -5,7 +5,7 @@
 #
 #   --port PORT          listen on PORT in place of 9400, which is also dcgm-exporter's
 #   --set NAME=VALUE     a setting of /etc/default/mps-exporter: MPS_EXPORTER_...; repeatable
-#   --least              run without the two capabilities
+#   --least              run without the capabilities
 #   --slurm-epilog DIR   link the epilog for MPS clients into DIR, a folder of Slurm's Epilog=
 #   --remove             remove the package with its settings and its user; needs no PACKAGE
 #

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Starts the exporter in its container, with those of CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH that the
-# container was given.
+# Starts the exporter in its container, with those of CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_SYSLOG
+# that the container was given.
 #
 # Container engines give added capabilities to root only; for any other user they merely allow them.
-# The copy of setpriv in libexec carries both as file capabilities, so that it can pick up what is
+# The copy of setpriv in libexec carries them as file capabilities, so that it can pick up what is
 # allowed and hand it on. Nothing else is ever handed on, and the exporter never runs as root for it.
 set -eu
 
@@ -21,6 +21,7 @@ if [ "$(id -u)" -ne 0 ]; then
   wanted=''
   ! allowed 2 || wanted="$wanted,+dac_read_search"
   ! allowed 19 || wanted="$wanted,+sys_ptrace"
+  ! allowed 34 || wanted="$wanted,+syslog"
   wanted=${wanted#,}
   if [ -n "$wanted" ] && [ "$(status NoNewPrivs)" = 1 ]; then
     echo "mps-exporter: the container allows $wanted, but no-new-privileges keeps them from a user" \

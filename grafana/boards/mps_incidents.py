@@ -113,8 +113,8 @@ AXIS = (
     events(
         "Clients lost, by cause",
         "Healthy: empty. Programs that were lost: their server crashed, their daemon died, by "
-        "their own fault, by another client's, by unfinished work of a client that ended, or "
-        "because an administrator ended them.",
+        "their own fault, by another client's, by unfinished work of a client that ended, by a "
+        "fault whose cause is not proved, or because an administrator ended them.",
         Query(new_in_step(LOSSES, "cause"), "{{cause}}"),
         overrides=causes_alike(),
         width=12,

@@ -139,22 +139,22 @@ WHERE = table(
 
 _LOSSES = "mps_client_losses_total"
 _I_LOST = f"{new_in_range(_LOSSES + _MINE, DAEMONS)} > 0"
-_BLAMED = 'mps_client_losses_total{uid!~"$uid", cause="own_fault"}'
+_OWN_FAULT = 'mps_client_losses_total{uid!~"$uid", cause="own_fault"}'
 _LEFT_WORK = 'mps_client_unfinished_exits_total{uid!~"$uid"}'
 TO_WHOM = table(
     "Lost to whom?",
     "Healthy: empty. Other users on the daemons where this user lost programs in this time range: "
     "whose clients ended with GPU work in flight, which took others down, and whose own programs "
-    "had a fatal error, by MPS's account. MPS names whose work failed, which is no proof.",
+    "used a bad pointer, both proved by the kernel log.",
     (
         f"topk(20, {new_in_range(_LEFT_WORK, USERS)} > 0 and on ({DAEMONS}) {_I_LOST}"
-        f" or {new_in_range(_BLAMED, USERS)} * 0 and on ({DAEMONS}) {_I_LOST})",
-        f"{new_in_range(_BLAMED, USERS)} > 0 and on ({DAEMONS}) {_I_LOST}",
+        f" or {new_in_range(_OWN_FAULT, USERS)} * 0 and on ({DAEMONS}) {_I_LOST})",
+        f"{new_in_range(_OWN_FAULT, USERS)} > 0 and on ({DAEMONS}) {_I_LOST}",
     ),
     (
         Column("User", "uid"),
         Column("Unfinished", "A", width=110, decimals=0),
-        Column("Blamed by MPS", "B", width=125, decimals=0),
+        Column("Bad pointer", "B", width=125, decimals=0),
         Column("Host", "instance", links=(to_host("mps-incidents", "Its incidents"),)),
         Column("Daemon", "daemon", hidden=True),
         Column("Job", "job", hidden=True),

@@ -108,8 +108,8 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
     (
         "fault",
         4.5,
-        r"A fatal GPU error in user 1001's server 794: MPS blames process 790; 1 other "
-        r"client was lost",
+        r"A fatal GPU error in user 1001's server 794: which client caused it is not known without "
+        r"the kernel log; 2 clients were lost",
         ["recovered from the fatal error after 33 ms"],
     ),
     (

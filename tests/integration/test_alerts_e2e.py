@@ -188,7 +188,7 @@ INCIDENTS = (
             daemon(
                 "tickets",
                 "MpsServerFault",
-                "Blamed by MPS: 1 of uid 1001. Lost with them: 1 of uid 1001.",
+                "Lost, and who caused it is not proved: 2 of uid 1001.",
                 **on_gpu(0),
             ),
         ),
@@ -199,7 +199,7 @@ INCIDENTS = (
             daemon(
                 "tickets",
                 "MpsServerFault",
-                "Blamed by MPS: 1 of uid 0. Lost with them: 1 of uid 0.",
+                "Lost, and who caused it is not proved: 2 of uid 0.",
                 **on_gpu(1),
             ),
         ),
@@ -444,17 +444,16 @@ INCIDENTS = (
         possible=HEALING | {"MpsGhostServer"},  # the ghost is killed at once
     ),
     # Clients.
-    # Four are terminated before they end, the fifth is not. So slowly that the alert comes in time
-    # before the recording ends.
+    # Four are terminated before they end, the fifth is not; there is no kernel log. So slowly that
+    # the alert comes in time before the recording ends.
     Incident(
         "ending-jobs",
         (
             daemon(
                 "tickets",
-                "MpsUnfinishedWork",
-                "3 clients of .*another client exited with GPU work in flight. "
-                "Exited with work in flight: 1 of uid 0. "
-                "Lost: 3 of uid 0.",
+                "MpsServerFault",
+                "Lost, and who caused it is not proved: 3 of uid 0.",
+                **on_gpu(0),
             ),
         ),
         speed=0.7,
@@ -485,7 +484,7 @@ INCIDENTS = (
             daemon(
                 "tickets",
                 "MpsServerFault",
-                "Blamed by MPS: 1 of uid 1002. Lost with them: 3 of uid 1002.",
+                "Lost, and who caused it is not proved: 4 of uid 1002.",
                 **on_gpu(0),
             ),
             daemon("pager", "MpsServerCrashed", r"Clients lost: 3 \(3 of uid 1002\)\. They get"),

@@ -97,11 +97,13 @@ _PAGES = {
 
 
 _DROP_IN = "/etc/systemd/system/mps-exporter.service.d"
+_PROOF = "CAP_SYSLOG CAP_SYS_PTRACE"
 _GIVE_SYSLOG = (
-    f"mkdir -p {_DROP_IN} && printf '[Service]\\nAmbientCapabilities=CAP_SYSLOG\\n"
-    "CapabilityBoundingSet=CAP_SYSLOG\\nProtectKernelLogs=no\\nDeviceAllow=/dev/kmsg r\\n' "
-    f">{_DROP_IN}/kernel-log.conf && systemctl daemon-reload && systemctl restart mps-exporter"
+    f"mkdir -p {_DROP_IN} && printf '[Service]\\nAmbientCapabilities={_PROOF}\\n"
+    f"CapabilityBoundingSet={_PROOF}\\nProtectKernelLogs=no\\nDeviceAllow=/dev/kmsg r\\n' "
+    f">{_DROP_IN}/proof.conf && systemctl daemon-reload && systemctl restart mps-exporter"
 )
+"""For a unit without them; systemd reads the file after least.conf, which takes all away."""
 
 
 def runbook_url(name: str) -> str | None:
@@ -136,7 +138,9 @@ def actions(finding: Finding, snapshot: Snapshot) -> tuple[Action, ...]:
         if gpu.uuid == finding.uuid and (of_gpu := _OF_GPUS.get(name)):
             return tuple(of_gpu(gpu, snapshot))
     if name == "kernel_log_unreadable":
-        return (Action(_GIVE_SYSLOG, "root, for the package's service", "gives it CAP_SYSLOG"),)
+        return (
+            Action(_GIVE_SYSLOG, "root, for the package's service", "gives it both capabilities"),
+        )
     if name == "source_unreadable" and not snapshot.gpus:
         return (
             Action("nvidia-smi -L", ANY_USER, "shows whether the driver is loaded", heals=False),

@@ -52,8 +52,8 @@ def host_visibility_findings(snapshot: Snapshot) -> Iterator[Finding]:
             ADVICE["kernel_log_unreadable"],
             lambda: (
                 f"The kernel log is not being read: {humanize.printable(kernel.error, 400)}.",
-                "Give the exporter CAP_SYSLOG, or run it as root; a container needs the device "
-                "/dev/kmsg, too.",
+                "Give the exporter CAP_SYSLOG and CAP_SYS_PTRACE, or run it as root; a container "
+                "needs the device /dev/kmsg, too.",
             ),
         )
     if snapshot.ignored_processes:

@@ -13,6 +13,10 @@ import pytest
 import yaml
 
 from mps_exporter.config import FLAGS, REVISION_VARIABLE, Settings
+from mps_exporter.diagnostics.finding import Finding
+from mps_exporter.diagnostics.finding_commands import actions
+from mps_exporter.diagnostics.finding_titles import ADVICE
+from mps_exporter.snapshot import Snapshot
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -20,8 +24,8 @@ COMPOSE = DEPLOY / "compose"
 SYSTEMD = DEPLOY / "systemd"
 CHART = DEPLOY / "helm" / "mps-exporter"
 MANIFESTS = ("device-plugin.yaml", "dra.yaml", "plain.yaml")
-RIGHTS = {"SYS_PTRACE", "DAC_READ_SEARCH"}
-"""What the exporter can make use of: two capabilities, neither of which writes."""
+RIGHTS = {"SYS_PTRACE", "DAC_READ_SEARCH", "SYSLOG"}
+"""What the exporter can make use of: three capabilities, none of which writes."""
 
 
 def document(path: Path) -> Any:
@@ -187,6 +191,25 @@ def test_the_unit_has_the_rights_that_are_of_use_and_no_others() -> None:
         (value,) = [value for name, value in unit if name == key]
         assert set(value.split()) == {f"CAP_{right}" for right in RIGHTS}
         assert (key, "") in settings_of("mps-exporter-least.conf")
+
+
+def test_the_unit_and_compose_may_read_the_kernel_log_and_not_write_it() -> None:
+    unit = settings_of("mps-exporter.service")
+    assert {("DeviceAllow", "/dev/kmsg r"), ("ProtectKernelLogs", "no")} <= set(unit)
+    assert services()["host"]["devices"] == ["/dev/kmsg:/dev/kmsg:r"]
+
+
+def test_the_doctors_drop_in_gives_what_the_unit_has_also_after_the_least_rights() -> None:
+    found = Finding(ADVICE["kernel_log_unreadable"], lambda: ("", ""))
+    (action,) = actions(found, Snapshot(0.0))
+    file = re.search(r">/etc/systemd/system/mps-exporter.service.d/(\S+)", action.command)
+    assert file is not None
+    assert file[1] > "least.conf"
+    given = re.findall(r"\\n(\w+)=([^\\]+)", action.command)
+    assert len(given) == 4
+    for key, value in given:
+        there = [text for name, text in settings_of("mps-exporter.service") if name == key]
+        assert set(value.split()) <= set(" ".join(there).split())
 
 
 def test_the_units_user_is_made_by_sysusers() -> None:

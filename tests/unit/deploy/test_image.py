@@ -102,6 +102,7 @@ def test_its_labels_say_what_it_is() -> None:
 Entry = Callable[..., subprocess.CompletedProcess[str]]
 
 PTRACE_AND_READ = "0000000000080004"
+ALL_OF_USE = "0000000400080004"
 DOCKERS_DEFAULT = "00000000a80425fb"
 
 
@@ -145,9 +146,10 @@ def test_a_container_without_added_rights_starts_the_exporter_as_it_is(entry: En
     ("bounding", "handed_on"),
     [
         (PTRACE_AND_READ, "+dac_read_search,+sys_ptrace"),
+        (ALL_OF_USE, "+dac_read_search,+sys_ptrace,+syslog"),
         ("0000000000080000", "+sys_ptrace"),
         ("0000000000000004", "+dac_read_search"),
-        ("000001ffffffffff", "+dac_read_search,+sys_ptrace"),
+        ("000001ffffffffff", "+dac_read_search,+sys_ptrace,+syslog"),
     ],
 )
 def test_added_rights_are_handed_on_and_no_others(

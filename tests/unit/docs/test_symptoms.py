@@ -24,6 +24,7 @@ NO_PAGE = {
     "tool_missing",
     "source_unreadable",
     "logs_unreadable",
+    "kernel_log_unreadable",
     "directories_assumed",
     "replies_not_understood",
     "web_configuration_unusable",

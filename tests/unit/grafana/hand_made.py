@@ -65,6 +65,7 @@ def _counters(grown: int, now: float) -> LogMetricValues:
     counters.set_latest("mps_server_last_exit_timestamp_seconds", now - 100, cause="crashed")
     counters.increment("mps_client_losses_total", grown, uid=1001, cause="own_fault")
     counters.increment("mps_client_losses_total", grown, uid=1002, cause="unfinished_work")
+    counters.increment("mps_client_unfinished_exits_total", grown, uid=1001)
     counters.set_latest("mps_client_last_loss_timestamp_seconds", now + grown)
     counters.increment("mps_control_log_lines_total", 20 * grown, log="control")
     counters.increment("mps_control_log_lines_total", 10 * grown, log="server")
