@@ -1,4 +1,4 @@
-"""What every recording shows, as text that is compared line by line: python -m testing.golden [NAME]
+"""What every recording shows, as text to compare line by line: python -m testing.golden [NAME]
 
 Of each recording and five of its moments: the metrics, /api/v1/status, and the doctor's JSON. After
 the first moment only what changed is written. Without arguments all files of tests/golden are made

@@ -106,7 +106,8 @@ async def test_every_reading_that_was_recorded_is_shown(path: Path) -> None:
 async def test_an_unknown_reading_is_skipped(tmp_path: Path) -> None:
     lines = gzip.decompress((RECORDINGS / "one-client.rec.gz").read_bytes())
     path = tmp_path / "renamed.rec.gz"
-    path.write_bytes(gzip.compress(lines.replace(b"\"quantity\":\"power\"", b"\"quantity\":\"watts\"")))
+    renamed = lines.replace(b'"quantity":"power"', b'"quantity":"watts"')
+    path.write_bytes(gzip.compress(renamed))
     metrics = await Player(path).to_end()
     assert metrics.value("mps_gpu_power_watts") is None
     assert metrics.value("mps_gpu_temperature_celsius", sensor="gpu") is not None

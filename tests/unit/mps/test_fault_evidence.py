@@ -61,7 +61,7 @@ def judged(evidence: FaultEvidence) -> tuple[str, list[int], bool]:
 
 @pytest.mark.parametrize("one", FAULTS, ids=[f"{n}-{one['what']}" for n, one in enumerate(FAULTS)])
 def test_measured_faults(one: dict[str, Any]) -> None:
-    """178 faults on H200 and H100, driver 580.159.04; of some the maps had not been read."""
+    """167 faults on H200 and H100, driver 580.159.04; of some the maps had not been read."""
     evidence = evidence_of(
         *(line.replace("0000:00:07", "0000:00:06") for line in one["kernel_log"] if "MMU" in line)
     )
