@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -28,6 +29,8 @@ LIMIT_SECONDS = 240
 """No case begins later."""
 
 CASE_SECONDS = 55
+ONLY = "LAB_CASES"
+"""Variable with a regular expression of the cases to act out."""
 HANGS_SECONDS = 2.5
 """A process that has said nothing for so long hangs: a context takes about 0.2 s."""
 
@@ -231,7 +234,10 @@ async def hangs(lab: Lab) -> None:
 async def act_all(lab: Lab, cases: dict[str, Case]) -> None:
     """Act out cases, one after another."""
     began = time.monotonic()
+    only = os.environ.get(ONLY, "")
     for name, act in cases.items():
+        if not re.search(only, name):
+            continue
         if time.monotonic() - began > LIMIT_SECONDS:
             lab.note(name, ok=False, wanted="acted out", got="no time left")
             continue
@@ -285,7 +291,9 @@ async def wrong_directory(stage: Stage) -> None:
     nowhere.mkdir()
     process = stage.start(daemon, CUDA_MPS_PIPE_DIRECTORY=str(nowhere))
     await stage.settled(process)
-    command = await stage.ask(process, "No control daemon serves", "a-limit-has-no-effect")
+    command = await stage.ask(
+        process, "No control daemon serves", "cannot-find-mps-control-daemon-process"
+    )
     await stage.heal(process, command, again=True)
 
 
@@ -294,7 +302,9 @@ async def directory_missing(stage: Stage) -> None:
     daemon = stage.daemon()
     process = stage.start(daemon, CUDA_MPS_PIPE_DIRECTORY=str(stage.lab.folder / "none"))
     await stage.settled(process)
-    command = await stage.ask(process, "/none is not there", "a-limit-has-no-effect")
+    command = await stage.ask(
+        process, "/none is not there", "cannot-find-mps-control-daemon-process"
+    )
     await stage.heal(process, command, again=True)
 
 
@@ -303,7 +313,9 @@ async def no_variable(stage: Stage) -> None:
     daemon = stage.daemon()
     process = stage.start(daemon, before=("env", "-u", "CUDA_MPS_PIPE_DIRECTORY"))
     await stage.settled(process)
-    command = await stage.ask(process, "No control daemon serves", "a-limit-has-no-effect")
+    command = await stage.ask(
+        process, "No control daemon serves", "cannot-find-mps-control-daemon-process"
+    )
     await stage.heal(process, command, again=True)
 
 
@@ -336,7 +348,7 @@ async def daemon_dead_and_its_directory_left(stage: Stage) -> None:
     daemon.kill()
     process = stage.start(daemon)
     await stage.settled(process)
-    command = await stage.ask(process, "and is gone", "a-limit-has-no-effect")
+    command = await stage.ask(process, "and is gone", "cannot-find-mps-control-daemon-process")
     await stage.heal(process, command, again=True)
     daemon.find()
 
@@ -347,7 +359,9 @@ async def directory_not_mounted_into_the_container(stage: Stage) -> None:
     hide = f'mount -t tmpfs none {shlex.quote(str(daemon.pipe))} && exec "$@"'
     process = stage.start(daemon, before=("unshare", "--mount", "sh", "-c", hide, "sh"))
     await stage.settled(process)
-    command = await stage.ask(process, "No control daemon serves", "a-limit-has-no-effect")
+    command = await stage.ask(
+        process, "No control daemon serves", "cannot-find-mps-control-daemon-process"
+    )
     stage.note("no command is given", not command, "", command)
     process.before = ()
     await stage.restart(process)
