@@ -37,6 +37,7 @@ EVENTS: dict[tuple[str, float], dict[str, int]] = {
         LOSSES % "unfinished_work": 3,
         "mps_client_unfinished_exits_total": 1,
     },
+    ("overrun", 0.5): {LOSSES % "own_fault": 1, LOSSES % "neighbour_fault": 1},
     ("terminate-client", 0.5): {LOSSES % "terminated": 1},
     ("daemon-killed", 0.5): {LOSSES % "daemon_died": 1, EXITS % "daemon_died": 1},
     ("context-limit", 0.5): {REJECTIONS % "context_limit": 4},
