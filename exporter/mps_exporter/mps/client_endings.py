@@ -34,6 +34,9 @@ destroyed its context and continued."""
 NEWCOMER_SECONDS = 1.0
 """From the moment at which the next context is ACTIVE to the fault: 0.172 to 0.697 s."""
 
+KEPT_SECONDS = 5.0
+"""Time after which an end explains no fault; the longest end took 1.4 s."""
+
 MAX_ENDINGS = 256
 NEVER = float("inf")
 
@@ -74,6 +77,8 @@ class ClientEndings:
 
     def context_ends(self, pid: int, context: int, when: Moment) -> None:
         """A client has closed the connection of a context, most often because it ends."""
+        while self._endings and self._endings[0].at < when.at - KEPT_SECONDS:
+            self._endings.popleft()
         client = self._clients.find(pid, context)
         ending = self._ending(pid) if pid else None
         if ending is None:

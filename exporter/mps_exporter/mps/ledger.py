@@ -18,7 +18,7 @@ from mps_exporter.mps.clients import TrackedClient
 from mps_exporter.mps.control_log import ControlLogReader
 from mps_exporter.mps.control_protocol import ServerReply
 from mps_exporter.mps.fault_evidence import KernelFault
-from mps_exporter.mps.log_events import TIMELESS_EVENTS
+from mps_exporter.mps.log_lines import KNOWN
 from mps_exporter.mps.log_merger import LogEntry
 from mps_exporter.mps.moment import Moment
 from mps_exporter.mps.reconcile import reconcile
@@ -38,6 +38,12 @@ from mps_exporter.snapshot import (
 )
 
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
+
+
+_TIMELESS = frozenset(
+    {KNOWN, "continuation", "unrecognized", "ui_opened", "ui_command", "ui_closed", "ui_refused"}
+)
+"""Events that change neither servers nor the queue: most lines of a control.log."""
 
 
 class Ledger:
@@ -70,7 +76,7 @@ class Ledger:
         when = _new(Moment, (entry.at, entry.counted, state.counters, state.incidents))
         state.readable[log] = True
         state.timeline.line_read(entry.at)
-        if type(entry.event) not in TIMELESS_EVENTS:
+        if entry.event.name not in _TIMELESS:
             state.advance_to(entry.at)
         # Some daemons write both logs into one file: the component shows which one a line is of.
         if entry.component == "Control" or (not entry.component and log == "control"):

@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from mps_exporter.mps.log_events import LogEvent, Unrecognized
-from mps_exporter.mps.log_parser import Line, parse_line
+from mps_exporter.mps.log_lines import Event
+from mps_exporter.mps.log_parser import UNRECOGNIZED, Line, parse_line
 from mps_exporter.observations import LogChunk, LogName
 
 MAX_LINE_BYTES = 65536
@@ -39,7 +39,7 @@ CLOCK_JUMP_SECONDS = 60.0
 CLOCK_TOLERANCE_SECONDS = 2.0
 """A stamp further than this after the moment in which it was read cannot be true."""
 
-LINE_TOO_LONG = Unrecognized("(a line too long to be one)")
+LINE_TOO_LONG = Event(UNRECOGNIZED, ("(a line too long to be one)",))
 
 
 class LogEntry(NamedTuple):
@@ -51,7 +51,7 @@ class LogEntry(NamedTuple):
     pid: int
     """Of the writer, as the daemon numbers processes."""
     component: str
-    event: LogEvent
+    event: Event
     counted: bool
     """False: written before the exporter began to look, so no counter may count it."""
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable
 
 from mps_exporter.mps.control_protocol import ServerReply
 from mps_exporter.mps.ledger import Ledger
-from mps_exporter.mps.log_events import ServerStarting
 from mps_exporter.mps.log_merger import LogEntry, LogMerger
 from mps_exporter.mps.tracking_quota import FULL, Quota
 from mps_exporter.observations import LogsObservation
@@ -126,14 +125,15 @@ class DaemonTracker:
 
     def _is_foreign(self, entry: LogEntry) -> bool:
         """Whether another daemon that shares the log directory wrote this line, or its server."""
-        event = entry.event
+        name, values = entry.event
+        started = int(values[0]) if name == "server_starting" else None
         if entry.pid in self.foreign_pids:
-            if isinstance(event, ServerStarting):
-                self._foreign_servers[event.pid] = None
-                self.ledger.drop_foreign_server(event.pid)
+            if started is not None:
+                self._foreign_servers[started] = None
+                self.ledger.drop_foreign_server(started)
                 while len(self._foreign_servers) > MAX_FOREIGN_SERVERS:
                     del self._foreign_servers[next(iter(self._foreign_servers))]
             return True
-        if isinstance(event, ServerStarting):
-            self._foreign_servers.pop(event.pid, None)
+        if started is not None:
+            self._foreign_servers.pop(started, None)
         return entry.pid in self._foreign_servers

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from mps_exporter.mps import log_events as e
-from mps_exporter.mps.log_parser import parse_line
+from mps_exporter.mps.log_parser import CONTINUATION, UNRECOGNIZED, parse_line
 
 _V2_COMMAND = re.compile(
     r"\s*(?:get_|set_|start_server|shutdown_server|terminate_client|device_query|sm_partition|lspart"
@@ -32,10 +31,11 @@ def _line(line: bytes) -> bytes:
     if not text:
         return line
     parsed = parse_line(text)
-    if isinstance(parsed.event, e.UiCommand):
-        known = _V2_COMMAND.match(parsed.event.text) is not None
+    name, values = parsed.event
+    if name == "ui_command":
+        known = _V2_COMMAND.match(str(values[0])) is not None
         return line if known else line.partition(b"Cmd:")[0] + b"Cmd:(withheld)"
-    if not isinstance(parsed.event, e.Unrecognized | e.Continuation):
+    if name not in (UNRECOGNIZED, CONTINUATION.name):
         return line
     prefix, message = b"", text
     if parsed.stamp_ms is not None:

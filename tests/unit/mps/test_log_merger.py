@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.mps import log_events as e
+from mps_exporter.mps.log_lines import Event
 from mps_exporter.mps.log_merger import (
     LINE_TOO_LONG,
     MAX_HOLD_SECONDS,
@@ -28,7 +28,7 @@ def chunk(log: LogName, data: bytes | str = b"", now: float = NOW, **more: objec
     return LogChunk(at=now, pipe_directory=PIPE, log=log, data=text, **more)  # type: ignore[arg-type]
 
 
-def events(entries: list[LogEntry]) -> list[tuple[str, e.LogEvent]]:
+def events(entries: list[LogEntry]) -> list[tuple[str, Event]]:
     return [(entry.log, entry.event) for entry in entries]
 
 
@@ -48,10 +48,19 @@ def test_two_logs_become_one_story() -> None:
     sequencer.add_chunk(chunk("server", both, complete_until=NOW))
     found = out(sequencer)
     assert events(found) == [
-        ("server", e.ServerExiting()),  # where stamps are equal, the server goes first
-        ("control", e.ServerReady(110)),
-        ("control", e.ServerExited(110, 0)),
-        ("server", e.ServerProcess()),
+        ("server", Event("server_exiting")),  # where stamps are equal, the server goes first
+        ("control", Event("server_ready", (110,))),
+        (
+            "control",
+            Event(
+                "server_exited",
+                (
+                    110,
+                    0,
+                ),
+            ),
+        ),
+        ("server", Event("server_process")),
     ]
     assert [entry.at for entry in found] == [at("00:01"), at("00:01"), at("00:02"), at("00:03")]
 
@@ -68,8 +77,17 @@ def test_a_line_is_held_until_the_other_log_is_read_so_far() -> None:
     late = "00:02.000 S110 Exiting"
     sequencer.add_chunk(chunk("server", late, at("00:02.200"), complete_until=at("00:02.200")))
     assert events(out(sequencer, at("00:02.200"))) == [
-        ("server", e.ServerExiting()),
-        ("control", e.ServerExited(110, 0)),
+        ("server", Event("server_exiting")),
+        (
+            "control",
+            Event(
+                "server_exited",
+                (
+                    110,
+                    0,
+                ),
+            ),
+        ),
     ]
     assert sequencer.complete_until == pytest.approx(at("00:02.000"))
 
@@ -144,7 +162,7 @@ def test_halves_of_lines_are_put_together() -> None:
         found = out(sequencer)
         sequencer.add_chunk(chunk("control", data[cut:]))
         found += out(sequencer)
-        assert [entry.event for entry in found] == [e.UiOpened(), e.UiClosed()]
+        assert [entry.event for entry in found] == [Event("ui_opened"), Event("ui_closed")]
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -162,7 +180,7 @@ def test_half_a_line_before_a_truncation_or_a_gap_is_void(
         sequencer.add_chunk(chunk("control", b"", **gap))
         gap = {}
     sequencer.add_chunk(chunk("control", "00:02.000 C630 UI closed", **gap))
-    assert [entry.event for entry in out(sequencer)] == [e.UiClosed()]
+    assert [entry.event for entry in out(sequencer)] == [Event("ui_closed")]
 
 
 @pytest.mark.parametrize("size", [MAX_LINE_BYTES + 1, 1_000_000])
@@ -174,7 +192,7 @@ def test_a_line_without_an_end_is_read_over(size: int, step: int) -> None:
     for begin in range(0, len(data), step):
         sequencer.add_chunk(chunk("control", data[begin : begin + step]))
     found = [entry.event for entry in out(sequencer)]
-    assert found == [e.UiOpened(), LINE_TOO_LONG, e.UiClosed()]
+    assert found == [Event("ui_opened"), LINE_TOO_LONG, Event("ui_closed")]
 
 
 def test_the_zone_of_the_stamps() -> None:
@@ -217,11 +235,11 @@ def test_a_clock_set_back_stops_nothing() -> None:
         if now == at("20:03"):
             assert sequencer.complete_until == pytest.approx(at("20:02.900"))
     assert [entry.event for entry in found] == [
-        e.ServerProcess(),
-        e.UiOpened(),
-        e.ServerExiting(),
-        e.UiClosed(),
-        e.UiOpened(),
+        Event("server_process"),
+        Event("ui_opened"),
+        Event("server_exiting"),
+        Event("ui_closed"),
+        Event("ui_opened"),
     ]
 
 
@@ -229,8 +247,8 @@ def test_lines_of_one_log_keep_their_order_though_threads_stamp_them() -> None:
     sequencer = LogMerger(PIPE)
     sequencer.add_chunk(chunk("server", "00:01.005 S110 Startup\n00:01.001 S110 Exiting"))
     assert [entry.event for entry in out(sequencer)] == [
-        e.ServerProcess(),
-        e.ServerExiting(),
+        Event("server_process"),
+        Event("server_exiting"),
     ]
 
 
@@ -274,12 +292,12 @@ def test_the_logs_of_several_servers_are_merged_with_their_daemon_s() -> None:
     sequencer.add_chunk(chunk("control", "00:03.000 C630 NEW UI\n00:05.000 C630 UI closed"))
     found = [(entry.pid, entry.event) for entry in out(sequencer, NOW + MAX_HOLD_SECONDS)]
     assert found == [
-        (110, e.ServerProcess()),
-        (120, e.ServerProcess()),
-        (630, e.UiOpened()),
-        (110, e.ServerExiting()),
-        (120, e.ServerExiting()),
-        (630, e.UiClosed()),
+        (110, Event("server_process")),
+        (120, Event("server_process")),
+        (630, Event("ui_opened")),
+        (110, Event("server_exiting")),
+        (120, Event("server_exiting")),
+        (630, Event("ui_closed")),
     ]
 
 
@@ -292,8 +310,8 @@ def test_half_lines_of_one_server_are_not_continued_by_another() -> None:
     sequencer.add_chunk(replace(chunk("server", whole[30:]), server_name="a"))
     found = out(sequencer, NOW + MAX_HOLD_SECONDS)
     assert [(entry.pid, entry.event) for entry in found] == [
-        (110, e.ServerProcess()),
-        (120, e.ServerProcess()),
+        (110, Event("server_process")),
+        (120, Event("server_process")),
     ]
 
 

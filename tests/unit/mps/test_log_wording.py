@@ -1,4 +1,4 @@
-"""The wording of MPS's logs stands in one module: a new driver's is handled there."""
+"""The wording of MPS's logs stands in three modules: a new driver's is handled there."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 import mps_exporter
-from mps_exporter.mps import log_parser
-from mps_exporter.mps.log_events import DaemonStarting, Unrecognized
+from mps_exporter.mps.control_log import CONTROL_LINES
 from mps_exporter.mps.log_parser import (
     DAEMON_ACTIVITY_LINE,
     DAEMON_STARTING_LINE,
+    UNRECOGNIZED,
     control_line_of,
     parse_line,
 )
+from mps_exporter.mps.server_log import SERVER_LINES
 
 SOURCES = Path(mps_exporter.__file__).parent
 WRITER = "[2026-11-21 08:55:42.578 Control   630] "
@@ -34,10 +35,10 @@ NOT_OF_A_LOG = {
 def _phrases() -> set[str]:
     """Plain text of two words or more that some line must contain."""
     found = {"Accepting connection", "] Start", " Control +", " Control  "}
-    for table in (log_parser._CONTROL, log_parser._SERVER):
-        for hint, shape, _ in chain.from_iterable(table.values()):
-            begin = shape.pattern.lower().find(hint)
-            phrase = shape.pattern[begin : begin + len(hint)].strip(" :.")
+    for table in (CONTROL_LINES, SERVER_LINES):
+        for hint, pattern, *_ in chain.from_iterable(table.by_first_word.values()):
+            begin = pattern.pattern.lower().find(hint)
+            phrase = pattern.pattern[begin : begin + len(hint)].strip(" :.")
             if begin >= 0 and " " in phrase:
                 found.add(phrase)
     return found
@@ -65,7 +66,7 @@ def test_no_other_module_knows_a_phrase_of_the_logs() -> None:
     found = {
         (module.relative_to(SOURCES).as_posix(), phrase)
         for module in SOURCES.rglob("*.py")
-        if module.name != "log_parser.py"
+        if module.name not in ("log_parser.py", "control_log.py", "server_log.py")
         for text in _texts(module)
         for phrase in phrases
         if phrase in text
@@ -78,7 +79,7 @@ def test_no_other_module_knows_a_phrase_of_the_logs() -> None:
 )
 def test_a_start_is_found_by_the_search_and_by_the_parser(message: str) -> None:
     line = WRITER + message
-    assert isinstance(parse_line(line).event, DaemonStarting)
+    assert parse_line(line).event.name == "daemon_starting"
     assert DAEMON_STARTING_LINE.search(f"junk\n{line}\n".encode()) is not None
     # What a client or a server says, and what stands within a line, is no start.
     assert DAEMON_STARTING_LINE.search(line.replace("Control", "Server").encode()) is None
@@ -95,7 +96,7 @@ def test_what_shows_activity_is_known_to_the_parser() -> None:
     ):
         line = WRITER + message
         assert DAEMON_ACTIVITY_LINE.search(line.encode()) is not None
-        assert not isinstance(parse_line(line).event, Unrecognized)
+        assert parse_line(line).event.name != UNRECOGNIZED
     assert DAEMON_ACTIVITY_LINE.search(f"{WRITER}Unable to accept connection".encode()) is None
 
 
