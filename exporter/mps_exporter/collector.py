@@ -279,10 +279,13 @@ class Collector:
     def _read_kernel(self) -> None:
         """Take in what shows who caused a fault, and request the memory of new clients."""
         wanted: dict[int, int | None] = {}
-        for record in self._daemons.values():
+        # An ordinary user's log may name any process: what it asks for comes last, and replaces
+        # nothing.
+        for record in sorted(self._daemons.values(), key=lambda one: one.facts.limited):
             if record.has_host_pids:
                 user = record.facts.user if record.facts.limited else None
-                wanted |= dict.fromkeys(record.ledger.clients_to_map(), user)
+                for pid in record.ledger.clients_to_map():
+                    wanted.setdefault(pid, user)
         self._kernel = observation = self._host.read_kernel(wanted)
         self._on_observation(observation)
         faults = (parse_fault(line, self._gpu_addresses) for line in observation.lines)
@@ -344,7 +347,7 @@ class Collector:
             self._stranded_since = {
                 pid: self._stranded_since.get(pid, run.gpus.at)
                 for gpu in snapshot.gpus
-                for pid in gpu.stranded_pids or ()
+                for pid in gpu.seems_stranded or ()
             }
         return replace(
             snapshot, unknown_readings=self._unknown_readings, kernel_log=self._kernel_log()

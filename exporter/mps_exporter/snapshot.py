@@ -594,10 +594,11 @@ class Gpu:
     """Those of them that /proc shows."""
     served_by: tuple[str, ...] = ()
     """Pipe directories of the daemons that serve it and are not gone."""
+    seems_stranded: tuple[int, ...] | None = None
+    """MPS processes that have no server now; a process that is just ending may be among them."""
     stranded_pids: tuple[int, ...] | None = None
-    """MPS processes that have no server now; one that is just ending may be among them."""
+    """Those of them that have had no server for a while."""
     stranded_clients: int | None = None
-    """Those of them that have had none for a while."""
     sm_committed_ratio: float | None = None
     client_memory_committed_bytes: int | None = None
 

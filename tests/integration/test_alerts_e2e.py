@@ -79,13 +79,13 @@ class Expected:
 
 
 def daemon(receiver: str, name: str, text: str, **labels: str) -> Expected:
-    """An alert about a daemon; DAEMON stands for its directory, which is named by the scenario."""
-    return Expected(receiver, name, text, {"daemon": "DAEMON", **labels})
+    """An alert about a daemon; LAB stands for the directory, which is named by the scenario."""
+    return Expected(receiver, name, text, {"daemon": "LAB/mps", **labels})
 
 
 def acted(receiver: str, name: str, case: str, text: str, **labels: str) -> Expected:
-    """An alert about the daemon of a case in the recording of all hangs."""
-    return Expected(receiver, name, text, {"daemon": f"/tmp/lab-hangs/{case}", **labels})
+    """An alert about the daemon of a case in a recording of hangs."""
+    return Expected(receiver, name, text, {"daemon": f"LAB/{case}", **labels})
 
 
 def on_gpu(number: int) -> dict[str, str]:
@@ -114,8 +114,8 @@ class Incident:
     def labels(self, expected: Expected) -> dict[str, str]:
         """All labels that the alert has."""
         about = {"job": "mps-exporter", "instance": self.instance, **expected.labels}
-        if about.get("daemon") == "DAEMON":
-            about["daemon"] = f"/tmp/lab-{self.recording}/mps"
+        if "daemon" in about:
+            about["daemon"] = about["daemon"].replace("LAB", f"/tmp/lab-{self.recording}")
         return {"alertname": expected.name, "severity": SEVERITY[expected.receiver], **about}
 
     @property
@@ -444,20 +444,83 @@ INCIDENTS = (
         possible=HEALING | {"MpsGhostServer"},  # the ghost is killed at once
     ),
     # Clients.
-    # Four are terminated before they end, the fifth is not; there is no kernel log. So slowly that
-    # the alert comes in time before the recording ends.
+    # Four are terminated before they end, the fifth is not. So slowly that the alert comes in time
+    # before the recording ends.
     Incident(
         "ending-jobs",
         (
             daemon(
                 "tickets",
+                "MpsUnfinishedWork",
+                "3 clients of .*Lost: 3 of uid 0",
+            ),
+        ),
+        speed=0.5,
+        possible=HANDOVER,
+    ),
+    Incident(
+        "overrun",
+        (
+            daemon(
+                "tickets",
                 "MpsServerFault",
-                "Lost, and who caused it is not proved: 3 of uid 0.",
+                "Caused by a bad pointer.*1001",
+                daemon="/tmp/lab-fault/mps",
                 **on_gpu(0),
             ),
         ),
-        speed=0.7,
-        possible=HANDOVER,
+        possible=frozenset({"MpsServerStuckInFault", "MpsClientStuck"}),  # for the fault's 2 s
+    ),
+    # Each daemon of the scenario ends with its case, and most of them without an order.
+    Incident(
+        "hangs-of-processes",
+        (
+            *(
+                acted(
+                    "pager",
+                    "MpsControlDaemonUnresponsive",
+                    case,
+                    "alive but has not answered",
+                    mps_control_state="unresponsive",
+                )
+                for case in ("server-frozen", "daemon-frozen", "server-under-a-debugger")
+            ),
+            acted(
+                "tickets",
+                "MpsQueuedClientDead",
+                "ghost-and-asked-by-a-third-user",
+                "1 queued client of uid 1002",
+                uid="1002",
+            ),
+            acted(
+                "pager",
+                "MpsGhostServer",
+                "ghost-and-asked-by-a-third-user",
+                "kill -9 936`",
+                server="936",
+            ),
+            acted(
+                "pager", "MpsControlDaemonDied", "few-descriptors", r"Clients lost: 3 \(3 of uid 0"
+            ),
+            acted(
+                "pager",
+                "MpsServerStuckInFault",
+                "refused-and-not-reaped",
+                "Torn down: PID 1090 .program-6",
+                server="1092",
+                mps_server_state="FAULT",
+            ),
+            *(
+                acted("tickets", "MpsClientsRejected", case, why, cause=cause, uid="0")
+                for case, cause, why in (
+                    ("refused-and-not-reaped", "server_not_ready", "error 807"),
+                    ("refused-at-the-limit-and-reaped", "context_limit", "error 808 or 809"),
+                )
+            ),
+        ),
+        possible=HEALING
+        | QUIT
+        | {"MpsProcessBypassesMps", "MpsServerFault", "MpsClientStuck", "MpsStrandedClient"},
     ),
     Incident(
         "context-limit",

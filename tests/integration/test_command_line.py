@@ -240,7 +240,7 @@ def test_a_terminal_shows_what_is_played() -> None:
         output = b""
         while not (line := re.search(rb"\r\x1b\[K([^\r\x1b]+)\r\x1b\[K", output)):
             output += os.read(ours, 65536)
-        assert re.match(rb"  \d:\d\d / 2:38  speed 0.5  ghost: A ghost", line[1])
+        assert re.match(rb"  \d:\d\d / 2:34  speed 0.5  ghost: A ghost", line[1])
         assert len(line[1]) == 59
         one.terminate()
         assert one.wait(PATIENCE_SECONDS) == 0

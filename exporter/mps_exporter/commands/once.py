@@ -94,7 +94,7 @@ def _is_settled(snapshot: Snapshot) -> bool:
     starts = [server.start_time_seconds for daemon in snapshot.daemons for server in daemon.servers]
     return (
         all(one.severity == "info" for one in states)
-        and not any(gpu.stranded_pids for gpu in snapshot.gpus)
+        and not any(gpu.seems_stranded for gpu in snapshot.gpus)
         and not any(daemon.waits for daemon in snapshot.daemons)
         and None not in starts
     )

@@ -722,10 +722,10 @@ def _part_in(pid: int, incident: Incident) -> tuple[str, str] | None:
     if pid in incident.caused_by_pids:
         left = incident.kind == "unfinished_work"
         did = "left GPU work unfinished" if left else "used a bad pointer"
-        lost = humanize.count(len({*incident.pids} - {pid}), "other client")
+        others = len({*incident.pids} - {pid})
+        took = f" and took {humanize.count(others, 'other client')} down" if others else ""
         return (
-            f"it {did}, which caused a fatal GPU error and took {lost} down (proved by the kernel "
-            "log).",
+            f"it {did}, which caused a fatal GPU error{took} (proved by the kernel log).",
             "all-programs-died-at-once" if left else "cuda-error-700-illegal-address-under-mps",
         )
     if pid in incident.pids:

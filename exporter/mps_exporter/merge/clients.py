@@ -135,6 +135,8 @@ def client_of(
     uid = process.uid if process is not None else session.uid
     attribution = parse_cgroup(process.cgroup if process is not None else None)
     environment = process.mps_environment if process is not None else None
+    # An ordinary user's log may say anything of a process that is not that user's.
+    unproved = process is None and server.daemon.facts.limited
     # Without its environment: whether it lowered its own limits is not known.
     own = (
         _NOT_KNOWN if environment is None else _limits(context, session, server_limits, environment)
@@ -152,8 +154,8 @@ def client_of(
         pid_namespace=process.pid_namespace if process is not None else None,
         environment_readable=environment is not None if process is not None else None,
         connected_at=session.connected_at,
-        state=session.state,
-        state_since=session.state_since,
+        state=None if unproved else session.state,
+        state_since=None if unproved else session.state_since,
         contexts=session.contexts,
         memory_used_bytes=context.memory_used(session.pid),
         limit_source=own.source,

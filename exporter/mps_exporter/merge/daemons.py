@@ -197,13 +197,16 @@ def _merge_server(context: MergeContext, inputs: ServerInputs) -> Server:
     started = session.started_at if session is not None else None
     clients = merge_clients(context, inputs)
     contexts = _contexts(inputs.devices.values(), clients) if clients is not None else {}
+    confirmed = process is not None and is_server(process)
+    # An ordinary user's log may call any process its server.
+    unproved = not confirmed and inputs.daemon.facts.limited
     return Server(
         pid=inputs.pid,
         uid=uid,
         user=context.user(uid),
         start_time_seconds=process.start_time_seconds if process is not None else started,
         state=inputs.state(),
-        ghost=session.ghost if session is not None else None,
+        ghost=session.ghost if session is not None and not unproved else None,
         clients_connected=_count(inputs, clients),
         contexts=contexts,
         contexts_limit=_contexts_limits(context, inputs, (*inputs.devices.values(), *contexts)),
@@ -216,7 +219,7 @@ def _merge_server(context: MergeContext, inputs: ServerInputs) -> Server:
         memory_used_bytes=context.memory_used(inputs.pid),
         possible_unfinished_work=session.possible_unfinished_work if session is not None else None,
         clients=clients or (),
-        confirmed=process is not None and is_server(process),
+        confirmed=confirmed,
     )
 
 

@@ -32,9 +32,11 @@ def merge_gpus(
     merged = list[Gpu]()
     for gpu in gpus:
         by_kind = _processes_by_kind(gpu, servers)
-        stranded = _stranded_pids(by_kind, queued, known)
+        # A server whose process cannot be read looks like a process without MPS.
+        identified = by_kind.get("direct", set()) <= context.processes.keys()
+        seems = _stranded_pids(by_kind, queued, known, identified=identified)
         on_it = by_gpu.get(gpu.uuid, ())
-        merged.append(_merge_gpu(context, gpu, daemons, on_it, by_kind, stranded))
+        merged.append(_merge_gpu(context, gpu, daemons, on_it, by_kind, seems))
     return tuple(merged)
 
 
@@ -44,8 +46,9 @@ def _merge_gpu(
     daemons: Iterable[ControlDaemon],
     clients: Sequence[Client],
     by_kind: Mapping[ProcessKind, set[int]],
-    stranded: tuple[int, ...] | None,
+    seems: tuple[int, ...] | None,
 ) -> Gpu:
+    stranded = None if seems is None else tuple(filter(context.is_stranded, seems))
     direct = tuple(sorted(by_kind.get("direct", ())))
     return Gpu(
         observation=gpu,
@@ -61,8 +64,9 @@ def _merge_gpu(
             for daemon in daemons
             if daemon.state != "absent" and gpu.uuid in daemon.gpu_uuids
         ),
+        seems_stranded=seems,
         stranded_pids=stranded,
-        stranded_clients=None if stranded is None else sum(map(context.is_stranded, stranded)),
+        stranded_clients=None if stranded is None else len(stranded),
         sm_committed_ratio=_sm_committed_ratio(gpu, clients),
         client_memory_committed_bytes=_memory_committed_bytes(gpu, clients),
     )
@@ -110,7 +114,11 @@ def _processes_by_kind(gpu: GpuObservation, servers: frozenset[int]) -> dict[Pro
 
 
 def _stranded_pids(
-    by_kind: Mapping[ProcessKind, set[int]], queued: set[int], known: set[int] | None
+    by_kind: Mapping[ProcessKind, set[int]],
+    queued: set[int],
+    known: set[int] | None,
+    *,
+    identified: bool,
 ) -> tuple[int, ...] | None:
     """Find the MPS processes without a server; None: not known.
 
@@ -120,7 +128,7 @@ def _stranded_pids(
     if "mps_client" not in by_kind:
         return None
     candidates = by_kind["mps_client"] - queued
-    if not by_kind["mps_server"]:
+    if not by_kind["mps_server"] and identified:
         return tuple(sorted(candidates))
     return None if known is None else tuple(sorted(candidates - known))
 

@@ -10,7 +10,8 @@ Its PID proves nothing (right in 7 of 79 faults by a client's own pointer, in 3 
 client left behind), nor does the client that MPS names (15 of 79 and 0 of 87). Two things do:
 
 * The address. Each context reserves a part of its process's address space without access, and work
-  that is left behind faults there (67 of 67). Addresses are randomised: they name the process.
+  that is left behind faults there (67 of 67). Addresses are random: they name the process, but for
+  processes that were forked from one parent.
 * The unit. Work that is left behind faults in GCC (87 of 87), a client's own pointer in T1 (75 of
   79; the other 4 were jumps to a wild address, which is in no client's memory).
 """
@@ -18,7 +19,7 @@ client left behind), nor does the client that MPS names (15 of 79 and 0 of 87). 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -27,6 +28,17 @@ from mps_exporter.observations import AddressRanges, KernelLine
 SAME_FAULT_SECONDS = 0.5
 """Maximum distance between the lines of one fault in server.log and the kernel log; 0.1 s was
 measured."""
+
+SAME_LINES_SECONDS = 0.15
+"""Maximum distance between lines of the kernel log about one fault: 0.12 s with five contexts."""
+
+LATE_SECONDS = 2.0
+"""Maximum time from a client's end to a fault by its work while others use the GPU; see
+client_endings for the times that were measured."""
+
+FIRST_RANDOM_ADDRESS = 1 << 46
+"""Addresses of mappings are random from here on (x86-64 and arm64); the CUDA driver reserves some
+fixed ranges below, which differ in size from process to process."""
 
 KEPT_SECONDS = 600.0
 """How long the ranges of a client are kept after its end."""
@@ -82,9 +94,9 @@ class Owner:
     read_at: float
     ranges: tuple[tuple[int, int], ...]
     ending_since: float | None = None
-    """When its contexts began to end, by server.log."""
-    ended: bool = False
-    """Its process has left the server: it ended, or runs another program (exec)."""
+    """When its first context ended, by server.log."""
+    ended_at: float | None = None
+    """When its process left the server: it ended, or runs another program (exec)."""
     counted: bool = False
     """It is counted as a client that left work behind."""
 
@@ -106,30 +118,27 @@ class FaultEvidence:
         self.readable = False
         """Whether the kernel log is being read."""
         self.faults: Sequence[KernelFault] = ()
-        """The last ones in the kernel log, of all daemons."""
+        """The last faults in the kernel log, of all daemons."""
         self._owners: list[Owner] = []
-        self._clients: dict[int, None] = {}
-        """Processes that the logs name as clients; what was read may be of another daemon's."""
+        self._clients: dict[int, float | None] = {}
+        """Clients that the logs name -> when they ended."""
 
     def add_ranges(self, found: AddressRanges) -> None:
         """Keep the ranges of a client, instead of those that it had before."""
         self._owners = [
             one
             for one in self._owners
-            if (
-                found.at - one.ending_since <= KEPT_SECONDS
-                if one.ending_since
-                else one.pid != found.pid
-            )
+            if (found.at - one.ended_at <= KEPT_SECONDS if one.ended_at else one.pid != found.pid)
         ]
         self._owners.append(Owner(found.pid, found.uid, found.at, found.ranges))
         del self._owners[:-MAX_PROCESSES]
 
     def client_active(self, pid: int) -> None:
         """A context of a client is ACTIVE."""
-        self._clients[pid] = self._clients.pop(pid, None)
+        self._clients[pid] = None
         if len(self._clients) > MAX_PROCESSES:
-            del self._clients[next(iter(self._clients))]
+            ended = (one for one, at in self._clients.items() if at is not None)
+            del self._clients[next(ended, pid)]
 
     def client_ending(self, pid: int, at: float) -> None:
         """A context of a client ended."""
@@ -143,12 +152,17 @@ class FaultEvidence:
 
     def client_ended(self, pid: int, at: float) -> None:
         """A client left the server."""
+        if pid in self._clients:
+            del self._clients[pid]  # the last to end is the last to be forgotten
+            self._clients[pid] = at
         for owner in self._present(pid, at):
-            owner.ending_since, owner.ended = owner.ending_since or at, True
+            owner.ending_since, owner.ended_at = owner.ending_since or at, at
 
     def _present(self, pid: int, at: float) -> list[Owner]:
         return [
-            one for one in self._owners if one.pid == pid and not one.ended and one.read_at <= at
+            one
+            for one in self._owners
+            if one.pid == pid and one.ended_at is None and one.read_at <= at
         ]
 
     def shows_running_client(self, at: float, gpus: Collection[str]) -> bool:
@@ -156,15 +170,19 @@ class FaultEvidence:
         return any(fault.unit == "T1" for fault in self._near(at, gpus))
 
     def judge(self, at: float, gpus: Collection[str]) -> Verdict:
-        """Return what is proved by now about a fault at this moment on these GPUs."""
+        """Return what is proved by now about a fault at this moment on these GPUs.
+
+        The nearest line in the kernel log counts, and those that came with it: several clients may
+        have left work.
+        """
         near = self._near(at, gpus)
-        proved = [verdict for fault in near if (verdict := self._judge(fault)) is not None]
-        if not proved:
+        near = [one for one in near if abs(one.at - near[0].at) <= SAME_LINES_SECONDS]
+        proved = [verdict for fault in near if (verdict := self._judge(fault, at)) is not None]
+        causes = {one.cause for one in proved}
+        if len(causes) != 1:
             return Verdict(running=bool(near) and all(fault.unit == "T1" for fault in near))
-        # The nearest line counts, and those that say the same: several may have left work.
-        first = proved[0]
-        owners = [owner for one in proved if one.cause == first.cause for owner in one.owners]
-        return first._replace(owners=tuple(dict.fromkeys(owners)))
+        owners = {owner.pid: owner for one in proved for owner in one.owners}
+        return proved[0]._replace(owners=tuple(owners.values()))
 
     def _near(self, at: float, gpus: Collection[str]) -> list[KernelFault]:
         near = [
@@ -174,32 +192,45 @@ class FaultEvidence:
         ]
         return sorted(near, key=lambda fault: abs(fault.at - at))
 
-    def _judge(self, fault: KernelFault) -> Verdict | None:
+    def _judge(self, fault: KernelFault, at: float) -> Verdict | None:
         owner = self._owner(fault.address)
         if owner is None:
             return None
-        since = owner.ending_since
-        if fault.unit == "GCC" and owner.ended and since and since <= fault.at:
+        since, ended_at = owner.ending_since, owner.ended_at
+        if fault.unit == "GCC" and ended_at and since and since <= at:
+            if self._unread(lambda ended: ended is not None and abs(ended - at) <= LATE_SECONDS):
+                return None
             return Verdict("unfinished_work", (owner,))
-        if fault.unit == "T1" and (since is None or since >= fault.at - SAME_FAULT_SECONDS):
+        if fault.unit == "T1" and (ended_at is None or ended_at >= at - SAME_FAULT_SECONDS):
+            if self._unread(lambda ended: ended is None):
+                return None
             return Verdict("own_fault", (owner,), running=True)
         return None
+
+    def _unread(self, matters: Callable[[float | None], bool]) -> bool:
+        """Whether the memory of a client that matters is not known.
+
+        Processes that were forked from one parent have the same addresses, and could not be told
+        apart.
+        """
+        read = {owner.pid for owner in self._owners}
+        return any(pid not in read and matters(ended) for pid, ended in self._clients.items())
 
     def _owner(self, address: int) -> Owner | None:
         """Return the client whose memory holds an address.
 
         Of 81 large ranges 2 held another client's address by chance: the smallest range is right.
-        Some ranges are the same in each process, and name no process.
+        Ranges below FIRST_RANDOM_ADDRESS are in each process, and name no process.
         """
         held = [
             (last - first, owner)
             for owner in self._owners
             for first, last in owner.ranges
-            if first <= address < last and owner.pid in self._clients
+            if FIRST_RANDOM_ADDRESS <= first <= address < last and owner.pid in self._clients
         ]
         smallest = min((size for size, _ in held), default=0)
-        owners = [owner for size, owner in held if size == smallest]
-        return owners[0] if len(owners) == 1 else None
+        owners = {owner.pid: owner for size, owner in held if size == smallest}
+        return next(iter(owners.values())) if len(owners) == 1 else None
 
 
 def same_gpu(some: Iterable[str], others: Collection[str]) -> bool:

@@ -35,6 +35,8 @@ class Fault:
     """A fatal GPU error."""
 
     at: float
+    counted: bool
+    """It came after the exporter's start."""
     blamed: set[int] = field(default_factory=set)
     victims: list[int] = field(default_factory=list)
     """Client processes that were lost, the culprit too, in the order of the log."""
@@ -71,7 +73,7 @@ class Fault:
             cause = _LOSS_CAUSES[self.verdict.cause]
             if cause == "own_fault" and pid not in culprits:
                 cause = "neighbour_fault"
-            when._replace(at=self.at).count_loss(uid, cause)
+            when._replace(at=self.at, counted=self.counted).count_loss(uid, cause)
         self.losses.clear()
 
     def count_gpu(self, uuid: str, when: Moment) -> None:
@@ -214,7 +216,7 @@ class ServerFaults:
         if self._open and not new:
             return self._open[-1]  # a late line of its report
         self.close_report(when)
-        fault = Fault(when.at)
+        fault = Fault(when.at, when.counted)
         self._undecided.append(fault)
         self._current = fault
         self._open.append(fault)
@@ -278,6 +280,7 @@ class ServerFaults:
         if verdict.cause == "unknown" and self._evidence.readable and not final:
             return
         self._undecided.remove(fault)
+        when = when._replace(counted=fault.counted)
         fault.verdict = verdict
         fault.count_losses(when)
         if verdict.cause == "unfinished_work":

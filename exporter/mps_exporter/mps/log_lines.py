@@ -36,7 +36,7 @@ def _uid(text: str) -> int:
     return uid % 2**32
 
 
-def _uuid(text: str) -> str:
+def _gpu_uuid(text: str) -> str:
     """Write a GPU's UUID the usual way: GPU-afc3ccca-c336-5689-2ed8-f0e14233036f."""
     digits = text.replace("0x", "").replace("-", "")
     if not text.startswith("0x") or len(digits) != 32:
@@ -54,7 +54,7 @@ _VALUES: dict[str, tuple[str, Callable[[str], int | float | str]]] = {
     "percent": (r"\d{1,3}(?:\.\d{1,9})?", lambda text: float(text) / 100.0),
     "text": (r".*", lambda text: text.removesuffix(".")[:MAX_QUOTED]),
     "version": (r"[\w.-]{1,32}", str),
-    "uuid": (r"[0-9A-Za-z/-]{1,96}", _uuid),
+    "uuid": (r"[0-9A-Za-z/-]{1,96}", _gpu_uuid),
     "name": (r"(?: \(.{0,96}\))?", lambda text: text[2:-1]),
 }
 # {PID: 632, Context ID: 1} on 580, {PID: 991, Context: 1} there in one line, {11661, 1} in 2022

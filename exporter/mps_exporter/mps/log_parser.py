@@ -88,7 +88,7 @@ def parse_line(line: str | bytes) -> Line:
     if found is None or second_ms is None:
         return _UNPREFIXED
     component, message = found[3], found[5]
-    event = (_read_long if len(message) > MAX_MESSAGE else _read)(component == "Control", message)
+    event = (_long_event if len(message) > MAX_MESSAGE else _event)(component == "Control", message)
     return Line(second_ms + int(found[2]), component, int(found[4]), event)
 
 
@@ -102,7 +102,7 @@ def _second_ms(text: str) -> int | None:
     return int(moment.timestamp()) * 1000
 
 
-def _read_long(control: bool, message: str) -> Event:
+def _long_event(control: bool, message: str) -> Event:
     """Read a message that is too long to be anything but a command or a reply."""
     message = message.lstrip()
     if control and message.startswith("Cmd:"):
@@ -111,11 +111,11 @@ def _read_long(control: bool, message: str) -> Event:
 
 
 @lru_cache(maxsize=CACHE_SIZE)
-def _read(control: bool, message: str) -> Event:
+def _event(control: bool, message: str) -> Event:
     """Read the message of a line, which the control daemon wrote or another process."""
     message = message.strip()
     if control and message.startswith("Cmd:"):
-        return _read_long(control, message)
+        return _long_event(control, message)
     if not control and message[:1] in ("V", "M"):
         old = _OLD_PREFIX.match(message)
         message = message if old is None else message[old.end() :]

@@ -10,6 +10,7 @@ priority and facility, sequence number, microseconds since the boot, flags; then
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -19,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import cast
 
@@ -38,6 +40,8 @@ MAX_MAPS_BYTES = 1 << 20
 """Maximum size of /proc/PID/maps that is read; 500 mappings of PyTorch take 60 KB."""
 MAX_RANGES = 512
 """Maximum number of ranges that are kept for a process, the smallest ones."""
+MIN_RANGE_BYTES = 2 << 20
+"""Size of the range that each context reserves; guard pages of threads are smaller."""
 MAX_PROCESSES_PER_CALL = 64
 USER_BYTES = 16 << 20
 USER_BYTES_SECONDS = 60.0
@@ -45,7 +49,7 @@ USER_BYTES_SECONDS = 60.0
 
 _KERNEL_FACILITY = 0
 _RECORD = re.compile(rb"(\d+),\d+,(\d+),[^;]*;(NVRM: Xid [^\n]*)")
-_NAME = re.compile(r"(?<=, name=).*(?=, (?:channel|Ch) )")
+_NAME = re.compile(r"(?<=, name=)(?:.*(?=, (?:channel|Ch) )|.*)")
 _RESERVED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ---p ", re.MULTILINE)
 
 
@@ -75,7 +79,11 @@ class KernelLogReader:
         except OSError as error:
             self.error = f"{path} cannot be opened: {error.strerror}"
             return
-        threading.Thread(target=self._follow, name="kernel-log", daemon=True).start()
+        try:
+            threading.Thread(target=self._follow, name="kernel-log", daemon=True).start()
+        except RuntimeError as error:  # no thread is left
+            os.close(self._file)
+            self.error = f"{path} cannot be read: {error}"
 
     def new_lines(self) -> tuple[KernelLine, ...]:
         """Return the lines since the last call."""
@@ -108,12 +116,16 @@ class KernelLogReader:
 
     def _read(self) -> bytes | None:
         """Read a record; None: there is none now."""
-        try:
-            return os.read(self._file, MAX_RECORD_BYTES) or None
-        except BlockingIOError:
-            return None
-        except BrokenPipeError:
-            return b""  # records were overwritten before they were read; the next one follows
+        while True:
+            try:
+                record = os.read(self._file, MAX_RECORD_BYTES)
+            except BlockingIOError:
+                return None
+            except BrokenPipeError:
+                continue  # records were overwritten before they were read; the next one follows
+            if not record:
+                raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
+            return record
 
     def _add(self, record: bytes, *, history: bool) -> None:
         found = parse_record(record)
@@ -142,12 +154,19 @@ class ClientMemory:
         if now - self._spent_since >= USER_BYTES_SECONDS:
             self._spent.clear()
             self._spent_since = now
-        wanted = dict(list(clients.items())[:MAX_PROCESSES_PER_CALL])
-        self._asked |= wanted
+        self._asked |= clients
         # What is under way is named again: its answer may have come since answers().
         self._calls.start(
-            {pid: (uid, partial(self._read, pid, uid)) for pid, uid in self._asked.items()}
+            {
+                pid: (uid, partial(self._read, pid, uid))
+                for pid, uid in islice(self._asked.items(), MAX_PROCESSES_PER_CALL)
+            }
         )
+
+    @property
+    def busy(self) -> bool:
+        """Whether processes wait for being read."""
+        return bool(self._asked)
 
     def answers(self) -> tuple[AddressRanges, ...]:
         """Return what has been read by now."""
@@ -173,7 +192,8 @@ class ClientMemory:
 def reserved_ranges(maps: bytes) -> tuple[tuple[int, int], ...]:
     """Return the ranges without access in /proc/PID/maps, the smallest ones first."""
     found = [(int(first, 16), int(last, 16)) for first, last in _RESERVED.findall(maps)]
-    return tuple(sorted(found, key=lambda one: one[1] - one[0])[:MAX_RANGES])
+    large = [one for one in found if one[1] - one[0] >= MIN_RANGE_BYTES]
+    return tuple(sorted(large, key=lambda one: one[1] - one[0])[:MAX_RANGES])
 
 
 class KernelEvidence:
@@ -186,7 +206,7 @@ class KernelEvidence:
     def read(self, clients: Mapping[int, int | None]) -> KernelObservation:
         """See Host.read_kernel()."""
         lines, ranges = self._log.new_lines(), self._memory.answers()
-        if clients:
+        if clients or self._memory.busy:
             self._memory.request(clients)
         error = self._log.error
         return KernelObservation(time.time(), not error, error, lines, ranges)

@@ -42,9 +42,13 @@ from testing.process_views import process_using
 PAGES = Path(__file__).parents[3] / "docs" / "symptoms"
 
 
-async def snapshot_at(recording: str, seconds: float) -> Snapshot:
+async def snapshot_at(recording: str, seconds: float, *later: float) -> Snapshot:
+    """The snapshot of the last of these moments (s of the recording), after those before."""
     player = Player(RECORDINGS / f"{recording}.rec.gz")
-    metrics = await player.to(player.recording.header.started_at + seconds)
+    started = player.recording.header.started_at
+    metrics = await player.to(started + seconds)
+    for at in later:
+        metrics = await player.to(started + at)
     return metrics.snapshot
 
 
@@ -275,7 +279,7 @@ async def test_the_refused_of_a_full_server_are_remembered() -> None:
 
 
 async def test_a_process_whose_daemon_has_gone_with_its_server() -> None:
-    snapshot = await snapshot_at("stranded", 1.5)
+    snapshot = await snapshot_at("stranded", 0.9, 2.0)
     (pid,) = snapshot.gpus[0].stranded_pids or ()
     view = replace(newcomer(snapshot), pid=pid, daemon_directory=None)
     found = answer(replace(snapshot, daemons=()), pid, view)
@@ -373,7 +377,7 @@ async def test_a_client_that_connected_before_the_daemon_was_configured() -> Non
 
 
 async def test_a_process_that_has_lost_its_server() -> None:
-    snapshot = await snapshot_at("stranded", 1.5)
+    snapshot = await snapshot_at("stranded", 0.9, 2.0)
     (pid,) = snapshot.gpus[0].stranded_pids or ()
     found = answer(snapshot, pid, newcomer(snapshot))
     assert (found.command, found.page) == (f"kill {pid}", "cuda-error-806-mps-rpc-failure")

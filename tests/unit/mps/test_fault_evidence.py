@@ -201,3 +201,56 @@ def test_nvml_and_the_kernel_name_one_gpu() -> None:
 
 def test_without_evidence_the_verdict_is_unknown() -> None:
     assert FaultEvidence().judge(FAULT_AT, ()) == Verdict()
+
+
+def test_a_range_that_each_process_has_at_a_fixed_address_names_no_process() -> None:
+    evidence = evidence_of(xid("T1_1", 0x280000000))
+    lives(evidence, 477, (0x203200000, 0x300200000))
+    lives(evidence, 478, (0x211E00000, 0x300200000))
+    assert judged(evidence) == ("unknown", [], True)
+
+
+def test_the_line_of_an_earlier_fault_does_not_decide_a_later_one() -> None:
+    evidence = evidence_of(xid("GCC", OWN[0]))
+    null = parse_fault(KernelLine(FAULT_AT + 0.4, xid("T1_1", 0)), {})
+    assert null is not None
+    evidence.faults = [*evidence.faults, null]
+    lives(evidence, 477, OWN)
+    ends(evidence, 477)
+    assert evidence.judge(FAULT_AT + 0.4, (GPU,)) == Verdict(running=True)
+    assert judged(evidence) == ("unfinished_work", [477], False)
+
+
+@pytest.mark.parametrize(("unit", "other_ends"), [("GCC", 999.0), ("T1_1", None)])
+def test_while_another_client_s_memory_is_not_known_no_client_is_named(
+    unit: str, other_ends: float | None
+) -> None:
+    """Processes that were forked from one parent have the same addresses."""
+    evidence = evidence_of(xid(unit, OWN[0]))
+    lives(evidence, 477, OWN)
+    if unit == "GCC":
+        ends(evidence, 477)
+    assert judged(evidence)[1] == [477]
+    evidence.client_active(478)
+    if other_ends is not None:
+        evidence.client_ended(478, other_ends)
+    assert judged(evidence)[1] == []
+    lives(evidence, 478, OWN)
+    assert judged(evidence)[1] == []
+
+
+def test_a_client_that_ended_one_of_its_contexts_is_named_for_its_own_pointer() -> None:
+    evidence = evidence_of(xid("T1_1", OWN[0]))
+    lives(evidence, 477, OWN)
+    evidence.client_ending(477, 991.0)
+    lives(evidence, 477, OWN, at=995.0)
+    assert judged(evidence) == ("own_fault", [477], True)
+
+
+def test_a_client_that_runs_is_not_forgotten_for_many_short_ones() -> None:
+    evidence = evidence_of(xid("T1_1", OWN[0]))
+    lives(evidence, 477, OWN)
+    for pid in range(1000, 4000):
+        evidence.client_active(pid)
+        evidence.client_ended(pid, 995.0)
+    assert judged(evidence) == ("own_fault", [477], True)

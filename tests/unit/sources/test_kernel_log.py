@@ -27,6 +27,7 @@ MAPS = b"""\
 55d0c0000000-55d0c0001000 r--p 00000000 fe:00 123 /usr/bin/python3.12
 7f6607600000-7f6607800000 ---p 00000000 00:00 0
 7f6600000000-7f6610000000 ---p 00000000 00:00 0 [anon]
+7f6604000000-7f6604001000 ---p 00000000 00:00 0
 7f6608000000-7f6609000000 rw-s 00000000 00:05 9 /dev/nvidia0
 """
 
@@ -58,6 +59,34 @@ def test_no_part_of_a_name_is_kept(name: bytes) -> None:
     found = parse_record(record(XID.replace(b"train.py", name)))
     assert found is not None
     assert found[1] == SHOWN
+
+
+@pytest.mark.parametrize("marker", ["Channel ID 0000000e", "reason 3", "ch 12"])
+def test_no_name_is_kept_where_the_wording_is_not_known(marker: str) -> None:
+    found = parse_record(
+        record(f"NVRM: Xid (PCI:0000:00:06): 32, pid=1, name=x, {marker}".encode())
+    )
+    assert found is not None
+    assert found[1] == "NVRM: Xid (PCI:0000:00:06): 32, pid=1, name=-"
+
+
+def test_a_file_that_ends_is_no_kernel_log() -> None:
+    log = KernelLogReader(os.devnull)
+    assert wait_for(lambda: log.error) == f"{os.devnull} cannot be read: No data available"
+
+
+def test_more_clients_than_are_read_at_a_time_are_read_later(tmp_path: Path) -> None:
+    for pid in range(10, 110):
+        process(tmp_path, pid, uid=0)
+    evidence = KernelEvidence("/nonexistent", str(tmp_path))
+    found = set[int]()
+
+    def all_read() -> bool:
+        found.update(one.pid for one in evidence.read({}).ranges)
+        return len(found) == 100
+
+    evidence.read(dict.fromkeys(range(10, 110)))
+    wait_for(all_read)
 
 
 @pytest.fixture
