@@ -37,7 +37,6 @@ class Settings:
     web_systemd_socket: bool = False
     web_max_requests: int = 40
     web_disable_exporter_metrics: bool = False
-    web_enable_debug: bool = False
     mps_discovery: bool = True
     mps_pipe_directory: tuple[str, ...] = ()
     mps_log_directory: tuple[str, ...] = ()
@@ -133,7 +132,7 @@ def _absolute_path(value: str) -> str:
     return value.rstrip("/") or "/"
 
 
-OWN_PATHS = ("/-/", "/api/v1/", "/debug/collect", "/static/")
+OWN_PATHS = ("/-/", "/api/v1/", "/static/")
 """Where pages beside the metrics are."""
 
 
@@ -247,12 +246,6 @@ FLAGS: tuple[Flag, ...] = (
         "web.disable-exporter-metrics",
         _switch,
         "Leave out process_* metrics about the exporter itself.",
-        commands=_WEB,
-    ),
-    Flag(
-        "web.enable-debug",
-        _switch,
-        "Serve /debug/collect, which shows raw inputs and names of processes.",
         commands=_WEB,
     ),
     Flag("mps.discovery", _switch, "Find running control daemons in /proc.", commands=_HOST),

@@ -275,7 +275,6 @@ async def test_every_page_is_behind_the_lock(site: Site) -> None:
             "/metrics",
             "/api/v1/status",
             "/api/v1/events",
-            "/debug/collect",
             "/static/status.css",
             "/-/healthy",
             "/-/ready",

@@ -66,7 +66,6 @@ async def serve(settings: Settings, replay: Replay | None = None) -> int:
         config_file=settings.web_config_file,
         systemd_socket=settings.web_systemd_socket,
         max_requests=settings.web_max_requests,
-        enable_debug=settings.web_enable_debug,
         host=os.environ.get("NODE_NAME") or socket.gethostname(),
         version=mps_exporter.__version__,
         revision=build().revision,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from aiohttp import web
 
 from mps_exporter.web import (
-    debug_handler,
     demo_handler,
     events,
     health,
@@ -52,7 +51,6 @@ def create_app(
     app[status_handler.PAGE_LIMITER] = ConcurrencyLimiter(options.max_requests)
     app[events.EVENTS] = events.Events()
     app[events.STREAM_LIMITER] = ConcurrencyLimiter(options.max_event_streams)
-    app[debug_handler.DEBUG_LIMITER] = ConcurrencyLimiter(1)
     app.cleanup_ctx.append(events.run_event_hub)
     app.on_shutdown.append(events.close_streams)
     app.on_cleanup.append(_close)
@@ -72,7 +70,6 @@ def create_app(
         "/api/v1/status": status_handler.status_json,
         options.telemetry_path: metrics_handler.metrics,
         "/api/v1/events": events.events,
-        "/debug/collect": debug_handler.collect,
         "/-/healthy": health.healthy,
         "/-/ready": health.ready,
     }

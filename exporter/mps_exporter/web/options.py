@@ -20,7 +20,6 @@ class WebOptions:
     """Scrapes answered at the same time; 0 = no limit."""
     timeout_offset: float = 0.5
     """The deadline of a scrape is the scraper's timeout less this, but at most less 10 %."""
-    enable_debug: bool = False
     host: str = ""
     """What the page is titled with: the node of Kubernetes, or the host's name."""
     name: str = "mps-exporter"
