@@ -144,14 +144,21 @@ def _url_path(value: str) -> str:
     return value
 
 
-def _listen_address(value: str) -> str:
-    if value.startswith("unix:"):
-        return _not_empty(value)
+def split_address(value: str) -> tuple[str, int]:
+    """``host:port``, ``:port``, ``[IPv6]:port`` -> host (may be empty) and port."""
     host, colon, port = value.rpartition(":")
     if not colon or not port.isascii() or not port.isdecimal() or int(port) > 65535:
         raise ValueError('must be "host:port", ":port", "[IPv6]:port" or "unix:/path"')
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+    bracketed = host.startswith("[") and host.endswith("]")
+    if ":" in host and not bracketed:
         raise ValueError("an IPv6 address stands in brackets: [::1]:9400")
+    return (host[1:-1] if bracketed else host), int(port)
+
+
+def _listen_address(value: str) -> str:
+    if value.startswith("unix:"):
+        return _not_empty(value)
+    split_address(value)
     return value
 
 

@@ -25,9 +25,8 @@ from mps_exporter.sources.recording import RecordingError
 from mps_exporter.terminal import print_status, show_progress
 from mps_exporter.web.app import create_app
 from mps_exporter.web.listen import ListenError
-from mps_exporter.web.options import WebOptions
+from mps_exporter.web.options import TLS_CONTEXT, WEB_CONFIG, WebOptions
 from mps_exporter.web.server import serve_app
-from mps_exporter.web.state import TLS_CONTEXT, WEB_CONFIG
 from mps_exporter.web.webconfig import WebConfigError
 
 WILDCARD_HOSTS = ("", "[::]", "0.0.0.0")  # noqa: S104 - to tell a person where to look

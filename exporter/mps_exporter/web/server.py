@@ -11,19 +11,18 @@ from collections.abc import Callable, Sequence
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from mps_exporter.web.connections import Connections
+from mps_exporter.web.guard import Connections
 from mps_exporter.web.listen import close_sockets, display_address, from_systemd, listen
-from mps_exporter.web.options import WebOptions
-from mps_exporter.web.state import TLS_CONTEXT
+from mps_exporter.web.options import TLS_CONTEXT, WebOptions
 
 _log = logging.getLogger(__name__)
 
 
 class _ClientErrorFilter(logging.Filter):
-    """What a client did wrong is nothing for the log, lest anybody can fill it."""
+    """Keeps errors of clients out of the log, or any client could fill it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let pass what is our own fault."""
+        """Let errors of this program pass."""
         error = record.exc_info[1] if record.exc_info else None
         theirs = HttpProcessingError, web.RequestPayloadError, ConnectionError
         return not isinstance(error, theirs) or _log.isEnabledFor(logging.DEBUG)
@@ -43,12 +42,12 @@ async def serve_app(
     *,
     on_listening: Callable[[Sequence[str]], None] | None = None,
 ) -> None:
-    """Listen, answer until ``stop`` is set, then let the answers under way be finished.
+    """Serve until ``stop`` is set, then finish the responses under way.
 
-    ``on_listening`` is told the addresses (with the ports that port 0 became).
+    ``on_listening`` is called with the addresses (with the real port for port 0).
 
     Raises:
-        ListenError: An address cannot be had.
+        ListenError: An address cannot be used.
     """
     if options.systemd_socket:
         sockets = from_systemd(os.environ)
@@ -60,6 +59,7 @@ async def serve_app(
         logger=_protocol_log(),
         auto_decompress=False,
         handle_signals=False,
+        handler_cancellation=True,
         keepalive_timeout=options.keepalive_timeout,
         lingering_time=2.0,
         shutdown_timeout=options.shutdown_timeout,
@@ -95,7 +95,7 @@ async def _serve_until_stopped(
     sweeping = asyncio.create_task(connections.abort_slow_clients())
     stopping = asyncio.create_task(stop.wait())
     try:
-        # An accept loop ends only by a fault of ours: better to stop than to go on deaf.
+        # An accept loop ends only by a bug: the program must not run on without it.
         await asyncio.wait([*accepting, stopping], return_when=asyncio.FIRST_COMPLETED)
         for task in accepting:
             if task.done():
@@ -108,5 +108,4 @@ async def _serve_until_stopped(
         close_sockets(sockets, remove_files=not options.systemd_socket)
         await runner.cleanup()
         sweeping.cancel()
-        connections.abort_all()
-        await asyncio.sleep(0)
+        await connections.abort_all()

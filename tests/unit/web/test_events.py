@@ -135,7 +135,7 @@ async def test_one_address_leaves_places_for_others(make_client: MakeClient) -> 
         fourth = await client.get("/api/v1/events")
         assert fourth.status == 503
         assert "one address" in await fourth.text()
-        with places.acquire("another"):
+        async with places.place("192.0.2.1"):
             pass
 
 

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .config import CLIENT_AUTH, CURVES, TLS12_SUITES, VERSIONS, TLSConfig, WebConfigError
+from .config import CLIENT_AUTH, CURVES, TLS12_SUITES, TLS_KEY, VERSIONS, TLSConfig, WebConfigError
 
-_KEY = "tls_server_config"
 MAX_FILE_BYTES = 4 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -74,7 +73,7 @@ def _refusals(key: str) -> Iterator[None]:
     except (ssl.SSLError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise WebConfigError(
-            f"OpenSSL on this host refuses it: {reason}", key=f"{_KEY}.{key}"
+            f"OpenSSL on this host refuses it: {reason}", key=f"{TLS_KEY}.{key}"
         ) from error
 
 
@@ -103,7 +102,7 @@ def _curves(context: ssl.SSLContext, config: TLSConfig) -> None:
     elif len(names) > 1:
         raise WebConfigError(
             "this version of Python can set one curve only; name one, or leave the key out for all",
-            key=f"{_KEY}.curve_preferences",
+            key=f"{TLS_KEY}.curve_preferences",
         )
     elif names:
         context.set_ecdh_curve(names[0])
@@ -130,7 +129,7 @@ def _read_pem(path: str, key: str) -> bytes:
         return read_file(path)
     except (OSError, ValueError) as error:  # a ValueError of a name that cannot be encoded
         reason = getattr(error, "strerror", None) or error
-        raise WebConfigError(f"cannot read {path!r}: {reason}", key=f"{_KEY}.{key}") from error
+        raise WebConfigError(f"cannot read {path!r}: {reason}", key=f"{TLS_KEY}.{key}") from error
 
 
 @contextlib.contextmanager
@@ -161,7 +160,7 @@ def _no_passphrase() -> str:
 def _certificate(context: ssl.SSLContext, config: TLSConfig, files: Mapping[str, bytes]) -> None:
     cert = files.get("cert_file", config.cert.encode())
     key = files.get("key_file", config.key.encode())
-    place = f"{_KEY}.cert_file" if config.cert_file else f"{_KEY}.cert"
+    place = f"{TLS_KEY}.cert_file" if config.cert_file else f"{TLS_KEY}.cert"
     for name, content in ((place, cert), (place.replace("cert", "key"), key)):
         _refuse_byte_order_mark(content, name)
     try:
@@ -229,14 +228,14 @@ def _verify_clients(context: ssl.SSLContext, config: TLSConfig, files: Mapping[s
         return
     key = "client_ca_file" if config.client_ca_file else "client_ca"
     content = files.get("client_ca_file", config.client_ca.encode())
-    _refuse_byte_order_mark(content, f"{_KEY}.{key}")
+    _refuse_byte_order_mark(content, f"{TLS_KEY}.{key}")
     # As in Go, an intermediate authority may be trusted alone: many PKIs hand out only that.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         context.load_verify_locations(cadata=content.decode("ascii", "ignore"))
     except (ssl.SSLError, ValueError) as error:  # a ValueError where it is empty
         reason = getattr(error, "reason", None) or error
-        raise WebConfigError(f"no certificate in it: {reason}", key=f"{_KEY}.{key}") from error
+        raise WebConfigError(f"no certificate in it: {reason}", key=f"{TLS_KEY}.{key}") from error
 
 
 def alternative_names(certificate: Mapping[str, Any] | None) -> frozenset[str]:
