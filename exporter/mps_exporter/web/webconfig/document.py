@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import cattrs
 import yaml
 from cattrs.gen import make_dict_structure_fn
 
-from .config import TLS_KEY, HTTPConfig, RateLimit, TLSConfig, WebConfig, WebConfigError, check
+from .config import HTTPConfig, RateLimit, TLSConfig, WebConfig, WebConfigError, check
 
 MAX_BYTES = 1 << 17
 """Maximum size of the file: PyYAML reads about 100 kB a second."""
@@ -81,15 +80,14 @@ class _Loader(yaml.SafeLoader):
             return [self.plain(one) for one in node.value]
         if node.tag == f"{_TAG}null":
             return None
-        implicit = self.resolve(yaml.ScalarNode, node.value, (True, False))
+        implicit = self.resolve(  # type: ignore[no-untyped-call]
+            yaml.ScalarNode, node.value, (True, False)
+        )
         if node.tag not in (implicit, f"{_TAG}str"):
             raise yaml.YAMLError("a value has a tag that cannot be used here")
         kind = node.tag.removeprefix(_TAG)
-        read: Callable[[yaml.Node], object] | None = {
-            "bool": self.construct_yaml_bool,
-            "int": self.construct_yaml_int,
-        }.get(kind)
-        return Scalar(kind, node.value, read(node) if read is not None else None)
+        known = kind in ("bool", "int")
+        return Scalar(kind, node.value, self.construct_object(node) if known else None)
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, object]:
         found: dict[str, object] = {}
@@ -132,10 +130,11 @@ def _flag(value: object, _: type) -> bool:
 
 
 def _integer(value: object, _: type) -> int:
-    number = value.value if isinstance(value, Scalar) and value.kind == "int" else None
     # YAML 1.1 has numbers to the base of 60, Go has none.
-    if isinstance(number, int) and abs(number) <= MAX_INTEGER and ":" not in value.text:
-        return number
+    if isinstance(value, Scalar) and value.kind == "int" and ":" not in value.text:
+        number = int(str(value.value))
+        if abs(number) <= MAX_INTEGER:
+            return number
     raise WebConfigError("must be a whole number below 2^63, to the base of ten")
 
 
@@ -155,13 +154,17 @@ def _duration(value: object, _: type) -> float:
 
 def _converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True)
-    for kind, hook in ((str, _text), (bool, _flag), (int, _integer), (float, _duration)):
-        converter.register_structure_hook(kind, hook)
+    converter.register_structure_hook(str, _text)
+    converter.register_structure_hook(bool, _flag)
+    converter.register_structure_hook(int, _integer)
+    converter.register_structure_hook(float, _duration)
     converter.register_structure_hook_func(lambda kind: kind == tuple[str, ...], _texts)
     converter.register_structure_hook_func(lambda kind: kind == Mapping[str, str], _mapping)
 
-    def section(kind: type) -> Callable[[Any, Any], Any]:
-        structure = make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True)
+    def section(kind: type[Any]) -> Callable[[Any, Any], Any]:
+        structure: Callable[[Any, Any], Any] = make_dict_structure_fn(
+            kind, converter, _cattrs_forbid_extra_keys=True
+        )
         known = {one.name for one in fields(kind)}
 
         def hook(value: object, of: type) -> Any:
@@ -183,8 +186,8 @@ def _message(error: BaseException, _: type | None) -> str:
     return str(error)
 
 
-def parse_web_config(content: bytes, directory: Path) -> WebConfig:
-    """Return the configuration; relative paths in it are relative to ``directory``.
+def parse_web_config(content: bytes) -> WebConfig:
+    """Return the configuration.
 
     Raises:
         WebConfigError: The file cannot be used.
@@ -208,7 +211,4 @@ def parse_web_config(content: bytes, directory: Path) -> WebConfig:
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the latter of "\UFFFFFFFF"
         raise WebConfigError(f"no valid YAML: {' '.join(str(error).split())}") from error
     check(config)
-    tls = config.tls_server_config
-    paths = {name: getattr(tls, name) for name in ("cert_file", "key_file", "client_ca_file")}
-    absolute = {name: str(directory / path) for name, path in paths.items() if path}
-    return replace(config, **{TLS_KEY: replace(tls, **absolute)})
+    return config

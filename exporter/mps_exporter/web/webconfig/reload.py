@@ -46,9 +46,9 @@ def load_web_config(path: str, before: Loaded | None = None) -> Loaded:
         else:
             from .document import parse_web_config  # imported late: YAML takes memory
 
-            config = parse_web_config(content, Path(path).parent)
+            config = parse_web_config(content)
         tls = config.tls_server_config
-        files = read_files(tls) if tls.enabled else {}
+        files = read_files(tls, Path(path).parent) if tls.enabled else {}
         contents = (content, *files.values())
         if before is not None and contents == before.contents:
             return before

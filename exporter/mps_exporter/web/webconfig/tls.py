@@ -8,7 +8,6 @@ import ipaddress
 import os
 import ssl
 import stat
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,24 +29,24 @@ _GO_KEYS = tuple(
         "06072a8648ce3d0201 06052b81040023",  # P-521
     )
 )
-"""The keys that Go can serve with: algorithm and curve as a certificate holds them (RFC 5480)."""
+"""Keys that Go supports: algorithm and curve as encoded in a certificate (RFC 5480)."""
 
 
-def read_files(config: TLSConfig) -> dict[str, bytes]:
-    """The content of the files that it names, by key of the configuration.
+def read_files(config: TLSConfig, directory: Path) -> dict[str, bytes]:
+    """Return the content of the files that it names (relative to ``directory``), by key.
 
     Raises:
-        WebConfigError: One cannot be read.
+        WebConfigError: A file cannot be read.
     """
     files = {key: getattr(config, key) for key in ("cert_file", "key_file", "client_ca_file")}
-    return {key: _read_pem(path, key) for key, path in files.items() if path}
+    return {key: _read_pem(str(directory / path), key) for key, path in files.items() if path}
 
 
 def make_context(config: TLSConfig, files: Mapping[str, bytes]) -> ssl.SSLContext:
-    """Set everything, with certificates from ``files`` (see read_files).
+    """Return a context with the certificates in ``files`` (see read_files).
 
     Raises:
-        WebConfigError: A file does not hold what it should.
+        WebConfigError: A certificate or a key cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
@@ -67,7 +66,7 @@ def make_context(config: TLSConfig, files: Mapping[str, bytes]) -> ssl.SSLContex
 
 @contextlib.contextmanager
 def _refusals(key: str) -> Iterator[None]:
-    """OpenSSL refuses what the policy of the host (FIPS, crypto-policies) does not allow."""
+    """Report what OpenSSL refuses by the policy of the host (FIPS, crypto-policies)."""
     try:
         yield
     except (ssl.SSLError, ValueError) as error:
@@ -84,7 +83,7 @@ def _versions_and_ciphers(context: ssl.SSLContext, config: TLSConfig) -> None:
     if not ciphers:
         minimum = "TLS13"
     with warnings.catch_warnings():
-        # TLS 1.0 and 1.1 are deprecated; who asks for them by name knows.
+        # TLS 1.0 and 1.1 are deprecated, and configured explicitly here.
         warnings.simplefilter("ignore", DeprecationWarning)
         context.maximum_version = VERSIONS[config.max_version]
         context.minimum_version = VERSIONS[minimum]
@@ -109,10 +108,10 @@ def _curves(context: ssl.SSLContext, config: TLSConfig) -> None:
 
 
 def read_file(path: str) -> bytes:
-    """Read a file at once or not at all: a FIFO would block, and /dev/zero has no end.
+    """Read a regular file: a FIFO would block, and /dev/zero has no end.
 
     Raises:
-        OSError: It is not there, no regular file, or too big.
+        OSError: The file does not exist, is no regular file, or is too big.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
@@ -134,23 +133,14 @@ def _read_pem(path: str, key: str) -> bytes:
 
 @contextlib.contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """A name for bytes, since OpenSSL takes certificates and keys from files only.
-
-    In memory on Linux, so that no key that stands in the configuration reaches a disk.
-    """
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("web-config")
-        path = f"/proc/self/fd/{descriptor}"
-    else:  # pragma: no cover - not on Linux
-        descriptor, path = tempfile.mkstemp()
+    """Give bytes a name in memory: OpenSSL reads certificates and keys from files only."""
+    descriptor = os.memfd_create("web-config")
     try:
         with os.fdopen(descriptor, "wb", closefd=False) as file:
             file.write(content)
-        yield path
+        yield f"/proc/self/fd/{descriptor}"
     finally:
         os.close(descriptor)
-        if not path.startswith("/proc/"):  # pragma: no cover - not on Linux
-            Path(path).unlink()
 
 
 def _no_passphrase() -> str:
