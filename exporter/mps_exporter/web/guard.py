@@ -84,26 +84,35 @@ class SharedRenderings:
 class Connection(asyncio.Protocol):
     """aiohttp's protocol with timeouts."""
 
-    def __init__(self, server: Connections) -> None:
-        self._server = server
-        self._transport: asyncio.Transport | None = None
-        self._inner: asyncio.Protocol | None = None
+    def __init__(self, inner: asyncio.Protocol, on_lost: Callable[[Connection], None]) -> None:
         self.requests = 0
+        """Requests in progress."""
         self.waiting_since: float | None = asyncio.get_running_loop().time()
         """Start of the request that is being received or waits for its password check."""
-        self._unsent_since: float | None = None
         self.received = 0
+        """Bytes since the last complete request."""
+        self._inner = inner
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._unsent_since: float | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is open (with TLS: the handshake is done)."""
         self._transport = cast("asyncio.Transport", transport)
-        self._inner = self._server.new_protocol()
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._inner is not None:
-            self._inner.connection_lost(exc)
-        self._server.remove(self)
+        self._inner.connection_lost(exc)
+        self._on_lost(self)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self.waiting_since is None and not self.requests:
@@ -111,19 +120,8 @@ class Connection(asyncio.Protocol):
         self.received += len(data)
         if self.received > MAX_UNANSWERED_BYTES:
             self.abort()
-        elif self._inner is not None:
+        else:
             self._inner.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._inner.eof_received() if self._inner is not None else None
-
-    def pause_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.resume_writing()
 
     def abort(self) -> None:
         """Close now, and drop unsent data."""
@@ -151,7 +149,7 @@ class Connections:
     def __init__(
         self, server: Callable[[], asyncio.Protocol], options: WebOptions, tls: TLSContext | None
     ) -> None:
-        self.new_protocol = server
+        self._new_protocol = server
         self._options = options
         self._tls = tls
         self._open: dict[Connection, str] = {}
@@ -178,7 +176,7 @@ class Connections:
             if len(used) >= limit or used.count(address) >= share_of(limit):
                 client.close()
                 continue
-            connection = Connection(self)
+            connection = Connection(self._new_protocol(), self._remove)
             self._open[connection] = address
             task = loop.create_task(self._start(connection, client))
             self._starting.add(task)
@@ -200,9 +198,9 @@ class Connections:
         else:
             return
         client.close()
-        self.remove(connection)
+        self._remove(connection)
 
-    def remove(self, connection: Connection) -> None:
+    def _remove(self, connection: Connection) -> None:
         self._open.pop(connection, None)
 
     async def abort_slow_clients(self) -> None:

@@ -161,21 +161,23 @@ def from_systemd(environment: MutableMapping[str, str]) -> list[socket.socket]:
             "--web.systemd-socket: systemd handed over no socket; start the .socket unit, not the "
             ".service, or leave the flag out"
         )
-    sockets: list[socket.socket] = []
-    for descriptor in range(FIRST_SYSTEMD_FD, FIRST_SYSTEMD_FD + int(count)):
-        try:
-            one = socket.socket(fileno=descriptor)
-            sockets.append(one)
-            listening = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        except OSError as error:
-            raise ListenError(
-                f"--web.systemd-socket: descriptor {descriptor} is no socket: {error.strerror}"
-            ) from error
-        if one.type != socket.SOCK_STREAM or not listening:
-            raise ListenError(
-                f"--web.systemd-socket: descriptor {descriptor} is not a listening stream socket "
-                "(ListenStream= with Accept=no)"
-            )
-        one.setblocking(False)
-        one.set_inheritable(False)
-    return sockets
+    return [_inherited(FIRST_SYSTEMD_FD + number) for number in range(int(count))]
+
+
+def _inherited(descriptor: int) -> socket.socket:
+    try:
+        one = socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise ListenError(
+            f"--web.systemd-socket: descriptor {descriptor} is no socket: {error.strerror}"
+        ) from error
+    if one.type != socket.SOCK_STREAM or not one.getsockopt(
+        socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+    ):
+        raise ListenError(
+            f"--web.systemd-socket: descriptor {descriptor} is not a listening stream socket "
+            "(ListenStream= with Accept=no)"
+        )
+    one.setblocking(False)
+    one.set_inheritable(False)
+    return one

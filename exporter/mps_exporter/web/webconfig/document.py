@@ -102,7 +102,7 @@ class _Loader(yaml.SafeLoader):
         return found
 
 
-def _text(value: object, _: type) -> str:
+def _to_string(value: object, _: type) -> str:
     """Return a string; numbers and truth values are taken as written, null as empty."""
     if value is None:
         return ""
@@ -111,25 +111,25 @@ def _text(value: object, _: type) -> str:
     return value.text
 
 
-def _texts(value: object, _: type) -> tuple[str, ...]:
+def _to_strings(value: object, _: type) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise WebConfigError("must be a list")
-    return tuple(_text(one, str) for one in value)
+    return tuple(_to_string(one, str) for one in value)
 
 
 def _mapping(value: object, _: type) -> dict[str, str]:
     if not isinstance(value, dict):
         raise WebConfigError("must be a mapping of keys to values")
-    return {name: _text(one, str) for name, one in value.items()}
+    return {name: _to_string(one, str) for name, one in value.items()}
 
 
-def _flag(value: object, _: type) -> bool:
+def _to_flag(value: object, _: type) -> bool:
     if not isinstance(value, Scalar) or value.kind != "bool":
         raise WebConfigError("must be true or false")
     return bool(value.value)
 
 
-def _integer(value: object, _: type) -> int:
+def _to_integer(value: object, _: type) -> int:
     # YAML 1.1 has numbers to the base of 60, Go has none.
     if isinstance(value, Scalar) and value.kind == "int" and ":" not in value.text:
         number = int(str(value.value))
@@ -138,9 +138,9 @@ def _integer(value: object, _: type) -> int:
     raise WebConfigError("must be a whole number below 2^63, to the base of ten")
 
 
-def _duration(value: object, _: type) -> float:
+def _to_seconds(value: object, _: type) -> float:
     """Return Go's durations, "1s", "1m30s", "1.5h", in seconds."""
-    text = _text(value, str)
+    text = _to_string(value, str)
     parts = _DURATION_PART.findall(text)
     if text == "0":
         return 0.0
@@ -152,13 +152,13 @@ def _duration(value: object, _: type) -> float:
     return float(nanoseconds) / 1e9
 
 
-def _converter() -> cattrs.Converter:
+def _web_converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True)
-    converter.register_structure_hook(str, _text)
-    converter.register_structure_hook(bool, _flag)
-    converter.register_structure_hook(int, _integer)
-    converter.register_structure_hook(float, _duration)
-    converter.register_structure_hook_func(lambda kind: kind == tuple[str, ...], _texts)
+    converter.register_structure_hook(str, _to_string)
+    converter.register_structure_hook(bool, _to_flag)
+    converter.register_structure_hook(int, _to_integer)
+    converter.register_structure_hook(float, _to_seconds)
+    converter.register_structure_hook_func(lambda kind: kind == tuple[str, ...], _to_strings)
     converter.register_structure_hook_func(lambda kind: kind == Mapping[str, str], _mapping)
 
     def section(kind: type[Any]) -> Callable[[Any, Any], Any]:
@@ -180,7 +180,7 @@ def _converter() -> cattrs.Converter:
     return converter
 
 
-def _message(error: BaseException, _: type | None) -> str:
+def _reason_of(error: BaseException, _: type | None) -> str:
     if isinstance(error, cattrs.errors.ForbiddenExtraKeysError):
         return f"unknown key {', '.join(sorted(error.extra_fields))}"
     return str(error)
@@ -201,11 +201,11 @@ def parse_web_config(content: bytes) -> WebConfig:
         loader = _Loader(content)
         node = loader.get_single_node()
         value = loader.plain(node) if node is not None else None
-        config = _converter().structure({} if value is None else value, WebConfig)
+        config = _web_converter().structure({} if value is None else value, WebConfig)
     except yaml.MarkedYAMLError as error:
         raise WebConfigError(f"no valid YAML: {error.problem or error.context}") from error
     except cattrs.BaseValidationError as error:
-        message = cattrs.transform_error(error, format_exception=_message)[0]
+        message = cattrs.transform_error(error, format_exception=_reason_of)[0]
         reason, _, key = message.rpartition(" @ $")
         raise WebConfigError(reason, key=key.removeprefix(".")) from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the latter of "\UFFFFFFFF"
