@@ -193,7 +193,6 @@ def populate(host: OwnHost, clients: int) -> tuple[Daemon, Daemon]:
         host.client(daemon, CLIENTS_UID)
     host.serve(
         f"--web.listen-address=127.0.0.1:{EXPORTER}",
-        "--web.enable-debug",
         "--mps.min-query-interval=5s",
         "--mps.query-timeout=2s",
         "--collector.timeout=10s",

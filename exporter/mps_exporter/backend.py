@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip as gzip_format
-import logging
 import math
 import os
 import platform
-import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
@@ -18,18 +16,15 @@ from prometheus_client import ProcessCollector
 import mps_exporter
 from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
-from mps_exporter.metrics.content_format import TEXT_0_0_4, ContentFormat
+from mps_exporter.metrics.content_format import ContentFormat
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, ClientSeries, render
 from mps_exporter.metrics.sparse import SparseSeries
 from mps_exporter.metrics.spec import Family
-from mps_exporter.observations import Observation
 from mps_exporter.replay import ReplayPlayer
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.playlist import Playlist
-from mps_exporter.sources.recording import observation_as_json
-from mps_exporter.web.backend import DebugReport, DebugSource
 
 GZIP_LEVEL = 1
 """Twice as fast as the default level for pages hardly larger."""
@@ -80,10 +75,6 @@ class CollectorBackend:
             self.player = ReplayPlayer(playlist, settings, on_incident=self._publish)
 
     # -- the collector's life
-
-    @property
-    def _collector(self) -> Collector:
-        return self._live_collector if self.player is None else self.player.collector
 
     async def run(self) -> None:
         """Follow the logs until cancelled; a recording begins again when it ends."""
@@ -145,52 +136,3 @@ class CollectorBackend:
                 yield await queue.get()
         finally:
             self._subscribers.discard(queue)
-
-    async def debug(self, collectors: frozenset[str] | None) -> DebugReport:
-        """One collection, with what each source read and said."""
-        seen: list[Observation] = []
-        lines = _LogCapture()
-        logger = logging.getLogger("mps_exporter")
-        logger.addHandler(lines)
-        collector = self._collector
-        collector.add_listener(seen.append)
-        began = time.monotonic()
-        try:
-            snapshot = await self.collect(None, collectors)
-        finally:
-            collector.remove_listener(seen.append)
-            logger.removeHandler(lines)
-        page = await self.expose(snapshot, TEXT_0_0_4, gzip=False)
-        raw: dict[str, list[tuple[str, str]]] = {}
-        for observation in seen:
-            source, text = observation_as_json(observation)
-            raw.setdefault(source, []).append((source, text))
-        names = {"process": "procfs"}
-        return DebugReport(
-            taken_at=snapshot.taken_at,
-            duration_seconds=time.monotonic() - began,
-            sources=tuple(
-                DebugSource(
-                    name=result.name,
-                    success=result.success,
-                    duration_seconds=result.duration_seconds,
-                    error=result.error,
-                    log=tuple(lines.lines) if result.error else (),
-                    raw=tuple(raw.get(names.get(result.name, result.name), ())),
-                )
-                for result in snapshot.collectors
-            ),
-            metrics=page.decode(),
-        )
-
-
-class _LogCapture(logging.Handler):
-    """Keeps log lines for the debug page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
-        self.lines.append(record.getMessage())

@@ -95,16 +95,16 @@ class Collector:
         host: Host,
         settings: Settings,
         *,
-        on_observation: Callable[[Observation], None] | None = None,
+        on_observation: Callable[[Observation], None] = lambda _observation: None,
         on_incident: Callable[[str, Incident], None] | None = None,
     ) -> None:
         self._host = host
         self._settings = settings
-        self._listeners = [on_observation] if on_observation is not None else []
+        self._on_observation = on_observation
         self._on_incident = on_incident
         self._daemons = DaemonRegistry()
         self._queries = DaemonQueries(
-            host, settings, on_observation=self._on_observation, poll_logs=self.poll_logs
+            host, settings, on_observation=on_observation, poll_logs=self.poll_logs
         )
         self._collections: dict[frozenset[str], CollectionRun] = {}
         self._recent: dict[frozenset[str], CollectionRun] = {}
@@ -416,19 +416,6 @@ class Collector:
             if self._on_incident is not None:
                 for incident in new_incidents:
                     self._on_incident(name, incident)
-
-    # ------------------------------------------------------------------ listeners
-
-    def add_listener(self, listener: Callable[[Observation], None]) -> None:
-        """Show this function every observation from now on."""
-        self._listeners.append(listener)
-
-    def remove_listener(self, listener: Callable[[Observation], None]) -> None:
-        self._listeners.remove(listener)
-
-    def _on_observation(self, observation: Observation) -> None:
-        for listener in self._listeners:
-            listener(observation)
 
 
 def _daemon_starts(chunk: LogChunk) -> bool:

@@ -37,7 +37,6 @@ class Settings:
     web_systemd_socket: bool = False
     web_max_requests: int = 40
     web_disable_exporter_metrics: bool = False
-    web_enable_debug: bool = False
     mps_discovery: bool = True
     mps_pipe_directory: tuple[str, ...] = ()
     mps_log_directory: tuple[str, ...] = ()
@@ -133,7 +132,7 @@ def _absolute_path(value: str) -> str:
     return value.rstrip("/") or "/"
 
 
-OWN_PATHS = ("/-/", "/api/v1/", "/debug/collect", "/static/")
+OWN_PATHS = ("/-/", "/api/v1/", "/static/")
 """Where pages beside the metrics are."""
 
 
@@ -145,14 +144,21 @@ def _url_path(value: str) -> str:
     return value
 
 
-def _listen_address(value: str) -> str:
-    if value.startswith("unix:"):
-        return _not_empty(value)
+def split_address(value: str) -> tuple[str, int]:
+    """``host:port``, ``:port``, ``[IPv6]:port`` -> host (may be empty) and port."""
     host, colon, port = value.rpartition(":")
     if not colon or not port.isascii() or not port.isdecimal() or int(port) > 65535:
         raise ValueError('must be "host:port", ":port", "[IPv6]:port" or "unix:/path"')
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+    bracketed = host.startswith("[") and host.endswith("]")
+    if ":" in host and not bracketed:
         raise ValueError("an IPv6 address stands in brackets: [::1]:9400")
+    return (host[1:-1] if bracketed else host), int(port)
+
+
+def _listen_address(value: str) -> str:
+    if value.startswith("unix:"):
+        return _not_empty(value)
+    split_address(value)
     return value
 
 
@@ -247,12 +253,6 @@ FLAGS: tuple[Flag, ...] = (
         "web.disable-exporter-metrics",
         _switch,
         "Leave out process_* metrics about the exporter itself.",
-        commands=_WEB,
-    ),
-    Flag(
-        "web.enable-debug",
-        _switch,
-        "Serve /debug/collect, which shows raw inputs and names of processes.",
         commands=_WEB,
     ),
     Flag("mps.discovery", _switch, "Find running control daemons in /proc.", commands=_HOST),

@@ -197,7 +197,7 @@ async def test_each_incident_says_the_right_thing(
     ],
 )
 async def test_the_page_is_well_made(page: Page, make: Any) -> None:
-    async with served(FakeBackend(snapshot=make()), enable_debug=True) as (shown, _):
+    async with served(FakeBackend(snapshot=make())) as (shown, _):
         await assert_well_made(page, f"http://{shown[0]}/")
 
 

@@ -7,6 +7,8 @@ its own address, as where an ordinary user of its host is rude.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import sys
 import time
 from collections import Counter
@@ -201,6 +203,17 @@ async def neighbours_that_never_read(server: Server) -> str:
     return await clients_that_never_read(server, ("127.0.0.1", 0))
 
 
+async def resets(server: Server) -> str:
+    """600 requests in 3 s whose connection is reset at once."""
+    abrupt = struct.pack("ii", 1, 0)
+    for _ in range(600):
+        with socket.create_connection((server.host, server.port), PATIENCE_SECONDS, RUDE) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, abrupt)
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+        await asyncio.sleep(0.005)
+    return "600 of them"
+
+
 async def nonsense(server: Server) -> str:
     """What is no HTTP, or hardly."""
     lines = [
@@ -249,6 +262,7 @@ async def nonsense(server: Server) -> str:
         a_thousand_scrapes_at_once,
         clients_that_never_read,
         neighbours_that_never_read,
+        resets,
         nonsense,
     ],
 )

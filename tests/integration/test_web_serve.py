@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
+import struct
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
-from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector
+from aiohttp import ClientSession, ClientTimeout, UnixConnector
 
 from mps_exporter.web.listen import ListenError
 from testing.waiting import PATIENCE_SECONDS, until, until_awaited
@@ -86,17 +88,6 @@ async def test_connections_are_kept_between_scrapes() -> None:
             assert await reader.readexactly(8) == b"Healthy\n"
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/api/v1/status", "/-/healthy", "/nothing"])
-async def test_who_does_not_wait_for_an_answer_gets_one_more(path: str) -> None:
-    """HTTP lets a server close a connection with requests on it: they are to be sent again."""
-    backend = FakeBackend()
-    async with served(backend) as (shown, _), connected(shown[0]) as (reader, writer):
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode() * 20)
-        answers = (await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)).split(b"HTTP/1.1 ")[1:]
-        assert [b"\r\nConnection: close\r\n" in one for one in answers] == [False, True]
-        assert len(backend.collections) <= 2
-
-
 async def test_a_slow_request_is_cut() -> None:
     timeout = ClientTimeout(total=PATIENCE_SECONDS)
     async with served(FakeBackend(), request_timeout=0.5) as (shown, _):
@@ -110,77 +101,77 @@ async def test_a_slow_request_is_cut() -> None:
             assert answer.status == 200
 
 
-async def test_at_the_limit_waiting_connections_are_evicted() -> None:
-    options = {"max_connections": 10, "request_timeout": FOR_EVER}
-    async with (
-        served(FakeBackend(), **options) as (shown, _),
-        AsyncExitStack() as clients,
-        ClientSession() as session,
-    ):
-        idle = [
-            await clients.enter_async_context(connected(shown[0], local_addr=("127.0.0.2", 0)))
-            for _ in range(40)
-        ]
-        for _ in range(3):
-            async with session.get(f"http://{shown[0]}/metrics") as answer:
-                assert answer.status == 200
-        await until(lambda: sum(reader.at_eof() for reader, _ in idle) >= 30)
-        assert not idle[-1][0].at_eof()
-
-
-async def test_no_connection_is_aborted_while_being_answered() -> None:
+async def test_connections_are_limited_in_all_and_for_one_address() -> None:
     backend = FakeBackend(gate=asyncio.Event())
-    options = {"max_connections": 3, "max_requests": 0}
-    async with served(backend, **options) as (shown, _), ClientSession() as session:
-
-        async def status() -> int:
-            try:
-                async with session.get(f"http://{shown[0]}/metrics") as answer:
-                    return answer.status
-            except ClientError:
-                return 0
-
-        first = [asyncio.create_task(status()) for _ in range(3)]
-        await until(lambda: len(backend.collections) == 3)
-        assert await status() == 0  # no room, and nobody to cut
-        assert backend.gate is not None
-        backend.gate.set()
-        assert await asyncio.gather(*first) == [200, 200, 200]
-
-
-async def test_requests_of_one_address_keep_no_other_out() -> None:
-    """All its connections have a request that waits: the other has one at a time."""
-    backend = FakeBackend(gate=asyncio.Event())
-    options = {"max_connections": 8, "request_timeout": FOR_EVER}
     request = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
-    async with served(backend, **options) as (shown, _), AsyncExitStack() as clients:
+    async with served(backend, max_connections=4) as (shown, _), AsyncExitStack() as clients:
 
-        async def greedy() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-            made = connected(shown[0], local_addr=("127.0.0.2", 0))
+        async def client(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            made = connected(shown[0], local_addr=(address, 0))
             reader, writer = await clients.enter_async_context(made)
             with suppress(OSError):
                 writer.write(request)
-                await writer.drain()
             return reader, writer
 
-        kept, writer = await clients.enter_async_context(connected(shown[0]))
-        writer.write(b"GET /-/healthy HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert (await kept.readuntil(b"Healthy\n")).startswith(b"HTTP/1.1 200")
-        first = [await greedy() for _ in range(7)]
-        await until(lambda: len(backend.collections) == 7)
-        more = [await greedy() for _ in range(3)]
-        for reader, _ in more:  # no room: it has the most connections itself
+        greedy = [(await client("127.0.0.2"))[0] for _ in range(3)]
+        await until(lambda: len(backend.collections) == 3)
+        for reader in [(await client("127.0.0.2"))[0] for _ in range(3)]:
             with suppress(ConnectionError):
                 assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
-        assert not kept.at_eof()
-        new, writer = await clients.enter_async_context(connected(shown[0]))
-        writer.write(request)
-        await until(lambda: len(backend.collections) == 8)
-        await until(lambda: sum(reader.at_eof() for reader, _ in first) == 1)
+        honest, writer = await client("127.0.0.1")
+        await until(lambda: len(backend.collections) == 4)
+        with suppress(ConnectionError):
+            refused, _ = await client("127.0.0.3")
+            assert await asyncio.wait_for(refused.read(), PATIENCE_SECONDS) == b""
         assert backend.gate is not None
         backend.gate.set()
-        assert (await new.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-        assert not kept.at_eof()
+        for reader in (honest, *greedy):
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_SECONDS)
+            assert head.startswith(b"HTTP/1.1 200")
+        writer.close()
+        await until_awaited(lambda: answers(shown[0]))
+
+
+async def answers(address: str) -> bool:
+    """Whether a new connection is answered."""
+    async with connected(address, local_addr=("127.0.0.3", 0)) as (reader, writer):
+        with suppress(OSError):
+            writer.write(b"GET /-/healthy HTTP/1.1\r\nHost: a\r\n\r\n")
+            return (await reader.read(12)) == b"HTTP/1.1 200"
+        return False
+
+
+async def test_a_request_that_is_reset_is_not_handled() -> None:
+    backend = FakeBackend()
+    async with served(backend) as (shown, _):
+        host, _, port = shown[0].rpartition(":")
+        for _ in range(20):
+            with socket.create_connection((host, int(port))) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+        await until_awaited(lambda: answers(shown[0]))
+        assert backend.collections == []
+
+
+async def test_a_scrape_whose_client_leaves_the_queue_is_not_handled() -> None:
+    backend = FakeBackend(gate=asyncio.Event())
+    async with served(backend, max_requests=1) as (shown, _):
+        request = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+        async with connected(shown[0]) as (first, writer):
+            writer.write(request)
+            await until(lambda: len(backend.collections) == 1)
+            for _ in range(5):
+                async with connected(shown[0]) as (_, left):
+                    left.write(request)
+                    await left.drain()
+            assert await answers(shown[0])
+            assert backend.gate is not None
+            backend.gate.set()
+            await first.readuntil(b"\r\n\r\n")
+        async with connected(shown[0]) as (last, writer):
+            writer.write(request)
+            await last.readuntil(b"\r\n\r\n")
+        assert len(backend.collections) == 2
 
 
 async def test_a_client_that_sends_too_much_is_aborted() -> None:
@@ -230,7 +221,7 @@ async def test_streams_do_not_hold_up_the_end() -> None:
             await asyncio.wait_for(answer.content.readany(), PATIENCE_SECONDS)
 
 
-async def test_a_shortage_of_descriptors_is_said_once(
+async def test_a_shortage_of_descriptors_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever opens connections would fill the log with ten lines a second."""
@@ -242,6 +233,7 @@ async def test_a_shortage_of_descriptors_is_said_once(
         raise OSError(errno.EMFILE, "Too many open files")
 
     async with served(FakeBackend()) as (shown, _):
+        monkeypatch.setattr("mps_exporter.web.guard.RETRY_SECONDS", 0.0)
         monkeypatch.setattr(asyncio.get_running_loop(), "sock_accept", no_descriptor)
         async with connected(shown[0]):
             await until(lambda: tried >= 4)

@@ -25,9 +25,8 @@ from mps_exporter.sources.recording import RecordingError
 from mps_exporter.terminal import print_status, show_progress
 from mps_exporter.web.app import create_app
 from mps_exporter.web.listen import ListenError
-from mps_exporter.web.options import WebOptions
+from mps_exporter.web.options import TLS_CONTEXT, WEB_CONFIG, WebOptions
 from mps_exporter.web.server import serve_app
-from mps_exporter.web.state import TLS_CONTEXT, WEB_CONFIG
 from mps_exporter.web.webconfig import WebConfigError
 
 WILDCARD_HOSTS = ("", "[::]", "0.0.0.0")  # noqa: S104 - to tell a person where to look
@@ -66,7 +65,6 @@ async def serve(settings: Settings, replay: Replay | None = None) -> int:
         config_file=settings.web_config_file,
         systemd_socket=settings.web_systemd_socket,
         max_requests=settings.web_max_requests,
-        enable_debug=settings.web_enable_debug,
         host=os.environ.get("NODE_NAME") or socket.gethostname(),
         version=mps_exporter.__version__,
         revision=build().revision,

@@ -32,7 +32,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from mps_exporter.mps.log_parser import SERVER_ADDED_LINE
 from mps_exporter.mps.protocol_v3 import READ_ONLY_V3, anonymised
-from mps_exporter.mps.withhold_log_lines import LogFilter, withhold_unknown
+from mps_exporter.mps.withhold_log_lines import LogFilter
 from mps_exporter.observations import (
     ControlObservation,
     Exchange,
@@ -118,15 +118,6 @@ def _converter() -> JsonConverter:
         bytes, lambda text, _: text.encode("utf-8", "surrogateescape")
     )
     return converter
-
-
-def observation_as_json(observation: Observation) -> tuple[str, str]:
-    """An observation as a recording holds it, for a person: (source, JSON)."""
-    if isinstance(observation, LogsObservation):
-        chunks = (replace(c, data=withhold_unknown(c.data)) for c in observation.chunks)
-        observation = replace(observation, chunks=tuple(chunks))
-    text = json.dumps(_converter().unstructure(observation), indent=1)
-    return _NAMES[type(observation)], text
 
 
 class Anonymiser:

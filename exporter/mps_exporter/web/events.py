@@ -16,11 +16,9 @@ from aiohttp import web
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.user_names import UserNames
 from mps_exporter.web.backend import Backend
-from mps_exporter.web.connections import connection_of
+from mps_exporter.web.guard import Limiter, LimitExceededError
 from mps_exporter.web.history import History
-from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
-from mps_exporter.web.responses import text_response
-from mps_exporter.web.state import BACKEND, OPTIONS
+from mps_exporter.web.options import BACKEND, OPTIONS, busy_response
 from mps_exporter.web.status_api import incident_view
 
 REPLAYED = 256
@@ -132,8 +130,7 @@ class Events:
 
 
 EVENTS = web.AppKey[Events]("EVENTS")
-STREAM_LIMITER = web.AppKey[ConcurrencyLimiter]("READERS")
-
+STREAM_LIMITER = web.AppKey[Limiter]("READERS")
 
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
 
@@ -143,24 +140,17 @@ async def events(request: web.Request) -> web.StreamResponse:
     if request.method == "HEAD":
         return web.Response(headers=_HEADERS)
     try:
-        with request.app[STREAM_LIMITER].acquire(request.remote or ""):
+        async with request.app[STREAM_LIMITER].place(request.remote):
             return await _stream(request, request.app[EVENTS])
     except LimitExceededError:
-        return text_response(
-            f"503 Service Unavailable: {request.app[OPTIONS].max_event_streams} readers already, "
-            "or most of them from one address",
-            status=503,
-            headers={"Retry-After": "30"},
-        )
+        limit = request.app[OPTIONS].max_event_streams
+        return busy_response(f"{limit} readers already", retry_after=30)
 
 
 async def _stream(request: web.Request, hub: Events) -> web.StreamResponse:
     response = web.StreamResponse(headers=_HEADERS)
     last_id = request.headers.get("Last-Event-ID")
     stream = Stream(() if last_id is None else hub.missed(last_id))
-    if (connection := connection_of(request)) is not None:
-        # While nothing happens nothing is written, and nobody would notice until then.
-        connection.on_lost = stream.close
     hub.streams.add(stream)
     try:
         await response.prepare(request)

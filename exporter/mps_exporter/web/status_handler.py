@@ -1,33 +1,47 @@
-"""The status of the host, as data (/api/v1/status) and as a page (/)."""
+"""The status of the host as JSON (/api/v1/status) and as a page (/), and the page's files."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from importlib import resources
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.web.assets import PAGE_ASSETS
 from mps_exporter.web.backend import Backend
 from mps_exporter.web.events import EVENTS, Events
-from mps_exporter.web.limiter import ConcurrencyLimiter, LimitExceededError
-from mps_exporter.web.responses import text_response
-from mps_exporter.web.shared_renderings import SharedRenderings
-from mps_exporter.web.state import BACKEND, OPTIONS, WEB_CONFIG
+from mps_exporter.web.guard import Limiter, LimitExceededError, SharedRenderings
+from mps_exporter.web.options import BACKEND, OPTIONS, WEB_CONFIG, busy_response, text_response
 from mps_exporter.web.status_findings import make_status
 
 REUSE_SECONDS = 1.0
-"""A status that is not older serves the next one who asks, unless an incident came since."""
+"""Maximum age of a status that is shown again, unless an incident came since."""
 AFTER_INCIDENT_SECONDS = 0.2
-"""Incidents in a row cause no more collections than this allows."""
+"""Minimum time between two collections that incidents cause."""
 COLLECT_TIMEOUT_SECONDS = 5.0
+
+_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_ASSETS = {
+    entry.name: entry.read_bytes()
+    for entry in (resources.files("mps_exporter.web") / "static").iterdir()
+    if entry.name.rpartition(".")[2] in _TYPES
+}
+"""The page's files, read once: no request leads to the file system."""
+
+
+def address(name: str) -> str:
+    """Return a file's address relative to /, which changes with the file's content."""
+    return f"static/{name}?{hashlib.sha256(_ASSETS[name]).hexdigest()[:12]}"
 
 
 class StatusRenderer:
-    """The status as bytes, made on a thread, and shared by those who ask at the same moment."""
+    """Renders the status on a thread; concurrent requests share the result."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="status")
@@ -36,7 +50,7 @@ class StatusRenderer:
         self._renderings = SharedRenderings()
 
     async def snapshot(self, backend: Backend, events: Events) -> Snapshot:
-        """The last snapshot when it is fresh, else a new one."""
+        """Return the last snapshot if it is fresh, else a new one."""
         loop = asyncio.get_running_loop()
         if self._latest is not None:
             taken_at, snapshot = self._latest
@@ -56,8 +70,8 @@ class StatusRenderer:
         finally:
             self._collecting = None
 
-    async def answer(self, request: web.Request, *, as_json: bool) -> bytes:
-        """The status, in one of its forms."""
+    async def render(self, request: web.Request, *, as_json: bool) -> bytes:
+        """Return the status in one of its forms."""
         events = request.app[EVENTS]
         snapshot = await self.snapshot(request.app[BACKEND], events)
         events.note(snapshot)
@@ -69,7 +83,7 @@ class StatusRenderer:
             status = make_status(snapshot, options, error, events.user_names, events.history)
             if as_json:
                 return json.dumps(asdict(status), allow_nan=False).encode() + b"\n"
-            # Late: the template's engine takes 3 MiB, and of most exporters nobody sees a page.
+            # Imported late: Jinja takes 3 MiB, and most exporters serve no page.
             from mps_exporter.web.status_page import render_page
 
             return render_page(status, options).encode()
@@ -80,49 +94,73 @@ class StatusRenderer:
         )
 
     def forget(self) -> None:
-        """Answer the next one with a new snapshot."""
+        """Serve the next request with a new snapshot."""
         self._latest = None
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
+Jump = Callable[[str], Awaitable[bool]]
+
 RENDERED = web.AppKey[StatusRenderer]("RENDERED")
-PAGE_LIMITER = web.AppKey[ConcurrencyLimiter]("VISITS")
-"""Not those of the scrapes: no crowd in front of the page keeps Prometheus out."""
+PAGE_LIMITER = web.AppKey[Limiter]("PAGES")
+"""Separate from that of the scrapes: many readers of the page keep no scrape out."""
+JUMP = web.AppKey[Jump]("JUMP")
 
 
 async def status_json(request: web.Request) -> web.Response:
-    return await _answer(request, "application/json", as_json=True)
+    return await _respond(request, "application/json", as_json=True)
 
 
 async def status_html(request: web.Request) -> web.Response:
-    return await _answer(request, "text/html", as_json=False)
+    return await _respond(request, "text/html", as_json=False)
 
 
-async def _answer(request: web.Request, content_type: str, *, as_json: bool) -> web.Response:
+async def _respond(request: web.Request, content_type: str, *, as_json: bool) -> web.Response:
     try:
-        with request.app[PAGE_LIMITER].acquire(request.remote or ""):
-            body = await request.app[RENDERED].answer(request, as_json=as_json)
+        async with request.app[PAGE_LIMITER].place(request.remote):
+            body = await request.app[RENDERED].render(request, as_json=as_json)
     except LimitExceededError:
         limit = request.app[OPTIONS].max_requests
-        return text_response(
-            f"503 Service Unavailable: more than {limit} visitors at once, or most of them from "
-            "one address (--web.max-requests)",
-            status=503,
-            headers={"Retry-After": "1"},
-        )
+        return busy_response(f"{limit} readers at once (--web.max-requests)")
     charset = None if as_json else "utf-8"
     return web.Response(body=body, content_type=content_type, charset=charset)
 
 
 async def asset(request: web.Request) -> web.Response:
-    found = PAGE_ASSETS.get(request.match_info["name"])
-    if found is None:
+    """Return one of the page's files."""
+    name = request.match_info["name"]
+    if name not in _ASSETS:
         raise web.HTTPNotFound
     return web.Response(
-        body=found.content,
-        content_type=found.content_type,
+        body=_ASSETS[name],
+        content_type=_TYPES[name.rpartition(".")[2]],
         charset="utf-8",
         headers={"Cache-Control": "public, max-age=86400"},
     )
+
+
+def _is_cross_site(request: web.Request) -> bool:
+    """Whether a browser sent it for a page of another origin.
+
+    Browsers name the origin in every POST, and most say how it relates to ours. A program such as
+    curl sends neither.
+    """
+    if request.headers.get("Sec-Fetch-Site", "same-origin") not in {"same-origin", "none"}:
+        return True
+    origin = request.headers.get("Origin")
+    return origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
+
+
+async def jump(request: web.Request) -> web.Response:
+    """Continue the demo at a chapter (/api/v1/demo/chapters/NAME), and respond when it plays."""
+    if _is_cross_site(request):
+        return text_response("403 Forbidden: sent by a page of another site", status=403)
+    if not await request.app[JUMP](request.match_info["name"]):
+        return text_response(
+            "404 Not Found: no such chapter; /api/v1/status lists them under recording, chapters",
+            status=404,
+        )
+    request.app[RENDERED].forget()
+    return web.Response(status=204)

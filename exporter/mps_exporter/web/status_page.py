@@ -16,7 +16,6 @@ import jinja2
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.finding_commands import DOCS
-from mps_exporter.web.assets import address
 from mps_exporter.web.history import WINDOW_SECONDS
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import (
@@ -28,6 +27,7 @@ from mps_exporter.web.status_api import (
     ServerView,
     TotalsView,
 )
+from mps_exporter.web.status_handler import address
 
 SHOWN_INCIDENTS = 8
 SHOWN_GROUPS = 4

@@ -258,7 +258,7 @@ async def test_a_daemon_that_ends_between_two_scrapes_is_gone(host: ScriptedHost
     seen: list[Observation] = []
     collector = host.collector()
     await look(collector)
-    collector.add_listener(seen.append)
+    collector._on_observation = seen.append
     host.passes(5.0)
     died_at = host.wall
     host.facts = replace(host.facts, process=None, servers=(), lock_holder_pid=None)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from mps_exporter.metrics.content_format import ContentFormat, Syntax
 from mps_exporter.snapshot import COLLECTORS, Incident, Snapshot
-from mps_exporter.web.backend import DebugReport
 
 
 @dataclass
@@ -24,7 +23,6 @@ class FakeBackend:
     gate: asyncio.Event | None = None
     """While it is closed, no collection ends."""
     error: Exception | None = None
-    report: DebugReport | None = None
     collections: list[tuple[float | None, frozenset[str] | None]] = field(default_factory=list)
     renderings: list[tuple[ContentFormat, bool]] = field(default_factory=list)
     incidents: asyncio.Queue[tuple[str, Incident]] = field(default_factory=asyncio.Queue)
@@ -51,8 +49,3 @@ class FakeBackend:
     async def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
         while True:
             yield await self.incidents.get()
-
-    async def debug(self, collectors: frozenset[str] | None) -> DebugReport:
-        self.collections.append((None, collectors))
-        assert self.report is not None
-        return self.report

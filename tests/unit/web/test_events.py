@@ -10,7 +10,6 @@ from aiohttp import ClientResponse
 
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.web import events
-from mps_exporter.web.backend import DebugReport, DebugSource
 from testing import snapshots as hosts
 from testing.waiting import PATIENCE_SECONDS
 from tests.unit.web.fakes import FakeBackend
@@ -136,7 +135,7 @@ async def test_one_address_leaves_places_for_others(make_client: MakeClient) -> 
         fourth = await client.get("/api/v1/events")
         assert fourth.status == 503
         assert "one address" in await fourth.text()
-        with places.acquire("another"):
+        async with places.place("192.0.2.1"):
             pass
 
 
@@ -147,46 +146,3 @@ async def test_readers_are_limited(make_client: MakeClient) -> None:
         assert second.status == 503
     head = await client.head("/api/v1/events")
     assert head.status in (200, 503)
-
-
-async def test_debug_is_off(make_client: MakeClient) -> None:
-    client = await make_client()
-
-    answer = await client.get("/debug/collect")
-
-    assert answer.status == 404
-    assert "--web.enable-debug" in await answer.text()
-
-
-async def test_debug_shows_everything(backend: FakeBackend, make_client: MakeClient) -> None:
-    backend.report = DebugReport(
-        taken_at=0.0,
-        duration_seconds=0.25,
-        sources=(
-            DebugSource("nvml", success=True, duration_seconds=0.1),
-            DebugSource(
-                "control",
-                success=False,
-                duration_seconds=0.2,
-                error="timeout",
-                log=("asked get_server_list",),
-                raw=(("stdout", "12\n\x1b[2Jevil"), ("stderr", "x" * 300_000)),
-            ),
-        ),
-        metrics="mps_control_up 0\n",
-    )
-    client = await make_client(enable_debug=True)
-
-    text = await (await client.get("/debug/collect?collect[]=control")).text()
-
-    assert backend.collections == [(None, frozenset({"control"}))]
-    for words in (
-        "One collection at 1970-01-01T00:00:00.000Z, in 250.0 ms",
-        "=== nvml: success in 100.0 ms",
-        "=== control: FAILED in 200.0 ms\nerror: timeout\n--- log\nasked get_server_list",
-        "--- read from stdout\n12\n\\x1b[2Jevil\n",
-        "100000 characters left out",
-        "=== metrics\nmps_control_up 0",
-    ):
-        assert words in text
-    assert (await client.get("/debug/collect?collect[]=x")).status == 400

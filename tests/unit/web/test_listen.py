@@ -14,29 +14,15 @@ from mps_exporter.web.listen import (
     display_address,
     from_systemd,
     listen,
-    split_address,
 )
 from testing.ports import free_port
 from testing.waiting import PATIENCE_SECONDS
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        (":9400", ("", 9400)),
-        ("127.0.0.1:0", ("127.0.0.1", 0)),
-        ("[::1]:9400", ("::1", 9400)),
-        ("localhost:9400", ("localhost", 9400)),
-    ],
-)
-def test_addresses(address: str, expected: tuple[str, int]) -> None:
-    assert split_address(address) == expected
-
-
 @pytest.mark.parametrize("address", ["9400", "", "host:", "host:http", "host:99999", "::1:9400"])
 def test_wrong_addresses(address: str) -> None:
     with pytest.raises(ListenError, match="cannot listen on"):
-        split_address(address)
+        listen([address])
 
 
 def test_every_address_of_both_families() -> None:
@@ -61,18 +47,11 @@ def test_a_taken_port_names_the_likely_owner(monkeypatch: pytest.MonkeyPatch) ->
     assert "--web.listen-address" in str(dcgm.value)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "reason"),
-    [
-        ("127.0.0.1", "127.0.0.1", "it is given twice"),
-        ("", "127.0.0.1", "it overlaps with :PORT, which is given too"),
-        ("127.0.0.1", "", "it overlaps with 127.0.0.1:PORT"),
-    ],
-)
-def test_a_duplicate_address_is_the_users_own_error(first: str, second: str, reason: str) -> None:
+@pytest.mark.parametrize("first", ["127.0.0.1", ""])
+def test_an_address_that_is_given_twice_names_the_other(first: str) -> None:
     port = free_port()
-    with pytest.raises(ListenError, match=reason.replace("PORT", str(port))):
-        listen([f"{first}:{port}", f"{second}:{port}"])
+    with pytest.raises(ListenError, match=rf"given twice or overlaps with .*:{port} "):
+        listen([f"{first}:{port}", f"127.0.0.1:{port}"])
     listening.close_sockets(listen([f"127.0.0.1:{port}"]))
 
 

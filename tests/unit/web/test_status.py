@@ -511,7 +511,7 @@ async def test_those_who_come_together_share_a_page(
     client = await make_client()
 
     asking = [asyncio.create_task(client.get("/")) for _ in range(10)]
-    await until(lambda: client.server.app[status_module.PAGE_LIMITER].in_use == 10)
+    await until(lambda: client.server.app[status_module.PAGE_LIMITER]._all._value == 30)
     backend.gate.set()
     assert {answer.status for answer in await asyncio.gather(*asking)} == {200}
     assert len(made) == 1

@@ -1,8 +1,7 @@
-"""The lock on the door: what a request must pass before a handler sees it."""
+"""Checks that a request must pass before its handler: rate, client certificate, password."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import time
@@ -11,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from .config import WebConfig
-from .passwords import REFUSAL_SECONDS, Passwords, TooManyChecksError
+from .passwords import Passwords
 from .reload import WebConfigWatch
 from .tls import alternative_names
 
@@ -19,8 +18,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def credentials(header: str) -> tuple[str, bytes] | None:
-    """User and password of an Authorization header; None when there are none in it."""
-    # One blank and nothing else stands between the two, as in Go.
+    """Return user and password of an Authorization header; None if it has none."""
+    # One blank and nothing else separates the two, as in Go.
     scheme, _, encoded = header.partition(" ")
     if scheme.lower() != "basic":
         return None
@@ -32,26 +31,24 @@ def credentials(header: str) -> tuple[str, bytes] | None:
     return (user.decode("utf-8", "surrogateescape"), password) if colon else None
 
 
-def _refusal(status: int, words: str, **headers: str) -> web.Response:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return web.Response(text=f"{status} {words}\n", status=status, headers=named)
+def _refusal(status: int, text: str, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(text=f"{status} {text}\n", status=status, headers=headers)
 
 
 class TokenBucket:
-    """``burst`` requests at once, and one more each ``interval`` seconds."""
+    """``burst`` requests at once, and one more each ``interval`` seconds (0: no limit)."""
 
-    def __init__(self, interval_seconds: float, burst: int, now: float) -> None:
-        self.interval_seconds = interval_seconds
-        self.burst = burst
+    def __init__(self, interval: float, burst: int, now: float) -> None:
+        self.rate = interval, burst
         self._tokens = float(burst)
         self._at = now
 
     def allow(self, now: float) -> bool:
         """Take a token, if there is one."""
-        if not self.interval_seconds:
+        interval, burst = self.rate
+        if not interval:
             return True
-        gained = max(0.0, now - self._at) / self.interval_seconds
-        self._tokens = min(float(self.burst), self._tokens + gained)
+        self._tokens = min(float(burst), self._tokens + max(0.0, now - self._at) / interval)
         self._at = now
         if self._tokens < 1:
             return False
@@ -59,84 +56,69 @@ class TokenBucket:
         return True
 
 
-class _AuthMiddleware:
+class _Checks:
     def __init__(self, watch: WebConfigWatch) -> None:
         self._watch = watch
-        self._passwords = Passwords()
-        self._rate_limiter = TokenBucket(0.0, 0, time.monotonic())
+        self._bucket = TokenBucket(0.0, 0, time.monotonic())
+        self.passwords = Passwords()
 
-    async def __call__(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def refusal(self, request: web.Request) -> web.Response | None:
+        """Return the response to a request that fails a check; None if it passes all."""
         config = await self._watch.config()
-        refusal = (
-            self._check_rate(config)
-            or self._check_client_san(request, config)
-            or await self._check_password(request, config)
-        )
-        return refusal if refusal is not None else await handler(request)
-
-    def _check_rate(self, config: WebConfig) -> web.Response | None:
-        wanted = config.rate_interval_seconds, config.rate_burst
-        now = time.monotonic()
-        if (self._rate_limiter.interval_seconds, self._rate_limiter.burst) != wanted:
-            self._rate_limiter = TokenBucket(*wanted, now)
-        if self._rate_limiter.allow(now):
-            return None
-        return _refusal(429, "Too Many Requests", Retry_After="1")
-
-    def _check_client_san(self, request: web.Request, config: WebConfig) -> web.Response | None:
-        allowed = config.tls.client_allowed_sans
-        if allowed is None:
-            return None
-        transport = request.transport
-        certificate = transport.get_extra_info("peercert") if transport is not None else None
-        if alternative_names(certificate).isdisjoint(allowed):
+        if not self._may_come(config):
+            return _refusal(429, "Too Many Requests", {"Retry-After": "1"})
+        if not _has_allowed_name(request, config):
             return _refusal(403, "Forbidden: no name of the client's certificate is allowed here")
+        if not await self._has_password(request, config):
+            return _refusal(401, "Unauthorized", {"WWW-Authenticate": "Basic"})
         return None
 
-    async def _check_password(self, request: web.Request, config: WebConfig) -> web.Response | None:
-        if not config.users:
-            return None
+    def _may_come(self, config: WebConfig) -> bool:
+        now = time.monotonic()
+        rate = config.rate_limit.interval, config.rate_limit.burst
+        if self._bucket.rate != rate:
+            self._bucket = TokenBucket(*rate, now)
+        return self._bucket.allow(now)
+
+    async def _has_password(self, request: web.Request, config: WebConfig) -> bool:
+        users = config.basic_auth_users
+        if not users:
+            return True
         given = credentials(request.headers.get("Authorization", ""))
+        return given is not None and await self.passwords.valid(users, *given, request.remote or "")
 
-        def is_gone() -> bool:
-            return request.transport is None or request.transport.is_closing()
 
-        try:
-            address = request.remote or ""
-            if given is not None and await self._passwords.valid(
-                config.users, *given, address, is_gone
-            ):
-                return None
-        except TooManyChecksError:
-            await asyncio.sleep(REFUSAL_SECONDS)
-            return _refusal(503, "Service Unavailable: too many logins", Retry_After="5")
-        return _refusal(401, "Unauthorized", WWW_Authenticate="Basic")
-
-    def close(self) -> None:
-        self._passwords.close()
+def _has_allowed_name(request: web.Request, config: WebConfig) -> bool:
+    allowed = config.tls_server_config.client_allowed_sans
+    if allowed is None:
+        return True
+    transport = request.transport
+    certificate = transport.get_extra_info("peercert") if transport is not None else None
+    return not alternative_names(certificate).isdisjoint(allowed)
 
 
 def install(app: web.Application, watch: WebConfigWatch) -> None:
-    """Let nobody into the application whom the configuration does not let in.
+    """Add the checks and response headers of the configuration to the application.
 
     The middleware goes behind those that are there already. The watch is closed with the
     application.
     """
-    guard = _AuthMiddleware(watch)
+    checks = _Checks(watch)
 
     @web.middleware
-    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        return await guard(request, handler)
+    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        refusal = await checks.refusal(request)
+        return refusal if refusal is not None else await handler(request)
 
     async def add_headers(_request: web.Request, response: web.StreamResponse) -> None:
-        for name, value in watch.current.headers.items():
+        for name, value in watch.current.http_server_config.headers.items():
             if value:
                 response.headers[name] = value
 
     async def close(_app: web.Application) -> None:
-        guard.close()
+        checks.passwords.close()
         watch.close()
 
-    app.middlewares.append(guarded)
+    app.middlewares.append(checked)
     app.on_response_prepare.append(add_headers)
     app.on_cleanup.append(close)

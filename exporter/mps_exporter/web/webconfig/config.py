@@ -1,38 +1,32 @@
-"""The configuration file -> a checked :class:`WebConfig`."""
+"""The web configuration file as dataclasses, and what is checked beyond the types."""
 
 from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .document import Value
+TLS_KEY = "tls_server_config"
 
 
 class WebConfigError(Exception):
-    """A file that cannot be used; the message names the file, the key and the reason."""
+    """A file that cannot be used; the message contains the file, the key and the reason."""
 
-    def __init__(self, reason: str, *, key: str = "", line: int | None = None) -> None:
+    def __init__(self, reason: str, *, key: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
         self.key = key
-        self.line = line
         self.path = ""
 
     def __str__(self) -> str:
-        place = self.path if self.line is None else f"{self.path}:{self.line}"
-        return ": ".join(part for part in (place, self.key, self.reason) if part)
+        return ": ".join(part for part in (self.path, self.key, self.reason) if part)
 
 
 TLS13_SUITES = frozenset(
     {"TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"}
 )
-"""Always on with TLS 1.3, here as in Go: neither can choose among them."""
+"""Suites of TLS 1.3, which are always on, here as in Go."""
 
 TLS12_SUITES = {
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
@@ -46,12 +40,12 @@ TLS12_SUITES = {
     "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA": "ECDHE-ECDSA-AES256-SHA",
     "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA": "ECDHE-RSA-AES256-SHA",
 }
-"""Go's name -> OpenSSL's: those that Go 1.26 does not call insecure, and the only ones ever on."""
+"""Go's name -> OpenSSL's, for the suites that Go 1.26 does not call insecure."""
 
 HTTP2_SUITES = frozenset(
     {"TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"}
 )
-"""Without one of them Go does not serve HTTP/2, and the program does not start."""
+"""Without one of these a Go program does not serve HTTP/2 and does not start."""
 
 CURVES = {
     "CurveP256": "prime256v1",
@@ -77,7 +71,7 @@ CLIENT_AUTH = {
 CLIENT_AUTH_IMPOSSIBLE = frozenset(
     {"RequestClientCert", "RequireAnyClientCert", "RequireClientCert"}
 )
-"""They take certificates without verifying them: Python's ssl module cannot, and nobody should."""
+"""Types that accept unverified certificates, which Python's ssl module cannot."""
 
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "Strict-Transport-Security": (),
@@ -86,26 +80,14 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
     "X-XSS-Protection": (),
     "Content-Security-Policy": (),
 }
-"""The headers that may be set, each with its allowed values; (): any."""
+"""The headers that may be set, with their allowed values; (): any."""
 
 _HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
-_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
-_NANOSECONDS = {
-    "ns": 1,
-    "us": 10**3,
-    "µs": 10**3,
-    "μs": 10**3,
-    "ms": 10**6,
-    "s": 10**9,
-    "m": 60 * 10**9,
-    "h": 3600 * 10**9,
-}
-_MAX_NANOSECONDS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class TLSConfig:
-    """``tls_server_config``. Paths are absolute or relative to the working directory."""
+    """``tls_server_config``."""
 
     cert: str = field(default="", repr=False)
     key: str = field(default="", repr=False)
@@ -115,7 +97,7 @@ class TLSConfig:
     client_ca_file: str = ""
     client_auth_type: str = ""
     client_allowed_sans: tuple[str, ...] | None = None
-    """None: any. Empty: nobody."""
+    """None: any name. Empty: no name."""
     min_version: str = "TLS12"
     max_version: str = "TLS13"
     cipher_suites: tuple[str, ...] = ()
@@ -124,195 +106,145 @@ class TLSConfig:
 
     @property
     def enabled(self) -> bool:
-        """Whether anything here asks for TLS."""
+        """Whether a key that asks for TLS is set."""
+        names = ("cert", "key", "client_ca")
         return bool(
-            self.cert
-            or self.key
-            or self.client_ca
-            or self.cert_file
-            or self.key_file
-            or self.client_ca_file
-            or self.client_auth_type
+            self.client_auth_type
+            or any(getattr(self, name) or getattr(self, f"{name}_file") for name in names)
         )
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        return tuple(path for path in (self.cert_file, self.key_file, self.client_ca_file) if path)
+
+@dataclass(frozen=True, slots=True)
+class HTTPConfig:
+    """``http_server_config``."""
+
+    http2: bool = True
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """``rate_limit``: a token every ``interval`` seconds (0: no limit), ``burst`` at most."""
+
+    interval: float = 0.0
+    burst: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """The whole file."""
+    """The whole file. Paths in it are relative to the file."""
 
-    tls: TLSConfig = TLSConfig()
-    http2: bool = True
-    headers: Mapping[str, str] = field(default_factory=dict)
-    users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tls_server_config: TLSConfig = TLSConfig()
+    http_server_config: HTTPConfig = field(default_factory=HTTPConfig)
+    basic_auth_users: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Name -> bcrypt hash."""
-    rate_interval_seconds: float = 0.0
-    """Time between two requests; 0: no limit."""
-    rate_burst: int = 0
+    rate_limit: RateLimit = RateLimit()
 
 
-def parse_web_config(content: bytes, directory: Path) -> WebConfig:
-    """Read the file's content; relative paths in it are relative to ``directory``.
+def check(config: WebConfig) -> None:
+    """Check the values.
 
     Raises:
-        WebConfigError: Something in it is wrong, or cannot be done by Python.
+        WebConfigError: A value is unknown, impossible in Python, or contradicts another.
     """
-    from .document import (
-        read_document,
-    )  # and YAML: most hosts have no such file, and it costs memory
-
-    top = read_document(content).fields(
-        ("tls_server_config", "http_server_config", "basic_auth_users", "rate_limit")
-    )
-    http = top["http_server_config"].fields(("http2", "headers"))
-    interval, burst = _rate(top["rate_limit"])
-    http2 = http["http2"].flag(default=True)
-    return WebConfig(
-        tls=_tls(top["tls_server_config"], directory, http2=http2),
-        http2=http2,
-        headers=dict(_response_header(name, value) for name, value in http["headers"].members()),
-        users=dict(_user(name, value) for name, value in top["basic_auth_users"].members()),
-        rate_interval_seconds=interval,
-        rate_burst=burst,
-    )
-
-
-def _tls(section: Value, directory: Path, *, http2: bool) -> TLSConfig:
-    names = tuple(TLSConfig.__dataclass_fields__)
-    fields = section.fields(names)
-
-    def path(name: str) -> str:
-        text = fields[name].text()
-        if "\0" in text:
-            raise fields[name].error("no file has a NUL in its name")
-        return str(directory / text) if text else ""
-
-    sans = fields["client_allowed_sans"]
-    config = TLSConfig(
-        cert=fields["cert"].text(),
-        key=fields["key"].text(),
-        client_ca=fields["client_ca"].text(),
-        cert_file=path("cert_file"),
-        key_file=path("key_file"),
-        client_ca_file=path("client_ca_file"),
-        client_auth_type=fields["client_auth_type"].text(),
-        client_allowed_sans=(
-            None if sans.is_null else tuple(value.text() for value in sans.items())
-        ),
-        min_version=_known(fields["min_version"], VERSIONS, "TLS version", "TLS12"),
-        max_version=_known(fields["max_version"], VERSIONS, "TLS version", "TLS13"),
-        cipher_suites=tuple(
-            _known(value, {*TLS12_SUITES, *TLS13_SUITES}, "cipher suite")
-            for value in fields["cipher_suites"].items()
-        ),
-        prefer_server_cipher_suites=fields["prefer_server_cipher_suites"].flag(default=True),
-        curve_preferences=tuple(
-            _known(value, CURVES, "curve") for value in fields["curve_preferences"].items()
-        ),
-    )
-    if config.enabled:
-        _check_tls(config, fields, section)
-        _check_suites(config, fields["cipher_suites"], http2=http2)
-    return config
-
-
-def _check_suites(config: TLSConfig, suites: Value, *, http2: bool) -> None:
-    chosen = set(config.cipher_suites)
-    if not chosen:
-        return
-    if chosen <= TLS13_SUITES and config.max_version != "TLS13":
-        raise suites.error(
-            "only suites of TLS 1.3, but max_version is below it: no client could connect"
-        )
-    if http2 and config.min_version != "TLS13" and chosen.isdisjoint(HTTP2_SUITES):
-        raise suites.error(
-            f"HTTP/2 needs {' or '.join(sorted(HTTP2_SUITES))}: add one, or set "
-            "http_server_config.http2: false"
+    tls = config.tls_server_config
+    for name, value in (("min_version", tls.min_version), ("max_version", tls.max_version)):
+        _check_known(name, value, VERSIONS, "TLS version")
+    for suite in tls.cipher_suites:
+        _check_known("cipher_suites", suite, {*TLS12_SUITES, *TLS13_SUITES}, "cipher suite")
+    for curve in tls.curve_preferences:
+        _check_known("curve_preferences", curve, CURVES, "curve")
+    if any("\0" in path for path in (tls.cert_file, tls.key_file, tls.client_ca_file)):
+        raise WebConfigError("no file has a NUL in its name", key=TLS_KEY)
+    if tls.enabled:
+        _check_certificate(tls)
+        _check_clients(tls)
+        _check_suites(tls, http2=config.http_server_config.http2)
+    for name, value in config.http_server_config.headers.items():
+        _check_header(name, value)
+    for name, hashed in config.basic_auth_users.items():
+        if not _HASH.fullmatch(hashed):
+            raise WebConfigError(
+                "must be a bcrypt hash ($2y$, $2b$ or $2a$, cost 4 to 31), such as the command "
+                "'htpasswd -nBC 10 NAME' prints after the colon",
+                key=f"basic_auth_users.{name}",
+            )
+    if config.rate_limit.interval and config.rate_limit.burst < 1:
+        raise WebConfigError(
+            "must be at least 1, or every request would be refused", key="rate_limit.burst"
         )
 
 
-def _check_tls(config: TLSConfig, fields: Mapping[str, Value], section: Value) -> None:
-    if not (config.cert or config.cert_file):
-        raise section.error("TLS needs a certificate: cert_file (or cert) is missing")
-    if not (config.key or config.key_file):
-        raise section.error("TLS needs the certificate's key: key_file (or key) is missing")
-    auth = fields["client_auth_type"]
-    if config.client_auth_type in CLIENT_AUTH_IMPOSSIBLE:
-        raise auth.error(
-            f"{config.client_auth_type} accepts unverified certificates, which Python "
-            "cannot; use RequireAndVerifyClientCert or VerifyClientCertIfGiven"
-        )
-    _known(auth, CLIENT_AUTH, "client auth type")
-    verifies = config.client_auth_type not in ("", "NoClientCert")
-    if (config.client_ca or config.client_ca_file) and not verifies:
-        raise section.error(
-            "there is a client CA, but no client_auth_type that asks for certificates"
-        )
-    if config.client_allowed_sans is not None and not verifies:
-        raise fields["client_allowed_sans"].error(
-            "has no effect without a client_auth_type that asks for certificates"
+def _check_known(key: str, value: str, known: Collection[str], what: str) -> None:
+    if value not in known:
+        names = ", ".join(sorted(name for name in known if name))
+        raise WebConfigError(f"unknown {what} {value!r}; known: {names}", key=f"{TLS_KEY}.{key}")
+
+
+def _check_certificate(tls: TLSConfig) -> None:
+    if not (tls.cert or tls.cert_file):
+        raise WebConfigError("TLS needs a certificate: cert_file (or cert) is missing", key=TLS_KEY)
+    if not (tls.key or tls.key_file):
+        raise WebConfigError(
+            "TLS needs the certificate's key: key_file (or key) is missing", key=TLS_KEY
         )
     order = tuple(VERSIONS)
-    if order.index(config.min_version) > order.index(config.max_version):
-        raise fields["min_version"].error("is above max_version: no client could connect")
-    if verifies and config.min_version in ("TLS10", "TLS11"):
-        raise fields["min_version"].error(
-            "is below TLS12 with client certificates: OpenSSL would take those with SHA-1 or short "
-            "keys, too"
+    if order.index(tls.min_version) > order.index(tls.max_version):
+        raise WebConfigError(
+            "is above max_version: no client could connect", key=f"{TLS_KEY}.min_version"
         )
 
 
-def _known(
-    value: Value, known: Mapping[str, object] | set[str], what: str, default: str = ""
-) -> str:
-    name = value.text(default)
-    if name not in known:
-        words = ", ".join(sorted(one for one in known if one))
-        raise value.error(f"unknown {what} {name!r}; known: {words}")
-    return name
-
-
-def _response_header(name: str, value: Value) -> tuple[str, str]:
-    if name not in HEADERS:
-        raise value.error(f"this header cannot be set; those that can: {', '.join(HEADERS)}")
-    text = value.text()
-    if HEADERS[name] and text not in HEADERS[name]:
-        raise value.error(f"must be {' or '.join(HEADERS[name])}")
-    if not text.isprintable():
-        raise value.error("must be one line of printable characters")
-    return name, text
-
-
-def _user(name: str, value: Value) -> tuple[str, str]:
-    if not _HASH.fullmatch(value.text()):
-        raise value.error(
-            "must be a bcrypt hash ($2y$, $2b$ or $2a$, cost 4 to 31), such as the command "
-            "'htpasswd -nBC 10 NAME' prints after the colon"
+def _check_clients(tls: TLSConfig) -> None:
+    key = f"{TLS_KEY}.client_auth_type"
+    if tls.client_auth_type in CLIENT_AUTH_IMPOSSIBLE:
+        raise WebConfigError(
+            f"{tls.client_auth_type} accepts unverified certificates, which Python cannot; use "
+            "RequireAndVerifyClientCert or VerifyClientCertIfGiven",
+            key=key,
         )
-    return name, value.text()
+    _check_known("client_auth_type", tls.client_auth_type, CLIENT_AUTH, "client auth type")
+    if CLIENT_AUTH[tls.client_auth_type] != ssl.CERT_NONE:
+        if tls.min_version in ("TLS10", "TLS11"):
+            raise WebConfigError(
+                "is below TLS12 with client certificates: OpenSSL would take those with SHA-1 or "
+                "short keys, too",
+                key=f"{TLS_KEY}.min_version",
+            )
+    elif tls.client_ca or tls.client_ca_file:
+        raise WebConfigError(
+            "there is a client CA, but no client_auth_type that asks for certificates", key=TLS_KEY
+        )
+    elif tls.client_allowed_sans is not None:
+        raise WebConfigError(
+            "has no effect without a client_auth_type that asks for certificates",
+            key=f"{TLS_KEY}.client_allowed_sans",
+        )
 
 
-def _rate(section: Value) -> tuple[float, int]:
-    fields = section.fields(("interval", "burst"))
-    burst = fields["burst"].integer()
-    interval = _go_duration(fields["interval"])
-    if interval and burst < 1:
-        raise fields["burst"].error("must be at least 1, or every request would be refused")
-    return interval, burst
+def _check_suites(tls: TLSConfig, *, http2: bool) -> None:
+    chosen, key = set(tls.cipher_suites), f"{TLS_KEY}.cipher_suites"
+    if not chosen:
+        return
+    if chosen <= TLS13_SUITES and tls.max_version != "TLS13":
+        raise WebConfigError(
+            "only suites of TLS 1.3, but max_version is below it: no client could connect", key=key
+        )
+    if http2 and tls.min_version != "TLS13" and chosen.isdisjoint(HTTP2_SUITES):
+        raise WebConfigError(
+            f"HTTP/2 needs {' or '.join(sorted(HTTP2_SUITES))}: add one, or set "
+            "http_server_config.http2: false",
+            key=key,
+        )
 
 
-def _go_duration(value: Value) -> float:
-    """Go's durations, "1s", "1m30s", "1.5h", in seconds."""
-    text = value.text("0")
-    parts = _DURATION_PART.findall(text)
-    if text == "0":
-        return 0.0
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise value.error('must be a duration with its unit, such as "1s" or "500ms", or 0')
-    nanoseconds = sum(Decimal(number) * _NANOSECONDS[unit] for number, unit in parts)
-    if nanoseconds > _MAX_NANOSECONDS:
-        raise value.error("is longer than 292 years")
-    return float(nanoseconds) / 1e9
+def _check_header(name: str, value: str) -> None:
+    key = f"http_server_config.headers.{name}"
+    allowed = HEADERS.get(name)
+    if allowed is None:
+        known = ", ".join(HEADERS)
+        raise WebConfigError(f"this header cannot be set; those that can: {known}", key=key)
+    if allowed and value not in allowed:
+        raise WebConfigError(f"must be {' or '.join(allowed)}", key=key)
+    if not value.isprintable():
+        raise WebConfigError("must be one line of printable characters", key=key)

@@ -1,9 +1,8 @@
-"""The configuration that is in force, read anew when its files change."""
+"""The configuration in force, reloaded when its files change."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import ssl
 import time
@@ -11,62 +10,61 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .config import WebConfig, WebConfigError, parse_web_config
+from .config import TLS_KEY, WebConfig, WebConfigError
 from .tls import make_context, read_file, read_files
 
 _log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_SECONDS = 1.0
 MAX_WAIT_SECONDS = 1.0
-"""So long a request waits for a look at the files."""
+"""Maximum time that a request waits for a check of the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration with what was made of it."""
+    """A configuration and its SSL context."""
 
     config: WebConfig
     context: ssl.SSLContext | None
-    digest: bytes
-    """Of all files. Sizes and times would not do: an editor may keep both."""
+    contents: tuple[bytes, ...]
+    """All files, this one first. Sizes and times are not enough: an editor may keep both."""
 
 
 def load_web_config(path: str, before: Loaded | None = None) -> Loaded:
-    """Read the file and everything it names; gives ``before`` when nothing has changed.
+    """Load the file and the files that it names. Return ``before`` if nothing changed.
 
     Raises:
-        WebConfigError: Something is wrong with it.
+        WebConfigError: The file cannot be used.
     """
     try:
         try:
             content = read_file(path)
         except OSError as error:
             raise WebConfigError(f"cannot be read: {error.strerror}") from error
-        config = parse_web_config(content, Path(path).parent)
-        files = read_files(config.tls) if config.tls.enabled else {}
-        digest = _digest(content, *files.values())
-        if before is not None and digest == before.digest:
+        if before is not None and content == before.contents[0]:
+            config = before.config
+        else:
+            from .document import parse_web_config  # imported late: YAML takes memory
+
+            config = parse_web_config(content)
+        tls = config.tls_server_config
+        files = read_files(tls, Path(path).parent) if tls.enabled else {}
+        contents = (content, *files.values())
+        if before is not None and contents == before.contents:
             return before
-        context = make_context(config.tls, files) if config.tls.enabled else None
+        context = make_context(tls, files) if tls.enabled else None
     except WebConfigError as error:
         error.path = path
         raise
-    except Exception as error:  # whatever else: a file that nobody foresaw ends no program
+    except Exception as error:  # an unforeseen content must not end the program
         unforeseen = WebConfigError(f"cannot be used: {type(error).__name__}: {error}")
         unforeseen.path = path
         raise unforeseen from error
-    return Loaded(config, context, digest)
-
-
-def _digest(*contents: bytes) -> bytes:
-    digest = hashlib.sha256()
-    for content in contents:
-        digest.update(len(content).to_bytes(8, "big") + content)
-    return digest.digest()
+    return Loaded(config, context, contents)
 
 
 class WebConfigWatch:
-    """Gives the configuration in force; looks at the files at most once a second."""
+    """The configuration in force. The files are checked at most once a second."""
 
     def __init__(self, path: str, loaded: Loaded) -> None:
         self.path = path
@@ -96,7 +94,7 @@ class WebConfigWatch:
 
     @property
     def current(self) -> WebConfig:
-        """The configuration in force, without a look at the file."""
+        """The configuration in force. Does not check the file."""
         return self._loaded.config
 
     async def config(self) -> WebConfig:
@@ -131,7 +129,7 @@ class WebConfigWatch:
             if (new.context is None) != (self._loaded.context is None):
                 error = WebConfigError(
                     "TLS cannot be switched on or off while the program runs: restart it",
-                    key="tls_server_config",
+                    key=TLS_KEY,
                 )
                 error.path = self.path
                 raise error

@@ -8,15 +8,13 @@ import ipaddress
 import os
 import ssl
 import stat
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .config import CLIENT_AUTH, CURVES, TLS12_SUITES, VERSIONS, TLSConfig, WebConfigError
+from .config import CLIENT_AUTH, CURVES, TLS12_SUITES, TLS_KEY, VERSIONS, TLSConfig, WebConfigError
 
-_KEY = "tls_server_config"
 MAX_FILE_BYTES = 4 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -31,24 +29,24 @@ _GO_KEYS = tuple(
         "06072a8648ce3d0201 06052b81040023",  # P-521
     )
 )
-"""The keys that Go can serve with: algorithm and curve as a certificate holds them (RFC 5480)."""
+"""Keys that Go supports: algorithm and curve as encoded in a certificate (RFC 5480)."""
 
 
-def read_files(config: TLSConfig) -> dict[str, bytes]:
-    """The content of the files that it names, by key of the configuration.
+def read_files(config: TLSConfig, directory: Path) -> dict[str, bytes]:
+    """Return the content of the files that it names (relative to ``directory``), by key.
 
     Raises:
-        WebConfigError: One cannot be read.
+        WebConfigError: A file cannot be read.
     """
     files = {key: getattr(config, key) for key in ("cert_file", "key_file", "client_ca_file")}
-    return {key: _read_pem(path, key) for key, path in files.items() if path}
+    return {key: _read_pem(str(directory / path), key) for key, path in files.items() if path}
 
 
 def make_context(config: TLSConfig, files: Mapping[str, bytes]) -> ssl.SSLContext:
-    """Set everything, with certificates from ``files`` (see read_files).
+    """Return a context with the certificates in ``files`` (see read_files).
 
     Raises:
-        WebConfigError: A file does not hold what it should.
+        WebConfigError: A certificate or a key cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
@@ -68,13 +66,13 @@ def make_context(config: TLSConfig, files: Mapping[str, bytes]) -> ssl.SSLContex
 
 @contextlib.contextmanager
 def _refusals(key: str) -> Iterator[None]:
-    """OpenSSL refuses what the policy of the host (FIPS, crypto-policies) does not allow."""
+    """Report what OpenSSL refuses by the policy of the host (FIPS, crypto-policies)."""
     try:
         yield
     except (ssl.SSLError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise WebConfigError(
-            f"OpenSSL on this host refuses it: {reason}", key=f"{_KEY}.{key}"
+            f"OpenSSL on this host refuses it: {reason}", key=f"{TLS_KEY}.{key}"
         ) from error
 
 
@@ -85,7 +83,7 @@ def _versions_and_ciphers(context: ssl.SSLContext, config: TLSConfig) -> None:
     if not ciphers:
         minimum = "TLS13"
     with warnings.catch_warnings():
-        # TLS 1.0 and 1.1 are deprecated; who asks for them by name knows.
+        # TLS 1.0 and 1.1 are deprecated, and configured explicitly here.
         warnings.simplefilter("ignore", DeprecationWarning)
         context.maximum_version = VERSIONS[config.max_version]
         context.minimum_version = VERSIONS[minimum]
@@ -103,17 +101,17 @@ def _curves(context: ssl.SSLContext, config: TLSConfig) -> None:
     elif len(names) > 1:
         raise WebConfigError(
             "this version of Python can set one curve only; name one, or leave the key out for all",
-            key=f"{_KEY}.curve_preferences",
+            key=f"{TLS_KEY}.curve_preferences",
         )
     elif names:
         context.set_ecdh_curve(names[0])
 
 
 def read_file(path: str) -> bytes:
-    """Read a file at once or not at all: a FIFO would block, and /dev/zero has no end.
+    """Read a regular file: a FIFO would block, and /dev/zero has no end.
 
     Raises:
-        OSError: It is not there, no regular file, or too big.
+        OSError: The file does not exist, is no regular file, or is too big.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
@@ -130,28 +128,19 @@ def _read_pem(path: str, key: str) -> bytes:
         return read_file(path)
     except (OSError, ValueError) as error:  # a ValueError of a name that cannot be encoded
         reason = getattr(error, "strerror", None) or error
-        raise WebConfigError(f"cannot read {path!r}: {reason}", key=f"{_KEY}.{key}") from error
+        raise WebConfigError(f"cannot read {path!r}: {reason}", key=f"{TLS_KEY}.{key}") from error
 
 
 @contextlib.contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """A name for bytes, since OpenSSL takes certificates and keys from files only.
-
-    In memory on Linux, so that no key that stands in the configuration reaches a disk.
-    """
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("web-config")
-        path = f"/proc/self/fd/{descriptor}"
-    else:  # pragma: no cover - not on Linux
-        descriptor, path = tempfile.mkstemp()
+    """Give bytes a name in memory: OpenSSL reads certificates and keys from files only."""
+    descriptor = os.memfd_create("web-config")
     try:
         with os.fdopen(descriptor, "wb", closefd=False) as file:
             file.write(content)
-        yield path
+        yield f"/proc/self/fd/{descriptor}"
     finally:
         os.close(descriptor)
-        if not path.startswith("/proc/"):  # pragma: no cover - not on Linux
-            Path(path).unlink()
 
 
 def _no_passphrase() -> str:
@@ -161,7 +150,7 @@ def _no_passphrase() -> str:
 def _certificate(context: ssl.SSLContext, config: TLSConfig, files: Mapping[str, bytes]) -> None:
     cert = files.get("cert_file", config.cert.encode())
     key = files.get("key_file", config.key.encode())
-    place = f"{_KEY}.cert_file" if config.cert_file else f"{_KEY}.cert"
+    place = f"{TLS_KEY}.cert_file" if config.cert_file else f"{TLS_KEY}.cert"
     for name, content in ((place, cert), (place.replace("cert", "key"), key)):
         _refuse_byte_order_mark(content, name)
     try:
@@ -229,14 +218,14 @@ def _verify_clients(context: ssl.SSLContext, config: TLSConfig, files: Mapping[s
         return
     key = "client_ca_file" if config.client_ca_file else "client_ca"
     content = files.get("client_ca_file", config.client_ca.encode())
-    _refuse_byte_order_mark(content, f"{_KEY}.{key}")
+    _refuse_byte_order_mark(content, f"{TLS_KEY}.{key}")
     # As in Go, an intermediate authority may be trusted alone: many PKIs hand out only that.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         context.load_verify_locations(cadata=content.decode("ascii", "ignore"))
     except (ssl.SSLError, ValueError) as error:  # a ValueError where it is empty
         reason = getattr(error, "reason", None) or error
-        raise WebConfigError(f"no certificate in it: {reason}", key=f"{_KEY}.{key}") from error
+        raise WebConfigError(f"no certificate in it: {reason}", key=f"{TLS_KEY}.{key}") from error
 
 
 def alternative_names(certificate: Mapping[str, Any] | None) -> frozenset[str]:

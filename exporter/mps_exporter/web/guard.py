@@ -1,0 +1,248 @@
+"""Limits on what clients may cost: number of connections and requests, and time.
+
+aiohttp limits none of these. So connections are accepted here, each wrapped in a
+:class:`Connection`. Once a second the connections of slow clients are aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+from aiohttp import web
+
+from mps_exporter.web.options import Handler, TLSContext, WebOptions
+from mps_exporter.web.webconfig.passwords import network_of
+
+_log = logging.getLogger(__name__)
+
+MAX_UNANSWERED_BYTES = 65_536
+"""Maximum size of an incomplete request, far above the limits of aiohttp."""
+SWEEP_INTERVAL_SECONDS = 1.0
+TLS_CLOSE_SECONDS = 2.0
+RETRY_SECONDS = 1.0
+"""Delay before the next connection is accepted when descriptors or memory are short."""
+
+
+def share_of(total: int) -> int:
+    """Return how many of ``total`` places one address may have: three quarters."""
+    return max(1, total * 3 // 4)
+
+
+class LimitExceededError(Exception):
+    """No place is free."""
+
+
+class Limiter:
+    """At most ``total`` requests at once (0: no limit), and a share of them for one address."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._all = asyncio.Semaphore(total)
+        self._addresses: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def place(self, address: str | None, timeout_seconds: float = 0.0) -> AsyncIterator[None]:
+        """Hold a place.
+
+        Raises:
+            LimitExceededError: None became free within this time.
+        """
+        name = network_of(address or "")
+        own = self._addresses.setdefault(name, asyncio.Semaphore(share_of(self._total)))
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    for places in (own, self._all) if self._total else ():
+                        await held.enter_async_context(places)
+            except TimeoutError:
+                raise LimitExceededError from None
+            yield
+
+
+class SharedRenderings:
+    """Pages being rendered, by what distinguishes them: requests at the same moment share them."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[Hashable, asyncio.Future[bytes]] = {}
+
+    async def join(self, key: Hashable, render: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Render, or wait for the same page. ``key`` may hold the id() of what ``render`` holds."""
+        page = self._under_way.get(key)
+        if page is None:
+            page = self._under_way[key] = asyncio.ensure_future(render())
+            page.add_done_callback(lambda _: self._under_way.pop(key, None))
+        return await asyncio.shield(page)
+
+
+class Connection(asyncio.Protocol):
+    """aiohttp's protocol with timeouts."""
+
+    def __init__(self, inner: asyncio.Protocol, on_lost: Callable[[Connection], None]) -> None:
+        self.requests = 0
+        """Requests in progress."""
+        self.waiting_since: float | None = asyncio.get_running_loop().time()
+        """Start of the request that is being received or waits for its password check."""
+        self.received = 0
+        """Bytes since the last complete request."""
+        self._inner = inner
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._unsent_since: float | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is open (with TLS: the handshake is done)."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._inner.connection_lost(exc)
+        self._on_lost(self)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        if self.waiting_since is None and not self.requests:
+            self.waiting_since = asyncio.get_running_loop().time()
+        self.received += len(data)
+        if self.received > MAX_UNANSWERED_BYTES:
+            self.abort()
+        else:
+            self._inner.data_received(data)
+
+    def abort(self) -> None:
+        """Close now, and drop unsent data."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def is_too_slow(self, now: float, options: WebOptions) -> bool:
+        """Whether the client takes too long to send a request or to take a response."""
+        if self._transport is None or not self._transport.get_write_buffer_size():
+            self._unsent_since = None
+        elif self._unsent_since is None:
+            self._unsent_since = now
+        return any(
+            since is not None and now - since > limit
+            for since, limit in (
+                (self.waiting_since, options.request_timeout),
+                (self._unsent_since, options.send_timeout),
+            )
+        )
+
+
+class Connections:
+    """All connections of the server."""
+
+    def __init__(
+        self, server: Callable[[], asyncio.Protocol], options: WebOptions, tls: TLSContext | None
+    ) -> None:
+        self._new_protocol = server
+        self._options = options
+        self._tls = tls
+        self._open: dict[Connection, str] = {}
+        """Connection -> address."""
+        self._starting: set[asyncio.Task[None]] = set()
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Accept connections until cancelled; those beyond a limit are closed at once."""
+        loop = asyncio.get_running_loop()
+        short = False
+        while True:
+            try:
+                client, peer = await loop.sock_accept(listener)
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    if not short:
+                        _log.warning("cannot accept a connection", extra={"fields": {"err": error}})
+                    short = True
+                    await asyncio.sleep(RETRY_SECONDS)
+                continue
+            short = False
+            address = network_of(peer[0]) if isinstance(peer, tuple) else ""
+            limit, used = self._options.max_connections, list(self._open.values())
+            if len(used) >= limit or used.count(address) >= share_of(limit):
+                client.close()
+                continue
+            connection = Connection(self._new_protocol(), self._remove)
+            self._open[connection] = address
+            task = loop.create_task(self._start(connection, client))
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+
+    async def _start(self, connection: Connection, client: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        tls: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(self._options.request_timeout):
+                if self._tls is not None:
+                    await _readable(client)
+                    tls = {"ssl": await self._tls(), "ssl_shutdown_timeout": TLS_CLOSE_SECONDS}
+                await loop.connect_accepted_socket(lambda: connection, client, **tls)
+        except (OSError, asyncio.CancelledError) as error:
+            _log.debug("no connection came of it", extra={"fields": {"err": error}})
+        except Exception:  # noqa: BLE001 - otherwise its client would wait for ever
+            _log.exception("a connection failed")
+        else:
+            return
+        client.close()
+        self._remove(connection)
+
+    def _remove(self, connection: Connection) -> None:
+        self._open.pop(connection, None)
+
+    async def abort_slow_clients(self) -> None:
+        """Abort the connections of slow clients until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_SECONDS)
+            now = asyncio.get_running_loop().time()
+            for connection in list(self._open):
+                if connection.is_too_slow(now, self._options):
+                    connection.abort()
+
+    async def abort_all(self) -> None:
+        for task in self._starting:
+            task.cancel()
+        for connection in list(self._open):
+            connection.abort()
+        await asyncio.sleep(0)
+
+
+async def _readable(client: socket.socket) -> None:
+    """Wait for the first byte: TLS takes 0.3 MB for each connection, idle or not."""
+    loop = asyncio.get_running_loop()
+    came = asyncio.Event()
+    loop.add_reader(client, came.set)
+    try:
+        await came.wait()
+    finally:
+        loop.remove_reader(client)
+
+
+@web.middleware
+async def track_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Note on the connection that a request is complete and admitted, and when it is answered."""
+    await asyncio.sleep(0)  # the event loop reads a reset that has come already
+    if request.transport is None or request.transport.is_closing():
+        raise ConnectionResetError
+    connection = request.transport.get_protocol()
+    if not isinstance(connection, Connection):
+        return await handler(request)
+    connection.requests += 1
+    connection.waiting_since, connection.received = None, 0
+    try:
+        return await handler(request)
+    finally:
+        connection.requests -= 1

@@ -1,1 +1,0 @@
-"""Prometheus' own reader of web configuration files, to compare with."""
