@@ -20,11 +20,10 @@ from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER
 from mps_exporter.sources.pipe_directory import identity_of, lock_holder
 from mps_exporter.sources.processes import Processes
-from mps_exporter.sources.threaded_calls import ThreadedCalls
 from testing.fake_host import held_lock
 from testing.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
 from testing.threads import allow_one_thread
-from testing.waiting import PATIENCE_SECONDS
+from testing.waiting import PATIENCE_SECONDS, wait_for
 
 ROOT = Path(__file__).parents[3]
 
@@ -38,7 +37,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
     defaults = (str(tmp_path / "tmp-mps"), str(tmp_path / "run-mps"))
     monkeypatch.setattr(daemon_directories, "DEFAULT_PIPE_DIRECTORIES", defaults)
     # A busy machine may not have looked at a directory within half a second.
-    monkeypatch.setattr(ThreadedCalls.__init__, "__defaults__", (PATIENCE_SECONDS,))
+    monkeypatch.setattr(daemon_discovery, "DIRECTORIES_SECONDS", PATIENCE_SECONDS)
     return FakeProc(tmp_path / "proc")
 
 
@@ -399,14 +398,14 @@ def test_who_held_the_lock_some_time_ago_says_nothing_of_now(
         pass  # the file is there, and nobody holds it
     monkeypatch.setattr(daemon_directories, "look_at", slow)
     source = DaemonDiscovery(str(proc.root))
-    source._place_calls._wait_seconds = 0.05
+    monkeypatch.setattr(daemon_discovery, "DIRECTORIES_SECONDS", 0.05)
     (facts,) = source.discover([(pipe, None)], search=True)
     assert not facts.lock_tested
     with held_lock(tmp_path / "pipe") as pid:
-        under_way = source._place_calls._asked[pipe, None]
+        under_way = source._place_calls._calls[pipe, None].future
         may_return.set()
-        assert under_way.done.wait(PATIENCE_SECONDS)
-        source._place_calls._wait_seconds = PATIENCE_SECONDS
+        wait_for(under_way.done)
+        monkeypatch.setattr(daemon_discovery, "DIRECTORIES_SECONDS", PATIENCE_SECONDS)
         (facts,) = source.discover([(pipe, None)], search=True)
         assert (facts.owner_uid, facts.lock_tested) == (os.getuid(), False)
         (facts,) = source.discover([(pipe, None)], search=True)
