@@ -775,28 +775,6 @@ def test_a_process_that_ended_keeps_what_was_known_of_it(proc: FakeProc) -> None
     assert facts.mps_environment == {"CUDA_MPS_X": "1"}
 
 
-@pytest.mark.parametrize(("seconds", "listings"), [(15, 4), (1, 12)])
-def test_one_that_becomes_a_daemon_late_is_found_in_four_listings_or_ten_seconds(
-    proc: FakeProc, tmp_path: Path, seconds: int, listings: int
-) -> None:
-    now = 1000.0
-    source = DaemonDiscovery(str(proc.root), clock=lambda: now)
-    pids = range(100, 108)
-    for pid in pids:
-        proc.add(pid, argv=["sh"])
-    for _ in range(5):
-        source.discover([], search=True)
-        now += seconds
-    for pid in pids:
-        proc.add(pid, argv=[CONTROL, "-d"], environ=environment(tmp_path / str(pid)))
-    found = []
-    for _ in range(listings):
-        found.append(len(source.discover([], search=True)))
-        now += seconds
-    assert found[-1] == len(pids)
-    assert found[0] < len(pids)
-
-
 def test_start_times_do_not_move_when_the_clock_does(proc: FakeProc) -> None:
     source = DaemonDiscovery(str(proc.root))
     proc.add(5, argv=["a"], started=1)
@@ -964,3 +942,16 @@ def test_a_real_process_with_a_real_environment() -> None:
     assert facts.mps_environment == {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}
     assert facts.parent_pid == os.getpid()
     assert abs(facts.start_time_seconds - time.time()) < 3600
+
+
+def test_processes_of_a_program_are_those_that_have_its_name_now(proc: FakeProc) -> None:
+    source = Processes(str(proc.root))
+    proc.add(10, comm="sh")
+    proc.add(11, comm="job")
+    assert source.running(b"job") == [11]
+    assert source.facts(11) is not None
+    proc.remove(11)
+    proc.add(10, comm="job")  # its exec
+    proc.add(12, comm="job")
+    assert source.running(b"job") == [10, 12]
+    assert 11 not in source._known
