@@ -95,7 +95,7 @@ class DaemonDiscovery:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._processes = Processes(root, passwd, clock)
-        self._directories = DaemonDirectories(self._processes, clock)
+        self._directories = DaemonDirectories(self._processes)
         self._container_logs = ContainerLogs(container_logs)
         self._cgroups = cgroups
         self._memory_partitions = MemoryPartitions(cgroups)

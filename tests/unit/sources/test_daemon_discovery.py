@@ -132,28 +132,13 @@ def test_one_without_flags_that_holds_the_lock_is(proc: FakeProc, tmp_path: Path
     assert facts.lock_holder_pid == facts.process.pid == pid
 
 
-def test_a_daemon_that_holds_its_lock_is_looked_at_wholly_now_and_then(
-    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now, looks = 1000.0, list[str]()
-    sole_user = Processes.sole_user
-
-    def counted(processes: Processes, pid: int) -> int | None:
-        looks.append("whole")
-        return sole_user(processes, pid)
-
-    monkeypatch.setattr(Processes, "sole_user", counted)
-    source = DaemonDiscovery(str(proc.root), clock=lambda: now)
+def test_one_that_no_longer_holds_its_lock_is_no_daemon(proc: FakeProc, tmp_path: Path) -> None:
+    source = DaemonDiscovery(str(proc.root))
     with held_lock(tmp_path / "pipe") as pid:
         proc.add(pid, argv=[CONTROL], environ=environment(tmp_path / "pipe"))
         first = source.discover([], search=True)
-        whole = len(looks)
+        assert len(first) == 1
         assert source.discover([], search=True) == first
-        assert len(looks) == whole
-        now += daemon_directories.WHOLE_LOOK_SECONDS
-        assert source.discover([], search=True) == first
-        assert len(looks) == 2 * whole
-    # Its process is there still, by this procfs, and it no longer holds the lock: it is no daemon.
     assert source.discover([], search=True) == ()
 
 
