@@ -63,7 +63,7 @@ class FakeProc:
         (here / "stat").write_bytes(b"%d (%s) %s\n" % (pid, name, tail.encode()))
         inner = "\t".join(str(number) for number in (pid, *namespace_pids))
         (here / "status").write_text(
-            f"Name:\tx\nTgid:\t{pid}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{inner}\n"
+            f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{inner}\n"
         )
         (here / "cgroup").write_text(cgroup)
         if environ is not None:
@@ -78,12 +78,6 @@ class FakeProc:
     def remove(self, pid: int) -> None:
         """End a process."""
         shutil.rmtree(self.root / str(pid), ignore_errors=True)
-
-    def tell_newest(self, pid: int) -> None:
-        """Say which PID was given out last, as on a host whose processes have the numbers here."""
-        (self.root / "loadavg").write_text(f"0.20 0.18 0.12 1/80 {pid}\n")
-        if not (self.root / "self").is_symlink():
-            (self.root / "self").symlink_to(str(os.getpid()))
 
 
 def _bytes(text: str | bytes) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mps_exporter.observations import LogChunk, LogsObservation, LogState
-from mps_exporter.sources.log_reader import LogReader, LogTarget
+from mps_exporter.sources.logs.follower import LogReader, LogTarget
 from testing.mps_logs import EIGHT, script
 
 PIPE = "/tmp/nvidia-mps"
@@ -16,6 +16,15 @@ PIPE = "/tmp/nvidia-mps"
 def own_logs(pipe_directory: str, folder: Path) -> LogTarget:
     """Logs that the test itself writes."""
     return LogTarget(pipe_directory, str(folder), owners=frozenset({os.geteuid()}))
+
+
+def poll_all(reader: LogReader, *targets: LogTarget) -> LogsObservation:
+    """Read what the logs of these daemons gained, and close those of all others."""
+    at = reader.clock()
+    reader.forget(reader.daemons() - {target.pipe_directory for target in targets})
+    parts = [reader.read_daemon(target, at) for target in targets]
+    chunks = tuple(chunk for part in parts for chunk in part.chunks)
+    return LogsObservation(at, chunks, tuple(state for part in parts for state in part.states))
 
 
 class LogFolder:
@@ -37,7 +46,7 @@ class LogFolder:
     def poll(self) -> LogsObservation:
         """Look at the logs a moment later."""
         self.now += 0.2
-        return self.tails.poll([own_logs(PIPE, self.folder)])
+        return poll_all(self.tails, own_logs(PIPE, self.folder))
 
     def chunks(self, log: str) -> list[LogChunk]:
         """What one poll brings of a log."""

@@ -23,7 +23,7 @@ from mps_exporter.observations import (
 from mps_exporter.snapshot import ControlDaemon
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.host import SourceError
-from mps_exporter.sources.log_activity import last_activity
+from mps_exporter.sources.logs.stamps import last_activity
 from mps_exporter.sources.pidfd_watch import at_each_end
 from mps_exporter.sources.run_process import ChildRights, ProcessResult
 from testing import fake_mps_control
@@ -78,7 +78,6 @@ class ScriptedHost:
         self.watched: list[int] = []
         self.discoveries = 0
         self.looks_at_logs = 0
-        self.waits_for_news = 0
         self.runs: list[list[str]] = []
         """What the control tool was asked, run by run."""
         self.kernel = KernelObservation(0.0, readable=False)
@@ -192,13 +191,6 @@ class ScriptedHost:
             if (at := last_activity(replace(chunk, utc_offset_seconds=0.0))) is not None:
                 self._tool.record_activity(PIPE, at)
         return found
-
-    async def log_news(self, daemons: Sequence[DaemonFacts], timeout_seconds: float) -> bool:
-        """Whether something was written since."""
-        del daemons
-        self.waits_for_news += 1
-        await asyncio.sleep(timeout_seconds)
-        return bool(self._logs)
 
     def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:
         self.mapped |= clients

@@ -141,8 +141,7 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("merge*.py", MERGE),
     ("merge/*.py", MERGE),
     ("metrics/*.py", METRICS),
-    ("sources/log_tail.py", LOGS),
-    ("sources/log_reader*.py", (*LOGS, "tests/unit/sources/test_log_reader_pool.py")),
+    ("sources/logs/*.py", (*LOGS, "tests/unit/sources/test_log_follower.py")),
     (
         "web/webconfig/*.py",
         ("tests/unit/web/test_webconfig.py", "tests/integration/test_web_config_live.py"),

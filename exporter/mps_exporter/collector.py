@@ -46,15 +46,7 @@ from mps_exporter.snapshot import (
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 
 TAIL_INTERVAL_SECONDS = 0.2
-"""How often the logs are polled while something happens."""
-
-QUIET_POLL_SECONDS = 2.0
-"""How often they are polled while nothing does: they are followed by threads, which say so, and a
-collection polls them itself."""
-
-SETTLING_SECONDS = 1.5
-"""How long after the last thing that happened they are polled often: that nothing more came is news
-as well, for it confirms what was read."""
+"""Interval between polls of the logs."""
 
 GPU_TICK_SECONDS = 1.0
 """How often the GPUs' activity is sampled between collections: an integral in steps of this size is
@@ -111,8 +103,6 @@ class Collector:
         """The one that ended last, by its collectors."""
         self._transitions = TransitionLogger(_log)
         self._tail_lock = asyncio.Lock()
-        self._polled_at = self._happened_at = float("-inf")
-        """When the logs were polled, and when something happened (monotonic time)."""
         self._stranded_since: dict[int, float] = {}
         self._unknown_readings = 0
         self._kernel: KernelObservation | None = None
@@ -252,9 +242,6 @@ class Collector:
         async with self._tail_lock:
             self._read_kernel()
             observation = await self._host.poll_logs(self._facts(), deadline_seconds)
-            self._polled_at = time.monotonic()
-            if any(chunk.data for chunk in observation.chunks):
-                self._happened_at = self._polled_at
             self._on_observation(observation)
             if any(
                 _daemon_starts(chunk) and not self._is_limited(chunk.pipe_directory)
@@ -304,7 +291,6 @@ class Collector:
             return
         watched = self._daemons.pids_to_watch()
         for observation in await self._host.ended(watched, self._identified, deadline_seconds):
-            self._happened_at = time.monotonic()
             self._update_daemons(observation.daemons)
             # Of a daemon that is new here the logs are read first: they tell what was before.
             known = [record for record in self._daemons.values() if record.logs]
@@ -373,9 +359,8 @@ class Collector:
                 if not self._daemons and time.monotonic() >= search_at:
                     search_at = time.monotonic() + NO_DAEMON_SECONDS
                     self._update_daemons(await self._host.discover(5.0))
-                if await self._is_worth_a_poll(tick_at):
-                    while await self.poll_logs():
-                        pass
+                while await self.poll_logs():
+                    pass
                 with contextlib.suppress(SourceTimeoutError, OSError):  # a collection says it
                     await self.watch_processes()
             except (SourceTimeoutError, SourceError, OSError) as error:
@@ -388,25 +373,7 @@ class Collector:
                 tick_at = time.monotonic() + GPU_TICK_SECONDS
                 with contextlib.suppress(SourceTimeoutError):  # a collection says so better
                     await self._host.tick_gpus()
-            await asyncio.sleep(
-                max(0.0, self._polled_at + TAIL_INTERVAL_SECONDS - time.monotonic())
-            )
-
-    async def _is_worth_a_poll(self, until: float) -> bool:
-        """Whether the logs may tell something; waits for it, and for the end of a process.
-
-        Args:
-            until: When other work is due (monotonic time).
-        """
-        now = time.monotonic()
-        if (
-            now - self._happened_at < SETTLING_SECONDS
-            or now - self._polled_at >= QUIET_POLL_SECONDS
-            or any(record.tracker.awaits_logs for record in self._daemons.values())
-        ):
-            return True
-        until = min(until, self._polled_at + QUIET_POLL_SECONDS)
-        return await self._host.log_news(self._facts(), max(0.0, until - now))
+            await asyncio.sleep(TAIL_INTERVAL_SECONDS)
 
     def _publish(self) -> None:
         for name, record in self._daemons.items():

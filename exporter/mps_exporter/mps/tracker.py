@@ -71,11 +71,6 @@ class DaemonTracker:
         self._apply_pending_reconcile(now)
 
     @property
-    def awaits_logs(self) -> bool:
-        """Whether a reply of the control tool waits until the logs are read up to its time."""
-        return self._pending_reconcile is not None
-
-    @property
     def silent_since(self) -> float | None:
         """Since when the daemon seems stuck, by its logs; None: it does not, or it is too early.
 

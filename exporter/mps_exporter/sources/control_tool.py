@@ -14,13 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -40,12 +34,9 @@ from mps_exporter.mps.control_protocol import (
 )
 from mps_exporter.mps.protocol_v3 import DETAILS_V3, FIXED_V3, PROBE_V3, SERVERS, V2_PARTITIONS
 from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome
-from mps_exporter.sources.circuit_breaker import CircuitBreaker
 from mps_exporter.sources.control_tool_runs import ControlToolRuns, Runner, Silence
 from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER, Allowances
-from mps_exporter.sources.run_process import (
-    run_process,
-)
+from mps_exporter.sources.run_process import run_process
 
 DEFAULT_BINARY = "nvidia-cuda-mps-control"
 
@@ -54,15 +45,56 @@ _TOO_MANY = "too many daemons of this user have been started lately"
 
 LIMITED_PAUSE_SECONDS = 5.0
 MAX_LIMITED_PAUSE_SECONDS = 60.0
-"""A daemon of an ordinary user that refuses, or is not there, is asked again after so long; each
-time twice as long. A run of the tool costs the exporter 8 ms, and a user may have eight of them."""
+"""Delays before another query of an ordinary user's daemon that refuses or is not there: the first
+and the last. Each is twice the one before. A run of the tool costs the exporter 8 ms."""
 
 NEW_DAEMONS_PER_SECOND = 0.5
-"""So many daemons of an ordinary user that were never asked are asked in the long run; as many as a
-user may have are asked at once. Eight processes that are started anew three times a second, each by
-the name of a daemon, made a scrape of 7 ms take 78."""
+"""Mean rate of first queries to daemons of one ordinary user, after a burst of eight."""
+
+INITIAL_BACKOFF_SECONDS = 10.0
+MAX_BACKOFF_SECONDS = 300.0
 
 QueryKind = Literal["probe", "reconciliation"]
+
+
+class CircuitBreaker:
+    """Open after a hang: 10 s, then twice as long each time, up to 300 s.
+
+    Once the pause is over, the next question is the trial: an answer, of whatever kind, closes the
+    breaker, another hang opens it again. The first sign of life ends the pause at once; if the
+    trial hangs all the same, later ones end the next pauses 10 s after their hang.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._pause_seconds = 0.0
+        self._hung_at = self._until = float("-inf")
+        self._seen_alive = False
+
+    def remaining_seconds(self) -> float:
+        """For how long nobody may ask; 0 when one may."""
+        return max(self._until - self._clock(), 0.0)
+
+    def record_hang(self) -> float:
+        """Open it; return for how long."""
+        longer = self._pause_seconds * 2 or INITIAL_BACKOFF_SECONDS
+        self._pause_seconds = min(longer, MAX_BACKOFF_SECONDS)
+        self._hung_at = self._clock()
+        self._until = self._hung_at + self._pause_seconds
+        return self._pause_seconds
+
+    def record_activity(self) -> None:
+        """It was seen to work since it hung: no need to wait for the whole pause."""
+        if not self._pause_seconds:
+            return
+        least = INITIAL_BACKOFF_SECONDS if self._seen_alive else 0.0
+        self._until = min(self._until, self._hung_at + least)
+        self._seen_alive = True
+
+    def record_success(self) -> None:
+        self._pause_seconds = 0.0
+        self._until = float("-inf")
+        self._seen_alive = False
 
 
 @dataclass(slots=True)
@@ -264,7 +296,7 @@ class ControlTool:
             known.pause_seconds = 0.0
 
     def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        """Give the runs of the tool for a daemon, and its failures by outcome, after the retry."""
+        """Return the runs of the tool for a daemon, and its failures by outcome."""
         return self._runs.counts(pipe_directory)
 
     def forget(self, present: Iterable[str]) -> None:
@@ -294,7 +326,7 @@ class ControlTool:
             lock.release()
 
     def _state_of(self, daemon: DaemonFacts) -> _QueryState:
-        """Give what is remembered; nothing, when another process answers in this directory now."""
+        """Return what is remembered; nothing of another process in this directory."""
         process = daemon.process
         identity: tuple[object, ...] = (daemon.pipe_path, daemon.lock_holder_pid)
         if process is not None:

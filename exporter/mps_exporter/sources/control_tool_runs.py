@@ -1,7 +1,7 @@
 """Runs the control tool: few at a time, with few rights, a second time after a refusal.
 
-A run is of the daemon's user where this program may change users; see least_rights. Daemons of
-ordinary users, which may all hang, share runs of their own.
+A run is of the daemon's user where this program may change users. Daemons of ordinary users, which
+may all hang, share runs of their own.
 """
 
 from __future__ import annotations
@@ -13,63 +13,50 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 from mps_exporter.mps.control_protocol import failure_of, invocation
 from mps_exporter.observations import DaemonFacts, Exchange, Outcome
-from mps_exporter.sources.least_rights import (
-    CAP_SYS_PTRACE,
-    PATH,
-    effective_capabilities,
-    may_change_user,
-)
 from mps_exporter.sources.resolve_in_root import opened_directory, process_root
 from mps_exporter.sources.run_process import (
+    CAP_SYS_PTRACE,
     MAX_OUTPUT_BYTES,
+    PATH,
     ChildRights,
     ProcessResult,
+    effective_capabilities,
+    may_change_user,
     run_process,
 )
 
 _RETRY_DELAY_SECONDS = 0.04
 _ATTEMPTS = 2
 _MIN_RUN_SECONDS = 0.5
-"""With less time left (or less than half of the deadline for one run) nobody is asked: on a busy
-host starting the tool takes a part of it."""
+"""Minimum time for a run (or half of its timeout): starting the tool takes a part of it."""
 _MIN_RETRY_SECONDS = 0.1
 _HANG_FRACTION = 0.9
-"""Silence for this part of the deadline for one run, all together, is a hang."""
+"""Silence for this part of the timeout of a run, all together, is a hang."""
 
 _RUNS = 8
+"""Maximum concurrent runs for trusted daemons, and for those of ordinary users."""
 _RUNS_PER_USER = 2
-"""So many runs of the tool at a time for root's and configured daemons, and for all others."""
+"""Maximum concurrent runs for the daemons of one ordinary user."""
 
 _MAX_KEPT_OUTPUT = 4096
 _NO_SLOT = "too many other daemons are being asked"
 
 
-class Runner(Protocol):
-    """Runs a program; see mps_exporter.sources.run_process.run_process."""
-
-    def __call__(
-        self,
-        argv: Sequence[str],
-        stdin: bytes,
-        environment: Mapping[str, str],
-        timeout_seconds: float,
-        rights: ChildRights,
-    ) -> Awaitable[ProcessResult]:
-        """Give how it ended; raise OSError when it could not be started."""
+Runner = Callable[
+    [Sequence[str], bytes, Mapping[str, str], float, ChildRights], Awaitable[ProcessResult]
+]
+"""Runs a program; see mps_exporter.sources.run_process.run_process."""
 
 
 @dataclass(slots=True)
 class Silence:
-    """For how long a daemon has said nothing."""
+    """For how long a daemon has not replied: one short run is no evidence, several are."""
 
     seconds: float = 0.0
-    """So long it was waited for its answer since the last one: a run that was given less time than
-    it should have had is no evidence, but several are."""
 
 
 class ControlToolRuns:
@@ -106,7 +93,7 @@ class ControlToolRuns:
         self._failures: dict[str, Counter[str]] = {}
 
     def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        """Give the runs of the tool for a daemon, and its failures by outcome, after the retry."""
+        """Return the runs of the tool for a daemon, and its failures by outcome."""
         return self._runs[pipe_directory], dict(self._failures.get(pipe_directory, ()))
 
     def forget(self, kept: set[str]) -> None:
@@ -163,7 +150,7 @@ class ControlToolRuns:
 
     @contextmanager
     def _reached(self, daemon: DaemonFacts) -> Iterator[tuple[str, ChildRights]]:
-        """Give the name of the pipe directory for the tool, and as whom it asks there.
+        """Return the name of the pipe directory for the tool, and as whom it asks there.
 
         It runs as the daemon's user where that can be done, and has no capability. Only to reach
         root's own daemons in containers it must look into /proc/PID/root, which takes
@@ -181,7 +168,7 @@ class ControlToolRuns:
 
     @asynccontextmanager
     async def _slot(self, daemon: DaemonFacts, timeout_seconds: float) -> AsyncIterator[bool]:
-        """Wait until the tool may be run once more; gives whether it may.
+        """Wait until the tool may be run once more; return whether it may.
 
         Daemons of ordinary users, which may all hang, do not use up the runs of the others.
         """

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -42,10 +41,6 @@ DEFAULT_PIPE_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108 
 DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
 
 MAX_SOCKET_DIRECTORIES = 256
-WHOLE_LOOK_SECONDS = 5.0
-"""A daemon that holds the lock where it was found is looked at so seldom: the rest cannot change
-while it lives but by another mount. That it holds the lock is seen each time, for a sixth of the
-cost."""
 _TAIL_BYTES = 1 << 16
 _CLOCK_STEP_SECONDS = 2.0
 """A process's start time is known to a tick and to the boot time's second."""
@@ -116,11 +111,8 @@ Look = FoundDaemon | Literal["none", "unplaced"]
 class DaemonDirectories:
     """Looks at the directories that processes name, or may have. Every method may block."""
 
-    def __init__(self, processes: Processes, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._clock = clock
-        self._holders = dict[Hashable, tuple[float, FoundDaemon]]()
-        """Daemons that held their locks, and when they were looked at."""
         self._writers = set[Hashable]()
         """Daemons that wrote the log in the default directory."""
 
@@ -128,13 +120,9 @@ class DaemonDirectories:
         """Drop what is remembered of all processes but these."""
         here = {one.identity for one in programs}
         self._writers &= here
-        self._holders = {name: one for name, one in self._holders.items() if name in here}
 
     def look(self, program: Program, configured: Sequence[str]) -> Look:
         """Look where this process is the daemon. Runs on a thread of its own."""
-        if (known := self._still_holding(program)) is not None:
-            return known
-        looked_at = self._clock()
         uid = self._processes.sole_user(program.pid)
         uid = -1 if uid is None else uid
         environment = program.process.mps_environment
@@ -161,7 +149,7 @@ class DaemonDirectories:
             return "none" if environment is not None else "unplaced"
         place = (held or free)[0]
         log_directory, default = self._log_directory(program, place, uid)
-        found = FoundDaemon(
+        return FoundDaemon(
             program=program,
             uid=uid,
             place=place,
@@ -169,31 +157,16 @@ class DaemonDirectories:
             writes_the_default_log=default,
             assumed=environment is None and not held,
         )
-        if held:
-            self._holders[program.identity] = looked_at, found
-        return found
-
-    def _still_holding(self, program: Program) -> FoundDaemon | None:
-        """Give what was found of this process, if nothing of it can be otherwise now."""
-        looked_at, found = self._holders.get(program.identity, (0.0, None))
-        if found is None or self._clock() - looked_at >= WHOLE_LOOK_SECONDS:
-            return None
-        now, then = program.process, found.program.process
-        if (now.uid, now.mps_environment) != (then.uid, then.mps_environment):
-            return None
-        place, procfs = found.place, self._processes.root
-        again = look_at(place.root, place.directory, procfs, lambda _: found.uid)
-        return found if again == place else None
 
     def pipe_directory(self, root: str, directory: str, *, strictly: bool = False) -> PipeDirectory:
-        """Give what there is in a directory, seen from a root."""
+        """Return what there is in a directory, seen from a root."""
         procfs = self._processes.root
         return look_at(root, directory, procfs, self._processes.sole_user, strictly=strictly)
 
     def _pipe_directories(
         self, program: Program, configured: Sequence[str]
     ) -> Iterator[PipeDirectory]:
-        """Give the pipe directories that the daemon may have, the likely ones first."""
+        """Return the pipe directories that the daemon may have, the likely ones first."""
         environment = program.process.mps_environment
         if environment is not None:
             named = environment.get("CUDA_MPS_PIPE_DIRECTORY")
@@ -215,7 +188,7 @@ class DaemonDirectories:
         return len(os.fsencode(directory)) <= MAX_PATH_BYTES and not inside_procfs
 
     def _log_directory(self, program: Program, place: PipeDirectory, uid: int) -> tuple[str, bool]:
-        """Give the log directory, "" when it cannot be told; and whether it has the default one.
+        """Return the log directory, "" when it cannot be told; and whether it has the default one.
 
         Where the environment may not be read, the default may well be another daemon's: it is this
         one's only when the log there has lines that this process wrote.
@@ -246,7 +219,7 @@ class DaemonDirectories:
         return (directory if place.root else root + directory), default
 
     def _reached(self, pid: int, directory: str) -> tuple[str, str]:
-        """Give the prefix under which a process's directory is reached from here, and its name.
+        """Return the prefix under which a process's directory is reached from here, and its name.
 
         No prefix is needed when the same directory has the same name here, or when nothing better
         can be reached.

@@ -25,6 +25,7 @@ from typing import Any
 
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
+from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.container_logs import ContainerLogs
 from mps_exporter.sources.daemon_directories import (
     CONTROL_PROGRAM,
@@ -45,7 +46,6 @@ from mps_exporter.sources.procfs_parse import (
     COMM_LENGTH,
 )
 from mps_exporter.sources.suspended import frozen_group, tracer_of
-from mps_exporter.sources.threaded_calls import ThreadedCalls
 
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
 
@@ -54,6 +54,9 @@ CONTAINER_LOGS = "/var/log/containers"
 MAX_NAME_BYTES = 255
 """A daemon whose directory has a longer path is called by its beginning and a hash of it. (The
 address of a socket has 108 bytes, so nobody can be asked there.)"""
+
+DIRECTORIES_SECONDS = 0.5
+"""Timeout for reading the directories of all daemons."""
 
 LOOKS_BY_TURNS = 1
 """So many of an ordinary user's known daemons are looked at again in one discovery, and so many
@@ -92,7 +95,7 @@ class DaemonDiscovery:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._processes = Processes(root, passwd, clock)
-        self._directories = DaemonDirectories(self._processes, clock)
+        self._directories = DaemonDirectories(self._processes)
         self._container_logs = ContainerLogs(container_logs)
         self._cgroups = cgroups
         self._memory_partitions = MemoryPartitions(cgroups)
@@ -100,8 +103,8 @@ class DaemonDiscovery:
         self._own_uid = os.geteuid()
         self._share = FairShare(self._own_uid, clock)
         self._left_out = Counter[int]()
-        self._look_calls, self._looks = ThreadedCalls[Look](), dict[Hashable, Look]()
-        self._place_calls, self._places = ThreadedCalls[_Place](), dict[Hashable, _Place]()
+        self._look_calls, self._looks = BlockingCalls[Look](), dict[Hashable, Look]()
+        self._place_calls, self._places = BlockingCalls[_Place](), dict[Hashable, _Place]()
         self._turn, self._turns = 0, dict[Hashable, int]()
         self._found: tuple[DaemonFacts, ...] = ()
         self._unplaced: list[int] = []
@@ -228,7 +231,8 @@ class DaemonDiscovery:
     def _configured_places(
         self, configured: Sequence[tuple[str, str | None]]
     ) -> Iterator[tuple[tuple[str, str | None], _Place]]:
-        found = self._place_calls.answers(configured)
+        self._place_calls.wait(DIRECTORIES_SECONDS)
+        found = self._place_calls.results(configured)
         self._note_missing(self._place_calls, {one: one[0] for one in configured}, found)
         self._places = {**self._places, **found}
         for pipe, log in configured:
@@ -273,7 +277,8 @@ class DaemonDiscovery:
         self, candidates: Mapping[Hashable, Program], asked: Mapping[Hashable, Program]
     ) -> list[FoundDaemon]:
         """Give the daemons among them; of one that cannot be looked at now, what was known."""
-        found = self._look_calls.answers(asked)
+        self._look_calls.wait(DIRECTORIES_SECONDS)
+        found = self._look_calls.results(asked)
         before = self._looks
         self._looks = {name: before[name] for name in candidates if name in before} | found
         names = {name: f"the directories of PID {one.pid}" for name, one in asked.items()}
@@ -316,7 +321,7 @@ class DaemonDiscovery:
 
     def _note_missing(
         self,
-        calls: ThreadedCalls[Any],
+        calls: BlockingCalls[Any],
         names: Mapping[Any, str],
         found: Mapping[Hashable, object],
     ) -> None:

@@ -1,6 +1,6 @@
-"""The host as the collector sees it: somebody who answers questions with observations.
+"""The host as the collector sees it: what returns observations.
 
-A live host (live.py) asks the world, a replayed one (replay.py) asks a recording.
+`live_host` is this host, `replay_host` a recorded one.
 """
 
 from __future__ import annotations
@@ -67,12 +67,6 @@ class Host(Protocol):
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
         """What the logs gained since the last call."""
-
-    async def log_news(self, daemons: Sequence[DaemonFacts], timeout_seconds: float) -> bool:
-        """Wait until poll_logs() may bring something; False: it would not.
-
-        That comes after this time, or earlier when ended() has something to tell.
-        """
 
     def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:
         """What the kernel log and the memory of clients brought since the last call.

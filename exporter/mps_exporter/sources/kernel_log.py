@@ -25,8 +25,8 @@ from queue import Empty, SimpleQueue
 from typing import cast
 
 from mps_exporter.observations import AddressRanges, KernelLine, KernelObservation
+from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.procfs_parse import parse_status
-from mps_exporter.sources.threaded_calls import ThreadedCalls
 
 HISTORY_SECONDS = 600.0
 """Maximum age of a line that was in the kernel log before the exporter started."""
@@ -142,7 +142,7 @@ class ClientMemory:
 
     def __init__(self, procfs: str) -> None:
         self._procfs = procfs
-        self._calls = ThreadedCalls[AddressRanges | None](wait_seconds=0.0)
+        self._calls = BlockingCalls[AddressRanges | None]()
         self._asked: dict[int, int | None] = {}
         self._spent: dict[int, int] = defaultdict(int)
         """Bytes that were read of each user's processes since `_spent_since`."""
@@ -170,7 +170,7 @@ class ClientMemory:
 
     def answers(self) -> tuple[AddressRanges, ...]:
         """Return what has been read by now."""
-        found = self._calls.answers(self._asked)
+        found = self._calls.results(self._asked)
         for pid in (*found, *self._calls.errors):
             self._asked.pop(cast("int", pid), None)
         return tuple(one for one in found.values() if one is not None and one.ranges)

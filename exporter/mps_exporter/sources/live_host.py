@@ -1,7 +1,6 @@
 """The host this program runs on.
 
-Each blocking source has a worker of its own (the logs have a few): one that hangs costs its own
-answers, and the next question to it is refused at once instead of queueing up behind.
+A blocking source that hangs costs its own observations, and the next call of it is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mps_exporter.config import Settings
 from mps_exporter.mps.cgroups import unified_path
@@ -26,18 +25,17 @@ from mps_exporter.observations import (
     NvmlObservation,
     ProcfsObservation,
 )
+from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.kernel_log import KernelEvidence
-from mps_exporter.sources.log_activity import last_activity
-from mps_exporter.sources.log_reader import LogReader, LogTarget, unread_states
-from mps_exporter.sources.log_reader_pool import LogReaderPool
+from mps_exporter.sources.logs.follower import LogFollower, LogReader, LogTarget, unread_states
+from mps_exporter.sources.logs.stamps import last_activity
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
 from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS
 from mps_exporter.sources.pidfd_watch import ProcessWatch, at_each_end, opener
 from mps_exporter.sources.resolve_in_root import process_root
-from mps_exporter.sources.worker_thread import WorkerBusyError, WorkerThread, WorkerTimeoutError
 
 T = TypeVar("T")
 
@@ -82,8 +80,8 @@ class LiveHost:
             procfs=settings.path_procfs,
         )
         self._kernel = KernelEvidence(settings.path_kmsg, settings.path_procfs)
-        self._logs = LogReaderPool(LogReader(procfs=settings.path_procfs))
-        self._watch = ProcessWatch(opener(settings.path_procfs), on_end=self._logs.wake)
+        self._logs = LogFollower(LogReader(procfs=settings.path_procfs))
+        self._watch = ProcessWatch(opener(settings.path_procfs))
         self._new: set[int] = set()
         self._ended: dict[int, float] = {}
         """What has not been told yet."""
@@ -102,9 +100,9 @@ class LiveHost:
                 shortest_seconds=shortest,
             )
         )
-        self._workers = {name: WorkerThread(name) for name in ("procfs", "nvml")}
-        # Our own questions wait for each other; behind one that hangs nobody waits.
-        self._locks = {name: asyncio.Lock() for name in (*self._workers, "logs")}
+        self._calls = BlockingCalls[Any]()
+        # Calls to one source are serialized; no caller waits behind a call that hangs.
+        self._locks = {name: asyncio.Lock() for name in ("procfs", "nvml", "logs")}
 
     def now(self) -> float:
         return time.time()
@@ -197,10 +195,6 @@ class LiveHost:
         states = [state for other in others for state in unread_states(other, FOREGROUND)]
         return replace(found, states=(*found.states, *states))
 
-    async def log_news(self, daemons: Sequence[DaemonFacts], timeout_seconds: float) -> bool:
-        targets = [_target(one, self._procfs_path) for one in daemons if not one.foreground]
-        return await self._logs.wait_for_news(targets, timeout_seconds)
-
     def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:
         return self._kernel.read(clients)
 
@@ -220,17 +214,13 @@ class LiveHost:
         self._watch.close()
         self._kernel.close()
         await self._logs.close()
-        for worker in self._workers.values():
-            worker.close()
 
     async def _call(
-        self, worker: str, deadline_seconds: float, function: Callable[..., T], *arguments: object
+        self, source: str, deadline_seconds: float, function: Callable[..., T], *arguments: object
     ) -> T:
-        async with self._exclusive(worker, deadline_seconds) as left:
-            try:
-                return await self._workers[worker].call(function, *arguments, deadline_seconds=left)
-            except (WorkerTimeoutError, WorkerBusyError) as error:
-                raise SourceTimeoutError(str(error)) from error
+        async with self._exclusive(source, deadline_seconds) as left:
+            found: T = await self._calls.call(source, function, *arguments, seconds=left)
+            return found
 
     @asynccontextmanager
     async def _exclusive(self, source: str, deadline_seconds: float) -> AsyncIterator[float]:

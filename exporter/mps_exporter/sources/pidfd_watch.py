@@ -28,7 +28,6 @@ class ProcessWatch:
     Args:
         open_process: PID -> descriptor; None where the kernel or the procfs has none.
         now: Unix time.
-        on_end: Called when ended() has something new to tell.
     """
 
     def __init__(
@@ -36,11 +35,9 @@ class ProcessWatch:
         open_process: Callable[[int], int] | None,
         *,
         now: Callable[[], float] = time.time,
-        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._open = open_process
         self._now = now
-        self._on_end = on_end
         self._most = MAX_DESCRIPTORS
         self._descriptors: dict[int, int] = {}
         self._ended: dict[int, float] = {}
@@ -97,7 +94,6 @@ class ProcessWatch:
 
     def _end(self, pid: int) -> None:
         self._ended[pid] = self._news[pid] = self._now()
-        self._on_end()
 
     def _close(self, pid: int) -> None:
         descriptor = self._descriptors.pop(pid)

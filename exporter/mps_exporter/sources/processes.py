@@ -27,7 +27,6 @@ from mps_exporter.sources.procfs_parse import (
     parse_hidepid,
     parse_mps_environment,
     parse_namespace,
-    parse_newest_pid,
     parse_passwd,
     parse_stat,
     parse_status,
@@ -37,19 +36,6 @@ from mps_exporter.sources.procfs_parse import (
 HOST_USERS = "/etc/passwd"
 
 _REFRESH_SECONDS = 60.0
-_TURNS = 4
-"""A process that ran another program is looked at again once in so many listings..."""
-_TURN_SECONDS = 2.5
-"""...and, where listings are closer than this, once in so many times this. (Each name that is read
-lets another thread have the interpreter three times.)"""
-_MAX_NEW_READS = 2
-"""One that is new is looked at in its first listings: it may be between fork and exec."""
-_MAX_NEW_PIDS = 64
-"""Where more PIDs than this were given out since the last look, /proc is listed."""
-_MAX_PID = 1 << 22
-"""The kernel's PID_MAX_LIMIT."""
-_Started = tuple[range, range]
-_NONE_STARTED = range(0), range(0)
 _CHUNK_BYTES = 1 << 16
 _LINE_BYTES = 1 << 12
 _MAX_BYTES = 1 << 22
@@ -103,15 +89,6 @@ class Processes:
         self._clock = clock
         self._users = _UserDatabase(passwd, clock)
         self._known: dict[int, _CachedFacts] = {}
-        self._listings = self._turn = 0
-        self._turned_at = float("-inf")
-        self._first_listed: dict[int, int] = {}
-        self._running: frozenset[int] = frozenset()
-        """The programs that were found last."""
-        self._shows_newest_pid: bool | None = None
-        self._newest_pid: int | None = None
-        self._new: frozenset[int] = frozenset()
-        """Those that the last look was the first to see."""
         self._hides_at = float("-inf")
         self._hiding = False
         self._boot_time = float("-inf")
@@ -119,7 +96,7 @@ class Processes:
         self._ticks_per_second = os.sysconf("SC_CLK_TCK")
 
     def all(self) -> Iterator[int]:
-        """Give all PIDs.
+        """Return all PIDs.
 
         Raises:
             OSError: The directory cannot be listed.
@@ -128,90 +105,15 @@ class Processes:
             yield from (int(entry.name) for entry in entries if entry.name.isdecimal())
 
     def running(self, comm: bytes) -> list[int]:
-        """Give the PIDs of a program, by the first bytes of its name.
-
-        A host of this size has thousands of processes, and all but a few stay what they were. Those
-        are read by turns, once in a few listings: one that becomes another program late in its life
-        is found a few listings later (10 s, if that is longer). Between turns /proc is not even
-        listed where it tells the newest PID: only those given out since the last look are new. (A
-        listing takes 1.3 to 4 µs for each process; 4,000 took 5.5 ms at each scrape.)
+        """Return the PIDs of a program, by the first bytes of its name.
 
         Raises:
             OSError: /proc cannot be listed, or names in it cannot be read now.
         """
-        newest = self._read_newest_pid()  # first: of those that start meanwhile the next look tells
-        started = self._started_until(newest)
-        is_turn = self._clock() - self._turned_at >= _TURN_SECONDS
-        if is_turn or started is None or sum(map(len, started)) > _MAX_NEW_PIDS:
-            found = self._listed(comm, started or _NONE_STARTED, is_turn=is_turn)
-        else:
-            found = self._looked_at(comm, started)
-        self._newest_pid, self._running = newest, frozenset(found)
-        return sorted(found)
-
-    def _listed(self, comm: bytes, started: _Started, *, is_turn: bool) -> set[int]:
-        """Look for a program in a listing of all processes."""
-        self._listings += 1
-        now, before, first_listed = self._listings, self._first_listed, dict[int, int]()
-        found = set[int]()
-        if is_turn:
-            self._turn, self._turned_at = self._turn + 1, self._clock()
-        for pid in self.all():
-            is_new = pid in started[0] or pid in started[1]  # its PID may have been another's
-            first = first_listed[pid] = now if is_new else before.get(pid, now)
-            is_due = now - first < _MAX_NEW_READS or (is_turn and not (pid + self._turn) % _TURNS)
-            if not is_due:
-                if pid in self._running:
-                    found.add(pid)  # if it is another one now, its facts will tell
-            elif self.comm(pid) == comm:
-                found.add(pid)
-        self._first_listed = first_listed
-        self._new = frozenset(pid for pid, first in first_listed.items() if first == now)
+        listed = set(self.all())
         # Facts of thousands of short processes would be megabytes until they are too old.
-        for gone in self._known.keys() - first_listed.keys():
-            del self._known[gone]
-        return found
-
-    def _looked_at(self, comm: bytes, started: _Started) -> set[int]:
-        """Look for a program among those that ran it, and those that are new.
-
-        A PID may be a thread's here. Threads are not listed, but are found by their numbers.
-        """
-        new = frozenset[int]().union(*started)
-        same = self._running - new
-        found = {
-            pid
-            for pid in self._running | self._new | new
-            if self.comm(pid) == comm and (pid in same or self._is_process(pid))
-        }
-        for gone in same - found:
-            self._first_listed.pop(gone, None)  # who has its PID next is new
-        self._new = new
-        return found
-
-    def _is_process(self, pid: int) -> bool:
-        return parse_status(self._read(pid, "status") or b"").thread_group == pid
-
-    def _started_until(self, newest: int | None) -> _Started | None:
-        """Give the PIDs given out since the last look; None: not known."""
-        before = self._newest_pid
-        if newest is None or before is None:
-            return None
-        if newest < before:  # they began again after the last one
-            return range(before + 1, _MAX_PID + 1), range(newest + 1)
-        return range(before + 1, newest + 1), range(0)
-
-    def _read_newest_pid(self) -> int | None:
-        """Give the PID that was given out last: the end of /proc/loadavg (proc(5)).
-
-        It is one of the reader's PID namespace, whatever the mount. gVisor says 0 always. (Where it
-        is another number, as lxcfs may tell, a new process is found by the next listing.)
-        """
-        if self._shows_newest_pid is None:
-            self._shows_newest_pid = shows_own_pids(self.root)
-        if not self._shows_newest_pid:
-            return None
-        return parse_newest_pid(_read_file(f"{self.root}/loadavg") or b"")
+        self._known = {pid: known for pid, known in self._known.items() if pid in listed}
+        return sorted(pid for pid in listed if self.comm(pid) == comm)
 
     def comm(self, pid: int) -> bytes:
         """Read the first 15 bytes of a program's name: the cheapest that tells programs apart.
@@ -221,7 +123,7 @@ class Processes:
         return (_read_line(f"{self.root}/{pid}/comm") or b"")[:-1]
 
     def arguments(self, pid: int) -> tuple[str, ...]:
-        """Give a process's arguments, as they were when its facts were read; empty: none."""
+        """Return a process's arguments, as they were when its facts were read; empty: none."""
         known = self._known.get(pid)
         return self._read_arguments(pid) if known is None else known.arguments
 
@@ -235,7 +137,7 @@ class Processes:
         return status.real_uid, status.parent_pid
 
     def sole_user(self, pid: int) -> int | None:
-        """Give the user whose word a process's arguments and environment are; None: not known.
+        """Return the user whose word a process's arguments and environment are; None: not known.
 
         -1: several users'. Anybody may start a set-user-ID program of root's (su) by the name of
         MPS's, with an environment of his choice.
@@ -264,7 +166,7 @@ class Processes:
         return self._read(pid, "net/unix") or b""
 
     def identify(self, pids: Iterable[int]) -> tuple[dict[int, ProcessFacts], dict[int, OSError]]:
-        """Give the facts of those that are there, and of whom nothing can be said now, and why."""
+        """Return the facts of processes that are there, and why others cannot be read now."""
         found, unknown = dict[int, ProcessFacts](), dict[int, OSError]()
         self._boot_time_is_fresh = False
         for pid in pids:
@@ -279,7 +181,7 @@ class Processes:
         return found, unknown
 
     def facts(self, pid: int) -> ProcessFacts | None:
-        """Give the facts of one process; None: it is not there.
+        """Return the facts of one process; None: it is not there.
 
         Facts that did not change are the same object as the last time.
 

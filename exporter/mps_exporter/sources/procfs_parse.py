@@ -70,24 +70,17 @@ class ProcessStatus:
     several_uids: bool = False
     """Real, effective and saved user differ: a set-user-ID program, whose arguments and environment
     are another's than the effective user's."""
-    thread_group: int | None = None
-    """The PID of the process; /proc/TID shows a thread of it, too."""
 
 
 def parse_status(raw: bytes) -> ProcessStatus:
     """Read the lines of numbers.
 
-    These are "Uid: real effective saved filesystem", "NSpid: outermost … innermost", "PPid:" and
-    "Tgid:".
+    These are "Uid: real effective saved filesystem", "NSpid: outermost … innermost" and "PPid:".
     """
     values: dict[bytes, list[int]] = {}
     for line in raw.split(b"\n"):
         key, colon, rest = line.partition(b":")
-        if (
-            colon
-            and key in (b"Uid", b"NSpid", b"PPid", b"Tgid")
-            and re.fullmatch(rb"[\d\s]*", rest)
-        ):
+        if colon and key in (b"Uid", b"NSpid", b"PPid") and re.fullmatch(rb"[\d\s]*", rest):
             values.setdefault(key, [int(number) for number in rest.split()])
     uids = values.get(b"Uid", [])
     return ProcessStatus(
@@ -96,7 +89,6 @@ def parse_status(raw: bytes) -> ProcessStatus:
         parent_pid=next(iter(values.get(b"PPid", ())), None),
         real_uid=uids[0] if len(uids) > 1 else None,
         several_uids=len(set(uids[:3])) > 1,
-        thread_group=next(iter(values.get(b"Tgid", ())), None),
     )
 
 
@@ -131,12 +123,6 @@ def parse_boot_time(raw: bytes) -> float | None:
     """Read the line "btime" of /proc/stat: when the host started, Unix time."""
     found = re.search(rb"^btime (\d+)$", raw, re.MULTILINE)
     return float(found[1]) if found else None
-
-
-def parse_newest_pid(raw: bytes) -> int | None:
-    """Read the end of /proc/loadavg, like "0.20 0.18 0.12 1/80 11206"; None: it is not told."""
-    found = re.fullmatch(rb"\S+ \S+ \S+ \d+/\d+ ([1-9]\d{0,8})\n", raw)
-    return int(found[1]) if found else None
 
 
 def parse_hidepid(raw: bytes) -> bool:

@@ -117,10 +117,6 @@ class ReplayHost:
     ) -> LogsObservation:
         return self._cursor.logs(self.now(), {daemon.pipe_directory for daemon in daemons})
 
-    async def log_news(self, daemons: Sequence[DaemonFacts], timeout_seconds: float) -> bool:
-        """Say that there may be some: a look at a recording costs little."""
-        return True
-
     def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:
         now = self.now()
         found = self._cursor.between("kernel", self._kernel_read_until, now)

@@ -1,24 +1,54 @@
-"""Runs one short-lived program: bounded in time and output, killed with its group, reaped."""
+"""Runs one short-lived program: bounded in time, output and rights, killed with its group, reaped.
+
+The control tool meets sockets of other users. It runs as the daemon's user where this program may
+change users, and without capabilities everywhere.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import resource
 import signal
+import struct
 import time
+from asyncio.subprocess import Process, SubprocessStreamProtocol
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
-from mps_exporter.sources.least_rights import NO_GROUP, give_up_rights
-
 MAX_OUTPUT_BYTES = 1 << 20
-"""Of each stream; a program that writes more is killed."""
+"""Maximum length of each stream. A program that writes more is killed."""
 
+_READ_BYTES = 1 << 16
 _DRAIN_SECONDS = 0.2
-_REAP_SECONDS = 1.0
+"""Time to read output after the exit: a child of the program may hold the pipes open."""
+_REAP_SECONDS, _REAP_ATTEMPTS = 0.005, 200
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+NO_GROUP = 65534
+"""The group that belongs to nobody: a user's groups are not known here."""
+
+CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE = 5, 6, 7, 19
+
+_LIMITS = (
+    (resource.RLIMIT_CORE, 0),
+    (resource.RLIMIT_CPU, 10),
+    (resource.RLIMIT_NOFILE, 64),
+)
+
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
+_CAPABILITY_VERSION_3 = 0x20080522
+
+# Looked up now: between fork and exec no lock of the dynamic loader may be taken.
+_libc = ctypes.CDLL(None, use_errno=True)
+_prctl, _capset = _libc.prctl, _libc.capset
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +71,9 @@ class ChildRights:
     uid: int | None = None
     """None: as this program."""
     capabilities: tuple[int, ...] = ()
-    """What it keeps of this program's."""
+    """The capabilities of this program that it keeps."""
     descriptors: tuple[int, ...] = ()
-    """Of this program, open in the child by the same numbers."""
+    """Descriptors of this program, open in the child by the same numbers."""
 
 
 async def run_process(
@@ -55,17 +85,18 @@ async def run_process(
 ) -> ProcessResult:
     """Run a program in a session of its own, with this environment and no other.
 
-    It has no capability but those that are named, and gets none; see least_rights for its limits.
     Whatever happens, also when the caller is cancelled, the program's process group is dead and
-    reaped afterwards; one that the kernel does not let die is reaped when it does.
+    reaped afterwards; a process that the kernel does not let die is reaped when it does.
 
     Raises:
         OSError: It could not be started.
     """
-    started = time.monotonic()
-    loop = asyncio.get_running_loop()
+    started, loop = time.monotonic(), asyncio.get_running_loop()
+    user: dict[str, Any] = {}
+    if rights.uid is not None:
+        user = {"user": rights.uid, "group": NO_GROUP, "extra_groups": []}
     transport, protocol = await loop.subprocess_exec(
-        _ProcessProtocol,
+        lambda: SubprocessStreamProtocol(_READ_BYTES, loop),
         *argv,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -76,97 +107,115 @@ async def run_process(
         start_new_session=True,
         pass_fds=rights.descriptors,
         preexec_fn=partial(give_up_rights, *rights.capabilities),
-        **_as_user(rights.uid),
+        **user,
     )
-    timed_out = False
+    output = bytearray(), bytearray()
+    timed_out = exceeded = False
     try:
-        _write(transport, stdin)
         async with asyncio.timeout(timeout_seconds):
-            await protocol.wait_ended()
+            exceeded = await _communicate(Process(transport, protocol, loop), stdin, output)
     except TimeoutError:
         timed_out = True
     finally:
-        ending = asyncio.ensure_future(_terminate(transport, protocol))
+        ending = asyncio.ensure_future(_end(transport))
         _ENDING.add(ending)
         ending.add_done_callback(_ENDING.discard)
         await asyncio.shield(ending)
-    killed = timed_out or protocol.output_exceeded
     return ProcessResult(
-        return_code=None if killed else transport.get_returncode(),
-        stdout=bytes(protocol.output[1]),
-        stderr=bytes(protocol.output[2]),
+        return_code=None if timed_out or exceeded else transport.get_returncode(),
+        stdout=bytes(output[0]),
+        stderr=bytes(output[1]),
         timed_out=timed_out,
-        output_exceeded=protocol.output_exceeded,
+        output_exceeded=exceeded,
         duration_seconds=time.monotonic() - started,
     )
-
-
-def _as_user(uid: int | None) -> dict[str, Any]:
-    return {} if uid is None else {"user": uid, "group": NO_GROUP, "extra_groups": []}
 
 
 _ENDING: set[asyncio.Future[None]] = set()
 """Children on their way out: a task that nobody refers to could be collected before it is done."""
 
 
-class _ProcessProtocol(asyncio.SubprocessProtocol):
-    """Collects what a program writes, up to the bound."""
-
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.output = {1: bytearray(), 2: bytearray()}
-        self.exited: asyncio.Future[None] = loop.create_future()
-        self._output_exceeded: asyncio.Future[None] = loop.create_future()
-        self._silent: asyncio.Future[None] = loop.create_future()
-
-    @property
-    def output_exceeded(self) -> bool:
-        return self._output_exceeded.done()
-
-    async def wait_ended(self) -> None:
-        """Wait for its exit and its last words.
-
-        For the latter not long: a child of its own may hold the pipes open.
-        """
-        await asyncio.wait(
-            (self.exited, self._output_exceeded), return_when=asyncio.FIRST_COMPLETED
-        )
-        if not self.output_exceeded:
-            await asyncio.wait((self._silent,), timeout=_DRAIN_SECONDS)
-
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Keep it while there is room."""
-        kept = self.output[fd]
-        kept += data[: MAX_OUTPUT_BYTES - len(kept)]
-        if len(kept) >= MAX_OUTPUT_BYTES:
-            _resolve(self._output_exceeded)
-
-    def process_exited(self) -> None:
-        _resolve(self.exited)
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """It was reaped and its pipes are closed."""
-        _resolve(self._silent)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _write(transport: asyncio.SubprocessTransport, stdin: bytes) -> None:
-    pipe = cast("asyncio.WriteTransport", transport.get_pipe_transport(0))
+async def _communicate(child: Process, stdin: bytes, output: tuple[bytearray, bytearray]) -> bool:
+    """Write the input and read the output to its end; return whether it is too long."""
+    pipe = cast("asyncio.StreamWriter", child.stdin)
     pipe.write(stdin)
     pipe.close()
+    streams = cast("tuple[asyncio.StreamReader, ...]", (child.stdout, child.stderr))
+    pairs = zip(streams, output, strict=True)
+    reading = {asyncio.create_task(_read(stream, kept)) for stream, kept in pairs}
+    try:
+        while reading:
+            done, reading = await asyncio.wait(
+                reading, timeout=_DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if any(task.result() for task in done):
+                return True
+            if not done and child.returncode is not None:
+                return False
+        await child.wait()
+        return False
+    finally:
+        for task in reading:
+            task.cancel()
 
 
-async def _terminate(transport: asyncio.SubprocessTransport, protocol: _ProcessProtocol) -> None:
+async def _read(stream: asyncio.StreamReader, kept: bytearray) -> bool:
+    """Read a stream to its end; return whether it is too long."""
+    while data := await stream.read(_READ_BYTES):
+        kept += data[: MAX_OUTPUT_BYTES - len(kept)]
+        if len(kept) >= MAX_OUTPUT_BYTES:
+            return True
+    return False
+
+
+async def _end(transport: asyncio.SubprocessTransport) -> None:
     """Kill what still runs and wait for it to be reaped, before the transport is closed.
 
     (Closing first would let two parties wait for the same child.)
     """
-    if not protocol.exited.done():
+    if transport.get_returncode() is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(transport.get_pid(), signal.SIGKILL)
-        await asyncio.wait((protocol.exited,), timeout=_REAP_SECONDS)
+        for _ in range(_REAP_ATTEMPTS):
+            if transport.get_returncode() is not None:
+                break
+            await asyncio.sleep(_REAP_SECONDS)
     transport.close()
+
+
+def effective_capabilities() -> int:
+    """Return this process's effective capabilities, a bit for each."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("CapEff:"):
+                return int(line.split()[1], 16)
+    return 0
+
+
+def may_change_user() -> bool:
+    """Whether a child may be given another user, and be killed then."""
+    needed = 1 << CAP_SETUID | 1 << CAP_SETGID | 1 << CAP_KILL
+    return os.geteuid() == 0 and effective_capabilities() & needed == needed
+
+
+def give_up_rights(*kept: int) -> None:
+    """Drop all capabilities but these, for good. Called in a child, between fork and exec.
+
+    Whatever cannot be dropped (a filter of system calls forbids capset) is left: what an exec
+    hands on is the ambient set, and that goes first.
+    """
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    mask = sum(1 << one for one in kept)
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    # (effective, permitted, inheritable), of the lower and the upper 32
+    dropped = _capset(header, struct.pack("6I", low, low, low, high, high, high)) == 0
+    for one in kept if dropped or kept else ():
+        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, one, 0, 0)
+    # With it a program of root's gets no more than this at its start, either.
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    for limit, value in _LIMITS:
+        with suppress(OSError, ValueError):
+            hard = resource.getrlimit(limit)[1]
+            bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(limit, (bound, bound))

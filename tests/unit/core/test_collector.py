@@ -467,37 +467,8 @@ async def test_daemons_that_died_are_not_kept_without_end(host: ScriptedHost) ->
     assert len((await collector.collect()).daemons) <= 40
 
 
-async def test_quiet_logs_are_polled_at_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector_module, "TAIL_INTERVAL_SECONDS", 0.001)
-    monkeypatch.setattr(collector_module, "SETTLING_SECONDS", 0.0)
-    monkeypatch.setattr(collector_module, "GPU_TICK_SECONDS", 0.001)
-    monkeypatch.setattr(collector_module, "QUIET_POLL_SECONDS", 2 * PATIENCE_SECONDS)
-    host = ScriptedHost(script(""))
-    following = asyncio.create_task(host.collector().run_between_collections())
-    await until(lambda: host.waits_for_news > 5)
-    before = host.looks_at_logs
-    await until(lambda: host.waits_for_news > 10)
-    assert host.looks_at_logs == before
-    host.write(script(client("02:10.000", 300, 110)))
-    await until(lambda: host.looks_at_logs > before)
-    following.cancel()
-
-
-async def test_logs_of_which_nothing_is_heard_are_polled_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(collector_module, "TAIL_INTERVAL_SECONDS", 0.001)
-    monkeypatch.setattr(collector_module, "SETTLING_SECONDS", 0.0)
-    monkeypatch.setattr(collector_module, "QUIET_POLL_SECONDS", 0.05)
-    host = ScriptedHost(script(""))
-    following = asyncio.create_task(host.collector().run_between_collections())
-    await until(lambda: host.looks_at_logs > 5)
-    following.cancel()
-
-
 async def test_a_host_without_daemons_is_searched_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector_module, "TAIL_INTERVAL_SECONDS", 0.001)
-    monkeypatch.setattr(collector_module, "QUIET_POLL_SECONDS", 0.0)
     monkeypatch.setattr(collector_module, "NO_DAEMON_SECONDS", 2 * PATIENCE_SECONDS)
     host = ScriptedHost(script(""))
     host.facts = replace(host.facts, process=None)

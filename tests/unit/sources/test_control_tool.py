@@ -18,11 +18,9 @@ from mps_exporter.mps.protocol_v3 import (
     SERVERS,
 )
 from mps_exporter.observations import DaemonFacts, Outcome, ProcessFacts
-from mps_exporter.sources.circuit_breaker import CircuitBreaker
-from mps_exporter.sources.control_tool import NEW_DAEMONS_PER_SECOND, ControlTool
+from mps_exporter.sources.control_tool import NEW_DAEMONS_PER_SECOND, CircuitBreaker, ControlTool
 from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER
-from mps_exporter.sources.least_rights import PATH
-from mps_exporter.sources.run_process import ChildRights, ProcessResult
+from mps_exporter.sources.run_process import PATH, ChildRights, ProcessResult
 from testing import fake_mps_control
 from testing import fake_mps_v3 as published
 from testing.fake_host import H200, server

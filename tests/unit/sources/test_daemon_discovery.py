@@ -20,11 +20,10 @@ from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER
 from mps_exporter.sources.pipe_directory import identity_of, lock_holder
 from mps_exporter.sources.processes import Processes
-from mps_exporter.sources.threaded_calls import ThreadedCalls
 from testing.fake_host import held_lock
 from testing.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
 from testing.threads import allow_one_thread
-from testing.waiting import PATIENCE_SECONDS
+from testing.waiting import PATIENCE_SECONDS, wait_for
 
 ROOT = Path(__file__).parents[3]
 
@@ -38,7 +37,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
     defaults = (str(tmp_path / "tmp-mps"), str(tmp_path / "run-mps"))
     monkeypatch.setattr(daemon_directories, "DEFAULT_PIPE_DIRECTORIES", defaults)
     # A busy machine may not have looked at a directory within half a second.
-    monkeypatch.setattr(ThreadedCalls.__init__, "__defaults__", (PATIENCE_SECONDS,))
+    monkeypatch.setattr(daemon_discovery, "DIRECTORIES_SECONDS", PATIENCE_SECONDS)
     return FakeProc(tmp_path / "proc")
 
 
@@ -133,28 +132,13 @@ def test_one_without_flags_that_holds_the_lock_is(proc: FakeProc, tmp_path: Path
     assert facts.lock_holder_pid == facts.process.pid == pid
 
 
-def test_a_daemon_that_holds_its_lock_is_looked_at_wholly_now_and_then(
-    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now, looks = 1000.0, list[str]()
-    sole_user = Processes.sole_user
-
-    def counted(processes: Processes, pid: int) -> int | None:
-        looks.append("whole")
-        return sole_user(processes, pid)
-
-    monkeypatch.setattr(Processes, "sole_user", counted)
-    source = DaemonDiscovery(str(proc.root), clock=lambda: now)
+def test_one_that_no_longer_holds_its_lock_is_no_daemon(proc: FakeProc, tmp_path: Path) -> None:
+    source = DaemonDiscovery(str(proc.root))
     with held_lock(tmp_path / "pipe") as pid:
         proc.add(pid, argv=[CONTROL], environ=environment(tmp_path / "pipe"))
         first = source.discover([], search=True)
-        whole = len(looks)
+        assert len(first) == 1
         assert source.discover([], search=True) == first
-        assert len(looks) == whole
-        now += daemon_directories.WHOLE_LOOK_SECONDS
-        assert source.discover([], search=True) == first
-        assert len(looks) == 2 * whole
-    # Its process is there still, by this procfs, and it no longer holds the lock: it is no daemon.
     assert source.discover([], search=True) == ()
 
 
@@ -399,14 +383,14 @@ def test_who_held_the_lock_some_time_ago_says_nothing_of_now(
         pass  # the file is there, and nobody holds it
     monkeypatch.setattr(daemon_directories, "look_at", slow)
     source = DaemonDiscovery(str(proc.root))
-    source._place_calls._wait_seconds = 0.05
+    monkeypatch.setattr(daemon_discovery, "DIRECTORIES_SECONDS", 0.05)
     (facts,) = source.discover([(pipe, None)], search=True)
     assert not facts.lock_tested
     with held_lock(tmp_path / "pipe") as pid:
-        under_way = source._place_calls._asked[pipe, None]
+        under_way = source._place_calls._calls[pipe, None].future
         may_return.set()
-        assert under_way.done.wait(PATIENCE_SECONDS)
-        source._place_calls._wait_seconds = PATIENCE_SECONDS
+        wait_for(under_way.done)
+        monkeypatch.setattr(daemon_discovery, "DIRECTORIES_SECONDS", PATIENCE_SECONDS)
         (facts,) = source.discover([(pipe, None)], search=True)
         assert (facts.owner_uid, facts.lock_tested) == (os.getuid(), False)
         (facts,) = source.discover([(pipe, None)], search=True)
@@ -776,28 +760,6 @@ def test_a_process_that_ended_keeps_what_was_known_of_it(proc: FakeProc) -> None
     assert facts.mps_environment == {"CUDA_MPS_X": "1"}
 
 
-@pytest.mark.parametrize(("seconds", "listings"), [(15, 4), (1, 12)])
-def test_one_that_becomes_a_daemon_late_is_found_in_four_listings_or_ten_seconds(
-    proc: FakeProc, tmp_path: Path, seconds: int, listings: int
-) -> None:
-    now = 1000.0
-    source = DaemonDiscovery(str(proc.root), clock=lambda: now)
-    pids = range(100, 108)
-    for pid in pids:
-        proc.add(pid, argv=["sh"])
-    for _ in range(5):
-        source.discover([], search=True)
-        now += seconds
-    for pid in pids:
-        proc.add(pid, argv=[CONTROL, "-d"], environ=environment(tmp_path / str(pid)))
-    found = []
-    for _ in range(listings):
-        found.append(len(source.discover([], search=True)))
-        now += seconds
-    assert found[-1] == len(pids)
-    assert found[0] < len(pids)
-
-
 def test_start_times_do_not_move_when_the_clock_does(proc: FakeProc) -> None:
     source = DaemonDiscovery(str(proc.root))
     proc.add(5, argv=["a"], started=1)
@@ -965,3 +927,16 @@ def test_a_real_process_with_a_real_environment() -> None:
     assert facts.mps_environment == {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}
     assert facts.parent_pid == os.getpid()
     assert abs(facts.start_time_seconds - time.time()) < 3600
+
+
+def test_processes_of_a_program_are_those_that_have_its_name_now(proc: FakeProc) -> None:
+    source = Processes(str(proc.root))
+    proc.add(10, comm="sh")
+    proc.add(11, comm="job")
+    assert source.running(b"job") == [11]
+    assert source.facts(11) is not None
+    proc.remove(11)
+    proc.add(10, comm="job")  # its exec
+    proc.add(12, comm="job")
+    assert source.running(b"job") == [10, 12]
+    assert 11 not in source._known

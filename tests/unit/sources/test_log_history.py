@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.sources.log_reader import LogReader
-from testing.log_folder import LogFolder, own_logs, state
+from mps_exporter.sources.logs.follower import LogReader
+from testing.log_folder import LogFolder, own_logs, poll_all, state
 from testing.mps_logs import at, script
 
 START = "{} C630 Starting control daemon using socket /tmp/mps/control"
@@ -127,7 +127,7 @@ def test_every_start_since_the_exporters_own_is_counted(host: LogFolder) -> None
 def test_a_daemon_that_is_found_again_is_followed_from_its_last_start(host: LogFolder) -> None:
     """What it did in lives before, since the exporter's start, is no news."""
     host.read("control")
-    host.tails.poll([])
+    poll_all(host.tails)
     starts = f"{START.format('11:00.000')}\n{START.format('12:00.000')}"
     host.now = at("12:00")
     host.write("control", starts)
@@ -191,8 +191,8 @@ def test_one_log_that_fails_at_the_first_look_costs_no_other(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pread", fails_for_b)
-        first = tails.poll(targets)
-    then = tails.poll(targets)
+        first = poll_all(tails, *targets)
+    then = poll_all(tails, *targets)
     tails.close()
     assert [chunk.pipe_directory for chunk in first.chunks] == ["/a"]
     assert [one.error for one in first.states] == [

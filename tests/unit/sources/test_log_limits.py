@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.sources.log_reader import LogReader, LogTarget
-from mps_exporter.sources.log_reader_pool import (
+from mps_exporter.sources.logs.follower import (
     LIMITED_POLL_BYTES,
     MIN_POLL_BYTES,
     USER_POLL_BYTES,
-    LogReaderPool,
+    LogFollower,
+    LogReader,
+    LogTarget,
     _shares,
 )
-from testing.log_folder import PIPE, LogFolder, own_logs, state
+from testing.log_folder import PIPE, LogFolder, own_logs, poll_all, state
 from testing.mps_logs import script
 from testing.waiting import PATIENCE_SECONDS
 
@@ -26,7 +27,7 @@ def test_a_log_of_another_user_is_none(tmp_path: Path) -> None:
     host = LogFolder(tmp_path)
     host.write("control", LINE)
     other = LogTarget(PIPE, str(tmp_path), owners=frozenset({os.geteuid() + 1}))
-    found = host.tails.poll([other])
+    found = poll_all(host.tails, other)
     assert not state(found, "control").readable
     assert f"belongs to user {os.geteuid()}" in (state(found, "control").error or "")
     assert found.chunks == ()
@@ -89,7 +90,7 @@ def test_users_share_a_poll() -> None:
 
 
 async def test_one_poll_reads_a_users_share_and_all_of_the_others(tmp_path: Path) -> None:
-    pool = LogReaderPool()
+    pool = LogFollower()
     data = script(LINE).control
     data *= 2 * USER_POLL_BYTES // len(data)
     targets = []
@@ -101,13 +102,9 @@ async def test_one_poll_reads_a_users_share_and_all_of_the_others(tmp_path: Path
     for name in ("root", "alice"):
         with (tmp_path / name / "control.log").open("ab") as file:
             file.write(data)
-    # Hers come when the look at them that is under way has seen it, the others' with the poll.
-    first = await pool.poll(targets, PATIENCE_SECONDS)
-    assert sum(len(one.data) for one in first.chunks if one.pipe_directory == "/root") == len(data)
-    hers = 0
-    while not hers:
-        chunks = (await pool.poll(targets, PATIENCE_SECONDS)).chunks
-        hers = sum(len(one.data) for one in chunks if one.pipe_directory == "/alice")
-        await pool.wait_for_news(targets, PATIENCE_SECONDS)
+    read = {"/root": 0, "/alice": 0}
+    while not all(read.values()):  # hers may be late
+        for one in (await pool.poll(targets, PATIENCE_SECONDS)).chunks:
+            read[one.pipe_directory] += len(one.data)
     await pool.close()
-    assert hers == USER_POLL_BYTES // 2
+    assert read == {"/root": len(data), "/alice": USER_POLL_BYTES // 2}

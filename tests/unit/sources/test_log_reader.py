@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogsObservation
-from mps_exporter.sources import log_tail
-from mps_exporter.sources.log_reader import LogReader, LogTarget
-from testing.log_folder import PIPE, LogFolder, own_logs, state
+from mps_exporter.sources.logs import tail as log_tail
+from mps_exporter.sources.logs.follower import LogReader, LogTarget
+from testing.log_folder import PIPE, LogFolder, own_logs, poll_all, state
 from testing.mps_logs import LOGS, Logs, at, read, sample, script, summary
 
 
@@ -207,7 +207,7 @@ def test_no_permission(host: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None
         patch.setattr(os, "open", forbidden)  # root may read everything
         assert state(host.poll(), "control").error == "permission denied"
     assert state(host.poll(), "control").readable
-    assert host.tails.poll([own_logs(PIPE, host.folder)]).states[0].error is None
+    assert poll_all(host.tails, own_logs(PIPE, host.folder)).states[0].error is None
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "link", "socket", "dangling"])
@@ -304,18 +304,18 @@ def test_files_of_daemons_that_are_gone_are_closed(host: LogFolder) -> None:
     host.write("server", "00:01.500 O100 Startup")
     host.poll()
     assert descriptors() == before + 2
-    assert host.tails.poll([]) == LogsObservation(at=host.now)
+    assert poll_all(host.tails) == LogsObservation(at=host.now)
     assert descriptors() == before
 
 
 def test_an_unknown_directory_is_not_searched_for() -> None:
     """Also not in the root directory, nor in a container's."""
     tails = LogReader()
-    observation = tails.poll([LogTarget(PIPE, ""), LogTarget("/mps", "", "/proc/5/root")])
+    observation = poll_all(tails, LogTarget(PIPE, ""), LogTarget("/mps", "", "/proc/5/root"))
     assert observation.chunks == ()
     assert {(one.path, one.readable) for one in observation.states} == {("", False)}
     assert "--mps.log-directory" in (
-        state(tails.poll([LogTarget(PIPE, "")]), "control").error or ""
+        state(poll_all(tails, LogTarget(PIPE, "")), "control").error or ""
     )
     tails.close()
 
@@ -325,7 +325,7 @@ def test_an_unknown_directory_is_logged_once(
 ) -> None:
     tails = LogReader()
     for _ in range(3):
-        tails.poll([LogTarget(PIPE, "")])
+        poll_all(tails, LogTarget(PIPE, ""))
     tails.close()
 
     (line,) = caplog.records
@@ -344,7 +344,7 @@ def test_many_daemons_are_followed_apart(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "control.log").write_bytes(script(START.format(f"00:0{index}.000")).control)
         targets.append(own_logs(f"/pipe/{index}", folder))
-    observation = tails.poll(targets)
+    observation = poll_all(tails, *targets)
     assert [(c.pipe_directory, c.data[20:21]) for c in observation.chunks] == [
         ("/pipe/0", b"0"),
         ("/pipe/1", b"1"),
@@ -484,7 +484,7 @@ class NamedServers(LogFolder):
 
     def poll(self) -> LogsObservation:
         self.now += 6.0
-        return self.tails.poll([own_logs(PIPE, self.folder)._replace(named_servers=True)])
+        return poll_all(self.tails, own_logs(PIPE, self.folder)._replace(named_servers=True))
 
 
 def test_each_named_server_has_its_own_log(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from mps_exporter.observations import LogChunk
-from mps_exporter.sources.log_positions import parse_stamp
-from mps_exporter.sources.log_reader import LogReader
-from testing.log_folder import own_logs
+from mps_exporter.sources.logs.follower import LogReader
+from mps_exporter.sources.logs.stamps import parse_stamp
+from testing.log_folder import own_logs, poll_all
 
 PIPE = "/tmp/nvidia-mps"
 
@@ -55,7 +55,7 @@ class Folder:
         """Give the moments of the lines that come."""
         found = []
         for _ in range(6):
-            for chunk in self.tails.poll([own_logs(PIPE, self.folder)]).chunks:
+            for chunk in poll_all(self.tails, own_logs(PIPE, self.folder)).chunks:
                 found += _moments(chunk) if chunk.log == log else []
         return found
 
@@ -126,7 +126,7 @@ def test_a_first_line_that_comes_in_halves_has_its_offset(tmp_path: Path, zone: 
         with log.open("ab") as file:
             file.write(part)
         os.utime(log, (LATE + 900.5, LATE + 900.5 + 123.0))  # it tells nothing
-        found += folder.tails.poll([own_logs(PIPE, tmp_path)]).chunks
+        found += poll_all(folder.tails, own_logs(PIPE, tmp_path)).chunks
     assert found[-1].utc_offset_seconds is not None
     assert timedelta(seconds=found[-1].utc_offset_seconds) == zone.utcoffset(
         datetime.fromtimestamp(LATE, zone)

@@ -18,7 +18,6 @@ from mps_exporter.sources.procfs_parse import (
     parse_lock_reply,
     parse_mps_environment,
     parse_namespace,
-    parse_newest_pid,
     parse_passwd,
     parse_stat,
     parse_status,
@@ -100,13 +99,6 @@ def test_of_the_environment_only_what_concerns_mps() -> None:
     }
 
 
-def test_the_newest_pid() -> None:
-    assert parse_newest_pid(b"0.20 0.18 0.12 1/80 11206\n") == 11206
-    assert parse_newest_pid(b"0.00 0.00 0.00 0/0 0\n") is None  # gVisor
-    assert parse_newest_pid(b"0.20 0.18 0.12 1/80\n") is None
-    assert parse_newest_pid(b"") is None
-
-
 def test_boot_time() -> None:
     assert parse_boot_time(b"cpu  1 2\nbtime 1795260276\nprocesses 3\n") == 1795260276.0
     assert parse_boot_time(b"xbtime 1\n") is None
@@ -172,7 +164,6 @@ def test_no_bytes_are_too_strange(raw: bytes) -> None:
     parse_arguments(raw)
     parse_mps_environment(raw)
     parse_boot_time(raw)
-    parse_newest_pid(raw)
     parse_control_sockets(raw)
     parse_passwd(raw)
 

@@ -1,12 +1,11 @@
-"""Follows control.log and server.log of every daemon. Reads only; waits for nobody.
+"""Follows the logs of every daemon although the file system of one may hang.
 
-A daemon appends to its logs over all its restarts, so a first look begins at its last start. After
-that the logs are followed through everything that happens to log files: truncated in place
-(copytruncate, the only rotation that works with MPS: a renamed log is still written to under its
-new name), replaced, missing for a while, forbidden, half written, failing. What is history and what
-is news their stamps tell, whenever a file is seen first.
+A daemon appends to its logs over all its restarts, so the first read begins at its last start.
+After that the logs are followed through truncation (copytruncate, the only rotation that works with
+MPS: a renamed log is still written to under its new name), replacement, absence and errors.
 
-Call poll() a few times a second: it costs two stat calls for each log.
+The logs of each daemon are read by a call of their own; see mps_exporter.sources.blocking. What a
+read that hangs brings comes with a later poll, and the other daemons do not wait for it.
 """
 
 from __future__ import annotations
@@ -16,33 +15,56 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
+from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import LogChunk, LogName, LogsObservation, LogState
-from mps_exporter.sources.log_tail import MISSING, LogTail, ReadLimits
+from mps_exporter.sources.blocking import BlockingCalls
+from mps_exporter.sources.host import SourceTimeoutError
+from mps_exporter.sources.logs.tail import MISSING, LogTail, ReadLimits
 from mps_exporter.sources.resolve_in_root import opened_directory
 
 BACKLOG_BYTES = 16 * 1024 * 1024
-"""How far back a first look goes in each log."""
+"""Maximum part of a log that its first read covers, from the end."""
 
 POLL_BYTES = 1024 * 1024
-"""How much of each log one poll brings, at most; the rest waits for the next."""
+"""Maximum part of a log that one poll reads."""
+
+USER_POLL_BYTES = 64 * 1024
+LIMITED_POLL_BYTES = 128 * 1024
+"""Maximum bytes that one poll reads of all logs of an ordinary user, and of all such users. Five
+polls a second make 0.33 and 0.66 MB/s; a daemon writes some kB/s."""
+
+MIN_POLL_BYTES = 4096
+"""Minimum share of each log in these."""
+
+POLL_SECONDS = 2.0
+USERS_POLL_SECONDS = 0.1
+"""Timeout of a poll, and the part of it in which ordinary users' logs are waited for."""
+
+UNREADABLE_AFTER_SECONDS = 5.0
+"""Logs whose read hangs longer than this are reported as unreadable."""
 
 SETTLING_SECONDS = 1.0
-"""So long after new lines, poll() also says that there were no more."""
+"""Time after new lines in which a poll also says that there were no more."""
+
+SEARCH_SECONDS = 5.0
+"""Interval between searches of a v3 daemon's log directory for logs of new servers."""
+
+MAX_SERVERS = 64
+"""Maximum number of server logs that are followed for a v3 daemon."""
+MAX_ENTRIES = 4096
+"""Maximum number of directory entries that are searched for them."""
 
 LOGS: tuple[LogName, LogName] = ("control", "server")
 
-SEARCH_SECONDS = 5.0
-"""How often the log directory of an MPS v3 daemon is searched for logs of new servers."""
-
-MAX_SERVERS = 64
-MAX_ENTRIES = 4096
-"""Of the log directory: so many are looked at for those of servers, and so many of these are
-followed."""
+_HANGS = "reading it does not return: the file system does not answer"
+_NO_THREAD = "the logs of other daemons hang, and no thread is left to read it"
 
 _SERVER_NAME = re.compile(r"[a-z0-9_]{1,64}")
 
@@ -75,7 +97,7 @@ class _DaemonLogs:
     last_data_at: float = float("-inf")
 
     def all(self) -> list[tuple[str, LogTail]]:
-        """Give them, with the name of the server."""
+        """Return them, with the name of the server."""
         return [*(("", tail) for tail in self.tails.values()), *self.servers.items()]
 
 
@@ -86,8 +108,8 @@ class LogReader:
 
     Args:
         clock: Unix time in seconds.
-        backlog_bytes: How far back a first look goes in each log.
-        poll_bytes: How much of each log one poll brings, at most.
+        backlog_bytes: Maximum part of a log that its first read covers.
+        poll_bytes: Maximum part of a log that one poll reads.
         procfs: Where procfs is mounted.
     """
 
@@ -103,17 +125,6 @@ class LogReader:
         self._procfs = procfs
         self._bounds = ReadLimits(clock(), backlog_bytes, poll_bytes)
         self._daemons: dict[str, _DaemonLogs] = {}
-
-    def poll(self, targets: Sequence[LogTarget]) -> LogsObservation:
-        """Read what the logs of these daemons gained; those of all others are let go of."""
-        at = self.clock()
-        self.forget(self.daemons() - {target.pipe_directory for target in targets})
-        parts = [self.read_daemon(target, at) for target in targets]
-        return LogsObservation(
-            at=at,
-            chunks=tuple(chunk for part in parts for chunk in part.chunks),
-            states=tuple(state for part in parts for state in part.states),
-        )
 
     def read_daemon(
         self, target: LogTarget, at: float, most_bytes: int | None = None
@@ -156,23 +167,8 @@ class LogReader:
             read = [one for one in read if one.restarted or one.complete_until is None]
         return LogsObservation(at=at, chunks=tuple(read), states=tuple(states))
 
-    def may_have_gained(self, pipe_directory: str) -> bool:
-        """Whether one of a daemon's logs was written to since it was read, or is not open.
-
-        That the name of a log stands for another file by now only read_daemon() sees.
-        """
-        daemon = self._daemons.get(pipe_directory)
-        return daemon is None or any(tail.may_have_gained() for _, tail in daemon.all())
-
-    def open_files(self, pipe_directory: str) -> list[int] | None:
-        """Give the descriptors of a daemon's logs; None: one of them is not open."""
-        daemon = self._daemons.get(pipe_directory)
-        tails = [] if daemon is None else [tail for _, tail in daemon.all()]
-        files = [tail.descriptor for tail in tails if tail.descriptor is not None]
-        return files if tails and len(files) == len(tails) else None
-
     def daemons(self) -> set[str]:
-        """Give the daemons that are remembered (pipe directories)."""
+        """Return the daemons that are remembered (pipe directories)."""
         return set(self._daemons)
 
     def forget(self, gone: Collection[str]) -> None:
@@ -227,6 +223,104 @@ class LogReader:
         return chunk
 
 
+class LogFollower:
+    """The logs of many daemons, read by a blocking call for each daemon and poll.
+
+    Args:
+        reader: Reads them.
+        clock: Monotonic time.
+    """
+
+    def __init__(
+        self, reader: LogReader | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._reader = LogReader() if reader is None else reader
+        self._clock = clock
+        self._calls = BlockingCalls[LogsObservation | None]()
+        self._read_at: dict[str, float] = {}
+        """Pipe directory -> when its logs were read last, or wanted for the first time."""
+        self._transitions = TransitionLogger(_log)
+
+    async def poll(
+        self, targets: Sequence[LogTarget], deadline_seconds: float, *, kept: Collection[str] = ()
+    ) -> LogsObservation:
+        """Return what the logs of these daemons gained; the files of all others are closed.
+
+        Nothing is said of daemons whose logs are not read at the deadline; what they gained comes
+        with a later call.
+
+        Args:
+            targets: The daemons.
+            deadline_seconds: Timeout.
+            kept: Pipe directories of other daemons whose places in their logs are remembered.
+
+        Raises:
+            SourceTimeoutError: None of the logs was read.
+        """
+        at, began = self._reader.clock(), self._clock()
+        names = {target.pipe_directory for target in targets}
+        self._read_at = {name: self._read_at.get(name, began) for name in names}
+        shares, seconds = _shares(targets), min(deadline_seconds, POLL_SECONDS)
+        read = self._reader.read_daemon
+        calls: dict[Hashable, tuple[int | None, Callable[[], LogsObservation | None]]] = {
+            one.pipe_directory: (one.limited, partial(read, one, at, shares.get(one.limited)))
+            for one in targets
+        }
+        for gone in self._reader.daemons() - {*names, *kept}:
+            calls[gone] = None, partial(self._reader.forget, [gone])
+        self._calls.start(calls)
+        await self._calls.wait_async(seconds, USERS_POLL_SECONDS)
+        parts = {
+            name: part
+            for name, part in self._calls.results(calls).items()
+            if part is not None and name in names
+        }
+        if any(part.at != at for part in parts.values()):
+            at = self._reader.clock()
+            parts = {name: _with_idle_chunks(part) for name, part in parts.items()}
+        states = [state for part in parts.values() for state in part.states]
+        for target in targets:
+            states += self._check(target, read=target.pipe_directory in parts)
+        if targets and not states:
+            raise SourceTimeoutError(f"the logs were not read within {seconds:.3g} s")
+        chunks = tuple(chunk for part in parts.values() for chunk in part.chunks)
+        return LogsObservation(at=at, chunks=chunks, states=tuple(states))
+
+    async def close(self) -> None:
+        """Close all files that are not being read."""
+        await self.poll((), 1.0)
+
+    def _check(self, target: LogTarget, *, read: bool) -> tuple[LogState, ...]:
+        """Return the states of logs whose reading has taken too long; log it once."""
+        pipe, now = target.pipe_directory, self._clock()
+        if read:
+            self._read_at[pipe] = now
+            self._transitions.recovered(pipe, message="a daemon's logs are read again", daemon=pipe)
+        elif now - self._read_at[pipe] >= UNREADABLE_AFTER_SECONDS:
+            message = "reading a daemon's logs does not return"
+            self._transitions.failed(pipe, message=message, daemon=pipe, path=target.log_directory)
+            return unread_states(target, _HANGS if self._calls.is_under_way(pipe) else _NO_THREAD)
+        return ()
+
+
+def _shares(targets: Sequence[LogTarget]) -> dict[int | None, int]:
+    """Return how many bytes of each log of an ordinary user are read."""
+    daemons = Counter(target.limited for target in targets if target.limited is not None)
+    share = min(USER_POLL_BYTES, LIMITED_POLL_BYTES // max(1, len(daemons)))
+    return {user: max(MIN_POLL_BYTES, share // (2 * count)) for user, count in daemons.items()}
+
+
+def _with_idle_chunks(part: LogsObservation) -> LogsObservation:
+    """Add when the logs without news were read: the observation is of a later moment."""
+    busy = {(chunk.pipe_directory, chunk.log) for chunk in part.chunks}
+    quiet = [
+        LogChunk(part.at, state.pipe_directory, state.log, complete_until=part.at)
+        for state in part.states
+        if state.readable and (state.pipe_directory, state.log) not in busy
+    ]
+    return LogsObservation(at=part.at, chunks=(*part.chunks, *quiet), states=part.states)
+
+
 def _is_server(entry: os.DirEntry[str]) -> bool:
     return bool(_SERVER_NAME.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
 
@@ -248,7 +342,7 @@ def _joined(states: Sequence[LogState], pipe_directory: str, path: str) -> list[
 
 
 def unread_states(target: LogTarget, why: str) -> tuple[LogState, ...]:
-    """Give the states of logs that are not looked at."""
+    """Return the states of logs that are not looked at."""
     pipe_directory, log_directory, root, *_ = target
     return tuple(
         LogState(pipe_directory, log, _path(root, log_directory, log), readable=False, error=why)

@@ -10,8 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from mps_exporter.observations import LogName
-from mps_exporter.sources import log_time
-from mps_exporter.sources.log_positions import (
+from mps_exporter.sources.logs import stamps
+from mps_exporter.sources.logs.stamps import (
+    HOST_ZONE,
+    LastLine,
+    LogZone,
     find_first_line_since,
     find_last_start,
     find_next_line,
@@ -19,8 +22,8 @@ from mps_exporter.sources.log_positions import (
     parse_stamp,
     read_last_stamp,
     read_line_at,
+    same_zone_prefix,
 )
-from mps_exporter.sources.log_time import HOST_ZONE, LastLine, LogZone, same_zone_prefix
 from mps_exporter.sources.resolve_in_root import opened_directory
 
 FINGERPRINT_BYTES = 64
@@ -60,7 +63,7 @@ class LogTail:
     """One log file, as far as it has been read.
 
     Methods raise OSError when the file cannot be read now; what was read stays read, and the next
-    look() goes on from there.
+    read() goes on from there.
     """
 
     log: LogName
@@ -201,7 +204,7 @@ class LogTail:
         """
         size = found.st_size
         stamp = read_last_stamp(descriptor, size)
-        zone = log_time.infer_zone(stamp, found.st_mtime)
+        zone = stamps.infer_zone(stamp, found.st_mtime)
         bound = max(0, size - self.limits.backlog_bytes)
         history_end = self._first_new_offset(descriptor, found, stamp, zone or control.zone)
         begin: int | None
@@ -230,7 +233,7 @@ class LogTail:
         size = found.st_size
         # Stamps are cut to milliseconds: what was written in the millisecond of the start is news.
         started_at = math.floor(self.limits.started_at * 1000) / 1000
-        if found.st_mtime < started_at - log_time.TOLERANCE_SECONDS:
+        if found.st_mtime < started_at - stamps.TOLERANCE_SECONDS:
             return size
         if stamp is None:
             return 0 if self._was_missing else size
@@ -249,22 +252,12 @@ class LogTail:
 
     # ------------------------------------------------------------------ reading
 
-    def may_have_gained(self) -> bool:
-        """Whether the file was written to since it was read to its end, or cannot be asked."""
-        if self.descriptor is None:
-            return True
-        try:
-            found = os.fstat(self.descriptor)
-        except OSError:
-            return True
-        return (found.st_size, found.st_mtime_ns) != (self._offset, self._mtime_ns)
-
     def read(
         self, fallback: LogZone | None, most_bytes: int | None = None
     ) -> tuple[bytes, bool, bool]:
-        """Give what is new, whether it is history, and whether it goes to the file's end.
+        """Return what is new, whether it is history, and whether it goes to the file's end.
 
-        All of it has one offset to Unix time (that of `mark`), and is either history or not.
+        All of it has one offset to Unix time  (that of `last_line`), and is either history or not.
 
         Args:
             fallback: The zone of the daemon's other log.
@@ -321,7 +314,7 @@ class LogTail:
         """Learn the zone, and cut the data where the clocks were changed."""
         lines = self._partial_line + data
         if mtime is not None:
-            self.zone = log_time.infer_zone(last_stamp_in(lines), mtime) or self.zone
+            self.zone = stamps.infer_zone(last_stamp_in(lines), mtime) or self.zone
         zone = self.zone or fallback or HOST_ZONE
         length, self.last_line = same_zone_prefix(lines, zone, self.last_line, mtime)
         self._partial_line = lines[lines.rfind(b"\n", 0, length) + 1 : length][:PARTIAL_BYTES]

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import TypeVar
+
+import pytest
+
+from mps_exporter.sources import blocking
+from mps_exporter.sources.blocking import BlockingCalls
+from mps_exporter.sources.host import SourceTimeoutError
+from testing.threads import allow_one_thread
+from testing.waiting import PATIENCE_SECONDS, until, wait_for
+
+T = TypeVar("T")
+
+ALICE, BOB = 2001, 2002
+
+Questions = dict[Hashable, tuple[int | None, Callable[[], str]]]
+
+
+class Gate:
+    """Questions that hang until the gate is opened."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.started = 0
+
+    def __call__(self) -> str:
+        self.started += 1
+        self.open.wait()
+        return "late"
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.open.set()
+
+
+def at_once() -> str:
+    return "now"
+
+
+def ask(
+    calls: BlockingCalls[T],
+    questions: Mapping[Hashable, tuple[int | None, Callable[[], T]]],
+    seconds: float = PATIENCE_SECONDS,
+) -> dict[Hashable, T]:
+    calls.start(questions)
+    calls.wait(seconds)
+    return calls.results(questions)
+
+
+def asked(user: int | None, function: Callable[[], str]) -> tuple[int | None, Callable[[], str]]:
+    return user, function
+
+
+def test_one_that_hangs_costs_its_own_answer(gate: Gate) -> None:
+    questions: Questions = {"a": asked(ALICE, gate), "b": asked(0, at_once)}
+    some = BlockingCalls[str]()
+    some.start(questions)
+    wait_for(some._calls["b"].future.done)
+    found = some.results(questions)
+    assert found == {"b": "now"}
+
+
+def test_nobody_waits_for_it_again_and_it_is_not_asked_twice(gate: Gate) -> None:
+    some = BlockingCalls[str]()
+    ask(some, {"a": asked(ALICE, gate)}, 0.01)
+    assert ask(some, {"a": asked(ALICE, gate), "b": asked(0, at_once)}) == {"b": "now"}
+    assert gate.started == 1
+
+
+def test_what_comes_late_is_given_by_a_later_call(gate: Gate) -> None:
+    some = BlockingCalls[str]()
+    ask(some, {"a": asked(ALICE, gate)}, 0.01)
+    gate.open.set()
+    wait_for(some._calls["a"].future.done)
+    assert ask(some, {"a": asked(ALICE, gate)}) == {"a": "late"}
+    assert ask(some, {"a": asked(ALICE, at_once)}) == {"a": "now"}
+
+
+def test_a_user_whose_question_hangs_is_waited_for_no_more(gate: Gate) -> None:
+    """She may name another directory of the same file server each time."""
+    some = BlockingCalls[str]()
+    ask(some, {"a": asked(ALICE, gate)}, 0.01)
+    questions: Questions = {number: asked(ALICE, gate) for number in range(100)}
+    assert ask(some, {**questions, "b": asked(BOB, at_once)}) == {"b": "now"}
+    assert gate.started <= blocking.MAX_HUNG_PER_USER + 1
+
+
+def test_what_an_earlier_call_asked_is_told_apart(gate: Gate) -> None:
+    some = BlockingCalls[str]()
+    ask(some, {"a": asked(ALICE, gate)}, 0.01)
+    gate.open.set()
+    wait_for(some._calls["a"].future.done)
+    assert ask(some, {"a": asked(ALICE, gate), "b": asked(BOB, at_once)})
+    assert some.old == {"a"}
+    assert ask(some, {"a": asked(ALICE, at_once), "b": asked(BOB, at_once)})
+    assert some.old == frozenset()
+
+
+def test_a_thread_that_is_free_is_asked_again() -> None:
+    some = BlockingCalls[int]()
+    threads = {ask(some, {number: (0, threading.get_ident)})[number] for number in range(5)}
+    assert len(threads) == 1
+
+
+def test_free_threads_are_few_and_end_with_who_asked() -> None:
+    some = BlockingCalls[threading.Thread]()
+    begun = threading.Barrier(blocking.MAX_IDLE + 2)
+
+    def at_the_same_time() -> threading.Thread:
+        begun.wait()
+        return threading.current_thread()
+
+    names = range(blocking.MAX_IDLE + 2)
+    threads = ask(some, dict.fromkeys(names, (0, at_the_same_time))).values()
+    assert len(set(threads)) == len(names)
+    wait_for(lambda: sum(one.is_alive() for one in threads) == blocking.MAX_IDLE)
+    del some
+    gc.collect()
+    wait_for(lambda: not any(one.is_alive() for one in threads))
+
+
+def test_an_error_is_no_answer_and_stops_nobody() -> None:
+    def fails() -> str:
+        raise OSError(24, "Too many open files")
+
+    some = BlockingCalls[str]()
+    assert ask(some, {"a": asked(ALICE, fails), "b": asked(BOB, at_once)}) == {"b": "now"}
+    assert [str(error) for error in some.errors.values()] == ["[Errno 24] Too many open files"]
+
+
+def test_a_bug_is_raised() -> None:
+    def fails() -> str:
+        raise KeyError("a bug")
+
+    with pytest.raises(KeyError, match="a bug"):
+        ask(BlockingCalls[str](), {"a": asked(0, fails)})
+
+
+def test_without_a_free_thread_the_first_ones_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_one_thread(monkeypatch)
+    monkeypatch.setattr(blocking, "MAX_IDLE", 0)
+    some = BlockingCalls[str]()
+    assert ask(some, {"a": asked(0, at_once), "b": asked(ALICE, at_once)}) == {"a": "now"}
+
+
+# ---------------------------------------------------------------- one call
+
+
+async def test_one_call_gives_its_result_or_its_error() -> None:
+    calls = BlockingCalls[int]()
+    assert await calls.call("x", len, "abc", seconds=PATIENCE_SECONDS) == 3
+    for error in (ValueError("no"), KeyError("k"), OSError("gone")):
+        with pytest.raises(type(error)) as caught:
+            await calls.call("x", raises(error), seconds=PATIENCE_SECONDS)
+        assert caught.value is error
+    assert await calls.call("x", len, "abc", seconds=PATIENCE_SECONDS) == 3
+
+
+def raises(error: Exception) -> Callable[[], int]:
+    def fail() -> int:
+        raise error
+
+    return fail
+
+
+async def test_one_call_that_hangs_costs_its_deadline_and_then_nothing(gate: Gate) -> None:
+    calls = BlockingCalls[str]()
+    with pytest.raises(SourceTimeoutError, match=r"disk did not answer within 0\.05 s"):
+        await calls.call("disk", gate, seconds=0.05)
+    with pytest.raises(SourceTimeoutError, match="disk has been busy with one call for"):
+        await calls.call("disk", at_once, seconds=PATIENCE_SECONDS)
+    assert await calls.call("other", at_once, seconds=PATIENCE_SECONDS) == "now"
+    gate.open.set()
+    wait_for(lambda: not calls.is_under_way("disk"))
+    assert await calls.call("disk", at_once, seconds=PATIENCE_SECONDS) == "now"  # not what is late
+
+
+async def test_a_cancelled_caller_leaves_the_call_inside(gate: Gate) -> None:
+    calls = BlockingCalls[str]()
+    caller = asyncio.ensure_future(calls.call("disk", gate, seconds=PATIENCE_SECONDS))
+    await until(lambda: calls.is_under_way("disk"))
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert calls.is_under_way("disk")
+
+
+async def test_without_time_nothing_is_started(gate: Gate) -> None:
+    with pytest.raises(SourceTimeoutError):
+        await BlockingCalls[str]().call("disk", gate, seconds=0.0)
+    assert gate.started == 0
+
+
+async def test_calls_of_ordinary_users_are_waited_for_shortly(gate: Gate) -> None:
+    calls = BlockingCalls[str]()
+    questions: Questions = {"a": asked(ALICE, gate), "b": asked(None, at_once)}
+    calls.start(questions)
+    await calls.wait_async(PATIENCE_SECONDS * 10, 0.01)
+    assert calls.results(questions) == {"b": "now"}
+
+
+def test_a_closed_event_loop_does_no_harm(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    calls = BlockingCalls[str]()
+
+    async def abandon() -> None:
+        with pytest.raises(SourceTimeoutError):
+            await calls.call("disk", gate, seconds=0.02)
+
+    asyncio.run(abandon())
+    gate.open.set()
+    wait_for(lambda: not calls.is_under_way("disk"))
+    assert asyncio.run(calls.call("disk", at_once, seconds=PATIENCE_SECONDS)) == "now"
+    assert not caplog.records

@@ -1,0 +1,322 @@
+"""Logs of many daemons, some of which are read slowly or never."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mps_exporter.config import Settings
+from mps_exporter.observations import DaemonFacts, LogChunk, LogsObservation
+from mps_exporter.sources import blocking
+from mps_exporter.sources.host import SourceTimeoutError
+from mps_exporter.sources.live_host import LiveHost
+from mps_exporter.sources.logs import follower
+from mps_exporter.sources.logs.follower import LogFollower, LogReader, LogTarget
+from testing.log_folder import own_logs
+from testing.waiting import PATIENCE_SECONDS, until, until_awaited
+
+OWN = (os.geteuid(),)
+
+
+class Disks(LogReader):
+    """A reader whose reading of some daemons' logs takes until a gate opens."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        super().__init__(clock=lambda: self.now)
+        self.gates: dict[str, threading.Event] = {}
+
+    def read_daemon(
+        self, target: LogTarget, at: float, most_bytes: int | None = None
+    ) -> LogsObservation:
+        found = super().read_daemon(target, at, most_bytes)  # the offsets move on
+        if gate := self.gates.get(target[0]):
+            gate.wait()
+        return found
+
+
+class Site:
+    """Daemons with logs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.disks = Disks()
+        self.monotonic = 0.0
+        self.logs = LogFollower(self.disks, clock=lambda: self.monotonic)
+        self.targets: list[LogTarget] = []
+
+    def add(self, *names: str, user: int | None = None) -> None:
+        for name in names:
+            (self.folder / name).mkdir()
+            target = own_logs(f"/{name}", self.folder / name)
+            self.targets.append(target._replace(limited=user))
+            self.write(name, "first")
+
+    def write(self, name: str, text: str) -> None:
+        with (self.folder / name / "control.log").open("a") as log:
+            log.write(f"{text}\n")
+
+    def hang(self, *names: str) -> threading.Event:
+        gate = threading.Event()
+        self.disks.gates |= {f"/{name}": gate for name in names}
+        return gate
+
+    async def poll(self, deadline_seconds: float = PATIENCE_SECONDS) -> dict[str, str]:
+        """Give what came, by daemon."""
+        found: dict[str, str] = {}
+        for chunk in (await self.logs.poll(self.targets, deadline_seconds)).chunks:
+            name = chunk.pipe_directory[1:]
+            found[name] = found.get(name, "") + chunk.data.decode()
+        return {name: text for name, text in found.items() if text}
+
+    async def returned(self, *names: str) -> None:
+        """Wait until the reads of these that are under way are done."""
+        calls = self.logs._calls
+        await until(lambda: not any(calls.is_under_way(f"/{name}") for name in names))
+
+    async def lose(self, name: str, deadline_seconds: float = 0.05) -> threading.Event:
+        """Let the next read of this daemon hang, and begin it."""
+        gate = self.hang(name)
+        with suppress(SourceTimeoutError):
+            await self.poll(deadline_seconds)
+        assert self.logs._calls.is_under_way(f"/{name}")
+        return gate
+
+
+@pytest.fixture
+async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    monkeypatch.setattr(follower, "POLL_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(follower, "USERS_POLL_SECONDS", PATIENCE_SECONDS)
+    made = Site(tmp_path)
+    yield made
+    for gate in made.disks.gates.values():
+        gate.set()
+    await made.logs.close()
+
+
+async def test_each_poll_brings_what_was_written_before_it(site: Site) -> None:
+    site.add("a", "b")
+    assert await site.poll() == {"a": "first\n", "b": "first\n"}
+    site.write("b", "second")
+    assert await site.poll() == {"b": "second\n"}
+    assert await site.poll() == {}
+
+
+async def test_what_a_late_poll_read_comes_with_the_next(site: Site) -> None:
+    site.add("a")
+    gate = site.hang("a")
+    with pytest.raises(SourceTimeoutError, match=r"not read within 0\.01 s"):
+        await site.poll(0.01)
+    site.write("a", "second")
+    gate.set()
+    await site.returned("a")
+    found = await site.poll() | {"then": ""}
+    found["then"] = "".join((await site.poll()).values())
+    assert found["a"] + found["then"] == "first\nsecond\n"
+
+
+async def test_what_comes_late_is_complete_only_until_it_was_read(site: Site) -> None:
+    """The silence of the other log, too: a line may have come since."""
+    site.add("a")
+    (site.folder / "a" / "server.log").write_text("")
+    await site.poll()
+    began = site.disks.now
+    gate = await site.lose("a")
+    site.disks.now += 0.2
+    gate.set()
+    await site.returned("a")
+    found = await site.logs.poll(site.targets, PATIENCE_SECONDS)
+    assert found.at == site.disks.now
+    assert {chunk.log: chunk.complete_until for chunk in found.chunks} == {
+        "control": began,
+        "server": began,
+    }
+
+
+async def test_one_that_hangs_delays_the_others_once(site: Site) -> None:
+    site.add("a", "b", "c")
+    await site.poll()
+    gate = await site.lose("a")
+    for name in "abc":
+        site.write(name, "news")
+    for _ in range(2):  # whoever waited for it now would never return
+        assert "a" not in await site.poll(PATIENCE_SECONDS * 10)
+    gate.set()
+    await site.returned("a")
+    found = (await site.poll()).get("a", "") + (await site.poll()).get("a", "")
+    assert found == "news\n"
+
+
+async def test_logs_of_ordinary_users_delay_nobody(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "USERS_POLL_SECONDS", 0.01)
+    site.add("hers", user=2001)
+    site.add("roots")
+    gate = site.hang("hers")
+    assert await site.poll(PATIENCE_SECONDS * 10) == {"roots": "first\n"}
+    gate.set()
+    await site.returned("hers")
+    assert await site.poll() == {"hers": "first\n"}
+
+
+async def test_logs_that_hang_are_unreadable_after_a_while(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    site.add("a", "b")
+    await site.poll()
+    gate = await site.lose("a")
+    before = await site.logs.poll(site.targets, PATIENCE_SECONDS)
+    assert not [one for one in before.states if one.pipe_directory == "/a"]
+    site.monotonic += follower.UNREADABLE_AFTER_SECONDS
+    for _ in range(2):
+        found = await site.logs.poll(site.targets, PATIENCE_SECONDS)
+        assert {
+            (one.readable, one.error) for one in found.states if one.pipe_directory == "/a"
+        } == {(False, "reading it does not return: the file system does not answer")}
+    gate.set()
+    await site.returned("a")
+    found = await site.logs.poll(site.targets, PATIENCE_SECONDS)
+    assert {one.log: one.readable for one in found.states if one.pipe_directory == "/a"} == {
+        "control": True,
+        "server": False,
+    }
+    assert [
+        record.message
+        for record in caplog.records
+        if "reading" in record.message or "again" in record.message
+    ] == [
+        "reading a daemon's logs does not return",
+        "a daemon's logs are read again",
+    ]
+
+
+async def test_who_has_no_thread_is_not_said_to_hang(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocking, "MAX_HUNG", 1)
+    site.add("a")
+    await site.lose("a")
+    site.add("b")
+    site.monotonic = 1.0
+    with pytest.raises(SourceTimeoutError):
+        await site.poll()
+    site.monotonic += follower.UNREADABLE_AFTER_SECONDS
+    found = await site.logs.poll(site.targets, PATIENCE_SECONDS)
+    assert {one.pipe_directory: one.error for one in found.states} == {
+        "/a": "reading it does not return: the file system does not answer",
+        "/b": "the logs of other daemons hang, and no thread is left to read it",
+    }
+
+
+async def test_a_gone_daemon_is_released_when_no_thread_reads_it(site: Site) -> None:
+    site.add("a", "b")
+    await site.poll()
+    gate = await site.lose("a")
+    targets, site.targets = site.targets, []
+    await site.poll()
+    assert site.disks.daemons() == {"/a"}
+    gate.set()
+    await site.returned("a")
+    await site.poll()
+    await site.poll()
+    assert site.disks.daemons() == set()
+    site.targets = targets
+    assert (await site.poll()).keys() == {"a", "b"}
+
+
+async def test_an_error_of_ours_is_raised(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*_: object) -> LogsObservation:
+        raise KeyError("x")
+
+    site.add("a")
+    monkeypatch.setattr(site.disks, "read_daemon", bug)
+    with pytest.raises(KeyError):
+        await site.poll()
+
+
+# ------------------------------------------------------------------------------ this host
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at logs that hang takes as long as it is given."""
+    monkeypatch.setattr(follower, "POLL_SECONDS", PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder whose files hang when they are looked at; created after they were opened once."""
+    real, gate = os.fstat, threading.Event()
+    flag = tmp_path / "hang"
+
+    def fstat(descriptor: int) -> os.stat_result:
+        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        if path.startswith(f"{tmp_path}/a/") and flag.exists():
+            gate.wait()
+        return real(descriptor)
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    yield flag
+    gate.set()
+
+
+async def test_this_host_follows_the_logs_that_can_be_read(
+    tmp_path: Path, hanging: Path, patient: None
+) -> None:
+    daemons = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "control.log").write_text("first\n")
+        daemons.append(DaemonFacts(f"/{name}", str(tmp_path / name), log_owners=OWN))
+    host = LiveHost(Settings(collector_nvml=False))
+    await host.poll_logs(daemons, PATIENCE_SECONDS)
+    hanging.touch()
+    with (tmp_path / "b" / "control.log").open("a") as log:
+        log.write("news\n")
+
+    async def news_of_b() -> bool:
+        with suppress(SourceTimeoutError):
+            chunks = (await host.poll_logs(daemons, 0.3)).chunks
+            return any((one.pipe_directory, one.data) == ("/b", b"news\n") for one in chunks)
+        return False
+
+    await until_awaited(news_of_b)
+    await host.close()
+
+
+async def test_logs_next_to_a_foreground_daemon_are_not_read(tmp_path: Path, patient: None) -> None:
+    (tmp_path / "control.log").write_text("of an earlier daemon\n")
+    host = LiveHost(Settings(collector_nvml=False))
+    daemon = DaemonFacts("/a", str(tmp_path), foreground=True)
+    found = await host.poll_logs([daemon], PATIENCE_SECONDS)
+    await host.close()
+    assert found.chunks == ()
+    assert {(one.log, one.readable) for one in found.states} == {
+        ("control", False),
+        ("server", False),
+    }
+    assert all("foreground" in (one.error or "") for one in found.states)
+    assert found.states[0].path == f"{tmp_path}/control.log"
+
+
+async def test_logs_are_not_counted_again_after_a_foreground_run(
+    tmp_path: Path, patient: None
+) -> None:
+    host = LiveHost(Settings(collector_nvml=False))
+    daemon = DaemonFacts("/a", str(tmp_path), log_owners=OWN)
+    found: list[LogChunk] = []
+    for one, line in ((daemon, "1\n"), (replace(daemon, foreground=True), ""), (daemon, "2\n")):
+        with (tmp_path / "control.log").open("a") as log:
+            log.write(line)
+        found += (await host.poll_logs([one], PATIENCE_SECONDS)).chunks
+    await host.close()
+    assert [chunk.data for chunk in found] == [b"1\n", b"2\n"]
