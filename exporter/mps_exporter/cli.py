@@ -29,11 +29,11 @@ from mps_exporter.config import (
     options_of,
 )
 from mps_exporter.logging import configure
-from mps_exporter.own_memory import configure_malloc, without_host_certificates
+from mps_exporter.own_memory import configure_malloc
 from mps_exporter.terminal import open_closed_streams, print_output, print_status
 
 if TYPE_CHECKING:
-    from mps_exporter.commands.doctor_processes import ProcessSelection
+    from mps_exporter.commands.process_report import ProcessSelection
 
 WRONG_USAGE = 2
 DIAGNOSIS_FAILED = 3
@@ -211,15 +211,13 @@ def _serve(settings: Settings, options: Mapping[str, Any]) -> Coroutine[None, No
         from mps_exporter.commands.once import print_metrics
 
         return print_metrics(settings)
-    with without_host_certificates():
-        from mps_exporter.commands.serve import serve
+    from mps_exporter.commands.serve import serve
 
     return serve(settings)
 
 
 def _demo(settings: Settings, options: Mapping[str, Any]) -> Coroutine[None, None, int] | int:
-    with without_host_certificates():
-        from mps_exporter.commands.demo import demo, list_chapters
+    from mps_exporter.commands.demo import demo, list_chapters
 
     if options["list_chapters"]:
         return list_chapters()
@@ -263,7 +261,7 @@ def _selection(options: Mapping[str, Any]) -> ProcessSelection | None:
     pid, uid, job = options["pid"], options["user"], options["job"]
     if pid is uid is job is None:
         return None
-    from mps_exporter.commands.doctor_processes import ProcessSelection
+    from mps_exporter.commands.process_report import ProcessSelection
 
     return ProcessSelection(pid=pid, uid=uid, job=job)
 
