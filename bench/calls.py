@@ -31,7 +31,7 @@ from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
-from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
+from mps_exporter.sources.nvml.pynvml_api import NvmlApi
 
 SKIPPED = {"nvmlEventSetWait_v2"}
 """It waits for an event, on a thread of its own."""
@@ -132,8 +132,8 @@ def measured(meter: Meter) -> Iterator[None]:
             function = getattr(pynvml, name)
             if name.startswith("nvml") and name not in SKIPPED and callable(function):
                 replace(pynvml, name, meter.timed(name, function))
-        listing = meter.timed("nvml process list", PynvmlApi.processes)
-        replace(PynvmlApi, "processes", listing)
+        listing = meter.timed("nvml process list", NvmlApi.processes)
+        replace(NvmlApi, "processes", listing)
         for name in ("observe", "tick"):
             when = "tick" if name == "tick" else "scrape"
             replace(

@@ -21,7 +21,7 @@ from mps_exporter.config import Settings
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.accumulators import GPM_ALL
-from mps_exporter.sources.nvml.api import EventSet, ListedProcess, ProcessKind
+from mps_exporter.sources.nvml.pynvml_api import ListedProcess, ProcessKind
 from testing import fake_mps_control
 from testing.fake_nvml import FakeDevice, FakeNvml
 from testing.fake_proc import BOOT_TIME, FakeProc
@@ -64,7 +64,7 @@ class TickingNvml(FakeNvml):
     def now(self, moment: float) -> None:
         """The time passes by itself."""
 
-    def wait_event(self, events: EventSet, timeout_milliseconds: int) -> None:
+    def wait_event(self, events: object, timeout_milliseconds: int) -> None:
         """Nothing happens, for as long as the real one would wait for it."""
         assert events is not None
         time.sleep(timeout_milliseconds / 1000)

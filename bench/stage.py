@@ -25,7 +25,7 @@ from mps_exporter.mps.counters import Counters  # noqa: E402
 from mps_exporter.sources import live_host  # noqa: E402
 from mps_exporter.sources.nvml import NvmlSession  # noqa: E402
 from mps_exporter.sources.nvml.accumulators import GPM_ALL  # noqa: E402
-from mps_exporter.sources.nvml.api import Device, ListedProcess, ProcessKind  # noqa: E402
+from mps_exporter.sources.nvml.pynvml_api import Device, ListedProcess, ProcessKind  # noqa: E402
 from testing.fake_nvml import FakeDevice  # noqa: E402
 
 
@@ -61,10 +61,10 @@ class StagedNvml(TickingNvml):
         number = next(n for n, gpu in enumerate(self.gpus) if gpu is device)
         return [ListedProcess(*row) for row in self._read("nvml.json", [])[number][kind]]
 
-    def system_text(self, function: str) -> str:
-        """Read a version; NVML may be asked this when nothing else works."""
+    def text(self, function: str, *arguments: object) -> str:
+        """Read a text: the driver's version is queried even when nothing else works."""
         self.fail("", self._read("failing.json", None))
-        return super().system_text(function)
+        return super().text(function, *arguments)
 
 
 def drop_events(one_in: int) -> None:

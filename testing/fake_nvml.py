@@ -16,19 +16,17 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
-from mps_exporter.sources.nvml.api import (
-    Argument,
+from mps_exporter.sources.nvml.pynvml_api import (
     CgroupMemoryLimits,
     Code,
     Device,
-    EventSet,
     FieldAnswer,
-    GpmSample,
     ListedProcess,
     Memory,
+    NvmlApi,
     NvmlError,
     NvmlEvent,
     ProcessKind,
@@ -67,6 +65,11 @@ class FakeDevice:
     """What every call says after the GPU has fallen off the bus."""
     key: int = field(default_factory=lambda: next(_keys))
 
+    @property
+    def _as_parameter_(self) -> int:
+        """The handle's address, for ctypes."""
+        return self.key
+
     def __post_init__(self) -> None:
         """Its own name among the recorded answers."""
         self.answers = {**self.answers, "nvmlDeviceGetUUID()": self.uuid}
@@ -78,10 +81,11 @@ class _Sample:
     device: FakeDevice | None = None
 
 
-class FakeNvml:
-    """The Library of a host that somebody made up."""
+class FakeNvml(NvmlApi):
+    """NVML of a host that somebody made up."""
 
     def __init__(self, *gpus: FakeDevice) -> None:
+        super().__init__()
         self.gpus = list(gpus)
         self.now = 1000.0
         self.clock_steps: list[tuple[float, float]] = []
@@ -126,66 +130,67 @@ class FakeNvml:
             raise NvmlError(device.gone, function)
         return cast("FakeDevice", device)
 
-    def _answer(self, function: str, device: Device, *arguments: Argument) -> Any:
-        found = self._enter(function, device)
-        name = f"{function}({', '.join(str(one) for one in arguments)})"
-        answer = found.answers.get(name, {"code": Code.NOT_SUPPORTED})
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Answer a function that needs no structure."""
+        device = arguments[0] if arguments else None
+        if name == "nvmlDeviceGetHandleByIndex":
+            device = self.gpus[arguments[0]]
+        self._before(name)
+        try:
+            gpu = self._enter(name, device)
+        finally:
+            if name == "nvmlShutdown":
+                self.initialized = max(0, self.initialized - 1)
+        match name:
+            case "nvmlInit":
+                self.initialized += 1
+            case "nvmlDeviceGetHandleByIndex":
+                return device
+            case "nvmlDeviceGetMigDeviceHandleByIndex":
+                if arguments[1] not in gpu.instances:
+                    raise NvmlError(Code.NOT_FOUND, name)
+                return gpu.instances[arguments[1]]
+            case "nvmlGpmQueryDeviceSupport":
+                return SimpleNamespace(isSupportedDevice=bool(gpu.metrics))
+            case "nvmlGpmSampleAlloc":
+                self.live_samples += 1
+                return _Sample()
+            case _ if isinstance(device, FakeDevice) and name != "nvmlDeviceRegisterEvents":
+                return self._recorded(name, device, *arguments[1:])
+        return self._of_the_host().get(name)
+
+    def _before(self, name: str) -> None:
+        """What happens even if the driver refuses."""
+        if name == "nvmlShutdown":
+            assert not self.waiting, "shut down under a thread that is inside: the process ends"
+        if name == "nvmlEventSetFree":
+            assert self.initialized, "freed after the shutdown: the process ends"
+        self.live_samples -= name == "nvmlGpmSampleFree"  # the process's own memory
+
+    def _of_the_host(self) -> dict[str, object]:
+        return {
+            "nvmlDeviceGetCount": len(self.gpus),
+            "nvmlSystemGetCudaDriverVersion_v2": 13000,
+            "nvmlSystemGetDriverVersion": "580.159.04",
+            "nvmlEventSetCreate": object(),
+        }
+
+    def _recorded(
+        self, function: str, device: FakeDevice, *arguments: object, name: str = ""
+    ) -> Any:
+        name = name or f"{function}({', '.join(map(str, arguments))})"
+        answer = device.answers.get(name, {"code": Code.NOT_SUPPORTED})
         if isinstance(answer, dict) and "code" in answer:
             raise NvmlError(answer["code"], function)
+        if function == "nvmlDeviceGetAttributes_v2":
+            return SimpleNamespace(multiprocessorCount=answer)
         return answer
 
-    def init(self) -> None:
-        self._enter("nvmlInit")
-        self.initialized += 1
-
-    def shutdown(self) -> None:
-        assert not self.waiting, "shut down under a thread that is inside: the process ends"
-        try:
-            self._enter("nvmlShutdown")
-        finally:
-            self.initialized = max(0, self.initialized - 1)
-
-    def system_number(self, function: str) -> int:
-        self._enter(function)
-        return len(self.gpus) if function == "nvmlDeviceGetCount" else 13000
-
-    def system_text(self, function: str) -> str:
-        self._enter(function)
-        return "580.159.04"
-
-    def device(self, index: int) -> Device:
-        device = self.gpus[index]
-        self._enter("nvmlDeviceGetHandleByIndex", device)
-        return Device(device)
-
-    def mig_device(self, parent: Device, index: int) -> Device:
-        gpu = self._enter("nvmlDeviceGetMigDeviceHandleByIndex", parent)
-        if index not in gpu.instances:
-            raise NvmlError(Code.NOT_FOUND, "nvmlDeviceGetMigDeviceHandleByIndex")
-        return Device(gpu.instances[index])
-
-    def device_key(self, device: Device) -> int:
-        return cast("FakeDevice", device).key
-
-    def number(self, function: str, device: Device, *arguments: Argument) -> int:
-        answer = self._answer(function, device, *arguments)
-        assert isinstance(answer, int)
-        return answer
-
-    def numbers(self, function: str, device: Device, *arguments: Argument) -> tuple[int, ...]:
-        return tuple(self._answer(function, device, *arguments))
-
-    def text(self, function: str, device: Device, *arguments: Argument) -> str:
-        return str(self._answer(function, device, *arguments))
+    def _method(self, function: str, name: str, device: Device) -> Any:
+        return self._recorded(function, self._enter(function, device), name=name)
 
     def memory(self, device: Device) -> Memory:
         return Memory(**self._method("nvmlDeviceGetMemoryInfo", "memory()", device))
-
-    def _method(self, function: str, name: str, device: Device) -> Any:
-        answer = self._enter(function, device).answers.get(name, {"code": Code.NOT_SUPPORTED})
-        if isinstance(answer, dict) and "code" in answer:
-            raise NvmlError(answer["code"], function)
-        return answer
 
     def has(self, function: str) -> bool:
         return function in self.functions
@@ -193,12 +198,6 @@ class FakeNvml:
     def memory_limits(self, device: Device, cgroup: str) -> CgroupMemoryLimits:
         function = "nvmlDeviceGetMemoryLimits_v1"
         return CgroupMemoryLimits(**self._method(function, f"memory_limits({cgroup})", device))
-
-    def pci_bus_id(self, device: Device) -> str:
-        return str(self._method("nvmlDeviceGetPciInfo", "pci_bus_id()", device))
-
-    def sm_count(self, device: Device) -> int:
-        return int(self._method("nvmlDeviceGetAttributes_v2", "sm_count()", device))
 
     def fabric_state(self, device: Device) -> int:
         return int(self._method("nvmlDeviceGetGpuFabricInfoV", "fabric_state()", device))
@@ -232,20 +231,7 @@ class FakeNvml:
                 found.append((stamp, percent))
         return found
 
-    def gpm_supported(self, device: Device) -> bool:
-        return bool(self._enter("nvmlGpmQueryDeviceSupport", device).metrics)
-
-    def gpm_allocate(self) -> GpmSample:
-        self._enter("nvmlGpmSampleAlloc")
-        self.live_samples += 1
-        return GpmSample(_Sample())
-
-    def gpm_free(self, sample: GpmSample) -> None:
-        assert isinstance(sample, _Sample)
-        self.live_samples -= 1  # the process's own memory, whatever the driver says
-        self._enter("nvmlGpmSampleFree")
-
-    def gpm_take(self, device: Device, sample: GpmSample, gpu_instance: int | None) -> None:
+    def gpm_take(self, device: Device, sample: object, gpu_instance: int | None) -> None:
         gpu = self._enter("nvmlGpmSampleGet", device)
         if gpu_instance is not None:
             slots = gpu.instances.values()
@@ -259,7 +245,7 @@ class FakeNvml:
         taken.at, taken.device = self.now, gpu
 
     def gpm_metrics(
-        self, first: GpmSample, second: GpmSample, metrics: Sequence[int]
+        self, first: object, second: object, metrics: Sequence[int]
     ) -> Mapping[int, float]:
         self._enter("nvmlGpmMetricsGet")
         before, after = cast("_Sample", first), cast("_Sample", second)
@@ -269,16 +255,7 @@ class FakeNvml:
         share = (gpu.busy(after.at) - gpu.busy(before.at)) / (after.at - before.at)
         return {one: gpu.metrics[one] * share for one in metrics if one in gpu.metrics}
 
-    def event_set(self) -> EventSet:
-        self._enter("nvmlEventSetCreate")
-        return EventSet(object())
-
-    def register_events(self, device: Device, types: int, events: EventSet) -> None:
-        self._enter("nvmlDeviceRegisterEvents", device)
-        assert types == 0x8
-        assert events is not None
-
-    def wait_event(self, events: EventSet, timeout_milliseconds: int) -> NvmlEvent | None:
+    def wait_event(self, events: object, timeout_milliseconds: int) -> NvmlEvent | None:
         assert events is not None
         assert self.initialized, "waited after the shutdown: the process ends"
         self._enter("nvmlEventSetWait_v2")
@@ -294,8 +271,3 @@ class FakeNvml:
         if isinstance(event, NvmlError):
             raise event
         return event
-
-    def free_event_set(self, events: EventSet) -> None:
-        assert events is not None
-        assert self.initialized, "freed after the shutdown: the process ends"
-        self._enter("nvmlEventSetFree")

@@ -23,8 +23,7 @@ from pathlib import Path
 import yaml
 
 from bench.rules import series_table
-from mps_exporter.command_table import COMMANDS, default_text, grouped
-from mps_exporter.config import FLAGS
+from mps_exporter.config import COMMANDS, grouped, options_of
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.metrics import sparse
 from mps_exporter.metrics.catalogue import CATALOGUE
@@ -86,27 +85,21 @@ def configuration_page() -> Iterator[str]:
     yield MADE
     yield ""
     yield (
-        "`mps-exporter --help` lists the commands and the flags that are used most, "
-        "`mps-exporter COMMAND --help` all flags of a command, `mps-exporter --help-all` all of "
-        "them. The man page `mps-exporter(1)` has the same text. For completion in a shell: "
-        "`source <(mps-exporter completion bash)`, or `zsh`; "
-        "`mps-exporter completion fish | source`."
+        "`mps-exporter --help` lists the commands, `mps-exporter COMMAND --help` the flags of a "
+        "command, `mps-exporter --help-all` all of them. The man page `mps-exporter(1)` has the "
+        "same text."
     )
     yield ""
     yield "## Commands"
-    for command in COMMANDS.values():
+    for name, command in COMMANDS.items():
         yield ""
-        yield f"**`{command.name}`**: {command.help}"
-        if command.options:
-            yield ""
-            yield "| argument | meaning |"
-            yield "| --- | --- |"
-        for option in command.options:
-            value = f"={option.metavar}" if option.metavar else ""
-            name = f"{option.name}{value}" if option.name.startswith("--") else option.metavar
-            values = f" One of {', '.join(option.values)}." if option.values else ""
-            default = "" if option.default is None else f" Default: `{option.default}`."
-            yield f"| `{name}` | {option.help}{values}{default} |"
+        yield f"**`{name}`**: {command.help}"
+        yield ""
+        yield "| argument | meaning |"
+        yield "| --- | --- |"
+        for option in options_of(name):
+            default = f" Default: `{text}`." if (text := option.default_text()) else ""
+            yield f"| `{option.usage}` | {option.help}{default} |"
         yield ""
         yield f"Exit status: {command.exit_statuses}"
     yield ""
@@ -119,23 +112,18 @@ def configuration_page() -> Iterator[str]:
         "seconds. A wrong value is refused at start, with the reason. A variable that starts with "
         "`MPS_EXPORTER_` and is not in this table is refused."
     )
-    for title, flags in grouped(FLAGS).items():
+    for title, flags in grouped().items():
         yield ""
         yield f"### {title}"
         yield ""
         yield "| flag | environment | default | meaning | commands |"
         yield "| --- | --- | --- | --- | --- |"
         for flag in flags:
-            shown = default_text(flag)
+            shown = flag.default_text()
             if shown not in {"on", "off", "none"}:
                 shown = f"`{shown}`"
-            value = f"={flag.metavar}" if flag.metavar else ""
-            repeat = " Repeatable." if flag.repeatable else ""
             commands = ", ".join(flag.commands)
-            yield (
-                f"| `--{flag.name}{value}` | `{flag.variable}` | {shown} | {flag.help}{repeat} "
-                f"| {commands} |"
-            )
+            yield f"| `{flag.usage}` | `{flag.variable}` | {shown} | {flag.meaning} | {commands} |"
     yield ""
     yield "`demo` listens on `127.0.0.1:9400` unless it is told otherwise."
 

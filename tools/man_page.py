@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mps_exporter.command_table import COMMANDS, Command, default_text, grouped
-from mps_exporter.config import FLAGS
-from mps_exporter.parser import DESCRIPTION
+from mps_exporter.config import COMMANDS, DESCRIPTION, Flag, grouped, options_of
 
 
 def man_page() -> Iterator[str]:
@@ -21,45 +19,38 @@ def man_page() -> Iterator[str]:
     yield ".SH DESCRIPTION"
     yield _text(DESCRIPTION)
     yield ".SH COMMANDS"
-    for command in COMMANDS.values():
-        yield from _command(command)
+    for name, command in COMMANDS.items():
+        yield f'.SS "{name}"'
+        yield _text(command.help)
+        for option in options_of(name):
+            yield from _flag(option)
     yield ".SH SETTINGS"
     yield _text(
         "Each setting is a flag and an environment variable; the flag wins. A switch is turned "
         "off with --no- before its name. A repeatable setting is separated by commas in its "
         "variable. Durations are 500ms, 5s, 1m, 1h or plain seconds."
     )
-    for title, flags in grouped(FLAGS).items():
+    for title, flags in grouped().items():
         yield f'.SS "{title}"'
         for flag in flags:
-            value = f"=\\fI{flag.metavar}\\fR" if flag.metavar else ""
-            no = "[no-]" if flag.is_switch else ""
-            yield ".TP"
-            yield f"\\fB{_text(f'--{no}{flag.name}')}\\fR{value}"
-            repeatable = " Repeatable." if flag.repeatable else ""
-            yield _text(f"{flag.help}{repeatable} Default: {default_text(flag)}.")
+            yield from _flag(flag)
             yield ".br"
             yield _text(f"Variable: {flag.variable}. Commands: {', '.join(flag.commands)}.")
     yield ".SH EXIT STATUS"
-    for command in COMMANDS.values():
+    for name, command in COMMANDS.items():
         yield ".TP"
-        yield f".B {command.name}"
+        yield f".B {name}"
         yield _text(command.exit_statuses)
 
 
-def _command(command: Command) -> Iterator[str]:
-    yield f'.SS "{command.name}"'
-    yield _text(command.help)
-    for option in command.options:
-        yield ".TP"
-        if option.name.startswith("--"):
-            value = f"=\\fI{option.metavar}\\fR" if option.metavar else ""
-            yield f"\\fB{_text(option.name)}\\fR{value}"
-        else:
-            yield f"\\fI{option.metavar}\\fR"
-        values = f" One of {', '.join(option.values)}." if option.values else ""
-        default = "" if option.default is None else f" Default: {option.default}."
-        yield _text(f"{option.help}{values}{default}")
+def _flag(flag: Flag) -> Iterator[str]:
+    name, _, value = flag.usage.partition("=")
+    if flag.setting and flag.is_switch:
+        name = name.replace("--", "--[no-]")
+    yield ".TP"
+    yield f"\\fB{_text(name)}\\fR" + (f"=\\fI{value}\\fR" if value else "")
+    default = f" Default: {text}." if (text := flag.default_text()) else ""
+    yield _text(flag.meaning + default)
 
 
 def _text(words: str) -> str:

@@ -102,19 +102,8 @@ stage_root() { # MACHINE
   put 644 CHANGELOG.md "$doc/CHANGELOG.md"
   put 644 docs/mps-exporter.1 usr/share/man/man1/mps-exporter.1
   gzip --no-name -9 "$ROOTFS/usr/share/man/man1/mps-exporter.1"
-  completions
   find "$ROOTFS" -type d -exec chmod 755 {} +
   find "$ROOTFS/usr/lib/mps-exporter/python" -type f -exec chmod 644 {} +
-}
-
-completions() {
-  local share="$ROOTFS/usr/share"
-  mkdir -p "$share/bash-completion/completions" "$share/zsh/vendor-completions"
-  export PYTHONPATH="$TREE/exporter"
-  "$PYTHON" -m mps_exporter completion bash >"$share/bash-completion/completions/mps-exporter"
-  "$PYTHON" -m mps_exporter completion zsh >"$share/zsh/vendor-completions/_mps-exporter"
-  unset PYTHONPATH
-  chmod 644 "$share/bash-completion/completions/mps-exporter" "$share/zsh/vendor-completions/_mps-exporter"
 }
 
 linux_packages() { # MACHINE ARCHITECTURE

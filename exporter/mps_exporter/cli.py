@@ -1,7 +1,8 @@
-"""The command line: reads it, and runs the command."""
+"""The command line: parses it with argparse and runs the command."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import os
@@ -10,227 +11,272 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import mps_exporter
-from mps_exporter.config import InvalidSettingError, Settings, load_settings, parse_duration
-from mps_exporter.logging import configure
-from mps_exporter.own_memory import configure_malloc, without_host_certificates
-from mps_exporter.parser import (
-    DIAGNOSIS_FAILED,
-    WRONG_USAGE,
-    UsageError,
-    did_you_mean,
-    parse_command_line,
+from mps_exporter.config import (
+    COMMANDS,
+    DESCRIPTION,
+    FLAGS,
+    OPTIONS,
+    PROGRAM,
+    Flag,
+    InvalidSettingError,
+    Settings,
+    grouped,
+    load,
+    nearest,
+    options_of,
 )
+from mps_exporter.logging import configure
+from mps_exporter.own_memory import configure_malloc
 from mps_exporter.terminal import open_closed_streams, print_output, print_status
 
 if TYPE_CHECKING:
-    from mps_exporter.commands.doctor_processes import ProcessSelection
+    from mps_exporter.commands.process_report import ProcessSelection
 
+WRONG_USAGE = 2
+DIAGNOSIS_FAILED = 3
+"""Exit status of doctor for every failure of the program: 1 and 2 are about the host."""
 
-def version_text() -> str:
-    """What --version prints."""
-    return f"mps-exporter {mps_exporter.__version__} (Python {platform.python_version()})"
+HELP = ("-h", "--help", "--help-all")
+VERSION = ("-V", "--version")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; gives its exit status."""
+    """Run the program and return its exit status."""
     open_closed_streams()
-    try:
-        parsed = parse_command_line(sys.argv[1:] if arguments is None else arguments)
-    except UsageError as error:
-        print_status(error.message)
-        return error.status
-    if isinstance(parsed, str):
-        print_output(parsed)
+    words = _with_command(sys.argv[1:] if arguments is None else arguments)
+    if words[0] == "version" or not {*VERSION}.isdisjoint(words):
+        print_output(f"{PROGRAM} {mps_exporter.__version__} (Python {platform.python_version()})")
         return 0
-    command, given = parsed
-    if given["version"]:
-        print_output(version_text())
-        return 0
+    command = words[0]
     doctor = command == "doctor"
     try:
-        settings = load_settings(given, os.environ, command)
-        return _run(command, settings, given)
+        given = parse_words(words)
+        if given is None:
+            return 0
+        settings, options = load(given, os.environ, command)
+        return _run(command, settings, options)
     except InvalidSettingError as error:
-        print_status(f"mps-exporter: {error}\nTry 'mps-exporter {command} --help'.\n")
+        known = f"{command} " if command in COMMANDS else ""
+        print_status(f"{PROGRAM}: {error}\nTry '{PROGRAM} {known}--help'.\n")
         return DIAGNOSIS_FAILED if doctor else WRONG_USAGE
     except Exception:
         if not doctor:
             raise
-        # A fault of ours: Python's own status for it, 1, would be taken for warnings.
+        # Python's own status for an internal error, 1, would be taken for warnings.
         print_status(traceback.format_exc())
         return DIAGNOSIS_FAILED
 
 
-def _run(command: str, settings: Settings, given: dict[str, object]) -> int:
-    # What a single look could not see is in what it prints.
-    brief = command == "doctor" or given.get("once") or given.get("textfile")
-    level = "error" if brief else settings.log_level
-    configure(level, settings.log_format)
+# ------------------------------------------------------------------------------- parsing
+
+
+class _Parser(argparse.ArgumentParser):
+    def print_help(self, file: object = None) -> None:
+        del file
+        print_output(self.format_help())
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidSettingError(message.removeprefix("argument "))
+
+
+def _with_command(words: Sequence[str]) -> list[str]:
+    """Return the words with the command first: serve is the default."""
+    first, *rest = words or ("serve",)
+    if first == "help":
+        return [*rest[:1], "--help"]
+    if first.startswith("-") and first not in HELP:
+        return ["serve", *words]
+    return [first, *rest]
+
+
+def parse_words(words: Sequence[str]) -> dict[str, Any] | None:
+    """Return what was given for the command; None: help was asked for and is printed.
+
+    Raises:
+        InvalidSettingError: The command line is wrong.
+    """
+    parser, parsers = _parsers()
+    try:
+        if words[0] == "--help-all":
+            print_output("\n".join(one.format_help() for one in (parser, *parsers.values())))
+            return None
+        given, unknown = parser.parse_known_args(list(words))
+    except SystemExit:  # after help: errors are InvalidSettingError
+        return None
+    if unknown:
+        raise InvalidSettingError(_why_unknown(unknown[0], words[0]))
+    return vars(given)
+
+
+def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
+    epilog = (
+        f"'{PROGRAM} COMMAND --help' shows the flags of a command, '{PROGRAM} --help-all' all of "
+        f"them. Each setting is a flag and an environment variable; the flag wins. A switch is "
+        f"turned off with --no- before its name. A repeatable setting is separated by commas in "
+        f"its variable. Durations are 500ms, 5s, 1m, 1h or plain seconds."
+    )
+    parser = _Parser(PROGRAM, "%(prog)s [COMMAND] [FLAG]...", DESCRIPTION, epilog, add_help=False)
+    parser.add_argument(*HELP[:2], action="help", help="Show this help.")
+    parser.add_argument("--help-all", action="help", help="Show the flags of all commands.")
+    parser.add_argument(*VERSION, action="store_true", help="Show the version.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    parsers = {}
+    for name, command in COMMANDS.items():
+        file = " FILE" if any(flag.name == "FILE" for flag in options_of(name)) else ""
+        parsers[name] = sub = commands.add_parser(
+            name,
+            usage=f"{PROGRAM} {name}{file} [FLAG]...",
+            help=command.help,
+            description=command.help,
+            epilog=f"Exit status: {command.exit_statuses}",
+            allow_abbrev=False,
+            add_help=False,
+        )
+        sub.add_argument(*HELP, action="help", help=argparse.SUPPRESS)
+        for flag in options_of(name):
+            _add(sub, flag, name)
+        for title, flags in grouped(name).items():
+            group = sub.add_argument_group(title)
+            for flag in flags:
+                _add(group, flag, name)
+    return parser, parsers
+
+
+def _add(parser: argparse._ActionsContainer, flag: Flag, command: str) -> None:
+    how: dict[str, Any] = {"help": flag.meaning, "default": argparse.SUPPRESS}
+    if default := flag.default_text(command):
+        how["help"] += f" Default: {default}."
+    if flag.setting:
+        how["help"] += f" ${flag.variable}"
+    if flag.name == "FILE":
+        parser.add_argument(
+            "file", metavar="FILE", nargs=None if command == "record" else "?", **how
+        )
+        return
+    if flag.is_switch:
+        how["action"] = argparse.BooleanOptionalAction if flag.setting else "store_true"
+    else:
+        how |= {"metavar": flag.kind.metavar, "action": "append" if flag.repeatable else "store"}
+    parser.add_argument(f"--{flag.name}", dest=flag.field, **how)
+
+
+def _why_unknown(word: str, command: str) -> str:
+    if not word.startswith("-"):
+        first = f": the command comes first: {PROGRAM} {word} ..." if word in COMMANDS else ""
+        return f"unexpected argument {word!r}{first}"
+    name = word.partition("=")[0]
+    flags = {f"--{flag.name}": flag for flag in (*FLAGS, *OPTIONS)}
+    if known := flags.get(name.replace("--no-", "--")):
+        return f"{name} is a flag of {' and '.join(known.commands)}, not of {command}"
+    own = [one for one, flag in flags.items() if command in flag.commands]
+    return f"unknown flag {name}{nearest(name, own)}"
+
+
+# ------------------------------------------------------------------------------- running
+
+
+def _run(command: str, settings: Settings, options: dict[str, Any]) -> int:
+    # What a single collection could not read is in what it prints.
+    brief = command == "doctor" or options.get("once") or options.get("textfile")
+    configure("error" if brief else settings.log_level, settings.log_format)
     configure_malloc()
     if brief:
-        # It ends before there is much to collect; looking for it took a tenth of the imports.
+        # The process ends before there is garbage; collecting took a tenth of the imports.
         gc.set_threshold(100_000)
-    # Late imports: --help and --version answer at once, and the parts that a command does not
-    # need cost it neither time nor memory.
+    # Late imports: --help answers at once, and a command loads only what it needs.
     from mps_exporter.commands.common import StartError
 
     try:
-        started = COMMANDS[command](settings, given)
+        started = RUNNERS[command](settings, options)
         return started if isinstance(started, int) else asyncio.run(started)
     except StartError as error:
-        print_status(f"mps-exporter: {error}\n")
+        print_status(f"{PROGRAM}: {error}\n")
         return DIAGNOSIS_FAILED if command == "doctor" else 1
     except KeyboardInterrupt:
         return 130
 
 
-Start = Callable[[Settings, Mapping[str, object]], Coroutine[None, None, int] | int]
+Start = Callable[[Settings, Mapping[str, Any]], Coroutine[None, None, int] | int]
 
 
-def _serve_command(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, None, int]:
-    if given["textfile"] is not None:
+def _serve(settings: Settings, options: Mapping[str, Any]) -> Coroutine[None, None, int]:
+    if options["textfile"]:
         from mps_exporter.commands.once import write_metrics
 
-        path = Path(str(given["textfile"]))
-        if path.suffix != ".prom":
-            raise InvalidSettingError(
-                f"--textfile: {path}: node_exporter reads only files whose names end in .prom"
-            )
-        return write_metrics(settings, path)
-    if given["once"]:
+        return write_metrics(settings, Path(options["textfile"]))
+    if options["once"]:
         from mps_exporter.commands.once import print_metrics
 
         return print_metrics(settings)
-    with without_host_certificates():
-        from mps_exporter.commands.serve import serve
+    from mps_exporter.commands.serve import serve
 
     return serve(settings)
 
 
-def _demo(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, None, int] | int:
-    with without_host_certificates():
-        from mps_exporter.commands.demo import demo, list_chapters
+def _demo(settings: Settings, options: Mapping[str, Any]) -> Coroutine[None, None, int] | int:
+    from mps_exporter.commands.demo import demo, list_chapters
 
-    if given["list_chapters"]:
+    if options["list_chapters"]:
         return list_chapters()
     return demo(
         settings,
-        recording=str(given["recording"] or "") or None,
-        chapter=str(given["chapter"] or "") or None,
-        speed=_speed(str(given["speed"])),
+        recording=options["file"] or None,
+        chapter=options["chapter"] or None,
+        speed=options["speed"],
     )
 
 
-def _doctor(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, None, int]:
+def _doctor(settings: Settings, options: Mapping[str, Any]) -> Coroutine[None, None, int]:
     from mps_exporter.commands.doctor import diagnose
 
-    recording, moment, check = given["recording"], given["at"], given["check"]
-    if check is not None:
+    given = [name for name in ("check", "pid", "user", "job") if options[name] is not None]
+    if "check" in given and options["json"]:
+        given.append("json")
+    if len(given) > 1:
+        raise InvalidSettingError(f"--{given[0]} and --{given[1]}: give one of them")
+    if (check := options["check"]) is not None:
         from mps_exporter.commands.doctor_report import CHECKS
 
         if check not in CHECKS:
             raise InvalidSettingError(
-                f"--check: no finding {check!r}{did_you_mean(str(check), CHECKS)}; "
-                "docs/troubleshooting.md lists them"
+                f"--check: no finding {check!r}; docs/troubleshooting.md lists them"
             )
-    others = [flag for flag in ("json", "pid", "user", "job") if given[flag]]
-    if check is not None and others:
-        raise InvalidSettingError(f"--check and --{others[0]}: give one of them")
-    if recording is None and moment is not None:
+    if options["at"] is not None and options["recording"] is None:
         raise InvalidSettingError("--at: is a moment of a recording: give --recording too")
     return diagnose(
         settings,
-        as_json=bool(given["json"]),
-        recording=None if recording is None else Path(str(recording)),
-        at_seconds=None if moment is None else _duration_flag("--at", str(moment)),
-        check=None if check is None else str(check),
-        selection=_selection(given),
+        as_json=options["json"],
+        recording=options["recording"] and Path(options["recording"]),
+        at_seconds=options["at"],
+        check=check,
+        selection=_selection(options),
     )
 
 
-def _selection(given: Mapping[str, object]) -> ProcessSelection | None:
-    """Of which processes doctor is asked; None: of the host."""
-    named = [name for name in ("pid", "user", "job") if given[name] is not None]
-    if not named:
+def _selection(options: Mapping[str, Any]) -> ProcessSelection | None:
+    """The processes to diagnose; None: the host."""
+    pid, uid, job = options["pid"], options["user"], options["job"]
+    if pid is uid is job is None:
         return None
-    from mps_exporter.commands.doctor_processes import ProcessSelection
+    from mps_exporter.commands.process_report import ProcessSelection
 
-    if len(named) > 1:
-        raise InvalidSettingError(f"--{named[0]} and --{named[1]}: give one of them")
-    value = str(given[named[0]])
-    if named == ["job"]:
-        return ProcessSelection(job=value)
-    if named == ["user"]:
-        return ProcessSelection(uid=user_number(value))
-    if not (value.isascii() and value.isdecimal() and int(value)):
-        raise InvalidSettingError(f"--pid: {value!r} must be the number of a process")
-    return ProcessSelection(pid=int(value))
+    return ProcessSelection(pid=pid, uid=uid, job=job)
 
 
-def user_number(name: str) -> int:
-    """Return the UID of a user, given by name or number.
-
-    Raises:
-        InvalidSettingError: Nobody has this name.
-    """
-    import pwd
-
-    if name.isascii() and name.isdecimal():
-        return int(name)
-    try:
-        return pwd.getpwnam(name).pw_uid
-    except (KeyError, ValueError):
-        raise InvalidSettingError(f"--user: no user is named {name!r}") from None
-
-
-def _record(settings: Settings, given: Mapping[str, object]) -> Coroutine[None, None, int]:
+def _record(settings: Settings, options: Mapping[str, Any]) -> Coroutine[None, None, int]:
     from mps_exporter.commands.record import record
 
     return record(
         settings,
-        path=Path(str(given["recording"])),
-        duration_seconds=_duration_flag("--duration", str(given["duration"])),
-        interval_seconds=_duration_flag("--interval", str(given["interval"])),
-        anonymise=bool(given["anonymise"]),
-        scenario=str(given["scenario"] or ""),
+        path=Path(options["file"]),
+        duration_seconds=options["duration"],
+        interval_seconds=options["interval"],
+        anonymise=options["anonymise"],
+        scenario=options["scenario"],
     )
 
 
-def _completion(settings: Settings, given: Mapping[str, object]) -> int:
-    del settings
-    from mps_exporter.commands.completion import script
-
-    print_output(script(str(given["shell"])))
-    return 0
-
-
-COMMANDS: dict[str, Start] = {
-    "serve": _serve_command,
-    "demo": _demo,
-    "doctor": _doctor,
-    "record": _record,
-    "completion": _completion,
-}
-
-
-def _duration_flag(flag: str, text: str) -> float:
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        raise InvalidSettingError(f"{flag}: {text!r} {error}") from None
-    if seconds <= 0:
-        raise InvalidSettingError(f"{flag}: must be more than 0")
-    return seconds
-
-
-def _speed(text: str) -> float:
-    try:
-        speed = float(text)
-    except ValueError:
-        raise InvalidSettingError(f"--speed: {text!r} must be a number") from None
-    if not 0.1 <= speed <= 1000:
-        raise InvalidSettingError("--speed: must be from 0.1 to 1000")
-    return speed
+RUNNERS: dict[str, Start] = {"serve": _serve, "demo": _demo, "doctor": _doctor, "record": _record}

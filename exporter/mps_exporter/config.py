@@ -1,115 +1,140 @@
-"""Every setting once: its flag, its environment variable, its default and its bounds.
+"""Commands, flags and settings, each declared once.
 
-``--web.listen-address=:9400`` and ``MPS_EXPORTER_WEB_LISTEN_ADDRESS=:9400`` are the same; the flag
-wins. Repeatable settings are separated by commas in the environment.
+Command line, help, environment variables, docs/configuration.md and the man page come from these
+tables. ``--web.listen-address=:9400`` and ``MPS_EXPORTER_WEB_LISTEN_ADDRESS=:9400`` are the same;
+the flag wins. Repeatable settings are separated by commas in the environment.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 from mps_exporter.snapshot import COLLECTORS
 
+PROGRAM = "mps-exporter"
 ENVIRONMENT_PREFIX = "MPS_EXPORTER_"
 
 REVISION_VARIABLE = "MPS_EXPORTER_BUILD_REVISION"
-"""The commit that an image was built from: no setting, but for mps_exporter_build_info."""
+"""The commit of an image. Not a setting: shown by mps_exporter_build_info."""
 
-# Set by Kubernetes beside a Service named mps-exporter: without enableServiceLinks: false no start.
+# Kubernetes sets these for a Service named mps-exporter, unless enableServiceLinks is false.
 _SERVICE_LINK_VARIABLES = re.compile(
     r"MPS_EXPORTER_(\w+_)?"
     r"(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=|PORT=(tcp|udp|sctp)://).*"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the program was asked to do. Durations are in seconds."""
-
-    web_listen_address: tuple[str, ...] = (":9400",)
-    web_telemetry_path: str = "/metrics"
-    web_config_file: str | None = None
-    web_systemd_socket: bool = False
-    web_max_requests: int = 40
-    web_disable_exporter_metrics: bool = False
-    mps_discovery: bool = True
-    mps_pipe_directory: tuple[str, ...] = ()
-    mps_log_directory: tuple[str, ...] = ()
-    mps_control_binary: str = "nvidia-cuda-mps-control"
-    mps_query_timeout: float = 2.0
-    mps_min_query_interval: float = 5.0
-    # What is asked is written into control.log: with a server of 48 clients, a minute between
-    # reconciliations came to 8 MB a day (bench/control_log.py). The logs tell what happens between.
-    mps_reconcile_interval: float = 900.0
-    path_procfs: str = "/proc"
-    path_kmsg: str = "/dev/kmsg"
-    path_passwd: str = "/etc/passwd"
-    path_container_logs: str = "/var/log/containers"
-    path_cgroupfs: str = "/sys/fs/cgroup"
-    collector_nvml: bool = True
-    collector_control: bool = True
-    collector_logs: bool = True
-    collector_process: bool = True
-    collector_clients: str = "full"
-    collector_clients_max: int = 1000
-    collector_timeout: float = 10.0
-    collector_nvml_serials: bool = False
-    log_level: str = "info"
-    log_format: str = "logfmt"
-    replay: str | None = None
-    replay_speed: float = 1.0
-
-    def enabled_collectors(self) -> tuple[str, ...]:
-        """Names of the sources that are switched on."""
-        return tuple(name for name in COLLECTORS if getattr(self, f"collector_{name}"))
-
-    def configured_directories(self) -> tuple[tuple[str, str | None], ...]:
-        """(pipe directory, log directory or None) pairs given by flag, matched by position."""
-        logs: list[str | None] = [*self.mps_log_directory]
-        logs += [None] * (len(self.mps_pipe_directory) - len(logs))
-        return tuple(zip(self.mps_pipe_directory, logs, strict=False))
-
-
 class InvalidSettingError(ValueError):
-    """A flag or variable has a value that cannot be used; the message says which and why."""
+    """The command line or the environment is wrong; the message says what and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of mps-exporter."""
+
+    help: str
+    exit_statuses: str
+
+
+_SERVING = "0 stopped by a signal, 1 it could not start or go on, 2 wrong usage."
+
+COMMANDS = {
+    "serve": Command("Serve the metrics of this host. The default.", _SERVING),
+    "demo": Command("Serve recordings of a real host. Needs no GPU.", _SERVING),
+    "doctor": Command(
+        "Diagnose this host once, and print how to fix each problem.",
+        "0 nothing is wrong, 1 warnings, 2 something critical, 3 the host could not be diagnosed "
+        "(wrong usage, an unreadable recording, a full disk).",
+    ),
+    "record": Command(
+        "Record what the exporter reads on this host, to replay it elsewhere.",
+        "0 done, 1 it could not be done, 2 wrong usage.",
+    ),
+}
+DESCRIPTION = (
+    "Prometheus exporter for NVIDIA MPS: who is blocked by whom, which server crashed and which "
+    "clients were lost with it, the limits of each client, and how much of the GPU is working. "
+    "Without a command it serves the metrics of this host."
+)
+GROUPS = {
+    "web": "Web server",
+    "mps": "MPS daemons",
+    "collector": "Collectors",
+    "path": "Paths",
+    "log": "Log",
+    "replay": "Replay",
+}
+"""First word of a setting -> title of its group."""
+
+
+class Kind(NamedTuple):
+    """A kind of value: its name in the help ("": a switch), and its check, which may convert it."""
+
+    metavar: str = ""
+    parse: Callable[[str], Any] = str
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """How one field of Settings is given on the command line."""
+    """A flag or an argument (its name is in capitals) on the command line."""
 
     name: str
-    parse: Callable[[str], Any]
+    default: Any
+    kind: Kind
     help: str
-    metavar: str = ""
+    commands: tuple[str, ...]
     repeatable: bool = False
-    commands: tuple[str, ...] = ("serve", "demo", "doctor", "record")
+    setting: bool = True
+    """Has an environment variable and a field of Settings."""
 
     @property
     def field(self) -> str:
-        return self.name.replace(".", "_").replace("-", "_")
+        return self.name.replace(".", "_").replace("-", "_").lower()
 
     @property
     def variable(self) -> str:
         return ENVIRONMENT_PREFIX + self.field.upper()
 
-    def default_of(self, command: str) -> Any:
-        """What it is for this command where nothing is given."""
-        return _DEFAULTS_OF_COMMANDS.get((command, self.name), getattr(Settings(), self.field))
-
     @property
     def is_switch(self) -> bool:
-        """Given as --flag or --no-flag."""
-        return self.parse is _switch
+        """Given without a value: --flag, and for a setting --no-flag."""
+        return self.kind is _SWITCH
+
+    @property
+    def usage(self) -> str:
+        """The flag as documentation shows it."""
+        value = f"={self.kind.metavar}" if self.kind.metavar else ""
+        return self.name if self.name.isupper() else f"--{self.name}{value}"
+
+    @property
+    def meaning(self) -> str:
+        return self.help + " Repeatable." * self.repeatable
+
+    def default_of(self, command: str) -> Any:
+        """The value for this command if none is given."""
+        # A demo is for the user who starts it.
+        demo = (command, self.name) == ("demo", "web.listen-address")
+        return ("127.0.0.1:9400",) if demo else self.default
+
+    def default_text(self, command: str = "serve") -> str:
+        """The default as documentation shows it; "" for an option without one."""
+        default = self.default_of(command)
+        if not self.setting:
+            return default or ""
+        if isinstance(default, bool):
+            return "on" if default else "off"
+        if isinstance(default, tuple):
+            return ", ".join(default) or "none"
+        if isinstance(default, float):
+            return f"{default:g}s" if self.kind.metavar == "DURATION" else f"{default:g}"
+        return "none" if default is None else str(default)
 
 
-_DEFAULTS_OF_COMMANDS = {("demo", "web.listen-address"): ("127.0.0.1:9400",)}
-"""(Command, flag) -> a default other than that of Settings. A demo is for whoever starts it."""
+# ------------------------------------------------------------------------------- values
 
 
 def _not_empty(value: str) -> str:
@@ -174,259 +199,374 @@ def parse_duration(value: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def _within(parse: Callable[[str], float], low: float, high: float) -> Callable[[str], float]:
-    def parsed(value: str) -> float:
-        number = parse(value)
-        if not low <= number <= high:
-            raise ValueError(f"must be from {low:g} to {high:g}")
-        return number
-
-    return parsed
+def _bounded(value: float, low: float, high: float) -> float:
+    if not low <= value <= high:
+        raise ValueError(f"must be from {low:g} to {high:g}")
+    return value
 
 
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def parsed(value: str) -> int:
+def _factor(value: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", value):
+        raise ValueError("must be a number")
+    return _bounded(float(value), 0.1, 1000)
+
+
+def _prom_file(value: str) -> str:
+    if not value.endswith(".prom"):
+        raise ValueError("must end in .prom: node_exporter reads no other files")
+    return value
+
+
+def _process(value: str) -> int:
+    if not re.fullmatch(r"0*[1-9][0-9]{0,18}", value):
+        raise ValueError("must be the number of a process")
+    return int(value)
+
+
+def _user(value: str) -> int:
+    """Return the UID of a user, given by name or number."""
+    import pwd  # only doctor --user needs it
+
+    if re.fullmatch("[0-9]{1,10}", value):
+        return int(value)
+    try:
+        return pwd.getpwnam(value).pw_uid
+    except (KeyError, ValueError):
+        raise ValueError("is the name of no user") from None
+
+
+def _positive_duration(value: str) -> float:
+    seconds = parse_duration(value)
+    if seconds <= 0:
+        raise ValueError("must be more than 0")
+    return seconds
+
+
+def _integer(low: int, high: int) -> Kind:
+    def parse(value: str) -> int:
         if not re.fullmatch(r"[0-9]{1,9}", value):
             raise ValueError("must be a whole number")
-        return int(_within(float, low, high)(value))
+        return int(_bounded(int(value), low, high))
 
-    return parsed
+    return Kind("N", parse)
 
 
-def _one_of(*words: str) -> Callable[[str], str]:
-    def parsed(value: str) -> str:
+def _duration(low: float, high: float) -> Kind:
+    return Kind("DURATION", lambda value: _bounded(parse_duration(value), low, high))
+
+
+def _one_of(metavar: str, *words: str) -> Kind:
+    def parse(value: str) -> str:
         if value not in words:
             raise ValueError(f"must be one of {', '.join(words)}")
         return value
 
-    return parsed
+    return Kind(metavar, parse)
 
 
-def _float(value: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?", value):
-        raise ValueError("must be a number")
-    return float(value)
+_SWITCH = Kind("", _switch)
+_ADDRESS = Kind("ADDRESS", _listen_address)
+_URL_PATH = Kind("PATH", _url_path)
+_DIRECTORY = Kind("DIR", _absolute_path)
+_FILE = Kind("FILE", _not_empty)
+_FACTOR = Kind("FACTOR", _factor)
+_POSITIVE = Kind("DURATION", _positive_duration)
 
 
-_COLLECTOR_HELP = {
-    "nvml": "Read GPUs and their processes, from NVML.",
-    "control": "Query the MPS control daemons.",
-    "logs": "Read the daemons' control.log and server.log: waits, crashes, faults.",
-    "process": "Read processes in /proc: daemons, users, limits, containers.",
-}
+# ------------------------------------------------------------------------------ settings
 
-_WEB = ("serve", "demo")
-_HOST = ("serve", "doctor", "record")
-_FOLLOWING = ("serve", "record")
 
-FLAGS: tuple[Flag, ...] = (
-    Flag(
+def _settings_of(*commands: str) -> Callable[..., Any]:
+    """Return what declares a field of Settings, with its flag, for these commands."""
+
+    def declare(name: str, default: Any, kind: Kind, text: str, *, repeatable: bool = False) -> Any:
+        flag = Flag(name, default, kind, text, commands, repeatable)
+        return field(default=default, metadata={"flag": flag})
+
+    return declare
+
+
+_serve = _settings_of("serve")
+_web = _settings_of("serve", "demo")
+_host = _settings_of("serve", "doctor", "record")
+_following = _settings_of("serve", "record")
+_logging = _settings_of("serve", "demo", "record")
+_everywhere = _settings_of(*COMMANDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the program was asked to do. Durations are in seconds."""
+
+    web_listen_address: tuple[str, ...] = _web(
         "web.listen-address",
-        _listen_address,
+        (":9400",),
+        _ADDRESS,
         "Address to listen on: host:port, :port, [IPv6]:port or unix:/path.",
-        "ADDRESS",
         repeatable=True,
-        commands=_WEB,
-    ),
-    Flag("web.telemetry-path", _url_path, "Path of the metrics.", "PATH", commands=_WEB),
-    Flag(
+    )
+    web_telemetry_path: str = _web(
+        "web.telemetry-path", "/metrics", _URL_PATH, "Path of the metrics."
+    )
+    web_config_file: str | None = _web(
         "web.config.file",
-        _not_empty,
+        None,
+        _FILE,
         "TLS, passwords and headers, in the format of the Prometheus exporter-toolkit.",
-        "FILE",
-        commands=_WEB,
-    ),
-    Flag(
-        "web.systemd-socket",
-        _switch,
-        "Listen on the sockets that systemd hands over.",
-        commands=_WEB,
-    ),
-    Flag(
+    )
+    web_systemd_socket: bool = _web(
+        "web.systemd-socket", False, _SWITCH, "Listen on the sockets that systemd hands over."
+    )
+    web_max_requests: int = _web(
         "web.max-requests",
+        40,
         _integer(0, 10_000),
         "Scrapes answered at the same time; further ones wait, then get 503. 0 = no limit.",
-        "N",
-        commands=_WEB,
-    ),
-    Flag(
+    )
+    web_disable_exporter_metrics: bool = _web(
         "web.disable-exporter-metrics",
-        _switch,
+        False,
+        _SWITCH,
         "Leave out process_* metrics about the exporter itself.",
-        commands=_WEB,
-    ),
-    Flag("mps.discovery", _switch, "Find running control daemons in /proc.", commands=_HOST),
-    Flag(
+    )
+    mps_discovery: bool = _host(
+        "mps.discovery", True, _SWITCH, "Find running control daemons in /proc."
+    )
+    mps_pipe_directory: tuple[str, ...] = _host(
         "mps.pipe-directory",
-        _absolute_path,
+        (),
+        _DIRECTORY,
         "Pipe directory of a control daemon, watched even while the daemon does not run.",
-        "DIR",
         repeatable=True,
-        commands=_HOST,
-    ),
-    Flag(
+    )
+    mps_log_directory: tuple[str, ...] = _host(
         "mps.log-directory",
-        _absolute_path,
+        (),
+        _DIRECTORY,
         "Log directory of the daemon whose pipe directory stands at the same position; default: "
         "the daemon's environment, then /var/log/nvidia-mps.",
-        "DIR",
         repeatable=True,
-        commands=_HOST,
-    ),
-    Flag(
+    )
+    mps_control_binary: str = _host(
         "mps.control-binary",
-        _not_empty,
+        "nvidia-cuda-mps-control",
+        _FILE,
         "The control tool, by name on PATH or by path.",
-        "FILE",
-        commands=_HOST,
-    ),
-    Flag(
-        "mps.query-timeout",
-        _within(parse_duration, 0.1, 60),
-        "Deadline for one run of the control tool.",
-        "DURATION",
-        commands=_HOST,
-    ),
-    Flag(
+    )
+    mps_query_timeout: float = _host(
+        "mps.query-timeout", 2.0, _duration(0.1, 60), "Deadline for one run of the control tool."
+    )
+    mps_min_query_interval: float = _following(
         "mps.min-query-interval",
-        _within(parse_duration, 0, 3600),
+        5.0,
+        _duration(0, 3600),
         "Shortest time between two queries of a daemon; five times as long while its logs show no "
         "change. Collections in between reuse the reply. 0 = query at every collection.",
-        "DURATION",
-        commands=_FOLLOWING,
-    ),
-    Flag(
+    )
+    # Queries are written into control.log: with 48 clients, a minute between reconciliations made
+    # 8 MB a day (bench/control_log.py). The logs show what happens between.
+    mps_reconcile_interval: float = _following(
         "mps.reconcile-interval",
-        _within(parse_duration, 1, 86400),
+        900.0,
+        _duration(1, 86400),
         "Time between two queries of the servers, which confirm the state read from the logs.",
-        "DURATION",
-        commands=_FOLLOWING,
-    ),
-    Flag("path.procfs", _absolute_path, "Where procfs is mounted.", "DIR", commands=_HOST),
-    Flag("path.kmsg", _absolute_path, "The kernel log.", "FILE", commands=_HOST),
-    Flag("path.passwd", _not_empty, "File with the names of users.", "FILE", commands=_HOST),
-    Flag(
+    )
+    path_procfs: str = _host("path.procfs", "/proc", _DIRECTORY, "Where procfs is mounted.")
+    path_kmsg: str = _host(
+        "path.kmsg", "/dev/kmsg", Kind("FILE", _absolute_path), "The kernel log."
+    )
+    path_passwd: str = _host("path.passwd", "/etc/passwd", _FILE, "File with the names of users.")
+    path_container_logs: str = _host(
         "path.container-logs",
-        _not_empty,
+        "/var/log/containers",
+        Kind("DIR", _not_empty),
         "Directory of the kubelet that names containers.",
-        "DIR",
-        commands=_HOST,
-    ),
-    Flag("path.cgroupfs", _not_empty, "Where cgroup version 2 is mounted.", "DIR", commands=_HOST),
-    *(Flag(f"collector.{name}", _switch, _COLLECTOR_HELP[name]) for name in COLLECTORS),
-    Flag(
+    )
+    path_cgroupfs: str = _host(
+        "path.cgroupfs",
+        "/sys/fs/cgroup",
+        Kind("DIR", _not_empty),
+        "Where cgroup version 2 is mounted.",
+    )
+    collector_nvml: bool = _everywhere(
+        "collector.nvml", True, _SWITCH, "Read GPUs and their processes, from NVML."
+    )
+    collector_control: bool = _everywhere(
+        "collector.control", True, _SWITCH, "Query the MPS control daemons."
+    )
+    collector_logs: bool = _everywhere(
+        "collector.logs",
+        True,
+        _SWITCH,
+        "Read the daemons' control.log and server.log: waits, crashes, faults.",
+    )
+    collector_process: bool = _everywhere(
+        "collector.process",
+        True,
+        _SWITCH,
+        "Read processes in /proc: daemons, users, limits, containers.",
+    )
+    collector_clients: str = _web(
         "collector.clients",
-        _one_of("full", "summary", "off"),
+        "full",
+        _one_of("LEVEL", "full", "summary", "off"),
         "Series of single clients: full, summary (identity, state, contexts, memory) or off.",
-        "LEVEL",
-        commands=("serve", "demo"),
-    ),
-    Flag(
+    )
+    collector_clients_max: int = _everywhere(
         "collector.clients.max",
+        1000,
         _integer(0, 100_000),
         "Clients with separate metrics, for each daemon; further clients are only counted.",
-        "N",
-    ),
-    Flag(
+    )
+    collector_timeout: float = _everywhere(
         "collector.timeout",
-        _within(parse_duration, 0.1, 300),
+        10.0,
+        _duration(0.1, 300),
         "Deadline of a collection when the scraper names none.",
-        "DURATION",
-    ),
-    Flag(
-        "collector.nvml.serials",
-        _switch,
-        "Export the serial numbers of boards.",
-        commands=_FOLLOWING,
-    ),
-    Flag(
+    )
+    collector_nvml_serials: bool = _following(
+        "collector.nvml.serials", False, _SWITCH, "Export the serial numbers of boards."
+    )
+    log_level: str = _logging(
         "log.level",
-        _one_of("debug", "info", "warn", "error"),
+        "info",
+        _one_of("LEVEL", "debug", "info", "warn", "error"),
         "Least severity logged: debug, info, warn or error.",
-        "LEVEL",
-        commands=("serve", "demo", "record"),
-    ),
-    Flag(
+    )
+    log_format: str = _logging(
         "log.format",
-        _one_of("logfmt", "json"),
+        "logfmt",
+        _one_of("FORMAT", "logfmt", "json"),
         "Form of log lines: logfmt or json.",
-        "FORMAT",
-        commands=("serve", "demo", "record"),
+    )
+    replay: str | None = _serve("replay", None, _FILE, "Serve a recording instead of this host.")
+    replay_speed: float = _serve("replay.speed", 1.0, _FACTOR, "How fast a recording is replayed.")
+
+    def enabled_collectors(self) -> tuple[str, ...]:
+        """Names of the sources that are switched on."""
+        return tuple(name for name in COLLECTORS if getattr(self, f"collector_{name}"))
+
+    def configured_directories(self) -> tuple[tuple[str, str | None], ...]:
+        """(pipe directory, log directory or None) pairs given by flag, matched by position."""
+        logs: list[str | None] = [*self.mps_log_directory]
+        logs += [None] * (len(self.mps_pipe_directory) - len(logs))
+        return tuple(zip(self.mps_pipe_directory, logs, strict=False))
+
+
+FLAGS: tuple[Flag, ...] = tuple(field.metadata["flag"] for field in fields(Settings))
+
+
+def _option(command: str, name: str, kind: Kind, text: str, default: str | None = None) -> Flag:
+    value = False if kind is _SWITCH else default
+    return Flag(name, value, kind, text, (command,), setting=False)
+
+
+OPTIONS = (
+    _option("serve", "once", _SWITCH, "Print the metrics once, without counters, and exit."),
+    _option(
+        "serve",
+        "textfile",
+        Kind("FILE", _prom_file),
+        "Write them to FILE (*.prom, for the textfile collector of node_exporter), and exit.",
     ),
-    Flag(
-        "replay", _not_empty, "Serve a recording instead of this host.", "FILE", commands=("serve",)
+    _option("demo", "FILE", Kind(), "Your own recording instead of the built-in ones."),
+    _option("demo", "chapter", Kind("NAME"), "Where to begin. Default: wait."),
+    _option("demo", "list-chapters", _SWITCH, "List the chapters, and exit."),
+    _option("demo", "speed", _FACTOR, "Replay faster, or slower.", "1"),
+    _option(
+        "doctor",
+        "pid",
+        Kind("PID", _process),
+        "Say why this process hangs, fails or runs without MPS.",
     ),
-    Flag(
-        "replay.speed",
-        _within(_float, 0.1, 1000),
-        "How fast a recording is replayed.",
-        "FACTOR",
-        commands=("serve",),
+    _option("doctor", "user", Kind("NAME", _user), "The same of each process of a user."),
+    _option("doctor", "job", Kind("ID"), "The same of each client of a Slurm job or a pod."),
+    _option("doctor", "json", _SWITCH, "Print JSON."),
+    _option(
+        "doctor",
+        "check",
+        Kind("NAME"),
+        "Report one finding, or 'critical' for any critical one, in a line. Exit status: 0 it is "
+        "not there, 1 it is there, 2 not known, 3 wrong usage.",
     ),
+    _option("doctor", "recording", Kind("FILE"), "Diagnose the end of a recording instead."),
+    _option("doctor", "at", _POSITIVE, "Not its end, but so long after its start."),
+    _option("record", "FILE", Kind(), "The file to write."),
+    _option(
+        "record", "duration", _POSITIVE, "How long; Ctrl-C ends it early and keeps the file.", "60s"
+    ),
+    _option("record", "interval", _POSITIVE, "Time between collections.", "1s"),
+    _option("record", "anonymise", _SWITCH, "Replace UUIDs, serials, names of users and programs."),
+    _option("record", "scenario", Kind("TEXT"), "What is going on, for the reader.", ""),
 )
+"""Flags and arguments of a single command."""
 
 
-def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
-    """Declare the flags of a command; what is not given stays out of the namespace."""
+def options_of(command: str) -> list[Flag]:
+    return [flag for flag in OPTIONS if command in flag.commands]
+
+
+def grouped(command: str | None = None) -> dict[str, list[Flag]]:
+    """Title of a group -> its settings: of a command, or all."""
+    groups: dict[str, list[Flag]] = {title: [] for title in GROUPS.values()}
     for flag in FLAGS:
-        if command not in flag.commands:
-            continue
-        how: dict[str, Any] = {"metavar": flag.metavar}
-        if flag.is_switch:
-            how = {"action": argparse.BooleanOptionalAction}
-        elif flag.repeatable:
-            how["action"] = "append"
-        parser.add_argument(f"--{flag.name}", dest=flag.field, default=argparse.SUPPRESS, **how)
+        if command is None or command in flag.commands:
+            groups[GROUPS[flag.name.split(".")[0]]].append(flag)
+    return {title: flags for title, flags in groups.items() if flags}
 
 
-def load_settings(
+def load(
     given: Mapping[str, Any], environment: Mapping[str, str], command: str
-) -> Settings:
-    """Flags over environment over defaults, each value checked.
+) -> tuple[Settings, dict[str, Any]]:
+    """Return the settings and the command's options: flags over environment over defaults.
 
     Raises:
         InvalidSettingError: A value cannot be used, or a variable with our prefix is unknown.
     """
-    known = {flag.variable: flag for flag in FLAGS}
-    unknown_variables = sorted(
-        name
-        for name in environment
-        if name.startswith(ENVIRONMENT_PREFIX)
-        and name not in known
-        and name != REVISION_VARIABLE
-        and not _SERVICE_LINK_VARIABLES.fullmatch(f"{name}={environment[name]}")
-    )
-    if unknown_variables:
-        wrong = unknown_variables[0]
-        near = difflib.get_close_matches(wrong, known, 1)
-        hint = f"did you mean {near[0]}?" if near else "mps-exporter --help-all lists all"
-        raise InvalidSettingError(f"unknown variable {wrong}: {hint}")
+    _check_variables(environment)
     values: dict[str, Any] = {}
     for flag in FLAGS:
         if command not in flag.commands:
             continue
         if flag.field in given:
-            raw, origin = given[flag.field], f"--{flag.name}"
+            values[flag.field] = _parsed(flag, given[flag.field], f"--{flag.name}")
         elif flag.variable in environment:
             text = environment[flag.variable]
             raw = [part.strip() for part in text.split(",")] if flag.repeatable else text
-            origin = flag.variable
+            values[flag.field] = _parsed(flag, raw, flag.variable)
         else:
             values[flag.field] = flag.default_of(command)
-            continue
-        values[flag.field] = _parsed_value(flag, raw, origin)
     settings = Settings(**values)
     _check_together(settings)
-    return settings
+    options = {
+        flag.field: _parsed(flag, given.get(flag.field, flag.default), f"--{flag.name}")
+        for flag in options_of(command)
+    }
+    return settings, options
 
 
-def _parsed_value(flag: Flag, raw: bool | str | Sequence[str], origin: str) -> Any:
-    if isinstance(raw, bool):
+def _check_variables(environment: Mapping[str, str]) -> None:
+    known = {REVISION_VARIABLE, *(flag.variable for flag in FLAGS)}
+    for name, value in sorted(environment.items()):
+        ours = name.startswith(ENVIRONMENT_PREFIX) and name not in known
+        if ours and not _SERVICE_LINK_VARIABLES.fullmatch(f"{name}={value}"):
+            hint = nearest(name, known) or f": {PROGRAM} --help-all lists all"
+            raise InvalidSettingError(f"unknown variable {name}{hint}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the end of a message: the known flag or variable that was probably meant, or ""."""
+    name = {"--port": "listen"}.get(word, word.lstrip("-"))
+    close = [one for one in known if len(name) > 2 and name in one]
+    close = close or difflib.get_close_matches(word, list(known), 1, 0.7)
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def _parsed(flag: Flag, raw: Any, origin: str) -> Any:
+    if raw is None or isinstance(raw, bool):
         return raw
     try:
-        if isinstance(raw, str):
-            return flag.parse(raw)
-        return tuple(flag.parse(part) for part in raw)
+        return flag.kind.parse(raw) if isinstance(raw, str) else tuple(map(flag.kind.parse, raw))
     except ValueError as error:
         raise InvalidSettingError(f"{origin}: {raw!r} {error}") from None
 

@@ -200,55 +200,40 @@ _UNPROVED = {
 }
 
 
-def _after_time(incident: Incident) -> str:
-    return "" if incident.seconds is None else f" after {duration(incident.seconds)}"
-
-
-def _start_failed(incident: Incident, name_of: UserNameLookup) -> str:
-    reason = f": {printable(incident.detail)}" if incident.detail else ""
-    return f"a server for {name_of(incident.uid)} could not start{reason}"
-
-
-_SENTENCES: dict[str, Callable[[Incident, UserNameLookup], str]] = {
-    "daemon_started": lambda _incident, _name_of: "the daemon started",
-    "daemon_died": lambda incident, _name_of: (
-        f"the daemon ended{_lost_clients(incident)}; {incident.detail}"
-        if incident.detail
-        else f"the daemon died{_lost_clients(incident)}"
-    ),
-    "daemon_quit": lambda _incident, _name_of: "the daemon received quit and exited",
-    "server_crashed": lambda incident, name_of: (
-        f"{_server_name(incident, name_of)} crashed{_lost_clients(incident)}"
-    ),
-    "server_start_failed": _start_failed,
-    "fault": _fault_sentence,
-    "unfinished_work": _fault_sentence,
-    "fault_recovered": lambda incident, name_of: (
-        f"{_server_name(incident, name_of)} recovered from the fatal error{_after_time(incident)}"
-    ),
-    "client_terminated": lambda incident, name_of: (
-        f"{_client_name(incident, name_of)} was terminated by an operator"
-    ),
-    "client_rejected": _rejected,
-    "wait_started": lambda incident, name_of: (
-        f"{_client_name(incident, name_of)} was queued behind another user's server"
-    ),
-    "wait_served": lambda incident, name_of: (
-        f"{_client_name(incident, name_of)} was served{_after_time(incident)}"
-    ),
-    "wait_abandoned": lambda incident, name_of: (
-        f"{_client_name(incident, name_of)} "
-        + ("ended without a context" if incident.detail else "stopped waiting")
-        + _after_time(incident)
-    ),
-    "ghost": lambda incident, name_of: (
-        f"{_server_name(incident, name_of)} was started for clients that had died in the queue: "
-        "the daemon hangs as soon as another user's client connects"
-    ),
-    "ghost_ended": lambda incident, name_of: (
-        f"{_server_name(incident, name_of)}, a ghost, exited and no longer blocks the daemon"
-    ),
+_SENTENCES = {
+    "daemon_started": "the daemon started",
+    "daemon_died": "the daemon {died}{lost}{detail}",
+    "daemon_quit": "the daemon received quit and exited",
+    "server_crashed": "{server} crashed{lost}",
+    "server_start_failed": "a server for {user} could not start{reason}",
+    "fault": "{fault}",
+    "unfinished_work": "{fault}",
+    "fault_recovered": "{server} recovered from the fatal error{after}",
+    "client_terminated": "{client} was terminated by an operator",
+    "client_rejected": "{rejected}",
+    "wait_started": "{client} was queued behind another user's server",
+    "wait_served": "{client} was served{after}",
+    "wait_abandoned": "{client} {gave_up}{after}",
+    "ghost": "{server} was started for clients that had died in the queue: the daemon hangs as "
+    "soon as another user's client connects",
+    "ghost_ended": "{server}, a ghost, exited and no longer blocks the daemon",
 }
+
+
+def _text(one: Incident, name_of: UserNameLookup) -> str:
+    return _SENTENCES.get(one.kind, printable(one.kind.replace("_", " "))).format(
+        server=_server_name(one, name_of),
+        client=_client_name(one, name_of),
+        user=name_of(one.uid),
+        lost=_lost_clients(one),
+        after="" if one.seconds is None else f" after {duration(one.seconds)}",
+        died="ended" if one.detail else "died",
+        gave_up="ended without a context" if one.detail else "stopped waiting",
+        detail=f"; {one.detail}" if one.detail else "",
+        reason=f": {printable(one.detail)}" if one.detail else "",
+        fault=_fault_sentence(one, name_of),
+        rejected=_rejected(one, name_of),
+    )
 
 
 def capitalize(text: str) -> str:
@@ -262,8 +247,7 @@ def sentence(text: str) -> str:
 
 
 def describe_incident(one: Incident, name_of: UserNameLookup) -> str:
-    describe = _SENTENCES.get(one.kind)
-    text = describe(one, name_of) if describe is not None else printable(one.kind.replace("_", " "))
+    text = _text(one, name_of)
     if one.count > 1:
         text += f" ({one.count} times)"
     return sentence(text)

@@ -7,6 +7,7 @@ Fields beyond the message come in ``extra={"fields": {...}}``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -26,13 +27,13 @@ _NAMES = {logging.WARNING: "warn", logging.CRITICAL: "error"}
 STDERR = 2
 
 MAX_FIELD_CHARACTERS = 1000
-"""Of one value: paths that users choose may be 128 kB long."""
+"""Maximum length of a value: paths chosen by users may have 128 kB."""
 
 MAX_QUEUED_LINES = 1000
-"""Lines kept while standard error takes none; what comes then is dropped and counted."""
+"""Maximum number of queued lines; further lines are dropped and counted."""
 
 CLOSE_SECONDS = 0.5
-"""So long the end of the program waits for the last lines to be written."""
+"""Time allowed at shutdown to write queued lines."""
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
@@ -100,12 +101,17 @@ def configure(level: str, form: str, stream: TextIO | None = None) -> None:
     logging.getLogger("mps_exporter").setLevel(_LEVELS[level])
 
 
-class _StderrHandler(logging.Handler):
-    """Writes to standard error on a thread of its own.
+def write_stderr(text: str) -> None:
+    """Write to standard error, which may be closed or full; a write to an unread pipe blocks."""
+    data = text.encode("utf-8", "backslashreplace")
+    # Not through sys.stderr: at exit the interpreter waits for its lock.
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(STDERR, data) :]
 
-    It may be a pipe that nobody reads, and then a write does not return: it must not
-    take the event loop, and SIGTERM with it, along.
-    """
+
+class _StderrHandler(logging.Handler):
+    """Writes to standard error on a thread of its own: a blocked write stops nothing else."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,13 +157,8 @@ class _StderrHandler(logging.Handler):
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._lines)
-                data = f"{self._lines[0]}\n".encode("utf-8", "backslashreplace")
-            try:
-                # Not sys.stderr: at its exit the interpreter waits for the lock of that.
-                while data:
-                    data = data[os.write(STDERR, data) :]
-            except OSError:
-                pass  # closed, or full: nobody can be told
+                line = self._lines[0]
+            write_stderr(f"{line}\n")
             with self._changed:
                 self._lines.popleft()
                 self._changed.notify_all()

@@ -15,19 +15,19 @@ from mps_exporter.sources.recording import Header, Recording
 from mps_exporter.sources.replay_host import ReplayHost
 
 STEP_SECONDS = 0.5
-"""How closely a recording is gone through up to where it is wanted: 129 s of it take 0.2 s."""
+"""Step of a replay up to the wanted moment: 129 s take 0.2 s."""
 
 MAX_STEPS = 5000
-"""Beyond 40 minutes the steps are longer."""
+"""Maximum number of steps: beyond 40 minutes they are longer."""
 
 MIN_SCENE_SECONDS = 1.0
-"""A recording of one moment would be replayed as fast as it goes."""
+"""Minimum time between two scenes, for recordings of one moment."""
 
 
 async def advance(
     host: ReplayHost, collector: Collector, target: float, *, step_seconds: float = STEP_SECONDS
 ) -> Snapshot:
-    """Take a collector through a recording, and hold it so many seconds after its start."""
+    """Play a recording up to `target` seconds after its start, and stop the clock there."""
     elapsed = 0.0
     step_seconds = max(step_seconds, target / MAX_STEPS)
     while True:
@@ -42,7 +42,7 @@ async def advance(
 
 @dataclass(frozen=True, slots=True)
 class Playing:
-    """A scene that is played: a host and a collector of its own."""
+    """A scene with its host and its collector."""
 
     number: int
     scene: Scene
@@ -79,15 +79,14 @@ class ReplayPlayer:
         self._settings = settings
         self._on_incident = on_incident
         self._playing: Playing | None = None
-        self._jumps: list[tuple[float, asyncio.Future[None]]] = []
         self._jumped = asyncio.Event()
-        self._starting = asyncio.Lock()
+        self._entering = asyncio.Lock()
 
     # -- what is played
 
     async def start(self, position: float = 0.0) -> None:
-        """Begin so many seconds after the playlist's start, unless it has begun already."""
-        async with self._starting:
+        """Begin this many seconds after the playlist's start, unless a scene is played."""
+        async with self._entering:
             if self._playing is None:
                 await self._enter(position)
 
@@ -95,6 +94,7 @@ class ReplayPlayer:
         await self.start()
         while True:
             playing = self._current()
+            self._jumped.clear()
             follower = asyncio.create_task(playing.collector.run_between_collections())
             seconds = max(playing.seconds_left(), MIN_SCENE_SECONDS)
             try:
@@ -102,24 +102,19 @@ class ReplayPlayer:
                     await asyncio.wait_for(self._jumped.wait(), seconds)
             finally:
                 follower.cancel()
-            await asyncio.wait((follower,))  # and not `await follower`: who is cancelled here ends
-            self._jumped.clear()
-            jumps, self._jumps = self._jumps, []
-            await self._enter(jumps[-1][0] if jumps else self._after(playing.scene))
-            for _, done in jumps:
-                if not done.done():
-                    done.set_result(None)
+            await asyncio.wait((follower,))  # not `await follower`, which would raise
+            async with self._entering:
+                if self._playing is playing:
+                    await self._enter(self._after(playing.scene))
 
     async def jump(self, chapter: str) -> bool:
-        """Go on at this chapter; False: there is none of this name. Returns when it is played."""
+        """Play this chapter; return whether the playlist has it."""
         wanted = next((one for one in self.playlist.chapters if one.name == chapter), None)
-        if wanted is None:
-            return False
-        done = asyncio.get_running_loop().create_future()
-        self._jumps.append((wanted.at_seconds, done))
-        self._jumped.set()
-        await done
-        return True
+        if wanted is not None:
+            async with self._entering:
+                await self._enter(wanted.at_seconds)
+            self._jumped.set()
+        return wanted is not None
 
     def _after(self, scene: Scene) -> float:
         number = self.playlist.scenes.index(scene) + 1
@@ -138,7 +133,7 @@ class ReplayPlayer:
         host = ReplayHost(recording, speed=speed)
 
         def publish(daemon: str, incident: Incident) -> None:
-            # What was gone through to get here is no news.
+            # Incidents before the wanted position are no news.
             if self._playing is entered:
                 moment = host.wall(incident.at)
                 self._on_incident(daemon, replace(incident, at=moment))

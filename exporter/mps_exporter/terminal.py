@@ -1,8 +1,7 @@
-"""Standard output and error: they may be closed, full, no terminal, or lead to who has left."""
+"""Standard output and error, which may be closed, full, no terminal, or without a reader."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
@@ -12,11 +11,13 @@ import threading
 from collections.abc import Mapping
 from typing import TextIO
 
+from mps_exporter.logging import STDERR, write_stderr
+
 
 def open_closed_streams() -> None:
-    """Let streams that the caller closed (``2>&-``) lead nowhere: nobody fails who writes to one.
+    """Connect streams that the caller closed (``2>&-``) to /dev/null.
 
-    Their numbers are taken, too: the next file to be opened would get what is meant for them.
+    Otherwise the next opened file would get their numbers, and what is written to them.
     """
     for number in range(3):
         try:
@@ -29,34 +30,24 @@ def open_closed_streams() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
 
 
-STDERR = 2
 STATUS_SECONDS = 0.5
-"""So long print_status waits for a reader."""
+"""Time allowed for a write of print_status."""
 
 
 def print_status(text: str) -> None:
     """Print on standard error, after the log lines before it.
 
-    A standard error that is closed, full or not read is no failure, and holds up nothing.
+    A standard error that is closed, full or not read is no failure.
     """
     for handler in logging.getLogger().handlers:
         handler.flush()
-    # A write to a pipe that nobody reads does not return.
-    data = text.encode("utf-8", "backslashreplace")
-    writer = threading.Thread(target=_write_error, args=(data,), daemon=True)
+    writer = threading.Thread(target=write_stderr, args=(text,), daemon=True)
     writer.start()
     writer.join(STATUS_SECONDS)
 
 
-def _write_error(data: bytes) -> None:
-    # Not through sys.stderr: at its exit the interpreter waits for who is inside.
-    with contextlib.suppress(OSError):
-        while data:
-            data = data[os.write(STDERR, data) :]
-
-
 def show_progress(text: str) -> None:
-    """Replace the last line of the terminal; nothing where standard error is no terminal."""
+    """Replace the last line of the terminal, if standard error is a terminal."""
     # Not on one that was stopped (Ctrl-S).
     if sys.stderr.isatty() and select.select([], [STDERR], [], 0)[1]:
         width = shutil.get_terminal_size().columns
@@ -64,10 +55,10 @@ def show_progress(text: str) -> None:
 
 
 def print_output(text: str) -> None:
-    """Print what was asked for; a reader who has seen enough (``| head``) is no failure.
+    """Print on standard output; a reader that has gone (``| head``) is no failure.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The text cannot be written.
     """
     try:
         sys.stdout.write(text + "\n")
@@ -82,7 +73,7 @@ def print_output(text: str) -> None:
 
 
 def supports_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """Whether it is a terminal with colours, and nobody asked for none (https://no-color.org)."""
+    """Whether a stream is a terminal with colours, unless NO_COLOR is set (https://no-color.org)."""
     if environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
         return False
     return stream.isatty()

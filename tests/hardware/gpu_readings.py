@@ -39,15 +39,14 @@ sys.path.insert(0, str(ROOT))
 from mps_exporter.observations import GpuObservation  # noqa: E402
 from mps_exporter.sources.nvml import TICK_SECONDS, Clock, NvmlOptions, NvmlSession  # noqa: E402
 from mps_exporter.sources.nvml.accumulators import GPM_PCIE  # noqa: E402
-from mps_exporter.sources.nvml.api import (  # noqa: E402
+from mps_exporter.sources.nvml.device import BUSY_SAMPLE_SECONDS  # noqa: E402
+from mps_exporter.sources.nvml.integrals import COUNTER_32  # noqa: E402
+from mps_exporter.sources.nvml.pynvml_api import (  # noqa: E402
     Device,
     NvmlApi,
     NvmlError,
     ProcessKind,
 )
-from mps_exporter.sources.nvml.device import BUSY_SAMPLE_SECONDS  # noqa: E402
-from mps_exporter.sources.nvml.integrals import COUNTER_32  # noqa: E402
-from mps_exporter.sources.nvml.pynvml_api import PynvmlApi  # noqa: E402
 from mps_exporter.sources.nvml.readings import ALL_LINKS  # noqa: E402
 from mps_exporter.sources.nvml.xid import XID_CRITICAL_ERROR  # noqa: E402
 
@@ -233,7 +232,7 @@ class Load:
 class Timed:
     """A library that notes how long each call took, and what it answered first."""
 
-    def __init__(self, library: PynvmlApi) -> None:
+    def __init__(self, library: NvmlApi) -> None:
         self._library = library
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.answers: dict[str, Any] = {}
@@ -259,7 +258,7 @@ class Timed:
     @staticmethod
     def _names(method: str, arguments: tuple[Any, ...]) -> tuple[str, str]:
         shown = [str(one) for one in arguments if isinstance(one, int | str)]
-        if method in {"number", "numbers", "text", "system_number", "system_text"}:
+        if method in {"number", "numbers", "text", "call"}:
             return shown[0], f"{shown[0]}({', '.join(shown[1:])})"
         if method == "fields":
             fields = arguments[1]
@@ -405,7 +404,7 @@ def integrals(report: Report, load: str, meanwhile: Callable[[], None]) -> None:
         )
 
 
-def sample_buffer(report: Report, library: PynvmlApi) -> None:
+def sample_buffer(report: Report, library: NvmlApi) -> None:
     """How long the driver's buffer of utilization samples is."""
     device = library.device(0)
     samples = library.samples(device, 1, 0)
@@ -423,7 +422,7 @@ def sample_buffer(report: Report, library: PynvmlApi) -> None:
     report.check("the buffer outlasts two looks at it", enough, f"{length:.2f} s")
 
 
-def pcie(report: Report, load: str, source: NvmlSession, library: PynvmlApi) -> None:
+def pcie(report: Report, load: str, source: NvmlSession, library: NvmlApi) -> None:
     """PCIe bytes against copies of known size; the raw 32-bit counters and GPM beside."""
     device = library.device(0)
     stop = threading.Event()
@@ -483,22 +482,22 @@ def tick_until(source: NvmlSession, stop: threading.Event) -> None:
         source.tick()
 
 
-def gpm_rates(library: PynvmlApi, seconds: float) -> dict[str, float]:
+def gpm_rates(library: NvmlApi, seconds: float) -> dict[str, float]:
     """PCIe rates over an interval of its own."""
     device = library.device(0)
-    first, second = library.gpm_allocate(), library.gpm_allocate()
+    first, second = library.call("nvmlGpmSampleAlloc"), library.call("nvmlGpmSampleAlloc")
     library.gpm_take(device, first, None)
     time.sleep(seconds)
     library.gpm_take(device, second, None)
     found = library.gpm_metrics(first, second, list(GPM_PCIE.values()))
-    library.gpm_free(first)
-    library.gpm_free(second)
+    library.call("nvmlGpmSampleFree", first)
+    library.call("nvmlGpmSampleFree", second)
     return {name: round(found.get(metric, -1.0), 1) for name, metric in GPM_PCIE.items()}
 
 
 def costs(report: Report, where: str) -> dict[str, Any]:
     """What a collection costs as the service runs it, and what each call; the first answers."""
-    timed = Timed(PynvmlApi())
+    timed = Timed(NvmlApi())
     late = 0.0
     clock = Clock(time.time, lambda: time.monotonic() + late)
     source = NvmlSession(cast("NvmlApi", timed), clock, NvmlOptions(xid_events=False))
@@ -542,17 +541,17 @@ def costs(report: Report, where: str) -> dict[str, Any]:
     return timed.answers
 
 
-def event_waits(report: Report, library: PynvmlApi) -> None:
+def event_waits(report: Report, library: NvmlApi) -> None:
     """How long waiting for events, and letting go of them, really takes: a bound for closing."""
     found = {}
     for timeout in (0, 50, 200, 500, 1000):
         begin = time.perf_counter()
-        events = library.event_set()
-        library.register_events(library.device(0), XID_CRITICAL_ERROR, events)
+        events = library.call("nvmlEventSetCreate")
+        library.call("nvmlDeviceRegisterEvents", library.device(0), XID_CRITICAL_ERROR, events)
         made = time.perf_counter()
         library.wait_event(events, timeout)
         waited = time.perf_counter()
-        library.free_event_set(events)
+        library.call("nvmlEventSetFree", events)
         freed = time.perf_counter()
         found[timeout] = [made - begin, waited - made, freed - waited]
         report.say(
@@ -569,7 +568,7 @@ def event_waits(report: Report, library: PynvmlApi) -> None:
     report.check("closing is quick", time.perf_counter() - opened < 3.0, "")
 
 
-def all_fields(library: PynvmlApi) -> dict[str, Any]:
+def all_fields(library: NvmlApi) -> dict[str, Any]:
     """Every field id by itself, with its cost; links by scope too."""
     device = library.device(0)
     found: dict[str, Any] = {}
@@ -587,12 +586,12 @@ def all_fields(library: PynvmlApi) -> dict[str, Any]:
     return found
 
 
-def all_gpm(library: PynvmlApi) -> dict[str, float]:
+def all_gpm(library: NvmlApi) -> dict[str, float]:
     """Every GPM metric over one second."""
     device = library.device(0)
-    if not library.gpm_supported(device):
+    if not library.call("nvmlGpmQueryDeviceSupport", device).isSupportedDevice:
         return {}
-    first, second = library.gpm_allocate(), library.gpm_allocate()
+    first, second = library.call("nvmlGpmSampleAlloc"), library.call("nvmlGpmSampleAlloc")
     library.gpm_take(device, first, None)
     time.sleep(1.0)
     library.gpm_take(device, second, None)
@@ -603,8 +602,8 @@ def all_gpm(library: PynvmlApi) -> dict[str, float]:
         except NvmlError as error:
             answer = {metric: -float(error.code)}
         found.update({str(name): value for name, value in answer.items()})
-    library.gpm_free(first)
-    library.gpm_free(second)
+    library.call("nvmlGpmSampleFree", first)
+    library.call("nvmlGpmSampleFree", second)
     return found
 
 
@@ -636,7 +635,7 @@ def build(out: Path, capability: tuple[int, int]) -> str:
     return str(program)
 
 
-def peak_bandwidth(library: PynvmlApi, gpu: dict[str, float]) -> float:
+def peak_bandwidth(library: NvmlApi, gpu: dict[str, float]) -> float:
     """Bytes per second that the memory could move, from its clock and its bus."""
     width = library.number("nvmlDeviceGetMemoryBusWidth", library.device(0))
     return gpu["clock{memory}"] * 2 * width / 8
@@ -645,7 +644,7 @@ def peak_bandwidth(library: PynvmlApi, gpu: dict[str, float]) -> float:
 class MeanClock(threading.Thread):
     """The mean SM clock while it runs: under a power limit it changes all the time."""
 
-    def __init__(self, library: PynvmlApi) -> None:
+    def __init__(self, library: NvmlApi) -> None:
         super().__init__(daemon=True)
         self._library, self._end = library, threading.Event()
         self._seen: list[int] = []
@@ -665,7 +664,7 @@ class MeanClock(threading.Thread):
 
 
 def tensor_cores(
-    report: Report, name: str, matmul: Load, source: NvmlSession, library: PynvmlApi, sms: int
+    report: Report, name: str, matmul: Load, source: NvmlSession, library: NvmlApi, sms: int
 ) -> float:
     """Tensor activity against the FLOPs done: at most 4096 of them a cycle and SM."""
     clock = MeanClock(library)
@@ -684,7 +683,7 @@ def tensor_cores(
     return float(share / found) if found else 0.0
 
 
-def loads(report: Report, load: str, source: NvmlSession, library: PynvmlApi) -> None:
+def loads(report: Report, load: str, source: NvmlSession, library: NvmlApi) -> None:
     """The comparison with nvidia-smi, load by load."""
     sms = source.observe().gpus[0].sm_count or 0
     matmul = Load([sys.executable, "-c", MATMUL, "7"], waits=True)
@@ -729,7 +728,7 @@ def loads(report: Report, load: str, source: NvmlSession, library: PynvmlApi) ->
             report.check(f"{blocks} blocks: utilization", utilization > 0.95, utilization)
 
 
-def raw_answers(library: PynvmlApi) -> dict[str, Any]:
+def raw_answers(library: NvmlApi) -> dict[str, Any]:
     """What this driver answers to everything that it may be asked."""
     device = library.device(0)
     lists = {kind: plain(library.processes(device, kind)) for kind in PROCESS_KINDS}
@@ -759,7 +758,7 @@ class Parts:
         }
         known = nvidia_smi("--help-query-gpu")
         UNKNOWN_TO_SMI.update(name for name in SMI_FIELDS if f'"{name}"' not in known)
-        self._library = PynvmlApi()
+        self._library = NvmlApi()
         self._library.init()
         timed = Timed(self._library)
         options = NvmlOptions(xid_events=False, serials=True)
@@ -779,7 +778,7 @@ class Parts:
             with self._report.section(name):
                 getattr(self, name)()
         self._source.close()
-        self._library.shutdown()
+        self._library.call("nvmlShutdown")
 
     def raw(self) -> None:
         """First, for it is what tests are made of."""

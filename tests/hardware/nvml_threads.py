@@ -26,42 +26,41 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
 from mps_exporter.sources.nvml import pynvml_api as binding_module
 from mps_exporter.sources.nvml.accumulators import GPM_ALL
-from mps_exporter.sources.nvml.api import Device, NvmlError
-from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
+from mps_exporter.sources.nvml.pynvml_api import Device, NvmlApi, NvmlError
 
 THREADS = 4
 SECONDS = 2.5
 
 
-def samples(library: PynvmlApi, device: Device) -> None:
+def samples(library: NvmlApi, device: Device) -> None:
     """The buffer of utilization samples."""
     library.samples(device, 1, 0)
 
 
-def fields(library: PynvmlApi, device: Device) -> None:
+def fields(library: NvmlApi, device: Device) -> None:
     """A batch of field values."""
     library.fields(device, [(82, 0), (74, 0), (197, 0), (198, 0)])
 
 
-def gpm(library: PynvmlApi, device: Device) -> None:
+def gpm(library: NvmlApi, device: Device) -> None:
     """Two samples of this thread's own, and what they tell."""
-    first, second = library.gpm_allocate(), library.gpm_allocate()
+    first, second = library.call("nvmlGpmSampleAlloc"), library.call("nvmlGpmSampleAlloc")
     library.gpm_take(device, first, None)
     time.sleep(0.11)
     library.gpm_take(device, second, None)
     library.gpm_metrics(first, second, GPM_ALL)
-    library.gpm_free(first)
-    library.gpm_free(second)
+    library.call("nvmlGpmSampleFree", first)
+    library.call("nvmlGpmSampleFree", second)
 
 
-def session(library: PynvmlApi, device: Device) -> None:
+def session(library: NvmlApi, device: Device) -> None:
     """Initialize once more, and shut down once more."""
     library.init()
     library.number("nvmlDeviceGetTemperature", device, 0)
-    library.shutdown()
+    library.call("nvmlShutdown")
 
 
-def plain_values(library: PynvmlApi, device: Device) -> None:
+def plain_values(library: NvmlApi, device: Device) -> None:
     """Simple numbers, and the process lists."""
     library.number("nvmlDeviceGetPowerUsage", device)
     library.number("nvmlDeviceGetTotalEnergyConsumption", device)
@@ -69,7 +68,7 @@ def plain_values(library: PynvmlApi, device: Device) -> None:
     library.processes(device, "Compute")
 
 
-def whole(_library: PynvmlApi, _device: Device) -> None:
+def whole(_library: NvmlApi, _device: Device) -> None:
     """A whole exporter: open, read twice, close."""
     source = NvmlSession(options=NvmlOptions(xid_events=False))
     source.observe()
@@ -78,7 +77,7 @@ def whole(_library: PynvmlApi, _device: Device) -> None:
     source.close()
 
 
-Suspect = Callable[[PynvmlApi, Device], None]
+Suspect = Callable[[NvmlApi, Device], None]
 SUSPECTS: dict[str, tuple[Suspect, ...]] = {
     "plain": (plain_values,),
     "samples": (samples,),
@@ -97,7 +96,7 @@ def be(name: str) -> None:
     faulthandler.enable()
     if "locked" not in name:
         binding_module.LOCK = contextlib.nullcontext()  # type: ignore[assignment]
-    library = PynvmlApi()
+    library = NvmlApi()
     library.init()
     device = library.device(0)
     end = time.monotonic() + SECONDS
@@ -118,7 +117,7 @@ def be(name: str) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    library.shutdown()
+    library.call("nvmlShutdown")
     print(json.dumps({"calls": counts, "errors": sorted(errors)}))
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from mps_exporter.commands.common import StartError, load_recording
 from mps_exporter.commands.serve import Replay, clock, serve
 from mps_exporter.config import Settings
-from mps_exporter.parser import did_you_mean
 from mps_exporter.sources.playlist import Playlist, read_playlist
 from mps_exporter.terminal import print_output
 
@@ -29,8 +28,7 @@ async def demo(
     name = chapter or FIRST_CHAPTER
     position = next((one.at_seconds for one in playlist.chapters if one.name == name), None)
     if position is None:
-        near = did_you_mean(name, [one.name for one in playlist.chapters])
-        raise StartError(f"no chapter {name!r}{near or ': --list-chapters lists them'}")
+        raise StartError(f"no chapter {name!r}: --list-chapters lists them")
     return await serve(settings, Replay(playlist, position))
 
 

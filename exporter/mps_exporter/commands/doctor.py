@@ -16,7 +16,7 @@ from mps_exporter.snapshot import Snapshot
 from mps_exporter.terminal import print_output, supports_colour
 
 if TYPE_CHECKING:
-    from mps_exporter.commands.doctor_processes import ProcessSelection
+    from mps_exporter.commands.process_report import ProcessSelection
 
 
 async def diagnose(
@@ -70,9 +70,8 @@ async def diagnose(
         return doctor_report.diagnosis_exit_status(diagnosis)
     # A diagnosis of the host is made without these, and sooner.
     from mps_exporter.commands import process_report
-    from mps_exporter.commands.doctor_processes import checks_of_processes
 
-    checks = checks_of_processes(selection, snapshot, recent, procfs)
+    checks = process_report.checks_of_processes(selection, snapshot, recent, procfs)
     _print(
         process_report.checks_as_json(checks)
         if as_json

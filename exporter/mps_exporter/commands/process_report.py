@@ -1,13 +1,27 @@
-"""What ``mps-exporter doctor --pid`` prints: the answer, then what was checked, in order."""
+"""``mps-exporter doctor --pid``, ``--user`` and ``--job``: the checks of processes, printed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from mps_exporter.commands.common import StartError
 from mps_exporter.commands.doctor_report import Painter, plain
+from mps_exporter.diagnostics import Finding, findings
 from mps_exporter.diagnostics.finding_commands import symptom_url
-from mps_exporter.diagnostics.one_process import Check, Outcome, conclusion
+from mps_exporter.diagnostics.one_process import (
+    Check,
+    Outcome,
+    check_process,
+    conclusion,
+    pids_of,
+)
+from mps_exporter.diagnostics.traces import trace_findings
+from mps_exporter.observations import HostTraces
+from mps_exporter.snapshot import Snapshot
+from mps_exporter.sources.host_traces import open_files
+from mps_exporter.sources.process_view import view_process
 
 EXIT_STATUS: Mapping[Outcome, int] = {"ok": 0, "unknown": 0, "warning": 1, "problem": 1}
 NOT_KNOWN = 3
@@ -18,6 +32,54 @@ _MARKS: Mapping[Outcome, tuple[str, str]] = {
     "warning": ("warning", "warning"),
     "unknown": ("not seen", "dim"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSelection:
+    """One process, or those of a user or of a job."""
+
+    pid: int | None = None
+    uid: int | None = None
+    job: str | None = None
+
+
+def checks_of_processes(
+    selection: ProcessSelection, snapshot: Snapshot, recent: tuple[Finding, ...], procfs: str | None
+) -> dict[int, list[Check]]:
+    """Make the checks of each process.
+
+    Args:
+        selection: The processes.
+        snapshot: The host.
+        recent: The recent incidents.
+        procfs: Where procfs is mounted; None: there is none, this is a recording.
+
+    Raises:
+        StartError: The user or the job has no process that uses MPS or a GPU.
+    """
+    pids = (
+        [selection.pid]
+        if selection.pid is not None
+        else pids_of(snapshot, uid=selection.uid, job=selection.job)
+    )
+    if not pids:
+        name = f"user {selection.uid}" if selection.uid is not None else f"job {selection.job}"
+        raise StartError(
+            f"no process of {name} waits for MPS, is its client, or has a context on a GPU; name "
+            "one with --pid"
+        )
+    daemons = [daemon.facts for daemon in snapshot.daemons if daemon.facts is not None]
+    servers = HostTraces(open_files=open_files(daemons, procfs) if procfs is not None else ())
+    found = (*findings(snapshot), *recent, *trace_findings(servers))
+    return {
+        pid: check_process(
+            pid,
+            snapshot,
+            found,
+            view_process(pid, daemons, procfs) if procfs is not None else None,
+        )
+        for pid in pids
+    }
 
 
 def checks_as_text(checks: Mapping[int, Sequence[Check]], paint: Painter = plain) -> str:

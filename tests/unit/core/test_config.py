@@ -1,19 +1,17 @@
 from __future__ import annotations
 
-import argparse
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mps_exporter.cli import parse_words
 from mps_exporter.config import (
     FLAGS,
     OWN_PATHS,
     Flag,
     InvalidSettingError,
     Settings,
-    add_flags,
-    load_settings,
+    load,
     parse_duration,
 )
 from mps_exporter.web.app import create_app
@@ -22,9 +20,9 @@ from tests.unit.web.fakes import FakeBackend
 
 
 def parsed(*words: str, command: str = "serve", **environment: str) -> Settings:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    add_flags(parser, command)
-    return load_settings(vars(parser.parse_args(words)), environment, command)
+    given = parse_words([command, *words])
+    assert given is not None
+    return load(given, environment, command)[0]
 
 
 def test_without_a_word_it_serves_port_9400() -> None:
@@ -40,8 +38,8 @@ def test_a_demo_listens_on_this_host_only() -> None:
     assert parsed(command="demo", **twin).web_listen_address == (":1",)
 
 
-def test_every_field_but_those_of_sub_commands_has_a_flag() -> None:
-    assert {flag.field for flag in FLAGS} == set(Settings.__dataclass_fields__)
+def test_every_field_is_named_like_its_flag() -> None:
+    assert [flag.field for flag in FLAGS] == list(Settings.__dataclass_fields__)
 
 
 def test_a_flag_beats_its_environment_twin() -> None:
@@ -117,7 +115,7 @@ def test_the_words_that_may_be_given_are_named(flag: Flag) -> None:
     known = {"log.level": ("debug", "info", "warn", "error"), "log.format": ("logfmt", "json")}
     for word in known[flag.name]:
         assert word in flag.help
-        assert flag.parse(word) == word
+        assert flag.kind.parse(word) == word
 
 
 def test_a_misspelt_variable_is_refused() -> None:

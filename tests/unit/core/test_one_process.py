@@ -647,7 +647,7 @@ def test_doctor_tells_of_one_process(capsys: pytest.CaptureFixture[str]) -> None
     [
         (["--pid", "x"], "'x' must be the number of a process"),
         (["--pid", "0"], "'0' must be the number of a process"),
-        (["--user", "no such user"], "no user is named 'no such user'"),
+        (["--user", "no such user"], "'no such user' is the name of no user"),
         (["--pid", "1", "--job", "2"], "--pid and --job: give one of them"),
         (["--job", "77", f"--recording={RECORDINGS}/quiet.rec.gz"], "no process of job 77"),
     ],

@@ -28,7 +28,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*(?![\w.-])")
 PATH = re.compile(r"(?<![\w./$~<-])\.{0,2}/?[\w.-]+(?:/[\w.*-]+)+/?")
 MADE = {"build", ".venv", ".tools", "dist"}
 TOPS = {Path(name).parts[0] for name in files()} - MADE
-COMMANDS = ("serve", "demo", "doctor", "record", "completion")
+COMMANDS = ("serve", "demo", "doctor", "record")
 
 SYSTEM = {
     # What a host has on which the command is meant to be run.

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from mps_exporter.command_table import COMMANDS
 from mps_exporter.commands.doctor_report import CHECKS
+from mps_exporter.config import options_of
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.metrics.catalogue import CATALOGUE
 from testing.player import RECORDINGS
@@ -23,7 +23,7 @@ ANSWERED = 65
 
 NOT = "not answered: "
 PAGES = {symptom.path.name: symptom for symptom in symptoms()}
-FLAGS = {option.field for option in COMMANDS["doctor"].options}
+FLAGS = {option.field for option in options_of("doctor")}
 PROOF = re.compile(r"(recording|hardware|test) `([^`]+)`")
 
 

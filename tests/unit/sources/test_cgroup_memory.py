@@ -14,8 +14,8 @@ from mps_exporter.observations import CgroupMemory
 from mps_exporter.sources import live_host
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
-from mps_exporter.sources.nvml.api import Code
 from mps_exporter.sources.nvml.cgroup_memory import FUNCTION, MAX_GROUPS
+from mps_exporter.sources.nvml.pynvml_api import Code
 from testing.fake_nvml import FakeDevice, FakeNvml
 from testing.fake_proc import FakeProc
 from testing.nvml_host import OPTIONS, opened
@@ -28,7 +28,7 @@ GROUPS: dict[str, Any] = {
     f"memory_limits({ROOT}/open)": {"soft": 0, "hard": None, "used": 7},
     f"memory_limits({ROOT}/without)": {"soft": 0, "hard": None, "used": 0},
     f"memory_limits({ROOT}/gone)": {"code": Code.NOT_FOUND},
-    "pci_bus_id()": "00000000:AB:00.0",
+    "nvmlDeviceGetPciInfo()": "00000000:AB:00.0",
 }
 
 

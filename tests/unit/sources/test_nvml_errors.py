@@ -9,7 +9,7 @@ import pytest
 from mps_exporter.metrics.gpu_readings import BY_QUANTITY
 from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome
 from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
-from mps_exporter.sources.nvml.api import GPU_GONE, SESSION_GONE, Code
+from mps_exporter.sources.nvml.pynvml_api import GPU_GONE, SESSION_GONE, Code
 from testing.fake_nvml import FakeDevice, FakeNvml
 
 CODES = [*Code, 77]

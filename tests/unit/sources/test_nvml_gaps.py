@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mps_exporter.sources.nvml import TICK_SECONDS, NvmlSession
-from mps_exporter.sources.nvml.api import Code
+from mps_exporter.sources.nvml.pynvml_api import Code
 from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS, QueryCache
 from testing.fake_nvml import FakeDevice, FakeNvml, recorded
 from testing.nvml_host import GPM, OPTIONS, gpu, of, only, opened, pass_time

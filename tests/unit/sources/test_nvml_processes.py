@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mps_exporter.sources.nvml.api import Code, Device, ListedProcess
 from mps_exporter.sources.nvml.processes import CALLS, NOT_AVAILABLE, Listed, ProcessReader
+from mps_exporter.sources.nvml.pynvml_api import Code, Device, ListedProcess
 from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS, QueryCache
 from mps_exporter.sources.nvml.readings import SLOW
 from testing.fake_nvml import FakeDevice, FakeNvml

@@ -11,7 +11,7 @@ from mps_exporter.metrics.gpu_readings import series_of
 from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.observations import GpuObservation
 from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
-from mps_exporter.sources.nvml.api import Argument, Code, Device, FieldAnswer
+from mps_exporter.sources.nvml.pynvml_api import Code, Device, FieldAnswer
 from mps_exporter.sources.nvml.readings import FIELDS, ROWS, nvlink_rows
 from mps_exporter.sources.nvml.xid import XidCounts
 from testing.fake_nvml import FakeDevice, FakeNvml, recorded
@@ -90,10 +90,10 @@ def test_all_readings_are_in_the_catalogue_with_their_labels() -> None:
 class Talkative(FakeNvml):
     """Answers every question about every GPU that there ever was."""
 
-    def number(self, function: str, device: Device, *arguments: Argument) -> int:
+    def number(self, function: str, *arguments: object) -> int:
         return 1
 
-    def numbers(self, function: str, device: Device, *arguments: Argument) -> tuple[int, ...]:
+    def numbers(self, function: str, *arguments: object) -> tuple[int, ...]:
         return {"nvmlDeviceGetBAR1MemoryInfo": (1, 1, 1)}.get(function, (1, 1))
 
     def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldAnswer]:

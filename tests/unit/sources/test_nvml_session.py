@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from mps_exporter.observations import Outcome
 from mps_exporter.sources.nvml import TICK_SECONDS, Clock, NvmlSession
-from mps_exporter.sources.nvml.api import Code, ListedProcess, NvmlError, NvmlEvent
 from mps_exporter.sources.nvml.device import TICKING_SECONDS
+from mps_exporter.sources.nvml.pynvml_api import Code, ListedProcess, NvmlError, NvmlEvent
 from mps_exporter.sources.nvml.readings import EACH, FIELDS, ROWS
 from testing.fake_nvml import FakeDevice, FakeNvml, recorded
 from testing.nvml_host import GPM, OPTIONS, gpu, only, opened, pass_time, values
@@ -287,7 +287,7 @@ def instance(uuid: str, gpu_instance: int) -> FakeDevice:
         "nvmlDeviceGetComputeInstanceId()": 0,
         "nvmlDeviceGetName()": "NVIDIA H200 MIG 1g.18gb",
         "memory()": {"total": 2**34, "used": 2**30, "free": 2**34 - 2**30, "reserved": 0},
-        "sm_count()": 16,
+        "nvmlDeviceGetAttributes_v2()": 16,
     }
     return FakeDevice(uuid, answers, busy=lambda now: now * 0.25, metrics=GPM)
 

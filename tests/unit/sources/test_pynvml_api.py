@@ -12,23 +12,22 @@ import pynvml
 import pytest
 
 from mps_exporter.sources.nvml import pynvml_api as binding_module
-from mps_exporter.sources.nvml.api import (
+from mps_exporter.sources.nvml.pynvml_api import (
     CgroupMemoryLimits,
     Code,
     Device,
-    EventSet,
-    GpmSample,
+    NvmlApi,
     NvmlError,
+    device_key,
 )
-from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
 from testing.waiting import PATIENCE_SECONDS
 
 DEVICE = Device(ctypes.c_void_p(0x1000))
 
 
 @pytest.fixture
-def binding() -> PynvmlApi:
-    return PynvmlApi()
+def binding() -> NvmlApi:
+    return NvmlApi()
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def fails(code: int) -> Any:
     return function
 
 
-def test_memory_limits_of_a_control_group(binding: PynvmlApi, nvml: Any) -> None:
+def test_memory_limits_of_a_control_group(binding: NvmlApi, nvml: Any) -> None:
     asked: list[str] = []
 
     def limits(device: object, found: Any) -> None:
@@ -64,7 +63,7 @@ def test_memory_limits_of_a_control_group(binding: PynvmlApi, nvml: Any) -> None
     assert asked == ["/sys/fs/cgroup/mygroup"]  # pynvml decodes it
 
 
-def test_no_hard_limit_is_the_highest_number(binding: PynvmlApi, nvml: Any) -> None:
+def test_no_hard_limit_is_the_highest_number(binding: NvmlApi, nvml: Any) -> None:
     def limits(_: object, found: Any) -> None:
         found.hardLimit = pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
 
@@ -73,7 +72,7 @@ def test_no_hard_limit_is_the_highest_number(binding: PynvmlApi, nvml: Any) -> N
 
 
 def test_a_binding_or_a_driver_without_memory_limits(
-    binding: PynvmlApi, nvml: Any, monkeypatch: pytest.MonkeyPatch
+    binding: NvmlApi, nvml: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "nvmlDeviceGetMemoryLimits_v1"
     nvml(_nvmlGetFunctionPointer=lambda _: object())
@@ -87,7 +86,7 @@ def test_a_binding_or_a_driver_without_memory_limits(
 
 
 @pytest.mark.parametrize("code", [*Code, 77])
-def test_errors_keep_their_code(binding: PynvmlApi, nvml: Any, code: int) -> None:
+def test_errors_keep_their_code(binding: NvmlApi, nvml: Any, code: int) -> None:
     nvml(nvmlDeviceGetPowerUsage=fails(code))
     with pytest.raises(NvmlError) as caught:
         binding.number("nvmlDeviceGetPowerUsage", DEVICE)
@@ -102,13 +101,13 @@ def test_codes_are_those_of_pynvml() -> None:
         assert getattr(pynvml, f"NVML_ERROR_{code.name}") == code
 
 
-def test_a_function_that_pynvml_lacks_is_one_that_the_driver_lacks(binding: PynvmlApi) -> None:
+def test_a_function_that_pynvml_lacks_is_one_that_the_driver_lacks(binding: NvmlApi) -> None:
     with pytest.raises(NvmlError) as caught:
         binding.number("nvmlDeviceGetSomethingOfTheFuture", DEVICE)
     assert caught.value.code == Code.FUNCTION_NOT_FOUND
 
 
-def test_arguments_that_do_not_fit_are_an_error_of_nvml(binding: PynvmlApi, nvml: Any) -> None:
+def test_arguments_that_do_not_fit_are_an_error_of_nvml(binding: NvmlApi, nvml: Any) -> None:
     def odd(*_: Any) -> None:
         raise ctypes.ArgumentError("argument 1: wrong type")
 
@@ -118,14 +117,14 @@ def test_arguments_that_do_not_fit_are_an_error_of_nvml(binding: PynvmlApi, nvml
     assert caught.value.code == Code.UNKNOWN
 
 
-def test_words_of_old_and_new_releases(binding: PynvmlApi, nvml: Any) -> None:
+def test_words_of_old_and_new_releases(binding: NvmlApi, nvml: Any) -> None:
     """Before 12, pynvml gave bytes."""
     nvml(nvmlDeviceGetName=lambda _: b"NVIDIA H200", nvmlSystemGetDriverVersion=lambda: "580.1")
     assert binding.text("nvmlDeviceGetName", DEVICE) == "NVIDIA H200"
-    assert binding.system_text("nvmlSystemGetDriverVersion") == "580.1"
+    assert binding.text("nvmlSystemGetDriverVersion") == "580.1"
 
 
-def test_numbers_out_of_lists_and_structures(binding: PynvmlApi, nvml: Any) -> None:
+def test_numbers_out_of_lists_and_structures(binding: NvmlApi, nvml: Any) -> None:
     class Bar1(ctypes.Structure):
         _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
 
@@ -137,7 +136,7 @@ def test_numbers_out_of_lists_and_structures(binding: PynvmlApi, nvml: Any) -> N
     assert binding.numbers("nvmlDeviceGetMigMode", DEVICE) == (1, 0)
 
 
-def test_structures_of_their_own(binding: PynvmlApi, nvml: Any) -> None:
+def test_structures_of_their_own(binding: NvmlApi, nvml: Any) -> None:
     class FabricInfo(ctypes.Structure):
         _fields_ = [("state", ctypes.c_ubyte)]
 
@@ -151,23 +150,19 @@ def test_structures_of_their_own(binding: PynvmlApi, nvml: Any) -> None:
     )
     nvml(
         nvmlDeviceGetPciInfo=lambda _: SimpleNamespace(busId=b"00000000:18:00.0"),
-        nvmlDeviceGetAttributes_v2=lambda _: SimpleNamespace(multiprocessorCount=16),
         nvmlDeviceGetGpuFabricInfoV=fabric,
         c_nvmlGpuFabricInfo_v2_t=FabricInfo,
         nvmlDeviceGetGridLicensableFeatures_v4=lambda _: features,
-        nvmlGpmQueryDeviceSupport=lambda _: SimpleNamespace(isSupportedDevice=1),
     )
-    assert binding.pci_bus_id(DEVICE) == "00000000:18:00.0"
-    assert binding.sm_count(DEVICE) == 16
+    assert binding.text("nvmlDeviceGetPciInfo", DEVICE) == "00000000:18:00.0"
     assert binding.fabric_state(DEVICE) == 3
     assert binding.vgpu_licensed(DEVICE) is False, "the second is not one of theirs"
     features.isGridLicenseSupported = 0
     assert binding.vgpu_licensed(DEVICE) is None
-    assert binding.gpm_supported(DEVICE)
 
 
 def test_an_old_pynvml_without_the_fabric(
-    binding: PynvmlApi, monkeypatch: pytest.MonkeyPatch
+    binding: NvmlApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(pynvml, "c_nvmlGpuFabricInfo_v2_t", raising=False)
     with pytest.raises(NvmlError) as caught:
@@ -175,40 +170,7 @@ def test_an_old_pynvml_without_the_fabric(
     assert caught.value.code == Code.FUNCTION_NOT_FOUND
 
 
-def test_handles_are_passed_on(binding: PynvmlApi, nvml: Any) -> None:
-    requested: list[tuple[Any, ...]] = []
-
-    def noted(*arguments: Any) -> str:
-        requested.append(arguments)
-        return "handle"
-
-    nvml(
-        nvmlDeviceGetHandleByIndex=noted,
-        nvmlDeviceGetMigDeviceHandleByIndex=noted,
-        nvmlEventSetCreate=noted,
-        nvmlDeviceRegisterEvents=noted,
-        nvmlEventSetFree=noted,
-        nvmlGpmSampleAlloc=noted,
-        nvmlGpmSampleFree=noted,
-    )
-    device = binding.device(1)
-    binding.mig_device(device, 3)
-    events = binding.event_set()
-    binding.register_events(device, 8, events)
-    binding.free_event_set(events)
-    binding.gpm_free(binding.gpm_allocate())
-    assert requested == [
-        (1,),
-        ("handle", 3),
-        (),
-        ("handle", 8, "handle"),
-        ("handle",),
-        (),
-        ("handle",),
-    ]
-
-
-def test_memory_in_both_versions(binding: PynvmlApi, nvml: Any) -> None:
+def test_memory_in_both_versions(binding: NvmlApi, nvml: Any) -> None:
     new = SimpleNamespace(total=9, used=2, free=6, reserved=1)
     nvml(nvmlDeviceGetMemoryInfo=lambda *_: new)
     assert binding.memory(DEVICE).reserved == 1
@@ -232,7 +194,7 @@ def field(kind: int, member: str, value: float, code: int = 0) -> Any:
     return answer
 
 
-def test_fields_by_their_type(binding: PynvmlApi, nvml: Any) -> None:
+def test_fields_by_their_type(binding: NvmlApi, nvml: Any) -> None:
     answers = [
         field(pynvml.NVML_VALUE_TYPE_DOUBLE, "dVal", 0.5),
         field(pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, "uiVal", 2**32 - 1),
@@ -290,7 +252,7 @@ def lists(*rows: tuple[int, int]) -> Any:
     ],
 )
 def test_processes_in_the_version_that_driver_and_pynvml_agree_on(
-    binding: PynvmlApi, nvml: Any, driver: str, size: int, version: str
+    binding: NvmlApi, nvml: Any, driver: str, size: int, version: str
 ) -> None:
     structure = type("Row", (ctypes.Structure,), {"_fields_": [("raw", ctypes.c_char * size)]})
     nvml(
@@ -302,7 +264,7 @@ def test_processes_in_the_version_that_driver_and_pynvml_agree_on(
     assert f"_v{row.pid}" == version
 
 
-def test_a_driver_without_the_third_version(binding: PynvmlApi, nvml: Any) -> None:
+def test_a_driver_without_the_third_version(binding: NvmlApi, nvml: Any) -> None:
     nvml(
         nvmlSystemGetDriverVersion=lambda: "470.57.02",
         _nvmlGetFunctionPointer=pointers(_v2=lists((2, 20))),
@@ -312,7 +274,7 @@ def test_a_driver_without_the_third_version(binding: PynvmlApi, nvml: Any) -> No
 
 
 @pytest.mark.parametrize("processes", [0, 1, 64, 65, 1000])
-def test_any_number_of_processes(binding: PynvmlApi, nvml: Any, processes: int) -> None:
+def test_any_number_of_processes(binding: NvmlApi, nvml: Any, processes: int) -> None:
     rows = [(pid, pid << 20) for pid in range(1, processes + 1)]
     nvml(
         nvmlSystemGetDriverVersion=lambda: "580.159.04",
@@ -323,7 +285,7 @@ def test_any_number_of_processes(binding: PynvmlApi, nvml: Any, processes: int) 
         assert [(row.pid, row.used_memory) for row in listed] == rows
 
 
-def test_a_list_that_keeps_growing_is_an_error(binding: PynvmlApi, nvml: Any) -> None:
+def test_a_list_that_keeps_growing_is_an_error(binding: NvmlApi, nvml: Any) -> None:
     def grows(_device: object, count: Any, _into: object) -> int:
         count._obj.value += 1000
         return int(Code.INSUFFICIENT_SIZE)
@@ -337,7 +299,7 @@ def test_a_list_that_keeps_growing_is_an_error(binding: PynvmlApi, nvml: Any) ->
     assert caught.value.code == Code.INSUFFICIENT_SIZE
 
 
-def test_a_list_that_is_refused(binding: PynvmlApi, nvml: Any) -> None:
+def test_a_list_that_is_refused(binding: NvmlApi, nvml: Any) -> None:
     nvml(
         nvmlSystemGetDriverVersion=lambda: "580.159.04",
         _nvmlGetFunctionPointer=pointers(_v3=lambda *_: int(Code.NO_PERMISSION)),
@@ -350,7 +312,7 @@ def test_a_list_that_is_refused(binding: PynvmlApi, nvml: Any) -> None:
 # Samples, GPM, events
 
 
-def test_samples(binding: PynvmlApi, nvml: Any) -> None:
+def test_samples(binding: NvmlApi, nvml: Any) -> None:
     def sample(at: int, percent: int) -> Any:
         one = pynvml.c_nvmlSample_t()
         one.timeStamp, one.sampleValue.uiVal = at, percent
@@ -366,39 +328,39 @@ def test_samples(binding: PynvmlApi, nvml: Any) -> None:
         binding.samples(DEVICE, 1, 0)
 
 
-def test_gpm_leaves_out_what_has_no_value(binding: PynvmlApi, nvml: Any) -> None:
+def test_gpm_leaves_out_what_has_no_value(binding: NvmlApi, nvml: Any) -> None:
     def answer(request: Any) -> None:
         assert request.numMetrics == 2
         request.metrics[0].value, request.metrics[0].nvmlReturn = 15.15, 0
         request.metrics[1].value, request.metrics[1].nvmlReturn = 0.0, Code.NOT_SUPPORTED
 
     nvml(nvmlGpmMetricsGet=answer)
-    first, second = (GpmSample(pynvml.c_nvmlGpmSample_t()) for _ in range(2))
+    first, second = (pynvml.c_nvmlGpmSample_t() for _ in range(2))
     assert binding.gpm_metrics(first, second, (2, 5)) == {2: 15.15}
 
 
-def test_gpm_samples_of_a_mig_instance(binding: PynvmlApi, nvml: Any) -> None:
+def test_gpm_samples_of_a_mig_instance(binding: NvmlApi, nvml: Any) -> None:
     taken: list[tuple[Any, ...]] = []
     nvml(
         nvmlGpmSampleGet=lambda *arguments: taken.append(arguments),
         nvmlGpmMigSampleGet=lambda *arguments: taken.append(arguments),
     )
-    sample = GpmSample(object())
+    sample = object()
     binding.gpm_take(DEVICE, sample, None)
     binding.gpm_take(DEVICE, sample, 7)
     assert taken == [(DEVICE, sample), (DEVICE, 7, sample)]
 
 
-def test_events(binding: PynvmlApi, nvml: Any) -> None:
+def test_events(binding: NvmlApi, nvml: Any) -> None:
     device = ctypes.cast(ctypes.c_void_p(0x1000), pynvml.c_nvmlDevice_t)
     event = SimpleNamespace(device=device, eventType=8, eventData=31)
     nvml(nvmlEventSetWait_v2=lambda *_: event)
-    found = binding.wait_event(EventSet(object()), 10)
+    found = binding.wait_event(object(), 10)
     assert found is not None
     assert (found.device_key, found.type, found.data) == (0x1000, 8, 31)
-    assert found.device_key == binding.device_key(Device(device))
+    assert found.device_key == device_key(Device(device))
     nvml(nvmlEventSetWait_v2=fails(Code.TIMEOUT))
-    assert binding.wait_event(EventSet(object()), 10) is None
+    assert binding.wait_event(object(), 10) is None
 
 
 # One at a time
@@ -417,14 +379,14 @@ def test_one_call_at_a_time_in_the_whole_process(nvml: Any) -> None:
 
     nvml(nvmlDeviceGetPowerUsage=slow, nvmlGpmSampleGet=slow, nvmlInit=slow, nvmlShutdown=slow)
 
-    def work(binding: PynvmlApi) -> None:
+    def work(binding: NvmlApi) -> None:
         for _ in range(5):
             binding.init()
             binding.number("nvmlDeviceGetPowerUsage", DEVICE)
-            binding.gpm_take(DEVICE, GpmSample(object()), None)
-            binding.shutdown()
+            binding.gpm_take(DEVICE, object(), None)
+            binding.call("nvmlShutdown")
 
-    threads = [threading.Thread(target=work, args=(PynvmlApi(),)) for _ in range(4)]
+    threads = [threading.Thread(target=work, args=(NvmlApi(),)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -432,7 +394,7 @@ def test_one_call_at_a_time_in_the_whole_process(nvml: Any) -> None:
     assert most == 1
 
 
-def test_waiting_for_events_blocks_no_caller(binding: PynvmlApi, nvml: Any) -> None:
+def test_waiting_for_events_blocks_no_caller(binding: NvmlApi, nvml: Any) -> None:
     waits, may_end = threading.Event(), threading.Event()
 
     def wait(*_: Any) -> None:
@@ -441,7 +403,7 @@ def test_waiting_for_events_blocks_no_caller(binding: PynvmlApi, nvml: Any) -> N
         raise pynvml.NVMLError(Code.TIMEOUT)
 
     nvml(nvmlEventSetWait_v2=wait, nvmlDeviceGetPowerUsage=lambda _: 1)
-    thread = threading.Thread(target=binding.wait_event, args=(EventSet(object()), 10))
+    thread = threading.Thread(target=binding.wait_event, args=(object(), 10))
     thread.start()
     assert waits.wait(PATIENCE_SECONDS)
     assert binding.number("nvmlDeviceGetPowerUsage", DEVICE) == 1
@@ -449,7 +411,7 @@ def test_waiting_for_events_blocks_no_caller(binding: PynvmlApi, nvml: Any) -> N
     thread.join()
 
 
-def test_a_failure_gives_the_lock_back(binding: PynvmlApi, nvml: Any) -> None:
+def test_a_failure_gives_the_lock_back(binding: NvmlApi, nvml: Any) -> None:
     nvml(nvmlInit=fails(Code.DRIVER_NOT_LOADED))
     for _ in range(2):
         with pytest.raises(NvmlError):

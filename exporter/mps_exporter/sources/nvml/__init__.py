@@ -1,6 +1,6 @@
 """The GPUs, through NVML.
 
-``binding.py`` is the only importer of pynvml; everything else sees the Protocol of ``library.py``.
+``pynvml_api.py`` is the only importer of pynvml.
 """
 
 from mps_exporter.sources.nvml.session import TICK_SECONDS, Clock, NvmlOptions, NvmlSession

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mps_exporter.observations import Reading
-from mps_exporter.sources.nvml.api import Device, GpmSample, NvmlApi, NvmlError
 from mps_exporter.sources.nvml.integrals import (
     RatioIntegral,
     SampleIntegral,
     percent_to_ratio,
     unwrapped_increment,
 )
+from mps_exporter.sources.nvml.pynvml_api import Device, NvmlApi, NvmlError
 from mps_exporter.sources.nvml.query_cache import NEVER_AGAIN, GpuGoneError, QueryCache
 from mps_exporter.sources.nvml.readings import PCIE_RECEIVE_FIELD, PCIE_TRANSMIT_FIELD
 
@@ -134,8 +134,8 @@ class GpmAccumulator:
         self._queries = answers
         self._totals = totals
         self._gpu_instance = gpu_instance
-        self._base: GpmSample | None = None
-        self._spare: GpmSample | None = None
+        self._base: object | None = None
+        self._spare: object | None = None
         self._base_at: float | None = None
         self._base_pcie: dict[str, int] = {}
         self._ratios: dict[str, float] = {}
@@ -162,22 +162,22 @@ class GpmAccumulator:
     def _supported(self, now: float) -> bool:
         supported = self._queries.get(
             "nvmlGpmQueryDeviceSupport",
-            lambda: self._api.gpm_supported(self._device),
+            lambda: self._api.call("nvmlGpmQueryDeviceSupport", self._device).isSupportedDevice,
             now,
             every=NEVER_AGAIN,
         )
         return bool(supported) and self._queries.is_due("nvmlGpmMetricsGet", now)
 
-    def _take(self, now: float) -> GpmSample | None:
-        def read() -> GpmSample:
+    def _take(self, now: float) -> object | None:
+        def read() -> object:
             if self._spare is None:
-                self._spare = self._api.gpm_allocate()
+                self._spare = self._api.call("nvmlGpmSampleAlloc")
             self._api.gpm_take(self._device, self._spare, self._gpu_instance)
             return self._spare
 
         return self._queries.get("nvmlGpmSampleGet", read, now)
 
-    def _advance(self, sample: GpmSample, now: float) -> None:
+    def _advance(self, sample: object, now: float) -> None:
         pcie = self._pcie_counters(now)
         base, base_at, base_pcie = self._base, self._base_at, self._base_pcie
         self._base, self._base_at, self._base_pcie = sample, now, pcie
@@ -242,7 +242,7 @@ class GpmAccumulator:
         for sample in (self._base, self._spare):
             if sample is not None:
                 try:
-                    self._api.gpm_free(sample)
+                    self._api.call("nvmlGpmSampleFree", sample)
                 except NvmlError:
                     continue
         self._base = self._spare = self._base_at = None

@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import islice
 
 from mps_exporter.observations import CgroupMemory
-from mps_exporter.sources.nvml.api import Device, NvmlApi, NvmlError
+from mps_exporter.sources.nvml.pynvml_api import Device, NvmlApi, NvmlError
 
 FUNCTION = "nvmlDeviceGetMemoryLimits_v1"
 
@@ -39,7 +39,7 @@ def read_cgroup_memory(
                 if limits.used or limits.soft or limits.hard is not None:
                     yield CgroupMemory(
                         path=path,
-                        pci_bus_id=api.pci_bus_id(device).lower(),
+                        pci_bus_id=api.text("nvmlDeviceGetPciInfo", device).lower(),
                         used_bytes=limits.used,
                         soft_limit_bytes=limits.soft,
                         hard_limit_bytes=limits.hard,

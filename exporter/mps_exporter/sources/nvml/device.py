@@ -14,7 +14,8 @@ from mps_exporter.sources.nvml.accumulators import (
     CounterTotals,
     GpmAccumulator,
 )
-from mps_exporter.sources.nvml.api import (
+from mps_exporter.sources.nvml.processes import Listed, ProcessReader
+from mps_exporter.sources.nvml.pynvml_api import (
     UNSUPPORTED,
     Code,
     Device,
@@ -22,7 +23,6 @@ from mps_exporter.sources.nvml.api import (
     NvmlApi,
     NvmlError,
 )
-from mps_exporter.sources.nvml.processes import Listed, ProcessReader
 from mps_exporter.sources.nvml.query_cache import DEFECTS, NEVER_AGAIN, GpuGoneError, QueryCache
 from mps_exporter.sources.nvml.readings import (
     EACH,
@@ -314,16 +314,13 @@ class DeviceReader:
         if location.gpu_instance is not None:
             instance = f"{location.gpu_instance}/{location.compute_instance}"
         architecture = self._number("nvmlDeviceGetArchitecture", now, NEVER_AGAIN)
-        bus_id = self.queries.get(
-            "nvmlDeviceGetPciInfo", lambda: self._api.pci_bus_id(self.device), now, NEVER_AGAIN
-        )
         return GpuObservation(
             index=location.index,
             uuid=location.uuid,
             parent_uuid=location.parent_uuid,
             mig_instance=instance,
             name=self._text("nvmlDeviceGetName", now),
-            pci_bus_id=bus_id,
+            pci_bus_id=self._text("nvmlDeviceGetPciInfo", now),
             architecture=None if architecture is None else ARCHITECTURE_OF.get(architecture),
             compute_capability=self._compute_capability(now),
             vbios_version=self._text("nvmlDeviceGetVbiosVersion", now),
@@ -373,9 +370,12 @@ class MigDeviceReader(DeviceReader):
         yield from self._gpm.readings()
 
     def _sm_count(self, now: float) -> int | None:
-        return self.queries.get(
-            "nvmlDeviceGetAttributes_v2", lambda: self._api.sm_count(self.device), now, NEVER_AGAIN
-        )
+        name = "nvmlDeviceGetAttributes_v2"
+
+        def read() -> int:
+            return int(self._api.call(name, self.device).multiprocessorCount)
+
+        return self.queries.get(name, read, now, NEVER_AGAIN)
 
 
 def _compute_mode(value: int | None) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mps_exporter.sources.nvml.accumulators import CounterTotals
-from mps_exporter.sources.nvml.api import SESSION_GONE, Device, NvmlApi, NvmlError
 from mps_exporter.sources.nvml.device import DeviceLocation, DeviceReader, MigDeviceReader
+from mps_exporter.sources.nvml.pynvml_api import SESSION_GONE, Device, NvmlApi, NvmlError
 
 
 class MigInstances:
@@ -76,7 +76,7 @@ class MigInstances:
 
     def _in_slot(self, gpu: DeviceReader, slot: int) -> tuple[Device, DeviceLocation]:
         api = self._api
-        device = api.mig_device(gpu.device, slot)
+        device = Device(api.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu.device, slot))
         return device, DeviceLocation(
             index=gpu.location.index,
             uuid=api.text("nvmlDeviceGetUUID", device),

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mps_exporter.observations import GpuProcess, ProcessList
-from mps_exporter.sources.nvml.api import Device, ListedProcess, NvmlApi, ProcessKind
+from mps_exporter.sources.nvml.pynvml_api import Device, ListedProcess, NvmlApi, ProcessKind
 from mps_exporter.sources.nvml.query_cache import QueryCache
 from mps_exporter.sources.nvml.readings import SLOW
 

@@ -1,14 +1,14 @@
-"""NVML itself, through pynvml: the only module that imports it.
+"""NVML through pynvml: the only module that imports pynvml, and the seam that tests replace.
 
-pynvml's errors become :class:`NvmlError`, its structures become plain Python. A function that the
-installed pynvml does not know counts as one that the driver does not have.
+Most functions are called by their NVML name; a method of its own has what takes or returns
+structures. Errors of pynvml become NvmlError, structures plain Python, and a function that the
+installed pynvml lacks is one that the driver lacks. Numbers stay in NVML's units: mW, MHz, MiB.
 
-NVML is one per process. Its GPM functions end the process with a segmentation fault when two
-threads are inside, each with samples of its own (driver 580.159.04), and which others may is not
-written down. So one lock for the whole process lets one call in at a time. Only waiting for events
-happens outside of it; whoever shuts NVML down must first have seen the waiting thread come out.
+NVML's GPM functions end the process with a segmentation fault if two threads are inside, each with
+its own samples (driver 580.159.04); other limits are not documented. So one lock lets one call in
+at a time. Only waits for events happen outside the lock: before NVML is shut down, the waiting
+thread must have returned.
 """
-# what the methods do is said once, in the Protocol
 
 from __future__ import annotations
 
@@ -16,49 +16,172 @@ import ctypes
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Literal, NewType
 
 import pynvml
 
-from mps_exporter.sources.nvml.api import (
-    Argument,
-    CgroupMemoryLimits,
-    Code,
-    Device,
-    EventSet,
-    FieldAnswer,
-    GpmSample,
-    ListedProcess,
-    Memory,
-    NvmlError,
-    NvmlEvent,
-    ProcessKind,
+Device = NewType("Device", object)
+"""An NVML handle of a GPU or a MIG instance."""
+ProcessKind = Literal["Compute", "MPSCompute", "Graphics"]
+Argument = int | str
+
+
+class Code(IntEnum):
+    """NVML's return codes, as nvml.h numbers them."""
+
+    UNINITIALIZED = 1
+    INVALID_ARGUMENT = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    ALREADY_INITIALIZED = 5
+    NOT_FOUND = 6
+    INSUFFICIENT_SIZE = 7
+    INSUFFICIENT_POWER = 8
+    DRIVER_NOT_LOADED = 9
+    TIMEOUT = 10
+    IRQ_ISSUE = 11
+    LIBRARY_NOT_FOUND = 12
+    FUNCTION_NOT_FOUND = 13
+    CORRUPTED_INFOROM = 14
+    GPU_IS_LOST = 15
+    RESET_REQUIRED = 16
+    OPERATING_SYSTEM = 17
+    LIB_RM_VERSION_MISMATCH = 18
+    IN_USE = 19
+    MEMORY = 20
+    NO_DATA = 21
+    VGPU_ECC_NOT_SUPPORTED = 22
+    INSUFFICIENT_RESOURCES = 23
+    FREQ_NOT_SUPPORTED = 24
+    ARGUMENT_VERSION_MISMATCH = 25
+    DEPRECATED = 26
+    NOT_READY = 27
+    GPU_NOT_FOUND = 28
+    INVALID_STATE = 29
+    RESET_TYPE_NOT_SUPPORTED = 30
+    UNKNOWN = 999
+
+
+UNSUPPORTED = frozenset(
+    {
+        Code.INVALID_ARGUMENT,
+        Code.NOT_SUPPORTED,
+        Code.NO_PERMISSION,
+        Code.FUNCTION_NOT_FOUND,
+        Code.VGPU_ECC_NOT_SUPPORTED,
+        Code.FREQ_NOT_SUPPORTED,
+        Code.ARGUMENT_VERSION_MISMATCH,
+        Code.DEPRECATED,
+        Code.RESET_TYPE_NOT_SUPPORTED,
+    }
 )
+"""Codes of a function that this driver or GPU does not have: a later query gets the same."""
+
+MAY_CHANGE = frozenset({Code.INVALID_ARGUMENT, Code.NO_PERMISSION})
+"""Those of UNSUPPORTED that may end while NVML stays initialized: rights are given, and an argument
+(a sample, a timestamp, an instance) may become valid. Such a query is repeated, rarely."""
+
+GPU_GONE = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND})
+"""Codes of a GPU that has fallen off the bus or needs a reset; other GPUs may be well."""
+
+SESSION_GONE = frozenset(
+    {
+        Code.UNINITIALIZED,
+        Code.DRIVER_NOT_LOADED,
+        Code.LIBRARY_NOT_FOUND,
+        Code.LIB_RM_VERSION_MISMATCH,
+    }
+)
+"""Codes after which NVML must be initialized again: the driver was unloaded or replaced."""
+
+
+def code_name(code: int) -> str:
+    """``3`` -> ``"NOT_SUPPORTED"``; a code newer than this list -> ``"code 77"``."""
+    try:
+        return Code(code).name
+    except ValueError:
+        return f"code {code}"
+
+
+class NvmlError(Exception):
+    """NVML refused a call of `function` with `code`."""
+
+    def __init__(self, code: int, function: str) -> None:
+        super().__init__(f"{function}: {code_name(code)}")
+        self.code = code
+        self.function = function
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Framebuffer memory in bytes; if `reserved` is None, it is part of `used` (the old call)."""
+
+    total: int
+    used: int
+    free: int
+    reserved: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupMemoryLimits:
+    """Device memory of a control group in bytes; hard is None where it is unlimited."""
+
+    soft: int
+    hard: int | None
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListedProcess:
+    """A row of a process list; memory in bytes, None where the driver does not report it."""
+
+    pid: int
+    used_memory: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FieldAnswer:
+    """One answer of nvmlDeviceGetFieldValues: a value, or the code that says why not."""
+
+    code: int
+    value: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlEvent:
+    """An event; the data of an Xid event is its code."""
+
+    device_key: int
+    type: int
+    data: int
+
 
 PROCESS_INFO_BYTES = 24
-"""Of the process structure with which _v2 and _v3 agree; some releases had a larger one."""
+"""Size of the process structure in _v2 and _v3; some releases of pynvml had a larger one."""
 
 SPARE_ROWS = 64
-"""Rows of a process list before it is known how many there are, and beyond those there were."""
+"""First size of a process list, and room added when it was too small."""
 LIST_ATTEMPTS = 3
-"""Processes may start between two attempts."""
+"""Maximum attempts to read a process list: processes may start between two of them."""
 
 BROKEN_V3 = ((535, 43), (535, 98))
-"""Drivers from the first up to, without, the second fill _v3 with rows of another size."""
+"""Drivers (from, before) that fill _v3 with rows of another size."""
 
 UNLIMITED = 0xFFFF_FFFF_FFFF_FFFF
 """NVML_DEVICE_MEMORY_LIMIT_MAX, as a hard limit."""
 
 LOCK = threading.Lock()
-"""Held by whoever is inside NVML."""
+"""Held during each NVML call except waits for events."""
 
 _MISMATCH: tuple[type[Exception], ...] = (
     (pynvml.NVMLLibraryMismatchError,) if hasattr(pynvml, "NVMLLibraryMismatchError") else ()
 )
-"""What newer releases raise for a structure that the driver does not know."""
+"""Error of newer pynvml releases for a structure that the driver does not know."""
 
 _FIELD_VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Which member of the value union holds, by value type."""
+"""Member of the value union, by value type."""
 
 
 class _ProcessRow(ctypes.Structure):
@@ -72,14 +195,19 @@ class _ProcessRow(ctypes.Structure):
     )
 
 
-class PynvmlApi:
-    """:class:`mps_exporter.sources.nvml.api.NvmlApi` on the real thing."""
+class NvmlApi:
+    """NVML. All methods block, and may be called from any thread."""
 
     def __init__(self) -> None:
         self._processes_version = ""
         self._rows = (_ProcessRow * SPARE_ROWS)()
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function of pynvml; tests replace this method.
+
+        Raises:
+            NvmlError: NVML or pynvml refused, with NVML's code.
+        """
         with LOCK:
             return self._call_unlocked(name, *arguments)
 
@@ -97,52 +225,44 @@ class PynvmlApi:
             raise NvmlError(Code.UNKNOWN, name) from error
 
     def init(self) -> None:
-        self._call("nvmlInit")
+        """Load the library and initialize NVML."""
+        self.call("nvmlInit")
         self._processes_version = ""
 
-    def shutdown(self) -> None:
-        self._call("nvmlShutdown")
-
-    def system_number(self, function: str) -> int:
-        return int(self._call(function))
-
-    def system_text(self, function: str) -> str:
-        return _word(self._call(function))
-
     def device(self, index: int) -> Device:
-        return Device(self._call("nvmlDeviceGetHandleByIndex", index))
+        return Device(self.call("nvmlDeviceGetHandleByIndex", index))
 
-    def mig_device(self, parent: Device, index: int) -> Device:
-        return Device(self._call("nvmlDeviceGetMigDeviceHandleByIndex", parent, index))
+    def number(self, function: str, *arguments: object) -> int:
+        """Call a function that returns one number."""
+        return int(self.call(function, *arguments))
 
-    def device_key(self, device: Device) -> int:
-        return _address(device)
-
-    def number(self, function: str, device: Device, *arguments: Argument) -> int:
-        return int(self._call(function, device, *arguments))
-
-    def numbers(self, function: str, device: Device, *arguments: Argument) -> tuple[int, ...]:
-        answer = self._call(function, device, *arguments)
+    def numbers(self, function: str, *arguments: object) -> tuple[int, ...]:
+        """Call a function that returns several numbers, or a structure of numbers."""
+        answer = self.call(function, *arguments)
         if isinstance(answer, ctypes.Structure):
             return tuple(int(getattr(answer, name)) for name, *_ in answer._fields_)
         return tuple(int(part) for part in answer)
 
-    def text(self, function: str, device: Device, *arguments: Argument) -> str:
-        return _word(self._call(function, device, *arguments))
+    def text(self, function: str, *arguments: object) -> str:
+        """Call a function that returns text, or the PCI structure, of which the bus ID counts."""
+        answer = self.call(function, *arguments)
+        value = getattr(answer, "busId", answer)
+        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
     def memory(self, device: Device) -> Memory:
         try:
-            full = self._call("nvmlDeviceGetMemoryInfo", device, pynvml.nvmlMemory_v2)
+            full = self.call("nvmlDeviceGetMemoryInfo", device, pynvml.nvmlMemory_v2)
         except NvmlError as error:
             if error.code not in {Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH}:
                 raise
-            old = self._call("nvmlDeviceGetMemoryInfo", device)
+            old = self.call("nvmlDeviceGetMemoryInfo", device)
             return Memory(old.total, old.used, old.free)
         return Memory(full.total, full.used, full.free, full.reserved)
 
     def has(self, function: str) -> bool:
+        """Whether the driver's library and pynvml have a function."""
         try:
-            self._call("_nvmlGetFunctionPointer", function)
+            self.call("_nvmlGetFunctionPointer", function)
         except NvmlError:
             return False
         return hasattr(pynvml, function)
@@ -153,36 +273,33 @@ class PynvmlApi:
         if structure is None:
             raise NvmlError(Code.FUNCTION_NOT_FOUND, name)
         limits = structure(nameSpace=os.fsencode(cgroup))
-        self._call(name, device, limits)
+        self.call(name, device, limits)
         hard = None if limits.hardLimit == UNLIMITED else limits.hardLimit
         return CgroupMemoryLimits(limits.softLimit, hard, limits.currentUsed)
-
-    def pci_bus_id(self, device: Device) -> str:
-        return _word(self._call("nvmlDeviceGetPciInfo", device).busId)
-
-    def sm_count(self, device: Device) -> int:
-        return int(self._call("nvmlDeviceGetAttributes_v2", device).multiprocessorCount)
 
     def fabric_state(self, device: Device) -> int:
         structure = getattr(pynvml, "c_nvmlGpuFabricInfo_v2_t", None)
         if structure is None:
             raise NvmlError(Code.FUNCTION_NOT_FOUND, "nvmlDeviceGetGpuFabricInfoV")
         info = structure()
-        self._call("nvmlDeviceGetGpuFabricInfoV", device, ctypes.byref(info))
+        self.call("nvmlDeviceGetGpuFabricInfoV", device, ctypes.byref(info))
         return int(info.state)
 
     def vgpu_licensed(self, device: Device) -> bool | None:
-        features = self._call("nvmlDeviceGetGridLicensableFeatures_v4", device)
+        """Whether a vGPU guest holds a licence; None if it needs none."""
+        features = self.call("nvmlDeviceGetGridLicensableFeatures_v4", device)
         if not features.isGridLicenseSupported:
             return None
         count = features.licensableFeaturesCount
         return any(feature.featureState for feature in features.gridLicensableFeatures[:count])
 
     def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldAnswer]:
-        answers = self._call("nvmlDeviceGetFieldValues", device, list(fields))
+        """Return the values of (field ID, scope) pairs, in their order."""
+        answers = self.call("nvmlDeviceGetFieldValues", device, list(fields))
         return [_field_answer(answer) for answer in answers]
 
     def processes(self, device: Device, kind: ProcessKind) -> list[ListedProcess]:
+        """Read a process list, in the version whose structure is known."""
         if not self._processes_version:
             self._processes_version = self._choose_processes_version()
         name = f"nvmlDeviceGet{kind}RunningProcesses"
@@ -194,12 +311,12 @@ class PynvmlApi:
             return self._list(f"{name}_v2", device)
 
     def _list(self, name: str, device: Device) -> list[ListedProcess]:
-        """Fill our own rows: one call into the driver.
+        """Fill rows of this process with one driver call.
 
-        pynvml's function makes two, the first to learn how many rows there are, and an object of
-        each row: 2.1 ms with 40 clients on an H200.
+        pynvml's function makes two calls and an object of each row: 2.1 ms with 40 clients on an
+        H200.
         """
-        function = self._call("_nvmlGetFunctionPointer", name)
+        function = self.call("_nvmlGetFunctionPointer", name)
         code = int(Code.INSUFFICIENT_SIZE)
         for _ in range(LIST_ATTEMPTS):
             rows = self._rows
@@ -214,17 +331,18 @@ class PynvmlApi:
         raise NvmlError(code, name)
 
     def _choose_processes_version(self) -> str:
-        """The version of the call whose structure driver and pynvml agree on."""
+        """Return the version of the call whose structure driver and pynvml agree on."""
         structure = getattr(pynvml, "c_nvmlProcessInfo_v3_t", pynvml.c_nvmlProcessInfo_t)
         if ctypes.sizeof(structure) != PROCESS_INFO_BYTES:
             return "_v2"
-        words = self.system_text("nvmlSystemGetDriverVersion").split(".")
+        words = self.text("nvmlSystemGetDriverVersion").split(".")
         driver = tuple(int(word) for word in words[:2] if word.isdecimal())
         return "_v2" if BROKEN_V3[0] <= driver < BROKEN_V3[1] else "_v3"
 
     def samples(self, device: Device, sampling_type: int, since: int) -> list[tuple[int, float]]:
+        """Return (timestamp in µs, value) of each sample after `since`."""
         try:
-            kind, samples = self._call("nvmlDeviceGetSamples", device, sampling_type, since)
+            kind, samples = self.call("nvmlDeviceGetSamples", device, sampling_type, since)
         except NvmlError as error:
             if error.code == Code.NOT_FOUND:
                 return []
@@ -234,24 +352,17 @@ class PynvmlApi:
         member = _FIELD_VALUES[kind]
         return [(one.timeStamp, float(getattr(one.sampleValue, member))) for one in samples]
 
-    def gpm_supported(self, device: Device) -> bool:
-        return bool(self._call("nvmlGpmQueryDeviceSupport", device).isSupportedDevice)
-
-    def gpm_allocate(self) -> GpmSample:
-        return GpmSample(self._call("nvmlGpmSampleAlloc"))
-
-    def gpm_free(self, sample: GpmSample) -> None:
-        self._call("nvmlGpmSampleFree", sample)
-
-    def gpm_take(self, device: Device, sample: GpmSample, gpu_instance: int | None) -> None:
+    def gpm_take(self, device: Device, sample: object, gpu_instance: int | None) -> None:
+        """Fill a GPM sample, of a GPU or of its GPU instance."""
         if gpu_instance is None:
-            self._call("nvmlGpmSampleGet", device, sample)
+            self.call("nvmlGpmSampleGet", device, sample)
         else:
-            self._call("nvmlGpmMigSampleGet", device, gpu_instance, sample)
+            self.call("nvmlGpmMigSampleGet", device, gpu_instance, sample)
 
     def gpm_metrics(
-        self, first: GpmSample, second: GpmSample, metrics: Sequence[int]
+        self, first: object, second: object, metrics: Sequence[int]
     ) -> Mapping[int, float]:
+        """Return the metrics that have a value between two GPM samples."""
         request = pynvml.c_nvmlGpmMetricsGet_t()
         request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         request.numMetrics = len(metrics)
@@ -259,34 +370,23 @@ class PynvmlApi:
         request.sample2 = second
         for slot, metric in enumerate(metrics):
             request.metrics[slot].metricId = metric
-        self._call("nvmlGpmMetricsGet", request)
+        self.call("nvmlGpmMetricsGet", request)
         answers = request.metrics[: len(metrics)]
         return {one.metricId: one.value for one in answers if one.nvmlReturn == 0}
 
-    def event_set(self) -> EventSet:
-        return EventSet(self._call("nvmlEventSetCreate"))
-
-    def register_events(self, device: Device, types: int, events: EventSet) -> None:
-        self._call("nvmlDeviceRegisterEvents", device, types, events)
-
-    def wait_event(self, events: EventSet, timeout_milliseconds: int) -> NvmlEvent | None:
+    def wait_event(self, events: object, timeout_milliseconds: int) -> NvmlEvent | None:
+        """Wait for an event; None at the timeout. NVML must not be shut down meanwhile."""
         try:
             event = self._call_unlocked("nvmlEventSetWait_v2", events, timeout_milliseconds)
         except NvmlError as error:
             if error.code == Code.TIMEOUT:
                 return None
             raise
-        return NvmlEvent(_address(event.device), event.eventType, event.eventData)
-
-    def free_event_set(self, events: EventSet) -> None:
-        self._call("nvmlEventSetFree", events)
+        return NvmlEvent(device_key(event.device), event.eventType, event.eventData)
 
 
-def _word(value: object) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-def _address(device: Any) -> int:
+def device_key(device: Any) -> int:
+    """Return a number that identifies a device as long as NVML stays initialized."""
     return ctypes.cast(device, ctypes.c_void_p).value or 0
 
 

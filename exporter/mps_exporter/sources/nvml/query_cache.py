@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mps_exporter.sources.nvml.api import (
+from mps_exporter.sources.nvml.pynvml_api import (
     GPU_GONE,
     MAY_CHANGE,
     SESSION_GONE,

@@ -25,7 +25,7 @@ from mps_exporter.nvml_terms import (
     TEMPERATURE_LIMITS,
 )
 from mps_exporter.observations import Reading
-from mps_exporter.sources.nvml.api import Argument, Device, NvmlApi, NvmlError
+from mps_exporter.sources.nvml.pynvml_api import Argument, Device, NvmlApi, NvmlError
 
 EACH = 0.0
 """Queried at each collection: costs microseconds."""

@@ -23,18 +23,17 @@ from mps_exporter.observations import (
     Reading,
 )
 from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS, CounterTotals
-from mps_exporter.sources.nvml.api import (
+from mps_exporter.sources.nvml.cgroup_memory import FUNCTION as MEMORY_LIMITS
+from mps_exporter.sources.nvml.cgroup_memory import read_cgroup_memory
+from mps_exporter.sources.nvml.device import DeviceLocation, DeviceReader
+from mps_exporter.sources.nvml.mig import MigInstances
+from mps_exporter.sources.nvml.pynvml_api import (
     GPU_GONE,
     SESSION_GONE,
     Code,
     NvmlApi,
     NvmlError,
 )
-from mps_exporter.sources.nvml.cgroup_memory import FUNCTION as MEMORY_LIMITS
-from mps_exporter.sources.nvml.cgroup_memory import read_cgroup_memory
-from mps_exporter.sources.nvml.device import DeviceLocation, DeviceReader
-from mps_exporter.sources.nvml.mig import MigInstances
-from mps_exporter.sources.nvml.pynvml_api import PynvmlApi
 from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS
 from mps_exporter.sources.nvml.xid import XidCounts, XidWatcher
 
@@ -113,7 +112,7 @@ class NvmlSession:
         clock: Clock | None = None,
         options: NvmlOptions | None = None,
     ) -> None:
-        self._api = api or PynvmlApi()
+        self._api = api or NvmlApi()
         self._clock = clock or Clock()
         self._options = options or NvmlOptions()
         self._open = False
@@ -230,12 +229,10 @@ class NvmlSession:
     def _open_session(self) -> None:
         self._api.init()
         self._open = True
-        self._driver_version = self._optional(
-            lambda: self._api.system_text("nvmlSystemGetDriverVersion")
-        )
+        self._driver_version = self._optional(lambda: self._api.text("nvmlSystemGetDriverVersion"))
         self._cuda_version = self._optional(self._read_cuda_version)
         self._has_limits = self._api.has(MEMORY_LIMITS)
-        count = self._api.system_number("nvmlDeviceGetCount")
+        count = self._api.number("nvmlDeviceGetCount")
         gone = [index for index in range(count) if not self._add_gpu(index)]
         self._missing_gpus = list(self._missing(gone))
         self._watch(self._clock.monotonic())
@@ -302,7 +299,7 @@ class NvmlSession:
             return False
         self._open = self._closing = False
         try:
-            self._api.shutdown()
+            self._api.call("nvmlShutdown")
         except NvmlError as error:
             log.debug("%s", error)
         return True
@@ -363,7 +360,7 @@ class NvmlSession:
     # Helpers
 
     def _read_cuda_version(self) -> str:
-        number = self._api.system_number("nvmlSystemGetCudaDriverVersion_v2")
+        number = self._api.number("nvmlSystemGetCudaDriverVersion_v2")
         return f"{number // 1000}.{number % 1000 // 10}"
 
     def _optional(self, read: Callable[[], T]) -> T | None:

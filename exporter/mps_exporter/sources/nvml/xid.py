@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mps_exporter.observations import Reading
-from mps_exporter.sources.nvml.api import (
+from mps_exporter.sources.nvml.pynvml_api import (
     SESSION_GONE,
     Device,
-    EventSet,
     NvmlApi,
     NvmlError,
     code_name,
+    device_key,
 )
 
 log = logging.getLogger(__name__)
@@ -103,15 +103,15 @@ class XidWatcher:
     def start(self, devices: Sequence[tuple[Device, str]]) -> None:
         """Watch these (device, UUID) pairs; those that report no events are left out."""
         try:
-            events = self._api.event_set()
+            events = self._api.call("nvmlEventSetCreate")
         except NvmlError as error:
             self._log_once(f"Xid errors cannot be watched: {error}")
             return
         watched: dict[int, str] = {}
         for device, uuid in devices:
             try:
-                self._api.register_events(device, XID_CRITICAL_ERROR, events)
-                watched[self._api.device_key(device)] = uuid
+                self._api.call("nvmlDeviceRegisterEvents", device, XID_CRITICAL_ERROR, events)
+                watched[device_key(device)] = uuid
             except NvmlError as error:
                 why = code_name(error.code)
                 self._log_once(f"GPU {uuid}: Xid errors cannot be watched: {why}")
@@ -122,7 +122,7 @@ class XidWatcher:
         )
         self._thread.start()
 
-    def _run(self, events: EventSet, watched: dict[int, str], stop: threading.Event) -> None:
+    def _run(self, events: object, watched: dict[int, str], stop: threading.Event) -> None:
         while watched and not stop.is_set():
             try:
                 event = self._api.wait_event(events, WAIT_MILLISECONDS)
@@ -140,7 +140,7 @@ class XidWatcher:
                 log.warning("GPU %s: Xid %d", uuid, event.data)
                 self._counts.add(uuid, event.data, self._wall_clock())
         try:
-            self._api.free_event_set(events)
+            self._api.call("nvmlEventSetFree", events)
         except NvmlError as error:
             log.debug("%s", error)
 
