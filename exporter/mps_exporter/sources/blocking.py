@@ -59,7 +59,7 @@ class BlockingCalls(Generic[T]):
         """The calls of this round that are waited for."""
         self._before = set[Hashable]()
         self._idle: list[_Jobs] = []
-        weakref.finalize(self, _end, self._idle)
+        weakref.finalize(self, _end_threads, self._idle)
         self.old: frozenset[Hashable] = frozenset()
         """The keys of the last results that belong to calls of an earlier round."""
         self.errors: dict[Hashable, OSError] = {}
@@ -205,6 +205,6 @@ def _work(jobs: _Jobs) -> None:
         del job
 
 
-def _end(idle: list[_Jobs]) -> None:
+def _end_threads(idle: list[_Jobs]) -> None:
     for jobs in idle:
         jobs.put(None)

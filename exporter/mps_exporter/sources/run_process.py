@@ -117,7 +117,7 @@ async def run_process(
     except TimeoutError:
         timed_out = True
     finally:
-        ending = asyncio.ensure_future(_end(transport))
+        ending = asyncio.ensure_future(_terminate(transport))
         _ENDING.add(ending)
         ending.add_done_callback(_ENDING.discard)
         await asyncio.shield(ending)
@@ -142,7 +142,7 @@ async def _communicate(child: Process, stdin: bytes, output: tuple[bytearray, by
     pipe.close()
     streams = cast("tuple[asyncio.StreamReader, ...]", (child.stdout, child.stderr))
     pairs = zip(streams, output, strict=True)
-    reading = {asyncio.create_task(_read(stream, kept)) for stream, kept in pairs}
+    reading = {asyncio.create_task(_read_stream(stream, kept)) for stream, kept in pairs}
     try:
         while reading:
             done, reading = await asyncio.wait(
@@ -159,7 +159,7 @@ async def _communicate(child: Process, stdin: bytes, output: tuple[bytearray, by
             task.cancel()
 
 
-async def _read(stream: asyncio.StreamReader, kept: bytearray) -> bool:
+async def _read_stream(stream: asyncio.StreamReader, kept: bytearray) -> bool:
     """Read a stream to its end; return whether it is too long."""
     while data := await stream.read(_READ_BYTES):
         kept += data[: MAX_OUTPUT_BYTES - len(kept)]
@@ -168,7 +168,7 @@ async def _read(stream: asyncio.StreamReader, kept: bytearray) -> bool:
     return False
 
 
-async def _end(transport: asyncio.SubprocessTransport) -> None:
+async def _terminate(transport: asyncio.SubprocessTransport) -> None:
     """Kill what still runs and wait for it to be reaped, before the transport is closed.
 
     (Closing first would let two parties wait for the same child.)
