@@ -20,8 +20,7 @@ from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4, ContentFormat
 from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.render import Build, ClientSeries, render
-from mps_exporter.metrics.sparse import SparseSeries
+from mps_exporter.metrics.render import Build, ClientSeries, SparseSeries, render
 from mps_exporter.metrics.spec import Family
 from mps_exporter.observations import Observation
 from mps_exporter.replay import ReplayPlayer

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from mps_exporter.metrics.mps_catalogue import MPS_METRICS
+from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics.gpus import BY_QUANTITY
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.log_metrics import LOG_METRICS
@@ -360,8 +361,8 @@ def test_only_the_name_of_a_daemon_may_be_long() -> None:
 
 
 def test_the_snapshot_above_has_every_metric_that_is_not_counted_from_logs() -> None:
-    expected = {spec.name for spec in MPS_METRICS} - LOG_METRICS.keys() - {"mps_advice"}
-    assert expected <= SHOWN.keys()
+    readings = {spec.name for spec in BY_QUANTITY.values()}
+    assert SHOWN.keys() == CATALOGUE.keys() - LOG_METRICS.keys() - readings - {"mps_advice"}
 
 
 def test_a_setting_of_the_daemon_that_is_not_known_is_an_empty_label() -> None:
