@@ -10,7 +10,7 @@ _STATES_SHOWN = tuple(state for state in CLIENT_STATES if state != "active")
 """States with series. Nearly all clients are active."""
 
 
-def _shown(page: Page, server: Server) -> tuple[Client, ...]:
+def _with_series(page: Page, server: Server) -> tuple[Client, ...]:
     """Return the clients of a server that have series of their own.
 
     A daemon in a PID namespace of its own logs all clients outside with PID 0: several of these
@@ -23,24 +23,24 @@ def _shown(page: Page, server: Server) -> tuple[Client, ...]:
     return server.clients
 
 
-def clients(page: Page) -> Rows[Client]:
+def client_rows(page: Page) -> Rows[Client]:
     """Return the clients that have series of their own."""
     for daemon in page.snapshot.daemons:
         for server in daemon.servers:
-            for client in _shown(page, server):
+            for client in _with_series(page, server):
                 yield (daemon.pipe_directory, client.server_pid, client.pid), client
 
 
-def _details(page: Page) -> Rows[Client]:
-    return clients(page) if page.clients == "full" else iter(())
+def _detail_rows(page: Page) -> Rows[Client]:
+    return client_rows(page) if page.clients == "full" else iter(())
 
 
-def _inactive(page: Page) -> Rows[float | None]:
+def _inactive_rows(page: Page) -> Rows[float | None]:
     """Return the time since which each client is in a state that is not active."""
     for daemon in page.snapshot.daemons if page.clients != "off" else ():
         pipe = daemon.pipe_directory
         for server in daemon.servers:
-            for one in _shown(page, server):
+            for one in _with_series(page, server):
                 if one.state not in (None, "active"):
                     yield (pipe, one.server_pid, one.pid, one.uid, one.state), one.state_since
         connected = {client.pid for server in daemon.servers for client in server.clients}
@@ -49,29 +49,29 @@ def _inactive(page: Page) -> Rows[float | None]:
                 yield (pipe, None, wait.pid, wait.uid, "waiting"), wait.since
 
 
-def _dropped(page: Page) -> Rows[int]:
+def _dropped_rows(page: Page) -> Rows[int]:
     for daemon in page.snapshot.daemons:
-        omitted = [len(one.clients) - len(_shown(page, one)) for one in daemon.servers]
+        omitted = [len(one.clients) - len(_with_series(page, one)) for one in daemon.servers]
         yield (daemon.pipe_directory,), daemon.dropped_clients + sum(omitted)
 
 
-def _containers(page: Page) -> Rows[RawLabels]:
+def _container_rows(page: Page) -> Rows[RawLabels]:
     for one in page.snapshot.containers if page.clients != "off" else ():
         yield (), (one.container_id, one.namespace, one.pod, one.container)
 
 
-def _ratio(client: Client) -> float | None:
+def _ratio_unless_in_sms(client: Client) -> float | None:
     """Return the share only where mps_client_sm_limit does not give it in SMs, as rounded."""
     in_sms = client.contexts and not client.contexts.keys() - client.sm_limit.keys()
     return None if in_sms else client.active_thread_ratio
 
 
 SECTION = Section("Clients")
-CLIENT = Scope(SECTION, "daemon server pid", clients)
-DETAIL = Scope(SECTION, "daemon server pid", _details)
-INACTIVE = Scope(SECTION, "daemon server pid uid state", _inactive)
-CONTAINER = Scope(SECTION, "", _containers)
-DROPPED = Scope(SECTION, "daemon", _dropped)
+CLIENT = Scope(SECTION, "daemon server pid", client_rows)
+DETAIL = Scope(SECTION, "daemon server pid", _detail_rows)
+INACTIVE = Scope(SECTION, "daemon server pid uid state", _inactive_rows)
+CONTAINER = Scope(SECTION, "", _container_rows)
+DROPPED = Scope(SECTION, "daemon", _dropped_rows)
 
 CLIENT.info(
     "mps_client_info",
@@ -88,7 +88,7 @@ CLIENT.info(
         c.pid_namespace,
         c.limit_source,
     ),
-    values={"limit_source": LIMIT_SOURCES},
+    limit_source=LIMIT_SOURCES,
 ).means(
     "The client's process and what it belongs to; command is the program's name only. "
     "limit_source: whether the client's or the server's SM share is the lower one; unknown where a "
@@ -106,9 +106,7 @@ CONTAINER.info(
 DETAIL.number("mps_client_start_time_seconds", SERVER_LOG, lambda c: c.connected_at).means(
     "When the client connected, as a Unix timestamp."
 )
-INACTIVE.number(
-    "mps_client_state", BOTH_LOGS, lambda _since: 1.0, values={"state": _STATES_SHOWN}
-).means(
+INACTIVE.number("mps_client_state", BOTH_LOGS, lambda _since: 1.0, state=_STATES_SHOWN).means(
     "1 for the state that a client is in that is not active.",
     note="Waiting: in the queue behind another user's server (`server` is empty). Connecting: "
     "connected, without a context yet; a program may stay in this state for long. "
@@ -118,10 +116,7 @@ INACTIVE.number(
     "(drivers before 580), and for several waiting clients that their daemon logs with PID 0.",
 )
 INACTIVE.number(
-    "mps_client_state_since_timestamp_seconds",
-    BOTH_LOGS,
-    lambda since: since,
-    values={"state": _STATES_SHOWN},
+    "mps_client_state_since_timestamp_seconds", BOTH_LOGS, lambda since: since, state=_STATES_SHOWN
 ).means("When a client that is not active entered its state, as a Unix timestamp.")
 CLIENT.by_gpu("mps_client_contexts", f"{SERVER_LOG}, {TOOL}", lambda c: c.contexts).means(
     "CUDA contexts of the client on the GPU."
@@ -135,7 +130,9 @@ DETAIL.by_gpu(
     "Maximum device memory that MPS allows the client: the lower of its own limit and the "
     "server's. Absent where it has none, or where the GPU that it is for cannot be determined."
 )
-DETAIL.number("mps_client_active_thread_ratio", f"{PROC}/PID/environ, {TOOL}", _ratio).means(
+DETAIL.number(
+    "mps_client_active_thread_ratio", f"{PROC}/PID/environ, {TOOL}", _ratio_unless_in_sms
+).means(
     "Maximum share of the SMs that MPS allows the client, 0 to 1: the lower of its own limit and "
     "the server's when it connected. Its own limit is that in its environment at exec. Absent "
     "where mps_client_sm_limit says it in SMs."

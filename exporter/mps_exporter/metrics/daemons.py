@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from mps_exporter.metrics.spec import PROC, TOOL, Page, RawLabels, Rows, Scope, Section, daemons
+from mps_exporter.metrics.spec import PROC, TOOL, Page, RawLabels, Rows, Scope, Section, daemon_rows
 from mps_exporter.mps.log_metrics import BOTH_LOGS, CONTROL_LOG, SERVER_LOG
 from mps_exporter.observations import LogName, LogState
 from mps_exporter.snapshot import (
@@ -15,22 +15,22 @@ from mps_exporter.snapshot import (
     Server,
 )
 
-_OF_LOG = {"log": get_args(LogName)}
+_LOGS = get_args(LogName)
 
 
-def _logs(page: Page) -> Rows[LogState]:
+def _log_rows(page: Page) -> Rows[LogState]:
     for daemon in page.snapshot.daemons:
         for log in daemon.logs:
             yield (daemon.pipe_directory, log.log), log
 
 
-def _servers(page: Page) -> Rows[Server]:
+def _server_rows(page: Page) -> Rows[Server]:
     for daemon in page.snapshot.daemons:
         for server in daemon.servers:
             yield (daemon.pipe_directory, server.pid), server
 
 
-def _info(daemon: ControlDaemon) -> RawLabels | None:
+def _daemon_info(daemon: ControlDaemon) -> RawLabels | None:
     if daemon.pid is None:
         return None
     return (
@@ -46,8 +46,8 @@ def _info(daemon: ControlDaemon) -> RawLabels | None:
 
 
 SECTION = Section("Control daemon")
-DAEMON = Scope(SECTION, "daemon", daemons)
-LOG = Scope(SECTION, "daemon log", _logs)
+DAEMON = Scope(SECTION, "daemon", daemon_rows)
+LOG = Scope(SECTION, "daemon log", _log_rows)
 
 DAEMON.number(
     "mps_control_up", TOOL, lambda d: None if d.state is None else d.state == "answering"
@@ -63,8 +63,8 @@ DAEMON.info(
     "mps_control_info",
     f"{PROC}, {CONTROL_LOG}",
     "pid uid user log_directory binary_version protocol multiuser visible_devices",
-    _info,
-    values={"multiuser": ("true", "false")},
+    _daemon_info,
+    multiuser=("true", "false"),
 ).means("The control daemon's process and settings.")
 DAEMON.info(
     "mps_control_unprivileged_info",
@@ -89,7 +89,7 @@ DAEMON.each(
     "mps_control_query_failures_total",
     TOOL,
     lambda d: {(reason,): d.query_failures.get(reason, 0) for reason in QUERY_FAILURE_REASONS},
-    values={"reason": QUERY_FAILURE_REASONS},
+    reason=QUERY_FAILURE_REASONS,
 ).means("Runs of the control tool that failed, after one retry, by reason.")
 DAEMON.number(
     "mps_control_default_active_thread_ratio", TOOL, lambda d: d.default_active_thread_ratio
@@ -105,17 +105,17 @@ DAEMON.number(
 DAEMON.number("mps_control_servers", f"{TOOL}, {CONTROL_LOG}", lambda d: d.servers_count).means(
     "Servers that this daemon currently runs."
 )
-LOG.number("mps_control_log_size_bytes", "stat", lambda log: log.size_bytes, values=_OF_LOG).means(
+LOG.number("mps_control_log_size_bytes", "stat", lambda log: log.size_bytes, log=_LOGS).means(
     "Size of the daemon's log file; MPS does not rotate it."
 )
 SECTION.counted("mps_control_")
-LOG.number("mps_control_log_readable", "open", lambda log: log.readable, values=_OF_LOG).means(
+LOG.number("mps_control_log_readable", "open", lambda log: log.readable, log=_LOGS).means(
     "1 when the log can be followed; at 0 incidents cannot be detected."
 )
 
 
 SERVERS = Section("Servers")
-SERVER = Scope(SERVERS, "daemon server", _servers)
+SERVER = Scope(SERVERS, "daemon server", _server_rows)
 
 SERVER.info(
     "mps_server_info", f"{PROC}, {CONTROL_LOG}", "uid user", lambda s: (s.uid, s.user)

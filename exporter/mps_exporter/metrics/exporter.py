@@ -8,43 +8,39 @@ from mps_exporter.diagnostics import ADVICE, Severity, findings
 from mps_exporter.metrics.spec import PROC, Page, Rows, Scope, Section
 from mps_exporter.snapshot import COLLECTORS, CollectorResult, RecordingInfo
 
-_OF_COLLECTOR = {"collector": COLLECTORS}
 
-
-def _pages(page: Page) -> Rows[Page]:
+def _page_rows(page: Page) -> Rows[Page]:
     yield (), page
 
 
-def _findings(page: Page) -> Rows[float]:
+def _finding_rows(page: Page) -> Rows[float]:
     for one in findings(page.snapshot):
         yield (one.advice.name, one.severity, one.daemon, one.gpu, one.uuid), 1.0
 
 
-def _collectors(page: Page) -> Rows[CollectorResult]:
+def _collector_rows(page: Page) -> Rows[CollectorResult]:
     for one in page.snapshot.collectors:
         yield (one.name,), one
 
 
-def _recordings(page: Page) -> Rows[RecordingInfo]:
+def _recording_rows(page: Page) -> Rows[RecordingInfo]:
     if page.snapshot.recording is not None:
         yield (), page.snapshot.recording
 
 
 ADVICE_SECTION = Section("Host advice")
-FINDING = Scope(ADVICE_SECTION, "advice severity daemon gpu uuid", _findings)
+FINDING = Scope(ADVICE_SECTION, "advice severity daemon gpu uuid", _finding_rows)
 SECTION = Section("The exporter itself")
-EXPORTER = Scope(SECTION, "", _pages)
-COLLECTOR = Scope(SECTION, "collector", _collectors)
-RECORDING = Scope(SECTION, "", _recordings)
+EXPORTER = Scope(SECTION, "", _page_rows)
+COLLECTOR = Scope(SECTION, "collector", _collector_rows)
+RECORDING = Scope(SECTION, "", _recording_rows)
 
 FINDING.number(
     "mps_advice",
     "this exporter",
     lambda one: one,
-    values={
-        "advice": tuple(one.name for one in ADVICE.values() if one.kind not in ("news", "trace")),
-        "severity": get_args(Severity),
-    },
+    advice=tuple(one.name for one in ADVICE.values() if one.kind not in ("news", "trace")),
+    severity=get_args(Severity),
 ).means(
     "1 for each finding that mps-exporter doctor would print; the doctor also prints why and what "
     "to do."
@@ -59,13 +55,13 @@ COLLECTOR.number(
     "mps_scrape_collector_duration_seconds",
     "this exporter",
     lambda c: c.duration_seconds,
-    values=_OF_COLLECTOR,
+    collector=COLLECTORS,
 ).means("How long the source took in this collection.")
 COLLECTOR.number(
-    "mps_scrape_collector_success", "this exporter", lambda c: c.success, values=_OF_COLLECTOR
+    "mps_scrape_collector_success", "this exporter", lambda c: c.success, collector=COLLECTORS
 ).means("1 when the source could be read in this collection.")
 COLLECTOR.number(
-    "mps_scrape_collector_timeout", "this exporter", lambda c: c.timed_out, values=_OF_COLLECTOR
+    "mps_scrape_collector_timeout", "this exporter", lambda c: c.timed_out, collector=COLLECTORS
 ).means("1 when the source did not answer before the deadline.")
 EXPORTER.number(
     "mps_exporter_unreadable_environments", PROC, lambda p: p.snapshot.unreadable_environments
@@ -85,7 +81,7 @@ EXPORTER.each(
     "mps_exporter_ignored_processes",
     PROC,
     lambda p: {(uid,): n for uid, n in sorted(p.snapshot.ignored_processes.items())},
-    "uid",
+    uid=(),
 ).means(
     "Processes with the names of MPS's programs, and clients of the user's own daemons, that are "
     "left out because the user has more than 8 daemons, 24 processes or 256 clients: the 32 users "

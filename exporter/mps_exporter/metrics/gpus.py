@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import NamedTuple, Unpack
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 from mps_exporter import nvml_terms as nvml
 from mps_exporter.metrics.spec import (
     PROC,
     TOOL,
-    Details,
     MetricSpec,
     Page,
     RawLabels,
@@ -76,12 +75,12 @@ Readings = Mapping[str, Mapping[Texts, float]]
 """Quantity -> its own label values, or the state -> value."""
 
 
-def _gpus(page: Page) -> Rows[Gpu]:
+def _gpu_rows(page: Page) -> Rows[Gpu]:
     for gpu in page.snapshot.gpus:
         yield (gpu.index, gpu.uuid), gpu
 
 
-def _readings(page: Page) -> Rows[Readings]:
+def _reading_rows(page: Page) -> Rows[Readings]:
     for gpu in page.snapshot.gpus:
         shown: defaultdict[str, dict[Texts, float]] = defaultdict(dict)
         for reading in gpu.observation.readings:
@@ -91,7 +90,7 @@ def _readings(page: Page) -> Rows[Readings]:
         yield (gpu.index, gpu.uuid), shown
 
 
-def _identities(page: Page) -> Rows[RawLabels]:
+def _identity_rows(page: Page) -> Rows[RawLabels]:
     for gpu in page.snapshot.gpus:
         seen = gpu.observation
         capability = seen.compute_capability
@@ -112,12 +111,12 @@ def _identities(page: Page) -> Rows[RawLabels]:
         )
 
 
-GPU = Scope(SHARING, "gpu uuid", _gpus)
+GPU = Scope(SHARING, "gpu uuid", _gpu_rows)
 GPU.each(
     "mps_gpu_processes",
     "NVML",
     lambda g: {(kind,): n for kind, n in (g.processes_by_kind or {}).items()},
-    values={"kind": PROCESS_KINDS},
+    kind=PROCESS_KINDS,
 ).means(
     "Processes on the GPU: mps_client, mps_server, direct (without MPS), graphics.",
     note="A kind is absent while the process list that it comes from cannot be read: mps_client "
@@ -128,7 +127,7 @@ GPU.each(
     "mps_gpu_served",
     f"{TOOL}, {BOTH_LOGS}, NVML",
     lambda g: {(daemon,): 1.0 for daemon in g.served_by},
-    "daemon",
+    daemon=(),
 ).means("1 for each daemon that serves the GPU; the series ends with the daemon.")
 GPU.number("mps_gpu_stranded_clients", f"NVML, {PROC}", lambda g: g.stranded_clients).means(
     "MPS client processes on the GPU whose server is gone: they still hold GPU memory."
@@ -141,8 +140,8 @@ GPU.number(
 ).means("Sum of the memory limits on the GPU of all clients that have one.")
 
 
-GPU = Scope(GPUS, "gpu uuid", _gpus)
-READINGS = Scope(GPUS, "gpu uuid", _readings)
+GPU = Scope(GPUS, "gpu uuid", _gpu_rows)
+READINGS = Scope(GPUS, "gpu uuid", _reading_rows)
 
 _GPM = "nvmlGpmMetricsGet"
 _FIELDS = "nvmlDeviceGetFieldValues"
@@ -154,34 +153,46 @@ _INTEGRATED = f"integrated without gaps, once a second; its rate is the mean. {_
 
 
 def _reading(
-    name: str, quantity: str, source: str, labels: str = "", **details: Unpack[Details]
+    name: str,
+    quantity: str,
+    source: str,
+    *,
+    sparse: bool = False,
+    always: frozenset[str] = frozenset(),
+    **values: tuple[str, ...],
 ) -> MetricSpec:
-    """Declare the metric of a quantity that sources/nvml reads.
-
-    Its labels beside those of the GPU are given by name, or with their closed sets of values.
-    """
-    states = details.get("states")
+    """Declare the metric of a quantity that sources/nvml reads, with its labels: see Scope."""
 
     def read(readings: Readings, _page: Page) -> Samples:
-        found = readings.get(quantity, {})
-        if states is None or not found:
-            return found.items()
-        return (((), state_value(states, {own[0]: bool(one) for own, one in found.items()})),)
+        return readings.get(quantity, {}).items()
 
-    if states is not None:
-        details["kind"] = "stateset"
-    labels = labels or " ".join(details.get("values", ()))
-    metric = BY_QUANTITY[quantity] = READINGS.add(name, source, read, labels, **details)
+    metric = READINGS.add(name, source, read, values, sparse=sparse, always=always)
+    BY_QUANTITY[quantity] = metric
     return metric
 
 
-Scope(GPUS, "gpu uuid", _identities).info(
+_rare = partial(_reading, sparse=True)
+
+
+def _state_reading(name: str, quantity: str, source: str, states: tuple[str, ...]) -> MetricSpec:
+    """Declare the stateset of a quantity whose readings name a state."""
+
+    def read(readings: Readings, _page: Page) -> Samples:
+        active = {state: bool(one) for (state,), one in readings.get(quantity, {}).items()}
+        return (((), state_value(states, active)),) if active else ()
+
+    metric = READINGS.add(name, source, read, kind="stateset", states=states, sparse=True)
+    BY_QUANTITY[quantity] = metric
+    return metric
+
+
+Scope(GPUS, "gpu uuid", _identity_rows).info(
     "mps_gpu_info",
     "nvmlDeviceGetName, ...",
     "parent_uuid mig_instance name pci_bus_id architecture compute_capability driver_version "
     "cuda_version vbios_version serial",
     lambda labels: labels,
-    values={"architecture": nvml.ARCHITECTURES},
+    architecture=nvml.ARCHITECTURES,
 ).means("Model and identifiers of the GPU. Of a MIG instance, parent_uuid is its GPU.")
 
 # Identity
@@ -225,12 +236,11 @@ _reading(
 ).means(
     "Share of the driver's last sampling period in which device memory was read or written, 0 to 1."
 )
-_reading(
+_rare(
     "mps_gpu_engine_utilization_ratio",
     "engine_utilization",
     "nvmlDeviceGet{Encoder,Decoder,Jpg,Ofa}Utilization",
-    values={"engine": ("encoder", "decoder", "jpeg", "ofa")},
-    sparse=True,
+    engine=("encoder", "decoder", "jpeg", "ofa"),
 ).means(
     "Share of the driver's last sampling period in which the engine (encoder, decoder, jpeg, ofa) "
     "was busy, 0 to 1."
@@ -241,12 +251,11 @@ _reading("mps_gpu_busy_seconds_total", "busy_time", "nvmlDeviceGetSamples, integ
     note="While scrapes are less than 5 s apart it is brought up to date once a second, else at "
     "each scrape.",
 )
-_reading(
+_rare(
     "mps_gpu_unobserved_seconds_total",
     "unobserved_time",
     "nvmlDeviceGetSamples, nvmlGpmSampleGet",
-    values={"counter": ("busy", "active")},
-    sparse=True,
+    counter=("busy", "active"),
 ).means(
     "Time that the counters of seconds miss, because no sample was taken in time or the GPU did "
     "not answer: counter is busy or active.",
@@ -323,7 +332,7 @@ _reading(
     "mps_gpu_power_limit_watts",
     "power_limit",
     "nvmlDeviceGetEnforcedPowerLimit, nvmlDeviceGetPowerManagementLimit, ...",
-    values={"limit": ("enforced", "requested", "default", "min", "max")},
+    limit=("enforced", "requested", "default", "min", "max"),
 ).means(
     "Power limits: enforced (in force), requested (by the administrator), default, min and max "
     f"(what may be requested). All but enforced: {_MINUTE.lower()}"
@@ -335,45 +344,40 @@ _reading(
     "mps_gpu_temperature_celsius",
     "temperature",
     f"nvmlDeviceGetTemperature, {_FIELDS} 82",
-    values={"sensor": ("gpu", "memory")},
+    sensor=("gpu", "memory"),
 ).means("Temperature of the chip (gpu) and of its memory.")
 _reading(
     "mps_gpu_temperature_limit_celsius",
     "temperature_limit",
     "nvmlDeviceGetTemperatureThreshold",
-    values={"limit": nvml.TEMPERATURE_LIMITS},
+    limit=nvml.TEMPERATURE_LIMITS,
 ).means(
     "Temperatures at which the GPU shuts down, slows down, or reaches what it (gpu_max) or its "
     "memory (memory_max) is made for."
 )
-_reading("mps_gpu_fan_speed_ratio", "fan_speed", "nvmlDeviceGetFanSpeed_v2", labels="fan").means(
+_reading("mps_gpu_fan_speed_ratio", "fan_speed", "nvmlDeviceGetFanSpeed_v2", fan=()).means(
     "Intended fan speed over its maximum. Absent without fans."
 )
 
 # Clock
 
+_reading("mps_gpu_clock_hertz", "clock", "nvmlDeviceGetClockInfo", clock=nvml.CLOCKS).means(
+    "Clock now: graphics, sm, memory, video."
+)
 _reading(
-    "mps_gpu_clock_hertz", "clock", "nvmlDeviceGetClockInfo", values={"clock": nvml.CLOCKS}
-).means("Clock now: graphics, sm, memory, video.")
-_reading(
-    "mps_gpu_clock_max_hertz",
-    "clock_max",
-    "nvmlDeviceGetMaxClockInfo",
-    values={"clock": nvml.CLOCKS},
+    "mps_gpu_clock_max_hertz", "clock_max", "nvmlDeviceGetMaxClockInfo", clock=nvml.CLOCKS
 ).means("Highest clock: graphics, sm, memory, video.")
-_reading(
+_rare(
     "mps_gpu_clock_event_active",
     "clock_event",
     "nvmlDeviceGetCurrentClocksEventReasons",
-    values={"reason": nvml.CLOCK_EVENT_REASONS},
-    sparse=True,
+    reason=nvml.CLOCK_EVENT_REASONS,
 ).means("1 for each reason that now keeps the clocks below their maximum.")
-_reading(
+_rare(
     "mps_gpu_clock_event_seconds_total",
     "clock_event_time",
     f"{_FIELDS} 74-81, 269-271",
-    values={"reason": nvml.CLOCK_EVENT_SECONDS_REASONS},
-    sparse=True,
+    reason=nvml.CLOCK_EVENT_SECONDS_REASONS,
 ).means(
     "Time for which the clocks were held down for this reason, since the driver was loaded. "
     f"Reasons overlap. thermal, hw_thermal_slowdown and hw_power_brake_slowdown: {_SLOW.lower()}"
@@ -381,36 +385,32 @@ _reading(
 
 # Health
 
-_reading(
-    "mps_gpu_xid_errors_total", "xid_errors", "nvmlEventSetWait_v2", labels="xid", sparse=True
-).means(
+_rare("mps_gpu_xid_errors_total", "xid_errors", "nvmlEventSetWait_v2", xid=()).means(
     "Errors that the driver reported by Xid code, since the exporter started; the usual codes are "
     "present from the start.",
     note="Absent while Xid events cannot be received: where the driver reports none, and from "
     "about a minute after the GPU was lost.",
 )
-_reading(
-    "mps_gpu_last_xid_timestamp_seconds", "last_xid_at", "nvmlEventSetWait_v2", labels="xid"
-).means(
+_reading("mps_gpu_last_xid_timestamp_seconds", "last_xid_at", "nvmlEventSetWait_v2", xid=()).means(
     "When this Xid was last reported, as a Unix timestamp.", note="Remains while the GPU is lost."
 )
-_reading(
+_rare(
     "mps_gpu_ecc_errors_total",
     "ecc_errors",
     "nvmlDeviceGetMemoryErrorCounter",
-    values={"kind": nvml.ECC_KINDS, "scope": nvml.ECC_SCOPES, "location": nvml.ECC_LOCATIONS},
+    kind=nvml.ECC_KINDS,
+    scope=nvml.ECC_SCOPES,
+    location=nvml.ECC_LOCATIONS,
     always=frozenset({"uncorrected", "volatile"}),
-    sparse=True,
 ).means(
     "Memory errors, corrected or uncorrected, since the driver was loaded (scope volatile) or in "
     "the board's life (aggregate). Absent without ECC."
 )
-_reading(
+_rare(
     "mps_gpu_remapped_rows",
     "remapped_rows",
     f"{_FIELDS} 142-143",
-    values={"cause": ("correctable_error", "uncorrectable_error")},
-    sparse=True,
+    cause=("correctable_error", "uncorrectable_error"),
 ).means(f"Memory rows replaced by spare ones in the board's life. {_MINUTE}")
 _reading("mps_gpu_row_remap_pending", "row_remap_pending", f"{_FIELDS} 144").means(
     f"1 when a row will be replaced at the next reset of the GPU. {_MINUTE}"
@@ -418,22 +418,17 @@ _reading("mps_gpu_row_remap_pending", "row_remap_pending", f"{_FIELDS} 144").mea
 _reading("mps_gpu_row_remap_failure", "row_remap_failure", f"{_FIELDS} 145").means(
     f"1 when a row could not be replaced: the board needs replacement. {_MINUTE}"
 )
-_reading(
+_rare(
     "mps_gpu_retired_pages",
     "retired_pages",
     f"{_FIELDS} 29-30",
-    values={"cause": ("multiple_single_bit_errors", "double_bit_error")},
-    sparse=True,
+    cause=("multiple_single_bit_errors", "double_bit_error"),
 ).means(f"Memory pages taken out of use in the board's life. Before Ampere. {_MINUTE}")
 _reading("mps_gpu_retired_pages_pending", "retired_pages_pending", f"{_FIELDS} 31").means(
     f"1 when a page will be taken out of use at the next reboot. Before Ampere. {_MINUTE}"
 )
-_reading(
-    "mps_gpu_recovery_action",
-    "recovery_action",
-    f"{_FIELDS} 230",
-    states=nvml.RECOVERY_ACTIONS,
-    sparse=True,
+_state_reading(
+    "mps_gpu_recovery_action", "recovery_action", f"{_FIELDS} 230", nvml.RECOVERY_ACTIONS
 ).means(f"What the driver requires before the GPU is reliable again. {_SLOW}")
 
 # Link
@@ -447,24 +442,23 @@ _reading(
 _reading("mps_gpu_pcie_replays_total", "pcie_replays", f"{_FIELDS} 94").means(
     f"PCIe packets sent again, since the driver was loaded. {_MINUTE}"
 )
-_reading(
+_rare(
     "mps_gpu_pcie_errors_total",
     "pcie_errors",
     f"{_FIELDS} 169, 173-183",
-    values={"kind": nvml.PCIE_ERROR_KINDS},
-    sparse=True,
+    kind=nvml.PCIE_ERROR_KINDS,
 ).means(f"PCIe errors by kind, since the driver was loaded. Kinds overlap. {_MINUTE}")
 _reading(
     "mps_gpu_pcie_link_generation",
     "pcie_link_generation",
     "nvmlDeviceGetCurrPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration",
-    values={"of": ("current", "max")},
+    of=("current", "max"),
 ).means("PCIe generation of the link, current and max. An idle link may slow down.")
 _reading(
     "mps_gpu_pcie_link_width",
     "pcie_link_width",
     "nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth",
-    values={"of": ("current", "max")},
+    of=("current", "max"),
 ).means("PCIe lanes of the link, current and max.")
 _reading("mps_gpu_nvlink_receive_bytes_total", "nvlink_receive_bytes", f"{_FIELDS} 139").means(
     f"Payload bytes received over all NVLink links, since the driver was loaded. {_SLOW}"
@@ -472,26 +466,19 @@ _reading("mps_gpu_nvlink_receive_bytes_total", "nvlink_receive_bytes", f"{_FIELD
 _reading("mps_gpu_nvlink_transmit_bytes_total", "nvlink_transmit_bytes", f"{_FIELDS} 138").means(
     f"Payload bytes sent over all NVLink links, since the driver was loaded. {_SLOW}"
 )
-_reading(
-    "mps_gpu_nvlink_links", "nvlink_links", f"{_FIELDS} 165", values={"state": nvml.NVLINK_STATES}
-).means(
+_reading("mps_gpu_nvlink_links", "nvlink_links", f"{_FIELDS} 165", state=nvml.NVLINK_STATES).means(
     f"NVLink links that are active or inactive. {_MINUTE}",
     note="Absent while a link that answered before does not answer.",
 )
-_reading(
+_rare(
     "mps_gpu_nvlink_errors_total",
     "nvlink_errors",
     f"{_FIELDS} 38, 45, 52, 59, 160-163",
-    values={"kind": nvml.NVLINK_ERROR_KINDS},
-    sparse=True,
+    kind=nvml.NVLINK_ERROR_KINDS,
 ).means(
     f"NVLink errors by kind over all links, since the driver was loaded. {_MINUTE}",
     note="A kind is absent while a link that answered before does not answer.",
 )
-_reading(
-    "mps_gpu_fabric_state",
-    "fabric_state",
-    "nvmlDeviceGetGpuFabricInfoV",
-    states=nvml.FABRIC_STATES,
-    sparse=True,
+_state_reading(
+    "mps_gpu_fabric_state", "fabric_state", "nvmlDeviceGetGpuFabricInfoV", nvml.FABRIC_STATES
 ).means(f"How far the GPU is registered with the NVLink fabric. Absent without a fabric. {_MINUTE}")

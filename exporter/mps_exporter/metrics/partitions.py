@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from mps_exporter.metrics.clients import clients
+from mps_exporter.metrics.clients import client_rows
 from mps_exporter.metrics.spec import PROC, TOOL, Page, RawLabels, Rows, Scope, Section
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.protocol_v3 import REPLIES
@@ -37,7 +37,7 @@ def _partitionings(page: Page) -> Iterator[tuple[str, Partitioning]]:
             yield daemon.pipe_directory, daemon.partitioning
 
 
-def _listed(
+def _list_rows(
     read: Callable[[Partitioning], Iterable[T] | None], name: Callable[[T], RawLabels]
 ) -> Callable[[Page], Rows[T]]:
     """Return the rows of a list of each daemon, with the labels that name a row."""
@@ -50,20 +50,20 @@ def _listed(
     return rows
 
 
-def _namespace_clients(page: Page) -> Rows[int]:
+def _namespace_client_counts(page: Page) -> Rows[int]:
     for pipe, found in _partitionings(page):
         for names, count in found.clients_by_namespace().items():
             yield (pipe, *names), count
 
 
-def _clients_of_namespaces(page: Page) -> Rows[Client]:
-    for labels, client in clients(page):
+def _namespace_client_rows(page: Page) -> Rows[Client]:
+    for labels, client in client_rows(page):
         if client.pid and client.server_name is not None:
             for uuid in client.gpu_uuids or ("",):
                 yield (*labels, *page.gpu(uuid)), client
 
 
-def _partitions(page: Page) -> Rows[tuple[SmPartition, int | None]]:
+def _partition_rows(page: Page) -> Rows[tuple[SmPartition, int | None]]:
     """Return SM partitions with the number of their clients."""
     for daemon in page.snapshot.daemons:
         for one in daemon.partitioning.partitions or () if daemon.partitioning is not None else ():
@@ -73,49 +73,49 @@ def _partitions(page: Page) -> Rows[tuple[SmPartition, int | None]]:
                 yield labels, (one, daemon.clients_in(one))
 
 
-def _unallocated(page: Page) -> Rows[SmPartition]:
+def _unallocated_rows(page: Page) -> Rows[SmPartition]:
     for pipe, found in _partitionings(page):
         for one in found.partitions or ():
             if one.unallocated:
                 yield (pipe, one.server_name, *page.gpu(one.device)), one
 
 
-def _devices(page: Page) -> Rows[ServerDevice]:
+def _device_rows(page: Page) -> Rows[ServerDevice]:
     for pipe, found in _partitionings(page):
         for one in found.devices or ():
             yield (pipe, one.server_name, *page.gpu(one.uuid)), one
 
 
-def _not_understood(page: Page) -> Rows[int]:
+def _not_understood_rows(page: Page) -> Rows[int]:
     for pipe, found in _partitionings(page):
         for (reply, part), count in sorted(found.not_understood.items()):
             yield (pipe, reply, part), count
 
 
-def _cgroups(page: Page) -> Rows[str]:
+def _cgroup_rows(page: Page) -> Rows[str]:
     for path in page.snapshot.cgroup_memory:
-        yield (_cgroup(path),), path
+        yield (_cgroup_label(path),), path
 
 
-def _cgroup_gpus(page: Page) -> Rows[CgroupMemory]:
+def _cgroup_gpu_rows(page: Page) -> Rows[CgroupMemory]:
     for path, by_gpu in page.snapshot.cgroup_memory.items():
         for uuid, memory in by_gpu.items():
-            yield (_cgroup(path), *page.gpu(uuid)), memory
+            yield (_cgroup_label(path), *page.gpu(uuid)), memory
 
 
-def _cgroup(path: str) -> str:
+def _cgroup_label(path: str) -> str:
     if len(path) <= CGROUP_MAX:
         return path
     digest = hashlib.sha256(path.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{path[: CGROUP_MAX - 17]}~{digest}"
 
 
-def _owner(path: str) -> RawLabels:
+def _cgroup_owner(path: str) -> RawLabels:
     place = parse_cgroup(f"0::{path}")
     return place.container_id, place.pod_uid, place.slurm_job_id, place.systemd_unit
 
 
-def _limited(namespace: Namespace) -> Mapping[RawLabels, float]:
+def _limits_of_namespace(namespace: Namespace) -> Mapping[RawLabels, float]:
     limits = namespace.active_thread_ratio, namespace.pinned_memory_limit_bytes
     return {
         (name,): name not in namespace.unlimited
@@ -124,34 +124,34 @@ def _limited(namespace: Namespace) -> Mapping[RawLabels, float]:
     }
 
 
-def _hard_limited(memory: CgroupMemory) -> bool | None:
+def _is_hard_limited(memory: CgroupMemory) -> bool | None:
     known = memory.hard_unlimited or memory.hard_limit_bytes is not None
     return not memory.hard_unlimited if known else None
 
 
-def _word(flag: bool | None) -> str | None:
+def _flag_label(flag: bool | None) -> str | None:
     return None if flag is None else str(flag).lower()
 
 
 SECTION = Section("Named servers, namespaces and SM partitions")
 NAMED_SERVER = Scope(
-    SECTION, "daemon server_name", _listed(lambda p: p.servers, lambda s: (s.name,))
+    SECTION, "daemon server_name", _list_rows(lambda p: p.servers, lambda s: (s.name,))
 )
 NAMESPACE = Scope(
     SECTION,
     "daemon server_name namespace",
-    _listed(lambda p: p.namespaces, lambda n: (n.server_name, n.name)),
+    _list_rows(lambda p: p.namespaces, lambda n: (n.server_name, n.name)),
 )
-NAMESPACE_CLIENTS = Scope(SECTION, "daemon server_name namespace", _namespace_clients)
-NAMESPACE_CLIENT = Scope(SECTION, "daemon server pid gpu uuid", _clients_of_namespaces)
-PARTITION = Scope(SECTION, "daemon server_name gpu uuid partition", _partitions)
-UNALLOCATED = Scope(SECTION, "daemon server_name gpu uuid", _unallocated)
-CLIENT = Scope(SECTION, "daemon server pid", clients)
-DEVICE = Scope(SECTION, "daemon server_name gpu uuid", _devices)
-FEATURE = Scope(SECTION, "daemon feature", _listed(lambda p: p.features, lambda f: (f.name,)))
-CGROUP = Scope(SECTION, "cgroup", _cgroups)
-CGROUP_GPU = Scope(SECTION, "cgroup gpu uuid", _cgroup_gpus)
-NOT_UNDERSTOOD = Scope(SECTION, "daemon reply part", _not_understood)
+NAMESPACE_CLIENTS = Scope(SECTION, "daemon server_name namespace", _namespace_client_counts)
+NAMESPACE_CLIENT = Scope(SECTION, "daemon server pid gpu uuid", _namespace_client_rows)
+PARTITION = Scope(SECTION, "daemon server_name gpu uuid partition", _partition_rows)
+UNALLOCATED = Scope(SECTION, "daemon server_name gpu uuid", _unallocated_rows)
+CLIENT = Scope(SECTION, "daemon server pid", client_rows)
+DEVICE = Scope(SECTION, "daemon server_name gpu uuid", _device_rows)
+FEATURE = Scope(SECTION, "daemon feature", _list_rows(lambda p: p.features, lambda f: (f.name,)))
+CGROUP = Scope(SECTION, "cgroup", _cgroup_rows)
+CGROUP_GPU = Scope(SECTION, "cgroup gpu uuid", _cgroup_gpu_rows)
+NOT_UNDERSTOOD = Scope(SECTION, "daemon reply part", _not_understood_rows)
 
 NAMED_SERVER.info(
     "mps_named_server_info",
@@ -173,7 +173,7 @@ NAMESPACE.info(
     lambda n: (n.status, n.pipe_directory),
 ).means("A namespace of a server; status is the server's.")
 NAMESPACE.each(
-    "mps_namespace_limited", _OF_DAEMON, _limited, values={"limit": NAMESPACE_LIMITS}
+    "mps_namespace_limited", _OF_DAEMON, _limits_of_namespace, limit=NAMESPACE_LIMITS
 ).means(
     "1 when the namespace limits this for its clients, 0 when the daemon reports unlimited. Limits "
     "of a server hold for its namespace default only."
@@ -200,8 +200,8 @@ PARTITION.info(
     "mps_sm_partition_info",
     f"{TOOL} (sm-partition list, lspart)",
     "partition_id status include_remainder",
-    lambda p: (p[0].partition_id, p[0].status, _word(p[0].include_remainder)),
-    values={"include_remainder": _WORDS},
+    lambda p: (p[0].partition_id, p[0].status, _flag_label(p[0].include_remainder)),
+    include_remainder=_WORDS,
 ).means(
     "A static SM partition. partition_id: what CUDA_MPS_SM_PARTITION names behind the slash; "
     "partition: its name, or its ID with a v2 daemon, where server_name is empty."
@@ -233,7 +233,7 @@ CLIENT.info(
         if c.pid and c.sm_partition is not None
         else None
     ),
-    values={"fault": PARTITION_FAULTS},
+    fault=PARTITION_FAULTS,
 ).means("The partition that a client names. fault: why it cannot have been meant for it.")
 DEVICE.info(
     "mps_server_device_info",
@@ -251,11 +251,12 @@ FEATURE.info(
     "mps_control_feature_info",
     _OF_DAEMON,
     "enabled default module covers",
-    lambda f: (_word(f.enabled), _word(f.default), f.module, f.covers),
-    values={"enabled": _WORDS, "default": _WORDS},
+    lambda f: (_flag_label(f.enabled), _flag_label(f.default), f.module, f.covers),
+    enabled=_WORDS,
+    default=_WORDS,
 ).means("An optional behaviour of the daemon. default: whether it is as shipped.")
 CGROUP.info(
-    "mps_cgroup_info", _DMEM, "container_id pod_uid slurm_job_id systemd_unit", _owner
+    "mps_cgroup_info", _DMEM, "container_id pod_uid slurm_job_id systemd_unit", _cgroup_owner
 ).means("A control group with GPU memory of its own, and what it belongs to.")
 CGROUP_GPU.number(
     "mps_cgroup_memory_used_bytes", f"{_DMEM}/dmem.current, else {_OR_NVML}", lambda m: m.used_bytes
@@ -274,7 +275,7 @@ CGROUP_GPU.number(
     lambda m: m.hard_limit_bytes,
 ).means("Device memory beyond which allocations of the control group fail.")
 CGROUP_GPU.number(
-    "mps_cgroup_memory_limited", f"{_DMEM}/dmem.max, else {_OR_NVML}", _hard_limited
+    "mps_cgroup_memory_limited", f"{_DMEM}/dmem.max, else {_OR_NVML}", _is_hard_limited
 ).means(
     "1 when the control group itself has a hard limit, 0 when that is max: then one above it may "
     "still limit it."
@@ -283,11 +284,8 @@ CLIENT.info(
     "mps_client_cgroup_info",
     f"{PROC}/PID/cgroup",
     "cgroup",
-    lambda c: None if c.cgroup is None else (_cgroup(c.cgroup),),
+    lambda c: None if c.cgroup is None else (_cgroup_label(c.cgroup),),
 ).means("The control group whose GPU memory the client uses.")
 NOT_UNDERSTOOD.number(
-    "mps_control_reply_not_understood",
-    TOOL,
-    lambda count: count,
-    values={"reply": REPLIES, "part": REPLY_PARTS},
+    "mps_control_reply_not_understood", TOOL, lambda count: count, reply=REPLIES, part=REPLY_PARTS
 ).means("Parts of the daemon's last replies that were left out, as they are not understood.")

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
+from types import MappingProxyType
+from typing import Any, Generic, Literal, TypeVar
 
 from mps_exporter.mps.log_metrics import LOG_METRICS, LogMetric
 from mps_exporter.snapshot import ControlDaemon, Histogram, Snapshot
@@ -142,18 +143,11 @@ class Page:
         return self.snapshot.gpu_indexes.get(uuid, ""), uuid
 
 
-class Details(TypedDict, total=False):
-    """Optional parts of a declaration: see MetricSpec."""
-
-    kind: Kind
-    states: tuple[str, ...]
-    values: Mapping[str, tuple[str, ...]]
-    sparse: bool
-    always: frozenset[str]
-
-
 class Scope(Generic[T]):
     """The things that a group of metrics describes, and the labels that name each of them.
+
+    Each declaration takes the closed sets of label values as `label=values`, () where a label is
+    open. Labels that the scope lacks are added to the metric.
 
     Args:
         section: The section of the documentation that declarations are added to.
@@ -167,19 +161,10 @@ class Scope(Generic[T]):
         self.rows = rows
 
     def number(
-        self,
-        name: str,
-        source: str,
-        value: Callable[[T], float | None],
-        **details: Unpack[Details],
+        self, name: str, source: str, value: Callable[[T], float | None], **values: tuple[str, ...]
     ) -> MetricSpec:
         """Declare a metric with one value for each thing."""
-
-        def read(thing: T, _page: Page) -> Samples:
-            found = value(thing)
-            return () if found is None else (((), found),)
-
-        return self.add(name, source, read, **details)
+        return self.add(name, source, lambda one, _: _sample((), value(one)), values)
 
     def by_gpu(
         self, name: str, source: str, value: Callable[[T], Mapping[str, float]]
@@ -189,24 +174,22 @@ class Scope(Generic[T]):
         def read(thing: T, page: Page) -> Samples:
             return [(texts(page.gpu(uuid)), found) for uuid, found in value(thing).items()]
 
-        return self.add(name, source, read, "gpu uuid")
+        return self.add(name, source, read, {"gpu": (), "uuid": ()})
 
     def each(
         self,
         name: str,
         source: str,
         value: Callable[[T], Mapping[RawLabels, float]],
-        labels: str = "",
-        **details: Unpack[Details],
+        **values: tuple[str, ...],
     ) -> MetricSpec:
-        """Declare a metric with values by further labels, or by those with a closed set."""
-        labels = labels or " ".join(details.get("values", ()))
-        whole = _daemon_position(labels.split())
+        """Declare a metric with values by further labels."""
+        whole = _daemon_position([*values])
 
         def read(thing: T, _page: Page) -> Samples:
             return [(texts(own, whole), found) for own, found in value(thing).items()]
 
-        return self.add(name, source, read, labels, **details)
+        return self.add(name, source, read, values)
 
     def info(
         self,
@@ -214,7 +197,7 @@ class Scope(Generic[T]):
         source: str,
         labels: str,
         value: Callable[[T], RawLabels | None],
-        **details: Unpack[Details],
+        **values: tuple[str, ...],
     ) -> MetricSpec:
         """Declare a metric whose label values are the information."""
 
@@ -222,7 +205,7 @@ class Scope(Generic[T]):
             found = value(thing)
             return () if found is None else ((texts(found), 1.0),)
 
-        return self.add(name, source, read, labels, **details)
+        return self.add(name, source, read, dict.fromkeys(labels.split(), ()) | values)
 
     def state(
         self, name: str, source: str, states: tuple[str, ...], value: Callable[[T], str | None]
@@ -231,7 +214,7 @@ class Scope(Generic[T]):
 
         def read(thing: T, _page: Page) -> Samples:
             found = value(thing)
-            return () if found is None else (((), state_value(states, {found: True})),)
+            return _sample((), None if found is None else state_value(states, {found: True}))
 
         return self.add(name, source, read, kind="stateset", states=states, sparse=True)
 
@@ -240,35 +223,38 @@ class Scope(Generic[T]):
         name: str,
         source: str,
         read: Callable[[T, Page], Samples],
-        labels: str = "",
-        **details: Unpack[Details],
+        values: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        *,
+        kind: Kind | None = None,
+        states: tuple[str, ...] = (),
+        sparse: bool = False,
+        always: frozenset[str] = frozenset(),
     ) -> MetricSpec:
-        """Declare a metric.
-
-        Args:
-            name: Its name, whose last word shows its kind.
-            source: Origin of the value.
-            read: Returns the samples of a thing, without the labels of the scope.
-            labels: Names of the labels in addition to those of the scope.
-            details: See MetricSpec.
-        """
+        """Declare a metric, given the function that returns a thing's samples: see MetricSpec."""
 
         def samples(page: Page) -> Samples:
             for row, thing in page.rows(self):
                 for own, found in read(thing, page):
                     yield row + own, found
 
-        details.setdefault("kind", KINDS.get(name.rpartition("_")[2], "gauge"))
         spec = MetricSpec(
             name,
-            labels=(*self.labels, *labels.split()),
+            kind or KINDS.get(name.rpartition("_")[2], "gauge"),
+            labels=tuple(dict.fromkeys((*self.labels, *values))),
             source=source,
+            states=states,
+            values={label: closed for label, closed in values.items() if closed},
             section=self._section.title,
+            sparse=sparse,
+            always=always,
             samples=samples,
-            **details,
         )
         self._section.metrics.append(spec)
         return spec
+
+
+def _sample(labels: Texts, value: Value | None) -> Samples:
+    return () if value is None else ((labels, value),)
 
 
 class Section:
@@ -299,13 +285,13 @@ class Section:
                 value = histogram_value(found) if isinstance(found, Histogram) else found
                 yield texts(own), value
 
-        labels = "gpu uuid" if of_gpu else " ".join(metric.labels)
-        Scope(self, DAEMON, daemons).add(
-            metric.name, metric.source, read, labels, kind=metric.kind, values=metric.values
+        labels = dict.fromkeys(("gpu", "uuid") if of_gpu else metric.labels, ())
+        Scope(self, DAEMON, daemon_rows).add(
+            metric.name, metric.source, read, {**labels, **metric.values}, kind=metric.kind
         ).means(metric.help, metric.note)
 
 
-def daemons(page: Page) -> Rows[ControlDaemon]:
+def daemon_rows(page: Page) -> Rows[ControlDaemon]:
     """Return the control daemons, named by their pipe directories."""
     for daemon in page.snapshot.daemons:
         yield (daemon.pipe_directory,), daemon
@@ -322,12 +308,12 @@ def texts(labels: RawLabels, whole: int = -1) -> Texts:
     Cached: most label values of a page are those of the last page.
     """
     return tuple(
-        _text(value, None if position == whole else LABEL_VALUE_MAX)
+        _label_text(value, None if position == whole else LABEL_VALUE_MAX)
         for position, value in enumerate(labels)
     )
 
 
-def _text(value: str | int | None, longest: int | None = LABEL_VALUE_MAX) -> str:
+def _label_text(value: str | int | None, longest: int | None = LABEL_VALUE_MAX) -> str:
     if value is None:
         return ""
     text = str(value)[:longest]
@@ -343,7 +329,7 @@ def _text(value: str | int | None, longest: int | None = LABEL_VALUE_MAX) -> str
 
 def state_value(states: tuple[str, ...], active: Mapping[str, bool]) -> Mapping[str, bool]:
     """Return the known states, then unknown words of the driver."""
-    return dict.fromkeys(states, False) | {_text(name): one for name, one in active.items()}
+    return dict.fromkeys(states, False) | {_label_text(name): one for name, one in active.items()}
 
 
 def histogram_value(histogram: Histogram) -> HistogramValue:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mps_exporter.metrics.spec import PROC, Page, Rows, Scope, Section, daemons
+from mps_exporter.metrics.spec import PROC, Page, Rows, Scope, Section, daemon_rows
 from mps_exporter.mps.log_metrics import CONTROL_LOG
 from mps_exporter.snapshot import Wait
 
 
-def _users(page: Page) -> Rows[Sequence[Wait]]:
+def _user_rows(page: Page) -> Rows[Sequence[Wait]]:
     """Return the queued clients of each user.
 
     A user who has waited before has 0, so that a graph falls to 0 instead of ending.
@@ -24,8 +24,8 @@ def _users(page: Page) -> Rows[Sequence[Wait]]:
 
 
 SECTION = Section("Waits caused by UID serialisation")
-USER = Scope(SECTION, "daemon uid", _users)
-DAEMON = Scope(SECTION, "daemon", daemons)
+USER = Scope(SECTION, "daemon uid", _user_rows)
+DAEMON = Scope(SECTION, "daemon", daemon_rows)
 
 USER.number("mps_uid_waiting_clients", CONTROL_LOG, len).means(
     "Clients now queued behind another user's server, and those that a ghost does not serve."

@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.utils import floatToGoString
 
 from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.metrics.content_format import (
@@ -21,7 +20,7 @@ from mps_exporter.metrics.content_format import (
     Escaping,
     Syntax,
 )
-from mps_exporter.metrics.exposition import Encoder, format_number
+from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
 from testing.library_form import encode_metrics, to_metric
 
@@ -128,17 +127,6 @@ def test_everything_that_the_catalogue_can_say_is_the_library_s(form: ContentFor
     assert Encoder().encode(page, (), form) == by_the_library(page, form)
 
 
-@given(numbers)
-@example(math.nan)
-@example(math.inf)
-@example(-math.inf)
-@example(-1e6)
-@example(1e6)
-@example(1e22)
-def test_a_number_is_printed_as_go_does(value: float) -> None:
-    assert format_number(value) == floatToGoString(value)  # type: ignore[no-untyped-call]
-
-
 def test_names_like_ours_are_left_alone_by_the_scheme_values() -> None:
     family = Family(CATALOGUE["mps_control_up"], ((("/a",), 1.0),))
     form = ContentFormat(Syntax.OPENMETRICS, "1.0.0", Escaping.VALUES)
@@ -163,9 +151,8 @@ def test_clients_that_come_and_go_leave_nothing_behind() -> None:
         samples = ((("/a", "1", str(pid)), 1.0), (("/a", "2", "7"), 2.0))
         page = encoder.encode([Family(spec, samples)], (), TEXT_0_0_4)
         assert f'pid="{pid}",server="1"}} 1.0'.encode() in page
-    (families,) = encoder._families.values()
-    kept = families._plans[spec.name].lines
-    assert [len(part) for part in kept] == [2, 2]
+    ((_, keys, beginnings),) = encoder._kept.values()
+    assert (len(keys), len(beginnings)) == (2, 2)
 
 
 @pytest.mark.parametrize("form", EVERY_FORM)
