@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import pytest
@@ -162,34 +161,6 @@ def test_earlier_replies_change_nothing(form: ContentFormat, pages: list[list[Fa
     encoder = Encoder()
     for page in [*pages, *pages]:
         assert encoder.encode(page, (), form) == by_the_library(page, form)
-
-
-repeated = st.sampled_from([0.0, -0.0, 1.0, 2.5, 3, math.nan, math.inf])
-"""Numbers that come again and again, and some that are equal and printed differently."""
-
-orders = st.sampled_from(
-    [{"ACTIVE": True, "FAULT": True}, {"FAULT": True, "ACTIVE": True}, {"ACTIVE": False}]
-)
-
-
-@given(
-    pages=st.lists(
-        st.tuples(st.lists(repeated, max_size=3), st.lists(orders, max_size=1)),
-        min_size=2,
-        max_size=6,
-    )
-)
-def test_samples_that_come_again_are_printed_as_they_are(
-    pages: list[tuple[list[float], list[dict[str, bool]]]],
-) -> None:
-    encoder = Encoder()
-    numbers, states = CATALOGUE["mps_gpu_power_watts"], CATALOGUE["mps_server_state"]
-    for found, active in pages:
-        page = [
-            Family(numbers, tuple(((str(n), "GPU-a"), value) for n, value in enumerate(found))),
-            Family(states, tuple((("/tmp/nvidia-mps", "1"), one) for one in active)),
-        ]
-        assert encoder.encode(page, (), TEXT_0_0_4) == by_the_library(page, TEXT_0_0_4)
 
 
 def test_both_zeros_of_a_page_are_printed() -> None:
