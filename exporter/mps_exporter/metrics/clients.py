@@ -77,17 +77,6 @@ CLIENT.info(
     "mps_client_info",
     f"{PROC}, {CONTROL_LOG}",
     "uid user command container_id pod_uid slurm_job_id systemd_unit pid_namespace limit_source",
-    lambda c: (
-        c.uid,
-        c.user,
-        c.command,
-        c.container_id,
-        c.pod_uid,
-        c.slurm_job_id,
-        c.systemd_unit,
-        c.pid_namespace,
-        c.limit_source,
-    ),
     limit_source=LIMIT_SOURCES,
 ).means(
     "The client's process and what it belongs to; command is the program's name only. "

@@ -117,9 +117,9 @@ LOG.number("mps_control_log_readable", "open", lambda log: log.readable, log=_LO
 SERVERS = Section("Servers")
 SERVER = Scope(SERVERS, "daemon server", _server_rows)
 
-SERVER.info(
-    "mps_server_info", f"{PROC}, {CONTROL_LOG}", "uid user", lambda s: (s.uid, s.user)
-).means("The server's process; uid and user are those it serves (0 for a multi-user server).")
+SERVER.info("mps_server_info", f"{PROC}, {CONTROL_LOG}", "uid user").means(
+    "The server's process; uid and user are those it serves (0 for a multi-user server)."
+)
 SERVER.state("mps_server_state", f"{BOTH_LOGS}, {TOOL}", SERVER_STATES, lambda s: s.state).means(
     "The server's state as MPS reports it, including states unknown to this exporter."
 )

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from mps_exporter.metrics.clients import client_rows
 from mps_exporter.metrics.spec import PROC, TOOL, Page, RawLabels, Rows, Scope, Section
-from mps_exporter.mps.cgroups import parse_cgroup
+from mps_exporter.mps.cgroups import Attribution, parse_cgroup
 from mps_exporter.mps.protocol_v3 import REPLIES
 from mps_exporter.observations import CgroupMemory
 from mps_exporter.snapshot import (
@@ -92,9 +92,9 @@ def _not_understood_rows(page: Page) -> Rows[int]:
             yield (pipe, reply, part), count
 
 
-def _cgroup_rows(page: Page) -> Rows[str]:
+def _cgroup_rows(page: Page) -> Rows[Attribution]:
     for path in page.snapshot.cgroup_memory:
-        yield (_cgroup_label(path),), path
+        yield (_cgroup_label(path),), parse_cgroup(f"0::{path}")
 
 
 def _cgroup_gpu_rows(page: Page) -> Rows[CgroupMemory]:
@@ -108,11 +108,6 @@ def _cgroup_label(path: str) -> str:
         return path
     digest = hashlib.sha256(path.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{path[: CGROUP_MAX - 17]}~{digest}"
-
-
-def _cgroup_owner(path: str) -> RawLabels:
-    place = parse_cgroup(f"0::{path}")
-    return place.container_id, place.pod_uid, place.slurm_job_id, place.systemd_unit
 
 
 def _limits_of_namespace(namespace: Namespace) -> Mapping[RawLabels, float]:
@@ -166,12 +161,9 @@ NAMED_SERVER.info(
         s.context_ids,
     ),
 ).means("A server of an MPS v3 daemon; server is its PID, empty while it has no process.")
-NAMESPACE.info(
-    "mps_namespace_info",
-    _OF_DAEMON,
-    "status pipe_directory",
-    lambda n: (n.status, n.pipe_directory),
-).means("A namespace of a server; status is the server's.")
+NAMESPACE.info("mps_namespace_info", _OF_DAEMON, "status pipe_directory").means(
+    "A namespace of a server; status is the server's."
+)
 NAMESPACE.each(
     "mps_namespace_limited", _OF_DAEMON, _limits_of_namespace, limit=NAMESPACE_LIMITS
 ).means(
@@ -190,12 +182,9 @@ NAMESPACE.number("mps_namespace_client_priority", _OF_DAEMON, lambda n: n.client
 NAMESPACE_CLIENTS.number("mps_namespace_clients", _OF_DAEMON, lambda count: count).means(
     "Client processes in the namespace."
 )
-NAMESPACE_CLIENT.info(
-    "mps_client_namespace_info",
-    _OF_DAEMON,
-    "server_name namespace",
-    lambda c: (c.server_name, c.namespace),
-).means("The named server and the namespace that a client connected through, for each of its GPUs.")
+NAMESPACE_CLIENT.info("mps_client_namespace_info", _OF_DAEMON, "server_name namespace").means(
+    "The named server and the namespace that a client connected through, for each of its GPUs."
+)
 PARTITION.info(
     "mps_sm_partition_info",
     f"{TOOL} (sm-partition list, lspart)",
@@ -255,9 +244,9 @@ FEATURE.info(
     enabled=_WORDS,
     default=_WORDS,
 ).means("An optional behaviour of the daemon. default: whether it is as shipped.")
-CGROUP.info(
-    "mps_cgroup_info", _DMEM, "container_id pod_uid slurm_job_id systemd_unit", _cgroup_owner
-).means("A control group with GPU memory of its own, and what it belongs to.")
+CGROUP.info("mps_cgroup_info", _DMEM, "container_id pod_uid slurm_job_id systemd_unit").means(
+    "A control group with GPU memory of its own, and what it belongs to."
+)
 CGROUP_GPU.number(
     "mps_cgroup_memory_used_bytes", f"{_DMEM}/dmem.current, else {_OR_NVML}", lambda m: m.used_bytes
 ).means("Device memory of all processes in the control group.")

@@ -196,16 +196,17 @@ class Scope(Generic[T]):
         name: str,
         source: str,
         labels: str,
-        value: Callable[[T], RawLabels | None],
+        value: Callable[[T], RawLabels | None] | None = None,
         **values: tuple[str, ...],
     ) -> MetricSpec:
-        """Declare a metric whose label values are the information."""
+        """Declare a metric whose label values are the information: by default the attributes."""
+        names = labels.split()
 
         def read(thing: T, _page: Page) -> Samples:
-            found = value(thing)
-            return () if found is None else ((texts(found), 1.0),)
+            own = value(thing) if value else tuple([getattr(thing, name) for name in names])
+            return () if own is None else ((texts(own), 1.0),)
 
-        return self.add(name, source, read, dict.fromkeys(labels.split(), ()) | values)
+        return self.add(name, source, read, dict.fromkeys(names, ()) | values)
 
     def state(
         self, name: str, source: str, states: tuple[str, ...], value: Callable[[T], str | None]
