@@ -111,8 +111,8 @@ def _identity_rows(page: Page) -> Rows[RawLabels]:
         )
 
 
-GPU = Scope(SHARING, "gpu uuid", _gpu_rows)
-GPU.each(
+SHARED = Scope(SHARING, "gpu uuid", _gpu_rows)
+SHARED.each(
     "mps_gpu_processes",
     "NVML",
     lambda g: {(kind,): n for kind, n in (g.processes_by_kind or {}).items()},
@@ -123,19 +123,19 @@ GPU.each(
     "and direct need the MPS list, which old drivers lack. The MPS and graphics lists are "
     "read when other compute processes are there, and every 5 s.",
 )
-GPU.each(
+SHARED.each(
     "mps_gpu_served",
     f"{TOOL}, {BOTH_LOGS}, NVML",
     lambda g: {(daemon,): 1.0 for daemon in g.served_by},
     daemon=(),
 ).means("1 for each daemon that serves the GPU; the series ends with the daemon.")
-GPU.number("mps_gpu_stranded_clients", f"NVML, {PROC}", lambda g: g.stranded_clients).means(
+SHARED.number("mps_gpu_stranded_clients", f"NVML, {PROC}", lambda g: g.stranded_clients).means(
     "MPS client processes on the GPU whose server is gone: they still hold GPU memory."
 )
-GPU.number("mps_gpu_sm_committed_ratio", "calculated", lambda g: g.sm_committed_ratio).means(
+SHARED.number("mps_gpu_sm_committed_ratio", "calculated", lambda g: g.sm_committed_ratio).means(
     "Sum of all clients' SM limits over the GPU's SMs; above 1 the limits overlap."
 )
-GPU.number(
+SHARED.number(
     "mps_gpu_client_memory_committed_bytes", "calculated", lambda g: g.client_memory_committed_bytes
 ).means("Sum of the memory limits on the GPU of all clients that have one.")
 
@@ -166,9 +166,8 @@ def _reading(
     def read(readings: Readings, _page: Page) -> Samples:
         return readings.get(quantity, {}).items()
 
-    metric = READINGS.add(name, source, read, values, sparse=sparse, always=always)
-    BY_QUANTITY[quantity] = metric
-    return metric
+    BY_QUANTITY[quantity] = READINGS.add(name, source, read, values, sparse=sparse, always=always)
+    return BY_QUANTITY[quantity]
 
 
 _rare = partial(_reading, sparse=True)
@@ -181,9 +180,10 @@ def _state_reading(name: str, quantity: str, source: str, states: tuple[str, ...
         active = {state: bool(one) for (state,), one in readings.get(quantity, {}).items()}
         return (((), state_value(states, active)),) if active else ()
 
-    metric = READINGS.add(name, source, read, kind="stateset", states=states, sparse=True)
-    BY_QUANTITY[quantity] = metric
-    return metric
+    BY_QUANTITY[quantity] = READINGS.add(
+        name, source, read, kind="stateset", states=states, sparse=True
+    )
+    return BY_QUANTITY[quantity]
 
 
 Scope(GPUS, "gpu uuid", _identity_rows).info(
