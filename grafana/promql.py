@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from mps_exporter.metrics.catalogue import CATALOGUE
-from mps_exporter.metrics.sparse import SPARSE
 
 TARGET_LABELS = ("job", "instance")
 """What Prometheus adds to every series that it scrapes."""
@@ -95,7 +94,7 @@ def new_in_step(counter: str, by: str) -> str:
     What begins with its first event counts when its exporter was known before.
     """
     grown = f"{counter} - last_over_time({counter}[1h] offset $__interval) >= 0"
-    if not SPARSE.isdisjoint(metrics_in(counter)):
+    if any(CATALOGUE[name].sparse for name in metrics_in(counter) if name in CATALOGUE):
         known = "last_over_time(mps_exporter_build_info[1h] offset $__interval)"
         grown += f" or {counter} and on (job, instance) {known}"
     return f"sum by ({by}) ({grown})"

@@ -25,7 +25,6 @@ import yaml
 from bench.rules import series_table
 from mps_exporter.config import COMMANDS, grouped, options_of
 from mps_exporter.diagnostics import ADVICE
-from mps_exporter.metrics import sparse
 from mps_exporter.metrics.catalogue import CATALOGUE
 from tools import awesome_alerts, chart, hardware_cases
 from tools.man_page import man_page
@@ -73,7 +72,11 @@ def metrics_page() -> Iterator[str]:
                 words += f" `{label}` is one of: {', '.join(values)}."
             if spec.note:
                 words += f" {spec.note}"
-            words = " ".join([words, *sparse.words(spec.name)])
+            if spec.sparse:
+                but = f" (of {' and '.join(sorted(spec.always))}: from the start)" * bool(
+                    spec.always
+                )
+                words += f" A series is created when it is first not 0{but}."
             words = words.replace("|", "\\|")
             yield f"| `{spec.name}` | {spec.kind} | {labels} | {words} | {spec.source} |"
 

@@ -18,8 +18,7 @@ from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import ContentFormat
 from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.render import Build, ClientSeries, render
-from mps_exporter.metrics.sparse import SparseSeries
+from mps_exporter.metrics.render import Build, ClientSeries, SparseSeries, render
 from mps_exporter.metrics.spec import Family
 from mps_exporter.replay import ReplayPlayer
 from mps_exporter.snapshot import Incident, Snapshot

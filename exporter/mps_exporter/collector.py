@@ -21,7 +21,7 @@ from mps_exporter.daemon_queries import DaemonQueries
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
-from mps_exporter.metrics.gpu_readings import series_of
+from mps_exporter.metrics.gpus import series_of
 from mps_exporter.mps.fault_evidence import KernelFault, parse_fault, pci_address
 from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
 from mps_exporter.mps.server_queries import (

@@ -17,8 +17,7 @@ import yaml
 
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.render import Build, render
-from mps_exporter.metrics.sparse import SparseSeries
+from mps_exporter.metrics.render import Build, SparseSeries, render
 from testing.player import RECORDINGS, Player
 from testing.prometheus_programs import program
 

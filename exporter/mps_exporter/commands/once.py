@@ -123,8 +123,7 @@ async def _metrics(settings: Settings) -> bytes:
     from mps_exporter.backend import build
     from mps_exporter.metrics.content_format import TEXT_0_0_4
     from mps_exporter.metrics.exposition import Encoder
-    from mps_exporter.metrics.render import render
-    from mps_exporter.metrics.sparse import SparseSeries
+    from mps_exporter.metrics.render import SparseSeries, render
 
     snapshot = await look(settings)
     # Counters begin at 0 with each start of the exporter: here they would never be anything else.

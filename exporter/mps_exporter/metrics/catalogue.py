@@ -1,9 +1,22 @@
-"""All exposed metrics, by name."""
+"""All exposed metrics, by name, in the order of the documentation."""
 
 from __future__ import annotations
 
-from mps_exporter.metrics.gpu_catalogue import GPU_METRICS
-from mps_exporter.metrics.mps_catalogue import MPS_METRICS
+from mps_exporter.metrics import clients, daemons, exporter, gpus, partitions, users
 from mps_exporter.metrics.spec import MetricSpec
 
-CATALOGUE: dict[str, MetricSpec] = {spec.name: spec for spec in (*MPS_METRICS, *GPU_METRICS)}
+SECTIONS = (
+    daemons.SECTION,
+    daemons.SERVERS,
+    clients.SECTION,
+    partitions.SECTION,
+    users.SECTION,
+    gpus.SHARING,
+    exporter.ADVICE_SECTION,
+    exporter.SECTION,
+    gpus.GPUS,
+)
+
+CATALOGUE: dict[str, MetricSpec] = {
+    spec.name: spec for section in SECTIONS for spec in section.metrics
+}

@@ -33,6 +33,8 @@ class LogMetric:
     """Label -> all its values. A counter exposes each from 0 on."""
     bounds: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets."""
+    note: str = ""
+    """Further text for the documentation."""
 
     @property
     def has_fixed_labels(self) -> bool:
@@ -203,6 +205,9 @@ _ROWS = (
         "Waits behind another user's server that ended with service: the client got a context.",
         labels=("uid",),
         bounds=WAIT_BOUNDS,
+        note="A wait ends when the user's server is ready, and is counted once the client has a "
+        "context; where server.log cannot be read or does not name clients, once the daemon sends "
+        "the client to its server.",
     ),
     LogMetric(
         "mps_uid_waits_abandoned_total",

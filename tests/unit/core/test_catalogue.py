@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics.gpus import BY_QUANTITY
 from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.sources.nvml.accumulators import GPM_COUNTED, GPM_RATIOS
 
@@ -38,10 +39,10 @@ def test_a_label_is_a_name_or_has_its_values_documented(spec: MetricSpec) -> Non
 
 @pytest.mark.parametrize(("number", "name"), GPM_RATIOS.items())
 def test_the_source_of_an_activity_is_the_gpm_metric_that_is_read(number: int, name: str) -> None:
-    sources = {spec.quantity: spec.source for spec in CATALOGUE.values() if spec.quantity}
-    assert sources[f"{name}_activity"] == f"nvmlGpmMetricsGet {number}"
+    assert BY_QUANTITY[f"{name}_activity"].source == f"nvmlGpmMetricsGet {number}"
     if name in GPM_COUNTED:
-        assert sources[f"{name}_active_time"] == f"nvmlGpmMetricsGet {number}, integrated"
+        source = BY_QUANTITY[f"{name}_active_time"].source
+        assert source == f"nvmlGpmMetricsGet {number}, integrated"
 
 
 def test_advice_has_states_and_no_incidents() -> None:

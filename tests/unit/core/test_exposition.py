@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.utils import floatToGoString
 
 from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.metrics.content_format import (
@@ -21,7 +19,7 @@ from mps_exporter.metrics.content_format import (
     Escaping,
     Syntax,
 )
-from mps_exporter.metrics.exposition import Encoder, format_number
+from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.spec import Family, HistogramValue, MetricSpec
 from testing.library_form import encode_metrics, to_metric
 
@@ -128,17 +126,6 @@ def test_everything_that_the_catalogue_can_say_is_the_library_s(form: ContentFor
     assert Encoder().encode(page, (), form) == by_the_library(page, form)
 
 
-@given(numbers)
-@example(math.nan)
-@example(math.inf)
-@example(-math.inf)
-@example(-1e6)
-@example(1e6)
-@example(1e22)
-def test_a_number_is_printed_as_go_does(value: float) -> None:
-    assert format_number(value) == floatToGoString(value)  # type: ignore[no-untyped-call]
-
-
 def test_names_like_ours_are_left_alone_by_the_scheme_values() -> None:
     family = Family(CATALOGUE["mps_control_up"], ((("/a",), 1.0),))
     form = ContentFormat(Syntax.OPENMETRICS, "1.0.0", Escaping.VALUES)
@@ -163,9 +150,8 @@ def test_clients_that_come_and_go_leave_nothing_behind() -> None:
         samples = ((("/a", "1", str(pid)), 1.0), (("/a", "2", "7"), 2.0))
         page = encoder.encode([Family(spec, samples)], (), TEXT_0_0_4)
         assert f'pid="{pid}",server="1"}} 1.0'.encode() in page
-    (families,) = encoder._families.values()
-    kept = families._plans[spec.name].lines
-    assert [len(part) for part in kept] == [2, 2]
+    ((_, keys, beginnings),) = encoder._kept.values()
+    assert (len(keys), len(beginnings)) == (2, 2)
 
 
 @pytest.mark.parametrize("form", EVERY_FORM)
@@ -175,34 +161,6 @@ def test_earlier_replies_change_nothing(form: ContentFormat, pages: list[list[Fa
     encoder = Encoder()
     for page in [*pages, *pages]:
         assert encoder.encode(page, (), form) == by_the_library(page, form)
-
-
-repeated = st.sampled_from([0.0, -0.0, 1.0, 2.5, 3, math.nan, math.inf])
-"""Numbers that come again and again, and some that are equal and printed differently."""
-
-orders = st.sampled_from(
-    [{"ACTIVE": True, "FAULT": True}, {"FAULT": True, "ACTIVE": True}, {"ACTIVE": False}]
-)
-
-
-@given(
-    pages=st.lists(
-        st.tuples(st.lists(repeated, max_size=3), st.lists(orders, max_size=1)),
-        min_size=2,
-        max_size=6,
-    )
-)
-def test_samples_that_come_again_are_printed_as_they_are(
-    pages: list[tuple[list[float], list[dict[str, bool]]]],
-) -> None:
-    encoder = Encoder()
-    numbers, states = CATALOGUE["mps_gpu_power_watts"], CATALOGUE["mps_server_state"]
-    for found, active in pages:
-        page = [
-            Family(numbers, tuple(((str(n), "GPU-a"), value) for n, value in enumerate(found))),
-            Family(states, tuple((("/tmp/nvidia-mps", "1"), one) for one in active)),
-        ]
-        assert encoder.encode(page, (), TEXT_0_0_4) == by_the_library(page, TEXT_0_0_4)
 
 
 def test_both_zeros_of_a_page_are_printed() -> None:

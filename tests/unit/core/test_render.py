@@ -11,13 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics.catalogue import CATALOGUE, SECTIONS
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.gpu_catalogue import GPU_METRICS
-from mps_exporter.metrics.mps_catalogue import MPS_METRICS
-from mps_exporter.metrics.render import Build, ClientSeries, histogram_value, render
-from mps_exporter.metrics.spec import Family
+from mps_exporter.metrics.render import Build, ClientSeries, render
+from mps_exporter.metrics.spec import Family, histogram_value
 from mps_exporter.mps.counters import Counters
 from mps_exporter.observations import ContainerName
 from mps_exporter.snapshot import (
@@ -41,7 +39,7 @@ def families(snapshot: Snapshot) -> dict[str, Family]:
 
 
 def test_names_are_given_once() -> None:
-    names = Counter(spec.name for spec in (*MPS_METRICS, *GPU_METRICS))
+    names = Counter(spec.name for section in SECTIONS for spec in section.metrics)
     assert [name for name, count in names.items() if count > 1] == []
 
 

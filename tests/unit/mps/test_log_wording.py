@@ -27,7 +27,8 @@ WRITER = "[2026-11-21 08:55:42.578 Control   630] "
 NOT_OF_A_LOG = {
     ("mps/control_protocol.py", "Insufficient privileges"),  # the control tool answers so, too
     ("mps/log_metrics.py", "Client process"),  # prose: "Client processes that connected ..."
-    ("metrics/mps_catalogue.py", "Client process"),
+    ("metrics/daemons.py", "Client process"),
+    ("metrics/partitions.py", "Client process"),
     ("diagnostics/finding_titles.py", "Exit with status"),  # prose: names the line for the operator
 }
 

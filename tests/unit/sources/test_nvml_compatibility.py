@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from mps_exporter.metrics.catalogue import CATALOGUE
-from mps_exporter.metrics.gpu_readings import BY_QUANTITY
+from mps_exporter.metrics.gpus import BY_QUANTITY
 from mps_exporter.sources.nvml.readings import FIELDS, MINUTE, ROWS, SLOW
 
 ROOT = Path(__file__).parents[3]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mps_exporter.metrics.gpu_readings import BY_QUANTITY
+from mps_exporter.metrics.gpus import BY_QUANTITY
 from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome
 from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
 from mps_exporter.sources.nvml.pynvml_api import GPU_GONE, SESSION_GONE, Code

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.metrics.gpu_readings import series_of
+from mps_exporter.metrics.gpus import series_of
 from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.observations import GpuObservation
 from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
@@ -84,7 +84,7 @@ def test_all_readings_are_in_the_catalogue_with_their_labels() -> None:
     for one in (*observed().readings, *xids.readings("GPU-0")):
         series = series_of(one)
         assert series is not None, one
-        assert series.state is None or series.state in series.metric.states
+        assert not series.metric.states or series.labels[0] in series.metric.states
 
 
 class Talkative(FakeNvml):
@@ -109,7 +109,8 @@ def test_the_catalogue_has_the_values_of_the_labels_and_no_others() -> None:
     for one in (*readings, *(row.reading(1) for row in FIELDS)):
         series = series_of(one)
         assert series is not None, one
-        for label, value in zip(series.metric.labels[2:], series.labels, strict=True):
+        names = () if series.metric.states else series.metric.labels[2:]
+        for label, value in zip(names, series.labels, strict=False):
             given.setdefault((series.metric, label), set()).add(value)
     for (metric, label), values_given in given.items():
         if label != "fan":

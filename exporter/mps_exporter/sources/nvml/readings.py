@@ -2,7 +2,7 @@
 
 A line says which quantity, which call, the factor from NVML's unit to the base unit, and how often
 it is worth asking. To add a reading, add a line here and the metric of this quantity to
-``exporter/mps_exporter/metrics/gpu_catalogue.py``. What is computed over time (busy seconds, active
+``exporter/mps_exporter/metrics/gpus.py``. What is computed over time (busy seconds, active
 seconds, PCIe bytes, Xid errors) is in modules of its own.
 
 A state is carried as one reading: its label ``state`` names the state, the value is 1.

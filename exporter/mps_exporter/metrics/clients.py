@@ -1,0 +1,141 @@
+"""Metrics of single clients."""
+
+from __future__ import annotations
+
+from mps_exporter.metrics.spec import PROC, TOOL, Page, RawLabels, Rows, Scope, Section
+from mps_exporter.mps.log_metrics import BOTH_LOGS, CONTROL_LOG, SERVER_LOG
+from mps_exporter.snapshot import CLIENT_STATES, LIMIT_SOURCES, Client, Server
+
+_STATES_SHOWN = tuple(state for state in CLIENT_STATES if state != "active")
+"""States with series. Nearly all clients are active."""
+
+
+def _with_series(page: Page, server: Server) -> tuple[Client, ...]:
+    """Return the clients of a server that have series of their own.
+
+    A daemon in a PID namespace of its own logs all clients outside with PID 0: several of these
+    cannot be told apart.
+    """
+    if page.clients == "off":
+        return ()
+    if sum(client.pid == 0 for client in server.clients) > 1:
+        return tuple(client for client in server.clients if client.pid)
+    return server.clients
+
+
+def client_rows(page: Page) -> Rows[Client]:
+    """Return the clients that have series of their own."""
+    for daemon in page.snapshot.daemons:
+        for server in daemon.servers:
+            for client in _with_series(page, server):
+                yield (daemon.pipe_directory, client.server_pid, client.pid), client
+
+
+def _detail_rows(page: Page) -> Rows[Client]:
+    return client_rows(page) if page.clients == "full" else iter(())
+
+
+def _inactive_rows(page: Page) -> Rows[float | None]:
+    """Return the time since which each client is in a state that is not active."""
+    for daemon in page.snapshot.daemons if page.clients != "off" else ():
+        pipe = daemon.pipe_directory
+        for server in daemon.servers:
+            for one in _with_series(page, server):
+                if one.state not in (None, "active"):
+                    yield (pipe, one.server_pid, one.pid, one.uid, one.state), one.state_since
+        connected = {client.pid for server in daemon.servers for client in server.clients}
+        for wait in daemon.waits:
+            if wait.pid and not wait.dead and wait.pid not in connected:
+                yield (pipe, None, wait.pid, wait.uid, "waiting"), wait.since
+
+
+def _dropped_rows(page: Page) -> Rows[int]:
+    for daemon in page.snapshot.daemons:
+        omitted = [len(one.clients) - len(_with_series(page, one)) for one in daemon.servers]
+        yield (daemon.pipe_directory,), daemon.dropped_clients + sum(omitted)
+
+
+def _container_rows(page: Page) -> Rows[RawLabels]:
+    for one in page.snapshot.containers if page.clients != "off" else ():
+        yield (), (one.container_id, one.namespace, one.pod, one.container)
+
+
+def _ratio_unless_in_sms(client: Client) -> float | None:
+    """Return the share only where mps_client_sm_limit does not give it in SMs, as rounded."""
+    in_sms = client.contexts and not client.contexts.keys() - client.sm_limit.keys()
+    return None if in_sms else client.active_thread_ratio
+
+
+SECTION = Section("Clients")
+CLIENT = Scope(SECTION, "daemon server pid", client_rows)
+DETAIL = Scope(SECTION, "daemon server pid", _detail_rows)
+INACTIVE = Scope(SECTION, "daemon server pid uid state", _inactive_rows)
+CONTAINER = Scope(SECTION, "", _container_rows)
+DROPPED = Scope(SECTION, "daemon", _dropped_rows)
+
+CLIENT.info(
+    "mps_client_info",
+    f"{PROC}, {CONTROL_LOG}",
+    "uid user command container_id pod_uid slurm_job_id systemd_unit pid_namespace limit_source",
+    limit_source=LIMIT_SOURCES,
+).means(
+    "The client's process and what it belongs to; command is the program's name only. "
+    "limit_source: whether the client's or the server's SM share is the lower one; unknown where a "
+    "limit cannot be determined."
+)
+CONTAINER.info(
+    "mps_container_info",
+    "/var/log/containers",
+    "container_id pod_namespace pod_name container_name",
+    lambda names: names,
+).means(
+    "What Kubernetes calls the container of a process on a GPU; container_id is that of "
+    "mps_client_info. Absent where the kubelet's log directory is not mounted."
+)
+DETAIL.number("mps_client_start_time_seconds", SERVER_LOG, lambda c: c.connected_at).means(
+    "When the client connected, as a Unix timestamp."
+)
+INACTIVE.number("mps_client_state", BOTH_LOGS, lambda _since: 1.0, state=_STATES_SHOWN).means(
+    "1 for the state that a client is in that is not active.",
+    note="Waiting: in the queue behind another user's server (`server` is empty). Connecting: "
+    "connected, without a context yet; a program may stay in this state for long. "
+    "Creating_context: a context is being created, and cannot be used yet. Torn_down: a fatal "
+    "GPU error hit it, and it cannot use the GPU any more. Absent for active clients: those "
+    "with a context. Absent, too, where server.log cannot be read or does not name clients "
+    "(drivers before 580), and for several waiting clients that their daemon logs with PID 0.",
+)
+INACTIVE.number(
+    "mps_client_state_since_timestamp_seconds", BOTH_LOGS, lambda since: since, state=_STATES_SHOWN
+).means("When a client that is not active entered its state, as a Unix timestamp.")
+CLIENT.by_gpu("mps_client_contexts", f"{SERVER_LOG}, {TOOL}", lambda c: c.contexts).means(
+    "CUDA contexts of the client on the GPU."
+)
+CLIENT.by_gpu("mps_client_memory_used_bytes", "NVML", lambda c: c.memory_used_bytes).means(
+    "Device memory of the client on the GPU."
+)
+DETAIL.by_gpu(
+    "mps_client_memory_limit_bytes", f"{PROC}/PID/environ, {TOOL}", lambda c: c.memory_limit_bytes
+).means(
+    "Maximum device memory that MPS allows the client: the lower of its own limit and the "
+    "server's. Absent where it has none, or where the GPU that it is for cannot be determined."
+)
+DETAIL.number(
+    "mps_client_active_thread_ratio", f"{PROC}/PID/environ, {TOOL}", _ratio_unless_in_sms
+).means(
+    "Maximum share of the SMs that MPS allows the client, 0 to 1: the lower of its own limit and "
+    "the server's when it connected. Its own limit is that in its environment at exec. Absent "
+    "where mps_client_sm_limit says it in SMs."
+)
+DETAIL.by_gpu(
+    "mps_client_sm_limit", "calculated, with the hardware's rounding", lambda c: c.sm_limit
+).means(
+    "Maximum number of SMs that the client's share allows on this GPU. A cap, not a reservation."
+)
+DETAIL.number("mps_client_priority", f"{PROC}/PID/environ", lambda c: c.priority or None).means(
+    "1 where the client requested a priority below normal; else absent."
+)
+SECTION.counted("mps_client_")
+DROPPED.number("mps_client_dropped_series", "this exporter", lambda count: count).means(
+    "Clients without separate metrics: those beyond --collector.clients.max, several that their "
+    "daemon logs with PID 0, and all of them with --collector.clients=off."
+)

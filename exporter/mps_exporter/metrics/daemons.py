@@ -1,0 +1,155 @@
+"""Metrics of control daemons and of their servers."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from mps_exporter.metrics.spec import PROC, TOOL, Page, RawLabels, Rows, Scope, Section, daemon_rows
+from mps_exporter.mps.log_metrics import BOTH_LOGS, CONTROL_LOG, SERVER_LOG
+from mps_exporter.observations import LogName, LogState
+from mps_exporter.snapshot import (
+    CONTROL_STATES,
+    QUERY_FAILURE_REASONS,
+    SERVER_STATES,
+    ControlDaemon,
+    Server,
+)
+
+_LOGS = get_args(LogName)
+
+
+def _log_rows(page: Page) -> Rows[LogState]:
+    for daemon in page.snapshot.daemons:
+        for log in daemon.logs:
+            yield (daemon.pipe_directory, log.log), log
+
+
+def _server_rows(page: Page) -> Rows[Server]:
+    for daemon in page.snapshot.daemons:
+        for server in daemon.servers:
+            yield (daemon.pipe_directory, server.pid), server
+
+
+def _daemon_info(daemon: ControlDaemon) -> RawLabels | None:
+    if daemon.pid is None:
+        return None
+    return (
+        daemon.pid,
+        daemon.uid,
+        daemon.user,
+        daemon.log_directory,
+        daemon.binary_version,
+        daemon.protocol,
+        None if daemon.multiuser is None else str(daemon.multiuser).lower(),
+        daemon.visible_devices,
+    )
+
+
+SECTION = Section("Control daemon")
+DAEMON = Scope(SECTION, "daemon", daemon_rows)
+LOG = Scope(SECTION, "daemon log", _log_rows)
+
+DAEMON.number(
+    "mps_control_up", TOOL, lambda d: None if d.state is None else d.state == "answering"
+).means("1 when the control daemon answered its last probe within the deadline (after one retry).")
+DAEMON.state(
+    "mps_control_state", f"{TOOL}, {PROC}, {CONTROL_LOG}", CONTROL_STATES, lambda d: d.state
+).means(
+    "State of the control daemon. draining: it received quit and waits for its clients. "
+    "unresponsive: it hangs. refused: it refuses queries. absent: it was configured or seen "
+    "before, and is gone."
+)
+DAEMON.info(
+    "mps_control_info",
+    f"{PROC}, {CONTROL_LOG}",
+    "pid uid user log_directory binary_version protocol multiuser visible_devices",
+    _daemon_info,
+    multiuser=("true", "false"),
+).means("The control daemon's process and settings.")
+DAEMON.info(
+    "mps_control_unprivileged_info",
+    PROC,
+    "uid",
+    lambda d: (d.facts.user,) if d.facts is not None and d.limited else None,
+).means(
+    "Daemons of ordinary users that are not configured. That user can forge their logs and "
+    "answers; critical alerts about them carry the label daemon_uid."
+)
+DAEMON.number("mps_control_start_time_seconds", PROC, lambda d: d.start_time_seconds).means(
+    "When the control daemon's process started, as a Unix timestamp."
+)
+SECTION.counted("mps_control_starts")
+DAEMON.number("mps_control_query_duration_seconds", TOOL, lambda d: d.query_duration_seconds).means(
+    "Duration of the last round of queries to this daemon."
+)
+DAEMON.number("mps_control_queries_total", TOOL, lambda d: d.queries).means(
+    "Runs of the control tool by this exporter."
+)
+DAEMON.each(
+    "mps_control_query_failures_total",
+    TOOL,
+    lambda d: {(reason,): d.query_failures.get(reason, 0) for reason in QUERY_FAILURE_REASONS},
+    reason=QUERY_FAILURE_REASONS,
+).means("Runs of the control tool that failed, after one retry, by reason.")
+DAEMON.number(
+    "mps_control_default_active_thread_ratio", TOOL, lambda d: d.default_active_thread_ratio
+).means("Share of the SMs that servers started from now on allow each client, 0 to 1.")
+DAEMON.by_gpu(
+    "mps_control_default_pinned_memory_limit_bytes",
+    TOOL,
+    lambda d: d.default_pinned_memory_limit_bytes,
+).means("Device memory that servers started from now on allow each client.")
+DAEMON.number(
+    "mps_control_default_client_priority", TOOL, lambda d: d.default_client_priority
+).means("Priority of clients of servers started from now on: 0 normal, 1 below normal.")
+DAEMON.number("mps_control_servers", f"{TOOL}, {CONTROL_LOG}", lambda d: d.servers_count).means(
+    "Servers that this daemon currently runs."
+)
+LOG.number("mps_control_log_size_bytes", "stat", lambda log: log.size_bytes, log=_LOGS).means(
+    "Size of the daemon's log file; MPS does not rotate it."
+)
+SECTION.counted("mps_control_")
+LOG.number("mps_control_log_readable", "open", lambda log: log.readable, log=_LOGS).means(
+    "1 when the log can be followed; at 0 incidents cannot be detected."
+)
+
+
+SERVERS = Section("Servers")
+SERVER = Scope(SERVERS, "daemon server", _server_rows)
+
+SERVER.info("mps_server_info", f"{PROC}, {CONTROL_LOG}", "uid user").means(
+    "The server's process; uid and user are those it serves (0 for a multi-user server)."
+)
+SERVER.state("mps_server_state", f"{BOTH_LOGS}, {TOOL}", SERVER_STATES, lambda s: s.state).means(
+    "The server's state as MPS reports it, including states unknown to this exporter."
+)
+SERVER.number(
+    "mps_server_start_time_seconds", f"{PROC}, {CONTROL_LOG}", lambda s: s.start_time_seconds
+).means("When the server started, as a Unix timestamp.")
+SERVER.number("mps_server_clients", f"{SERVER_LOG}, {TOOL}", lambda s: s.clients_connected).means(
+    "Client processes connected to the server."
+)
+SERVER.by_gpu("mps_server_client_contexts", f"{SERVER_LOG}, {TOOL}", lambda s: s.contexts).means(
+    "CUDA contexts of clients on the GPU, as counted against the server's limit."
+)
+SERVER.by_gpu(
+    "mps_server_client_contexts_limit",
+    "GPU architecture, driver, server.log",
+    lambda s: s.contexts_limit,
+).means("How many client contexts the server admits on the GPU.")
+SERVER.number(
+    "mps_server_active_thread_ratio", f"{TOOL}, {SERVER_LOG}", lambda s: s.active_thread_ratio
+).means("Share of the SMs for clients that connect from now on, 0 to 1.")
+SERVER.by_gpu(
+    "mps_server_pinned_memory_limit_bytes",
+    f"{TOOL}, {SERVER_LOG}",
+    lambda s: s.pinned_memory_limit_bytes,
+).means("Device memory allowed to each client that connects from now on.")
+SERVER.by_gpu("mps_server_memory_used_bytes", "NVML", lambda s: s.memory_used_bytes).means(
+    "Device memory of the server process itself."
+)
+SERVER.number("mps_server_ghost", f"{BOTH_LOGS}, {PROC}", lambda s: s.ghost).means(
+    "1 when the server was started for a client that had died in the queue: it serves no client, "
+    "and the daemon hangs on it until it is killed."
+)
+SERVERS.counted("mps_server_")

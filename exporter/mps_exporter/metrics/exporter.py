@@ -1,0 +1,101 @@
+"""Metrics of findings, and of the exporter itself."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from mps_exporter.diagnostics import ADVICE, Severity, findings
+from mps_exporter.metrics.spec import PROC, Page, Rows, Scope, Section
+from mps_exporter.snapshot import COLLECTORS, CollectorResult, RecordingInfo
+
+
+def _page_rows(page: Page) -> Rows[Page]:
+    yield (), page
+
+
+def _finding_rows(page: Page) -> Rows[float]:
+    for one in findings(page.snapshot):
+        yield (one.advice.name, one.severity, one.daemon, one.gpu, one.uuid), 1.0
+
+
+def _collector_rows(page: Page) -> Rows[CollectorResult]:
+    for one in page.snapshot.collectors:
+        yield (one.name,), one
+
+
+def _recording_rows(page: Page) -> Rows[RecordingInfo]:
+    if page.snapshot.recording is not None:
+        yield (), page.snapshot.recording
+
+
+ADVICE_SECTION = Section("Host advice")
+FINDING = Scope(ADVICE_SECTION, "advice severity daemon gpu uuid", _finding_rows)
+SECTION = Section("The exporter itself")
+EXPORTER = Scope(SECTION, "", _page_rows)
+COLLECTOR = Scope(SECTION, "collector", _collector_rows)
+RECORDING = Scope(SECTION, "", _recording_rows)
+
+FINDING.number(
+    "mps_advice",
+    "this exporter",
+    lambda one: one,
+    advice=tuple(one.name for one in ADVICE.values() if one.kind not in ("news", "trace")),
+    severity=get_args(Severity),
+).means(
+    "1 for each finding that mps-exporter doctor would print; the doctor also prints why and what "
+    "to do."
+)
+EXPORTER.info(
+    "mps_exporter_build_info",
+    "this exporter",
+    "version revision pythonversion",
+    lambda p: (p.build.version, p.build.revision, p.build.python_version),
+).means("The exporter's version.")
+COLLECTOR.number(
+    "mps_scrape_collector_duration_seconds",
+    "this exporter",
+    lambda c: c.duration_seconds,
+    collector=COLLECTORS,
+).means("How long the source took in this collection.")
+COLLECTOR.number(
+    "mps_scrape_collector_success", "this exporter", lambda c: c.success, collector=COLLECTORS
+).means("1 when the source could be read in this collection.")
+COLLECTOR.number(
+    "mps_scrape_collector_timeout", "this exporter", lambda c: c.timed_out, collector=COLLECTORS
+).means("1 when the source did not answer before the deadline.")
+EXPORTER.number(
+    "mps_exporter_unreadable_environments", PROC, lambda p: p.snapshot.unreadable_environments
+).means(
+    "Processes whose own limits could not be read for lack of permissions: CAP_SYS_PTRACE and "
+    "CAP_DAC_READ_SEARCH together provide them."
+)
+EXPORTER.number(
+    "mps_exporter_kernel_log_readable",
+    "/dev/kmsg",
+    lambda p: None if p.snapshot.kernel_log is None else p.snapshot.kernel_log.readable,
+).means(
+    "1 when the kernel log is being read, which proves who caused a fatal GPU error; CAP_SYSLOG "
+    "provides it."
+)
+EXPORTER.each(
+    "mps_exporter_ignored_processes",
+    PROC,
+    lambda p: {(uid,): n for uid, n in sorted(p.snapshot.ignored_processes.items())},
+    uid=(),
+).means(
+    "Processes with the names of MPS's programs, and clients of the user's own daemons, that are "
+    "left out because the user has more than 8 daemons, 24 processes or 256 clients: the 32 users "
+    "with most of these processes."
+)
+EXPORTER.number(
+    "mps_exporter_unknown_readings_total", "this exporter", lambda p: p.snapshot.unknown_readings
+).means(
+    "GPU readings that were skipped because no metric exists for their quantity: growth means that "
+    "a recording of another version is replayed."
+)
+RECORDING.info(
+    "mps_exporter_recording_info",
+    "this exporter",
+    "scenario machine driver_version recorded speed",
+    lambda r: (r.scenario, r.machine, r.driver_version, r.recorded_at, f"{r.speed:g}"),
+).means("Present only when a recording is replayed: these are not the values of a live host.")

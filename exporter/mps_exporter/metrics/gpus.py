@@ -1,0 +1,484 @@
+"""Metrics of GPUs: how MPS shares them, and what NVML reads.
+
+Every series carries `gpu` (NVML's index, which may change at a reboot) and `uuid` (which does
+not). A value that this GPU or driver does not have is absent, never 0.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+from mps_exporter import nvml_terms as nvml
+from mps_exporter.metrics.spec import (
+    PROC,
+    TOOL,
+    MetricSpec,
+    Page,
+    RawLabels,
+    Rows,
+    Samples,
+    Scope,
+    Section,
+    Texts,
+    state_value,
+    texts,
+)
+from mps_exporter.mps.log_metrics import BOTH_LOGS
+from mps_exporter.observations import Reading
+from mps_exporter.snapshot import PROCESS_KINDS, Gpu
+
+READINGS_KEPT = 4096
+"""Maximum number of cached series of readings: three times those of the largest host."""
+
+SHARING, GPUS = Section("GPU sharing"), Section("GPUs")
+
+STATE = "state"
+"""The label of a reading that names a state."""
+
+BY_QUANTITY: dict[str, MetricSpec] = {}
+"""Quantity of readings -> the metric that shows them."""
+
+
+class Series(NamedTuple):
+    """The series that shows a reading."""
+
+    metric: MetricSpec
+    labels: Texts
+    """Values of the metric's labels after those that name the GPU; of a stateset: the state."""
+
+
+def series_of(reading: Reading) -> Series | None:
+    """Return the series that shows this reading.
+
+    None: no metric shows this quantity with these labels. A recording of another version of this
+    program may contain such readings.
+    """
+    return _series(reading.quantity, reading.labels)
+
+
+@lru_cache(maxsize=READINGS_KEPT)
+def _series(quantity: str, labels: tuple[tuple[str, str], ...]) -> Series | None:
+    metric = BY_QUANTITY.get(quantity)
+    if metric is None:
+        return None
+    expected = (STATE,) if metric.states else metric.labels[len(READINGS.labels) :]
+    values = dict(labels)
+    if len(labels) != len(expected) or values.keys() != set(expected):
+        return None
+    return Series(metric, texts(tuple(values[name] for name in expected)))
+
+
+Readings = Mapping[str, Mapping[Texts, float]]
+"""Quantity -> its own label values, or the state -> value."""
+
+
+def _gpu_rows(page: Page) -> Rows[Gpu]:
+    for gpu in page.snapshot.gpus:
+        yield (gpu.index, gpu.uuid), gpu
+
+
+def _reading_rows(page: Page) -> Rows[Readings]:
+    for gpu in page.snapshot.gpus:
+        shown: defaultdict[str, dict[Texts, float]] = defaultdict(dict)
+        for reading in gpu.observation.readings:
+            series = series_of(reading)
+            if series is not None:  # the collector counts the others
+                shown[reading.quantity].setdefault(series.labels, reading.value)
+        yield (gpu.index, gpu.uuid), shown
+
+
+def _identity_rows(page: Page) -> Rows[RawLabels]:
+    for gpu in page.snapshot.gpus:
+        seen = gpu.observation
+        capability = seen.compute_capability
+        yield (
+            (gpu.index, gpu.uuid),
+            (
+                seen.parent_uuid,
+                seen.mig_instance,
+                seen.name,
+                seen.pci_bus_id,
+                seen.architecture,
+                None if capability is None else f"{capability[0]}.{capability[1]}",
+                page.snapshot.driver_version,
+                page.snapshot.cuda_version,
+                seen.vbios_version,
+                seen.serial,
+            ),
+        )
+
+
+SHARED = Scope(SHARING, "gpu uuid", _gpu_rows)
+SHARED.each(
+    "mps_gpu_processes",
+    "NVML",
+    lambda g: {(kind,): n for kind, n in (g.processes_by_kind or {}).items()},
+    kind=PROCESS_KINDS,
+).means(
+    "Processes on the GPU: mps_client, mps_server, direct (without MPS), graphics.",
+    note="A kind is absent while the process list that it comes from cannot be read: mps_client "
+    "and direct need the MPS list, which old drivers lack. The MPS and graphics lists are "
+    "read when other compute processes are there, and every 5 s.",
+)
+SHARED.each(
+    "mps_gpu_served",
+    f"{TOOL}, {BOTH_LOGS}, NVML",
+    lambda g: {(daemon,): 1.0 for daemon in g.served_by},
+    daemon=(),
+).means("1 for each daemon that serves the GPU; the series ends with the daemon.")
+SHARED.number("mps_gpu_stranded_clients", f"NVML, {PROC}", lambda g: g.stranded_clients).means(
+    "MPS client processes on the GPU whose server is gone: they still hold GPU memory."
+)
+SHARED.number("mps_gpu_sm_committed_ratio", "calculated", lambda g: g.sm_committed_ratio).means(
+    "Sum of all clients' SM limits over the GPU's SMs; above 1 the limits overlap."
+)
+SHARED.number(
+    "mps_gpu_client_memory_committed_bytes", "calculated", lambda g: g.client_memory_committed_bytes
+).means("Sum of the memory limits on the GPU of all clients that have one.")
+
+
+GPU = Scope(GPUS, "gpu uuid", _gpu_rows)
+READINGS = Scope(GPUS, "gpu uuid", _reading_rows)
+
+_GPM = "nvmlGpmMetricsGet"
+_FIELDS = "nvmlDeviceGetFieldValues"
+_HOPPER = "Hopper and later."
+_SLOW = "Read every 5 s."
+_MINUTE = "Read once a minute."
+_MEAN = f"0 to 1, as a mean between two samples, one a second. {_HOPPER}"
+_INTEGRATED = f"integrated without gaps, once a second; its rate is the mean. {_HOPPER}"
+
+
+def _reading(
+    name: str,
+    quantity: str,
+    source: str,
+    *,
+    sparse: bool = False,
+    always: frozenset[str] = frozenset(),
+    **values: tuple[str, ...],
+) -> MetricSpec:
+    """Declare the metric of a quantity that sources/nvml reads, with its labels: see Scope."""
+
+    def read(readings: Readings, _page: Page) -> Samples:
+        return readings.get(quantity, {}).items()
+
+    BY_QUANTITY[quantity] = READINGS.add(name, source, read, values, sparse=sparse, always=always)
+    return BY_QUANTITY[quantity]
+
+
+_rare = partial(_reading, sparse=True)
+
+
+def _state_reading(name: str, quantity: str, source: str, states: tuple[str, ...]) -> MetricSpec:
+    """Declare the stateset of a quantity whose readings name a state."""
+
+    def read(readings: Readings, _page: Page) -> Samples:
+        active = {state: bool(one) for (state,), one in readings.get(quantity, {}).items()}
+        return (((), state_value(states, active)),) if active else ()
+
+    BY_QUANTITY[quantity] = READINGS.add(
+        name, source, read, kind="stateset", states=states, sparse=True
+    )
+    return BY_QUANTITY[quantity]
+
+
+Scope(GPUS, "gpu uuid", _identity_rows).info(
+    "mps_gpu_info",
+    "nvmlDeviceGetName, ...",
+    "parent_uuid mig_instance name pci_bus_id architecture compute_capability driver_version "
+    "cuda_version vbios_version serial",
+    lambda labels: labels,
+    architecture=nvml.ARCHITECTURES,
+).means("Model and identifiers of the GPU. Of a MIG instance, parent_uuid is its GPU.")
+
+# Identity
+
+_reading("mps_gpu_up", "up", "every call").means(
+    "1 while the GPU answers; 0 when it has fallen off the bus or must be reset, and then its "
+    "other metrics are absent."
+)
+GPU.number(
+    "mps_gpu_sms",
+    "nvmlDeviceGetNumGpuCores, nvmlDeviceGetAttributes_v2",
+    lambda g: g.observation.sm_count,
+).means("Streaming multiprocessors.")
+GPU.state(
+    "mps_gpu_compute_mode",
+    "nvmlDeviceGetComputeMode",
+    nvml.COMPUTE_MODES,
+    lambda g: g.observation.compute_mode,
+).means("Which processes may use the GPU; exclusive_process prevents processes from bypassing MPS.")
+_reading("mps_gpu_persistence_mode", "persistence_mode", "nvmlDeviceGetPersistenceMode").means(
+    "1 when the driver stays loaded while no process uses the GPU."
+)
+_reading("mps_gpu_mig_mode", "mig_mode", "nvmlDeviceGetMigMode").means(
+    f"1 when the GPU is divided into MIG instances. {_SLOW}"
+)
+_reading("mps_gpu_performance_state", "performance_state", "nvmlDeviceGetPerformanceState").means(
+    "Performance state, 0 (fastest) to 15 (slowest)."
+)
+_reading("mps_gpu_vgpu_licensed", "vgpu_licensed", "nvmlDeviceGetGridLicensableFeatures_v4").means(
+    "1 when the vGPU that this virtual machine was given has a licence; absent elsewhere."
+)
+
+# Use
+
+_reading("mps_gpu_utilization_ratio", "gpu_utilization", "nvmlDeviceGetUtilizationRates").means(
+    "Share of the driver's last sampling period (at most 1 s) in which any kernel ran, 0 to 1. One "
+    "tiny kernel gives 1: see mps_gpu_sm_active_ratio."
+)
+_reading(
+    "mps_gpu_memory_copy_utilization_ratio", "memory_utilization", "nvmlDeviceGetUtilizationRates"
+).means(
+    "Share of the driver's last sampling period in which device memory was read or written, 0 to 1."
+)
+_rare(
+    "mps_gpu_engine_utilization_ratio",
+    "engine_utilization",
+    "nvmlDeviceGet{Encoder,Decoder,Jpg,Ofa}Utilization",
+    engine=("encoder", "decoder", "jpeg", "ofa"),
+).means(
+    "Share of the driver's last sampling period in which the engine (encoder, decoder, jpeg, ofa) "
+    "was busy, 0 to 1."
+)
+_reading("mps_gpu_busy_seconds_total", "busy_time", "nvmlDeviceGetSamples, integrated").means(
+    "Time in which any kernel ran, from all of the driver's samples; its rate is the mean "
+    "utilization.",
+    note="While scrapes are less than 5 s apart it is brought up to date once a second, else at "
+    "each scrape.",
+)
+_rare(
+    "mps_gpu_unobserved_seconds_total",
+    "unobserved_time",
+    "nvmlDeviceGetSamples, nvmlGpmSampleGet",
+    counter=("busy", "active"),
+).means(
+    "Time that the counters of seconds miss, because no sample was taken in time or the GPU did "
+    "not answer: counter is busy or active.",
+    note="Also grows when NVML had to be initialized again. PCIe traffic in the unobserved time of "
+    "active is in no counter.",
+)
+_reading("mps_gpu_graphics_active_ratio", "graphics_activity", f"{_GPM} 1").means(
+    f"Share of the time in which any graphics or compute work was on the GPU, {_MEAN}"
+)
+_reading("mps_gpu_sm_active_ratio", "sm_activity", f"{_GPM} 2").means(
+    f"Mean share of the SMs that had work: the GPU's true utilization, {_MEAN}"
+)
+_reading("mps_gpu_sm_occupancy_ratio", "sm_occupancy", f"{_GPM} 3").means(
+    f"Warps resident on the SMs over the most that fit, {_MEAN}"
+)
+_reading("mps_gpu_integer_active_ratio", "integer_activity", f"{_GPM} 4").means(
+    f"Share of the cycles with integer instructions, {_MEAN}"
+)
+_reading("mps_gpu_tensor_active_ratio", "tensor_activity", f"{_GPM} 5").means(
+    f"Share of the cycles with tensor instructions, {_MEAN}"
+)
+_reading("mps_gpu_dram_active_ratio", "dram_activity", f"{_GPM} 10").means(
+    f"Device memory bandwidth in use over the maximum, {_MEAN}"
+)
+_reading("mps_gpu_fp64_active_ratio", "fp64_activity", f"{_GPM} 11").means(
+    f"Share of the cycles with 64-bit floating point instructions, tensor cores aside, {_MEAN}"
+)
+_reading("mps_gpu_fp32_active_ratio", "fp32_activity", f"{_GPM} 12").means(
+    f"Share of the cycles with 32-bit floating point instructions, tensor cores aside, {_MEAN}"
+)
+_reading("mps_gpu_fp16_active_ratio", "fp16_activity", f"{_GPM} 13").means(
+    f"Share of the cycles with 16-bit floating point instructions, tensor cores aside, {_MEAN}"
+)
+_reading(
+    "mps_gpu_graphics_active_seconds_total", "graphics_active_time", f"{_GPM} 1, integrated"
+).means(f"Time in which any graphics or compute work was on the GPU, {_INTEGRATED}")
+_reading("mps_gpu_sm_active_seconds_total", "sm_active_time", f"{_GPM} 2, integrated").means(
+    f"Time in which the SMs had work, as a mean over all SMs, {_INTEGRATED}"
+)
+_reading(
+    "mps_gpu_tensor_active_seconds_total", "tensor_active_time", f"{_GPM} 5, integrated"
+).means(f"Time in which the tensor cores had work, as a mean over all SMs, {_INTEGRATED}")
+_reading("mps_gpu_dram_active_seconds_total", "dram_active_time", f"{_GPM} 10, integrated").means(
+    f"Time that the memory traffic would have taken at full bandwidth, {_INTEGRATED}"
+)
+
+# Memory
+
+_reading("mps_gpu_memory_total_bytes", "memory_total", "nvmlDeviceGetMemoryInfo_v2").means(
+    "Device memory. Absent where the GPU shares the host's memory."
+)
+_reading("mps_gpu_memory_used_bytes", "memory_used", "nvmlDeviceGetMemoryInfo_v2").means(
+    "Device memory allocated, without what the driver reserves."
+)
+_reading("mps_gpu_memory_free_bytes", "memory_free", "nvmlDeviceGetMemoryInfo_v2").means(
+    "Device memory that can be allocated."
+)
+_reading("mps_gpu_memory_reserved_bytes", "memory_reserved", "nvmlDeviceGetMemoryInfo_v2").means(
+    "Device memory reserved by driver and firmware. Absent with a driver that counts it as used."
+)
+_reading("mps_gpu_bar1_total_bytes", "bar1_total", "nvmlDeviceGetBAR1MemoryInfo").means(
+    f"Size of the window (BAR1) through which other devices access device memory. {_SLOW}"
+)
+_reading("mps_gpu_bar1_used_bytes", "bar1_used", "nvmlDeviceGetBAR1MemoryInfo").means(
+    f"BAR1 space in use. {_SLOW}"
+)
+
+# Power
+
+_reading("mps_gpu_power_watts", "power", "nvmlDeviceGetPowerUsage").means(
+    "Power draw of the board, since Ampere as a mean over the last second."
+)
+_reading(
+    "mps_gpu_power_limit_watts",
+    "power_limit",
+    "nvmlDeviceGetEnforcedPowerLimit, nvmlDeviceGetPowerManagementLimit, ...",
+    limit=("enforced", "requested", "default", "min", "max"),
+).means(
+    "Power limits: enforced (in force), requested (by the administrator), default, min and max "
+    f"(what may be requested). All but enforced: {_MINUTE.lower()}"
+)
+_reading("mps_gpu_energy_joules_total", "energy", "nvmlDeviceGetTotalEnergyConsumption").means(
+    f"Energy used since the driver was loaded; its rate is the mean power. {_SLOW}"
+)
+_reading(
+    "mps_gpu_temperature_celsius",
+    "temperature",
+    f"nvmlDeviceGetTemperature, {_FIELDS} 82",
+    sensor=("gpu", "memory"),
+).means("Temperature of the chip (gpu) and of its memory.")
+_reading(
+    "mps_gpu_temperature_limit_celsius",
+    "temperature_limit",
+    "nvmlDeviceGetTemperatureThreshold",
+    limit=nvml.TEMPERATURE_LIMITS,
+).means(
+    "Temperatures at which the GPU shuts down, slows down, or reaches what it (gpu_max) or its "
+    "memory (memory_max) is made for."
+)
+_reading("mps_gpu_fan_speed_ratio", "fan_speed", "nvmlDeviceGetFanSpeed_v2", fan=()).means(
+    "Intended fan speed over its maximum. Absent without fans."
+)
+
+# Clock
+
+_reading("mps_gpu_clock_hertz", "clock", "nvmlDeviceGetClockInfo", clock=nvml.CLOCKS).means(
+    "Clock now: graphics, sm, memory, video."
+)
+_reading(
+    "mps_gpu_clock_max_hertz", "clock_max", "nvmlDeviceGetMaxClockInfo", clock=nvml.CLOCKS
+).means("Highest clock: graphics, sm, memory, video.")
+_rare(
+    "mps_gpu_clock_event_active",
+    "clock_event",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    reason=nvml.CLOCK_EVENT_REASONS,
+).means("1 for each reason that now keeps the clocks below their maximum.")
+_rare(
+    "mps_gpu_clock_event_seconds_total",
+    "clock_event_time",
+    f"{_FIELDS} 74-81, 269-271",
+    reason=nvml.CLOCK_EVENT_SECONDS_REASONS,
+).means(
+    "Time for which the clocks were held down for this reason, since the driver was loaded. "
+    f"Reasons overlap. thermal, hw_thermal_slowdown and hw_power_brake_slowdown: {_SLOW.lower()}"
+)
+
+# Health
+
+_rare("mps_gpu_xid_errors_total", "xid_errors", "nvmlEventSetWait_v2", xid=()).means(
+    "Errors that the driver reported by Xid code, since the exporter started; the usual codes are "
+    "present from the start.",
+    note="Absent while Xid events cannot be received: where the driver reports none, and from "
+    "about a minute after the GPU was lost.",
+)
+_reading("mps_gpu_last_xid_timestamp_seconds", "last_xid_at", "nvmlEventSetWait_v2", xid=()).means(
+    "When this Xid was last reported, as a Unix timestamp.", note="Remains while the GPU is lost."
+)
+_rare(
+    "mps_gpu_ecc_errors_total",
+    "ecc_errors",
+    "nvmlDeviceGetMemoryErrorCounter",
+    kind=nvml.ECC_KINDS,
+    scope=nvml.ECC_SCOPES,
+    location=nvml.ECC_LOCATIONS,
+    always=frozenset({"uncorrected", "volatile"}),
+).means(
+    "Memory errors, corrected or uncorrected, since the driver was loaded (scope volatile) or in "
+    "the board's life (aggregate). Absent without ECC."
+)
+_rare(
+    "mps_gpu_remapped_rows",
+    "remapped_rows",
+    f"{_FIELDS} 142-143",
+    cause=("correctable_error", "uncorrectable_error"),
+).means(f"Memory rows replaced by spare ones in the board's life. {_MINUTE}")
+_reading("mps_gpu_row_remap_pending", "row_remap_pending", f"{_FIELDS} 144").means(
+    f"1 when a row will be replaced at the next reset of the GPU. {_MINUTE}"
+)
+_reading("mps_gpu_row_remap_failure", "row_remap_failure", f"{_FIELDS} 145").means(
+    f"1 when a row could not be replaced: the board needs replacement. {_MINUTE}"
+)
+_rare(
+    "mps_gpu_retired_pages",
+    "retired_pages",
+    f"{_FIELDS} 29-30",
+    cause=("multiple_single_bit_errors", "double_bit_error"),
+).means(f"Memory pages taken out of use in the board's life. Before Ampere. {_MINUTE}")
+_reading("mps_gpu_retired_pages_pending", "retired_pages_pending", f"{_FIELDS} 31").means(
+    f"1 when a page will be taken out of use at the next reboot. Before Ampere. {_MINUTE}"
+)
+_state_reading(
+    "mps_gpu_recovery_action", "recovery_action", f"{_FIELDS} 230", nvml.RECOVERY_ACTIONS
+).means(f"What the driver requires before the GPU is reliable again. {_SLOW}")
+
+# Link
+
+_reading(
+    "mps_gpu_pcie_receive_bytes_total", "pcie_receive_bytes", f"{_FIELDS} 198, {_GPM} 21"
+).means(f"Bytes to the GPU over PCIe, protocol included, since the exporter started. {_HOPPER}")
+_reading(
+    "mps_gpu_pcie_transmit_bytes_total", "pcie_transmit_bytes", f"{_FIELDS} 197, {_GPM} 20"
+).means(f"Bytes from the GPU over PCIe, protocol included, since the exporter started. {_HOPPER}")
+_reading("mps_gpu_pcie_replays_total", "pcie_replays", f"{_FIELDS} 94").means(
+    f"PCIe packets sent again, since the driver was loaded. {_MINUTE}"
+)
+_rare(
+    "mps_gpu_pcie_errors_total",
+    "pcie_errors",
+    f"{_FIELDS} 169, 173-183",
+    kind=nvml.PCIE_ERROR_KINDS,
+).means(f"PCIe errors by kind, since the driver was loaded. Kinds overlap. {_MINUTE}")
+_reading(
+    "mps_gpu_pcie_link_generation",
+    "pcie_link_generation",
+    "nvmlDeviceGetCurrPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration",
+    of=("current", "max"),
+).means("PCIe generation of the link, current and max. An idle link may slow down.")
+_reading(
+    "mps_gpu_pcie_link_width",
+    "pcie_link_width",
+    "nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth",
+    of=("current", "max"),
+).means("PCIe lanes of the link, current and max.")
+_reading("mps_gpu_nvlink_receive_bytes_total", "nvlink_receive_bytes", f"{_FIELDS} 139").means(
+    f"Payload bytes received over all NVLink links, since the driver was loaded. {_SLOW}"
+)
+_reading("mps_gpu_nvlink_transmit_bytes_total", "nvlink_transmit_bytes", f"{_FIELDS} 138").means(
+    f"Payload bytes sent over all NVLink links, since the driver was loaded. {_SLOW}"
+)
+_reading("mps_gpu_nvlink_links", "nvlink_links", f"{_FIELDS} 165", state=nvml.NVLINK_STATES).means(
+    f"NVLink links that are active or inactive. {_MINUTE}",
+    note="Absent while a link that answered before does not answer.",
+)
+_rare(
+    "mps_gpu_nvlink_errors_total",
+    "nvlink_errors",
+    f"{_FIELDS} 38, 45, 52, 59, 160-163",
+    kind=nvml.NVLINK_ERROR_KINDS,
+).means(
+    f"NVLink errors by kind over all links, since the driver was loaded. {_MINUTE}",
+    note="A kind is absent while a link that answered before does not answer.",
+)
+_state_reading(
+    "mps_gpu_fabric_state", "fabric_state", "nvmlDeviceGetGpuFabricInfoV", nvml.FABRIC_STATES
+).means(f"How far the GPU is registered with the NVLink fabric. Absent without a fabric. {_MINUTE}")

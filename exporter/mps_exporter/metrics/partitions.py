@@ -1,0 +1,280 @@
+"""Metrics of named servers, namespaces, SM partitions, and memory by control group."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from mps_exporter.metrics.clients import client_rows
+from mps_exporter.metrics.spec import PROC, TOOL, Page, RawLabels, Rows, Scope, Section
+from mps_exporter.mps.cgroups import Attribution, parse_cgroup
+from mps_exporter.mps.protocol_v3 import REPLIES
+from mps_exporter.observations import CgroupMemory
+from mps_exporter.snapshot import (
+    NAMESPACE_LIMITS,
+    PARTITION_FAULTS,
+    REPLY_PARTS,
+    Client,
+    Namespace,
+    Partitioning,
+    ServerDevice,
+    SmPartition,
+)
+
+CGROUP_MAX = 200
+"""Maximum length of a control group's path; a hash distinguishes paths that are cut."""
+
+_OF_DAEMON = "control tool, driver 615 and later"
+_DMEM, _OR_NVML = "/sys/fs/cgroup", "NVML (nvmlDeviceGetMemoryLimits)"
+T = TypeVar("T")
+_WORDS = ("true", "false")
+
+
+def _partitionings(page: Page) -> Iterator[tuple[str, Partitioning]]:
+    for daemon in page.snapshot.daemons:
+        if daemon.partitioning is not None:
+            yield daemon.pipe_directory, daemon.partitioning
+
+
+def _list_rows(
+    read: Callable[[Partitioning], Iterable[T] | None], name: Callable[[T], RawLabels]
+) -> Callable[[Page], Rows[T]]:
+    """Return the rows of a list of each daemon, with the labels that name a row."""
+
+    def rows(page: Page) -> Rows[T]:
+        for pipe, found in _partitionings(page):
+            for one in read(found) or ():
+                yield (pipe, *name(one)), one
+
+    return rows
+
+
+def _namespace_client_counts(page: Page) -> Rows[int]:
+    for pipe, found in _partitionings(page):
+        for names, count in found.clients_by_namespace().items():
+            yield (pipe, *names), count
+
+
+def _namespace_client_rows(page: Page) -> Rows[Client]:
+    for labels, client in client_rows(page):
+        if client.pid and client.server_name is not None:
+            for uuid in client.gpu_uuids or ("",):
+                yield (*labels, *page.gpu(uuid)), client
+
+
+def _partition_rows(page: Page) -> Rows[tuple[SmPartition, int | None]]:
+    """Return SM partitions with the number of their clients."""
+    for daemon in page.snapshot.daemons:
+        for one in daemon.partitioning.partitions or () if daemon.partitioning is not None else ():
+            if not one.unallocated:
+                gpu = page.gpu(one.device)
+                labels = daemon.pipe_directory, one.server_name, *gpu, one.label
+                yield labels, (one, daemon.clients_in(one))
+
+
+def _unallocated_rows(page: Page) -> Rows[SmPartition]:
+    for pipe, found in _partitionings(page):
+        for one in found.partitions or ():
+            if one.unallocated:
+                yield (pipe, one.server_name, *page.gpu(one.device)), one
+
+
+def _device_rows(page: Page) -> Rows[ServerDevice]:
+    for pipe, found in _partitionings(page):
+        for one in found.devices or ():
+            yield (pipe, one.server_name, *page.gpu(one.uuid)), one
+
+
+def _not_understood_rows(page: Page) -> Rows[int]:
+    for pipe, found in _partitionings(page):
+        for (reply, part), count in sorted(found.not_understood.items()):
+            yield (pipe, reply, part), count
+
+
+def _cgroup_rows(page: Page) -> Rows[Attribution]:
+    for path in page.snapshot.cgroup_memory:
+        yield (_cgroup_label(path),), parse_cgroup(f"0::{path}")
+
+
+def _cgroup_gpu_rows(page: Page) -> Rows[CgroupMemory]:
+    for path, by_gpu in page.snapshot.cgroup_memory.items():
+        for uuid, memory in by_gpu.items():
+            yield (_cgroup_label(path), *page.gpu(uuid)), memory
+
+
+def _cgroup_label(path: str) -> str:
+    if len(path) <= CGROUP_MAX:
+        return path
+    digest = hashlib.sha256(path.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{path[: CGROUP_MAX - 17]}~{digest}"
+
+
+def _limits_of_namespace(namespace: Namespace) -> Mapping[RawLabels, float]:
+    limits = namespace.active_thread_ratio, namespace.pinned_memory_limit_bytes
+    return {
+        (name,): name not in namespace.unlimited
+        for name, limit in zip(NAMESPACE_LIMITS, limits, strict=True)
+        if name in namespace.unlimited or limit is not None
+    }
+
+
+def _is_hard_limited(memory: CgroupMemory) -> bool | None:
+    known = memory.hard_unlimited or memory.hard_limit_bytes is not None
+    return not memory.hard_unlimited if known else None
+
+
+def _flag_label(flag: bool | None) -> str | None:
+    return None if flag is None else str(flag).lower()
+
+
+SECTION = Section("Named servers, namespaces and SM partitions")
+NAMED_SERVER = Scope(
+    SECTION, "daemon server_name", _list_rows(lambda p: p.servers, lambda s: (s.name,))
+)
+NAMESPACE = Scope(
+    SECTION,
+    "daemon server_name namespace",
+    _list_rows(lambda p: p.namespaces, lambda n: (n.server_name, n.name)),
+)
+NAMESPACE_CLIENTS = Scope(SECTION, "daemon server_name namespace", _namespace_client_counts)
+NAMESPACE_CLIENT = Scope(SECTION, "daemon server pid gpu uuid", _namespace_client_rows)
+PARTITION = Scope(SECTION, "daemon server_name gpu uuid partition", _partition_rows)
+UNALLOCATED = Scope(SECTION, "daemon server_name gpu uuid", _unallocated_rows)
+CLIENT = Scope(SECTION, "daemon server pid", client_rows)
+DEVICE = Scope(SECTION, "daemon server_name gpu uuid", _device_rows)
+FEATURE = Scope(SECTION, "daemon feature", _list_rows(lambda p: p.features, lambda f: (f.name,)))
+CGROUP = Scope(SECTION, "cgroup", _cgroup_rows)
+CGROUP_GPU = Scope(SECTION, "cgroup gpu uuid", _cgroup_gpu_rows)
+NOT_UNDERSTOOD = Scope(SECTION, "daemon reply part", _not_understood_rows)
+
+NAMED_SERVER.info(
+    "mps_named_server_info",
+    _OF_DAEMON,
+    "server uid status pipe_directory allowed_devices context_ids",
+    lambda s: (
+        s.pid,
+        s.uid,
+        s.status,
+        s.pipe_directory,
+        ",".join(s.allowed_devices),
+        s.context_ids,
+    ),
+).means("A server of an MPS v3 daemon; server is its PID, empty while it has no process.")
+NAMESPACE.info("mps_namespace_info", _OF_DAEMON, "status pipe_directory").means(
+    "A namespace of a server; status is the server's."
+)
+NAMESPACE.each(
+    "mps_namespace_limited", _OF_DAEMON, _limits_of_namespace, limit=NAMESPACE_LIMITS
+).means(
+    "1 when the namespace limits this for its clients, 0 when the daemon reports unlimited. Limits "
+    "of a server hold for its namespace default only."
+)
+NAMESPACE.number(
+    "mps_namespace_active_thread_ratio", _OF_DAEMON, lambda n: n.active_thread_ratio
+).means("Share of the SMs of each GPU that the namespace allows each client, 0 to 1.")
+NAMESPACE.number(
+    "mps_namespace_pinned_memory_limit_bytes", _OF_DAEMON, lambda n: n.pinned_memory_limit_bytes
+).means("Device memory that the namespace allows each client on each GPU.")
+NAMESPACE.number("mps_namespace_client_priority", _OF_DAEMON, lambda n: n.client_priority).means(
+    "Priority of the namespace's clients: 0 normal, 1 below normal."
+)
+NAMESPACE_CLIENTS.number("mps_namespace_clients", _OF_DAEMON, lambda count: count).means(
+    "Client processes in the namespace."
+)
+NAMESPACE_CLIENT.info("mps_client_namespace_info", _OF_DAEMON, "server_name namespace").means(
+    "The named server and the namespace that a client connected through, for each of its GPUs."
+)
+PARTITION.info(
+    "mps_sm_partition_info",
+    f"{TOOL} (sm-partition list, lspart)",
+    "partition_id status include_remainder",
+    lambda p: (p[0].partition_id, p[0].status, _flag_label(p[0].include_remainder)),
+    include_remainder=_WORDS,
+).means(
+    "A static SM partition. partition_id: what CUDA_MPS_SM_PARTITION names behind the slash; "
+    "partition: its name, or its ID with a v2 daemon, where server_name is empty."
+)
+PARTITION.number(
+    "mps_sm_partition_sms", f"{TOOL} (sm-partition list, lspart)", lambda p: p[0].sms
+).means("SMs of the partition.")
+PARTITION.number(
+    "mps_sm_partition_chunks", f"{TOOL} (sm-partition list, lspart)", lambda p: p[0].chunks
+).means("Chunks of the partition: the units in which the driver divides a GPU.")
+PARTITION.number("mps_sm_partition_clients", f"{PROC}/PID/environ, {TOOL}", lambda p: p[1]).means(
+    "Clients that name this partition. Absent where the environment of a client cannot be read."
+)
+PARTITION.number("mps_sm_partition_in_use", f"{TOOL} (lspart)", lambda p: p[0].has_clients).means(
+    "1 when the v2 daemon reports clients of the partition, 0 when it reports none."
+)
+UNALLOCATED.number(
+    "mps_sm_partition_unallocated_sms", f"{TOOL} (sm-partition list, lspart)", lambda p: p.sms
+).means("SMs of the GPU that are in no partition.")
+UNALLOCATED.number(
+    "mps_sm_partition_unallocated_chunks", f"{TOOL} (sm-partition list, lspart)", lambda p: p.chunks
+).means("Chunks of the GPU that are in no partition.")
+CLIENT.info(
+    "mps_client_sm_partition_info",
+    f"{PROC}/PID/environ, {TOOL}",
+    "partition fault",
+    lambda c: (
+        (c.sm_partition_name or c.sm_partition, c.sm_partition_fault)
+        if c.pid and c.sm_partition is not None
+        else None
+    ),
+    fault=PARTITION_FAULTS,
+).means("The partition that a client names. fault: why it cannot have been meant for it.")
+DEVICE.info(
+    "mps_server_device_info",
+    _OF_DAEMON,
+    "ordinal pci_bus_id name attributes",
+    lambda d: (d.ordinal, d.pci, d.name, d.attributes),
+).means("A GPU as a named server numbers it.")
+DEVICE.number("mps_server_device_sms", _OF_DAEMON, lambda d: d.sms).means(
+    "SMs of the GPU, as the daemon counts them."
+)
+DEVICE.number("mps_server_device_chunks", _OF_DAEMON, lambda d: d.chunks).means(
+    "Chunks of the GPU."
+)
+FEATURE.info(
+    "mps_control_feature_info",
+    _OF_DAEMON,
+    "enabled default module covers",
+    lambda f: (_flag_label(f.enabled), _flag_label(f.default), f.module, f.covers),
+    enabled=_WORDS,
+    default=_WORDS,
+).means("An optional behaviour of the daemon. default: whether it is as shipped.")
+CGROUP.info("mps_cgroup_info", _DMEM, "container_id pod_uid slurm_job_id systemd_unit").means(
+    "A control group with GPU memory of its own, and what it belongs to."
+)
+CGROUP_GPU.number(
+    "mps_cgroup_memory_used_bytes", f"{_DMEM}/dmem.current, else {_OR_NVML}", lambda m: m.used_bytes
+).means("Device memory of all processes in the control group.")
+CGROUP_GPU.number(
+    "mps_cgroup_memory_soft_limit_bytes",
+    f"{_DMEM}/dmem.min, else {_OR_NVML}",
+    lambda m: m.soft_limit_bytes,
+).means(
+    "Device memory guaranteed to the control group: above it MPS may end a client of the group "
+    "when others need the memory."
+)
+CGROUP_GPU.number(
+    "mps_cgroup_memory_hard_limit_bytes",
+    f"{_DMEM}/dmem.max, else {_OR_NVML}",
+    lambda m: m.hard_limit_bytes,
+).means("Device memory beyond which allocations of the control group fail.")
+CGROUP_GPU.number(
+    "mps_cgroup_memory_limited", f"{_DMEM}/dmem.max, else {_OR_NVML}", _is_hard_limited
+).means(
+    "1 when the control group itself has a hard limit, 0 when that is max: then one above it may "
+    "still limit it."
+)
+CLIENT.info(
+    "mps_client_cgroup_info",
+    f"{PROC}/PID/cgroup",
+    "cgroup",
+    lambda c: None if c.cgroup is None else (_cgroup_label(c.cgroup),),
+).means("The control group whose GPU memory the client uses.")
+NOT_UNDERSTOOD.number(
+    "mps_control_reply_not_understood", TOOL, lambda count: count, reply=REPLIES, part=REPLY_PARTS
+).means("Parts of the daemon's last replies that were left out, as they are not understood.")
