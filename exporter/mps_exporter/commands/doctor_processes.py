@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mps_exporter.commands.common import StartError
-from mps_exporter.diagnostics import Finding, findings
+from mps_exporter.diagnostics import Finding, findings, trace_findings
 from mps_exporter.diagnostics.one_process import Check, check_process, pids_of
-from mps_exporter.diagnostics.traces import trace_findings
 from mps_exporter.observations import HostTraces
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.host_traces import open_files

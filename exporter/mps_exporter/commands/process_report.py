@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from mps_exporter.commands.doctor_report import Painter, plain
-from mps_exporter.diagnostics.finding_commands import symptom_url
+from mps_exporter.diagnostics.finding import symptom_url
 from mps_exporter.diagnostics.one_process import Check, Outcome, conclusion
 
 EXIT_STATUS: Mapping[Outcome, int] = {"ok": 0, "unknown": 0, "warning": 1, "problem": 1}

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.daemons import CREATING_LONG_SECONDS
 from mps_exporter.diagnostics.finding import Finding
-from mps_exporter.diagnostics.finding_commands import actions, docs_page, use_daemon
-from mps_exporter.diagnostics.halted import halt_texts, resuming
+from mps_exporter.diagnostics.hangs import halt_texts, resuming
+from mps_exporter.diagnostics.limits import Excess, looser
+from mps_exporter.diagnostics.processes import use_daemon
 from mps_exporter.diagnostics.safe_commands import Action, open_folder, permitted, quoted_path
-from mps_exporter.diagnostics.shares import Excess, looser
+from mps_exporter.diagnostics.servers import CREATING_LONG_SECONDS
 from mps_exporter.mps.client_limits import DaemonGpus, parse_pinned_memory_limit, visible_gpus
 from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES, control_socket_bytes
 from mps_exporter.mps.thread_percentage import effective_ratio, parse_active_thread_percentage
@@ -122,7 +122,7 @@ def check_process(
         checks += _variables(view)
     if not place.stranded_on:  # else no daemon helps it
         checks += _daemon_checks(daemon, snapshot, view)
-        checks += _blocked(daemon, found, place, snapshot)
+        checks += _blocked(daemon, found, place)
     checks += _connection(pid, daemon, snapshot, place, view)
     if place.client is not None:
         checks += _limit_checks(place.client, snapshot)
@@ -378,7 +378,7 @@ def _open_socket(snapshot: Snapshot, directory: str | None) -> str:
 
 
 def _blocked(
-    daemon: ControlDaemon | None, found: tuple[Finding, ...], place: _Place, snapshot: Snapshot
+    daemon: ControlDaemon | None, found: tuple[Finding, ...], place: _Place
 ) -> Iterator[Check]:
     if daemon is None:
         return
@@ -393,8 +393,8 @@ def _blocked(
                 "warning" if served else "problem",
                 finding.evidence,
                 finding.remedy,
-                docs_page(name).removeprefix("symptoms/").removesuffix(".md"),
-                next((one.command for one in actions(finding, snapshot) if one.heals), ""),
+                finding.advice.page,
+                next((one.command for one in finding.actions if one.heals), ""),
             )
 
 

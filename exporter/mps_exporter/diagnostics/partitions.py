@@ -1,13 +1,10 @@
-"""Named servers, namespaces and SM partitions: what is wrong with them, and as lines of text."""
+"""Named servers, namespaces and SM partitions as lines of text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Finding
-from mps_exporter.diagnostics.finding_titles import ADVICE
-from mps_exporter.humanize import UserNameLookup
 from mps_exporter.snapshot import (
     Client,
     ControlDaemon,
@@ -19,70 +16,6 @@ from mps_exporter.snapshot import (
     SmPartition,
     Snapshot,
 )
-
-_FAULTS = {
-    "unknown": "which its daemon does not have, or no longer",
-    "other_server": "which belongs to another server",
-    "other_gpu": "which is on another GPU than the process",
-}
-
-
-def partition_findings(daemon: ControlDaemon, name_of: UserNameLookup) -> Iterator[Finding]:
-    """Return what is wrong with the partitions of a daemon, and what is not understood."""
-    found = daemon.partitioning
-    if found is None:
-        return
-    stray = [
-        client
-        for server in daemon.servers
-        for client in server.clients
-        if client.sm_partition_fault is not None
-    ]
-    if stray:
-        yield Finding(
-            ADVICE["sm_partition_mismatch"],
-            lambda: _stray_texts(stray, name_of),
-            daemon=daemon.pipe_directory,
-        )
-    if found.not_understood:
-        yield Finding(
-            ADVICE["replies_not_understood"],
-            lambda: (
-                f"Of the last replies of {humanize.printable(daemon.pipe_directory, 400)} "
-                f"{_not_understood(found.not_understood)} "
-                f"{'was' if sum(found.not_understood.values()) == 1 else 'were'} left out.",
-                "Update the exporter. If it is the newest: make a recording (mps-exporter record "
-                "FILE --anonymise) and attach it to an issue.",
-            ),
-            daemon=daemon.pipe_directory,
-        )
-
-
-def _stray_texts(stray: Sequence[Client], name_of: UserNameLookup) -> tuple[str, str]:
-    named = [
-        f"{humanize.process(one.pid, one.command, name_of(one.uid))} names "
-        f"{humanize.printable(one.sm_partition or '', 60)}, "
-        f"{_FAULTS[one.sm_partition_fault or 'unknown']}"
-        for one in stray
-    ]
-    return (
-        f"{humanize.count(len(stray), 'client')} with a wrong CUDA_MPS_SM_PARTITION: "
-        f"{humanize.join_some(named)}.",
-        "Start the process with the ID that the daemon lists for the partition that was meant: "
-        "nvidia-cuda-mps-control sm-partition list --all (MPS v3) or echo lspart | "
-        "nvidia-cuda-mps-control.",
-    )
-
-
-def _not_understood(counts: Mapping[tuple[str, str], int]) -> str:
-    parts = [
-        f"{humanize.count(number, part, _PLURALS[part])} of {reply}"
-        for (reply, part), number in sorted(counts.items())
-    ]
-    return humanize.join_some(parts)
-
-
-_PLURALS = {"reply": "replies", "column": "columns", "row": "rows", "value": "values"}
 
 
 def gpu_name(uuid: str, snapshot: Snapshot) -> str:

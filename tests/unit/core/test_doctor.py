@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from mps_exporter import humanize
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor_report import (
     Diagnosis,
@@ -21,8 +20,7 @@ from mps_exporter.commands.doctor_report import (
     status_of_check,
 )
 from mps_exporter.diagnostics import ADVICE, findings, recent_incidents
-from mps_exporter.diagnostics.finding import Finding
-from mps_exporter.diagnostics.finding_commands import actions, runbook_url
+from mps_exporter.diagnostics.finding import Advice, effective_severity
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import (
     DaemonFacts,
@@ -237,28 +235,6 @@ def test_each_trouble_is_named_and_nothing_else(name: str, snapshot: Snapshot) -
     assert diagnosis_exit_status(Diagnosis(snapshot)) == want
 
 
-@pytest.mark.parametrize("snapshot", MADE_UP.values(), ids=MADE_UP)
-def test_a_scrape_composes_no_sentence(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = names(snapshot)
-    for function in (
-        "age",
-        "ago",
-        "capitalize",
-        "count",
-        "join_some",
-        "memory",
-        "percent",
-        "processes",
-        "sentence",
-        "user_name",
-    ):
-        monkeypatch.delattr(humanize, function)
-    (family,) = (
-        one for one in render(snapshot, Build("", "", "")) if one.spec.name == "mps_advice"
-    )
-    assert [values[0] for values, _ in family.samples] == expected
-
-
 @pytest.mark.parametrize(("name", "where"), RECORDED.items())
 def test_the_doctor_finds_it_on_a_real_host(
     name: str, where: tuple[str, str], capsys: pytest.CaptureFixture[str]
@@ -302,7 +278,7 @@ def test_of_a_deaf_server_every_remedy_ends_that_server() -> None:
     for one in found:
         assert one.remedy.startswith("End server 510 (with SIGKILL")
         assert "also end process 503, which is connected to that server" in one.remedy
-        assert [action.command for action in actions(one, host)] == [
+        assert [action.command for action in one.actions] == [
             "ps -o args= -p 510 | grep nvidia-cuda-mps-server && kill -9 510",
             "kill 503",
         ]
@@ -328,7 +304,7 @@ def test_a_client_that_cannot_use_the_gpu_and_stays(
     assert [one.advice.name for one in found] == (["client_stuck"] if stuck else [])
     if stuck:
         assert "process 30" in found[0].evidence
-        ended = [one.command for one in actions(found[0], host) if one.heals]
+        ended = [one.command for one in found[0].actions if one.heals]
         assert ended == (["kill 30"] if state == "torn_down" else [])
 
 
@@ -338,11 +314,11 @@ def test_in_a_fault_only_affected_clients_must_end() -> None:
     snapshot = Snapshot(9.0, daemons=(daemon(servers=(server,)),))
     (fault, _) = findings(snapshot)
     assert "31" not in fault.remedy
-    assert [one.command for one in actions(fault, snapshot)] == ["kill 30"]
+    assert [one.command for one in fault.actions] == ["kill 30"]
     unknown = replace(server, clients=clients[1:])
     snapshot = Snapshot(9.0, daemons=(daemon(servers=(unknown,)),))
     (fault,) = findings(snapshot)
-    assert (actions(fault, snapshot), "31" in fault.remedy) == ((), False)
+    assert (fault.actions, "31" in fault.remedy) == ((), False)
     assert "Ask their users" in fault.remedy
 
 
@@ -381,7 +357,7 @@ def stuck(
     )
     snapshot = Snapshot(1.0, daemons=(host,))
     found = {one.advice.name: one for one in findings(snapshot)}["daemon_unresponsive"]
-    return found.remedy, [one.command for one in actions(found, snapshot)]
+    return found.remedy, [one.command for one in found.actions]
 
 
 SHOWN = "ps -o pid,user,stat,etime,args -p 10,952"
@@ -436,7 +412,7 @@ async def test_a_kill_is_not_asked_for_when_the_log_shows_that_the_daemon_serves
     begin = player.recording.header.started_at
     for at, wanted in ((12.0, "kill -9 863"), (13.6, ""), (16.0, ""), (19.0, "")):
         snapshot = (await player.to(begin + at)).snapshot
-        offered = {each.command for one in findings(snapshot) for each in actions(one, snapshot)}
+        offered = {each.command for one in findings(snapshot) for each in one.actions}
         requested = [command for command in offered if "kill -9" in command]
         assert all(wanted and wanted in remedy for remedy in requested)
         assert bool(requested) is bool(wanted)
@@ -482,7 +458,7 @@ def test_no_process_is_named_for_ending_that_may_be_another() -> None:
         1.0, daemons=(daemon(servers=(Server(20, state="FAULT", clients=(*clients,)),)),)
     )
     found = findings(snapshot)
-    copied = {action.command for one in found for action in actions(one, snapshot)}
+    copied = {action.command for one in found for action in one.actions}
     assert {command for command in copied if "kill" in command} == {"kill 30"}
     assert {one.advice.name for one in found} == {"server_in_fault", "client_stuck"}
     for pid, seen in ((1, True), (952, False)):
@@ -490,7 +466,7 @@ def test_no_process_is_named_for_ending_that_may_be_another() -> None:
         snapshot = Snapshot(1.0, daemons=(daemon(servers=(ghost,)),))
         (one,) = findings(snapshot)
         assert str(pid) not in one.remedy.replace("510", "")
-        assert not actions(one, snapshot)
+        assert not one.actions
 
 
 def test_a_daemon_that_hangs_on_its_ghost_is_said_to_hang_now() -> None:
@@ -513,7 +489,7 @@ def test_a_client_that_hangs_on_a_ghost_is_to_be_ended_after_it() -> None:
     snapshot = Snapshot(1.0, daemons=(daemon(servers=(ghost,)),))
     (one,) = findings(snapshot)
     assert "does not answer 5 s later, also end process 30, which" in one.remedy
-    assert [action.command for action in actions(one, snapshot)] == [
+    assert [action.command for action in one.actions] == [
         "ps -o args= -p 20 | grep nvidia-cuda-mps-server && kill -9 20",
         "kill 30",
     ]
@@ -532,14 +508,14 @@ def test_a_path_in_a_command_is_quoted(path: str, command: str | None) -> None:
     log = LogState("/mps", "control", path, readable=True, size_bytes=2 << 30)
     snapshot = Snapshot(1.0, daemons=(daemon(logs=(log,)),))
     (one,) = findings(snapshot)
-    assert [each.command for each in actions(one, snapshot)] == ([command] if command else [])
+    assert [each.command for each in one.actions] == ([command] if command else [])
 
 
 def test_a_users_log_is_emptied_as_that_user() -> None:
     """Root would truncate what a link leads to."""
     facts = DaemonFacts("/mps", "/a", owner_uid=2001, configured=True)
     snapshot = Snapshot(1.0, daemons=(daemon(logs=(LARGE,), facts=facts),))
-    (offered,) = actions(findings(snapshot)[0], snapshot)
+    (offered,) = findings(snapshot)[0].actions
     assert offered.command == "sudo -u '#2001' truncate -s 0 /l/control.log"
 
 
@@ -570,7 +546,7 @@ async def test_of_an_ordinary_users_daemon_no_command_changes_anything(name: str
         if one.daemon:
             assert one.severity != "critical"
             assert not HURTS.search(one.remedy), one.remedy
-        for offered in actions(one, snapshot):
+        for offered in one.actions:
             assert not HURTS.search(offered.command) or not limited or one.uuid, offered
             if one.daemon:
                 assert offered.command.startswith("sudo -u '#2001' ")
@@ -607,10 +583,10 @@ def test_a_users_own_daemon_is_not_recommended_to_others() -> None:
     snapshot = Snapshot(1.0, gpus=(gpu(others, own),), daemons=(daemon(facts=facts),))
     (finding,) = findings(snapshot)
     assert ("process 2 " in finding.evidence, "process 1 " in finding.evidence) == (True, False)
-    assert actions(finding, snapshot) == ()
+    assert finding.actions == ()
 
 
-def alert_severities() -> dict[str, tuple[str, str]]:
+def alert_severities() -> dict[str, tuple[Any, str]]:
     """Alert -> its severity, and that for an ordinary user's daemon."""
     found = {}
     for file in (ROOT / "prometheus" / "rules").glob("*.yml"):
@@ -624,15 +600,11 @@ def alert_severities() -> dict[str, tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in ADVICE if runbook_url(name)])
-def test_a_finding_is_as_severe_as_the_alert_on_it(name: str) -> None:
-    alert = (runbook_url(name) or "").rpartition("/")[2].removesuffix(".md")
-    ordinary, limited = alert_severities()[alert]
-    seen = [
-        Finding(ADVICE[name], lambda: ("", ""), limited=each).severity for each in (False, True)
-    ]
-    assert [ordinary] == seen[:1]
-    assert name == "gpu_lost" or seen[1] == limited
+@pytest.mark.parametrize("advice", [one for one in ADVICE.values() if one.alert])
+def test_a_finding_is_as_severe_as_the_alert_on_it(advice: Advice) -> None:
+    ordinary, limited = alert_severities()[advice.alert]
+    assert ordinary == advice.severity
+    assert advice.name == "gpu_lost" or limited == effective_severity(ordinary, limited=True)
 
 
 def test_users_with_too_many_daemons_are_named() -> None:

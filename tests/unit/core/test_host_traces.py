@@ -13,8 +13,7 @@ import pytest
 
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status, diagnosis_lines
-from mps_exporter.diagnostics.finding_commands import actions
-from mps_exporter.diagnostics.traces import trace_findings
+from mps_exporter.diagnostics import trace_findings
 from mps_exporter.observations import (
     DaemonFacts,
     HostTraces,
@@ -146,11 +145,11 @@ def test_each_trace_is_a_finding() -> None:
     assert "process 10" in found["process_not_reaped"].remedy
     assert "Server 13 of user 1001 has no control daemon" in found["server_without_daemon"].evidence
     assert "/srv/mps (the enabled unit mps.service)" in found["daemon_promised"].evidence
-    (removing,) = actions(found["directory_left"], Snapshot(1.0))
+    (removing,) = found["directory_left"].actions
     assert removing.command == "sudo -u '#1001' rm -r /tmp/nvidia-mps"
     assert not re.search(r"(?i)\bkill|\bend it\b", found["server_without_daemon"].remedy)
     assert "has 70 of at most 72 files open" in found["server_out_of_descriptors"].evidence
-    assert not actions(found["server_out_of_descriptors"], Snapshot(1.0))
+    assert not found["server_out_of_descriptors"].actions
     seen = Diagnosis(Snapshot(1.0), traces=traces)
     assert diagnosis_exit_status(seen) == 1
     (held,) = [line for line in diagnosis_lines(seen) if "held open" in line]
@@ -158,7 +157,7 @@ def test_each_trace_is_a_finding() -> None:
     assert "\x1b" not in held
     roots = HostTraces(directories=(MpsDirectory("/tmp/nvidia-mps", 0),))
     (one,) = trace_findings(roots)
-    assert not actions(one, Snapshot(1.0))
+    assert not one.actions
 
 
 def test_a_path_that_is_too_long_is_why_no_daemon_runs_there() -> None:

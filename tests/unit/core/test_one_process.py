@@ -15,15 +15,14 @@ import pytest
 
 from mps_exporter.cli import main
 from mps_exporter.commands import process_report
-from mps_exporter.diagnostics import findings
-from mps_exporter.diagnostics.finding_commands import symptom_url
+from mps_exporter.diagnostics import findings, trace_findings
+from mps_exporter.diagnostics.finding import symptom_url
 from mps_exporter.diagnostics.one_process import (
     Check,
     check_process,
     conclusion,
     pids_of,
 )
-from mps_exporter.diagnostics.traces import trace_findings
 from mps_exporter.observations import (
     ClosedFolder,
     DaemonFacts,

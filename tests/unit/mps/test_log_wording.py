@@ -27,7 +27,7 @@ NOT_OF_A_LOG = {
     ("mps/control_protocol.py", "Insufficient privileges"),  # the control tool answers so, too
     ("mps/log_metrics.py", "Client process"),  # prose: "Client processes that connected ..."
     ("metrics/mps_catalogue.py", "Client process"),
-    ("diagnostics/finding_titles.py", "Exit with status"),  # prose: names the line for the operator
+    ("diagnostics/incidents.py", "Exit with status"),  # prose: names the line for the operator
 }
 
 
