@@ -169,10 +169,7 @@ def _proved(
             "with the daemon's group",
             "Let its user and the daemon's group pass that folder.",
         )
-    order = tuple(gpu.uuid for gpu in snapshot.gpus)
-    sliced = any(gpu.observation.parent_uuid is not None for gpu in snapshot.gpus)
-    gpus = DaemonGpus(frozenset(order), complete=bool(order), order=order or None)
-    visible = None if sliced else visible_gpus(daemon.visible_devices, gpus)
+    visible = visible_gpus(daemon.visible_devices, nameable_gpus(snapshot))
     if daemon.visible_devices is not None and visible == ():
         shown = humanize.printable(repr(daemon.visible_devices))
         yield (
@@ -182,6 +179,15 @@ def _proved(
     for gpu in snapshot.gpus:
         if visible is None or gpu.uuid in visible:
             yield from _gpu_causes(gpu)
+
+
+def nameable_gpus(snapshot: Snapshot, daemon: ControlDaemon | None = None) -> DaemonGpus:
+    """The GPUs that CUDA_VISIBLE_DEVICES can name: its daemon's, else the host's."""
+    served = set(daemon.gpu_uuids) if daemon is not None else set()
+    order = tuple(gpu.uuid for gpu in snapshot.gpus if not served or gpu.uuid in served)
+    if any(gpu.observation.parent_uuid is not None for gpu in snapshot.gpus):
+        order = ()  # how CUDA counts MIG instances was not measured
+    return DaemonGpus(frozenset(order), complete=bool(order), order=order or None)
 
 
 def _gpu_causes(gpu: Gpu) -> Iterator[tuple[str, str]]:

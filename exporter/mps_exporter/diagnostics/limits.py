@@ -12,7 +12,7 @@ from mps_exporter.snapshot import Client, ControlDaemon
 _ROUNDING = 0.005
 """Shares that differ by less are the same: thirds are written as 33."""
 
-_NO_EFFECT = "a-limit-has-no-effect"
+NO_EFFECT = "a-limit-has-no-effect"
 
 
 def _clients(daemon: ControlDaemon) -> list[Client]:
@@ -50,7 +50,7 @@ _SMS, _MEMORY = "the SMs", "GPU memory"
     "A client has more than its daemon allows by default",
     "A running client keeps the limits that its server had when it connected. One that started "
     "before its daemon was configured has none, without a message.",
-    page=_NO_EFFECT,
+    page=NO_EFFECT,
 )
 def limit_looser_than_default(host: Host) -> Iterator[Case]:
     for daemon in host.daemons:
@@ -88,7 +88,7 @@ def looser(client: Client, daemon: ControlDaemon) -> Excess | None:
     "An active thread percentage is ignored",
     "CUDA silently ignores a CUDA_MPS_ACTIVE_THREAD_PERCENTAGE that is 0, negative, above 100 "
     "or not a number: the process may use all SMs.",
-    page=_NO_EFFECT,
+    page=NO_EFFECT,
 )
 def percentage_ignored(host: Host) -> Iterator[Case]:
     for daemon in host.daemons:
@@ -107,7 +107,7 @@ def percentage_ignored(host: Host) -> Iterator[Case]:
     "One entry of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT names no GPU that the process sees; CUDA "
     "then silently ignores all of them. An ordinal counts in the process's own "
     "CUDA_VISIBLE_DEVICES, not among the GPUs of the host.",
-    page=_NO_EFFECT,
+    page=NO_EFFECT,
 )
 def memory_limit_ignored(host: Host) -> Iterator[Case]:
     for daemon in host.daemons:

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.finding import Case, Host, finding, shown_path
+from mps_exporter.diagnostics.limits import NO_EFFECT
 from mps_exporter.diagnostics.safe_commands import Action, end_processes, permitted, quoted_path
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Gpu
-
-_NO_EFFECT = "a-limit-has-no-effect"
 
 
 @finding(
@@ -18,7 +17,7 @@ _NO_EFFECT = "a-limit-has-no-effect"
     "A process runs without MPS",
     "It shares the GPU by time slices with the MPS server, and no MPS limit applies to it.",
     alert="MpsProcessBypassesMps",
-    page=_NO_EFFECT,
+    page=NO_EFFECT,
 )
 def process_bypasses_mps(host: Host) -> Iterator[Case]:
     for gpu, text in _past_mps(host, "no directory"):
@@ -68,7 +67,7 @@ def daemon_not_reached(host: Host) -> Iterator[Case]:
     "A process asks for MPS, and no daemon runs",
     "Its CUDA_MPS_PIPE_DIRECTORY is set, and no daemon serves its GPU: CUDA silently continued "
     "without MPS, without sharing and without limits.",
-    page=_NO_EFFECT,
+    page=NO_EFFECT,
 )
 def daemon_missing(host: Host) -> Iterator[Case]:
     for gpu in host.snapshot.gpus:

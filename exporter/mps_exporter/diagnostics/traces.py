@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.finding import Case, Host, finding, shown_path
@@ -16,6 +16,17 @@ served two clients and refused the third."""
 _AFTER_A_KILL = "the-next-job-fails-after-one-was-killed"
 
 
+def long_socket_path(directories: Iterable[str]) -> str:
+    """Say that no daemon can run in one of these pipe directories; "": none is too long."""
+    longest = max((control_socket_bytes(one) for one in directories), default=0)
+    if longest <= SOCKET_PATH_BYTES:
+        return ""
+    return (
+        f"the path of its control socket has {longest} bytes; a socket's path has at most "
+        f"{SOCKET_PATH_BYTES}."
+    )
+
+
 @finding(
     "warning",
     "A control daemon was set up and does not run",
@@ -27,7 +38,7 @@ _AFTER_A_KILL = "the-next-job-fails-after-one-was-killed"
 def daemon_promised(host: Host) -> Iterator[Case]:
     promised = [one for one in host.traces.directories if one.promised_by]
     # A path that is too long is a cause of its own.
-    long = [one for one in promised if control_socket_bytes(one.path) > SOCKET_PATH_BYTES]
+    long = [one for one in promised if long_socket_path([one.path])]
     for group in ([one for one in promised if one not in long], long):
         if not group:
             continue
@@ -37,12 +48,8 @@ def daemon_promised(host: Host) -> Iterator[Case]:
             "See why it does not run: systemctl status UNIT, or the daemon's pod on this node "
             "(kubectl get pods -A -o wide)."
         )
-        if group is long:
-            longest = max(control_socket_bytes(one.path) for one in long)
-            text += (
-                f" No daemon can run there: the path of its control socket has {longest} bytes; a "
-                f"socket's path has at most {SOCKET_PATH_BYTES}."
-            )
+        if cause := long_socket_path(one.path for one in group):
+            text += f" No daemon can run there: {cause}"
             remedy = "Set a shorter CUDA_MPS_PIPE_DIRECTORY, also for its clients."
         yield Case(None, text, remedy)
 
