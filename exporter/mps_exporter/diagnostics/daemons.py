@@ -4,33 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from mps_exporter.diagnostics.finding import Case, Host, finding, shown_path
+from mps_exporter.diagnostics.finding import Case, Host, of_daemon, of_gpu, shown_path
 from mps_exporter.diagnostics.safe_commands import Action, kernel_log, quoted_path, show_processes
 from mps_exporter.humanize import ago
-from mps_exporter.snapshot import ControlDaemon
+from mps_exporter.snapshot import ControlDaemon, Gpu
 
 WITHOUT_MPS = "cannot-find-mps-control-daemon-process"
 _START = "Its user can start it again (nvidia-cuda-mps-control -d)."
 
 
-@finding(
+@of_gpu(
     "critical",
     "A GPU has fallen off the bus",
     "No program can use it, and programs that ran there are lost.",
     alert="MpsGpuMissing",
 )
-def gpu_lost(host: Host) -> Iterator[Case]:
-    for gpu in host.snapshot.gpus:
-        if gpu.observation.lost:
-            yield Case(
-                gpu,
-                f"GPU {gpu.index} ({gpu.uuid}) has fallen off the bus.",
-                "Drain the host. Only a reset or a reboot may bring the GPU back.",
-                kernel_log(),
-            )
+def gpu_lost(_: Host, gpu: Gpu) -> Iterator[Case]:
+    if gpu.observation.lost:
+        yield Case(
+            f"GPU {gpu.index} ({gpu.uuid}) has fallen off the bus.",
+            "Drain the host. Only a reset or a reboot may bring the GPU back.",
+            kernel_log(),
+        )
 
 
-@finding(
+@of_daemon(
     "critical",
     "A control daemon is gone",
     "CUDA silently continues without MPS if it finds no daemon: without sharing, and without "
@@ -38,74 +36,66 @@ def gpu_lost(host: Host) -> Iterator[Case]:
     alert="MpsControlDaemonDown",
     page=WITHOUT_MPS,
 )
-def daemon_absent(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        if daemon.state == "absent" and _quit_time(daemon) is None:
-            died = [one.at for one in daemon.incidents if one.kind == "daemon_died"]
-            yield Case(
-                daemon,
-                f"No MPS daemon runs at {shown_path(daemon.pipe_directory)}: programs started for "
-                "it use the GPU without MPS, and without its limits.",
-                _START,
-                start_daemon(daemon),
-                died[-1] if died else None,
-            )
+def daemon_absent(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    if daemon.state == "absent" and _quit_time(daemon) is None:
+        died = [one.at for one in daemon.incidents if one.kind == "daemon_died"]
+        yield Case(
+            f"No MPS daemon runs at {shown_path(daemon.pipe_directory)}: programs started for "
+            "it use the GPU without MPS, and without its limits.",
+            _START,
+            start_daemon(daemon),
+            died[-1] if died else None,
+        )
 
 
-@finding(
+@of_daemon(
     "warning",
     "A control daemon refuses queries",
     "It refuses queries, also on retry. The logs are still followed. A daemon that answers no "
     "queries at all looks the same.",
     alert="MpsControlDaemonRefusing",
 )
-def daemon_refuses(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        if daemon.state == "refused":
-            yield Case(
-                daemon,
-                f"The MPS daemon {shown_path(daemon.pipe_directory)} refuses queries.",
-                "Run the exporter as root or as the daemon's user.",
-            )
+def daemon_refuses(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    if daemon.state == "refused":
+        yield Case(
+            f"The MPS daemon {shown_path(daemon.pipe_directory)} refuses queries.",
+            "Run the exporter as root or as the daemon's user.",
+        )
 
 
-@finding(
+@of_daemon(
     "warning",
     "A control daemon is draining",
     "It was asked to quit and waits for its clients to exit: new clients are not served.",
     alert="MpsControlDaemonDraining",
     page="quit-does-not-return",
 )
-def daemon_draining(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        if daemon.state == "draining":
-            pids = [client.pid for server in daemon.servers for client in server.clients]
-            yield Case(
-                daemon,
-                f"The MPS daemon {shown_path(daemon.pipe_directory)} was asked to quit and waits "
-                "for its clients to exit; it accepts no new ones.",
-                "It exits when the last client does.",
-                show_processes(pids, "shows the clients that it waits for"),
-            )
+def daemon_draining(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    if daemon.state == "draining":
+        pids = [client.pid for server in daemon.servers for client in server.clients]
+        yield Case(
+            f"The MPS daemon {shown_path(daemon.pipe_directory)} was asked to quit and waits "
+            "for its clients to exit; it accepts no new ones.",
+            "It exits when the last client does.",
+            show_processes(pids, "shows the clients that it waits for"),
+        )
 
 
-@finding(
+@of_daemon(
     "info",
     "A control daemon has quit",
     "The daemon received quit. CUDA continues without MPS if it finds no daemon.",
     page=WITHOUT_MPS,
 )
-def daemon_quit(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        if daemon.state == "absent" and (quit_at := _quit_time(daemon)) is not None:
-            yield Case(
-                daemon,
-                f"The MPS daemon {shown_path(daemon.pipe_directory)} received quit and exited "
-                f"{ago(host.age(quit_at))}: programs started for it use the GPU without MPS.",
-                _START,
-                start_daemon(daemon),
-                quit_at,
-            )
+def daemon_quit(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    if daemon.state == "absent" and (quit_at := _quit_time(daemon)) is not None:
+        yield Case(
+            f"The MPS daemon {shown_path(daemon.pipe_directory)} received quit and exited "
+            f"{ago(host.age(quit_at))}: programs started for it use the GPU without MPS.",
+            _START,
+            start_daemon(daemon),
+            quit_at,
+        )
 
 
 def _quit_time(daemon: ControlDaemon) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, NamedTuple
 
 from mps_exporter import humanize
@@ -66,15 +67,17 @@ class Host:
 class Case(NamedTuple):
     """One occurrence of a finding."""
 
-    of: ControlDaemon | Gpu | str | None
-    """Daemon (or its pipe directory) or GPU; None: the whole host."""
     evidence: str
     remedy: str
     actions: Iterable[Action] = ()
     since: float | None = None
+    of: ControlDaemon | str | None = None
+    """Daemon or pipe directory, where a condition looks at the whole host."""
 
 
-Condition = Callable[[Host], Iterator[Case]]
+Scope = Literal["host", "daemon", "server", "gpu"]
+Condition = Callable[..., Iterator[Case]]
+"""Gives the cases on a host, and of one daemon, of one server (with its daemon) or of one GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class Advice:
     """The alert on the same condition; "": none."""
     page: str
     """A page of docs/symptoms without its folder and suffix, else a page of docs."""
+    scope: Scope
     condition: Condition
 
     @property
@@ -102,20 +106,28 @@ class Advice:
 
     def found(self, host: Host) -> Iterator[Finding]:
         """Return the cases on a host. Only commands that may be given to a person remain."""
-        for of, evidence, remedy, actions, since in self.condition(host):
-            daemon = of if isinstance(of, ControlDaemon) else None
-            gpu = of if isinstance(of, Gpu) else None
-            yield Finding(
-                self,
-                evidence,
-                remedy,
-                daemon.pipe_directory if daemon else of if isinstance(of, str) else "",
-                gpu.index if gpu else "",
-                gpu.uuid if gpu else "",
-                since,
-                permitted(actions, daemon.facts if daemon else None),
-                limited=daemon is not None and daemon.limited,
-            )
+        places: Iterable[tuple[ControlDaemon | Server | Gpu, ...]] = [()]
+        if self.scope == "server":
+            places = host.servers
+        elif self.scope != "host":
+            ones = host.daemons if self.scope == "daemon" else host.snapshot.gpus
+            places = ((one,) for one in ones)
+        for place in places:
+            for evidence, remedy, actions, since, of in self.condition(host, *place):
+                where = place[0] if place else of
+                daemon = where if isinstance(where, ControlDaemon) else None
+                gpu = where if isinstance(where, Gpu) else None
+                yield Finding(
+                    self,
+                    evidence,
+                    remedy,
+                    daemon.pipe_directory if daemon else of if isinstance(of, str) else "",
+                    gpu.index if gpu else "",
+                    gpu.uuid if gpu else "",
+                    since,
+                    permitted(actions, daemon.facts if daemon else None),
+                    limited=daemon is not None and daemon.limited,
+                )
 
 
 def symptom_url(page: str) -> str:
@@ -123,7 +135,8 @@ def symptom_url(page: str) -> str:
     return f"{DOCS}docs/symptoms/{page}.md"
 
 
-def finding(
+def _declare(
+    scope: Scope,
     severity: Severity,
     title: str,
     why: str,
@@ -135,10 +148,14 @@ def finding(
     """Declare a finding; its name is that of its condition."""
 
     def declare(condition: Condition) -> Advice:
-        name = condition.__name__.rstrip("_")
-        return Advice(name, severity, title, why, kind, alert, page, condition)
+        name = condition.__name__
+        return Advice(name, severity, title, why, kind, alert, page, scope, condition)
 
     return declare
+
+
+of_host, of_daemon = partial(_declare, "host"), partial(_declare, "daemon")
+of_server, of_gpu = partial(_declare, "server"), partial(_declare, "gpu")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, Host, finding, shown_path
+from mps_exporter.diagnostics.finding import Case, Host, of_daemon, of_server, shown_path
 from mps_exporter.diagnostics.safe_commands import (
     PROCESS_OWNER,
     Action,
@@ -29,7 +29,7 @@ to the ghost waited for each other until that program had ended (7 of 7, driver 
 HANGS = "every-cuda-program-hangs-and-the-control-tool-too"
 
 
-@finding(
+@of_server(
     "critical",
     "A ghost server blocks its daemon",
     "It was started for a user whose queued process had died, and serves no process, not even "
@@ -38,20 +38,19 @@ HANGS = "every-cuda-program-hangs-and-the-control-tool-too"
     alert="MpsGhostServer",
     page=HANGS,
 )
-def ghost_server(host: Host) -> Iterator[Case]:
-    for daemon, server in host.servers:
-        if not server.ghost:
-            continue
-        text = "the daemon will hang as soon as another user's client connects."
-        if hung := _hung_on(server):
-            pids = humanize.processes([one.pid for one in hung])
-            those = pids or humanize.count(len(hung), "client")
-            text = f"it serves no client; {those} and all later clients hang."
-        elif daemon.state == "unresponsive":
-            text = "the daemon hangs on it, and with it every new CUDA process."
-        whose = humanize.capitalize(host.server(server))
-        text = f"{whose} was started for clients that had died in the queue: {text}"
-        yield Case(daemon, text, ghost_remedy(server), ghost_commands(daemon))
+def ghost_server(host: Host, daemon: ControlDaemon, server: Server) -> Iterator[Case]:
+    if not server.ghost:
+        return
+    text = "the daemon will hang as soon as another user's client connects."
+    if hung := _hung_on(server):
+        pids = humanize.processes([one.pid for one in hung])
+        those = pids or humanize.count(len(hung), "client")
+        text = f"it serves no client; {those} and all later clients hang."
+    elif daemon.state == "unresponsive":
+        text = "the daemon hangs on it, and with it every new CUDA process."
+    whose = humanize.capitalize(host.server(server))
+    text = f"{whose} was started for clients that had died in the queue: {text}"
+    yield Case(text, ghost_remedy(server), ghost_commands(daemon))
 
 
 def ghost_remedy(server: Server) -> str:
@@ -96,19 +95,18 @@ def _hung_on(server: Server) -> list[Client]:
     return [one for one in server.clients if one.state in without and not one.contexts]
 
 
-@finding(
+@of_daemon(
     "critical",
     "A control daemon does not answer",
     "Every process that starts to use CUDA now hangs in cuInit.",
     alert="MpsControlDaemonUnresponsive",
     page=HANGS,
 )
-def daemon_unresponsive(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        if daemon.state == "unresponsive":
-            hangs, remedy, actions = _way_out(daemon)
-            name = shown_path(daemon.pipe_directory)
-            yield Case(daemon, f"The MPS daemon {name} does not answer: {hangs}.", remedy, actions)
+def daemon_unresponsive(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    if daemon.state == "unresponsive":
+        hangs, remedy, actions = _way_out(daemon)
+        name = shown_path(daemon.pipe_directory)
+        yield Case(f"The MPS daemon {name} does not answer: {hangs}.", remedy, actions)
 
 
 def _way_out(daemon: ControlDaemon) -> tuple[str, str, Iterable[Action]]:
@@ -201,7 +199,7 @@ def resuming(one: ProcessFacts | ProcessView) -> Iterator[Action]:
         yield Action(f"kill -CONT {one.pid}", PROCESS_OWNER, effect)
 
 
-@finding(
+@of_daemon(
     "warning",
     "A queued process has died",
     "It still occupies its slot in the queue. When its turn comes the daemon starts a server "
@@ -210,19 +208,17 @@ def resuming(one: ProcessFacts | ProcessView) -> Iterator[Action]:
     alert="MpsQueuedClientDead",
     page=HANGS,
 )
-def queued_client_dead(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        dead = [wait for wait in daemon.waits if wait.dead]
-        if not dead:
-            continue
-        pids = humanize.capitalize(humanize.processes([one.pid for one in dead]) or "a process")
-        yield Case(
-            daemon,
-            f"{pids} died while waiting in the queue of {shown_path(daemon.pipe_directory)}, and "
-            f"still {'have queue entries' if len(dead) > 1 else 'has a queue entry'}: when the "
-            "turn comes, the daemon hangs.",
-            "Nothing is lost yet; do not restart the daemon. When the running server exits, the "
-            f"daemon starts a server for {host.user(dead[0].uid)} that serves no client: it is "
-            "reported as a ghost, with the command that ends it, and then the queue continues. "
-            "Until then a new process of this user would hang too.",
-        )
+def queued_client_dead(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    dead = [wait for wait in daemon.waits if wait.dead]
+    if not dead:
+        return
+    pids = humanize.capitalize(humanize.processes([one.pid for one in dead]) or "a process")
+    yield Case(
+        f"{pids} died while waiting in the queue of {shown_path(daemon.pipe_directory)}, and "
+        f"still {'have queue entries' if len(dead) > 1 else 'has a queue entry'}: when the "
+        "turn comes, the daemon hangs.",
+        "Nothing is lost yet; do not restart the daemon. When the running server exits, the "
+        f"daemon starts a server for {host.user(dead[0].uid)} that serves no client: it is "
+        "reported as a ghost, with the command that ends it, and then the queue continues. "
+        "Until then a new process of this user would hang too.",
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.daemons import WITHOUT_MPS, start_daemon
-from mps_exporter.diagnostics.finding import Case, Host, finding, shown_path
+from mps_exporter.diagnostics.finding import Case, Host, of_daemon, shown_path
 from mps_exporter.diagnostics.gpus import VOLTA
 from mps_exporter.diagnostics.safe_commands import kernel_log, open_folder
 from mps_exporter.mps.client_limits import DaemonGpus, visible_gpus
@@ -19,16 +19,15 @@ RECENT_SECONDS = 300.0
 _DIED_AT_ONCE = "all-programs-died-at-once"
 
 
-def _recent(host: Host, kind: str) -> Iterator[tuple[ControlDaemon, Incident, str]]:
-    """Give each daemon's last incident of a kind while it is recent, and the sentence on it."""
-    for daemon in host.daemons:
-        last = next((one for one in reversed(daemon.incidents) if one.kind == kind), None)
-        if last is not None and (age := host.age(last.at)) <= RECENT_SECONDS:
-            text = humanize.describe_incident(last, host.user).removesuffix(".")
-            yield daemon, last, f"{text}, {humanize.ago(age)}."
+def _recent(host: Host, daemon: ControlDaemon, kind: str) -> Iterator[tuple[Incident, str]]:
+    """Give a daemon's last incident of a kind while it is recent, and the sentence on it."""
+    last = next((one for one in reversed(daemon.incidents) if one.kind == kind), None)
+    if last is not None and (age := host.age(last.at)) <= RECENT_SECONDS:
+        text = humanize.describe_incident(last, host.user).removesuffix(".")
+        yield last, f"{text}, {humanize.ago(age)}."
 
 
-@finding(
+@of_daemon(
     "critical",
     "A control daemon died",
     "Its server and all clients are lost with it.",
@@ -36,15 +35,15 @@ def _recent(host: Host, kind: str) -> Iterator[tuple[ControlDaemon, Incident, st
     alert="MpsControlDaemonDied",
     page=WITHOUT_MPS,
 )
-def daemon_died(host: Host) -> Iterator[Case]:
-    for daemon, last, text in _recent(host, "daemon_died"):
+def daemon_died(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    for last, text in _recent(host, daemon, "daemon_died"):
         remedy = "Restart it; programs that start meanwhile use the GPU without MPS."
         if daemon.state == "answering":
             remedy = "The daemon was restarted; programs that were connected must be restarted too."
-        yield Case(daemon, text, remedy, start_daemon(daemon), last.at)
+        yield Case(text, remedy, start_daemon(daemon), last.at)
 
 
-@finding(
+@of_daemon(
     "critical",
     "A server crashed",
     "All its clients are lost at once; the log reports an exit with status 0.",
@@ -52,16 +51,16 @@ def daemon_died(host: Host) -> Iterator[Case]:
     alert="MpsServerCrashed",
     page=_DIED_AT_ONCE,
 )
-def server_crashed(host: Host) -> Iterator[Case]:
-    for daemon, last, text in _recent(host, "server_crashed"):
+def server_crashed(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    for last, text in _recent(host, daemon, "server_crashed"):
         remedy = (
             "Programs that were connected must be restarted; the kernel log may show the cause "
             "(Xid)."
         )
-        yield Case(daemon, text, remedy, kernel_log(), last.at)
+        yield Case(text, remedy, kernel_log(), last.at)
 
 
-@finding(
+@of_daemon(
     "critical",
     "A server could not start",
     "The daemon retries twenty times a second for as long as a client waits.",
@@ -69,18 +68,18 @@ def server_crashed(host: Host) -> Iterator[Case]:
     alert="MpsServerCrashLooping",
     page="server-encountered-a-fatal-exception",
 )
-def server_start_failed(host: Host) -> Iterator[Case]:
-    for daemon, last, text in _recent(host, "server_start_failed"):
+def server_start_failed(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    for last, text in _recent(host, daemon, "server_start_failed"):
         seen = host.conditions.get(daemon.pipe_directory)
         cause, remedy = _start_failure(last, daemon, host.snapshot, seen)
         closed = seen.closed.get(last.uid or 0) if seen is not None else None
         # Only where this host has the folder under the daemon's path.
         facts = daemon.facts if daemon.facts is not None and not daemon.facts.root else None
         opening = open_folder(closed, facts) if facts is not None else ()
-        yield Case(daemon, f"{text} {cause}", remedy, opening, last.at)
+        yield Case(f"{text} {cause}", remedy, opening, last.at)
 
 
-@finding(
+@of_daemon(
     "warning",
     "A client left GPU work unfinished; others were lost",
     "Its kernels were still queued when it ended, for whatever reason. That causes a fatal GPU "
@@ -89,17 +88,17 @@ def server_start_failed(host: Host) -> Iterator[Case]:
     alert="MpsUnfinishedWork",
     page=_DIED_AT_ONCE,
 )
-def unfinished_work(host: Host) -> Iterator[Case]:
-    for daemon, last, text in _recent(host, "unfinished_work"):
+def unfinished_work(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    for last, text in _recent(host, daemon, "unfinished_work"):
         remedy = (
             "The lost programs must be restarted; they did nothing wrong. Before a client is "
             "killed, terminate it through its daemon: "
             "echo terminate_client SERVER PID | nvidia-cuda-mps-control."
         )
-        yield Case(daemon, text, remedy, kernel_log(), last.at)
+        yield Case(text, remedy, kernel_log(), last.at)
 
 
-@finding(
+@of_daemon(
     "warning",
     "A fatal GPU error hit clients",
     "All busy clients on that GPU are lost. A client's own bad pointer causes it, or GPU work "
@@ -108,16 +107,16 @@ def unfinished_work(host: Host) -> Iterator[Case]:
     alert="MpsServerFault",
     page=_DIED_AT_ONCE,
 )
-def fault(host: Host) -> Iterator[Case]:
-    for daemon, last, text in _recent(host, "fault"):
+def fault(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    for last, text in _recent(host, daemon, "fault"):
         remedy = "The lost programs must be restarted. Do not end the process that MPS names."
         if last.caused_by_pids:
             who = humanize.processes(last.caused_by_pids)
             remedy = f"The lost programs must be restarted, and the program of {who} has a bug."
-        yield Case(daemon, text, remedy, kernel_log(), last.at)
+        yield Case(text, remedy, kernel_log(), last.at)
 
 
-@finding(
+@of_daemon(
     "warning",
     "A client was refused",
     "The program got a CUDA error where it expected a GPU.",
@@ -125,13 +124,13 @@ def fault(host: Host) -> Iterator[Case]:
     alert="MpsClientsRejected",
     page="cuda-error-808-809-mps-max-clients-reached",
 )
-def client_rejected(host: Host) -> Iterator[Case]:
-    for daemon, last, text in _recent(host, "client_rejected"):
+def client_rejected(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    for last, text in _recent(host, daemon, "client_rejected"):
         remedy = (
             "Start the program again when other clients have exited, or run fewer processes on "
             "this server."
         )
-        yield Case(daemon, text, remedy, since=last.at)
+        yield Case(text, remedy, since=last.at)
 
 
 def _start_failure(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, Host, finding
+from mps_exporter.diagnostics.finding import Case, Host, of_daemon
 from mps_exporter.snapshot import Client, ControlDaemon
 
 _ROUNDING = 0.005
@@ -45,28 +45,26 @@ class Excess(NamedTuple):
 _SMS, _MEMORY = "the SMs", "GPU memory"
 
 
-@finding(
+@of_daemon(
     "warning",
     "A client has more than its daemon allows by default",
     "A running client keeps the limits that its server had when it connected. One that started "
     "before its daemon was configured has none, without a message.",
     page=NO_EFFECT,
 )
-def limit_looser_than_default(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        those = [
-            f"{host.client(one)} may use {excess.text}"
-            for one in _clients(daemon)
-            if (excess := looser(one, daemon)) is not None
-        ]
-        if those:
-            yield Case(
-                daemon,
-                f"{humanize.capitalize(humanize.join_some(those))}.",
-                "Restart it, if the default is meant for it. A server that was started before "
-                "keeps its own limits for new clients, too, until all of its clients have exited. "
-                "Configure a daemon before programs can start.",
-            )
+def limit_looser_than_default(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    those = [
+        f"{host.client(one)} may use {excess.text}"
+        for one in _clients(daemon)
+        if (excess := looser(one, daemon)) is not None
+    ]
+    if those:
+        yield Case(
+            f"{humanize.capitalize(humanize.join_some(those))}.",
+            "Restart it, if the default is meant for it. A server that was started before "
+            "keeps its own limits for new clients, too, until all of its clients have exited. "
+            "Configure a daemon before programs can start.",
+        )
 
 
 def looser(client: Client, daemon: ControlDaemon) -> Excess | None:
@@ -83,25 +81,23 @@ def looser(client: Client, daemon: ControlDaemon) -> Excess | None:
     return None
 
 
-@finding(
+@of_daemon(
     "warning",
     "An active thread percentage is ignored",
     "CUDA silently ignores a CUDA_MPS_ACTIVE_THREAD_PERCENTAGE that is 0, negative, above 100 "
     "or not a number: the process may use all SMs.",
     page=NO_EFFECT,
 )
-def percentage_ignored(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        ignored = [(one, one.percentage_ignored) for one in _clients(daemon)]
-        if those := _with_values(host, ignored):
-            yield Case(
-                daemon,
-                f"CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of {those}.",
-                "Set a number above 0 and up to 100, and restart the process.",
-            )
+def percentage_ignored(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    ignored = [(one, one.percentage_ignored) for one in _clients(daemon)]
+    if those := _with_values(host, ignored):
+        yield Case(
+            f"CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of {those}.",
+            "Set a number above 0 and up to 100, and restart the process.",
+        )
 
 
-@finding(
+@of_daemon(
     "warning",
     "A memory limit is ignored",
     "One entry of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT names no GPU that the process sees; CUDA "
@@ -109,16 +105,14 @@ def percentage_ignored(host: Host) -> Iterator[Case]:
     "CUDA_VISIBLE_DEVICES, not among the GPUs of the host.",
     page=NO_EFFECT,
 )
-def memory_limit_ignored(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        ignored = [(one, one.memory_limit_ignored) for one in _clients(daemon)]
-        if those := _with_values(host, ignored):
-            yield Case(
-                daemon,
-                f"CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of {those}.",
-                "Name GPUs by UUID (nvidia-smi -L), and only those that the process sees: its "
-                "CUDA_VISIBLE_DEVICES. Then restart the process.",
-            )
+def memory_limit_ignored(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    ignored = [(one, one.memory_limit_ignored) for one in _clients(daemon)]
+    if those := _with_values(host, ignored):
+        yield Case(
+            f"CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of {those}.",
+            "Name GPUs by UUID (nvidia-smi -L), and only those that the process sees: its "
+            "CUDA_VISIBLE_DEVICES. Then restart the process.",
+        )
 
 
 def _with_values(host: Host, ignored: Sequence[tuple[Client, str | None]]) -> str:
@@ -138,48 +132,44 @@ _PARTITION_FAULTS = {
 }
 
 
-@finding(
+@of_daemon(
     "warning",
     "A client is in an SM partition that was not meant for it",
     "A process chooses its SM partition itself (CUDA_MPS_SM_PARTITION), and MPS does not check "
     "the choice: it takes SMs from the clients of that partition, or fails as it starts.",
     page="cuda-error-invalid-resource-configuration",
 )
-def sm_partition_mismatch(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        stray = [
-            f"{host.client(one)} names {humanize.printable(one.sm_partition or '', 60)}, "
-            + _PARTITION_FAULTS.get(one.sm_partition_fault, "")
-            for one in (_clients(daemon) if daemon.partitioning is not None else ())
-            if one.sm_partition_fault is not None
-        ]
-        if stray:
-            yield Case(
-                daemon,
-                f"{humanize.count(len(stray), 'client')} with a wrong CUDA_MPS_SM_PARTITION: "
-                f"{humanize.join_some(stray)}.",
-                "Start the process with the ID that the daemon lists for the partition that was "
-                "meant: nvidia-cuda-mps-control sm-partition list --all (MPS v3) or echo lspart | "
-                "nvidia-cuda-mps-control.",
-            )
+def sm_partition_mismatch(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    stray = [
+        f"{host.client(one)} names {humanize.printable(one.sm_partition or '', 60)}, "
+        + _PARTITION_FAULTS.get(one.sm_partition_fault, "")
+        for one in (_clients(daemon) if daemon.partitioning is not None else ())
+        if one.sm_partition_fault is not None
+    ]
+    if stray:
+        yield Case(
+            f"{humanize.count(len(stray), 'client')} with a wrong CUDA_MPS_SM_PARTITION: "
+            f"{humanize.join_some(stray)}.",
+            "Start the process with the ID that the daemon lists for the partition that was "
+            "meant: nvidia-cuda-mps-control sm-partition list --all (MPS v3) or echo lspart | "
+            "nvidia-cuda-mps-control.",
+        )
 
 
-@finding(
+@of_daemon(
     "info",
     "A job or pod may use more than one share",
     "MPS limits each process. Several processes of one job or pod have that much each.",
     page="one-pod-or-job-gets-more-than-its-share",
 )
-def share_exceeded(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        those = list(_exceeding(daemon))
-        if those:
-            yield Case(
-                daemon,
-                f"{humanize.capitalize(humanize.join_some(those))}.",
-                "Divide the limits by the number of processes, in the environment of the job "
-                "(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT).",
-            )
+def share_exceeded(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    those = list(_exceeding(daemon))
+    if those:
+        yield Case(
+            f"{humanize.capitalize(humanize.join_some(those))}.",
+            "Divide the limits by the number of processes, in the environment of the job "
+            "(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT).",
+        )
 
 
 def _exceeding(daemon: ControlDaemon) -> Iterator[str]:

@@ -5,46 +5,46 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, Host, finding, shown_path
+from mps_exporter.diagnostics.finding import Case, Host, of_gpu, shown_path
 from mps_exporter.diagnostics.limits import NO_EFFECT
 from mps_exporter.diagnostics.safe_commands import Action, end_processes, permitted, quoted_path
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Gpu
 
 
-@finding(
+@of_gpu(
     "warning",
     "A process runs without MPS",
     "It shares the GPU by time slices with the MPS server, and no MPS limit applies to it.",
     alert="MpsProcessBypassesMps",
     page=NO_EFFECT,
 )
-def process_bypasses_mps(host: Host) -> Iterator[Case]:
-    for gpu, text in _past_mps(host, "no directory"):
+def process_bypasses_mps(host: Host, gpu: Gpu) -> Iterator[Case]:
+    for text in _past_mps(host, gpu, "no directory"):
         remedy = (
             f"Restart it with CUDA_MPS_PIPE_DIRECTORY set to {_directories(gpu)}, or set the GPU's "
             "compute mode to EXCLUSIVE_PROCESS so that it is refused."
         )
-        yield Case(gpu, text, remedy, use_daemon(_serving(host, gpu)))
+        yield Case(text, remedy, use_daemon(_serving(host, gpu)))
 
 
-@finding(
+@of_gpu(
     "warning",
     "A process looks for MPS in the wrong directory",
     "Its CUDA_MPS_PIPE_DIRECTORY is not the directory of a running daemon, so CUDA silently "
     "continued without MPS.",
     alert="MpsProcessBypassesMps",
 )
-def pipe_directory_mismatch(host: Host) -> Iterator[Case]:
-    for gpu, text in _past_mps(host, "no daemon runs"):
+def pipe_directory_mismatch(host: Host, gpu: Gpu) -> Iterator[Case]:
+    for text in _past_mps(host, gpu, "no daemon runs"):
         remedy = (
             f"Set CUDA_MPS_PIPE_DIRECTORY to the daemon's directory, {_directories(gpu)}, and "
             "restart the process."
         )
-        yield Case(gpu, text, remedy, use_daemon(_serving(host, gpu)))
+        yield Case(text, remedy, use_daemon(_serving(host, gpu)))
 
 
-@finding(
+@of_gpu(
     "warning",
     "A process did not reach its daemon",
     "Its CUDA_MPS_PIPE_DIRECTORY is a running daemon's directory, but it is not its client: "
@@ -52,78 +52,71 @@ def pipe_directory_mismatch(host: Host) -> Iterator[Case]:
     "CUDA silently continued without MPS.",
     alert="MpsProcessBypassesMps",
 )
-def daemon_not_reached(host: Host) -> Iterator[Case]:
-    for gpu, text in _past_mps(host, "a daemon runs"):
+def daemon_not_reached(host: Host, gpu: Gpu) -> Iterator[Case]:
+    for text in _past_mps(host, gpu, "a daemon runs"):
         yield Case(
-            gpu,
             text,
             "In a container: mount the daemon's pipe directory at the same path, and share the "
             "host's PIDs and IPC (--pid=host --ipc=host). Then restart the process.",
         )
 
 
-@finding(
+@of_gpu(
     "warning",
     "A process asks for MPS, and no daemon runs",
     "Its CUDA_MPS_PIPE_DIRECTORY is set, and no daemon serves its GPU: CUDA silently continued "
     "without MPS, without sharing and without limits.",
     page=NO_EFFECT,
 )
-def daemon_missing(host: Host) -> Iterator[Case]:
-    for gpu in host.snapshot.gpus:
-        asking = [one for one in gpu.direct_processes if _wanted(one) is not None]
-        if asking and not gpu.served_by:
-            those = humanize.join_some([_process(host, one, "no daemon runs") for one in asking])
-            yield Case(
-                gpu,
-                f"No MPS daemon serves GPU {gpu.index}, which is used by {those}.",
-                "Its user can start a daemon with that directory "
-                "(CUDA_MPS_PIPE_DIRECTORY=DIRECTORY nvidia-cuda-mps-control -d), then restart the "
-                "process; or unset the variable.",
-            )
+def daemon_missing(host: Host, gpu: Gpu) -> Iterator[Case]:
+    asking = [one for one in gpu.direct_processes if _wanted(one) is not None]
+    if asking and not gpu.served_by:
+        those = humanize.join_some([_process(host, one, "no daemon runs") for one in asking])
+        yield Case(
+            f"No MPS daemon serves GPU {gpu.index}, which is used by {those}.",
+            "Its user can start a daemon with that directory (CUDA_MPS_PIPE_DIRECTORY=DIRECTORY "
+            "nvidia-cuda-mps-control -d), then restart the process; or unset the variable.",
+        )
 
 
-@finding(
+@of_gpu(
     "warning",
     "A process has lost its MPS server",
     "It cannot use the GPU any more and keeps its memory until it exits.",
     alert="MpsStrandedClient",
     page="the-next-job-fails-after-one-was-killed",
 )
-def stranded_client(host: Host) -> Iterator[Case]:
-    for gpu in host.snapshot.gpus:
-        if count := gpu.stranded_clients:
-            pids = humanize.processes(gpu.stranded_pids or ())
-            holds, it = ("holds", "it") if count == 1 else ("hold", "they")
-            yield Case(
-                gpu,
-                f"{humanize.count(count, 'process', 'processes')} on GPU {gpu.index} lost the MPS "
-                f"server and still {holds} GPU memory.",
-                f"End {pids or 'them: nvidia-smi lists them as M+C'}: without a server {it} cannot "
-                "use the GPU any more.",
-                end_processes(gpu.stranded_pids or (), "ends them, and frees their GPU memory"),
-            )
+def stranded_client(_: Host, gpu: Gpu) -> Iterator[Case]:
+    if count := gpu.stranded_clients:
+        pids = humanize.processes(gpu.stranded_pids or ())
+        holds, it = ("holds", "it") if count == 1 else ("hold", "they")
+        yield Case(
+            f"{humanize.count(count, 'process', 'processes')} on GPU {gpu.index} lost the MPS "
+            f"server and still {holds} GPU memory.",
+            f"End {pids or 'them: nvidia-smi lists them as M+C'}: without a server {it} cannot "
+            "use the GPU any more.",
+            end_processes(gpu.stranded_pids or (), "ends them, and frees their GPU memory"),
+        )
 
 
-def _past_mps(host: Host, way: str) -> Iterator[tuple[Gpu, str]]:
-    """Give the GPUs that processes use without MPS in one way, and the sentence on these."""
+def _past_mps(host: Host, gpu: Gpu, way: str) -> Iterator[str]:
+    """Give the sentence on the processes that use a GPU without MPS in one way."""
     directories = {
         directory
         for daemon in host.daemons
         if daemon.pid is not None or daemon.state not in (None, "absent")
         for directory in _client_directories(daemon)
     }
-    for gpu in host.snapshot.gpus:
-        serving = _serving(host, gpu)
-        own = {one.facts.user if one.facts and one.limited else None for one in serving}
-        those = [
-            _process(host, one, way)
-            for one in (gpu.direct_processes if gpu.served_by else ())
-            # An ordinary user's daemon serves that user only.
-            if (not serving or None in own or one.uid in own) and _way(one, directories) == way
-        ]
-        if those:
-            yield gpu, f"GPU {gpu.index} is used without MPS by {humanize.join_some(those)}."
+    serving = _serving(host, gpu)
+    own = {one.facts.user if one.facts and one.limited else None for one in serving}
+    those = [
+        _process(host, one, way)
+        for one in (gpu.direct_processes if gpu.served_by else ())
+        # An ordinary user's daemon serves that user only.
+        if (not serving or None in own or one.uid in own) and _way(one, directories) == way
+    ]
+    if those:
+        yield f"GPU {gpu.index} is used without MPS by {humanize.join_some(those)}."
 
 
 def _client_directories(daemon: ControlDaemon) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, Host, finding
+from mps_exporter.diagnostics.finding import Case, Host, of_daemon, of_server
 from mps_exporter.diagnostics.hangs import ghost_commands, ghost_remedy
 from mps_exporter.diagnostics.safe_commands import (
     ANY_USER,
@@ -28,7 +28,7 @@ CREATING_LONG_SECONDS = 30.0
 _IN_DRIVER = "state D: it hangs in the driver"
 
 
-@finding(
+@of_server(
     "critical",
     "A server is in FAULT",
     "A fatal GPU error was contained, but a victim has not exited: until it does, every new "
@@ -36,37 +36,35 @@ _IN_DRIVER = "state D: it hangs in the driver"
     alert="MpsServerStuckInFault",
     page="cuda-error-807-mps-server-not-ready",
 )
-def server_in_fault(host: Host) -> Iterator[Case]:
-    for daemon, server in host.servers:
-        if server.ghost or server.state != "FAULT":
-            continue
-        hit = [one for one in server.clients if one.state == "torn_down"]
-        until = "the clients that it hit have exited"
-        remedy = (
-            "Which clients it hit is not known: those get an error at their next CUDA call. Ask "
-            "their users."
-        )
-        if hit:
-            those = humanize.capitalize(humanize.processes([one.pid for one in hit]) or "they")
-            until = "the client that it hit has exited"
-            if len(hit) > 1:
-                until = f"the {len(hit)} clients that it hit have exited"
-            them = "it" if len(hit) == 1 else "them"
-            remedy = f"{those} cannot use the GPU any more: end {them}, and leave the others."
-        failed = [one for one in daemon.servers if one.state == "FAULT"]
-        yield Case(
-            daemon,
-            f"{humanize.capitalize(host.server(server))} is in FAULT after a fatal GPU error: it "
-            f"accepts no new clients until {until}.",
-            remedy,
-            end_clients(
-                (one for s in failed for one in s.clients if one.state == "torn_down"),
-                "ends the clients that the error hit; then the server recovers",
-            ),
-        )
+def server_in_fault(host: Host, daemon: ControlDaemon, server: Server) -> Iterator[Case]:
+    if server.ghost or server.state != "FAULT":
+        return
+    hit = [one for one in server.clients if one.state == "torn_down"]
+    until = "the clients that it hit have exited"
+    remedy = (
+        "Which clients it hit is not known: those get an error at their next CUDA call. Ask "
+        "their users."
+    )
+    if hit:
+        those = humanize.capitalize(humanize.processes([one.pid for one in hit]) or "they")
+        until = "the client that it hit has exited"
+        if len(hit) > 1:
+            until = f"the {len(hit)} clients that it hit have exited"
+        them = "it" if len(hit) == 1 else "them"
+        remedy = f"{those} cannot use the GPU any more: end {them}, and leave the others."
+    failed = [one for one in daemon.servers if one.state == "FAULT"]
+    yield Case(
+        f"{humanize.capitalize(host.server(server))} is in FAULT after a fatal GPU error: it "
+        f"accepts no new clients until {until}.",
+        remedy,
+        end_clients(
+            (one for s in failed for one in s.clients if one.state == "torn_down"),
+            "ends the clients that the error hit; then the server recovers",
+        ),
+    )
 
 
-@finding(
+@of_server(
     "warning",
     "A client is stuck",
     "Its CUDA context was not created, or was destroyed by a fatal GPU error: it cannot use "
@@ -74,16 +72,13 @@ def server_in_fault(host: Host) -> Iterator[Case]:
     alert="MpsClientStuck",
     page="a-client-is-connected-and-hangs",
 )
-def client_stuck(host: Host) -> Iterator[Case]:
-    for daemon, server in host.servers:
-        if not server.ghost:
-            for state, seconds in (("creating_context", CREATING_LONG_SECONDS), ("torn_down", 0)):
-                yield from _stuck(host, daemon, server, state, seconds)
+def client_stuck(host: Host, _: ControlDaemon, server: Server) -> Iterator[Case]:
+    if not server.ghost:
+        for state, seconds in (("creating_context", CREATING_LONG_SECONDS), ("torn_down", 0)):
+            yield from _stuck(host, server, state, seconds)
 
 
-def _stuck(
-    host: Host, daemon: ControlDaemon, server: Server, state: str, seconds: float
-) -> Iterator[Case]:
+def _stuck(host: Host, server: Server, state: str, seconds: float) -> Iterator[Case]:
     now = host.snapshot.taken_at
     stuck = [
         one
@@ -113,10 +108,10 @@ def _stuck(
         actions = end_clients(stuck, "ends clients that cannot use the GPU any more")
     those = humanize.join_some([host.client(one) for one in stuck])
     text = f"{humanize.count(len(stuck), 'client')} {what}: {those}."
-    yield Case(daemon, text, remedy, actions, since)
+    yield Case(text, remedy, actions, since)
 
 
-@finding(
+@of_server(
     "warning",
     "A client may have left GPU work behind",
     "A client that ends with GPU work in flight leaves it to the server. Where no other client "
@@ -125,25 +120,23 @@ def _stuck(
     alert="MpsUnfinishedWork",
     page="cuda-error-46-devices-unavailable",
 )
-def possible_unfinished_work(host: Host) -> Iterator[Case]:
-    for daemon, server in host.servers:
-        work = server.possible_unfinished_work
-        if work is None or server.ghost or server.state == "FAULT":
-            continue
-        author = humanize.capitalize(humanize.processes([work.pid]) or "a client")
-        yield Case(
-            daemon,
-            f"{author} of {host.user(work.uid)} ended on {host.server(server)} and may have left "
-            f"GPU work behind: its end took {humanize.duration(work.seconds)}. The next CUDA "
-            "process on this server may fail with error 46 (cudaErrorDevicesUnavailable).",
-            "If the next process fails with this error, restart it: the one after it runs. Before "
-            "a client is killed, terminate it through its daemon: "
-            "echo terminate_client SERVER PID | nvidia-cuda-mps-control.",
-            since=work.ended_at,
-        )
+def possible_unfinished_work(host: Host, _: ControlDaemon, server: Server) -> Iterator[Case]:
+    work = server.possible_unfinished_work
+    if work is None or server.ghost or server.state == "FAULT":
+        return
+    author = humanize.capitalize(humanize.processes([work.pid]) or "a client")
+    yield Case(
+        f"{author} of {host.user(work.uid)} ended on {host.server(server)} and may have left "
+        f"GPU work behind: its end took {humanize.duration(work.seconds)}. The next CUDA "
+        "process on this server may fail with error 46 (cudaErrorDevicesUnavailable).",
+        "If the next process fails with this error, restart it: the one after it runs. Before "
+        "a client is killed, terminate it through its daemon: "
+        "echo terminate_client SERVER PID | nvidia-cuda-mps-control.",
+        since=work.ended_at,
+    )
 
 
-@finding(
+@of_daemon(
     "warning",
     "Users wait for each other",
     "A control daemon runs one user's server at a time. Processes of other users wait inside "
@@ -151,30 +144,28 @@ def possible_unfinished_work(host: Host) -> Iterator[Case]:
     alert="MpsUidWaitLong",
     page="a-program-hangs-in-cuinit",
 )
-def several_users_one_daemon(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        alive = sorted((one for one in daemon.waits if not one.dead), key=lambda one: one.since)
-        if not alive:
-            continue
-        first = alive[0]
-        holder = next((one for one in daemon.servers if one.uid == first.behind_uid), None)
-        ghost = holder if holder is not None and holder.ghost else None
-        idle = holder is None or (holder.clients_connected == 0 and not ghost)
-        age = humanize.age(host.age(first.since))
-        text = f"{host.user(first.uid)} has waited {age} {_behind(host, first, holder)}"
-        if len(alive) == 2:
-            text += ", and one more client waits"
-        elif len(alive) > 2:
-            text += f", and {len(alive) - 1} more clients wait"
-        if idle and daemon.state == "answering":
-            text += ". Meanwhile no client is connected: the daemon has not yet replaced the server"
-        yield Case(
-            daemon,
-            humanize.sentence(text),
-            ghost_remedy(ghost) if ghost else _wait_remedy(host, daemon, alive, holder, idle=idle),
-            _show_holders(daemon),
-            first.since,
-        )
+def several_users_one_daemon(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    alive = sorted((one for one in daemon.waits if not one.dead), key=lambda one: one.since)
+    if not alive:
+        return
+    first = alive[0]
+    holder = next((one for one in daemon.servers if one.uid == first.behind_uid), None)
+    ghost = holder if holder is not None and holder.ghost else None
+    idle = holder is None or (holder.clients_connected == 0 and not ghost)
+    age = humanize.age(host.age(first.since))
+    text = f"{host.user(first.uid)} has waited {age} {_behind(host, first, holder)}"
+    if len(alive) == 2:
+        text += ", and one more client waits"
+    elif len(alive) > 2:
+        text += f", and {len(alive) - 1} more clients wait"
+    if idle and daemon.state == "answering":
+        text += ". Meanwhile no client is connected: the daemon has not yet replaced the server"
+    yield Case(
+        humanize.sentence(text),
+        ghost_remedy(ghost) if ghost else _wait_remedy(host, daemon, alive, holder, idle=idle),
+        _show_holders(daemon),
+        first.since,
+    )
 
 
 def _behind(host: Host, wait: Wait, holder: Server | None) -> str:
@@ -222,30 +213,28 @@ def _show_holders(daemon: ControlDaemon) -> Iterable[Action]:
     return show_processes(pids, effect)
 
 
-@finding(
+@of_server(
     "warning",
     "A server does not become ready",
     "Until it is ready its clients hang in cuInit; most servers are ready within a second.",
     alert="MpsServerStuckStarting",
     page="a-program-hangs-in-cuinit",
 )
-def server_starting_long(host: Host) -> Iterator[Case]:
-    for daemon, server in host.servers:
-        started = server.start_time_seconds
-        if (
-            started is None
-            or server.state != "INITIALIZING"
-            or host.age(started) <= STARTING_LONG_SECONDS
-        ):
-            continue
-        if server.ghost or server.possible_unfinished_work is not None:
-            continue
-        starting = (one.pid for one in daemon.servers if one.state == "INITIALIZING")
-        age = humanize.age(host.age(started))
-        yield Case(
-            daemon,
-            humanize.sentence(f"{host.server(server)} has been starting for {age}"),
-            "Its server.log shows where it is stuck; in state D it hangs in the driver.",
-            show_processes(starting, _IN_DRIVER),
-            started,
-        )
+def server_starting_long(host: Host, daemon: ControlDaemon, server: Server) -> Iterator[Case]:
+    started = server.start_time_seconds
+    if (
+        started is None
+        or server.state != "INITIALIZING"
+        or host.age(started) <= STARTING_LONG_SECONDS
+    ):
+        return
+    if server.ghost or server.possible_unfinished_work is not None:
+        return
+    starting = (one.pid for one in daemon.servers if one.state == "INITIALIZING")
+    age = humanize.age(host.age(started))
+    yield Case(
+        humanize.sentence(f"{host.server(server)} has been starting for {age}"),
+        "Its server.log shows where it is stuck; in state D it hangs in the driver.",
+        show_processes(starting, _IN_DRIVER),
+        started,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, Host, finding, shown_path
+from mps_exporter.diagnostics.finding import Case, Host, of_host, shown_path
 from mps_exporter.diagnostics.safe_commands import Action, quoted_path
 from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES, control_socket_bytes
 
@@ -27,7 +27,7 @@ def long_socket_path(directories: Iterable[str]) -> str:
     )
 
 
-@finding(
+@of_host(
     "warning",
     "A control daemon was set up and does not run",
     "A systemd unit is enabled, or Kubernetes has made a directory for it: programs that are "
@@ -51,10 +51,10 @@ def daemon_promised(host: Host) -> Iterator[Case]:
         if cause := long_socket_path(one.path for one in group):
             text += f" No daemon can run there: {cause}"
             remedy = "Set a shorter CUDA_MPS_PIPE_DIRECTORY, also for its clients."
-        yield Case(None, text, remedy)
+        yield Case(text, remedy)
 
 
-@finding(
+@of_host(
     "warning",
     "A server has no file descriptor left",
     "It needs about ten for each client and GPU. Its clients work; a new client gets error 46, "
@@ -66,16 +66,16 @@ def server_out_of_descriptors(host: Host) -> Iterator[Case]:
     for one in host.traces.open_files:
         if one.count is not None and one.count > one.limit - FILES_OF_A_CLIENT:
             yield Case(
-                one.pipe_directory,
                 f"Server {one.server_pid} has {one.count} of at most {one.limit} files open: a "
                 "program that starts now gets error 46, or hangs.",
                 "Raise the limit of the daemon (LimitNOFILE= of its unit, or ulimit -n) before it "
                 "is started the next time. Nothing needs to be ended: each client that leaves "
                 "makes room.",
+                of=one.pipe_directory,
             )
 
 
-@finding(
+@of_host(
     "warning",
     "A server has lost its control daemon",
     "It accepts no clients, and keeps GPU memory and the driver.",
@@ -89,14 +89,13 @@ def server_without_daemon(host: Host) -> Iterator[Case]:
         if len(orphans) == 1:
             have = "has no control daemon as its parent"
         yield Case(
-            None,
             f"{humanize.capitalize(those)} {have}: no program can connect.",
             "Wait until the programs that use it have ended: they are lost with it. nvidia-smi "
             "lists them as M+C. Ask its user about it.",
         )
 
 
-@finding(
+@of_host(
     "warning",
     "A process of MPS has ended and was not reaped",
     "It was reported to keep a new server from working until its parent ended.",
@@ -109,7 +108,6 @@ def process_not_reaped(host: Host) -> Iterator[Case]:
         pids = humanize.processes([one.pid for one in zombies]) or "Processes"
         have, they = ("have", "they stay") if len(zombies) > 1 else ("has", "it stays")
         yield Case(
-            None,
             f"{humanize.capitalize(pids)} of MPS ended, and {have} not been reaped (state Z).",
             f"Look at the parent ({humanize.processes(parents) or 'not known'}), and do not end "
             f"it: {they} while it lives and does not take notice. In a container, run an init "
@@ -117,7 +115,7 @@ def process_not_reaped(host: Host) -> Iterator[Case]:
         )
 
 
-@finding(
+@of_host(
     "info",
     "A daemon that is gone has left its pipe directory",
     "Programs that are started for it run without MPS. Its files do no harm to a new daemon of "
@@ -141,6 +139,4 @@ def directory_left(host: Host) -> Iterator[Case]:
             for one in left
             if one.owner_uid and (path := quoted_path(one.path))
         ]
-        yield Case(
-            None, f"A daemon that is gone has left {humanize.join_some(those)}.", remedy, removing
-        )
+        yield Case(f"A daemon that is gone has left {humanize.join_some(those)}.", remedy, removing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, Host, finding, shown_path
+from mps_exporter.diagnostics.finding import Case, Host, of_daemon, of_host, shown_path
 from mps_exporter.diagnostics.safe_commands import ANY_USER, Action, quoted_path
 from mps_exporter.observations import LogName, LogState
 from mps_exporter.snapshot import ControlDaemon, Snapshot
@@ -40,24 +40,22 @@ _GIVE_SYSLOG = (
 """For a unit without them; systemd reads the file after least.conf, which takes all away."""
 
 
-@finding(
+@of_daemon(
     "warning",
     "A log has grown large",
     "Neither MPS nor the driver rotates it. Renaming does not help, since the daemon keeps the "
     "file open; only copying and truncating does.",
     alert="MpsControlLogLarge",
 )
-def log_large(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        for log in daemon.logs:
-            if log.size_bytes is not None and log.size_bytes > LOG_LARGE_BYTES:
-                yield Case(
-                    daemon,
-                    f"{shown_path(log.path)} has {humanize.memory(log.size_bytes)}.",
-                    "Empty it in place, as its user (truncate). Then set up logrotate with "
-                    "copytruncate.",
-                    _truncate(daemon),
-                )
+def log_large(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    for log in daemon.logs:
+        if log.size_bytes is not None and log.size_bytes > LOG_LARGE_BYTES:
+            yield Case(
+                f"{shown_path(log.path)} has {humanize.memory(log.size_bytes)}.",
+                "Empty it in place, as its user (truncate). Then set up logrotate with "
+                "copytruncate.",
+                _truncate(daemon),
+            )
 
 
 def _truncate(daemon: ControlDaemon) -> Iterable[Action]:
@@ -72,7 +70,7 @@ def _truncate(daemon: ControlDaemon) -> Iterable[Action]:
         )
 
 
-@finding(
+@of_host(
     "warning",
     "A source cannot be read",
     "Its metrics are absent.",
@@ -93,26 +91,24 @@ def source_unreadable(host: Host) -> Iterator[Case]:
                 "nvidia-smi -L", ANY_USER, "shows whether the driver is loaded", heals=False
             )
             yield Case(
-                None,
                 f"{humanize.capitalize(_SOURCES[result.name])} could not be read: {error}.",
                 _SOURCE_REMEDIES.get(result.name, "See the findings of each daemon."),
                 () if host.snapshot.gpus else [show],
             )
 
 
-@finding(
+@of_daemon(
     "warning",
     "The control tool cannot be run",
     "Without nvidia-cuda-mps-control no daemon can be queried.",
     kind="blindness",
     alert="MpsExporterCollectorFailing",
 )
-def tool_missing(host: Host) -> Iterator[Case]:
-    for daemon in filter(_tool_missing, host.daemons):
+def tool_missing(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    if _tool_missing(daemon):
         # Without the commands that it was wanted for.
-        _, tool, reply = (daemon.error or "").partition("the control tool")
+        _before, tool, reply = (daemon.error or "").partition("the control tool")
         yield Case(
-            daemon,
             humanize.sentence(shown_path(tool + reply)),
             "Install the driver's nvidia-cuda-mps-control, or set its path with "
             "--mps.control-binary.",
@@ -123,18 +119,16 @@ def _tool_missing(daemon: ControlDaemon) -> bool:
     return daemon.state is None and "the control tool" in (daemon.error or "")
 
 
-@finding(
+@of_daemon(
     "warning",
     "Whether a control daemon serves clients is not known",
-    "It accepts no queries. That happens while it drains (it was asked to quit and has "
-    "clients), or when other programs query it all the time; control.log would show "
-    "which.",
+    "It accepts no queries. That happens while it drains (it was asked to quit and has clients), "
+    "or when other programs query it all the time; control.log would show which.",
     kind="blindness",
 )
-def daemon_state_unknown(host: Host) -> Iterator[Case]:
-    for daemon in filter(_takes_no_queries, host.daemons):
+def daemon_state_unknown(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    if _takes_no_queries(daemon):
         yield Case(
-            daemon,
             f"The MPS daemon {shown_path(daemon.pipe_directory)} accepts no queries, and its "
             "control.log cannot be read: it may be draining, or busy with other callers.",
             "Let the exporter read control.log (see the finding about it). Do not kill the daemon "
@@ -147,44 +141,42 @@ def _takes_no_queries(daemon: ControlDaemon) -> bool:
     return unknown and not _tool_missing(daemon) and not daemon.follows("control")
 
 
-@finding(
+@of_daemon(
     "warning",
     "The logs of a daemon cannot be followed",
     "Crashes, faults and waits cannot be detected from any other source.",
     kind="blindness",
     alert="MpsExporterLogsUnreadable",
 )
-def logs_unreadable(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        shut = [log for log in daemon.logs if not log.readable]
-        if daemon.pid is None or not shut:
-            continue
-        facts, name = daemon.facts, shown_path(daemon.pipe_directory)
-        hidden = "Faults and clients of this daemon are not detected as they happen."
-        if any(log.log == "control" for log in shut):
-            hidden = "Waits, crashes and faults of this daemon are not detected."
-        text = f"{'; '.join(map(_unreadable, shut))}. {hidden}"
-        remedy = (
-            "Let the exporter's user read the log directory, or set the right one with "
-            "--mps.log-directory."
+def logs_unreadable(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    shut = [log for log in daemon.logs if not log.readable]
+    if daemon.pid is None or not shut:
+        return
+    facts, name = daemon.facts, shown_path(daemon.pipe_directory)
+    hidden = "Faults and clients of this daemon are not detected as they happen."
+    if any(log.log == "control" for log in shut):
+        hidden = "Waits, crashes and faults of this daemon are not detected."
+    text = f"{'; '.join(map(_unreadable, shut))}. {hidden}"
+    remedy = (
+        "Let the exporter's user read the log directory, or set the right one with "
+        "--mps.log-directory."
+    )
+    if facts is not None and facts.foreground:
+        text = (
+            f"The daemon {name} runs in the foreground (-f) and writes no log files: waits, "
+            "crashes and faults are not detected."
         )
-        if facts is not None and facts.foreground:
-            text = (
-                f"The daemon {name} runs in the foreground (-f) and writes no log files: waits, "
-                "crashes and faults are not detected."
-            )
-            remedy = "Start it with -d, so that it writes its logs."
-        elif facts is not None and facts.log_directory_assumed and not facts.log_directory:
-            text = (
-                f"The log directory of the daemon {name} cannot be determined, because its "
-                "environment cannot be read. Waits, crashes and faults of this daemon are not "
-                "detected."
-            )
-            remedy = f"Set it with --mps.log-directory. Or: {_RIGHTS}"
-        paths = [path for log in shut if (path := quoted_path(log.path))]
-        effect = "shows which directory keeps it out"
-        shown = [Action(f"namei -l {path}", ANY_USER, effect, heals=False) for path in paths]
-        yield Case(daemon, text, remedy, shown)
+        remedy = "Start it with -d, so that it writes its logs."
+    elif facts is not None and facts.log_directory_assumed and not facts.log_directory:
+        text = (
+            f"The log directory of the daemon {name} cannot be determined, because its environment "
+            "cannot be read. Waits, crashes and faults of this daemon are not detected."
+        )
+        remedy = f"Set it with --mps.log-directory. Or: {_RIGHTS}"
+    paths = [path for log in shut if (path := quoted_path(log.path))]
+    effect = "shows which directory keeps it out"
+    shown = [Action(f"namei -l {path}", ANY_USER, effect, heals=False) for path in paths]
+    yield Case(text, remedy, shown)
 
 
 def _unreadable(log: LogState) -> str:
@@ -192,7 +184,7 @@ def _unreadable(log: LogState) -> str:
     return f"{shown_path(log.path)} cannot be read{reason}"
 
 
-@finding(
+@of_host(
     "warning",
     "The web configuration cannot be used",
     "The previous one stays in force, including its certificates and passwords.",
@@ -202,42 +194,39 @@ def _unreadable(log: LogState) -> str:
 def web_configuration_unusable(host: Host) -> Iterator[Case]:
     if host.config_error is not None:
         yield Case(
-            None,
             "The web configuration cannot be used; the previous one stays in force: "
             f"{humanize.printable(host.config_error, 400)}.",
             "Correct the file; it is reloaded automatically.",
         )
 
 
-@finding(
+@of_daemon(
     "info",
     "Replies of a control daemon are not fully understood",
     "This driver's lists are not as documented: what is not understood is left out.",
     kind="blindness",
     page="mps-versions.md#how-to-help",
 )
-def replies_not_understood(host: Host) -> Iterator[Case]:
+def replies_not_understood(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
     plurals = {"reply": "replies"}
-    for daemon in host.daemons:
-        counts: Mapping[tuple[str, str], int] = (
-            daemon.partitioning.not_understood if daemon.partitioning is not None else {}
+    counts: Mapping[tuple[str, str], int] = (
+        daemon.partitioning.not_understood if daemon.partitioning is not None else {}
+    )
+    parts = [
+        f"{humanize.count(number, part, plurals.get(part, ''))} of {reply}"
+        for (reply, part), number in sorted(counts.items())
+    ]
+    if parts:
+        yield Case(
+            f"Of the last replies of {shown_path(daemon.pipe_directory)} "
+            f"{humanize.join_some(parts)} {'was' if sum(counts.values()) == 1 else 'were'} "
+            "left out.",
+            "Update the exporter. If it is the newest: make a recording (mps-exporter record "
+            "FILE --anonymise) and attach it to an issue.",
         )
-        parts = [
-            f"{humanize.count(number, part, plurals.get(part, ''))} of {reply}"
-            for (reply, part), number in sorted(counts.items())
-        ]
-        if parts:
-            yield Case(
-                daemon,
-                f"Of the last replies of {shown_path(daemon.pipe_directory)} "
-                f"{humanize.join_some(parts)} {'was' if sum(counts.values()) == 1 else 'were'} "
-                "left out.",
-                "Update the exporter. If it is the newest: make a recording (mps-exporter record "
-                "FILE --anonymise) and attach it to an issue.",
-            )
 
 
-@finding(
+@of_daemon(
     "info",
     "The directories of a daemon are assumed",
     "Its environment cannot be read, and no other source shows its directories: if it has "
@@ -245,19 +234,17 @@ def replies_not_understood(host: Host) -> Iterator[Case]:
     kind="blindness",
     page=_PRIVILEGES,
 )
-def directories_assumed(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        if daemon.pid is not None and daemon.facts and daemon.facts.directories_assumed:
-            yield Case(
-                daemon,
-                f"It is assumed that process {daemon.pid} is the daemon of "
-                f"{shown_path(daemon.pipe_directory)}: its environment cannot be read, and nothing "
-                "in the directory identifies it.",
-                f"{_RIGHTS} Or set the directory with --mps.pipe-directory.",
-            )
+def directories_assumed(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    if daemon.pid is not None and daemon.facts and daemon.facts.directories_assumed:
+        yield Case(
+            f"It is assumed that process {daemon.pid} is the daemon of "
+            f"{shown_path(daemon.pipe_directory)}: its environment cannot be read, and nothing "
+            "in the directory identifies it.",
+            f"{_RIGHTS} Or set the directory with --mps.pipe-directory.",
+        )
 
 
-@finding(
+@of_host(
     "info",
     "Limits of some processes are not known",
     "A client may lower its own limits in its environment, which only its user, or a process "
@@ -276,14 +263,14 @@ def environment_unreadable(host: Host) -> Iterator[Case]:
         found.append((None, humanize.count(number, "process", "processes")))
     for of, those in found:
         yield Case(
-            of,
             f"The environment of {those} cannot be read: limits that they set for themselves are "
             "not known and are omitted.",
             _RIGHTS,
+            of=of,
         )
 
 
-@finding(
+@of_host(
     "info",
     "The kernel log cannot be read",
     "After a fatal GPU error only the address in the kernel log proves which client caused it. "
@@ -295,7 +282,6 @@ def kernel_log_unreadable(host: Host) -> Iterator[Case]:
     kernel = host.snapshot.kernel_log
     if kernel is not None and not kernel.readable and host.daemons:
         yield Case(
-            None,
             f"The kernel log is not being read: {humanize.printable(kernel.error, 400)}.",
             "Give the exporter CAP_SYSLOG and CAP_SYS_PTRACE, or run it as root; a container needs "
             "the device /dev/kmsg, too.",
@@ -303,39 +289,36 @@ def kernel_log_unreadable(host: Host) -> Iterator[Case]:
         )
 
 
-@finding(
+@of_daemon(
     "info",
     "A daemon runs in a different PID namespace",
     "It logs processes outside of its PID namespace as PID 0: its clients can be counted, but "
     "not always told apart.",
     kind="blindness",
 )
-def daemon_outside_host_pid_namespace(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        name = shown_path(daemon.pipe_directory)
-        nameless = sum(not client.pid for server in daemon.servers for client in server.clients)
-        process = daemon.facts.process if daemon.facts is not None else None
-        if nameless:
-            text = (
-                f"{humanize.count(nameless, 'client')} of {name} cannot be told apart: the daemon "
-                "runs in a different PID namespace."
-            )
-        elif process is not None and len(process.namespace_pids) > 1:
-            text = (
-                f"The daemon {name} runs in a different PID namespace: process {process.pid} is "
-                f"{process.namespace_pids[-1]} there."
-            )
-        else:
-            continue
-        yield Case(
-            daemon,
-            text,
-            "Start the daemon with the host's PID namespace (hostPID: true, or docker run --pid "
-            "host).",
+def daemon_outside_host_pid_namespace(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    name = shown_path(daemon.pipe_directory)
+    nameless = sum(not client.pid for server in daemon.servers for client in server.clients)
+    process = daemon.facts.process if daemon.facts is not None else None
+    if nameless:
+        text = (
+            f"{humanize.count(nameless, 'client')} of {name} cannot be told apart: the daemon "
+            "runs in a different PID namespace."
         )
+    elif process is not None and len(process.namespace_pids) > 1:
+        text = (
+            f"The daemon {name} runs in a different PID namespace: process {process.pid} is "
+            f"{process.namespace_pids[-1]} there."
+        )
+    else:
+        return
+    yield Case(
+        text,
+        "Start the daemon with the host's PID namespace (hostPID: true, or docker run --pid host).",
+    )
 
 
-@finding(
+@of_host(
     "info",
     "A user has too many control daemons",
     "Any user may start any number of programs with that name. Those above the limit are not "
@@ -346,7 +329,6 @@ def processes_ignored(host: Host) -> Iterator[Case]:
     if ignored := host.snapshot.ignored_processes:
         users = [f"{uid} ({count})" for uid, count in ignored.items()]
         yield Case(
-            None,
             "More daemons, MPS processes and clients than are shown run for "
             f"{humanize.count(len(users), 'user')}, by UID: {humanize.join_some(users)}.",
             "Name the daemons that are wanted with --mps.pipe-directory, and ask these users about "
@@ -354,23 +336,20 @@ def processes_ignored(host: Host) -> Iterator[Case]:
         )
 
 
-@finding(
+@of_daemon(
     "info",
     "Not all clients are shown individually",
     "Each client costs series in Prometheus; so many clients are most often a mistake. The "
     "counts include them.",
     kind="blindness",
 )
-def clients_not_shown(host: Host) -> Iterator[Case]:
-    for daemon in host.daemons:
-        if daemon.dropped_clients:
-            yield Case(
-                daemon,
-                f"{humanize.count(daemon.dropped_clients, 'client')} of "
-                f"{shown_path(daemon.pipe_directory)} more than --collector.clients.max are not "
-                "shown.",
-                "Raise --collector.clients.max.",
-            )
+def clients_not_shown(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+    if daemon.dropped_clients:
+        yield Case(
+            f"{humanize.count(daemon.dropped_clients, 'client')} of "
+            f"{shown_path(daemon.pipe_directory)} more than --collector.clients.max are not shown.",
+            "Raise --collector.clients.max.",
+        )
 
 
 _SUBJECTS = {
