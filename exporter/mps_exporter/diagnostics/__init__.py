@@ -41,17 +41,7 @@ __all__ = [
     "unseen",
 ]
 
-_BY_URGENCY = (
-    hangs,
-    servers,
-    daemons,
-    gpus,
-    incidents,
-    processes,
-    limits,
-    visibility,
-    traces,
-)
+_BY_URGENCY = (hangs, servers, daemons, gpus, incidents, processes, limits, visibility, traces)
 
 ADVICE: dict[str, Advice] = {
     advice.name: advice

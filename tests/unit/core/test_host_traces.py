@@ -14,13 +14,7 @@ import pytest
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status, diagnosis_lines
 from mps_exporter.diagnostics import trace_findings
-from mps_exporter.observations import (
-    DaemonFacts,
-    HostTraces,
-    MpsDirectory,
-    OpenFiles,
-    ProcessFacts,
-)
+from mps_exporter.observations import DaemonFacts, HostTraces, MpsDirectory, OpenFiles, ProcessFacts
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources import host_traces
 from mps_exporter.sources.host_traces import look_for_traces
@@ -164,9 +158,7 @@ def test_a_path_that_is_too_long_is_why_no_daemon_runs_there() -> None:
     set_up = "NVIDIA's device plugin for Kubernetes"
     fits, long = "/p" * 49 + "x", "/q" * 50
     assert len(f"{fits}/control") == 107
-    traces = HostTraces(
-        directories=(MpsDirectory(fits, 0, set_up), MpsDirectory(long, 0, set_up)),
-    )
+    traces = HostTraces(directories=(MpsDirectory(fits, 0, set_up), MpsDirectory(long, 0, set_up)))
     short, other = trace_findings(traces)
     assert "No daemon can run there" not in short.evidence
     assert "kubectl" in short.remedy

@@ -19,12 +19,7 @@ from mps_exporter.diagnostics import findings, trace_findings
 from mps_exporter.diagnostics.finding import symptom_url
 from mps_exporter.diagnostics.hangs import HANGS
 from mps_exporter.diagnostics.limits import NO_EFFECT
-from mps_exporter.diagnostics.one_process import (
-    Check,
-    check_process,
-    conclusion,
-    pids_of,
-)
+from mps_exporter.diagnostics.one_process import Check, check_process, conclusion, pids_of
 from mps_exporter.observations import (
     ClosedFolder,
     DaemonFacts,
