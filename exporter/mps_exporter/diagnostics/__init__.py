@@ -20,7 +20,7 @@ from mps_exporter.diagnostics import (
     traces,
     visibility,
 )
-from mps_exporter.diagnostics.finding import SEVERITIES, Advice, Finding, Host, Kind, Severity
+from mps_exporter.diagnostics.finding import SEVERITIES, Advice, Finding, HostFacts, Kind, Severity
 from mps_exporter.diagnostics.visibility import unseen
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import DaemonConditions, HostTraces
@@ -53,7 +53,7 @@ ADVICE: dict[str, Advice] = {
 """Every advice by its name, the most urgent first."""
 
 
-def _found(host: Host, *kinds: Kind) -> tuple[Finding, ...]:
+def _findings_of(host: HostFacts, *kinds: Kind) -> tuple[Finding, ...]:
     return in_order(
         one for advice in ADVICE.values() if advice.kind in kinds for one in advice.found(host)
     )
@@ -66,7 +66,7 @@ def findings(snapshot: Snapshot, name_of: UserNameLookup | None = None) -> tuple
         snapshot: The host.
         name_of: Maps UIDs to names; by default those of the host itself.
     """
-    return _found(Host(snapshot, name_of or UserNames(snapshot)), "state", "blindness")
+    return _findings_of(HostFacts(snapshot, name_of or UserNames(snapshot)), "state", "blindness")
 
 
 def recent_incidents(
@@ -81,19 +81,19 @@ def recent_incidents(
         name_of: As in findings().
         views: Pipe directory -> what was read of a daemon whose servers cannot start.
     """
-    return _found(Host(snapshot, name_of or UserNames(snapshot), views or {}), "news")
+    return _findings_of(HostFacts(snapshot, name_of or UserNames(snapshot), views or {}), "news")
 
 
 def trace_findings(traces: HostTraces) -> tuple[Finding, ...]:
     """What the doctor finds beside the daemons."""
     snapshot = Snapshot(0.0)
-    return _found(Host(snapshot, UserNames(snapshot), traces=traces), "trace")
+    return _findings_of(HostFacts(snapshot, UserNames(snapshot), traces=traces), "trace")
 
 
 def of_web_configuration(error: str) -> tuple[Finding, ...]:
     """The file of --web.config.file was changed, and is invalid."""
     snapshot = Snapshot(0.0)
-    host = Host(snapshot, UserNames(snapshot), config_error=error)
+    host = HostFacts(snapshot, UserNames(snapshot), config_error=error)
     return tuple(visibility.web_configuration_unusable.found(host))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from mps_exporter.diagnostics.finding import Case, Host, of_daemon, of_gpu, shown_path
+from mps_exporter.diagnostics.finding import Case, HostFacts, of_daemon, of_gpu, shown_path
 from mps_exporter.diagnostics.safe_commands import Action, kernel_log, quoted_path, show_processes
 from mps_exporter.humanize import ago
 from mps_exporter.snapshot import ControlDaemon, Gpu
@@ -19,7 +19,7 @@ _START = "Its user can start it again (nvidia-cuda-mps-control -d)."
     "No program can use it, and programs that ran there are lost.",
     alert="MpsGpuMissing",
 )
-def gpu_lost(_: Host, gpu: Gpu) -> Iterator[Case]:
+def gpu_lost(_: HostFacts, gpu: Gpu) -> Iterator[Case]:
     if gpu.observation.lost:
         yield Case(
             f"GPU {gpu.index} ({gpu.uuid}) has fallen off the bus.",
@@ -36,7 +36,7 @@ def gpu_lost(_: Host, gpu: Gpu) -> Iterator[Case]:
     alert="MpsControlDaemonDown",
     page=WITHOUT_MPS,
 )
-def daemon_absent(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def daemon_absent(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     if daemon.state == "absent" and _quit_time(daemon) is None:
         died = [one.at for one in daemon.incidents if one.kind == "daemon_died"]
         yield Case(
@@ -55,7 +55,7 @@ def daemon_absent(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
     "queries at all looks the same.",
     alert="MpsControlDaemonRefusing",
 )
-def daemon_refuses(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def daemon_refuses(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     if daemon.state == "refused":
         yield Case(
             f"The MPS daemon {shown_path(daemon.pipe_directory)} refuses queries.",
@@ -70,7 +70,7 @@ def daemon_refuses(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
     alert="MpsControlDaemonDraining",
     page="quit-does-not-return",
 )
-def daemon_draining(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def daemon_draining(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     if daemon.state == "draining":
         pids = [client.pid for server in daemon.servers for client in server.clients]
         yield Case(
@@ -87,7 +87,7 @@ def daemon_draining(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
     "The daemon received quit. CUDA continues without MPS if it finds no daemon.",
     page=WITHOUT_MPS,
 )
-def daemon_quit(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def daemon_quit(host: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     if daemon.state == "absent" and (quit_at := _quit_time(daemon)) is not None:
         yield Case(
             f"The MPS daemon {shown_path(daemon.pipe_directory)} received quit and exited "

@@ -34,7 +34,7 @@ def shown_path(path: str) -> str:
 
 
 @dataclass(frozen=True)
-class Host:
+class HostFacts:
     """What the conditions look at."""
 
     snapshot: Snapshot
@@ -104,7 +104,7 @@ class Advice:
     def docs_url(self) -> str:
         return f"{DOCS}docs/{self.page}" if ".md" in self.page else symptom_url(self.page)
 
-    def found(self, host: Host) -> Iterator[Finding]:
+    def found(self, host: HostFacts) -> Iterator[Finding]:
         """Return the cases on a host. Only commands that may be given to a person remain."""
         places: Iterable[tuple[ControlDaemon | Server | Gpu, ...]] = [()]
         if self.scope == "server":

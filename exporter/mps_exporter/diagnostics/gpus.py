@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, Host, of_gpu
+from mps_exporter.diagnostics.finding import Case, HostFacts, of_gpu
 from mps_exporter.diagnostics.safe_commands import Action
 from mps_exporter.snapshot import Gpu
 
@@ -27,7 +27,7 @@ USED_UP = 0.9
     "by accident.",
     alert="MpsNotExclusiveMode",
 )
-def not_exclusive_mode(_: Host, gpu: Gpu) -> Iterator[Case]:
+def not_exclusive_mode(_: HostFacts, gpu: Gpu) -> Iterator[Case]:
     if gpu.served_by and gpu.observation.compute_mode == "default":
         command = f"nvidia-smi -i {gpu.index} -c EXCLUSIVE_PROCESS"
         effect = "only MPS may use the GPU then"
@@ -47,7 +47,7 @@ def not_exclusive_mode(_: Host, gpu: Gpu) -> Iterator[Case]:
     alert="MpsWouldHelp",
     page="no-speed-up-with-mps",
 )
-def mps_would_help(_: Host, gpu: Gpu) -> Iterator[Case]:
+def mps_would_help(_: HostFacts, gpu: Gpu) -> Iterator[Case]:
     utilization, activity = gpu.reading("gpu_utilization"), gpu.reading("sm_activity")
     if gpu.served_by or len(gpu.direct_pids) < 2 or utilization is None or activity is None:
         return
@@ -68,7 +68,7 @@ def mps_would_help(_: Host, gpu: Gpu) -> Iterator[Case]:
     "clients use all that their limits allow, and the rest of the GPU is idle.",
     page="a-percentage-slows-programs-down-while-the-gpu-is-idle",
 )
-def limit_idles_gpu(_: Host, gpu: Gpu) -> Iterator[Case]:
+def limit_idles_gpu(_: HostFacts, gpu: Gpu) -> Iterator[Case]:
     allowed, activity = gpu.sm_committed_ratio, gpu.reading("sm_activity")
     if not gpu.served_by or gpu.direct_pids or not allowed or activity is None:
         return
@@ -88,7 +88,7 @@ def limit_idles_gpu(_: Host, gpu: Gpu) -> Iterator[Case]:
     "taken the memory.",
     page="one-pod-or-job-gets-more-than-its-share",
 )
-def memory_overcommitted(_: Host, gpu: Gpu) -> Iterator[Case]:
+def memory_overcommitted(_: HostFacts, gpu: Gpu) -> Iterator[Case]:
     committed, total = gpu.client_memory_committed_bytes, gpu.reading("memory_total")
     if committed is not None and total is not None and committed > total:
         yield Case(
@@ -104,7 +104,7 @@ def memory_overcommitted(_: Host, gpu: Gpu) -> Iterator[Case]:
     "Before Volta clients share one address space, have no limits, and a fault of one ends "
     "all of them.",
 )
-def unfit_gpu(_: Host, gpu: Gpu) -> Iterator[Case]:
+def unfit_gpu(_: HostFacts, gpu: Gpu) -> Iterator[Case]:
     if gpu.served_by and (gpu.observation.compute_capability or VOLTA) < VOLTA:
         model = humanize.printable(gpu.observation.name or "its model")
         text = f"GPU {gpu.index} ({model}) is older than Volta."

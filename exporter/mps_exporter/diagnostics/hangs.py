@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, Host, of_daemon, of_server, shown_path
+from mps_exporter.diagnostics.finding import Case, HostFacts, of_daemon, of_server, shown_path
 from mps_exporter.diagnostics.safe_commands import (
     PROCESS_OWNER,
     Action,
@@ -38,7 +38,7 @@ HANGS = "every-cuda-program-hangs-and-the-control-tool-too"
     alert="MpsGhostServer",
     page=HANGS,
 )
-def ghost_server(host: Host, daemon: ControlDaemon, server: Server) -> Iterator[Case]:
+def ghost_server(host: HostFacts, daemon: ControlDaemon, server: Server) -> Iterator[Case]:
     if not server.ghost:
         return
     text = "the daemon will hang as soon as another user's client connects."
@@ -102,7 +102,7 @@ def _hung_on(server: Server) -> list[Client]:
     alert="MpsControlDaemonUnresponsive",
     page=HANGS,
 )
-def daemon_unresponsive(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def daemon_unresponsive(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     if daemon.state == "unresponsive":
         hangs, remedy, actions = _way_out(daemon)
         name = shown_path(daemon.pipe_directory)
@@ -208,7 +208,7 @@ def resuming(one: ProcessFacts | ProcessView) -> Iterator[Action]:
     alert="MpsQueuedClientDead",
     page=HANGS,
 )
-def queued_client_dead(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def queued_client_dead(host: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     dead = [wait for wait in daemon.waits if wait.dead]
     if not dead:
         return

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.daemons import WITHOUT_MPS, start_daemon
-from mps_exporter.diagnostics.finding import Case, Host, of_daemon, shown_path
+from mps_exporter.diagnostics.finding import Case, HostFacts, of_daemon, shown_path
 from mps_exporter.diagnostics.gpus import VOLTA
 from mps_exporter.diagnostics.safe_commands import kernel_log, open_folder
 from mps_exporter.mps.client_limits import DaemonGpus, visible_gpus
@@ -19,7 +19,7 @@ RECENT_SECONDS = 300.0
 _DIED_AT_ONCE = "all-programs-died-at-once"
 
 
-def _recent(host: Host, daemon: ControlDaemon, kind: str) -> Iterator[tuple[Incident, str]]:
+def _recent(host: HostFacts, daemon: ControlDaemon, kind: str) -> Iterator[tuple[Incident, str]]:
     """Give a daemon's last incident of a kind while it is recent, and the sentence on it."""
     last = next((one for one in reversed(daemon.incidents) if one.kind == kind), None)
     if last is not None and (age := host.age(last.at)) <= RECENT_SECONDS:
@@ -35,7 +35,7 @@ def _recent(host: Host, daemon: ControlDaemon, kind: str) -> Iterator[tuple[Inci
     alert="MpsControlDaemonDied",
     page=WITHOUT_MPS,
 )
-def daemon_died(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def daemon_died(host: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     for last, text in _recent(host, daemon, "daemon_died"):
         remedy = "Restart it; programs that start meanwhile use the GPU without MPS."
         if daemon.state == "answering":
@@ -51,7 +51,7 @@ def daemon_died(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
     alert="MpsServerCrashed",
     page=_DIED_AT_ONCE,
 )
-def server_crashed(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def server_crashed(host: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     for last, text in _recent(host, daemon, "server_crashed"):
         remedy = (
             "Programs that were connected must be restarted; the kernel log may show the cause "
@@ -68,7 +68,7 @@ def server_crashed(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
     alert="MpsServerCrashLooping",
     page="server-encountered-a-fatal-exception",
 )
-def server_start_failed(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def server_start_failed(host: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     for last, text in _recent(host, daemon, "server_start_failed"):
         seen = host.conditions.get(daemon.pipe_directory)
         cause, remedy = _start_failure(last, daemon, host.snapshot, seen)
@@ -88,7 +88,7 @@ def server_start_failed(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
     alert="MpsUnfinishedWork",
     page=_DIED_AT_ONCE,
 )
-def unfinished_work(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def unfinished_work(host: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     for last, text in _recent(host, daemon, "unfinished_work"):
         remedy = (
             "The lost programs must be restarted; they did nothing wrong. Before a client is "
@@ -107,7 +107,7 @@ def unfinished_work(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
     alert="MpsServerFault",
     page=_DIED_AT_ONCE,
 )
-def fault(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def fault(host: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     for last, text in _recent(host, daemon, "fault"):
         remedy = "The lost programs must be restarted. Do not end the process that MPS names."
         if last.caused_by_pids:
@@ -124,7 +124,7 @@ def fault(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
     alert="MpsClientsRejected",
     page="cuda-error-808-809-mps-max-clients-reached",
 )
-def client_rejected(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def client_rejected(host: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     for last, text in _recent(host, daemon, "client_rejected"):
         remedy = (
             "Start the program again when other clients have exited, or run fewer processes on "

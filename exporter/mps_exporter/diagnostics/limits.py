@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, Host, of_daemon
+from mps_exporter.diagnostics.finding import Case, HostFacts, of_daemon
 from mps_exporter.snapshot import Client, ControlDaemon
 
 _ROUNDING = 0.005
@@ -15,7 +15,7 @@ _ROUNDING = 0.005
 NO_EFFECT = "a-limit-has-no-effect"
 
 
-def _clients(daemon: ControlDaemon) -> list[Client]:
+def _all_clients(daemon: ControlDaemon) -> list[Client]:
     return [client for server in daemon.servers for client in server.clients]
 
 
@@ -52,10 +52,10 @@ _SMS, _MEMORY = "the SMs", "GPU memory"
     "before its daemon was configured has none, without a message.",
     page=NO_EFFECT,
 )
-def limit_looser_than_default(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def limit_looser_than_default(host: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     those = [
         f"{host.client(one)} may use {excess.text}"
-        for one in _clients(daemon)
+        for one in _all_clients(daemon)
         if (excess := looser(one, daemon)) is not None
     ]
     if those:
@@ -88,8 +88,8 @@ def looser(client: Client, daemon: ControlDaemon) -> Excess | None:
     "or not a number: the process may use all SMs.",
     page=NO_EFFECT,
 )
-def percentage_ignored(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
-    ignored = [(one, one.percentage_ignored) for one in _clients(daemon)]
+def percentage_ignored(host: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
+    ignored = [(one, one.percentage_ignored) for one in _all_clients(daemon)]
     if those := _with_values(host, ignored):
         yield Case(
             f"CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of {those}.",
@@ -105,8 +105,8 @@ def percentage_ignored(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
     "CUDA_VISIBLE_DEVICES, not among the GPUs of the host.",
     page=NO_EFFECT,
 )
-def memory_limit_ignored(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
-    ignored = [(one, one.memory_limit_ignored) for one in _clients(daemon)]
+def memory_limit_ignored(host: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
+    ignored = [(one, one.memory_limit_ignored) for one in _all_clients(daemon)]
     if those := _with_values(host, ignored):
         yield Case(
             f"CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of {those}.",
@@ -115,7 +115,7 @@ def memory_limit_ignored(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
         )
 
 
-def _with_values(host: Host, ignored: Sequence[tuple[Client, str | None]]) -> str:
+def _with_values(host: HostFacts, ignored: Sequence[tuple[Client, str | None]]) -> str:
     return humanize.join_some(
         [
             f"{host.client(one)} with {humanize.printable(repr(value))}"
@@ -139,11 +139,11 @@ _PARTITION_FAULTS = {
     "the choice: it takes SMs from the clients of that partition, or fails as it starts.",
     page="cuda-error-invalid-resource-configuration",
 )
-def sm_partition_mismatch(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def sm_partition_mismatch(host: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     stray = [
         f"{host.client(one)} names {humanize.printable(one.sm_partition or '', 60)}, "
         + _PARTITION_FAULTS.get(one.sm_partition_fault, "")
-        for one in (_clients(daemon) if daemon.partitioning is not None else ())
+        for one in (_all_clients(daemon) if daemon.partitioning is not None else ())
         if one.sm_partition_fault is not None
     ]
     if stray:
@@ -162,7 +162,7 @@ def sm_partition_mismatch(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
     "MPS limits each process. Several processes of one job or pod have that much each.",
     page="one-pod-or-job-gets-more-than-its-share",
 )
-def share_exceeded(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def share_exceeded(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     those = list(_exceeding(daemon))
     if those:
         yield Case(
@@ -175,7 +175,7 @@ def share_exceeded(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
 def _exceeding(daemon: ControlDaemon) -> Iterator[str]:
     """The jobs and pods whose processes may together use more than one process may."""
     groups: dict[tuple[str, str], list[Client]] = {}
-    for client in _clients(daemon):
+    for client in _all_clients(daemon):
         if client.slurm_job_id is not None:
             groups.setdefault(("Slurm job", client.slurm_job_id), []).append(client)
         elif client.pod_uid is not None:

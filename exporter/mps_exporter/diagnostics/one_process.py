@@ -19,7 +19,7 @@ from mps_exporter.snapshot import Snapshot
 __all__ = ["Check", "Outcome", "check_process", "conclusion", "pids_of"]
 
 _CHECKS: tuple[tuple[str, Callable[[Subject], Iterator[Check]]], ...] = (
-    ("process", process_start.process),
+    ("process", process_start.process_itself),
     ("directory", process_start.directory),
     ("process", process_start.foreign_proc),
     ("variables", process_start.variables),
@@ -27,10 +27,10 @@ _CHECKS: tuple[tuple[str, Callable[[Subject], Iterator[Check]]], ...] = (
     ("service", process_use.service),
     ("connection", process_use.connection),
     ("limits", process_use.limits),
-    ("memory", process_use.memory),
+    ("memory", process_use.host_memory),
     ("history", process_use.history),
 )
-_OF_ENDED = (process_start.process, process_use.history)
+_OF_ENDED = (process_start.process_itself, process_use.history)
 
 
 def check_process(

@@ -30,21 +30,23 @@ def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, 
     """
     found = daemon.partitioning or Partitioning("2")
     counts = found.clients_by_namespace()
-    features = [f"Features: {', '.join(map(_feature, found.features))}"] if found.features else []
+    features = (
+        [f"Features: {', '.join(map(_feature_text, found.features))}"] if found.features else []
+    )
     return (
-        *map(_server, found.servers or ()),
+        *map(_server_line, found.servers or ()),
         *(
-            _namespace(one, counts.get((one.server_name, one.name)))
+            _namespace_line(one, counts.get((one.server_name, one.name)))
             for one in found.namespaces or ()
         ),
-        *(_partition(one, daemon, snapshot) for one in found.partitions or ()),
-        *(_device(one, snapshot) for one in found.devices or ()),
+        *(_partition_line(one, daemon, snapshot) for one in found.partitions or ()),
+        *(_device_line(one, snapshot) for one in found.devices or ()),
         *features,
-        *_cgroups(daemon, snapshot),
+        *_cgroup_lines(daemon, snapshot),
     )
 
 
-def _joined(*parts: str | None) -> str:
+def _facts_joined(*parts: str | None) -> str:
     return ", ".join(part for part in parts if part)
 
 
@@ -57,9 +59,9 @@ def _reply(text: str | None) -> str | None:
     return humanize.printable(text, 400) if text else None
 
 
-def _server(server: NamedServer) -> str:
+def _server_line(server: NamedServer) -> str:
     gpus = humanize.join_some([humanize.printable(one, 60) for one in server.allowed_devices])
-    facts = _joined(
+    facts = _facts_joined(
         _reply(server.status),
         _if_known("UID {}", server.uid),
         _if_known("process {}", server.pid) or "no process",
@@ -70,11 +72,11 @@ def _server(server: NamedServer) -> str:
     return f"Server {server.name}: {facts}"
 
 
-def _namespace(namespace: Namespace, clients: int | None) -> str:
+def _namespace_line(namespace: Namespace, clients: int | None) -> str:
     share, memory = namespace.active_thread_ratio, namespace.pinned_memory_limit_bytes
     sms = "no SM limit" if "active_threads" in namespace.unlimited else "SM limit not known"
     pinned = "no memory limit" if "pinned_memory" in namespace.unlimited else None
-    facts = _joined(
+    facts = _facts_joined(
         _reply(namespace.status),
         sms if share is None else f"up to {humanize.percent(share, exact=True)} of the SMs",
         pinned if memory is None else f"up to {humanize.memory(memory)} on each GPU",
@@ -85,7 +87,7 @@ def _namespace(namespace: Namespace, clients: int | None) -> str:
     return f"Namespace {namespace.server_name}/{namespace.name}: {facts}"
 
 
-def _partition(one: SmPartition, daemon: ControlDaemon, snapshot: Snapshot) -> str:
+def _partition_line(one: SmPartition, daemon: ControlDaemon, snapshot: Snapshot) -> str:
     of = f" of server {one.server_name}" if one.server_name else ""
     where, size = f"{of} on {gpu_name(one.device, snapshot)}", _size(one)
     if one.unallocated:
@@ -94,7 +96,7 @@ def _partition(one: SmPartition, daemon: ControlDaemon, snapshot: Snapshot) -> s
     count = humanize.count(number, "client") if number is not None else None
     if count is None and one.has_clients is not None:
         count = "in use" if one.has_clients else "not in use"
-    facts = _joined(
+    facts = _facts_joined(
         size,
         "with the remaining SMs" if one.include_remainder else None,
         _reply(one.status),
@@ -105,15 +107,15 @@ def _partition(one: SmPartition, daemon: ControlDaemon, snapshot: Snapshot) -> s
 
 
 def _size(one: SmPartition | ServerDevice) -> str:
-    return _joined(
+    return _facts_joined(
         humanize.count(one.sms, "SM") if one.sms is not None else None,
         humanize.count(one.chunks, "chunk") if one.chunks is not None else None,
     )
 
 
-def _device(device: ServerDevice, snapshot: Snapshot) -> str:
+def _device_line(device: ServerDevice, snapshot: Snapshot) -> str:
     of = f" of server {device.server_name}" if device.server_name else ""
-    facts = _joined(
+    facts = _facts_joined(
         _if_known("ordinal {}", device.ordinal),
         _reply(device.name),
         _reply(device.pci),
@@ -123,8 +125,8 @@ def _device(device: ServerDevice, snapshot: Snapshot) -> str:
     return f"{gpu_name(device.uuid, snapshot)}{of}: {facts}"
 
 
-def _feature(one: Feature) -> str:
-    more = _joined(
+def _feature_text(one: Feature) -> str:
+    more = _facts_joined(
         "default" if one.default else None,
         f"module {one.module}" if one.module not in (None, one.name) else None,
         _if_known("covers {}", _reply(one.covers)),
@@ -132,7 +134,7 @@ def _feature(one: Feature) -> str:
     return f"{one.name} {'on' if one.enabled else 'off'}{f' ({more})' if more else ''}"
 
 
-def _cgroups(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[str]:
+def _cgroup_lines(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[str]:
     clients = [client for server in daemon.servers for client in server.clients]
 
     def sized(text: str, size: float | None) -> str | None:
@@ -140,7 +142,7 @@ def _cgroups(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[str]:
 
     for path in sorted({client.cgroup for client in clients if client.cgroup is not None}):
         for uuid, one in snapshot.cgroup_memory.get(path, {}).items():
-            facts = _joined(
+            facts = _facts_joined(
                 sized("{} used", one.used_bytes),
                 sized("soft limit {}", one.soft_limit_bytes),
                 sized("hard limit {}", one.hard_limit_bytes)

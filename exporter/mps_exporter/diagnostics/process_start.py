@@ -18,7 +18,7 @@ from mps_exporter.snapshot import Snapshot
 _REFUSED = "cuda-error-805-mps-connection-failed"
 
 
-def process(one: Subject) -> Iterator[Check]:
+def process_itself(one: Subject) -> Iterator[Check]:
     view, name = one.view, humanize.printable(one.view.command or "?")
     if one.recorded:
         yield unknown("a recording has no files of the process itself.")

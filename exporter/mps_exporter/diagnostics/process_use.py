@@ -273,7 +273,7 @@ def _room(one: Subject, daemon: ControlDaemon) -> Iterator[Check]:
             )
 
 
-def memory(one: Subject) -> Iterator[Check]:
+def host_memory(one: Subject) -> Iterator[Check]:
     if kills := one.view.oom_kills:
         yield warning(
             f"The kernel has ended {humanize.count(kills, 'process', 'processes')} of its control "

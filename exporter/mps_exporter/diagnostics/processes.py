@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, Host, of_gpu, shown_path
+from mps_exporter.diagnostics.finding import Case, HostFacts, of_gpu, shown_path
 from mps_exporter.diagnostics.limits import NO_EFFECT
 from mps_exporter.diagnostics.safe_commands import Action, end_processes, permitted, quoted_path
 from mps_exporter.observations import ProcessFacts
@@ -19,7 +19,7 @@ from mps_exporter.snapshot import ControlDaemon, Gpu
     alert="MpsProcessBypassesMps",
     page=NO_EFFECT,
 )
-def process_bypasses_mps(host: Host, gpu: Gpu) -> Iterator[Case]:
+def process_bypasses_mps(host: HostFacts, gpu: Gpu) -> Iterator[Case]:
     for text in _past_mps(host, gpu, "no directory"):
         remedy = (
             f"Restart it with CUDA_MPS_PIPE_DIRECTORY set to {_directories(gpu)}, or set the GPU's "
@@ -35,7 +35,7 @@ def process_bypasses_mps(host: Host, gpu: Gpu) -> Iterator[Case]:
     "continued without MPS.",
     alert="MpsProcessBypassesMps",
 )
-def pipe_directory_mismatch(host: Host, gpu: Gpu) -> Iterator[Case]:
+def pipe_directory_mismatch(host: HostFacts, gpu: Gpu) -> Iterator[Case]:
     for text in _past_mps(host, gpu, "no daemon runs"):
         remedy = (
             f"Set CUDA_MPS_PIPE_DIRECTORY to the daemon's directory, {_directories(gpu)}, and "
@@ -52,7 +52,7 @@ def pipe_directory_mismatch(host: Host, gpu: Gpu) -> Iterator[Case]:
     "CUDA silently continued without MPS.",
     alert="MpsProcessBypassesMps",
 )
-def daemon_not_reached(host: Host, gpu: Gpu) -> Iterator[Case]:
+def daemon_not_reached(host: HostFacts, gpu: Gpu) -> Iterator[Case]:
     for text in _past_mps(host, gpu, "a daemon runs"):
         yield Case(
             text,
@@ -68,7 +68,7 @@ def daemon_not_reached(host: Host, gpu: Gpu) -> Iterator[Case]:
     "without MPS, without sharing and without limits.",
     page=NO_EFFECT,
 )
-def daemon_missing(host: Host, gpu: Gpu) -> Iterator[Case]:
+def daemon_missing(host: HostFacts, gpu: Gpu) -> Iterator[Case]:
     asking = [one for one in gpu.direct_processes if _wanted(one) is not None]
     if asking and not gpu.served_by:
         those = humanize.join_some([_process(host, one, "no daemon runs") for one in asking])
@@ -86,7 +86,7 @@ def daemon_missing(host: Host, gpu: Gpu) -> Iterator[Case]:
     alert="MpsStrandedClient",
     page="the-next-job-fails-after-one-was-killed",
 )
-def stranded_client(_: Host, gpu: Gpu) -> Iterator[Case]:
+def stranded_client(_: HostFacts, gpu: Gpu) -> Iterator[Case]:
     if count := gpu.stranded_clients:
         pids = humanize.processes(gpu.stranded_pids or ())
         holds, it = ("holds", "it") if count == 1 else ("hold", "they")
@@ -99,7 +99,7 @@ def stranded_client(_: Host, gpu: Gpu) -> Iterator[Case]:
         )
 
 
-def _past_mps(host: Host, gpu: Gpu, way: str) -> Iterator[str]:
+def _past_mps(host: HostFacts, gpu: Gpu, way: str) -> Iterator[str]:
     """Give the sentence on the processes that use a GPU without MPS in one way."""
     directories = {
         directory
@@ -139,7 +139,7 @@ def _wanted(process: ProcessFacts) -> str | None:
     return (process.mps_environment or {}).get("CUDA_MPS_PIPE_DIRECTORY")
 
 
-def _process(host: Host, process: ProcessFacts, way: str) -> str:
+def _process(host: HostFacts, process: ProcessFacts, way: str) -> str:
     user = humanize.printable(process.user) if process.user else host.user(process.uid)
     text = humanize.process(process.pid, process.name, user)
     if (wanted := _wanted(process)) is None:
@@ -151,7 +151,7 @@ def _directories(gpu: Gpu) -> str:
     return shown_path(" or ".join(sorted(gpu.served_by)))
 
 
-def _serving(host: Host, gpu: Gpu) -> list[ControlDaemon]:
+def _serving(host: HostFacts, gpu: Gpu) -> list[ControlDaemon]:
     return [one for one in host.daemons if one.pipe_directory in gpu.served_by]
 
 

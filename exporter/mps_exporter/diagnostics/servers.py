@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, Host, of_daemon, of_server
+from mps_exporter.diagnostics.finding import Case, HostFacts, of_daemon, of_server
 from mps_exporter.diagnostics.hangs import ghost_commands, ghost_remedy
 from mps_exporter.diagnostics.safe_commands import (
     ANY_USER,
@@ -36,7 +36,7 @@ _IN_DRIVER = "state D: it hangs in the driver"
     alert="MpsServerStuckInFault",
     page="cuda-error-807-mps-server-not-ready",
 )
-def server_in_fault(host: Host, daemon: ControlDaemon, server: Server) -> Iterator[Case]:
+def server_in_fault(host: HostFacts, daemon: ControlDaemon, server: Server) -> Iterator[Case]:
     if server.ghost or server.state != "FAULT":
         return
     hit = [one for one in server.clients if one.state == "torn_down"]
@@ -72,13 +72,13 @@ def server_in_fault(host: Host, daemon: ControlDaemon, server: Server) -> Iterat
     alert="MpsClientStuck",
     page="a-client-is-connected-and-hangs",
 )
-def client_stuck(host: Host, _: ControlDaemon, server: Server) -> Iterator[Case]:
+def client_stuck(host: HostFacts, _: ControlDaemon, server: Server) -> Iterator[Case]:
     if not server.ghost:
         for state, seconds in (("creating_context", CREATING_LONG_SECONDS), ("torn_down", 0)):
             yield from _stuck(host, server, state, seconds)
 
 
-def _stuck(host: Host, server: Server, state: str, seconds: float) -> Iterator[Case]:
+def _stuck(host: HostFacts, server: Server, state: str, seconds: float) -> Iterator[Case]:
     now = host.snapshot.taken_at
     stuck = [
         one
@@ -120,7 +120,7 @@ def _stuck(host: Host, server: Server, state: str, seconds: float) -> Iterator[C
     alert="MpsUnfinishedWork",
     page="cuda-error-46-devices-unavailable",
 )
-def possible_unfinished_work(host: Host, _: ControlDaemon, server: Server) -> Iterator[Case]:
+def possible_unfinished_work(host: HostFacts, _: ControlDaemon, server: Server) -> Iterator[Case]:
     work = server.possible_unfinished_work
     if work is None or server.ghost or server.state == "FAULT":
         return
@@ -144,7 +144,7 @@ def possible_unfinished_work(host: Host, _: ControlDaemon, server: Server) -> It
     alert="MpsUidWaitLong",
     page="a-program-hangs-in-cuinit",
 )
-def several_users_one_daemon(host: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def several_users_one_daemon(host: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     alive = sorted((one for one in daemon.waits if not one.dead), key=lambda one: one.since)
     if not alive:
         return
@@ -168,7 +168,7 @@ def several_users_one_daemon(host: Host, daemon: ControlDaemon) -> Iterator[Case
     )
 
 
-def _behind(host: Host, wait: Wait, holder: Server | None) -> str:
+def _behind(host: HostFacts, wait: Wait, holder: Server | None) -> str:
     if wait.behind_uid is None:
         return "behind another user's server"
     if holder is None:
@@ -179,7 +179,12 @@ def _behind(host: Host, wait: Wait, holder: Server | None) -> str:
 
 
 def _wait_remedy(
-    host: Host, daemon: ControlDaemon, alive: Sequence[Wait], holder: Server | None, *, idle: bool
+    host: HostFacts,
+    daemon: ControlDaemon,
+    alive: Sequence[Wait],
+    holder: Server | None,
+    *,
+    idle: bool,
 ) -> str:
     waiting = humanize.processes([wait.pid for wait in alive]) or "a process that waits"
     clients = holder.clients if holder is not None else ()
@@ -220,7 +225,7 @@ def _show_holders(daemon: ControlDaemon) -> Iterable[Action]:
     alert="MpsServerStuckStarting",
     page="a-program-hangs-in-cuinit",
 )
-def server_starting_long(host: Host, daemon: ControlDaemon, server: Server) -> Iterator[Case]:
+def server_starting_long(host: HostFacts, daemon: ControlDaemon, server: Server) -> Iterator[Case]:
     started = server.start_time_seconds
     if (
         started is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, Host, of_host, shown_path
+from mps_exporter.diagnostics.finding import Case, HostFacts, of_host, shown_path
 from mps_exporter.diagnostics.safe_commands import Action, quoted_path
 from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES, control_socket_bytes
 
@@ -35,7 +35,7 @@ def long_socket_path(directories: Iterable[str]) -> str:
     kind="trace",
     page="mps-daemon-never-starts-in-kubernetes",
 )
-def daemon_promised(host: Host) -> Iterator[Case]:
+def daemon_promised(host: HostFacts) -> Iterator[Case]:
     promised = [one for one in host.traces.directories if one.promised_by]
     # A path that is too long is a cause of its own.
     long = [one for one in promised if long_socket_path([one.path])]
@@ -62,7 +62,7 @@ def daemon_promised(host: Host) -> Iterator[Case]:
     kind="trace",
     page="mps-server-failed-to-create-shm-segment",
 )
-def server_out_of_descriptors(host: Host) -> Iterator[Case]:
+def server_out_of_descriptors(host: HostFacts) -> Iterator[Case]:
     for one in host.traces.open_files:
         if one.count is not None and one.count > one.limit - FILES_OF_A_CLIENT:
             yield Case(
@@ -82,7 +82,7 @@ def server_out_of_descriptors(host: Host) -> Iterator[Case]:
     kind="trace",
     page=_AFTER_A_KILL,
 )
-def server_without_daemon(host: Host) -> Iterator[Case]:
+def server_without_daemon(host: HostFacts) -> Iterator[Case]:
     if orphans := host.traces.orphans:
         those = humanize.join_some([f"server {one.pid} of user {one.uid}" for one in orphans])
         have = "have no control daemon"
@@ -102,7 +102,7 @@ def server_without_daemon(host: Host) -> Iterator[Case]:
     kind="trace",
     page=_AFTER_A_KILL,
 )
-def process_not_reaped(host: Host) -> Iterator[Case]:
+def process_not_reaped(host: HostFacts) -> Iterator[Case]:
     if zombies := host.traces.zombies:
         parents = sorted({one.parent_pid for one in zombies if one.parent_pid})
         pids = humanize.processes([one.pid for one in zombies]) or "Processes"
@@ -123,7 +123,7 @@ def process_not_reaped(host: Host) -> Iterator[Case]:
     kind="trace",
     page=_AFTER_A_KILL,
 )
-def directory_left(host: Host) -> Iterator[Case]:
+def directory_left(host: HostFacts) -> Iterator[Case]:
     left = [one for one in host.traces.directories if not one.promised_by]
     if left:
         those = [f"{shown_path(one.path)} (of user {one.owner_uid})" for one in left]

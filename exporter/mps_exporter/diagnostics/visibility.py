@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, Host, of_daemon, of_host, shown_path
+from mps_exporter.diagnostics.finding import Case, HostFacts, of_daemon, of_host, shown_path
 from mps_exporter.diagnostics.safe_commands import ANY_USER, Action, quoted_path
 from mps_exporter.observations import LogName, LogState
 from mps_exporter.snapshot import ControlDaemon, Snapshot
@@ -47,7 +47,7 @@ _GIVE_SYSLOG = (
     "file open; only copying and truncating does.",
     alert="MpsControlLogLarge",
 )
-def log_large(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def log_large(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     for log in daemon.logs:
         if log.size_bytes is not None and log.size_bytes > LOG_LARGE_BYTES:
             yield Case(
@@ -77,7 +77,7 @@ def _truncate(daemon: ControlDaemon) -> Iterable[Action]:
     kind="blindness",
     alert="MpsExporterCollectorFailing",
 )
-def source_unreadable(host: Host) -> Iterator[Case]:
+def source_unreadable(host: HostFacts) -> Iterator[Case]:
     explained = any(
         daemon.state in ("unresponsive", "draining", "refused")
         or _tool_missing(daemon)
@@ -104,7 +104,7 @@ def source_unreadable(host: Host) -> Iterator[Case]:
     kind="blindness",
     alert="MpsExporterCollectorFailing",
 )
-def tool_missing(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def tool_missing(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     if _tool_missing(daemon):
         # Without the commands that it was wanted for.
         _before, tool, reply = (daemon.error or "").partition("the control tool")
@@ -126,7 +126,7 @@ def _tool_missing(daemon: ControlDaemon) -> bool:
     "or when other programs query it all the time; control.log would show which.",
     kind="blindness",
 )
-def daemon_state_unknown(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def daemon_state_unknown(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     if _takes_no_queries(daemon):
         yield Case(
             f"The MPS daemon {shown_path(daemon.pipe_directory)} accepts no queries, and its "
@@ -148,7 +148,7 @@ def _takes_no_queries(daemon: ControlDaemon) -> bool:
     kind="blindness",
     alert="MpsExporterLogsUnreadable",
 )
-def logs_unreadable(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def logs_unreadable(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     shut = [log for log in daemon.logs if not log.readable]
     if daemon.pid is None or not shut:
         return
@@ -191,7 +191,7 @@ def _unreadable(log: LogState) -> str:
     kind="blindness",
     page="web-config.md",
 )
-def web_configuration_unusable(host: Host) -> Iterator[Case]:
+def web_configuration_unusable(host: HostFacts) -> Iterator[Case]:
     if host.config_error is not None:
         yield Case(
             "The web configuration cannot be used; the previous one stays in force: "
@@ -207,7 +207,7 @@ def web_configuration_unusable(host: Host) -> Iterator[Case]:
     kind="blindness",
     page="mps-versions.md#how-to-help",
 )
-def replies_not_understood(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def replies_not_understood(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     plurals = {"reply": "replies"}
     counts: Mapping[tuple[str, str], int] = (
         daemon.partitioning.not_understood if daemon.partitioning is not None else {}
@@ -234,7 +234,7 @@ def replies_not_understood(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
     kind="blindness",
     page=_PRIVILEGES,
 )
-def directories_assumed(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def directories_assumed(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     if daemon.pid is not None and daemon.facts and daemon.facts.directories_assumed:
         yield Case(
             f"It is assumed that process {daemon.pid} is the daemon of "
@@ -252,7 +252,7 @@ def directories_assumed(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
     kind="blindness",
     page=_PRIVILEGES,
 )
-def environment_unreadable(host: Host) -> Iterator[Case]:
+def environment_unreadable(host: HostFacts) -> Iterator[Case]:
     found: list[tuple[ControlDaemon | None, str]] = []
     for daemon in host.daemons:
         clients = (client for server in daemon.servers for client in server.clients)
@@ -278,7 +278,7 @@ def environment_unreadable(host: Host) -> Iterator[Case]:
     kind="blindness",
     page=_PRIVILEGES,
 )
-def kernel_log_unreadable(host: Host) -> Iterator[Case]:
+def kernel_log_unreadable(host: HostFacts) -> Iterator[Case]:
     kernel = host.snapshot.kernel_log
     if kernel is not None and not kernel.readable and host.daemons:
         yield Case(
@@ -296,7 +296,7 @@ def kernel_log_unreadable(host: Host) -> Iterator[Case]:
     "not always told apart.",
     kind="blindness",
 )
-def daemon_outside_host_pid_namespace(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def daemon_outside_host_pid_namespace(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     name = shown_path(daemon.pipe_directory)
     nameless = sum(not client.pid for server in daemon.servers for client in server.clients)
     process = daemon.facts.process if daemon.facts is not None else None
@@ -325,7 +325,7 @@ def daemon_outside_host_pid_namespace(_: Host, daemon: ControlDaemon) -> Iterato
     "read; configured daemons always are.",
     kind="blindness",
 )
-def processes_ignored(host: Host) -> Iterator[Case]:
+def processes_ignored(host: HostFacts) -> Iterator[Case]:
     if ignored := host.snapshot.ignored_processes:
         users = [f"{uid} ({count})" for uid, count in ignored.items()]
         yield Case(
@@ -343,7 +343,7 @@ def processes_ignored(host: Host) -> Iterator[Case]:
     "counts include them.",
     kind="blindness",
 )
-def clients_not_shown(_: Host, daemon: ControlDaemon) -> Iterator[Case]:
+def clients_not_shown(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     if daemon.dropped_clients:
         yield Case(
             f"{humanize.count(daemon.dropped_clients, 'client')} of "
