@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable
 
 from mps_exporter.daemon_registry import DaemonRecord
 from mps_exporter.diagnostics import findings
-from mps_exporter.diagnostics.finding_commands import actions
 from mps_exporter.snapshot import Snapshot
 from testing.player import Metrics
 from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab
@@ -347,7 +346,7 @@ async def dead_between_scrapes(lab: Lab) -> None:
 
 
 def _offered(snapshot: Snapshot) -> list[str]:
-    return [each.command for one in findings(snapshot) for each in actions(one, snapshot)]
+    return [each.command for one in findings(snapshot) for each in one.actions]
 
 
 @scenario("a ghost wedges the daemon and is killed: how soon mps_control_up falls and rises")

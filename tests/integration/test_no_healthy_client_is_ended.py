@@ -29,7 +29,6 @@ import yaml
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json, diagnosis_lines, plain
 from mps_exporter.commands.process_report import checks_as_text
 from mps_exporter.diagnostics import findings, recent_incidents
-from mps_exporter.diagnostics.finding_commands import actions
 from mps_exporter.diagnostics.one_process import check_process
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
@@ -192,7 +191,7 @@ def texts_of(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
 def texts_of_findings(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     """Only what differs in a worse state, which is less work."""
     for one in (*findings(snapshot), *recent_incidents(snapshot)):
-        commands = [action.command for action in actions(one, snapshot)]
+        commands = [action.command for action in one.actions]
         yield one.advice.name, "\n".join((f"{one.evidence} {one.remedy}", *commands))
     yield from texts_of_processes(snapshot)
 

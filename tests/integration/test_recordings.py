@@ -10,7 +10,6 @@ import pytest
 
 from mps_exporter.commands.demo import built_in_playlist
 from mps_exporter.diagnostics import findings
-from mps_exporter.diagnostics.finding_commands import actions
 from testing.player import RECORDINGS, Player
 
 TRUTHS = sorted(RECORDINGS.glob("*.json"))
@@ -71,7 +70,7 @@ async def test_a_client_that_catches_its_fault_and_stays_is_torn_down() -> None:
     assert since == pytest.approx(1795261776.761)
     (stuck,) = [one for one in findings(metrics.snapshot) if one.advice.name == "client_stuck"]
     assert "1168" in stuck.evidence
-    assert [one.command for one in actions(stuck, metrics.snapshot)] == ["kill 1168"]
+    assert [one.command for one in stuck.actions] == ["kill 1168"]
     metrics = await player.to_end()
     assert metrics.value("mps_client_state", state="torn_down") is None
 

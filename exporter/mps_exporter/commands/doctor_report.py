@@ -19,11 +19,10 @@ from mps_exporter.diagnostics import (
     findings,
     in_order,
     most_severe,
+    trace_findings,
     unseen,
 )
-from mps_exporter.diagnostics.finding_commands import actions
 from mps_exporter.diagnostics.partitions import gpu_name, partitioning_lines
-from mps_exporter.diagnostics.traces import trace_findings
 from mps_exporter.observations import HostTraces
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 
@@ -125,7 +124,7 @@ def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
         yield "In the last five minutes:"
         for finding in seen.recent:
             yield ""
-            yield from _finding(finding, snapshot, paint)
+            yield from _finding(finding, paint)
 
 
 def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
@@ -146,10 +145,10 @@ def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
     )
     for finding in found:
         yield ""
-        yield from _finding(finding, seen.snapshot, paint)
+        yield from _finding(finding, paint)
 
 
-def _finding(finding: Finding, snapshot: Snapshot, paint: Painter) -> Iterator[str]:
+def _finding(finding: Finding, paint: Painter) -> Iterator[str]:
     advice = finding.advice
     place = humanize.printable(finding.daemon, 400) or (f"GPU {finding.gpu}" if finding.gpu else "")
     yield f"{paint(finding.severity, finding.severity)}  {advice.title}" + (
@@ -158,7 +157,7 @@ def _finding(finding: Finding, snapshot: Snapshot, paint: Painter) -> Iterator[s
     yield f"    seen:  {finding.evidence}"
     yield f"    why:   {advice.why}"
     yield f"    do:    {finding.remedy}"
-    for action in actions(finding, snapshot):
+    for action in finding.actions:
         yield f"    run:   {action.command}"
         yield f"           ({action.run_as}: {action.effect})"
 
@@ -258,13 +257,17 @@ def _client_line(client: Client, snapshot: Snapshot) -> str:
     return ", ".join(parts)
 
 
-def _object(finding: Finding, snapshot: Snapshot) -> dict[str, object]:
+def _object(finding: Finding) -> dict[str, object]:
+    advice = finding.advice
     return {
-        **asdict(finding.advice),
+        "name": advice.name,
         "severity": finding.severity,
+        "title": advice.title,
+        "why": advice.why,
+        "kind": advice.kind,
         "evidence": finding.evidence,
         "remedy": finding.remedy,
-        "actions": [asdict(one) for one in actions(finding, snapshot)],
+        "actions": [asdict(one) for one in finding.actions],
         "daemon": finding.daemon or None,
         "gpu": finding.gpu or None,
         "uuid": finding.uuid or None,
@@ -278,8 +281,8 @@ def diagnosis_as_json(seen: Diagnosis) -> str:
             "version": 1,
             "taken_at": datetime.fromtimestamp(snapshot.taken_at, UTC).isoformat(),
             "exit_status": diagnosis_exit_status(seen),
-            "findings": [_object(finding, snapshot) for finding in seen.found],
-            "recent": [_object(finding, snapshot) for finding in seen.recent],
+            "findings": [_object(finding) for finding in seen.found],
+            "recent": [_object(finding) for finding in seen.recent],
             "driver_held_by": [one.pid for one in seen.traces.holders],
             "not_seen": {
                 result.name: result.error for result in snapshot.collectors if not result.success

@@ -8,16 +8,22 @@ nothing on the host.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
 
-from mps_exporter.diagnostics.daemons import daemon_findings
-from mps_exporter.diagnostics.finding import SEVERITIES, Advice, Finding, Severity
-from mps_exporter.diagnostics.finding_titles import ADVICE
-from mps_exporter.diagnostics.gpus import gpu_findings
-from mps_exporter.diagnostics.incidents import incident_findings
-from mps_exporter.diagnostics.visibility import host_visibility_findings, unseen
+from mps_exporter.diagnostics import (
+    daemons,
+    gpus,
+    hangs,
+    incidents,
+    limits,
+    processes,
+    servers,
+    traces,
+    visibility,
+)
+from mps_exporter.diagnostics.finding import SEVERITIES, Advice, Finding, HostFacts, Kind, Severity
+from mps_exporter.diagnostics.visibility import unseen
 from mps_exporter.humanize import UserNameLookup
-from mps_exporter.observations import DaemonConditions
+from mps_exporter.observations import DaemonConditions, HostTraces
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.user_names import UserNames
 
@@ -29,9 +35,28 @@ __all__ = [
     "findings",
     "in_order",
     "most_severe",
+    "of_web_configuration",
     "recent_incidents",
+    "trace_findings",
     "unseen",
 ]
+
+_BY_URGENCY = (hangs, servers, daemons, gpus, incidents, processes, limits, visibility, traces)
+
+ADVICE: dict[str, Advice] = {
+    advice.name: advice
+    for severity in SEVERITIES
+    for module in _BY_URGENCY
+    for advice in vars(module).values()
+    if isinstance(advice, Advice) and advice.severity == severity
+}
+"""Every advice by its name, the most urgent first."""
+
+
+def _findings_of(host: HostFacts, *kinds: Kind) -> tuple[Finding, ...]:
+    return in_order(
+        one for advice in ADVICE.values() if advice.kind in kinds for one in advice.found(host)
+    )
 
 
 def findings(snapshot: Snapshot, name_of: UserNameLookup | None = None) -> tuple[Finding, ...]:
@@ -41,17 +66,7 @@ def findings(snapshot: Snapshot, name_of: UserNameLookup | None = None) -> tuple
         snapshot: The host.
         name_of: Maps UIDs to names; by default those of the host itself.
     """
-    name_of = name_of or _names_of(snapshot)
-    found = [
-        *(
-            one
-            for daemon in snapshot.daemons
-            for one in daemon_findings(daemon, snapshot.taken_at, name_of)
-        ),
-        *(one for gpu in snapshot.gpus for one in gpu_findings(gpu, snapshot, name_of)),
-        *host_visibility_findings(snapshot),
-    ]
-    return in_order(found)
+    return _findings_of(HostFacts(snapshot, name_of or UserNames(snapshot)), "state", "blindness")
 
 
 def recent_incidents(
@@ -66,25 +81,20 @@ def recent_incidents(
         name_of: As in findings().
         views: Pipe directory -> what was read of a daemon whose servers cannot start.
     """
-    name_of = name_of or _names_of(snapshot)
-    found = [
-        one
-        for daemon in snapshot.daemons
-        for one in incident_findings(
-            daemon, snapshot, name_of, (views or {}).get(daemon.pipe_directory)
-        )
-    ]
-    return in_order(found)
+    return _findings_of(HostFacts(snapshot, name_of or UserNames(snapshot), views or {}), "news")
 
 
-def _names_of(snapshot: Snapshot) -> UserNameLookup:
-    """Map UIDs to this host's user names; they are looked up when the first one is needed."""
-    names = cache(lambda: UserNames(snapshot))
+def trace_findings(traces: HostTraces) -> tuple[Finding, ...]:
+    """What the doctor finds beside the daemons."""
+    snapshot = Snapshot(0.0)
+    return _findings_of(HostFacts(snapshot, UserNames(snapshot), traces=traces), "trace")
 
-    def name_of(uid: int | None) -> str:
-        return names()(uid)
 
-    return name_of
+def of_web_configuration(error: str) -> tuple[Finding, ...]:
+    """The file of --web.config.file was changed, and is invalid."""
+    snapshot = Snapshot(0.0)
+    host = HostFacts(snapshot, UserNames(snapshot), config_error=error)
+    return tuple(visibility.web_configuration_unusable.found(host))
 
 
 def most_severe(found: tuple[Finding, ...]) -> Severity | None:

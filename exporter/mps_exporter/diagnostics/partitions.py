@@ -1,15 +1,11 @@
-"""Named servers, namespaces and SM partitions: what is wrong with them, and as lines of text."""
+"""Named servers, namespaces and SM partitions as lines of text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Finding
-from mps_exporter.diagnostics.finding_titles import ADVICE
-from mps_exporter.humanize import UserNameLookup
 from mps_exporter.snapshot import (
-    Client,
     ControlDaemon,
     Feature,
     NamedServer,
@@ -19,70 +15,6 @@ from mps_exporter.snapshot import (
     SmPartition,
     Snapshot,
 )
-
-_FAULTS = {
-    "unknown": "which its daemon does not have, or no longer",
-    "other_server": "which belongs to another server",
-    "other_gpu": "which is on another GPU than the process",
-}
-
-
-def partition_findings(daemon: ControlDaemon, name_of: UserNameLookup) -> Iterator[Finding]:
-    """Return what is wrong with the partitions of a daemon, and what is not understood."""
-    found = daemon.partitioning
-    if found is None:
-        return
-    stray = [
-        client
-        for server in daemon.servers
-        for client in server.clients
-        if client.sm_partition_fault is not None
-    ]
-    if stray:
-        yield Finding(
-            ADVICE["sm_partition_mismatch"],
-            lambda: _stray_texts(stray, name_of),
-            daemon=daemon.pipe_directory,
-        )
-    if found.not_understood:
-        yield Finding(
-            ADVICE["replies_not_understood"],
-            lambda: (
-                f"Of the last replies of {humanize.printable(daemon.pipe_directory, 400)} "
-                f"{_not_understood(found.not_understood)} "
-                f"{'was' if sum(found.not_understood.values()) == 1 else 'were'} left out.",
-                "Update the exporter. If it is the newest: make a recording (mps-exporter record "
-                "FILE --anonymise) and attach it to an issue.",
-            ),
-            daemon=daemon.pipe_directory,
-        )
-
-
-def _stray_texts(stray: Sequence[Client], name_of: UserNameLookup) -> tuple[str, str]:
-    named = [
-        f"{humanize.process(one.pid, one.command, name_of(one.uid))} names "
-        f"{humanize.printable(one.sm_partition or '', 60)}, "
-        f"{_FAULTS[one.sm_partition_fault or 'unknown']}"
-        for one in stray
-    ]
-    return (
-        f"{humanize.count(len(stray), 'client')} with a wrong CUDA_MPS_SM_PARTITION: "
-        f"{humanize.join_some(named)}.",
-        "Start the process with the ID that the daemon lists for the partition that was meant: "
-        "nvidia-cuda-mps-control sm-partition list --all (MPS v3) or echo lspart | "
-        "nvidia-cuda-mps-control.",
-    )
-
-
-def _not_understood(counts: Mapping[tuple[str, str], int]) -> str:
-    parts = [
-        f"{humanize.count(number, part, _PLURALS[part])} of {reply}"
-        for (reply, part), number in sorted(counts.items())
-    ]
-    return humanize.join_some(parts)
-
-
-_PLURALS = {"reply": "replies", "column": "columns", "row": "rows", "value": "values"}
 
 
 def gpu_name(uuid: str, snapshot: Snapshot) -> str:
@@ -97,126 +29,124 @@ def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, 
     And the GPU memory of its clients' control groups.
     """
     found = daemon.partitioning or Partitioning("2")
-    clients = [client for server in daemon.servers for client in server.clients]
-    client_counts = found.clients_by_namespace()
-
-    def gpu(uuid: str) -> str:
-        return gpu_name(uuid, snapshot)
-
+    counts = found.clients_by_namespace()
+    features = (
+        [f"Features: {', '.join(map(_feature_text, found.features))}"] if found.features else []
+    )
     return (
-        *map(_server_text, found.servers or ()),
-        *(_namespace_text(one, client_counts) for one in found.namespaces or ()),
-        *_partitions(found, daemon, gpu),
-        *(_device_text(one, gpu) for one in found.devices or ()),
-        *_features(found),
-        *_cgroups(snapshot, clients, gpu),
+        *map(_server_line, found.servers or ()),
+        *(
+            _namespace_line(one, counts.get((one.server_name, one.name)))
+            for one in found.namespaces or ()
+        ),
+        *(_partition_line(one, daemon, snapshot) for one in found.partitions or ()),
+        *(_device_line(one, snapshot) for one in found.devices or ()),
+        *features,
+        *_cgroup_lines(daemon, snapshot),
     )
 
 
-def _comma_joined(*parts: str | None) -> str:
+def _facts_joined(*parts: str | None) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _printable_reply(text: str | None) -> str | None:
+def _if_known(template: str, value: object) -> str | None:
+    """Return a value within its text; None: it is not known."""
+    return None if value is None else template.format(value)
+
+
+def _reply(text: str | None) -> str | None:
     return humanize.printable(text, 400) if text else None
 
 
-def _server_text(server: NamedServer) -> str:
+def _server_line(server: NamedServer) -> str:
     gpus = humanize.join_some([humanize.printable(one, 60) for one in server.allowed_devices])
-    facts = _comma_joined(
-        _printable_reply(server.status),
-        f"UID {server.uid}" if server.uid is not None else None,
-        f"process {server.pid}" if server.pid is not None else "no process",
-        f"GPUs {gpus}" if gpus else None,
-        f"contexts {_printable_reply(server.context_ids)}" if server.context_ids else None,
-        _printable_reply(server.pipe_directory),
+    facts = _facts_joined(
+        _reply(server.status),
+        _if_known("UID {}", server.uid),
+        _if_known("process {}", server.pid) or "no process",
+        _if_known("GPUs {}", gpus or None),
+        _if_known("contexts {}", _reply(server.context_ids)),
+        _reply(server.pipe_directory),
     )
     return f"Server {server.name}: {facts}"
 
 
-def _namespace_text(namespace: Namespace, client_counts: Mapping[tuple[str, str], int]) -> str:
-    share = namespace.active_thread_ratio
-    memory = namespace.pinned_memory_limit_bytes
+def _namespace_line(namespace: Namespace, clients: int | None) -> str:
+    share, memory = namespace.active_thread_ratio, namespace.pinned_memory_limit_bytes
     sms = "no SM limit" if "active_threads" in namespace.unlimited else "SM limit not known"
     pinned = "no memory limit" if "pinned_memory" in namespace.unlimited else None
-    number = client_counts.get((namespace.server_name, namespace.name))
-    facts = _comma_joined(
-        _printable_reply(namespace.status),
+    facts = _facts_joined(
+        _reply(namespace.status),
         sms if share is None else f"up to {humanize.percent(share, exact=True)} of the SMs",
         pinned if memory is None else f"up to {humanize.memory(memory)} on each GPU",
-        f"priority {namespace.client_priority}" if namespace.client_priority is not None else None,
-        humanize.count(number, "client") if number is not None else None,
-        _printable_reply(namespace.pipe_directory),
+        _if_known("priority {}", namespace.client_priority),
+        humanize.count(clients, "client") if clients is not None else None,
+        _reply(namespace.pipe_directory),
     )
     return f"Namespace {namespace.server_name}/{namespace.name}: {facts}"
 
 
-def _partitions(
-    found: Partitioning, daemon: ControlDaemon, gpu: Callable[[str], str]
-) -> Iterator[str]:
-    for one in found.partitions or ():
-        of = f" of server {one.server_name}" if one.server_name else ""
-        size = _size(one)
-        if one.unallocated:
-            yield f"In no SM partition{of} on {gpu(one.device)}: {size or 'SMs not known'}"
-            continue
-        number = daemon.clients_in(one)
-        count = humanize.count(number, "client") if number is not None else None
-        remainder = "with the remaining SMs" if one.include_remainder else None
-        if count is None and one.has_clients is not None:
-            count = "in use" if one.has_clients else "not in use"
-        named = _printable_reply(one.partition_id) if one.name else None
-        facts = _comma_joined(
-            size, remainder, _printable_reply(one.status), count, f"ID {named}" if named else None
-        )
-        name = humanize.printable(one.label or "without an ID", 60)
-        yield f"SM partition {name}{of} on {gpu(one.device)}: {facts}"
+def _partition_line(one: SmPartition, daemon: ControlDaemon, snapshot: Snapshot) -> str:
+    of = f" of server {one.server_name}" if one.server_name else ""
+    where, size = f"{of} on {gpu_name(one.device, snapshot)}", _size(one)
+    if one.unallocated:
+        return f"In no SM partition{where}: {size or 'SMs not known'}"
+    number = daemon.clients_in(one)
+    count = humanize.count(number, "client") if number is not None else None
+    if count is None and one.has_clients is not None:
+        count = "in use" if one.has_clients else "not in use"
+    facts = _facts_joined(
+        size,
+        "with the remaining SMs" if one.include_remainder else None,
+        _reply(one.status),
+        count,
+        _if_known("ID {}", _reply(one.partition_id) if one.name else None),
+    )
+    return f"SM partition {humanize.printable(one.label or 'without an ID', 60)}{where}: {facts}"
 
 
 def _size(one: SmPartition | ServerDevice) -> str:
-    return _comma_joined(
+    return _facts_joined(
         humanize.count(one.sms, "SM") if one.sms is not None else None,
         humanize.count(one.chunks, "chunk") if one.chunks is not None else None,
     )
 
 
-def _device_text(device: ServerDevice, gpu: Callable[[str], str]) -> str:
+def _device_line(device: ServerDevice, snapshot: Snapshot) -> str:
     of = f" of server {device.server_name}" if device.server_name else ""
-    facts = _comma_joined(
-        f"ordinal {device.ordinal}" if device.ordinal is not None else None,
-        _printable_reply(device.name),
-        _printable_reply(device.pci),
+    facts = _facts_joined(
+        _if_known("ordinal {}", device.ordinal),
+        _reply(device.name),
+        _reply(device.pci),
         _size(device),
-        _printable_reply(device.attributes),
+        _reply(device.attributes),
     )
-    return f"{gpu(device.uuid)}{of}: {facts}"
-
-
-def _features(found: Partitioning) -> Iterator[str]:
-    if found.features:
-        yield f"Features: {', '.join(map(_feature_text, found.features))}"
+    return f"{gpu_name(device.uuid, snapshot)}{of}: {facts}"
 
 
 def _feature_text(one: Feature) -> str:
-    more = _comma_joined(
+    more = _facts_joined(
         "default" if one.default else None,
         f"module {one.module}" if one.module not in (None, one.name) else None,
-        f"covers {_printable_reply(one.covers)}" if one.covers else None,
+        _if_known("covers {}", _reply(one.covers)),
     )
     return f"{one.name} {'on' if one.enabled else 'off'}{f' ({more})' if more else ''}"
 
 
-def _cgroups(
-    snapshot: Snapshot, clients: Sequence[Client], gpu: Callable[[str], str]
-) -> Iterator[str]:
+def _cgroup_lines(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[str]:
+    clients = [client for server in daemon.servers for client in server.clients]
+
+    def sized(text: str, size: float | None) -> str | None:
+        return None if size is None else text.format(humanize.memory(size))
+
     for path in sorted({client.cgroup for client in clients if client.cgroup is not None}):
         for uuid, one in snapshot.cgroup_memory.get(path, {}).items():
-            used = f"{humanize.memory(one.used_bytes)} used" if one.used_bytes is not None else None
-            hard = "no hard limit" if one.hard_unlimited else None
-            if one.hard_limit_bytes is not None:
-                hard = f"hard limit {humanize.memory(one.hard_limit_bytes)}"
-            soft = None
-            if one.soft_limit_bytes is not None:
-                soft = f"soft limit {humanize.memory(one.soft_limit_bytes)}"
-            facts = _comma_joined(used, soft, hard)
-            yield f"GPU memory of {humanize.printable(path, 200)} on {gpu(uuid)}: {facts}"
+            facts = _facts_joined(
+                sized("{} used", one.used_bytes),
+                sized("soft limit {}", one.soft_limit_bytes),
+                sized("hard limit {}", one.hard_limit_bytes)
+                or ("no hard limit" if one.hard_unlimited else None),
+            )
+            shown = humanize.printable(path, 200)
+            yield f"GPU memory of {shown} on {gpu_name(uuid, snapshot)}: {facts}"

@@ -91,3 +91,7 @@ def end_processes(pids: Iterable[int], effect: str) -> Iterable[Action]:
 def end_clients(clients: Iterable[Client], effect: str) -> Iterable[Action]:
     """The command that ends those of these clients that may be ended."""
     return end_processes((client.pid for client in clients if may_be_ended(client)), effect)
+
+
+def kernel_log() -> Iterable[Action]:
+    yield Action("dmesg -T | grep -i xid", "root", "the driver's account of it", heals=False)

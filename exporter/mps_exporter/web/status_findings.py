@@ -7,10 +7,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from mps_exporter import diagnostics, humanize
-from mps_exporter.diagnostics.finding_commands import actions, docs_url, runbook_url
-from mps_exporter.diagnostics.finding_titles import ADVICE
+from mps_exporter.diagnostics import ADVICE, of_web_configuration
 from mps_exporter.diagnostics.incidents import RECENT_SECONDS
-from mps_exporter.diagnostics.visibility import of_web_configuration
 from mps_exporter.snapshot import RecordingInfo, Snapshot
 from mps_exporter.user_names import UserNames
 from mps_exporter.web.history import History
@@ -47,9 +45,9 @@ def make_status(
     current = [one for one in (*states, *news) if one.advice.kind != "blindness"]
     blind = [one for one in states if one.advice.kind == "blindness"]
     if config_error is not None:
-        blind.append(of_web_configuration(config_error))
-    unseen = tuple(_finding_view(one, snapshot, history) for one in blind)
-    views = [_finding_view(one, snapshot, history) for one in diagnostics.in_order(current)]
+        blind += of_web_configuration(config_error)
+    unseen = tuple(_finding_view(one, history) for one in blind)
+    views = [_finding_view(one, history) for one in diagnostics.in_order(current)]
     found = _ordered(views, snapshot)
     daemons = tuple(daemon_view(daemon, name_of, now, snapshot) for daemon in snapshot.daemons)
     incidents = incident_views(snapshot.daemons, name_of)
@@ -147,7 +145,7 @@ def _newest_first(finding: FindingView) -> float:
     return -(finding.since or 0.0)
 
 
-def _finding_view(one: diagnostics.Finding, snapshot: Snapshot, history: History) -> FindingView:
+def _finding_view(one: diagnostics.Finding, history: History) -> FindingView:
     advice = one.advice
     return FindingView(
         severity=one.severity,
@@ -159,9 +157,9 @@ def _finding_view(one: diagnostics.Finding, snapshot: Snapshot, history: History
         why=advice.why,
         uuid=one.uuid or None,
         first_seen=history.first_seen(one),
-        actions=actions(one, snapshot),
-        runbook_url=runbook_url(advice.name),
-        docs_url=docs_url(advice.name),
+        actions=one.actions,
+        runbook_url=advice.runbook_url,
+        docs_url=advice.docs_url,
     )
 
 

@@ -15,7 +15,7 @@ from statistics import median
 import jinja2
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding_commands import DOCS
+from mps_exporter.diagnostics.finding import DOCS
 from mps_exporter.web.history import WINDOW_SECONDS
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import (

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from mps_exporter.diagnostics import Finding, findings
-from mps_exporter.diagnostics.finding_commands import actions
 from mps_exporter.diagnostics.one_process import Check, check_process, conclusion
 from mps_exporter.merge import DaemonInputs, merge
 from mps_exporter.observations import (
@@ -105,7 +104,7 @@ def test_the_client_is_named_and_not_the_daemon() -> None:
     found = unresponsive(snapshot)
     assert "waits for process 1835, which it sent to server 1813, and that has" in found.evidence
     assert found.remedy.startswith("End process 1835, which has lost its server")
-    assert [one.command for one in actions(found, snapshot)] == ["kill 1835"]
+    assert [one.command for one in found.actions] == ["kill 1835"]
 
 
 @pytest.mark.parametrize("pid", [1835, 1900])
@@ -134,7 +133,7 @@ def test_beside_a_server_that_runs_it_is_not_to_be_ended() -> None:
     running = host(server=replace(SERVER, state="S"))
     found = unresponsive(running)
     assert "waits for process" not in found.evidence
-    assert not [one for one in actions(found, running) if one.heals]
+    assert not [one for one in found.actions if one.heals]
     assert asked_about(1835, running).command == ""
     snapshot = host(server=None)
     assert "waits for process" not in unresponsive(snapshot).evidence
@@ -170,7 +169,7 @@ def test_what_cannot_be_known() -> None:
 
 def test_a_stopped_daemon_is_continued_first() -> None:
     snapshot = host(control=replace(CONTROL, state="T"))
-    assert [one.command for one in actions(unresponsive(snapshot), snapshot)] == ["kill -CONT 1763"]
+    assert [one.command for one in unresponsive(snapshot).actions] == ["kill -CONT 1763"]
 
 
 def test_init_is_never_to_be_ended() -> None:

@@ -13,15 +13,8 @@ import pytest
 
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status, diagnosis_lines
-from mps_exporter.diagnostics.finding_commands import actions
-from mps_exporter.diagnostics.traces import trace_findings
-from mps_exporter.observations import (
-    DaemonFacts,
-    HostTraces,
-    MpsDirectory,
-    OpenFiles,
-    ProcessFacts,
-)
+from mps_exporter.diagnostics import trace_findings
+from mps_exporter.observations import DaemonFacts, HostTraces, MpsDirectory, OpenFiles, ProcessFacts
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources import host_traces
 from mps_exporter.sources.host_traces import look_for_traces
@@ -146,11 +139,11 @@ def test_each_trace_is_a_finding() -> None:
     assert "process 10" in found["process_not_reaped"].remedy
     assert "Server 13 of user 1001 has no control daemon" in found["server_without_daemon"].evidence
     assert "/srv/mps (the enabled unit mps.service)" in found["daemon_promised"].evidence
-    (removing,) = actions(found["directory_left"], Snapshot(1.0))
+    (removing,) = found["directory_left"].actions
     assert removing.command == "sudo -u '#1001' rm -r /tmp/nvidia-mps"
     assert not re.search(r"(?i)\bkill|\bend it\b", found["server_without_daemon"].remedy)
     assert "has 70 of at most 72 files open" in found["server_out_of_descriptors"].evidence
-    assert not actions(found["server_out_of_descriptors"], Snapshot(1.0))
+    assert not found["server_out_of_descriptors"].actions
     seen = Diagnosis(Snapshot(1.0), traces=traces)
     assert diagnosis_exit_status(seen) == 1
     (held,) = [line for line in diagnosis_lines(seen) if "held open" in line]
@@ -158,16 +151,14 @@ def test_each_trace_is_a_finding() -> None:
     assert "\x1b" not in held
     roots = HostTraces(directories=(MpsDirectory("/tmp/nvidia-mps", 0),))
     (one,) = trace_findings(roots)
-    assert not actions(one, Snapshot(1.0))
+    assert not one.actions
 
 
 def test_a_path_that_is_too_long_is_why_no_daemon_runs_there() -> None:
     set_up = "NVIDIA's device plugin for Kubernetes"
     fits, long = "/p" * 49 + "x", "/q" * 50
     assert len(f"{fits}/control") == 107
-    traces = HostTraces(
-        directories=(MpsDirectory(fits, 0, set_up), MpsDirectory(long, 0, set_up)),
-    )
+    traces = HostTraces(directories=(MpsDirectory(fits, 0, set_up), MpsDirectory(long, 0, set_up)))
     short, other = trace_findings(traces)
     assert "No daemon can run there" not in short.evidence
     assert "kubectl" in short.remedy

@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 
 from mps_exporter.diagnostics import findings, recent_incidents
-from mps_exporter.diagnostics.finding_commands import actions
 from mps_exporter.observations import LogChunk, LogsObservation
 from mps_exporter.sources.recording import Recording, read_recording
 from testing.player import RECORDINGS, Metrics, Player
@@ -58,7 +57,7 @@ async def played(whole: Recording, step: float = 1.0) -> list[Metrics]:
 
 def killed(look: Metrics) -> set[str]:
     """Everything that is said to be killed at this moment."""
-    offered = [each for one in findings(look.snapshot) for each in actions(one, look.snapshot)]
+    offered = [each for one in findings(look.snapshot) for each in one.actions]
     return {each.command for each in offered if "kill" in each.command}
 
 

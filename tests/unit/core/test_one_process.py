@@ -15,15 +15,11 @@ import pytest
 
 from mps_exporter.cli import main
 from mps_exporter.commands import process_report
-from mps_exporter.diagnostics import findings
-from mps_exporter.diagnostics.finding_commands import symptom_url
-from mps_exporter.diagnostics.one_process import (
-    Check,
-    check_process,
-    conclusion,
-    pids_of,
-)
-from mps_exporter.diagnostics.traces import trace_findings
+from mps_exporter.diagnostics import findings, trace_findings
+from mps_exporter.diagnostics.finding import symptom_url
+from mps_exporter.diagnostics.hangs import HANGS
+from mps_exporter.diagnostics.limits import NO_EFFECT
+from mps_exporter.diagnostics.one_process import Check, check_process, conclusion, pids_of
 from mps_exporter.observations import (
     ClosedFolder,
     DaemonFacts,
@@ -39,6 +35,7 @@ from mps_exporter.sources.suspended import frozen_group, tracer_of
 from testing.player import RECORDINGS, Player
 from testing.process_views import process_using
 
+CUDA = "cuda-error-"
 PAGES = Path(__file__).parents[3] / "docs" / "symptoms"
 
 
@@ -50,6 +47,11 @@ async def snapshot_at(recording: str, seconds: float, *later: float) -> Snapshot
     for at in later:
         metrics = await player.to(started + at)
     return metrics.snapshot
+
+
+@pytest.fixture(name="snapshot")
+async def percentages() -> Snapshot:
+    return await snapshot_at("percentages", 0.9)
 
 
 def newcomer(snapshot: Snapshot, **environment: str) -> ProcessView:
@@ -66,36 +68,22 @@ def answer(snapshot: Snapshot, pid: int, view: ProcessView | None = None) -> Che
     ("recording", "seconds", "pid", "outcome", "words", "page"),
     [
         ("wait-served", 0.6, 705, "problem", "queue behind user 1001", "a-program-hangs-in-cuinit"),
-        (
-            "deaf-server",
-            9.1,
-            6421,
-            "problem",
-            "server 6429 was started for clients that had died",
-            "every-cuda-program-hangs-and-the-control-tool-too",
-        ),
+        ("deaf-server", 9.1, 6421, "problem", "6429 was started for clients that had died", HANGS),
         (
             "fault-held",
             2.9,
             1168,
             "problem",
             "destroyed its context",
-            "cuda-error-700-illegal-address-under-mps",
+            f"{CUDA}700-illegal-address-under-mps",
         ),
-        (
-            "fault-held",
-            2.9,
-            1201,
-            "problem",
-            "it was refused",
-            "cuda-error-807-mps-server-not-ready",
-        ),
+        ("fault-held", 2.9, 1201, "problem", "it was refused", f"{CUDA}807-mps-server-not-ready"),
         (
             "ending-jobs",
             54.1,
             2172,
             "problem",
-            "fatal GPU error, which process 2192 caused",
+            "GPU error, which process 2192 caused",
             "all-programs-died-at-once",
         ),
         (
@@ -103,7 +91,7 @@ def answer(snapshot: Snapshot, pid: int, view: ProcessView | None = None) -> Che
             54.1,
             2192,
             "problem",
-            "it left GPU work unfinished, which caused a fatal GPU error and took 3",
+            "which caused a fatal GPU error and took 3",
             "all-programs-died-at-once",
         ),
         (
@@ -111,28 +99,14 @@ def answer(snapshot: Snapshot, pid: int, view: ProcessView | None = None) -> Che
             4.8,
             1663,
             "problem",
-            "terminated through the daemon",
-            "cuda-error-810-mps-client-terminated",
+            "through the daemon",
+            f"{CUDA}810-mps-client-terminated",
         ),
-        ("server-killed", 2.9, 744, "problem", "lost its server", "cuda-error-806-mps-rpc-failure"),
-        ("memory-ordinals", 0.6, 3989, "problem", "(1=1G) is ignored", "a-limit-has-no-effect"),
-        (
-            "containers",
-            11.0,
-            976,
-            "problem",
-            "no client of a running MPS server",
-            "a-limit-has-no-effect",
-        ),
+        ("server-killed", 2.9, 744, "problem", "lost its server", f"{CUDA}806-mps-rpc-failure"),
+        ("memory-ordinals", 0.6, 3989, "problem", "(1=1G) is ignored", NO_EFFECT),
+        ("containers", 11.0, 976, "problem", "no client of a running MPS server", NO_EFFECT),
         ("draining", 1.7, 1073, "warning", "was asked to quit", "quit-does-not-return"),
-        (
-            "stopped",
-            5.8,
-            948,
-            "warning",
-            "does not answer",
-            "every-cuda-program-hangs-and-the-control-tool-too",
-        ),
+        ("stopped", 5.8, 948, "warning", "does not answer", HANGS),
     ],
 )
 async def test_the_answer_on_a_real_host(
@@ -144,8 +118,7 @@ async def test_the_answer_on_a_real_host(
     assert (PAGES / f"{page}.md").exists()
 
 
-async def test_nothing_wrong_is_said_only_where_everything_was_seen() -> None:
-    snapshot = await snapshot_at("percentages", 0.9)
+def test_nothing_wrong_is_said_only_where_everything_was_seen(snapshot: Snapshot) -> None:
     assert answer(snapshot, 1797).outcome == "unknown"
     (daemon,) = [one for one in snapshot.daemons if one.servers]
     view = process_using(daemon.pipe_directory, 1797)
@@ -182,18 +155,16 @@ async def test_nothing_wrong_is_said_only_where_everything_was_seen() -> None:
         ({"pipe_directory": None}, "unknown", "environment of the process cannot be read"),
     ],
 )
-async def test_what_the_process_itself_shows(
-    changes: dict[str, object], outcome: str, words: str
+def test_what_the_process_itself_shows(
+    changes: dict[str, object], outcome: str, words: str, snapshot: Snapshot
 ) -> None:
-    snapshot = await snapshot_at("percentages", 0.9)
     (daemon,) = [one for one in snapshot.daemons if one.servers]
     view = process_using(daemon.pipe_directory, 1797)
     found = answer(snapshot, 1797, replace(view, **changes))  # type: ignore[arg-type]
     assert (found.outcome, words in found.text) == (outcome, True), found
 
 
-async def test_a_process_whose_directory_nobody_serves() -> None:
-    snapshot = await snapshot_at("percentages", 0.9)
+def test_a_process_whose_directory_nobody_serves(snapshot: Snapshot) -> None:
     view = process_using("/srv/m p", daemon_directory=None)
     found = answer(snapshot, 77, view)
     assert found.outcome == "problem"
@@ -220,10 +191,9 @@ async def test_a_process_whose_directory_nobody_serves() -> None:
         ("3", True, "unknown", "an MPS v3 daemon does not tell"),
     ],
 )
-async def test_whether_a_newcomer_waits(
-    protocol: str, read: bool, outcome: str, words: str
+def test_whether_a_newcomer_waits(
+    protocol: str, read: bool, outcome: str, words: str, snapshot: Snapshot
 ) -> None:
-    snapshot = await snapshot_at("percentages", 0.9)
     (daemon,) = [one for one in snapshot.daemons if one.servers]
     logs = tuple(replace(log, readable=read) for log in daemon.logs)
     changed = replace(daemon, protocol=protocol, logs=logs)
@@ -286,8 +256,7 @@ async def test_a_process_whose_daemon_has_gone_with_its_server() -> None:
     assert "It has lost its MPS server (error 806)" in found.text
 
 
-async def test_a_server_without_a_free_descriptor_refuses_newcomers_only() -> None:
-    snapshot = await snapshot_at("percentages", 0.9)
+def test_a_server_without_a_free_descriptor_refuses_newcomers_only(snapshot: Snapshot) -> None:
     (daemon,) = [one for one in snapshot.daemons if one.servers]
     files = (OpenFiles(daemon.servers[0].pid, daemon.pipe_directory, 72, 70),)
     found = tuple(trace_findings(HostTraces(open_files=files)))
@@ -307,10 +276,9 @@ async def test_a_server_without_a_free_descriptor_refuses_newcomers_only() -> No
         (False, 0, "/home/of/someone/link", False),
     ],
 )
-async def test_only_a_folder_of_the_daemons_own_user_is_to_be_opened(
-    limited: bool, owner: int, directory: str, offered: bool
+def test_only_a_folder_of_the_daemons_own_user_is_to_be_opened(
+    limited: bool, owner: int, directory: str, offered: bool, snapshot: Snapshot
 ) -> None:
-    snapshot = await snapshot_at("percentages", 0.9)
     facts = DaemonFacts("/a/mps", "/l", owner_uid=0, limited=limited)
     daemon = replace(snapshot.daemons[0], pipe_directory="/a/mps", facts=facts)
     view = replace(
@@ -335,10 +303,9 @@ async def test_a_process_beside_a_full_server() -> None:
     ("visible", "named"),
     [("", False), ("1", False), ("-1", False), ("GPU-f", False), ("0", True), ("MIG-7", None)],
 )
-async def test_visible_devices_that_name_no_gpu_of_the_daemon(
-    visible: str, named: bool | None
+def test_visible_devices_that_name_no_gpu_of_the_daemon(
+    visible: str, named: bool | None, snapshot: Snapshot
 ) -> None:
-    snapshot = await snapshot_at("percentages", 0.9)
     view = newcomer(snapshot, CUDA_VISIBLE_DEVICES=visible)
     found = answer(snapshot, 77, view)
     assert (found.page == "invalid-cuda-visible-devices") == (named is False)
@@ -346,15 +313,13 @@ async def test_visible_devices_that_name_no_gpu_of_the_daemon(
     assert works.outcome == "ok", "it has a context: it has set the variable itself"
 
 
-async def test_a_process_whose_proc_is_that_of_another_namespace() -> None:
-    snapshot = await snapshot_at("percentages", 0.9)
+def test_a_process_whose_proc_is_that_of_another_namespace(snapshot: Snapshot) -> None:
     view = replace(newcomer(snapshot), own_proc=False)
     assert answer(snapshot, 77, view).page == "cuda-error-304-operating-system"
     assert answer(snapshot, 1797, replace(view, pid=1797)).outcome == "ok", "it has a context"
 
 
-async def test_a_percentage_of_less_than_two_sms() -> None:
-    snapshot = await snapshot_at("percentages", 0.9)
+def test_a_percentage_of_less_than_two_sms(snapshot: Snapshot) -> None:
     gpu = snapshot.gpus[0]
     for capability, percentage, told in (((8, 6), "16", True), ((8, 6), "20", False)):
         small = replace(gpu.observation, sm_count=10, compute_capability=capability)
@@ -368,8 +333,7 @@ async def test_a_percentage_of_less_than_two_sms() -> None:
     )
 
 
-async def test_a_client_that_connected_before_the_daemon_was_configured() -> None:
-    snapshot = await snapshot_at("percentages", 0.9)
+def test_a_client_that_connected_before_the_daemon_was_configured(snapshot: Snapshot) -> None:
     daemons = tuple(replace(one, default_active_thread_ratio=0.5) for one in snapshot.daemons)
     found = answer(replace(snapshot, daemons=daemons), 1797)
     assert (found.outcome, found.page) == ("warning", "a-limit-has-no-effect")
@@ -389,8 +353,7 @@ async def test_a_finding_gives_its_command() -> None:
     assert answer(snapshot, 6421).command == command
 
 
-async def test_a_limit_that_leaves_no_room_for_a_context() -> None:
-    snapshot = await snapshot_at("percentages", 0.9)
+def test_a_limit_that_leaves_no_room_for_a_context(snapshot: Snapshot) -> None:
     small = newcomer(snapshot, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=100M,1=4G")
     found = answer(snapshot, 77, small)
     assert (found.outcome, "allows 100 MiB" in found.text) == ("problem", True)
@@ -400,8 +363,7 @@ async def test_a_limit_that_leaves_no_room_for_a_context() -> None:
     assert client.outcome == "ok", "it has its context"
 
 
-async def test_a_daemon_of_an_ordinary_user_serves_nobody_else() -> None:
-    snapshot = await snapshot_at("percentages", 0.9)
+def test_a_daemon_of_an_ordinary_user_serves_nobody_else(snapshot: Snapshot) -> None:
     daemons = tuple(replace(daemon, uid=1001) for daemon in snapshot.daemons)
     snapshot = replace(snapshot, daemons=daemons)
     view = process_using(daemons[0].pipe_directory, uid=1002)
@@ -681,8 +643,7 @@ def test_a_namespace_s_directory_is_its_daemon_s(
     assert (view.daemon_directory == str(pipe)) is found
 
 
-async def test_the_socket_of_root_s_daemon_is_opened_by_a_command() -> None:
-    snapshot = await snapshot_at("percentages", 0.9)
+def test_the_socket_of_root_s_daemon_is_opened_by_a_command(snapshot: Snapshot) -> None:
     (daemon,) = [one for one in snapshot.daemons if one.servers]
     assert daemon.facts is not None
     view = replace(process_using(daemon.pipe_directory, 1797), closed_socket="0600")

@@ -12,7 +12,6 @@ import pytest
 from mps_exporter.cli import main
 from mps_exporter.commands import doctor_report
 from mps_exporter.diagnostics import findings, recent_incidents
-from mps_exporter.diagnostics.finding_commands import actions
 from mps_exporter.diagnostics.one_process import check_process, conclusion
 from mps_exporter.observations import (
     ClosedFolder,
@@ -126,7 +125,7 @@ async def test_the_command_that_opens_a_folder_of_this_host(
     (daemon,) = snapshot.daemons
     views = {daemon.pipe_directory: DaemonConditions(closed)}
     (one,) = recent_incidents(snapshot, views=views)
-    assert [one.command for one in actions(one, snapshot)] == ([command] if command else [])
+    assert [one.command for one in one.actions] == ([command] if command else [])
 
 
 async def test_the_devices_and_the_modes_of_the_gpus() -> None:

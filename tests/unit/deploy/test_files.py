@@ -13,10 +13,8 @@ import pytest
 import yaml
 
 from mps_exporter.config import FLAGS, REVISION_VARIABLE, Settings
-from mps_exporter.diagnostics.finding import Finding
-from mps_exporter.diagnostics.finding_commands import actions
-from mps_exporter.diagnostics.finding_titles import ADVICE
-from mps_exporter.snapshot import Snapshot
+from mps_exporter.diagnostics import findings
+from mps_exporter.snapshot import ControlDaemon, KernelLog, Snapshot
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -200,8 +198,9 @@ def test_the_unit_and_compose_may_read_the_kernel_log_and_not_write_it() -> None
 
 
 def test_the_doctors_drop_in_gives_what_the_unit_has_also_after_the_least_rights() -> None:
-    found = Finding(ADVICE["kernel_log_unreadable"], lambda: ("", ""))
-    (action,) = actions(found, Snapshot(0.0))
+    daemon, unreadable = ControlDaemon("/p", "/l", None), KernelLog(readable=False)
+    (found,) = findings(Snapshot(0.0, daemons=(daemon,), kernel_log=unreadable))
+    (action,) = found.actions
     file = re.search(r">/etc/systemd/system/mps-exporter.service.d/(\S+)", action.command)
     assert file is not None
     assert file[1] > "least.conf"

@@ -13,7 +13,6 @@ import pytest
 
 from mps_exporter import diagnostics
 from mps_exporter.diagnostics import ADVICE
-from mps_exporter.diagnostics.finding_commands import actions, docs_url, runbook_url
 from mps_exporter.diagnostics.safe_commands import Action
 from mps_exporter.diagnostics.visibility import unseen
 from mps_exporter.observations import LogState, Reading
@@ -269,7 +268,7 @@ def test_everything_beyond_the_first_few_is_folded() -> None:
 def found_of(snapshot: Snapshot, name: str) -> tuple[Action, ...]:
     news = diagnostics.recent_incidents(snapshot)
     found = (*diagnostics.findings(snapshot), *news)
-    return actions(next(one for one in found if one.advice.name == name), snapshot)
+    return next(one for one in found if one.advice.name == name).actions
 
 
 def test_the_command_that_ends_a_ghost_checks_what_it_kills() -> None:
@@ -317,7 +316,7 @@ def test_a_command_against_a_log_names_it_quoted() -> None:
 
 def test_every_runbook_and_page_is_there() -> None:
     for name in ADVICE:
-        for url in (runbook_url(name), docs_url(name)):
+        for url in (ADVICE[name].runbook_url, ADVICE[name].docs_url):
             if url is not None:
                 path = url.partition("/blob/main/")[2].partition("#")[0]
                 assert (ROOT / path).is_file(), f"{name}: {path}"
