@@ -24,9 +24,7 @@ from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
 from mps_exporter.metrics.gpu_readings import series_of
 from mps_exporter.mps.fault_evidence import KernelFault, parse_fault, pci_address
 from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
-from mps_exporter.mps.server_queries import (
-    ServerAnswers,
-)
+from mps_exporter.mps.server_queries import ServerAnswers
 from mps_exporter.observations import (
     AddressRanges,
     DaemonFacts,
@@ -37,12 +35,7 @@ from mps_exporter.observations import (
     Outcome,
     ProcfsObservation,
 )
-from mps_exporter.snapshot import (
-    Incident,
-    KernelLog,
-    LedgerView,
-    Snapshot,
-)
+from mps_exporter.snapshot import Incident, KernelLog, Snapshot
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 
 TAIL_INTERVAL_SECONDS = 0.2
@@ -210,11 +203,7 @@ class Collector:
         await run_source(self._transitions, run, "process", self._read_processes(run))
 
     async def _read_processes(self, run: CollectionRun) -> None:
-        # What the logs name, the ledger tells without a view of all that it knows.
-        inputs = [
-            self._inputs(run, record, LedgerView(at=self._host.now()))
-            for record in self._daemons.values()
-        ]
+        inputs = [self._inputs(run, record) for record in self._daemons.values()]
         pids = pids_of_interest(run.gpus, inputs).union(self._daemons.pids_to_look_up())
         self._identified = frozenset(pids)
         async with run.time_limit():
@@ -230,7 +219,7 @@ class Collector:
         self._on_observation(observation)
         requested = {*observation.processes, *observation.gone}
         for record in records:
-            record.ledger.observe(observation.at, record.facts, observation.processes, requested)
+            record.tracker.observe(observation.at, record.facts, observation.processes, requested)
 
     # ------------------------------------------------------------------ daemons
 
@@ -282,7 +271,7 @@ class Collector:
         for record in self._daemons.values():
             if record.has_host_pids:
                 user = record.facts.user if record.facts.limited else None
-                wanted |= dict.fromkeys(record.ledger.clients_to_map(), user)
+                wanted |= dict.fromkeys(record.state.clients_to_map(), user)
         self._kernel = observation = self._host.read_kernel(wanted)
         self._on_observation(observation)
         faults = (parse_fault(line, self._gpu_addresses) for line in observation.lines)
@@ -332,10 +321,7 @@ class Collector:
             taken_at=now,
             gpus=run.gpus,
             processes=run.processes,
-            daemons=[
-                self._inputs(run, record, record.ledger.view(now))
-                for record in self._daemons.values()
-            ],
+            daemons=[self._inputs(run, record) for record in self._daemons.values()],
             collectors=run.collector_results(),
             clients_max=self._settings.collector_clients_max,
             stranded_since=self._stranded_since,
@@ -356,9 +342,10 @@ class Collector:
             return None
         return KernelLog(kernel.readable, kernel.error)
 
-    def _inputs(self, run: CollectionRun, record: DaemonRecord, view: LedgerView) -> DaemonInputs:
+    def _inputs(self, run: CollectionRun, record: DaemonRecord) -> DaemonInputs:
+        now, interval = self._host.now(), self._settings.mps_min_query_interval
         counts = self._host.query_counts(record.facts.pipe_directory)
-        return _daemon_inputs(run, record, view, counts, self._settings.mps_min_query_interval)
+        return _daemon_inputs(run, record, now, counts, interval)
 
     # ------------------------------------------------------------------ between collections
 
@@ -407,7 +394,7 @@ class Collector:
 
     def _publish(self) -> None:
         for name, record in self._daemons.items():
-            new_incidents, record.published_incidents = record.ledger.incidents_since(
+            new_incidents, record.published_incidents = record.state.incidents.since(
                 record.published_incidents
             )
             if self._on_incident is not None:
@@ -450,7 +437,7 @@ def _log_unknown_readings(observation: NvmlObservation, log: TransitionLogger) -
 def _daemon_inputs(
     run: CollectionRun,
     record: DaemonRecord,
-    view: LedgerView,
+    now: float,
     counts: tuple[int, Mapping[str, int]],
     interval_seconds: float,
 ) -> DaemonInputs:
@@ -459,7 +446,7 @@ def _daemon_inputs(
     Args:
         run: The collection.
         record: The daemon.
-        view: What its logs tell.
+        now: Unix time.
         counts: Queries, and failures by reason.
         interval_seconds: How often a daemon is asked at most.
     """
@@ -468,15 +455,15 @@ def _daemon_inputs(
     if not record.logs_readable:
         # No log says whether it is still so.
         max_age_seconds = max(STALE_ANSWER_SECONDS, STALE_ANSWER_FACTOR * interval_seconds)
-        answers = answers.younger_than(max_age_seconds, view.at)
+        answers = answers.younger_than(max_age_seconds, now)
     return DaemonInputs(
         facts=record.facts,
         probe=run.probes.get(name),
         answers=answers,
-        view=view,
+        state=record.state,
         logs=tuple(record.logs[name] for name in sorted(record.logs)),
         was_readable=record.was_readable,
-        hung=record.hangs(view),
+        hung=record.hangs(now),
         resumed=record.resumed,
         queries=queries,
         query_failures=failures,

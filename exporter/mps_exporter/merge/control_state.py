@@ -17,7 +17,7 @@ def control_state(inputs: DaemonInputs) -> ControlState | None:
         return unasked
     if probe.outcome is Outcome.OK:
         return "answering"
-    if inputs.view.quit_requested_at is not None and alive:
+    if inputs.state.daemon.quit_requested_at is not None and alive:
         # While it drains, the tool is refused, or gets an empty answer, or waits (driver 580).
         return "draining"
     if probe.outcome is Outcome.ABSENT:

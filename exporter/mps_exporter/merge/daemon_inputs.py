@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from mps_exporter.mps.control_protocol import ServerReply
 from mps_exporter.mps.server_queries import ServerAnswers
+from mps_exporter.mps.servers import TrackedServer
+from mps_exporter.mps.state import DaemonState
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
@@ -17,7 +19,6 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcfsObservation,
 )
-from mps_exporter.snapshot import LedgerView, ServerSession
 
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
 
@@ -32,7 +33,8 @@ class DaemonInputs:
     facts: DaemonFacts
     probe: ControlObservation | None = None
     answers: ServerAnswers = field(default_factory=ServerAnswers)
-    view: LedgerView = field(default_factory=lambda: LedgerView(at=0.0))
+    state: DaemonState = field(default_factory=DaemonState)
+    """What its logs say."""
     logs: tuple[LogState, ...] = ()
     was_readable: bool = False
     """Its control.log could be read at some time: its counters mean something."""
@@ -52,9 +54,9 @@ class DaemonInputs:
         """Whether this log can be read now."""
         return any(state.log == log and state.readable for state in self.logs)
 
-    def logged_servers(self) -> tuple[ServerSession, ...]:
+    def logged_servers(self) -> tuple[TrackedServer, ...]:
         """The servers of the log; none where it does not tell."""
-        return self.view.servers if self.log_names_servers() else ()
+        return tuple(self.state.servers) if self.log_names_servers() else ()
 
     def log_names_servers(self) -> bool:
         """Whether the log tells which servers there are; that of an MPS v3 daemon does not."""
@@ -62,7 +64,7 @@ class DaemonInputs:
 
     def device_uuids(self) -> dict[int, str]:
         """Device ordinal of the daemon -> GPU UUID, from the tool's map or the log."""
-        return {**self.answers.device_uuids(), **self.view.devices}
+        return {**self.answers.device_uuids(), **self.state.devices}
 
     def visible_devices(self) -> str | None:
         """The daemon's CUDA_VISIBLE_DEVICES, where its environment can be read."""
@@ -82,8 +84,8 @@ class ServerInputs:
     daemon: DaemonInputs
     pid: int
     """As this host numbers it, where its process is seen."""
-    session: ServerSession | None
-    """Of the log."""
+    logged: TrackedServer | None
+    """What the log says of it."""
     reply: ServerReply | None
     process: ProcessFacts | None
     devices: Mapping[int, str]
@@ -92,30 +94,30 @@ class ServerInputs:
     @property
     def clients_logged(self) -> bool:
         """Whether the server's log names its clients."""
-        return self.session is not None and self.daemon.log_readable("server")
+        return self.logged is not None and self.daemon.log_readable("server")
 
     def state(self) -> str | None:
         """The server's state, from the log or the tool."""
-        if self.session is not None:
-            return self.session.state
+        if self.logged is not None:
+            return self.logged.state
         return self.reply.state if self.reply is not None else None
 
     def uid(self) -> int | None:
         """The user of the server, from the log or its process."""
-        if self.session is not None and self.session.uid is not None:
-            return self.session.uid
+        if self.logged is not None and self.logged.uid is not None:
+            return self.logged.uid
         return self.process.uid if self.process is not None else None
 
     def thread_ratio(self) -> float | None:
         """The active thread limit of its new clients."""
-        if self.session is not None and self.session.active_thread_ratio is not None:
-            return self.session.active_thread_ratio
+        if self.logged is not None and self.logged.thread_ratio is not None:
+            return self.logged.thread_ratio
         return self.reply.active_thread_ratio if self.reply is not None else None
 
     def memory_limits_by_ordinal(self) -> Mapping[int, int]:
         """Device ordinal -> bytes that each of its new clients may pin there."""
         reported = self.reply.pinned_memory_limit_bytes if self.reply is not None else {}
-        logged = self.session.pinned_memory_limit_bytes if self.session is not None else {}
+        logged = self.logged.memory_limits if self.logged is not None else {}
         return {**reported, **logged}
 
 
@@ -228,8 +230,8 @@ def _logged_client_pids(daemons: Iterable[DaemonInputs]) -> frozenset[int]:
         client.pid
         for inputs in daemons
         if not inputs.has_own_pid_namespace()
-        for session in inputs.logged_servers()
-        for client in session.clients
+        for server in inputs.logged_servers()
+        for client in server.clients
     )
 
 

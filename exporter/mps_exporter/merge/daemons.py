@@ -20,9 +20,11 @@ from mps_exporter.observations import ControlObservation, ProcessFacts
 from mps_exporter.snapshot import Client, ControlDaemon, Handover, Partitioning, Server
 
 
-def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) -> ControlDaemon:
+def merge_daemon(
+    context: MergeContext, inputs: DaemonInputs, clients_max: int, now: float
+) -> ControlDaemon:
     """Merge all that is known of one daemon."""
-    facts, ledger, probe = inputs.facts, inputs.view, inputs.answers.probe
+    facts, logged, probe = inputs.facts, inputs.state, inputs.answers.probe
     process = facts.process
     devices = inputs.device_uuids()
     partitioning = merge_partitioning(context, inputs)
@@ -39,6 +41,7 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
     servers = in_partitions(context, partitioning, servers)
     kept, dropped = _limit_clients(servers, clients_max)
     state = control_state(inputs)
+    timeline_since, timeline = logged.timeline.snapshot(now)
     return ControlDaemon(
         pipe_directory=facts.pipe_directory,
         log_directory=facts.log_directory,
@@ -48,7 +51,7 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         uid=process.uid if process is not None else None,
         user=process.user if process is not None else None,
         start_time_seconds=process.start_time_seconds if process is not None else None,
-        binary_version=ledger.binary_version if process is not None else None,
+        binary_version=logged.daemon.binary_version if process is not None else None,
         protocol="3" if inputs.speaks_v3 else "2" if probe is not None else None,
         multiuser=facts.multiuser if process is not None else None,
         visible_devices=inputs.visible_devices(),
@@ -62,14 +65,14 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         default_client_priority=_default_client_priority(inputs),
         servers_count=len(servers) if servers_known else None,
         servers=kept,
-        waits=ledger.waits,
-        handover_backoff_seconds=ledger.handover_backoff_seconds,
+        waits=logged.waits,
+        handover_backoff_seconds=logged.handover_backoff_seconds,
         gpu_uuids=_served_gpus(context, devices.values(), servers, partitioning),
         logs=inputs.logs,
-        counters=ledger.counters if inputs.was_readable else None,
-        incidents=ledger.incidents,
-        timeline=ledger.timeline,
-        timeline_since=ledger.timeline_since,
+        counters=logged.counters.snapshot() if inputs.was_readable else None,
+        incidents=logged.incidents.snapshot(),
+        timeline=timeline,
+        timeline_since=timeline_since,
         dropped_clients=dropped,
         error=inputs.probe.error if inputs.probe is not None else None,
         facts=facts,
@@ -81,7 +84,7 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
 
 def _handover_in_progress(context: MergeContext, inputs: DaemonInputs) -> Handover | None:
     """The client that the daemon was serving last, if its process is surely this one."""
-    last = inputs.view.handover
+    last = inputs.state.handover
     if last is None or not inputs.log_readable("control") or inputs.has_own_pid_namespace():
         return None
     client = context.process(inputs.facts, last.pid)
@@ -162,7 +165,7 @@ def _server_pids(inputs: DaemonInputs) -> list[int]:
     all there is; without either, a child of the daemon in /proc is still a server.
     """
     if inputs.log_names_servers():
-        return [session.pid for session in inputs.view.servers]
+        return [server.pid for server in inputs.state.servers]
     if inputs.answers.probe is not None:
         return list(inputs.answers.probe.server_pids)
     return [process.own_pid for process in inputs.facts.servers]
@@ -180,11 +183,11 @@ def _process_of(context: MergeContext, inputs: DaemonInputs, pid: int) -> Proces
 def _server_inputs(context: MergeContext, inputs: DaemonInputs, pid: int) -> ServerInputs:
     """All that is known of the server that its daemon calls so."""
     process = _process_of(context, inputs, pid)
-    sessions = (session for session in inputs.logged_servers() if session.pid == pid)
+    logged = inputs.state.servers.get(pid) if inputs.log_names_servers() else None
     return ServerInputs(
         daemon=inputs,
         pid=process.pid if process is not None else pid,
-        session=next(sessions, None),
+        logged=logged,
         reply=inputs.answers.servers.get(pid),
         process=process,
         devices=inputs.device_uuids(),
@@ -192,9 +195,9 @@ def _server_inputs(context: MergeContext, inputs: DaemonInputs, pid: int) -> Ser
 
 
 def _merge_server(context: MergeContext, inputs: ServerInputs) -> Server:
-    session, process = inputs.session, inputs.process
+    logged, process = inputs.logged, inputs.process
     uid = inputs.uid()
-    started = session.started_at if session is not None else None
+    started = logged.started_at if logged is not None else None
     clients = merge_clients(context, inputs)
     contexts = _contexts(inputs.devices.values(), clients) if clients is not None else {}
     return Server(
@@ -203,7 +206,7 @@ def _merge_server(context: MergeContext, inputs: ServerInputs) -> Server:
         user=context.user(uid),
         start_time_seconds=process.start_time_seconds if process is not None else started,
         state=inputs.state(),
-        ghost=session.ghost if session is not None else None,
+        ghost=logged.is_ghost if logged is not None else None,
         clients_connected=_count(inputs, clients),
         contexts=contexts,
         contexts_limit=_contexts_limits(context, inputs, (*inputs.devices.values(), *contexts)),
@@ -214,7 +217,7 @@ def _merge_server(context: MergeContext, inputs: ServerInputs) -> Server:
             if ordinal in inputs.devices
         },
         memory_used_bytes=context.memory_used(inputs.pid),
-        possible_unfinished_work=session.possible_unfinished_work if session is not None else None,
+        possible_unfinished_work=logged.possible_unfinished_work if logged is not None else None,
         clients=clients or (),
         confirmed=process is not None and is_server(process),
     )
@@ -230,8 +233,8 @@ def _contexts(uuids: Iterable[str], clients: Iterable[Client]) -> dict[str, int]
 
 
 def _count(inputs: ServerInputs, clients: tuple[Client, ...] | None) -> int | None:
-    if inputs.session is not None and inputs.clients_logged:
-        return inputs.session.clients_count
+    if inputs.logged is not None and inputs.clients_logged:
+        return inputs.logged.clients.count
     return len(clients) if clients is not None else None
 
 
@@ -243,7 +246,7 @@ def _contexts_limits(
     for uuid in uuids:
         gpu = context.gpus.get(uuid)
         capability = gpu.compute_capability if gpu is not None else None
-        limit = inputs.session.client_limit if inputs.session is not None else None
+        limit = inputs.logged.client_limit if inputs.logged is not None else None
         limit = limit or client_limits.context_limit(capability, context.driver_version)
         if limit is not None:
             found[uuid] = limit

@@ -142,10 +142,10 @@ def _known_clients(
 
 def _may_miss_clients(daemon: DaemonInputs) -> bool:
     """Whether a server that is there may have clients whose lines were not read."""
-    lost_at = daemon.view.server_log_lost_at
+    lost_at = daemon.state.server_log_lost_at
     return any(
         not server.has_log or (lost_at is not None and server.started_at <= lost_at)
-        for server in daemon.view.servers
+        for server in daemon.state.servers
     )
 
 

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from mps_exporter.merge.clients import ServerLimits, client_of, host_pid
+from mps_exporter.merge.clients import ClientInputs, ServerLimits, client_of, host_pid
 from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext, ServerInputs, is_server
 from mps_exporter.mps import client_limits
 from mps_exporter.mps.protocol_v3 import PARTITION_REPLIES, unique
 from mps_exporter.snapshot import (
     Client,
-    ClientSession,
     NamedServer,
     Namespace,
     NamespaceClient,
@@ -120,13 +119,7 @@ def _listed_client(
     server_pid: int,
     listed: NamespaceClient,
 ) -> Client:
-    session = ClientSession(
-        pid=listed.pid,
-        server_pid=server_pid,
-        uid=None,
-        connected_at=None,
-        contexts=dict.fromkeys(listed.devices, 1),
-    )
+    client_inputs = ClientInputs(listed.pid, dict.fromkeys(listed.devices, 1))
     server = ServerInputs(inputs, server_pid, None, None, None, {})
     namespace = next(
         (
@@ -136,7 +129,7 @@ def _listed_client(
         ),
         None,
     )
-    client = client_of(context, session, server, _namespace_limits(found, listed, namespace))
+    client = client_of(context, client_inputs, server, _namespace_limits(found, listed, namespace))
     unlimited = client.memory_limit_ignored is not None or namespace is None
     return replace(
         client,

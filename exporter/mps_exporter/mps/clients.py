@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from mps_exporter.mps.moment import Moment
 from mps_exporter.mps.server_info import ServerInfo
 from mps_exporter.mps.tracking_quota import FULL, Quota
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
+from mps_exporter.snapshot import ClientState
 
 MAX_CONTEXTS = 256
 """Contexts of one client process that are followed."""
@@ -56,6 +58,24 @@ class TrackedClient:
     """When its process was first seen to be gone."""
     key: int = 0
     """Its PID; a negative number of its own if that is 0."""
+
+    @property
+    def contexts_by_gpu(self) -> dict[str, int]:
+        """GPU UUID -> contexts."""
+        return dict(Counter(self.contexts.values()))
+
+    @property
+    def state(self) -> tuple[ClientState | None, float | None]:
+        """What it is doing, and since when; None where server.log does not say."""
+        if self.torn_down_at is not None:
+            return "torn_down", self.torn_down_at
+        if self.creating:
+            return "creating_context", min(self.creating.values())
+        if self.inferred and not self.contexts:
+            return None, None
+        if self.had_context:
+            return "active", self.active_since
+        return (None, None) if self.from_control_tool else ("connecting", self.connected_at)
 
     @property
     def leaving(self) -> bool:

@@ -14,7 +14,7 @@ from mps_exporter.mps.server_info import ServerInfo
 from mps_exporter.mps.tracking_quota import FULL, Quota
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
 from mps_exporter.observations import LogName
-from mps_exporter.snapshot import Wait
+from mps_exporter.snapshot import PossibleUnfinishedWork, Wait
 
 MAX_ENDED = 256
 
@@ -75,6 +75,29 @@ class TrackedServer(ServerInfo):
         """PIDs that were queued for it -> known to be gone."""
         self._queued_unnamed = False
         """A client with PID 0 was queued for it, too."""
+
+    @property
+    def state(self) -> str:
+        """INITIALIZING until Ready, FAULT from a fatal error to its recovery, else ACTIVE."""
+        state = "FAULT" if self.faults else "ACTIVE"
+        if self.ready_at is None and not self.clients.ever_connected:
+            state = "INITIALIZING"
+        return self.reported_state or state
+
+    @property
+    def is_ghost(self) -> bool | None:
+        """Whether it is a ghost that is still there.
+
+        None: without server.log that shows only while no client connects.
+        """
+        if self.ghost:
+            return self.missing_since is None
+        return False if self.readable["server"] else None
+
+    @property
+    def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
+        """Work that the last client on a GPU may have left there."""
+        return self.faults.endings.possible_unfinished_work
 
     @property
     def occupied(self) -> bool:

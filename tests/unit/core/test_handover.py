@@ -80,7 +80,7 @@ def host(
     inputs = DaemonInputs(
         facts,
         ControlObservation(now, PIPE, "probe", asked),
-        view=tracker.ledger.view(now),
+        state=tracker.state,
         logs=(replace(READABLE, readable=readable),),
         hung=hung,
     )
