@@ -6,7 +6,7 @@ import re
 
 from mps_exporter.mps import log_events as e
 from mps_exporter.mps.log_merger import LogEntry
-from mps_exporter.mps.moment import Moment
+from mps_exporter.mps.record import Moment
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.snapshot import Handover
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mps_exporter.mps import log_events as e
 from mps_exporter.mps.faults import ServerFaults
 from mps_exporter.mps.log_merger import LogEntry
-from mps_exporter.mps.moment import Moment
+from mps_exporter.mps.record import Moment
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState
 

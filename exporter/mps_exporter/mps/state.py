@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.fault_evidence import FaultEvidence
 from mps_exporter.mps.gpu_names import GpuNames
-from mps_exporter.mps.incidents import Incidents
-from mps_exporter.mps.moment import Moment
-from mps_exporter.mps.server_exit_cause import exit_cause
+from mps_exporter.mps.record import FULL, Counters, Incidents, Moment, Quota
 from mps_exporter.mps.servers import SHUTDOWN_SECONDS, Servers, TrackedServer
 from mps_exporter.mps.timeline import Occupant, Timeline
-from mps_exporter.mps.tracking_quota import FULL, Quota
 from mps_exporter.mps.waits import ClientQueue
 from mps_exporter.observations import LogName
 from mps_exporter.snapshot import Handover, Wait
@@ -341,8 +337,7 @@ class DaemonState:
                 entry.uid != server.uid for entry in self.queue
             )
         lost_at = self.server_log_lost_at
-        cause = exit_cause(
-            server,
+        cause = server.exit_cause(
             status,
             when.at,
             had_to_end=had_to_end,

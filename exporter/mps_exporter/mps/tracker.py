@@ -17,11 +17,10 @@ from mps_exporter.mps.control_protocol import ServerReply
 from mps_exporter.mps.fault_evidence import KernelFault
 from mps_exporter.mps.log_events import TIMELESS_EVENTS, ServerStarting
 from mps_exporter.mps.log_merger import LogEntry, LogMerger
-from mps_exporter.mps.moment import Moment
 from mps_exporter.mps.reconcile import reconcile
+from mps_exporter.mps.record import FULL, Moment, Quota
 from mps_exporter.mps.server_log import ServerLogReader
 from mps_exporter.mps.state import DaemonState
-from mps_exporter.mps.tracking_quota import FULL, Quota
 from mps_exporter.observations import AddressRanges, DaemonFacts, LogsObservation, ProcessFacts
 
 RECONCILE_WAIT_SECONDS = 5.0

@@ -18,7 +18,7 @@ from mps_exporter.metrics.gpu_catalogue import GPU_METRICS
 from mps_exporter.metrics.mps_catalogue import MPS_METRICS
 from mps_exporter.metrics.render import Build, ClientSeries, histogram_value, render
 from mps_exporter.metrics.spec import Family
-from mps_exporter.mps.counters import Counters
+from mps_exporter.mps.record import Counters
 from mps_exporter.observations import ContainerName
 from mps_exporter.snapshot import (
     Client,

@@ -10,8 +10,8 @@ from typing import Any
 
 from mps_exporter.metrics.mps_catalogue import MPS_METRICS
 from mps_exporter.metrics.render import Build, render
-from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.log_metrics import LOG_METRICS
+from mps_exporter.mps.record import Counters
 from mps_exporter.nvml_terms import COMPUTE_MODES
 from mps_exporter.observations import (
     CgroupMemory,

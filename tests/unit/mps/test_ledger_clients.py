@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from mps_exporter.mps.record import OF_ORDINARY_USER
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.tracker import DaemonTracker
-from mps_exporter.mps.tracking_quota import OF_ORDINARY_USER
 from mps_exporter.observations import DaemonFacts, ProcessFacts
 from testing.mps_logs import (
     EIGHT,
