@@ -103,7 +103,6 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("mps/protocol_v3.py", V3),
     ("merge/named_servers.py", (*V3, "tests/unit/core/test_merge.py")),
-    ("merge/cgroups.py", (*V3, "tests/unit/core/test_merge.py")),
     ("metrics/render_partitions.py", (*V3, "tests/unit/core/test_render_whole.py")),
     ("diagnostics/partitions.py", (*V3, "tests/unit/core/test_doctor.py")),
     ("sources/memory_partitions.py", ("tests/unit/sources/test_memory_partitions.py",)),

@@ -69,11 +69,6 @@ MAX_RANGES = 256
 """Maximum number of faults and of clients' address ranges that are kept for a daemon that is found
 later: a recording has them before the daemon."""
 
-SHORT_DEADLINE_SECONDS = 0.05
-RECENT_SECONDS = 1.0
-"""A caller that gives a collection less time than SHORT_DEADLINE_SECONDS gets the result of the
-last one, if it is not older than this: a new one could read no more, at full cost."""
-
 GPU_SHARE_OF_DEADLINE = 0.7
 """What is left after the GPUs' deadline is for identifying the processes that they listed."""
 
@@ -100,8 +95,6 @@ class Collector:
             host, settings, on_observation=self._on_observation, poll_logs=self.poll_logs
         )
         self._collections: dict[frozenset[str], CollectionRun] = {}
-        self._recent: dict[frozenset[str], CollectionRun] = {}
-        """The one that ended last, by its collectors."""
         self._transitions = TransitionLogger(_log)
         self._tail_lock = asyncio.Lock()
         self._polled_at = self._happened_at = float("-inf")
@@ -133,10 +126,6 @@ class Collector:
         """
         deadline = deadline_seconds or self._settings.collector_timeout
         chosen = frozenset(self.enabled if collectors is None else collectors)
-        if deadline < SHORT_DEADLINE_SECONDS:
-            recent = self._recent.get(chosen)
-            if recent is not None and time.monotonic() - recent.ended_at < RECENT_SECONDS:
-                return self._whole(recent)
         run = self._collections.get(chosen)
         if run is None or run.age_seconds >= self._settings.collector_timeout:
             # A scraper in a hurry leaves early; its short deadline must not bind who joins.
@@ -165,8 +154,6 @@ class Collector:
         finally:
             if self._collections.get(run.collectors) is run:
                 del self._collections[run.collectors]
-            run.ended_at = time.monotonic()
-            self._recent = {run.collectors: run}
             run.done.set()
 
     async def _read_gpus(self, run: CollectionRun) -> None:

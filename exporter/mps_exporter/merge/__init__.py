@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from mps_exporter.merge.cgroups import merge_cgroups, with_cgroups
-from mps_exporter.merge.control_state import control_state
 from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext
-from mps_exporter.merge.daemons import merge_daemon
+from mps_exporter.merge.daemons import control_state, merge_daemon
 from mps_exporter.merge.gpus import merge_gpus
 from mps_exporter.observations import NvmlObservation, ProcfsObservation
 from mps_exporter.snapshot import CollectorResult, ControlDaemon, Snapshot
@@ -58,11 +56,7 @@ def merge(
     that counts: one reading beside newer and newer logs is no evidence.
     """
     context = MergeContext.of(gpus, processes, daemons, stranded_since)
-    cgroup_memory = merge_cgroups(context, processes)
-    merged = tuple(
-        with_cgroups(context, cgroup_memory, daemon)
-        for daemon in _merge_daemons(context, daemons, clients_max, taken_at)
-    )
+    merged = _merge_daemons(context, daemons, clients_max, taken_at)
     return Snapshot(
         taken_at=taken_at,
         driver_version=context.driver_version,
@@ -73,7 +67,7 @@ def merge(
         collectors=collectors,
         user_names=_user_names(processes),
         containers=processes.containers if processes is not None else (),
-        cgroup_memory=cgroup_memory,
+        cgroup_memory=context.cgroup_memory,
         unreadable_environments=_unreadable_environments(processes),
         ignored_processes=_ignored(processes, daemons, merged),
     )

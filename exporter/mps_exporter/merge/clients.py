@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext, ServerInputs
 from mps_exporter.mps import client_limits, thread_percentage
-from mps_exporter.mps.cgroups import parse_cgroup
+from mps_exporter.mps.cgroups import parse_cgroup, unified_path, with_parents
 from mps_exporter.mps.clients import TrackedClient
+from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import Client, LimitSource
 
 LIMIT_VARIABLES = (
@@ -174,7 +175,15 @@ def client_of(
         percentage_ignored=own.percentage_ignored,
         memory_limit_ignored=own.memory_ignored,
         confirmed=process is not None and not process.ended,
+        cgroup=_known_cgroup(context, process),
     )
+
+
+def _known_cgroup(context: MergeContext, process: ProcessFacts | None) -> str | None:
+    """The nearest control group whose GPU memory is known."""
+    path = unified_path(process.cgroup) if context.cgroup_memory and process is not None else None
+    groups = () if path is None else with_parents(path)
+    return next((group for group in groups if group in context.cgroup_memory), None)
 
 
 # ---------------------------------------------------------------------------------- limits

@@ -11,6 +11,7 @@ from mps_exporter.mps.server_queries import ServerAnswers
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.observations import (
+    CgroupMemory,
     ControlObservation,
     DaemonFacts,
     GpuObservation,
@@ -138,6 +139,8 @@ class MergeContext:
     """Processes, by the host's PIDs, whose daemons are known."""
     memory_by_process: Mapping[int, Mapping[str, int]]
     """PID -> GPU UUID -> bytes."""
+    cgroup_memory: Mapping[str, Mapping[str, CgroupMemory]]
+    """Path of a control group -> GPU UUID -> its memory; of GPUs that NVML does not show, none."""
     stranded_since: Mapping[int, float] | None
     stranded_before: float
     """Only a process that has looked stranded since then is."""
@@ -164,6 +167,7 @@ class MergeContext:
             host_pids=_host_pids(identified.values()),
             known_pids=server_pids | _logged_client_pids(daemons),
             memory_by_process=_memory_by_process(observed),
+            cgroup_memory=_cgroup_memory(observed, processes),
             stranded_since=stranded_since if gpus is not None else None,
             stranded_before=gpus.at - STRANDED_SECONDS if gpus is not None else math.inf,
         )
@@ -242,6 +246,27 @@ def _memory_by_process(gpus: Iterable[GpuObservation]) -> dict[int, dict[str, in
             if process.kind == "compute" and process.used_memory_bytes is not None:
                 used.setdefault(process.pid, {})[gpu.uuid] = process.used_memory_bytes
     return used
+
+
+def _cgroup_memory(
+    gpus: Iterable[GpuObservation], processes: ProcfsObservation | None
+) -> dict[str, dict[str, CgroupMemory]]:
+    uuids = {
+        _pci(gpu.pci_bus_id): gpu.uuid
+        for gpu in gpus
+        if gpu.pci_bus_id is not None and gpu.parent_uuid is None
+    }
+    found: dict[str, dict[str, CgroupMemory]] = {}
+    for one in processes.cgroup_memory if processes is not None else ():
+        uuid = uuids.get(_pci(one.pci_bus_id))
+        if uuid is not None:
+            found.setdefault(one.path, {})[uuid] = one
+    return found
+
+
+def _pci(address: str) -> str:
+    """Write a PCI address as the kernel does: 00000000:02:00.0, in small letters."""
+    return address.lower().rjust(len("00000000:02:00.0"), "0")
 
 
 def _gpu_indexes(gpus: Iterable[GpuObservation], daemons: Iterable[DaemonInputs]) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -317,33 +316,6 @@ async def test_a_hurried_scraper_does_not_hurry_the_others(host: ScriptedHost) -
     await asyncio.sleep(1.6)  # beyond the deadline of the hurried one
     answers.set()
     assert [one.name for one in (await patient).collectors if one.timed_out] == []
-
-
-async def test_who_has_no_time_for_a_collection_gets_the_last_ones_results(
-    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collector_module, "RECENT_SECONDS", math.inf)
-    host.gpus = NvmlObservation(host.wall, Outcome.OK)
-    reads, read_gpus = 0, host.read_gpus
-
-    async def counted(deadline_seconds: float) -> NvmlObservation:
-        nonlocal reads
-        reads += 1
-        return await read_gpus(deadline_seconds)
-
-    host.read_gpus = counted  # type: ignore[method-assign]
-    collector = host.collector()
-    whole = await collector.collect(PATIENCE_SECONDS)
-    for _ in range(3):
-        hurried = await collector.collect(0.001)
-        assert [one.name for one in hurried.collectors if one.timed_out] == []
-        assert hurried is whole
-    assert reads == 1
-    await collector.collect(PATIENCE_SECONDS)
-    assert reads == 2
-    monkeypatch.setattr(collector_module, "RECENT_SECONDS", 0.0)
-    await collector.collect(0.001)
-    await until(lambda: reads == 3)
 
 
 async def test_those_who_wait_for_a_collection_get_the_same_snapshot(host: ScriptedHost) -> None:
