@@ -108,11 +108,11 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("sources/memory_partitions.py", ("tests/unit/sources/test_memory_partitions.py",)),
     (
         "mps/client_limits.py",
-        ("tests/unit/mps/test_client_limits.py", "tests/unit/core/test_merge.py"),
-    ),
-    (
-        "mps/thread_percentage.py",
-        ("tests/unit/mps/test_thread_percentage.py", "tests/unit/core/test_merge.py"),
+        (
+            "tests/unit/mps/test_client_limits.py",
+            "tests/unit/mps/test_thread_percentage.py",
+            "tests/unit/core/test_merge.py",
+        ),
     ),
     (
         "mps/control_protocol.py",

@@ -17,9 +17,14 @@ from mps_exporter.diagnostics.finding_commands import actions, docs_page, use_da
 from mps_exporter.diagnostics.halted import halt_texts, resuming
 from mps_exporter.diagnostics.safe_commands import Action, open_folder, permitted, quoted_path
 from mps_exporter.diagnostics.shares import Excess, looser
-from mps_exporter.mps.client_limits import DaemonGpus, parse_pinned_memory_limit, visible_gpus
+from mps_exporter.mps.client_limits import (
+    DaemonGpus,
+    effective_ratio,
+    parse_active_thread_percentage,
+    parse_pinned_memory_limit,
+    visible_gpus,
+)
 from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES, control_socket_bytes
-from mps_exporter.mps.thread_percentage import effective_ratio, parse_active_thread_percentage
 from mps_exporter.observations import ProcessView
 from mps_exporter.snapshot import (
     Client,

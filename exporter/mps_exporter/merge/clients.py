@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext, ServerInputs
-from mps_exporter.mps import client_limits, thread_percentage
+from mps_exporter.mps import client_limits
 from mps_exporter.mps.cgroups import parse_cgroup, unified_path, with_parents
 from mps_exporter.mps.clients import TrackedClient
 from mps_exporter.observations import ProcessFacts
@@ -246,9 +246,9 @@ def _limits_of(
     priority: str | None,
     visible_devices: str | None,
 ) -> _ClientLimits:
-    own = thread_percentage.parse_active_thread_percentage(percentage)
+    own = client_limits.parse_active_thread_percentage(percentage)
     ratio = (
-        thread_percentage.effective_ratio(own.ratio, allowed_ratio)
+        client_limits.effective_ratio(own.ratio, allowed_ratio)
         if allowed_ratio is not None
         else None
     )
@@ -281,7 +281,7 @@ def _sm_limits(context: MergeContext, ratio: float, uuids: Iterable[str]) -> dic
         gpu = context.gpus.get(uuid)
         if gpu is None or gpu.sm_count is None:
             continue
-        count = thread_percentage.sms_of_ratio(ratio, gpu.sm_count, gpu.compute_capability)
+        count = client_limits.sms_of_ratio(ratio, gpu.sm_count, gpu.compute_capability)
         if count is not None:
             sms[uuid] = count
     return sms

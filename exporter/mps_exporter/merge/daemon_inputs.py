@@ -173,7 +173,7 @@ class MergeContext:
         )
 
     def process(self, daemon: DaemonFacts, pid: int) -> ProcessFacts | None:
-        """Give the process that a daemon calls its server or client; None: it is none of its own.
+        """Return the process that a daemon calls its server or client; None: it is none of its own.
 
         The log of an ordinary user's daemon may name any PID. It can serve that user only, so the
         process of another is not its client, and nothing is told of it.

@@ -128,7 +128,7 @@ def _stranded_pids(
 def _known_clients(
     clients: Iterable[Client], daemons: Sequence[ControlDaemon], inputs: Sequence[DaemonInputs]
 ) -> set[int] | None:
-    """Give the PIDs of all servers' clients; None: there may be others."""
+    """Return the PIDs of all servers' clients; None: there may be others."""
     all_readable = all(
         daemon.log_readable("control") and daemon.log_readable("server") for daemon in inputs
     ) and not any(daemon.protocol == "3" for daemon in daemons)  # a new client is listed later

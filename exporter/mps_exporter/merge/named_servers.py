@@ -25,7 +25,7 @@ PARTITION_VARIABLE = "CUDA_MPS_SM_PARTITION"
 
 
 def merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partitioning | None:
-    """Give what a daemon says, with this host's PIDs and with UUIDs of GPUs."""
+    """Return what a daemon says, with this host's PIDs and with UUIDs of GPUs."""
     found = inputs.answers.partitioning
     if found is None:
         return None
@@ -62,7 +62,7 @@ def merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partition
 
 
 def _own_pid(context: MergeContext, inputs: DaemonInputs, pid: int) -> int:
-    """Give the PID of this host; 0: none, or nobody who could be found."""
+    """Return the PID of this host; 0: none, or nobody who could be found."""
     return host_pid(context, inputs, pid) if inputs.has_own_pid_namespace() else pid
 
 
@@ -84,7 +84,7 @@ def _uuid(context: MergeContext, found: Partitioning, server_name: str, device: 
 def merge_named_servers(
     context: MergeContext, inputs: DaemonInputs, found: Partitioning
 ) -> tuple[Server, ...]:
-    """Give the servers of an MPS v3 daemon that have a process."""
+    """Return the servers of an MPS v3 daemon that have a process."""
     return tuple(
         _listed_server(context, inputs, found, named) for named in found.servers or () if named.pid
     )
@@ -147,7 +147,7 @@ def _listed_client(
 def _namespace_limits(
     found: Partitioning, listed: NamespaceClient, namespace: Namespace | None
 ) -> ServerLimits:
-    """Give what its namespace allows a client, on each of its GPUs.
+    """Return what its namespace allows a client, on each of its GPUs.
 
     The lower of the namespace's and the client's own share counts (measured by ai-dynamo on driver
     615: 25 % of 188 SMs are 46; with 10 % of its own a client has 18). Limits of a server hold for
