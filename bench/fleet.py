@@ -49,7 +49,7 @@ from bench.rules import (
     resident_bytes,
     series,
 )
-from mps_exporter.mps.histogram import WAIT_BOUNDS
+from mps_exporter.mps.log_metrics import WAIT_BOUNDS
 from mps_exporter.snapshot import ControlDaemon, Histogram, LabelValues, Snapshot
 from testing.fleet_page import settings
 from testing.ports import free_port

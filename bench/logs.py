@@ -113,7 +113,7 @@ def speed(lines: int) -> list[str]:
         before = time.process_time()
         tracker.add_logs(observation)
         spent += time.process_time() - before
-    counted = tracker.ledger.view(0.0).counters
+    counted = tracker.state.counters.snapshot()
 
     def total_of(name: str) -> int:
         return sum(int(value) for value in counted[name].values() if isinstance(value, int | float))

@@ -35,8 +35,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, ClientSeries, SparseSeries, render
-from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.log_metrics import LOG_METRICS
+from mps_exporter.mps.record import Counters
 from mps_exporter.observations import GpuObservation, LogState, NvmlObservation
 from mps_exporter.snapshot import (
     PROCESS_KINDS,

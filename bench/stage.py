@@ -21,7 +21,7 @@ configure_malloc()  # as exporter/mps_exporter/cli.py does before it imports the
 
 from bench.host import DROP_ONE_IN, TickingNvml, uuid_of  # noqa: E402
 from mps_exporter import cli  # noqa: E402
-from mps_exporter.mps.counters import Counters  # noqa: E402
+from mps_exporter.mps.record import Counters  # noqa: E402
 from mps_exporter.sources import live_host  # noqa: E402
 from mps_exporter.sources.nvml import NvmlSession  # noqa: E402
 from mps_exporter.sources.nvml.accumulators import GPM_ALL  # noqa: E402

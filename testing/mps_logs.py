@@ -12,9 +12,11 @@ from typing import Any
 
 from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.mps.log_parser import parse_line
+from mps_exporter.mps.record import Counters
+from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogChunk, LogName, LogsObservation, LogState
-from mps_exporter.snapshot import Histogram, LabelValues, LedgerView, LogMetricValues
+from mps_exporter.snapshot import Histogram, LabelValues, LogMetricValues
 
 SAMPLES = Path(__file__).parents[1] / "tests" / "recordings" / "samples"
 PIPE = "/tmp/mps"
@@ -173,24 +175,56 @@ def more(tracker: DaemonTracker, text: str) -> float:
     return end
 
 
-def read(logs: Logs, **settings: Any) -> LedgerView:
+def read(logs: Logs, **settings: Any) -> DaemonState:
     """What is known at the end of logs that were counted from the beginning."""
-    return start(logs, **settings).ledger.view(0.0)
+    return start(logs, **settings).state
 
 
-def counted(counters: LogMetricValues, metric: str) -> dict[LabelValues, float | Histogram]:
+def shown(state: DaemonState, now: float = 0.0) -> tuple[Any, ...]:
+    """All that is shown of a daemon's state, as values that can be compared."""
+    daemon = state.daemon
+    servers = [
+        (
+            *(server.pid, server.uid, server.started_at, server.ready_at, server.state),
+            *(server.thread_ratio, dict(server.memory_limits), dict(server.devices)),
+            *(server.client_limit, server.is_ghost, server.possible_unfinished_work),
+            *(server.clients.count, server.start_unknown, server.clients.unfollowed),
+            [
+                (
+                    *(one.pid, one.uid, one.connected_at, one.state, one.contexts_by_gpu),
+                    *(one.thread_ratio, one.memory_limits),
+                )
+                for one in server.clients
+            ],
+        )
+        for server in state.servers
+    ]
+    return (
+        *(servers, state.waits, state.devices, state.handover, state.handover_backoff_seconds),
+        *(daemon.ended_at, daemon.died, daemon.quit_requested_at, daemon.binary_version),
+        *(state.counters.snapshot(), state.incidents.snapshot(), state.timeline.snapshot(now)),
+    )
+
+
+def _values(counters: Counters | LogMetricValues) -> LogMetricValues:
+    return counters.snapshot() if isinstance(counters, Counters) else counters
+
+
+def counted(
+    counters: Counters | LogMetricValues, metric: str
+) -> dict[LabelValues, float | Histogram]:
     """The values of a metric that are not 0."""
     return {
         key: value
-        for key, value in counters[metric].items()
+        for key, value in _values(counters)[metric].items()
         if (sum(value.counts) if isinstance(value, Histogram) else value)
     }
 
 
-def numbers(counters: LogMetricValues) -> dict[str, float]:
+def numbers(counters: Counters | LogMetricValues) -> dict[str, float]:
     """All that is counted, flat: name and labels -> number."""
     flat: dict[str, float] = {}
-    for metric, values in counters.items():
+    for metric, values in _values(counters).items():
         if metric.endswith("_timestamp_seconds"):
             continue
         for key, number in values.items():
@@ -227,9 +261,10 @@ _OF_TRUTH = {
 """What truth.json calls a metric."""
 
 
-def summary(counters: LogMetricValues) -> dict[str, Any]:
+def summary(counters: Counters | LogMetricValues) -> dict[str, Any]:
     """The counters in the words of truth.json; what is zero is left out."""
     found: dict[str, Any] = {}
+    counters = _values(counters)
     for name, metric in _OF_TRUTH.items():
         seen = {
             " ".join(map(str, key)): (

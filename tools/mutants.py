@@ -103,17 +103,16 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("mps/protocol_v3.py", V3),
     ("merge/named_servers.py", (*V3, "tests/unit/core/test_merge.py")),
-    ("merge/cgroups.py", (*V3, "tests/unit/core/test_merge.py")),
     ("metrics/partitions.py", (*V3, "tests/unit/core/test_render_whole.py")),
     ("diagnostics/partitions.py", (*V3, "tests/unit/core/test_doctor.py")),
     ("sources/memory_partitions.py", ("tests/unit/sources/test_memory_partitions.py",)),
     (
         "mps/client_limits.py",
-        ("tests/unit/mps/test_client_limits.py", "tests/unit/core/test_merge.py"),
-    ),
-    (
-        "mps/thread_percentage.py",
-        ("tests/unit/mps/test_thread_percentage.py", "tests/unit/core/test_merge.py"),
+        (
+            "tests/unit/mps/test_client_limits.py",
+            "tests/unit/mps/test_thread_percentage.py",
+            "tests/unit/core/test_merge.py",
+        ),
     ),
     (
         "mps/control_protocol.py",

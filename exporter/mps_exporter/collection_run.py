@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -35,8 +34,6 @@ class CollectionRun:
     probes: dict[str, ControlObservation] = field(default_factory=dict)
     """Pipe directory -> what its daemon answered in this collection."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
-    ended_at: float = math.inf
-    """As time.monotonic() counts."""
     task: asyncio.Task[None] | None = None
     snapshot: Snapshot | None = None
     """Made once the run has ended; None until then."""

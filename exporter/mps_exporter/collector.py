@@ -24,9 +24,7 @@ from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
 from mps_exporter.metrics.gpus import series_of
 from mps_exporter.mps.fault_evidence import KernelFault, parse_fault, pci_address
 from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
-from mps_exporter.mps.server_queries import (
-    ServerAnswers,
-)
+from mps_exporter.mps.server_queries import ServerAnswers
 from mps_exporter.observations import (
     AddressRanges,
     DaemonFacts,
@@ -37,12 +35,7 @@ from mps_exporter.observations import (
     Outcome,
     ProcfsObservation,
 )
-from mps_exporter.snapshot import (
-    Incident,
-    KernelLog,
-    LedgerView,
-    Snapshot,
-)
+from mps_exporter.snapshot import Incident, KernelLog, Snapshot
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 
 TAIL_INTERVAL_SECONDS = 0.2
@@ -67,11 +60,6 @@ MAX_FAULTS = 64
 MAX_RANGES = 256
 """Maximum number of faults and of clients' address ranges that are kept for a daemon that is found
 later: a recording has them before the daemon."""
-
-SHORT_DEADLINE_SECONDS = 0.05
-RECENT_SECONDS = 1.0
-"""A caller that gives a collection less time than SHORT_DEADLINE_SECONDS gets the result of the
-last one, if it is not older than this: a new one could read no more, at full cost."""
 
 GPU_SHARE_OF_DEADLINE = 0.7
 """What is left after the GPUs' deadline is for identifying the processes that they listed."""
@@ -99,8 +87,6 @@ class Collector:
             host, settings, on_observation=on_observation, poll_logs=self.poll_logs
         )
         self._collections: dict[frozenset[str], CollectionRun] = {}
-        self._recent: dict[frozenset[str], CollectionRun] = {}
-        """The one that ended last, by its collectors."""
         self._transitions = TransitionLogger(_log)
         self._tail_lock = asyncio.Lock()
         self._stranded_since: dict[int, float] = {}
@@ -130,10 +116,6 @@ class Collector:
         """
         deadline = deadline_seconds or self._settings.collector_timeout
         chosen = frozenset(self.enabled if collectors is None else collectors)
-        if deadline < SHORT_DEADLINE_SECONDS:
-            recent = self._recent.get(chosen)
-            if recent is not None and time.monotonic() - recent.ended_at < RECENT_SECONDS:
-                return self._whole(recent)
         run = self._collections.get(chosen)
         if run is None or run.age_seconds >= self._settings.collector_timeout:
             # A scraper in a hurry leaves early; its short deadline must not bind who joins.
@@ -162,8 +144,6 @@ class Collector:
         finally:
             if self._collections.get(run.collectors) is run:
                 del self._collections[run.collectors]
-            run.ended_at = time.monotonic()
-            self._recent = {run.collectors: run}
             run.done.set()
 
     async def _read_gpus(self, run: CollectionRun) -> None:
@@ -200,11 +180,7 @@ class Collector:
         await run_source(self._transitions, run, "process", self._read_processes(run))
 
     async def _read_processes(self, run: CollectionRun) -> None:
-        # What the logs name, the ledger tells without a view of all that it knows.
-        inputs = [
-            self._inputs(run, record, LedgerView(at=self._host.now()))
-            for record in self._daemons.values()
-        ]
+        inputs = [self._inputs(run, record) for record in self._daemons.values()]
         pids = pids_of_interest(run.gpus, inputs).union(self._daemons.pids_to_look_up())
         self._identified = frozenset(pids)
         async with run.time_limit():
@@ -220,7 +196,7 @@ class Collector:
         self._on_observation(observation)
         requested = {*observation.processes, *observation.gone}
         for record in records:
-            record.ledger.observe(observation.at, record.facts, observation.processes, requested)
+            record.tracker.observe(observation.at, record.facts, observation.processes, requested)
 
     # ------------------------------------------------------------------ daemons
 
@@ -271,7 +247,7 @@ class Collector:
         for record in sorted(self._daemons.values(), key=lambda one: one.facts.limited):
             if record.has_host_pids:
                 user = record.facts.user if record.facts.limited else None
-                for pid in record.ledger.clients_to_map():
+                for pid in record.state.clients_to_map():
                     wanted.setdefault(pid, user)
         self._kernel = observation = self._host.read_kernel(wanted)
         self._on_observation(observation)
@@ -305,7 +281,7 @@ class Collector:
     # ------------------------------------------------------------------ results
 
     def _whole(self, run: CollectionRun) -> Snapshot:
-        """Give the one snapshot of a collection that has ended: all who waited render it once.
+        """Return the one snapshot of a collection that has ended: all who waited render it once.
 
         Next to 100 clients with 20 pending requests each, a scrape took 0.7 s when each request had
         its own snapshot, and takes 0.1 s.
@@ -321,10 +297,7 @@ class Collector:
             taken_at=now,
             gpus=run.gpus,
             processes=run.processes,
-            daemons=[
-                self._inputs(run, record, record.ledger.view(now))
-                for record in self._daemons.values()
-            ],
+            daemons=[self._inputs(run, record) for record in self._daemons.values()],
             collectors=run.collector_results(),
             clients_max=self._settings.collector_clients_max,
             stranded_since=self._stranded_since,
@@ -345,9 +318,10 @@ class Collector:
             return None
         return KernelLog(kernel.readable, kernel.error)
 
-    def _inputs(self, run: CollectionRun, record: DaemonRecord, view: LedgerView) -> DaemonInputs:
+    def _inputs(self, run: CollectionRun, record: DaemonRecord) -> DaemonInputs:
+        now, interval = self._host.now(), self._settings.mps_min_query_interval
         counts = self._host.query_counts(record.facts.pipe_directory)
-        return _daemon_inputs(run, record, view, counts, self._settings.mps_min_query_interval)
+        return _daemon_inputs(run, record, now, counts, interval)
 
     # ------------------------------------------------------------------ between collections
 
@@ -377,7 +351,7 @@ class Collector:
 
     def _publish(self) -> None:
         for name, record in self._daemons.items():
-            new_incidents, record.published_incidents = record.ledger.incidents_since(
+            new_incidents, record.published_incidents = record.state.incidents.since(
                 record.published_incidents
             )
             if self._on_incident is not None:
@@ -407,16 +381,16 @@ def _log_unknown_readings(observation: NvmlObservation, log: TransitionLogger) -
 def _daemon_inputs(
     run: CollectionRun,
     record: DaemonRecord,
-    view: LedgerView,
+    now: float,
     counts: tuple[int, Mapping[str, int]],
     interval_seconds: float,
 ) -> DaemonInputs:
-    """Give what is known of a daemon.
+    """Return what is known of a daemon.
 
     Args:
         run: The collection.
         record: The daemon.
-        view: What its logs tell.
+        now: Unix time.
         counts: Queries, and failures by reason.
         interval_seconds: How often a daemon is asked at most.
     """
@@ -425,15 +399,15 @@ def _daemon_inputs(
     if not record.logs_readable:
         # No log says whether it is still so.
         max_age_seconds = max(STALE_ANSWER_SECONDS, STALE_ANSWER_FACTOR * interval_seconds)
-        answers = answers.younger_than(max_age_seconds, view.at)
+        answers = answers.younger_than(max_age_seconds, now)
     return DaemonInputs(
         facts=record.facts,
         probe=run.probes.get(name),
         answers=answers,
-        view=view,
+        state=record.state,
         logs=tuple(record.logs[name] for name in sorted(record.logs)),
         was_readable=record.was_readable,
-        hung=record.hangs(view),
+        hung=record.hangs(now),
         resumed=record.resumed,
         queries=queries,
         query_failures=failures,

@@ -217,7 +217,7 @@ def _prom_file(value: str) -> str:
     return value
 
 
-def _process(value: str) -> int:
+def _process_id(value: str) -> int:
     if not re.fullmatch(r"0*[1-9][0-9]{0,18}", value):
         raise ValueError("must be the number of a process")
     return int(value)
@@ -476,7 +476,7 @@ OPTIONS = (
     _option(
         "doctor",
         "pid",
-        Kind("PID", _process),
+        Kind("PID", _process_id),
         "Say why this process hangs, fails or runs without MPS.",
     ),
     _option("doctor", "user", Kind("NAME", _user), "The same of each process of a user."),

@@ -143,7 +143,7 @@ class DaemonQueries:
         record.answers = with_probe(record.answers, probe)
         record.note(probe)
         if _confirmed_absent(probe, record.facts):
-            record.ledger.mark_absent(probe.at)
+            record.tracker.mark_absent(probe.at)
         # Nobody there, where nobody is expected, is a state and no failure of ours.
         if probe.outcome is not Outcome.ABSENT or record.facts.process is not None:
             _raise_for_outcome(probe)
@@ -167,21 +167,21 @@ class DaemonQueries:
             reply = await self._host.reconcile(record.facts, (), run.remaining_seconds())
             self._take_details(run, record, reply)
             return
-        view = record.ledger.view(now, brief=True)
         servers = servers_due(
             now=now,
             interval_seconds=self._settings.mps_reconcile_interval,
             blind_interval_seconds=self._settings.mps_min_query_interval,
             answers=record.answers,
             facts=record.facts,
-            view=view,
+            state=record.tracker.state,
             logs_readable=record.logs_readable,
         )
         if not servers:
             return
+        logged = [server.pid for server in record.tracker.state.servers]
         reply = await self._host.reconcile(record.facts, servers, run.remaining_seconds())
         self._on_observation(reply)
-        record.answers = with_servers(record.answers, reply, servers, view)
+        record.answers = with_servers(record.answers, reply, servers, logged)
         listed = record.answers.probe.server_pids if record.answers.probe is not None else None
         record.tracker.reconcile(self._host.now(), reply.at, listed, server_replies(reply))
         if run.remaining_seconds() >= MIN_SECONDS_TO_READ_LOGS:

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.fault_evidence import KernelFault
-from mps_exporter.mps.ledger import Ledger
+from mps_exporter.mps.record import FULL, OF_ORDINARY_USER
 from mps_exporter.mps.server_queries import ServerAnswers, can_answer, has_resumed
+from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
-from mps_exporter.mps.tracking_quota import FULL, OF_ORDINARY_USER
-from mps_exporter.mps.watched_processes import with_control_daemon, within_quota
 from mps_exporter.observations import (
     AddressRanges,
     ControlObservation,
@@ -21,7 +20,6 @@ from mps_exporter.observations import (
     LogState,
     Outcome,
 )
-from mps_exporter.snapshot import LedgerView
 
 GONE_AFTER_QUIT_SECONDS = 120.0
 """A daemon that was found, not configured, and quit in order, is shown as absent this long."""
@@ -33,6 +31,12 @@ MAX_GONE_DAEMONS = 32
 MAX_GONE_PER_USER = 8
 """So many daemons that are gone are remembered: of root and the exporter's own user, as many of all
 others, and of one of those."""
+
+
+MAX_PIDS_PER_USER = 512
+MAX_PIDS = 2048
+"""Maximum number of processes that are looked up because logs of ordinary users' daemons name them:
+of one user, and of all."""
 
 
 @dataclass(slots=True)
@@ -61,9 +65,9 @@ class DaemonRecord:
     """It was told of the address ranges that were read before it was found."""
 
     @property
-    def ledger(self) -> Ledger:
+    def state(self) -> DaemonState:
         """What its logs say."""
-        return self.tracker.ledger
+        return self.tracker.state
 
     @property
     def ephemeral(self) -> bool:
@@ -89,7 +93,7 @@ class DaemonRecord:
 
     def pids_to_watch(self) -> list[int]:
         """PIDs, as the host numbers them, whose end must be seen when it happens."""
-        return self.missed() or with_control_daemon(self.facts, self.ledger.pids_to_watch())
+        return self.missed() or _with_control_daemon(self.facts, self.state.pids_to_watch())
 
     @property
     def has_host_pids(self) -> bool:
@@ -113,7 +117,7 @@ class DaemonRecord:
         facts, found = self.facts, observation.ranges if self.knows_ranges else earlier
         self.knows_ranges = True
         own = (one for one in found if not facts.limited or one.uid == facts.user)
-        self.ledger.observe_kernel(readable=observation.readable, faults=faults, ranges=own)
+        self.tracker.observe_kernel(readable=observation.readable, faults=faults, ranges=own)
 
     def missed(self) -> list[int]:
         """The process that it had, where none is found: a look can fail, and that proves no end."""
@@ -131,13 +135,13 @@ class DaemonRecord:
             took = sum(exchange.duration_seconds for exchange in reply.exchanges)
             self.hung_at = reply.at + took if reply.outcome is Outcome.TIMEOUT else None
 
-    def hangs(self, view: LedgerView) -> bool:
-        """Whether its last question was not answered in time."""
+    def hangs(self, now: float) -> bool:
+        """Whether its last query was not answered in time."""
         if self.hung_at is None:
             return False
-        # What the log shows of it since is newer than the question that it did not answer.
-        served_at = view.daemon_served_at
-        return not (served_at and self.hung_at < served_at <= view.at)
+        # What the log shows of it since is newer than the query that it did not answer.
+        served_at = self.state.daemon.served_at
+        return not (served_at and self.hung_at < served_at <= now)
 
     @property
     def resumed(self) -> bool:
@@ -182,8 +186,8 @@ class DaemonRecord:
         """Whether it has been gone for longer than it is shown."""
         if self.gone_since is None or now - self.gone_since <= GONE_AFTER_QUIT_SECONDS:
             return False
-        view = self.ledger.view(now, brief=True)
-        quit_in_order = view.daemon_ended_at is not None and not view.daemon_died
+        daemon = self.state.daemon
+        quit_in_order = daemon.ended_at is not None and not daemon.died
         short_retention = quit_in_order or self.ephemeral
         max_age_seconds = GONE_AFTER_QUIT_SECONDS if short_retention else GONE_AFTER_DEATH_SECONDS
         return now - self.gone_since > max_age_seconds
@@ -194,7 +198,7 @@ class DaemonRecord:
             self.answers.configured is not None
             and probe.outcome is Outcome.OK
             and self.answered_by == self.process_identity
-            and (self.ledger.view(probe.at, brief=True).configured_at or 0.0) < probe.at
+            and (self.state.daemon.configured_at or 0.0) < probe.at
         )
 
     def unchanged_since(self, probe: ControlObservation, server_pids: Iterable[int]) -> bool:
@@ -202,15 +206,15 @@ class DaemonRecord:
         silent_since = self.tracker.silent_since
         if silent_since is not None and probe.at < silent_since:
             return False
-        view = self.ledger.view(probe.at, brief=True)
+        daemon = self.state.daemon
         return (
             probe.outcome is Outcome.OK
             and self.logs_readable
             and self.answered_by == self.process_identity
             and all(can_answer(process.pid, (process,)) for process in self.facts.processes)
-            and view.quit_requested_at is None
-            and (view.configured_at or 0.0) < probe.at
-            and {server.pid for server in view.servers} == set(server_pids)
+            and daemon.quit_requested_at is None
+            and (daemon.configured_at or 0.0) < probe.at
+            and {server.pid for server in self.state.servers} == set(server_pids)
         )
 
 
@@ -230,13 +234,13 @@ class DaemonRegistry(Mapping[str, DaemonRecord]):
         return len(self._records)
 
     def pids_to_watch(self) -> list[int]:
-        """PIDs whose end must be seen when it happens: see watched_processes."""
-        return within_quota((one.facts, one.pids_to_watch()) for one in self._records.values())
+        """PIDs whose end must be seen when it happens: no log shows it."""
+        return _within_quota((one.facts, one.pids_to_watch()) for one in self._records.values())
 
     def pids_to_look_up(self) -> list[int]:
         """PIDs that the logs name, and daemons that were not found."""
-        return within_quota(
-            (one.facts, [*one.missed(), *sorted(one.ledger.pids_to_look_up())])
+        return _within_quota(
+            (one.facts, [*one.missed(), *sorted(one.state.pids_to_look_up())])
             for one in self._records.values()
         )
 
@@ -319,3 +323,27 @@ def _tracker(facts: DaemonFacts) -> DaemonTracker:
 def _process_identity(facts: DaemonFacts) -> tuple[int, float] | None:
     process = facts.process
     return None if process is None else (process.pid, process.start_time_seconds)
+
+
+def _with_control_daemon(facts: DaemonFacts, logged: list[int]) -> list[int]:
+    """Return the control daemon and the processes that its logs name, as the host numbers them.
+
+    A daemon in a PID namespace of its own numbers its servers and clients otherwise.
+    """
+    process = facts.process
+    if process is None:
+        return []
+    return [process.pid] if len(process.namespace_pids) > 1 else [process.pid, *logged]
+
+
+def _within_quota(pids_of: Iterable[tuple[DaemonFacts, list[int]]]) -> list[int]:
+    """Join the PIDs of all daemons: those of limited daemons last, and few."""
+    found, users, total = list[int](), Counter[int | None](), 0
+    for facts, pids in sorted(pids_of, key=lambda one: one[0].limited):
+        if facts.limited:
+            room = max(0, min(MAX_PIDS_PER_USER - users[facts.user], MAX_PIDS - total))
+            del pids[room:]
+            users[facts.user] += len(pids)
+            total += len(pids)
+        found += pids
+    return found

@@ -220,7 +220,7 @@ _SENTENCES = {
 }
 
 
-def _text(one: Incident, name_of: UserNameLookup) -> str:
+def _sentence(one: Incident, name_of: UserNameLookup) -> str:
     return _SENTENCES.get(one.kind, printable(one.kind.replace("_", " "))).format(
         server=_server_name(one, name_of),
         client=_client_name(one, name_of),
@@ -247,7 +247,7 @@ def sentence(text: str) -> str:
 
 
 def describe_incident(one: Incident, name_of: UserNameLookup) -> str:
-    text = _text(one, name_of)
+    text = _sentence(one, name_of)
     if one.count > 1:
         text += f" ({one.count} times)"
     return sentence(text)

@@ -76,27 +76,6 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientSession:
-    """A client process that the log says is connected."""
-
-    pid: int
-    """As the log prints it; 0 where the daemon lives in another PID namespace."""
-    server_pid: int
-    uid: int | None
-    connected_at: float | None
-    """None: it was there at the first look, and no log shows since when."""
-    contexts: Mapping[str, int] = field(default_factory=dict)
-    """GPU UUID -> contexts."""
-    active_thread_ratio: float | None = None
-    """The server's when this client connected: a running client keeps what it had."""
-    pinned_memory_limit_bytes: Mapping[int, int] | None = None
-    """Device ordinal -> the server's limit when this client connected; None: not known."""
-    state: ClientState | None = None
-    """None: the log does not show it."""
-    state_since: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class PossibleUnfinishedWork:
     """A client that ended alone, as slowly as with unfinished work; no client connected since."""
 
@@ -106,39 +85,6 @@ class PossibleUnfinishedWork:
     seconds: float
     """How long its end took."""
     gpu_uuids: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ServerSession:
-    """A server that the log says is alive."""
-
-    pid: int
-    uid: int | None
-    started_at: float
-    ready_at: float | None
-    state: str
-    """INITIALIZING until Ready, FAULT from a fatal error to its recovery, else ACTIVE."""
-    active_thread_ratio: float | None = None
-    pinned_memory_limit_bytes: Mapping[int, int] = field(default_factory=dict)
-    """Device ordinal -> bytes."""
-    devices: Mapping[int, str] = field(default_factory=dict)
-    """Device ordinal -> name, as the log printed them when contexts were made."""
-    client_limit: int | None = None
-    """The limit that the log named when it refused a client."""
-    ghost: bool | None = False
-    """Ready for a user whose queued clients are all dead, and no client ever connected; or its log
-    says that a queued client sent no credentials, and no client has had a context since."""
-    clients: tuple[ClientSession, ...] = ()
-    clients_count: int = 0
-    """Fewer than there are in clients, where the log (before driver 580) says that one left, but
-    not which."""
-    start_unknown: bool = False
-    """Its start is in no log that was read; started_at is when it was noticed."""
-    has_log: bool = True
-    """It has written to server.log: that log is the one that is read."""
-    unfollowed_clients: int = 0
-    """Beyond the quota of a daemon."""
-    possible_unfinished_work: PossibleUnfinishedWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,41 +196,6 @@ LabelValues = tuple[str | int | None, ...]
 LogMetricValues = Mapping[str, Mapping[LabelValues, float | Histogram]]
 """Metric that is counted from the logs -> values of its labels, without the daemon -> value. An
 unknown user is None, an unknown GPU ""."""
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerView:
-    """What the log of one daemon says, as of one moment."""
-
-    at: float
-    binary_version: str | None = None
-    quit_requested_at: float | None = None
-    """Asked to quit and not gone yet: draining."""
-    daemon_served_at: float | None = None
-    """It last did something for a client or a server: it was not stuck then."""
-    configured_at: float | None = None
-    """Somebody last gave the daemon a set_... command: what it answered before is old."""
-    server_log_lost_at: float | None = None
-    """Lines of server.log may have been lost last at this moment: it was truncated or replaced, or
-    the backlog was too large."""
-    servers: tuple[ServerSession, ...] = ()
-    waits: tuple[Wait, ...] = ()
-    handover_backoff_seconds: float | None = None
-    """The daemon's present retry interval, while a client waits or it was asked to quit."""
-    daemon_ended_at: float | None = None
-    """It quit or died (daemon_died)."""
-    daemon_died: bool = False
-    handover: Handover | None = None
-    """The last line of control.log, if it is one of these."""
-    devices: Mapping[int, str] = field(default_factory=dict)
-    """Device ordinal of the daemon -> GPU UUID, as far as the logs show it."""
-    counters: LogMetricValues = field(default_factory=dict)
-    incidents: tuple[Incident, ...] = ()
-    """The last ones, oldest first."""
-    timeline: tuple[TimelineSpan, ...] = ()
-    """Of the last ten minutes, oldest first."""
-    timeline_since: float | None = None
-    """What was before this moment is not known; None: nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -323,12 +323,12 @@ async def dead_between_scrapes(lab: Lab) -> None:
     dead.kill()
     await asyncio.to_thread(dead.process.wait, 5)
     await asyncio.sleep(killed_at + 2.0 - time.time())  # no collection in between
-    view = _state_of(lab, daemon).ledger.view(time.time())
+    view = _state_of(lab, daemon).state
     shown = [wait.pid for wait in view.waits if wait.dead]
     lab.note(
         "dead after 2 s without a scrape", ok=shown == [dead.pid], wanted=[dead.pid], got=shown
     )
-    ends = [one.at - killed_at for one in view.incidents if one.kind == "wait_abandoned"]
+    ends = [one.at - killed_at for one in view.incidents.snapshot() if one.kind == "wait_abandoned"]
     lab.facts["end_noticed_after_seconds"] = ends
     ok = len(ends) == 1 and 0.0 <= ends[0] <= 0.1
     lab.note("time of the end", ok=ok, wanted="one, 0 to 0.1 s after the kill", got=ends)
@@ -364,7 +364,7 @@ async def wedge_times(lab: Lab) -> None:
     ghost = next(s.pid for daemon_ in metrics.snapshot.daemons for s in daemon_.servers if s.ghost)
     third = lab.client("spin", 5, daemon=daemon, uid=1003)
     metrics = await lab.until("mps_control_up", 0, daemon=d, seconds=30)
-    stuck_since = _state_of(lab, daemon).ledger.silent_since
+    stuck_since = _state_of(lab, daemon).state.daemon.stuck_since
     fell = None if stuck_since is None else metrics.snapshot.taken_at - stuck_since
     lab.note("mps_control_up falls", ok=fell is not None and fell <= 3.0, wanted="<= 3 s", got=fell)
     advised = [one for one in _offered(metrics.snapshot) if "kill -9" in one]

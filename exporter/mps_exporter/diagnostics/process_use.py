@@ -11,8 +11,11 @@ from mps_exporter.diagnostics.limits import NO_EFFECT, looser
 from mps_exporter.diagnostics.process_subject import Check, Subject, ok, problem, unknown, warning
 from mps_exporter.diagnostics.safe_commands import quoted_path
 from mps_exporter.diagnostics.servers import CREATING_LONG_SECONDS
-from mps_exporter.mps.client_limits import parse_pinned_memory_limit
-from mps_exporter.mps.thread_percentage import effective_ratio, parse_active_thread_percentage
+from mps_exporter.mps.client_limits import (
+    effective_ratio,
+    parse_active_thread_percentage,
+    parse_pinned_memory_limit,
+)
 from mps_exporter.snapshot import Client, ControlDaemon, Handover, Incident, Wait
 
 NEAR_LIMIT_RATIO = 0.95

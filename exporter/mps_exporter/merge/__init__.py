@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from mps_exporter.merge.cgroups import merge_cgroups, with_cgroups
-from mps_exporter.merge.control_state import control_state
 from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext
-from mps_exporter.merge.daemons import merge_daemon
+from mps_exporter.merge.daemons import control_state, merge_daemon
 from mps_exporter.merge.gpus import merge_gpus
 from mps_exporter.observations import NvmlObservation, ProcfsObservation
 from mps_exporter.snapshot import CollectorResult, ControlDaemon, Snapshot
@@ -26,16 +24,12 @@ __all__ = ["DaemonInputs", "control_state", "merge", "pids_of_interest"]
 
 
 def pids_of_interest(gpus: NvmlObservation | None, daemons: Iterable[DaemonInputs]) -> set[int]:
-    """The processes that a source named: to be identified in /proc."""
+    """The processes that a source named, other than a log: to be identified in /proc."""
     pids: set[int] = set()
     for gpu in gpus.gpus if gpus is not None else ():
         pids.update(process.pid for process in gpu.processes or ())
     for daemon in daemons:
         pids.update(process.pid for process in daemon.facts.servers)
-        pids.update(wait.pid for wait in daemon.view.waits)
-        for server in daemon.view.servers:
-            pids.add(server.pid)
-            pids.update(client.pid for client in server.clients)
         most = MAX_CLIENTS_PER_USER if daemon.facts.limited else None
         for reply in daemon.answers.servers.values():
             pids.update((reply.server_pid, *(reply.client_pids or ())[:most]))
@@ -62,11 +56,7 @@ def merge(
     that counts: one reading beside newer and newer logs is no evidence.
     """
     context = MergeContext.of(gpus, processes, daemons, stranded_since)
-    cgroup_memory = merge_cgroups(context, processes)
-    merged = tuple(
-        with_cgroups(context, cgroup_memory, daemon)
-        for daemon in _merge_daemons(context, daemons, clients_max)
-    )
+    merged = _merge_daemons(context, daemons, clients_max, taken_at)
     return Snapshot(
         taken_at=taken_at,
         driver_version=context.driver_version,
@@ -77,14 +67,14 @@ def merge(
         collectors=collectors,
         user_names=_user_names(processes),
         containers=processes.containers if processes is not None else (),
-        cgroup_memory=cgroup_memory,
+        cgroup_memory=context.cgroup_memory,
         unreadable_environments=_unreadable_environments(processes),
         ignored_processes=_ignored(processes, daemons, merged),
     )
 
 
 def _merge_daemons(
-    context: MergeContext, daemons: Iterable[DaemonInputs], clients_max: int
+    context: MergeContext, daemons: Iterable[DaemonInputs], clients_max: int, now: float
 ) -> tuple[ControlDaemon, ...]:
     merged, shown = list[ControlDaemon](), Counter[int | None]()
     for inputs in sorted(daemons, key=lambda inputs: inputs.facts.pipe_directory):
@@ -92,7 +82,7 @@ def _merge_daemons(
         if inputs.facts.limited:
             left = min(MAX_CLIENTS_PER_USER - shown[user], MAX_LIMITED_CLIENTS - shown.total())
             most = min(most, max(0, left))
-        merged.append(merge_daemon(context, inputs, most))
+        merged.append(merge_daemon(context, inputs, most, now))
         if inputs.facts.limited:
             shown[user] += sum(len(server.clients) for server in merged[-1].servers)
     return tuple(merged)
@@ -112,7 +102,7 @@ def _ignored(
     for inputs in daemons:
         if inputs.facts.limited and inputs.facts.user is not None:
             found[inputs.facts.user] += sum(
-                server.unfollowed_clients for server in inputs.view.servers
+                server.clients.unfollowed for server in inputs.state.servers
             )
     return {user: count for user, count in found.items() if count}
 

@@ -6,9 +6,11 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext, ServerInputs
-from mps_exporter.mps import client_limits, thread_percentage
-from mps_exporter.mps.cgroups import parse_cgroup
-from mps_exporter.snapshot import Client, ClientSession, LimitSource
+from mps_exporter.mps import client_limits
+from mps_exporter.mps.cgroups import parse_cgroup, unified_path, with_parents
+from mps_exporter.mps.clients import TrackedClient
+from mps_exporter.observations import ProcessFacts
+from mps_exporter.snapshot import Client, LimitSource
 
 LIMIT_VARIABLES = (
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
@@ -48,48 +50,55 @@ class ServerLimits:
     """Clients' limits by what they follow from: a server's clients are mostly alike."""
 
 
+@dataclass(frozen=True, slots=True)
+class ClientInputs:
+    """What the log, the tool and NVML say of one client."""
+
+    pid: int
+    """As this host numbers it; 0: not known."""
+    contexts: Mapping[str, int] = field(default_factory=dict)
+    """GPU UUID -> contexts."""
+    uid: int | None = None
+    logged: TrackedClient | None = None
+
+
 def merge_clients(context: MergeContext, server: ServerInputs) -> tuple[Client, ...] | None:
     """Merge what is known of a server's clients; None: neither log nor control tool shows them."""
-    sessions = _sessions(server)
-    if sessions is None:
+    clients = _client_inputs(server)
+    if clients is None:
         return None
     if server.daemon.has_own_pid_namespace():
-        sessions = tuple(
-            replace(session, pid=host_pid(context, server.daemon, session.pid))
-            for session in sessions
-        )
-    if any(session.pid == 0 for session in sessions):
-        sessions = _resolve_pid0_clients(context, sessions, server.pid)
+        clients = [replace(one, pid=host_pid(context, server.daemon, one.pid)) for one in clients]
+    if any(one.pid == 0 for one in clients):
+        clients = _resolve_pid0_clients(context, clients, server.pid)
     server_limits = ServerLimits(
         gpus=_daemon_gpus(context, server),
         ordinals={uuid: ordinal for ordinal, uuid in server.devices.items()},
         ratio=server.thread_ratio(),
         memory=server.memory_limits_by_ordinal(),
     )
-    return tuple(client_of(context, session, server, server_limits) for session in sessions)
+    return tuple(client_of(context, one, server, server_limits) for one in clients)
 
 
-def _sessions(server: ServerInputs) -> tuple[ClientSession, ...] | None:
+def _client_inputs(server: ServerInputs) -> list[ClientInputs] | None:
     """The clients as the log names them, or else the tool; None when neither does."""
-    session, reply = server.session, server.reply
-    if session is not None and server.clients_logged:
-        return session.clients
+    logged, reply = server.logged, server.reply
+    if logged is not None and server.clients_logged:
+        return [ClientInputs(one.pid, one.contexts_by_gpu, one.uid, one) for one in logged.clients]
     if reply is None or reply.client_pids is None:
         return None
-    return tuple(
-        ClientSession(
-            pid=pid,
-            server_pid=server.pid,
-            uid=session.uid if session is not None else None,
-            connected_at=None,
-            contexts={
+    return [
+        ClientInputs(
+            pid,
+            {
                 server.devices[ordinal]: clients[pid]
                 for ordinal, clients in (reply.contexts or {}).items()
                 if pid in clients and ordinal in server.devices
             },
+            logged.uid if logged is not None else None,
         )
         for pid in dict.fromkeys(reply.client_pids)
-    )
+    ]
 
 
 def host_pid(context: MergeContext, inputs: DaemonInputs, pid: int) -> int:
@@ -100,8 +109,8 @@ def host_pid(context: MergeContext, inputs: DaemonInputs, pid: int) -> int:
 
 
 def _resolve_pid0_clients(
-    context: MergeContext, sessions: tuple[ClientSession, ...], server_pid: int
-) -> tuple[ClientSession, ...]:
+    context: MergeContext, clients: list[ClientInputs], server_pid: int
+) -> list[ClientInputs]:
     """Clients that the daemon calls PID 0, since it lives in a PID namespace of its own.
 
     NVML knows their true PIDs. Where it lists as many MPS processes on the server's GPUs as the
@@ -116,33 +125,35 @@ def _resolve_pid0_clients(
             own = process.pid in of_gpu and process.pid not in context.known_pids
             if process.kind == "mps" and own and process.pid != server_pid:
                 listed.setdefault(process.pid, {})[gpu.uuid] = 1
-    if len(listed) != len(sessions):
-        return sessions
-    return tuple(
-        replace(session, pid=pid, contexts=contexts)
-        for session, (pid, contexts) in zip(sessions, sorted(listed.items()), strict=True)
-    )
+    if len(listed) != len(clients):
+        return clients
+    return [
+        replace(one, pid=pid, contexts=contexts)
+        for one, (pid, contexts) in zip(clients, sorted(listed.items()), strict=True)
+    ]
 
 
 def client_of(
     context: MergeContext,
-    session: ClientSession,
+    inputs: ClientInputs,
     server: ServerInputs,
     server_limits: ServerLimits,
 ) -> Client:
     """Merge what is known of one client."""
-    process = context.process(server.daemon.facts, session.pid)
-    uid = process.uid if process is not None else session.uid
+    logged = inputs.logged
+    state, state_since = (None, None) if logged is None else logged.state
+    process = context.process(server.daemon.facts, inputs.pid)
+    uid = process.uid if process is not None else inputs.uid
     attribution = parse_cgroup(process.cgroup if process is not None else None)
     environment = process.mps_environment if process is not None else None
     # An ordinary user's log may say anything of a process that is not that user's.
     unproved = process is None and server.daemon.facts.limited
     # Without its environment: whether it lowered its own limits is not known.
     own = (
-        _NOT_KNOWN if environment is None else _limits(context, session, server_limits, environment)
+        _NOT_KNOWN if environment is None else _limits(context, inputs, server_limits, environment)
     )
     return Client(
-        pid=session.pid,
+        pid=inputs.pid,
         server_pid=server.pid,
         uid=uid,
         user=process.user if process is not None else context.user(uid),
@@ -153,11 +164,11 @@ def client_of(
         systemd_unit=attribution.systemd_unit,
         pid_namespace=process.pid_namespace if process is not None else None,
         environment_readable=environment is not None if process is not None else None,
-        connected_at=session.connected_at,
-        state=None if unproved else session.state,
-        state_since=None if unproved else session.state_since,
-        contexts=session.contexts,
-        memory_used_bytes=context.memory_used(session.pid),
+        connected_at=logged.connected_at if logged is not None else None,
+        state=None if unproved else state,
+        state_since=None if unproved else state_since,
+        contexts=inputs.contexts,
+        memory_used_bytes=context.memory_used(inputs.pid),
         limit_source=own.source,
         active_thread_ratio=own.ratio,
         sm_limit=own.sms,
@@ -166,7 +177,15 @@ def client_of(
         percentage_ignored=own.percentage_ignored,
         memory_limit_ignored=own.memory_ignored,
         confirmed=process is not None and not process.ended,
+        cgroup=_known_cgroup(context, process),
     )
+
+
+def _known_cgroup(context: MergeContext, process: ProcessFacts | None) -> str | None:
+    """The nearest control group whose GPU memory is known."""
+    path = unified_path(process.cgroup) if context.cgroup_memory and process is not None else None
+    groups = () if path is None else with_parents(path)
+    return next((group for group in groups if group in context.cgroup_memory), None)
 
 
 # ---------------------------------------------------------------------------------- limits
@@ -194,22 +213,25 @@ def _daemon_gpus(context: MergeContext, server: ServerInputs) -> client_limits.D
 
 def _limits(
     context: MergeContext,
-    session: ClientSession,
+    inputs: ClientInputs,
     server_limits: ServerLimits,
     environment: Mapping[str, str],
 ) -> _ClientLimits:
     """Return a client's limits; equal ones are computed once."""
-    allowed_ratio = session.active_thread_ratio  # at connect
-    if allowed_ratio is None:
-        allowed_ratio = server_limits.ratio
-    allowed_memory = session.pinned_memory_limit_bytes  # at connect
-    if allowed_memory is None:
-        allowed_memory = server_limits.memory
+    allowed_ratio, allowed_memory, at_connect = (
+        server_limits.ratio,
+        server_limits.memory,
+        inputs.logged,
+    )
+    if at_connect is not None and at_connect.thread_ratio is not None:
+        allowed_ratio = at_connect.thread_ratio
+    if at_connect is not None and at_connect.memory_limits is not None:
+        allowed_memory = at_connect.memory_limits
     reported = tuple(map(environment.get, LIMIT_VARIABLES))
-    reasons = allowed_ratio, tuple(allowed_memory.items()), reported, tuple(session.contexts)
+    reasons = allowed_ratio, tuple(allowed_memory.items()), reported, tuple(inputs.contexts)
     found = server_limits.found.get(reasons)
     if found is None:
-        uuids = tuple(session.contexts)
+        uuids = tuple(inputs.contexts)
         found = _limits_of(context, allowed_ratio, allowed_memory, uuids, server_limits, *reported)
         server_limits.found[reasons] = found
     return found
@@ -226,9 +248,9 @@ def _limits_of(
     priority: str | None,
     visible_devices: str | None,
 ) -> _ClientLimits:
-    own = thread_percentage.parse_active_thread_percentage(percentage)
+    own = client_limits.parse_active_thread_percentage(percentage)
     ratio = (
-        thread_percentage.effective_ratio(own.ratio, allowed_ratio)
+        client_limits.effective_ratio(own.ratio, allowed_ratio)
         if allowed_ratio is not None
         else None
     )
@@ -261,7 +283,7 @@ def _sm_limits(context: MergeContext, ratio: float, uuids: Iterable[str]) -> dic
         gpu = context.gpus.get(uuid)
         if gpu is None or gpu.sm_count is None:
             continue
-        count = thread_percentage.sms_of_ratio(ratio, gpu.sm_count, gpu.compute_capability)
+        count = client_limits.sms_of_ratio(ratio, gpu.sm_count, gpu.compute_capability)
         if count is not None:
             sms[uuid] = count
     return sms

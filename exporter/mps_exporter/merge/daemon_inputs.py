@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 from mps_exporter.mps.control_protocol import ServerReply
 from mps_exporter.mps.server_queries import ServerAnswers
+from mps_exporter.mps.servers import TrackedServer
+from mps_exporter.mps.state import DaemonState
 from mps_exporter.observations import (
+    CgroupMemory,
     ControlObservation,
     DaemonFacts,
     GpuObservation,
@@ -17,7 +20,6 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcfsObservation,
 )
-from mps_exporter.snapshot import LedgerView, ServerSession
 
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
 
@@ -32,7 +34,8 @@ class DaemonInputs:
     facts: DaemonFacts
     probe: ControlObservation | None = None
     answers: ServerAnswers = field(default_factory=ServerAnswers)
-    view: LedgerView = field(default_factory=lambda: LedgerView(at=0.0))
+    state: DaemonState = field(default_factory=DaemonState)
+    """What its logs say."""
     logs: tuple[LogState, ...] = ()
     was_readable: bool = False
     """Its control.log could be read at some time: its counters mean something."""
@@ -52,9 +55,9 @@ class DaemonInputs:
         """Whether this log can be read now."""
         return any(state.log == log and state.readable for state in self.logs)
 
-    def logged_servers(self) -> tuple[ServerSession, ...]:
+    def logged_servers(self) -> tuple[TrackedServer, ...]:
         """The servers of the log; none where it does not tell."""
-        return self.view.servers if self.log_names_servers() else ()
+        return tuple(self.state.servers) if self.log_names_servers() else ()
 
     def log_names_servers(self) -> bool:
         """Whether the log tells which servers there are; that of an MPS v3 daemon does not."""
@@ -62,7 +65,7 @@ class DaemonInputs:
 
     def device_uuids(self) -> dict[int, str]:
         """Device ordinal of the daemon -> GPU UUID, from the tool's map or the log."""
-        return {**self.answers.device_uuids(), **self.view.devices}
+        return {**self.answers.device_uuids(), **self.state.devices}
 
     def visible_devices(self) -> str | None:
         """The daemon's CUDA_VISIBLE_DEVICES, where its environment can be read."""
@@ -82,8 +85,8 @@ class ServerInputs:
     daemon: DaemonInputs
     pid: int
     """As this host numbers it, where its process is seen."""
-    session: ServerSession | None
-    """Of the log."""
+    logged: TrackedServer | None
+    """What the log says of it."""
     reply: ServerReply | None
     process: ProcessFacts | None
     devices: Mapping[int, str]
@@ -92,30 +95,30 @@ class ServerInputs:
     @property
     def clients_logged(self) -> bool:
         """Whether the server's log names its clients."""
-        return self.session is not None and self.daemon.log_readable("server")
+        return self.logged is not None and self.daemon.log_readable("server")
 
     def state(self) -> str | None:
         """The server's state, from the log or the tool."""
-        if self.session is not None:
-            return self.session.state
+        if self.logged is not None:
+            return self.logged.state
         return self.reply.state if self.reply is not None else None
 
     def uid(self) -> int | None:
         """The user of the server, from the log or its process."""
-        if self.session is not None and self.session.uid is not None:
-            return self.session.uid
+        if self.logged is not None and self.logged.uid is not None:
+            return self.logged.uid
         return self.process.uid if self.process is not None else None
 
     def thread_ratio(self) -> float | None:
         """The active thread limit of its new clients."""
-        if self.session is not None and self.session.active_thread_ratio is not None:
-            return self.session.active_thread_ratio
+        if self.logged is not None and self.logged.thread_ratio is not None:
+            return self.logged.thread_ratio
         return self.reply.active_thread_ratio if self.reply is not None else None
 
     def memory_limits_by_ordinal(self) -> Mapping[int, int]:
         """Device ordinal -> bytes that each of its new clients may pin there."""
         reported = self.reply.pinned_memory_limit_bytes if self.reply is not None else {}
-        logged = self.session.pinned_memory_limit_bytes if self.session is not None else {}
+        logged = self.logged.memory_limits if self.logged is not None else {}
         return {**reported, **logged}
 
 
@@ -136,6 +139,8 @@ class MergeContext:
     """Processes, by the host's PIDs, whose daemons are known."""
     memory_by_process: Mapping[int, Mapping[str, int]]
     """PID -> GPU UUID -> bytes."""
+    cgroup_memory: Mapping[str, Mapping[str, CgroupMemory]]
+    """Path of a control group -> GPU UUID -> its memory; of GPUs that NVML does not show, none."""
     stranded_since: Mapping[int, float] | None
     stranded_before: float
     """Only a process that has looked stranded since then is."""
@@ -162,12 +167,13 @@ class MergeContext:
             host_pids=_host_pids(identified.values()),
             known_pids=server_pids | _logged_client_pids(daemons),
             memory_by_process=_memory_by_process(observed),
+            cgroup_memory=_cgroup_memory(observed, processes),
             stranded_since=stranded_since if gpus is not None else None,
             stranded_before=gpus.at - STRANDED_SECONDS if gpus is not None else math.inf,
         )
 
     def process(self, daemon: DaemonFacts, pid: int) -> ProcessFacts | None:
-        """Give the process that a daemon calls its server or client; None: it is none of its own.
+        """Return the process that a daemon calls its server or client; None: it is none of its own.
 
         The log of an ordinary user's daemon may name any PID. It can serve that user only, so the
         process of another is not its client, and nothing is told of it.
@@ -228,8 +234,8 @@ def _logged_client_pids(daemons: Iterable[DaemonInputs]) -> frozenset[int]:
         client.pid
         for inputs in daemons
         if not inputs.has_own_pid_namespace()
-        for session in inputs.logged_servers()
-        for client in session.clients
+        for server in inputs.logged_servers()
+        for client in server.clients
     )
 
 
@@ -240,6 +246,27 @@ def _memory_by_process(gpus: Iterable[GpuObservation]) -> dict[int, dict[str, in
             if process.kind == "compute" and process.used_memory_bytes is not None:
                 used.setdefault(process.pid, {})[gpu.uuid] = process.used_memory_bytes
     return used
+
+
+def _cgroup_memory(
+    gpus: Iterable[GpuObservation], processes: ProcfsObservation | None
+) -> dict[str, dict[str, CgroupMemory]]:
+    uuids = {
+        _pci(gpu.pci_bus_id): gpu.uuid
+        for gpu in gpus
+        if gpu.pci_bus_id is not None and gpu.parent_uuid is None
+    }
+    found: dict[str, dict[str, CgroupMemory]] = {}
+    for one in processes.cgroup_memory if processes is not None else ():
+        uuid = uuids.get(_pci(one.pci_bus_id))
+        if uuid is not None:
+            found.setdefault(one.path, {})[uuid] = one
+    return found
+
+
+def _pci(address: str) -> str:
+    """Write a PCI address as the kernel does: 00000000:02:00.0, in small letters."""
+    return address.lower().rjust(len("00000000:02:00.0"), "0")
 
 
 def _gpu_indexes(gpus: Iterable[GpuObservation], daemons: Iterable[DaemonInputs]) -> dict[str, str]:

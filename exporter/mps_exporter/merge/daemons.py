@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from mps_exporter.merge.clients import merge_clients
-from mps_exporter.merge.control_state import control_state
 from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext, ServerInputs, is_server
 from mps_exporter.merge.named_servers import (
     clients_by_partition,
@@ -15,14 +14,24 @@ from mps_exporter.merge.named_servers import (
     merge_partitioning,
 )
 from mps_exporter.mps import client_limits
+from mps_exporter.mps.control_protocol import CANNOT_SEND
 from mps_exporter.mps.process_exits import START_TIME_TOLERANCE_SECONDS
-from mps_exporter.observations import ControlObservation, ProcessFacts
-from mps_exporter.snapshot import Client, ControlDaemon, Handover, Partitioning, Server
+from mps_exporter.observations import ControlObservation, Outcome, ProcessFacts
+from mps_exporter.snapshot import (
+    Client,
+    ControlDaemon,
+    ControlState,
+    Handover,
+    Partitioning,
+    Server,
+)
 
 
-def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) -> ControlDaemon:
+def merge_daemon(
+    context: MergeContext, inputs: DaemonInputs, clients_max: int, now: float
+) -> ControlDaemon:
     """Merge all that is known of one daemon."""
-    facts, ledger, probe = inputs.facts, inputs.view, inputs.answers.probe
+    facts, logged, probe = inputs.facts, inputs.state, inputs.answers.probe
     process = facts.process
     devices = inputs.device_uuids()
     partitioning = merge_partitioning(context, inputs)
@@ -39,6 +48,7 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
     servers = in_partitions(context, partitioning, servers)
     kept, dropped = _limit_clients(servers, clients_max)
     state = control_state(inputs)
+    timeline_since, timeline = logged.timeline.snapshot(now)
     return ControlDaemon(
         pipe_directory=facts.pipe_directory,
         log_directory=facts.log_directory,
@@ -48,7 +58,7 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         uid=process.uid if process is not None else None,
         user=process.user if process is not None else None,
         start_time_seconds=process.start_time_seconds if process is not None else None,
-        binary_version=ledger.binary_version if process is not None else None,
+        binary_version=logged.daemon.binary_version if process is not None else None,
         protocol="3" if inputs.speaks_v3 else "2" if probe is not None else None,
         multiuser=facts.multiuser if process is not None else None,
         visible_devices=inputs.visible_devices(),
@@ -62,14 +72,14 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
         default_client_priority=_default_client_priority(inputs),
         servers_count=len(servers) if servers_known else None,
         servers=kept,
-        waits=ledger.waits,
-        handover_backoff_seconds=ledger.handover_backoff_seconds,
+        waits=logged.waits,
+        handover_backoff_seconds=logged.handover_backoff_seconds,
         gpu_uuids=_served_gpus(context, devices.values(), servers, partitioning),
         logs=inputs.logs,
-        counters=ledger.counters if inputs.was_readable else None,
-        incidents=ledger.incidents,
-        timeline=ledger.timeline,
-        timeline_since=ledger.timeline_since,
+        counters=logged.counters.snapshot() if inputs.was_readable else None,
+        incidents=logged.incidents.snapshot(),
+        timeline=timeline,
+        timeline_since=timeline_since,
         dropped_clients=dropped,
         error=inputs.probe.error if inputs.probe is not None else None,
         facts=facts,
@@ -81,7 +91,7 @@ def merge_daemon(context: MergeContext, inputs: DaemonInputs, clients_max: int) 
 
 def _handover_in_progress(context: MergeContext, inputs: DaemonInputs) -> Handover | None:
     """The client that the daemon was serving last, if its process is surely this one."""
-    last = inputs.view.handover
+    last = inputs.state.handover
     if last is None or not inputs.log_readable("control") or inputs.has_own_pid_namespace():
         return None
     client = context.process(inputs.facts, last.pid)
@@ -147,6 +157,58 @@ def _limit_clients(servers: tuple[Server, ...], clients_max: int) -> tuple[tuple
     return tuple(kept), dropped
 
 
+# ---------------------------------------------------------------------------------- state
+
+
+def control_state(inputs: DaemonInputs) -> ControlState | None:
+    """Why a daemon answers or not; None when no query was sent and /proc does not show it."""
+    probe = inputs.probe
+    alive = _is_running(inputs)
+    unasked: ControlState | None = "absent" if inputs.facts.lock_tested and not alive else None
+    if probe is None:
+        return unasked
+    if probe.outcome is Outcome.OK:
+        return "answering"
+    if inputs.state.daemon.quit_requested_at is not None and alive:
+        # While it drains, the tool is refused, or gets an empty answer, or waits (driver 580).
+        return "draining"
+    if probe.outcome is Outcome.ABSENT:
+        if not _tool_ran(probe):
+            return unasked
+        return "refused" if alive else "absent"
+    if inputs.hung:
+        return "unresponsive"
+    if probe.outcome in (Outcome.SKIPPED, Outcome.TIMEOUT):
+        return None  # no query was sent, or it has served a client since
+    if alive and _may_drain(inputs, probe):
+        return None
+    return "refused"
+
+
+def _is_running(inputs: DaemonInputs) -> bool:
+    return inputs.facts.process is not None or inputs.facts.lock_holder_pid is not None
+
+
+def _tool_ran(probe: ControlObservation) -> bool:
+    """Whether a query was sent: the tool itself may be missing."""
+    return any(exchange.return_code is not None for exchange in probe.exchanges)
+
+
+def _may_drain(inputs: DaemonInputs, probe: ControlObservation) -> bool:
+    """Whether this may be a daemon that was asked to quit, which only control.log proves.
+
+    While it drains, the tool says that it cannot send the command, or nothing (driver 580).
+    """
+    if inputs.log_readable("control"):
+        return False
+    return all(
+        exchange.outcome is Outcome.OK
+        or CANNOT_SEND in exchange.stderr + exchange.stdout
+        or not (exchange.stderr + exchange.stdout).strip()
+        for exchange in probe.exchanges
+    )
+
+
 # ---------------------------------------------------------------------------------- servers
 
 
@@ -162,7 +224,7 @@ def _server_pids(inputs: DaemonInputs) -> list[int]:
     all there is; without either, a child of the daemon in /proc is still a server.
     """
     if inputs.log_names_servers():
-        return [session.pid for session in inputs.view.servers]
+        return [server.pid for server in inputs.state.servers]
     if inputs.answers.probe is not None:
         return list(inputs.answers.probe.server_pids)
     return [process.own_pid for process in inputs.facts.servers]
@@ -180,11 +242,11 @@ def _process_of(context: MergeContext, inputs: DaemonInputs, pid: int) -> Proces
 def _server_inputs(context: MergeContext, inputs: DaemonInputs, pid: int) -> ServerInputs:
     """All that is known of the server that its daemon calls so."""
     process = _process_of(context, inputs, pid)
-    sessions = (session for session in inputs.logged_servers() if session.pid == pid)
+    logged = inputs.state.servers.get(pid) if inputs.log_names_servers() else None
     return ServerInputs(
         daemon=inputs,
         pid=process.pid if process is not None else pid,
-        session=next(sessions, None),
+        logged=logged,
         reply=inputs.answers.servers.get(pid),
         process=process,
         devices=inputs.device_uuids(),
@@ -192,9 +254,9 @@ def _server_inputs(context: MergeContext, inputs: DaemonInputs, pid: int) -> Ser
 
 
 def _merge_server(context: MergeContext, inputs: ServerInputs) -> Server:
-    session, process = inputs.session, inputs.process
+    logged, process = inputs.logged, inputs.process
     uid = inputs.uid()
-    started = session.started_at if session is not None else None
+    started = logged.started_at if logged is not None else None
     clients = merge_clients(context, inputs)
     contexts = _contexts(inputs.devices.values(), clients) if clients is not None else {}
     confirmed = process is not None and is_server(process)
@@ -206,7 +268,7 @@ def _merge_server(context: MergeContext, inputs: ServerInputs) -> Server:
         user=context.user(uid),
         start_time_seconds=process.start_time_seconds if process is not None else started,
         state=inputs.state(),
-        ghost=session.ghost if session is not None and not unproved else None,
+        ghost=logged.is_ghost if logged is not None and not unproved else None,
         clients_connected=_count(inputs, clients),
         contexts=contexts,
         contexts_limit=_contexts_limits(context, inputs, (*inputs.devices.values(), *contexts)),
@@ -217,7 +279,7 @@ def _merge_server(context: MergeContext, inputs: ServerInputs) -> Server:
             if ordinal in inputs.devices
         },
         memory_used_bytes=context.memory_used(inputs.pid),
-        possible_unfinished_work=session.possible_unfinished_work if session is not None else None,
+        possible_unfinished_work=logged.possible_unfinished_work if logged is not None else None,
         clients=clients or (),
         confirmed=confirmed,
     )
@@ -233,8 +295,8 @@ def _contexts(uuids: Iterable[str], clients: Iterable[Client]) -> dict[str, int]
 
 
 def _count(inputs: ServerInputs, clients: tuple[Client, ...] | None) -> int | None:
-    if inputs.session is not None and inputs.clients_logged:
-        return inputs.session.clients_count
+    if inputs.logged is not None and inputs.clients_logged:
+        return inputs.logged.clients.count
     return len(clients) if clients is not None else None
 
 
@@ -246,7 +308,7 @@ def _contexts_limits(
     for uuid in uuids:
         gpu = context.gpus.get(uuid)
         capability = gpu.compute_capability if gpu is not None else None
-        limit = inputs.session.client_limit if inputs.session is not None else None
+        limit = inputs.logged.client_limit if inputs.logged is not None else None
         limit = limit or client_limits.context_limit(capability, context.driver_version)
         if limit is not None:
             found[uuid] = limit

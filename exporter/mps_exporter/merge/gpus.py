@@ -136,7 +136,7 @@ def _stranded_pids(
 def _known_clients(
     clients: Iterable[Client], daemons: Sequence[ControlDaemon], inputs: Sequence[DaemonInputs]
 ) -> set[int] | None:
-    """Give the PIDs of all servers' clients; None: there may be others."""
+    """Return the PIDs of all servers' clients; None: there may be others."""
     all_readable = all(
         daemon.log_readable("control") and daemon.log_readable("server") for daemon in inputs
     ) and not any(daemon.protocol == "3" for daemon in daemons)  # a new client is listed later
@@ -150,10 +150,10 @@ def _known_clients(
 
 def _may_miss_clients(daemon: DaemonInputs) -> bool:
     """Whether a server that is there may have clients whose lines were not read."""
-    lost_at = daemon.view.server_log_lost_at
+    lost_at = daemon.state.server_log_lost_at
     return any(
         not server.has_log or (lost_at is not None and server.started_at <= lost_at)
-        for server in daemon.view.servers
+        for server in daemon.state.servers
     )
 
 

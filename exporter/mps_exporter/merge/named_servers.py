@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from mps_exporter.merge.clients import ServerLimits, client_of, host_pid
+from mps_exporter.merge.clients import ClientInputs, ServerLimits, client_of, host_pid
 from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext, ServerInputs, is_server
 from mps_exporter.mps import client_limits
 from mps_exporter.mps.protocol_v3 import PARTITION_REPLIES, unique
 from mps_exporter.snapshot import (
     Client,
-    ClientSession,
     NamedServer,
     Namespace,
     NamespaceClient,
@@ -26,7 +25,7 @@ PARTITION_VARIABLE = "CUDA_MPS_SM_PARTITION"
 
 
 def merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partitioning | None:
-    """Give what a daemon says, with this host's PIDs and with UUIDs of GPUs."""
+    """Return what a daemon says, with this host's PIDs and with UUIDs of GPUs."""
     found = inputs.answers.partitioning
     if found is None:
         return None
@@ -63,7 +62,7 @@ def merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partition
 
 
 def _own_pid(context: MergeContext, inputs: DaemonInputs, pid: int) -> int:
-    """Give the PID of this host; 0: none, or nobody who could be found."""
+    """Return the PID of this host; 0: none, or nobody who could be found."""
     return host_pid(context, inputs, pid) if inputs.has_own_pid_namespace() else pid
 
 
@@ -85,7 +84,7 @@ def _uuid(context: MergeContext, found: Partitioning, server_name: str, device: 
 def merge_named_servers(
     context: MergeContext, inputs: DaemonInputs, found: Partitioning
 ) -> tuple[Server, ...]:
-    """Give the servers of an MPS v3 daemon that have a process."""
+    """Return the servers of an MPS v3 daemon that have a process."""
     return tuple(
         _listed_server(context, inputs, found, named) for named in found.servers or () if named.pid
     )
@@ -120,13 +119,7 @@ def _listed_client(
     server_pid: int,
     listed: NamespaceClient,
 ) -> Client:
-    session = ClientSession(
-        pid=listed.pid,
-        server_pid=server_pid,
-        uid=None,
-        connected_at=None,
-        contexts=dict.fromkeys(listed.devices, 1),
-    )
+    client_inputs = ClientInputs(listed.pid, dict.fromkeys(listed.devices, 1))
     server = ServerInputs(inputs, server_pid, None, None, None, {})
     namespace = next(
         (
@@ -136,7 +129,7 @@ def _listed_client(
         ),
         None,
     )
-    client = client_of(context, session, server, _namespace_limits(found, listed, namespace))
+    client = client_of(context, client_inputs, server, _namespace_limits(found, listed, namespace))
     unlimited = client.memory_limit_ignored is not None or namespace is None
     return replace(
         client,
@@ -154,7 +147,7 @@ def _listed_client(
 def _namespace_limits(
     found: Partitioning, listed: NamespaceClient, namespace: Namespace | None
 ) -> ServerLimits:
-    """Give what its namespace allows a client, on each of its GPUs.
+    """Return what its namespace allows a client, on each of its GPUs.
 
     The lower of the namespace's and the client's own share counts (measured by ai-dynamo on driver
     615: 25 % of 188 SMs are 46; with 10 % of its own a client has 18). Limits of a server hold for

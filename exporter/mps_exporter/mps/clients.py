@@ -2,21 +2,62 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mps_exporter.mps.admissions import Admission, Admissions
-from mps_exporter.mps.associations import Associations
-from mps_exporter.mps.moment import Moment
-from mps_exporter.mps.server_info import ServerInfo
-from mps_exporter.mps.tracking_quota import FULL, Quota
+from mps_exporter.mps.record import FULL, Moment, Quota
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
+from mps_exporter.observations import LogName
+from mps_exporter.snapshot import ClientState
 
 MAX_CONTEXTS = 256
 """Contexts of one client process that are followed."""
 
+MAX_WAITING_CONTEXTS = 256
+MAX_DEVICES = 64
+
 NO_CONTEXT = "no_context"
 """Of an abandoned wait: the client connected to its server, and never had a context."""
+
+
+@dataclass(slots=True, eq=False)
+class ServerInfo:
+    """A server process."""
+
+    pid: int
+    uid: int | None
+    started_at: float
+    readable: Mapping[LogName, bool]
+    """Which logs of the daemon can be read now."""
+    start_unknown: bool = False
+    """Its start is not in the log that was read."""
+    ready_at: float | None = None
+    failure: str = ""
+    """Why it could not start, in the words of the logs."""
+    logs_pids: bool | None = None
+    """False: its log does not name the client of a line (before driver 580)."""
+    thread_ratio: float | None = None
+    memory_limits: Mapping[int, int] = field(default_factory=dict)
+    """Device ordinal -> bytes. Replaced, never changed: clients keep those they connected with."""
+    devices: dict[int, str] = field(default_factory=dict)
+    """Device ordinal -> name."""
+
+    @property
+    def names_clients(self) -> bool:
+        """Whether server.log shows which clients connect and disconnect."""
+        return self.readable["server"] and self.logs_pids is not False
+
+    def set_memory_limit(self, device: int, limit_bytes: int) -> None:
+        """Clients that connect from now on have this limit."""
+        if device in self.memory_limits or len(self.memory_limits) < MAX_DEVICES:
+            self.memory_limits = {**self.memory_limits, device: limit_bytes}
+
+    def add_device(self, device: int, name: str) -> None:
+        """It made its context on a device."""
+        if device in self.devices or len(self.devices) < MAX_DEVICES:
+            self.devices[device] = name
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +99,24 @@ class TrackedClient:
     """Its PID; a negative number of its own if that is 0."""
 
     @property
+    def contexts_by_gpu(self) -> dict[str, int]:
+        """GPU UUID -> contexts."""
+        return dict(Counter(self.contexts.values()))
+
+    @property
+    def state(self) -> tuple[ClientState | None, float | None]:
+        """What it is doing, and since when; None where server.log does not say."""
+        if self.torn_down_at is not None:
+            return "torn_down", self.torn_down_at
+        if self.creating:
+            return "creating_context", min(self.creating.values())
+        if self.inferred and not self.contexts:
+            return None, None
+        if self.had_context:
+            return "active", self.active_since
+        return (None, None) if self.from_control_tool else ("connecting", self.connected_at)
+
+    @property
     def leaving(self) -> bool:
         """Its last context is closed: it ends by itself."""
         return self.had_context and not self.contexts
@@ -74,6 +133,56 @@ class TrackedClient:
         """An operator has ended it."""
         if self.lose("terminated", when):
             when.add_incident("client_terminated", uid=self.uid, pids=(self.pid,))
+
+
+class Associations:
+    """Contexts of one server that have no GPU yet, oldest first.
+
+    server.log names the GPU without the context:
+
+        Client {PID: 440, Context ID: 1} connected
+        Device NVIDIA H200 (uuid GPU-5e4dfbf1-...) is associated        of which context?
+        Status of client {PID: 440, Context ID: 1} is ACTIVE            of this one
+
+    The GPU is taken for that of the oldest context without one. The server's threads write in any
+    order, so the status line that follows corrects it.
+    """
+
+    def __init__(self, clients: Mapping[int, TrackedClient]) -> None:
+        self._clients = clients
+        self._waiting: deque[tuple[int, int]] = deque(maxlen=MAX_WAITING_CONTEXTS)
+        """(key of the client, context ID)."""
+        self._last: tuple[int, int] | None = None
+        """The context that the last GPU was given to, until its status is written."""
+
+    def add(self, key: int, context: int) -> None:
+        self._waiting.append((key, context))
+
+    def associate(self, uuid: str) -> None:
+        """A GPU is associated with a context."""
+        if not self._waiting:
+            return
+        key, context = self._waiting.popleft()
+        client = self._clients.get(key)
+        if client is not None and context in client.contexts:
+            client.contexts[context] = uuid
+            self._last = key, context
+
+    def confirm(self, pid: int, context: int, *, active: bool) -> None:
+        """The status of a context follows: if it is ACTIVE, the last GPU is its own."""
+        guessed, self._last = self._last, None
+        actual = (pid, context)
+        if not active or pid == 0 or guessed is None or guessed == actual:
+            return
+        own, other = self._clients.get(pid), self._clients.get(guessed[0])
+        if own is None or other is None or own.contexts.get(context) != "":
+            return
+        own.contexts[context] = other.contexts.get(guessed[1], "")
+        if guessed[1] in other.contexts:
+            other.contexts[guessed[1]] = ""
+            self._waiting.appendleft(guessed)
+        if actual in self._waiting:
+            self._waiting.remove(actual)
 
 
 class ServerClients:

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from mps_exporter.mps.log_lines import KNOWN, Shapes
-from mps_exporter.mps.moment import Moment
+from mps_exporter.mps.record import Moment
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.snapshot import Handover
 

@@ -10,13 +10,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from mps_exporter.mps.histogram import NO_BOUNDS, WAIT_BOUNDS
 from mps_exporter.observations import LogName
 from mps_exporter.snapshot import EXIT_CAUSES, LOSS_CAUSES, REJECTION_CAUSES
 
 CONTROL_LOG = "control.log"
 SERVER_LOG = "server.log"
 BOTH_LOGS = "control.log, server.log"
+
+WAIT_BOUNDS = (
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    1800.0,
+    3600.0,
+    7200.0,
+)
+"""A wait behind another user's server: 0.1 s (an idle server is replaced) to 2 h."""
+
+NO_BOUNDS: tuple[float, ...] = ()
+"""Only how many and how long together: no rule and no dashboard asks how they are distributed."""
 
 
 @dataclass(frozen=True, slots=True)

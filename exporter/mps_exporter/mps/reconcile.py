@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 from mps_exporter.mps.clients import TrackedClient
 from mps_exporter.mps.control_protocol import ServerReply
-from mps_exporter.mps.moment import Moment
+from mps_exporter.mps.record import Moment
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from mps_exporter.mps.log_lines import KNOWN, MESSAGE, Shapes
-from mps_exporter.mps.moment import Moment
+from mps_exporter.mps.record import Moment
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState
 

@@ -18,8 +18,10 @@ from mps_exporter.mps.control_protocol import (
     parse_reconciliation,
 )
 from mps_exporter.mps.protocol_v3 import joined, parse_v2_partitions, parse_v3
+from mps_exporter.mps.servers import TrackedServer
+from mps_exporter.mps.state import DaemonState
 from mps_exporter.observations import ControlObservation, DaemonFacts, Outcome, ProcessFacts
-from mps_exporter.snapshot import LedgerView, Partitioning, ServerSession
+from mps_exporter.snapshot import Partitioning
 
 UNRESPONSIVE_PROCESS_STATES = frozenset("DTtZX")
 """States of a process that does not respond: blocked in the kernel (mostly for a moment), stopped,
@@ -107,9 +109,16 @@ def with_servers(
     answers: ServerAnswers,
     observation: ControlObservation,
     requested: Collection[int] = (),
-    view: LedgerView | None = None,
+    logged: Collection[int] | None = None,
 ) -> ServerAnswers:
-    """Apply a reconciliation; what is queried once in a server's life is kept."""
+    """Apply a reconciliation; what is queried once in a server's life is kept.
+
+    Args:
+        answers: What is known.
+        observation: The reconciliation.
+        requested: The servers that were queried.
+        logged: The servers that the log named then; None: not compared.
+    """
     if observation.outcome is Outcome.SKIPPED:
         return answers  # no server was queried
     if (details := parse_v3([observation])) is not None:
@@ -125,7 +134,7 @@ def with_servers(
     tried = {
         pid: answers.failed_attempts.get(pid, 0) + 1 for pid in requested if pid not in servers
     }
-    disputed = _disputed(answers, view)
+    disputed = _disputed(answers, logged)
     return replace(
         answers,
         servers=servers,
@@ -137,11 +146,11 @@ def with_servers(
     )
 
 
-def _disputed(answers: ServerAnswers, view: LedgerView | None) -> frozenset[int]:
+def _disputed(answers: ServerAnswers, logged: Collection[int] | None) -> frozenset[int]:
     """The servers of which only the daemon's list or only the log knows."""
-    if answers.probe is None or view is None:
+    if answers.probe is None or logged is None:
         return frozenset()
-    return frozenset(set(answers.probe.server_pids) ^ {server.pid for server in view.servers})
+    return frozenset(set(answers.probe.server_pids) ^ set(logged))
 
 
 def server_replies(observation: ControlObservation) -> list[ServerReply]:
@@ -168,7 +177,7 @@ def servers_due(
     blind_interval_seconds: float,
     answers: ServerAnswers,
     facts: DaemonFacts,
-    view: LedgerView,
+    state: DaemonState,
     logs_readable: bool,
 ) -> tuple[int, ...]:
     """Which servers to ask now, as the daemon numbers them.
@@ -177,11 +186,11 @@ def servers_due(
     not explain or the other way round; where the logs cannot be read, when the shorter blind
     interval is over. None while the daemon is asked to quit or holds a ghost: both block it.
     """
-    if answers.probe is None or view.quit_requested_at is not None:
+    if answers.probe is None or state.daemon.quit_requested_at is not None:
         return ()
-    if any(server.ghost for server in view.servers):
+    if any(server.is_ghost for server in state.servers):
         return ()
-    logged = {server.pid: server for server in view.servers}
+    logged = {server.pid: server for server in state.servers}
     askable = tuple(
         pid
         for pid in sorted(set(answers.probe.server_pids))
@@ -194,14 +203,14 @@ def servers_due(
     wanted = (
         age >= interval_seconds
         or (not logs_readable and age >= blind_interval_seconds)
-        or (view.configured_at is not None and view.configured_at >= asked_at)
+        or (state.daemon.configured_at is not None and state.daemon.configured_at >= asked_at)
         or _is_retry_due(answers, askable, age)
-        or (logs_readable and _is_dispute_due(answers, view, age))
+        or (logs_readable and _is_dispute_due(answers, logged, age))
     )
     return askable if wanted else ()
 
 
-def _is_starting(server: ServerSession, now: float) -> bool:
+def _is_starting(server: TrackedServer, now: float) -> bool:
     """Whether it is not ready yet, or was started a moment ago."""
     not_ready = server.ready_at is None and not server.start_unknown
     return not_ready or 0 <= now - server.started_at < SETTLING_SECONDS
@@ -216,9 +225,9 @@ def _is_retry_due(answers: ServerAnswers, askable: Collection[int], age: float) 
     )
 
 
-def _is_dispute_due(answers: ServerAnswers, view: LedgerView, age: float) -> bool:
+def _is_dispute_due(answers: ServerAnswers, logged: Collection[int], age: float) -> bool:
     """Whether log and answers contradict each other, and have not just been compared."""
-    disputed = _disputed(answers, view)
+    disputed = _disputed(answers, logged)
     disputes = answers.disputes if disputed == answers.disputed else 0
     return bool(disputed) and age >= max(SETTLING_SECONDS, _backoff(disputes))
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
-from mps_exporter.mps.clients import ServerClients
+from mps_exporter.mps.clients import ServerClients, ServerInfo
 from mps_exporter.mps.fault_evidence import FaultEvidence
 from mps_exporter.mps.faults import ServerFaults
 from mps_exporter.mps.gpu_names import GpuNames
-from mps_exporter.mps.moment import Moment
-from mps_exporter.mps.server_info import ServerInfo
-from mps_exporter.mps.tracking_quota import FULL, Quota
+from mps_exporter.mps.record import FULL, Moment, Quota
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
 from mps_exporter.observations import LogName
-from mps_exporter.snapshot import Wait
+from mps_exporter.snapshot import PossibleUnfinishedWork, Wait
 
 MAX_ENDED = 256
 
@@ -75,6 +73,29 @@ class TrackedServer(ServerInfo):
         """PIDs that were queued for it -> known to be gone."""
         self._queued_unnamed = False
         """A client with PID 0 was queued for it, too."""
+
+    @property
+    def state(self) -> str:
+        """INITIALIZING until Ready, FAULT from a fatal error to its recovery, else ACTIVE."""
+        state = "FAULT" if self.faults else "ACTIVE"
+        if self.ready_at is None and not self.clients.ever_connected:
+            state = "INITIALIZING"
+        return self.reported_state or state
+
+    @property
+    def is_ghost(self) -> bool | None:
+        """Whether it is a ghost that is still there.
+
+        None: without server.log that shows only while no client connects.
+        """
+        if self.ghost:
+            return self.missing_since is None
+        return False if self.readable["server"] else None
+
+    @property
+    def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
+        """Work that the last client on a GPU may have left there."""
+        return self.faults.endings.possible_unfinished_work
 
     @property
     def occupied(self) -> bool:
@@ -190,6 +211,42 @@ class TrackedServer(ServerInfo):
     def logs_exit(self) -> bool:
         """Whether its log would show an orderly end."""
         return self.names_clients and self.has_log
+
+    def exit_cause(
+        self,
+        status: int | None,
+        at: float,
+        *,
+        had_to_end: bool | None,
+        log_lost: bool = False,
+    ) -> tuple[str, str]:
+        """Return why it ended (label `cause` of mps_server_exits_total), and how that is known.
+
+        The exit status in control.log proves nothing: it is 0 after SIGKILL, too (driver 580).
+
+        Args:
+            status: Its exit status in control.log; None: it cannot be seen.
+            at: When it ended.
+            had_to_end: Whether the daemon was asked to quit, or another user waited: where the
+                daemon does not log that it asks a server to end. None: it does.
+            log_lost: Whether lines of server.log were lost in the seconds before.
+        """
+        seen = "its exit status cannot be seen" if status is None else f"exit status {status}"
+        if self.exiting or (self.finishing and not self.occupied):
+            return "requested", ""
+        if self.ghost:
+            return "ghost_ended", seen  # most often killed, as it must be
+        if self.failed_to_start:
+            return "start_failed", f"{seen}, {self.failure}" if self.failure else seen
+        orderly = self.agreed_to_end(at) if had_to_end is None else had_to_end
+        if log_lost and orderly and not self.occupied:
+            return "requested", ""
+        if self.logs_exit:
+            seen += ", no orderly end in server.log"
+            seen += ", of which lines were lost" if log_lost else ""
+            return "crashed", f"{seen}, although it had been asked to end" if orderly else seen
+        cause = "crashed" if status or not orderly else "requested"
+        return cause, seen if status is None else f"{seen}, judged by control.log alone"
 
     def end(self, cause: str, when: Moment, detail: str) -> None:
         self.faults.decide_all(when)

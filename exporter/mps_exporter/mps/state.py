@@ -7,20 +7,16 @@ on the steps in which time advances.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from mps_exporter.mps.counters import Counters
 from mps_exporter.mps.fault_evidence import FaultEvidence
 from mps_exporter.mps.gpu_names import GpuNames
-from mps_exporter.mps.incidents import Incidents
-from mps_exporter.mps.moment import Moment
-from mps_exporter.mps.server_exit_cause import exit_cause
+from mps_exporter.mps.record import FULL, Counters, Incidents, Moment, Quota
 from mps_exporter.mps.servers import SHUTDOWN_SECONDS, Servers, TrackedServer
 from mps_exporter.mps.timeline import Occupant, Timeline
-from mps_exporter.mps.tracking_quota import FULL, Quota
 from mps_exporter.mps.waits import ClientQueue
 from mps_exporter.observations import LogName
-from mps_exporter.snapshot import Handover
+from mps_exporter.snapshot import Handover, Wait
 
 CREDENTIALS_SECONDS = 10.0
 """NEW CLIENT follows within a millisecond; a caller without one after this long was refused."""
@@ -71,6 +67,13 @@ class DaemonLifetime:
     forbidden_starts: dict[int, int] = field(default_factory=dict)
     """User -> servers in a row that the daemon was not allowed to start."""
 
+    @property
+    def stuck_since(self) -> float | None:
+        """When it wrote a line that another one follows at once, and none has followed."""
+        if self.quit_requested_at is not None or self.ended_at is not None:
+            return None
+        return self.sent_at if self.silent_since is None else self.silent_since
+
     def match_credentials(self) -> bool:
         """A NEW CLIENT follows: it explains the oldest caller without credentials."""
         if not self.missing_credentials:
@@ -109,6 +112,77 @@ class DaemonState:
         """Everything up to here is in the running totals."""
         self._counted_from_ms: int | None = None
         """When the exporter started."""
+
+    # ------------------------------------------------------------------ what is shown
+
+    @property
+    def waits(self) -> tuple[Wait, ...]:
+        """The clients that wait behind another user's server."""
+        waits = [
+            Wait(entry.pid, entry.uid, entry.since, entry.behind_uid, entry.dead)
+            for entry in self.queue
+            if entry.blocked
+        ]
+        for server in self.servers:
+            waits += server.ghost_waits()
+        return tuple(waits)
+
+    @property
+    def handover_backoff_seconds(self) -> float | None:
+        """The daemon's retry interval, while a client waits or the daemon was asked to quit."""
+        shown = self.daemon.quit_requested_at is not None or self.waits
+        return self.daemon.backoff_seconds if shown else None
+
+    @property
+    def handover(self) -> Handover | None:
+        """The last line, if it says that a client was sent to a server."""
+        last, log_at = self.daemon.handover, self.server_log_at
+        if last is None or log_at is None:
+            return last
+        return replace(last, answered=log_at >= last.at)
+
+    @property
+    def devices(self) -> dict[int, str]:
+        """Device ordinal -> GPU UUID."""
+        return self.gpus.by_ordinal({d for one in self.servers for d in one.devices})
+
+    # ------------------------------------------------------------------ processes
+
+    def pids_to_watch(self) -> list[int]:
+        """Return the processes, as the logs number them, whose exit no log shows in time.
+
+        Servers, the clients that a server was started for and that have not connected, the queue.
+        """
+        pids = []
+        for server in self.servers:
+            pids += [server.pid, *server.awaited_pids()]
+        return pids + [entry.pid for entry in self.queue if not entry.dead]
+
+    def pids_to_look_up(self) -> frozenset[int]:
+        """Return the processes that /proc is searched for: queued, serving and connected ones."""
+        pids = {entry.pid for entry in self.queue}
+        if (handover := self.daemon.handover) is not None:
+            pids.add(handover.pid)
+        for server in self.servers:
+            pids.add(server.pid)
+            pids.update(client.pid for client in server.clients)
+            pids.update(server.awaited_pids())
+        return frozenset(pids - {0})
+
+    def clients_to_map(self) -> list[int]:
+        """Return the clients whose address ranges are to be read now, each once.
+
+        A context reserves its range when it is made. The memory of a running client that caused a
+        fault may have grown since.
+        """
+        found = []
+        for server in self.servers:
+            again = server.faults.request_memory()
+            for client in server.clients:
+                if again or client.activations > client.ranges_requested:
+                    client.ranges_requested = client.activations
+                    found.append(client.pid)
+        return [pid for pid in found if pid]
 
     # ------------------------------------------------------------------ time
 
@@ -263,8 +337,7 @@ class DaemonState:
                 entry.uid != server.uid for entry in self.queue
             )
         lost_at = self.server_log_lost_at
-        cause = exit_cause(
-            server,
+        cause = server.exit_cause(
             status,
             when.at,
             had_to_end=had_to_end,

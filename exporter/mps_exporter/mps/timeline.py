@@ -61,7 +61,7 @@ class Timeline:
             self._spans.popleft()
 
     def snapshot(self, now: float) -> tuple[float | None, tuple[TimelineSpan, ...]]:
-        """Give since when anything is known, and the spans of the ten minutes before ``now``."""
+        """Return since when anything is known, and the spans of the ten minutes before ``now``."""
         begin_ms = round(now * 1000) - WINDOW_MS
         spans = tuple(
             TimelineSpan(

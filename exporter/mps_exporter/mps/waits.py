@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mps_exporter.mps.moment import Moment
-from mps_exporter.mps.tracking_quota import FULL, Quota
+from mps_exporter.mps.record import FULL, Moment, Quota
 
 
 @dataclass(slots=True, eq=False)

@@ -7,9 +7,9 @@ The fields are documented in docs/api.md; they are an interface, so none may cha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar, cast
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics import ADVICE
@@ -29,7 +29,7 @@ from mps_exporter.snapshot import (
     TimelineKind,
     Wait,
 )
-from mps_exporter.web.history import History
+from mps_exporter.web.history import History, Sample
 
 Severity = Literal["critical", "warning", "info", "ok"]
 """Those of the doctor and of the alerts; ok only for an answer such as "All is well"."""
@@ -169,15 +169,6 @@ class DaemonView:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleView:
-    """The activity of a GPU at one collection."""
-
-    at: float
-    utilization_ratio: float | None
-    sm_active_ratio: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class GpuView:
     """A GPU or a MIG instance."""
 
@@ -198,7 +189,7 @@ class GpuView:
     processes_by_kind: dict[str, int] | None
     stranded_clients: int | None
     served_by: tuple[str, ...]
-    samples: tuple[SampleView, ...]
+    samples: tuple[Sample, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,12 +273,35 @@ class HostStatus:
     incidents: tuple[IncidentView, ...]
 
 
+_View = TypeVar("_View")
+
+PATH_CHARACTERS = 400
+"""Maximum length of a shown path or error text."""
+
+
+def _path(text: str) -> str:
+    return humanize.printable(text, PATH_CHARACTERS)
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as it is shown: text of other people is made fit, an empty one is None."""
+    if isinstance(value, str):
+        return humanize.printable(value) or None
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _view(kind: type[_View], source: object, **derived: Any) -> _View:
+    """Make a view of a part of the snapshot: fields that are not derived have the same name."""
+    names = (field.name for field in fields(cast("Any", kind)) if field.name not in derived)
+    return kind(**{name: _shown(getattr(source, name)) for name in names}, **derived)
+
+
 def gpu_view(gpu: Gpu, now: float, history: History) -> GpuView:
     seen = gpu.observation
-    return GpuView(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        name=seen.name and humanize.printable(seen.name),
+    return _view(
+        GpuView,
+        gpu,
+        name=_shown(seen.name),
         parent_uuid=seen.parent_uuid,
         lost=seen.lost,
         sm_count=seen.sm_count,
@@ -298,47 +312,18 @@ def gpu_view(gpu: Gpu, now: float, history: History) -> GpuView:
         memory_total_bytes=gpu.reading("memory_total"),
         power_watts=gpu.reading("power"),
         temperature_celsius=gpu.reading("temperature", sensor="gpu"),
-        sm_committed_ratio=gpu.sm_committed_ratio,
-        processes_by_kind=dict(gpu.processes_by_kind)
-        if gpu.processes_by_kind is not None
-        else None,
-        stranded_clients=gpu.stranded_clients,
-        served_by=tuple(humanize.printable(name, 400) for name in gpu.served_by),
-        samples=tuple(
-            SampleView(one.at, one.utilization_ratio, one.sm_active_ratio)
-            for one in history.samples(gpu.uuid, now)
-        ),
+        served_by=tuple(map(_path, gpu.served_by)),
+        samples=history.samples(gpu.uuid, now),
     )
 
 
-def _printable_or_none(text: str | None) -> str | None:
-    return humanize.printable(text) if text else None
-
-
 def _client_view(client: Client) -> ClientView:
-    return ClientView(
-        pid=client.pid,
-        program=_printable_or_none(client.command),
+    return _view(
+        ClientView,
+        client,
+        program=_shown(client.command),
         user=humanize.user_name(client.uid, client.user),
-        uid=client.uid,
-        connected_at=client.connected_at,
-        state=client.state,
-        state_since=client.state_since,
-        limit_source=client.limit_source,
-        active_thread_ratio=client.active_thread_ratio,
-        sm_limit=dict(client.sm_limit),
-        memory_used_bytes=dict(client.memory_used_bytes),
-        memory_limit_bytes=dict(client.memory_limit_bytes),
-        contexts=dict(client.contexts),
-        gpu_uuids=client.gpu_uuids,
-        server_name=client.server_name,
-        namespace=client.namespace,
-        sm_partition=_printable_or_none(client.sm_partition_name or client.sm_partition),
-        sm_partition_fault=client.sm_partition_fault,
-        container_id=_printable_or_none(client.container_id),
-        pod_uid=_printable_or_none(client.pod_uid),
-        slurm_job_id=_printable_or_none(client.slurm_job_id),
-        systemd_unit=_printable_or_none(client.systemd_unit),
+        sm_partition=_shown(client.sm_partition_name or client.sm_partition),
     )
 
 
@@ -347,17 +332,12 @@ def _oldest_first(client: Client) -> tuple[float, int]:
 
 
 def _server_view(server: Server) -> ServerView:
-    return ServerView(
-        pid=server.pid,
+    return _view(
+        ServerView,
+        server,
         user=humanize.user_name(server.uid, server.user),
-        uid=server.uid,
-        state=_printable_or_none(server.state),
         ghost=bool(server.ghost),
         started_at=server.start_time_seconds,
-        clients_connected=server.clients_connected,
-        contexts=dict(server.contexts),
-        contexts_limit=dict(server.contexts_limit),
-        active_thread_ratio=server.active_thread_ratio,
         clients=tuple(_client_view(client) for client in sorted(server.clients, key=_oldest_first)),
     )
 
@@ -366,16 +346,13 @@ def _wait(
     wait: Wait, daemon: ControlDaemon, name_of: humanize.UserNameLookup, now: float
 ) -> WaitView:
     holder = next((server for server in daemon.servers if server.uid == wait.behind_uid), None)
-    return WaitView(
-        pid=wait.pid,
+    return _view(
+        WaitView,
+        wait,
         user=name_of(wait.uid),
-        uid=wait.uid,
-        since=wait.since,
         seconds=max(0.0, now - wait.since),
         behind_user=name_of(wait.behind_uid),
-        behind_uid=wait.behind_uid,
         behind_server_pid=holder.pid if holder is not None else None,
-        dead=wait.dead,
     )
 
 
@@ -386,34 +363,21 @@ def daemon_view(
     snapshot: Snapshot,
 ) -> DaemonView:
     waits = sorted(daemon.waits, key=lambda wait: wait.since)
-    return DaemonView(
-        pipe_directory=humanize.printable(daemon.pipe_directory, 400),
-        log_directory=humanize.printable(daemon.log_directory, 400),
-        state=daemon.state,
-        pid=daemon.pid,
+    return _view(
+        DaemonView,
+        daemon,
+        pipe_directory=_path(daemon.pipe_directory),
+        log_directory=_path(daemon.log_directory),
         user=humanize.user_name(daemon.uid, daemon.user) if daemon.uid is not None else None,
-        uid=daemon.uid,
         started_at=daemon.start_time_seconds,
-        binary_version=_printable_or_none(daemon.binary_version),
-        multiuser=daemon.multiuser,
-        gpu_uuids=daemon.gpu_uuids,
-        servers_count=daemon.servers_count,
         logs_readable=daemon.follows("control") and daemon.follows("server"),
-        servers=tuple(_server_view(server) for server in daemon.servers),
+        servers=tuple(map(_server_view, daemon.servers)),
         waits=tuple(_wait(wait, daemon, name_of, now) for wait in waits),
         waits_visible=daemon.shows_waits,
         timeline=tuple(
-            SpanView(
-                kind=span.kind,
-                user=name_of(span.uid),
-                uid=span.uid,
-                start=span.start,
-                end=now if span.ongoing else span.end,
-            )
+            _view(SpanView, span, user=name_of(span.uid), end=now if span.ongoing else span.end)
             for span in daemon.timeline
         ),
-        timeline_since=daemon.timeline_since,
-        protocol=daemon.protocol,
         partitioning=partitioning_lines(daemon, snapshot),
     )
 
@@ -431,22 +395,13 @@ def incident_view(
 ) -> IncidentView:
     advice = ADVICE.get(one.kind)
     severity = _SEVERITIES.get(one.kind, "info") if advice is None else advice.severity
-    return IncidentView(
-        at=one.at,
-        daemon=humanize.printable(daemon, 400),
-        kind=one.kind,
+    return _view(
+        IncidentView,
+        one,
+        daemon=_path(daemon),
         severity=effective_severity(severity, limited=limited),
         text=humanize.describe_incident(one, name_of),
-        count=one.count,
-        server_pid=one.server_pid,
-        uid=one.uid,
-        pids=one.pids,
-        blamed_pid=one.blamed_pid,
-        caused_by_pids=one.caused_by_pids,
         proof=one.proof,
-        ended_before=one.ended_before,
-        gpu_uuids=one.gpu_uuids,
-        seconds=one.seconds,
     )
 
 
@@ -465,11 +420,10 @@ def incident_views(
 
 def source_views(snapshot: Snapshot, history: History) -> tuple[SourceView, ...]:
     return tuple(
-        SourceView(
-            name=result.name,
-            success=result.success,
-            duration_seconds=result.duration_seconds,
-            error=humanize.printable(result.error, 400) if result.error else None,
+        _view(
+            SourceView,
+            result,
+            error=_path(result.error) if result.error else None,
             read_at=snapshot.taken_at if result.success else history.read_at(result.name),
         )
         for result in snapshot.collectors

@@ -16,14 +16,13 @@ import jinja2
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics.finding import DOCS
-from mps_exporter.web.history import WINDOW_SECONDS
+from mps_exporter.web.history import WINDOW_SECONDS, Sample
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import (
     ClientView,
     DaemonView,
     GpuView,
     HostStatus,
-    SampleView,
     ServerView,
     TotalsView,
 )
@@ -273,7 +272,7 @@ _MARKED = ("server_crashed", "daemon_died", "fault", "unfinished_work", "server_
 # ---------------------------------------------------------------------- activity of a GPU
 
 
-def sparkline(samples: Sequence[SampleView], name: str, now: float) -> str:
+def sparkline(samples: Sequence[Sample], name: str, now: float) -> str:
     """The path of a line, 600 wide and 20 high; broken where nothing was read."""
     gaps = [after.at - before.at for before, after in pairwise(samples)]
     longest = max(GAP_SECONDS, 2.5 * median(gaps)) if gaps else GAP_SECONDS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -13,9 +12,13 @@ import pytest
 
 from mps_exporter import collector as collector_module
 from mps_exporter import daemon_queries
-from mps_exporter.daemon_registry import MAX_GONE_DAEMONS, MAX_GONE_PER_USER, DaemonRegistry
+from mps_exporter.daemon_registry import (
+    MAX_GONE_DAEMONS,
+    MAX_GONE_PER_USER,
+    MAX_PIDS_PER_USER,
+    DaemonRegistry,
+)
 from mps_exporter.mps.server_queries import has_resumed
-from mps_exporter.mps.watched_processes import MAX_PIDS_PER_USER
 from mps_exporter.observations import (
     AddressRanges,
     DaemonFacts,
@@ -246,9 +249,9 @@ async def test_a_waiter_that_ends_between_two_scrapes_is_dead_within_two_seconds
         await collector.poll_logs()
         await collector.watch_processes()
     (record,) = collector._daemons.values()
-    view = record.ledger.view(host.wall)
+    view = record.state
     assert [(wait.pid, wait.dead) for wait in view.waits] == [(300, True)]
-    (incident,) = [one for one in view.incidents if one.kind == "wait_abandoned"]
+    (incident,) = [one for one in view.incidents.snapshot() if one.kind == "wait_abandoned"]
     assert (incident.at, incident.seconds) == (died_at, 1.0)
     assert record.published_incidents >= 1
     assert 300 not in host.watched
@@ -268,7 +271,7 @@ async def test_a_daemon_that_ends_between_two_scrapes_is_gone(host: ScriptedHost
         await collector.poll_logs()
         await collector.watch_processes()
     (record,) = collector._daemons.values()
-    assert record.ledger.view(host.wall).daemon_ended_at == died_at
+    assert record.state.daemon.ended_at == died_at
     looks = [one for one in seen if isinstance(one, ProcfsObservation)]
     assert looks[0].at == died_at  # a recording has it
 
@@ -313,33 +316,6 @@ async def test_a_hurried_scraper_does_not_hurry_the_others(host: ScriptedHost) -
     await asyncio.sleep(1.6)  # beyond the deadline of the hurried one
     answers.set()
     assert [one.name for one in (await patient).collectors if one.timed_out] == []
-
-
-async def test_who_has_no_time_for_a_collection_gets_the_last_ones_results(
-    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collector_module, "RECENT_SECONDS", math.inf)
-    host.gpus = NvmlObservation(host.wall, Outcome.OK)
-    reads, read_gpus = 0, host.read_gpus
-
-    async def counted(deadline_seconds: float) -> NvmlObservation:
-        nonlocal reads
-        reads += 1
-        return await read_gpus(deadline_seconds)
-
-    host.read_gpus = counted  # type: ignore[method-assign]
-    collector = host.collector()
-    whole = await collector.collect(PATIENCE_SECONDS)
-    for _ in range(3):
-        hurried = await collector.collect(0.001)
-        assert [one.name for one in hurried.collectors if one.timed_out] == []
-        assert hurried is whole
-    assert reads == 1
-    await collector.collect(PATIENCE_SECONDS)
-    assert reads == 2
-    monkeypatch.setattr(collector_module, "RECENT_SECONDS", 0.0)
-    await collector.collect(0.001)
-    await until(lambda: reads == 3)
 
 
 async def test_those_who_wait_for_a_collection_get_the_same_snapshot(host: ScriptedHost) -> None:
@@ -558,9 +534,9 @@ async def test_logs_that_come_after_the_first_answer_tell_of_no_exit(
     daemon = await look(collector)
     assert [server.pid for server in daemon.servers] == [110]
     (record,) = collector._daemons.values()
-    view = record.ledger.view(host.wall)
-    assert view.counters["mps_server_last_exit_timestamp_seconds"] == {}
-    assert "daemon_died" not in {incident.kind for incident in view.incidents}
+    view = record.state
+    assert view.counters.snapshot()["mps_server_last_exit_timestamp_seconds"] == {}
+    assert "daemon_died" not in {incident.kind for incident in view.incidents.snapshot()}
 
 
 def test_a_daemon_that_gets_another_name_takes_nothing_along(host: ScriptedHost) -> None:
@@ -569,13 +545,13 @@ def test_a_daemon_that_gets_another_name_takes_nothing_along(host: ScriptedHost)
     registry = DaemonRegistry()
     registry.update([inside], host.wall)
     registry[PIPE].tracker.add_logs(observation(host.wall, script(HOLDER).data))
-    assert registry[PIPE].ledger.view(host.wall).servers
+    assert tuple(registry[PIPE].state.servers)
     renamed = replace(inside, pipe_directory=inside.pipe_path, root="")
     own = replace(host.facts, process=replace(host.daemon, pid=700), servers=())
     registry.update([renamed, own], host.wall)
     assert set(registry) == {PIPE, f"/proc/630/root{PIPE}"}
     for record in registry.values():
-        assert record.ledger.view(host.wall).servers == ()  # until its own logs are read
+        assert tuple(record.state.servers) == ()  # until its own logs are read
 
 
 async def test_a_user_whose_daemons_were_slow_is_waited_for_no_more(

@@ -79,7 +79,7 @@ def host(
     inputs = DaemonInputs(
         facts,
         ControlObservation(now, PIPE, "probe", asked),
-        view=tracker.ledger.view(now),
+        state=tracker.state,
         logs=(replace(READABLE, readable=readable),),
         hung=hung,
     )

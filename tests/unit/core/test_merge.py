@@ -20,7 +20,8 @@ from mps_exporter.observations import (
     ProcessList,
     ProcfsObservation,
 )
-from mps_exporter.snapshot import ClientSession, LedgerView, ServerSession, Snapshot, Wait
+from mps_exporter.snapshot import Snapshot, Wait
+from testing.logged import LoggedServer, logged, logged_client
 
 PIPE = "/tmp/nvidia-mps"
 GIB = 1 << 30
@@ -90,8 +91,8 @@ def test_why_a_daemon_is_up_or_not(
     quitting: bool,
     state: str | None,
 ) -> None:
-    view = LedgerView(at=1.0, quit_requested_at=0.5 if quitting else None)
-    assert control_state(DaemonInputs(facts, output, view=view, hung=hung)) == state
+    known = logged(quit_requested_at=0.5 if quitting else None)
+    assert control_state(DaemonInputs(facts, output, state=known, hung=hung)) == state
 
 
 @pytest.mark.parametrize(
@@ -108,8 +109,8 @@ def test_a_daemon_that_may_drain_is_refused_only_where_its_log_says_that_it_does
 ) -> None:
     assert control_state(DaemonInputs(RUNNING, output)) is None
     assert control_state(DaemonInputs(RUNNING, output, logs=READABLE)) == "refused"
-    quitting = LedgerView(at=1.0, quit_requested_at=0.5)
-    assert control_state(DaemonInputs(RUNNING, output, view=quitting, logs=READABLE)) == "draining"
+    quitting = logged(quit_requested_at=0.5)
+    assert control_state(DaemonInputs(RUNNING, output, state=quitting, logs=READABLE)) == "draining"
 
 
 def gpu(
@@ -149,28 +150,20 @@ def client_facts(pid: int, **environment: str) -> ProcessFacts:
 def snapshot(
     *clients: ProcessFacts,
     processes: tuple[tuple[int, str, int | None], ...],
-    session: ServerSession | None = None,
+    server: LoggedServer | None = None,
     logs: tuple[LogState, ...] = READABLE,
     answers: ServerAnswers | None = None,
     clients_max: int = 1000,
     unread: tuple[ProcessList, ...] = (),
     waits: tuple[Wait, ...] = (),
 ) -> Snapshot:
-    if session is None:
-        session = ServerSession(
-            20,
-            1001,
-            2.0,
-            2.5,
-            "ACTIVE",
-            active_thread_ratio=1.0,
-            clients=tuple(ClientSession(one.pid, 20, 1001, 3.0, {"GPU-a": 1}) for one in clients),
-            clients_count=len(clients),
-        )
-    view = LedgerView(at=9.0, servers=(session,), devices={0: "GPU-a"}, waits=waits)
+    if server is None:
+        connected = tuple(logged_client(one.pid, "GPU-a") for one in clients)
+        server = LoggedServer(clients=connected, attributes={"thread_ratio": 1.0})
+    state = logged(server, devices={0: "GPU-a"}, waits=waits)
     facts = replace(RUNNING, servers=(SERVER,))
     inputs = DaemonInputs(
-        facts, probe(Outcome.OK, RAN), answers or ServerAnswers(), view, logs, was_readable=True
+        facts, probe(Outcome.OK, RAN), answers or ServerAnswers(), state, logs, was_readable=True
     )
     return merge(
         taken_at=9.0,
@@ -197,25 +190,25 @@ def snapshot(
 def test_a_daemon_that_is_gone_serves_no_gpu(
     facts: DaemonFacts, output: ControlObservation | None, served: tuple[str, ...]
 ) -> None:
-    view = LedgerView(at=9.0, devices={0: "GPU-a"}, daemon_ended_at=None if served else 5.0)
+    state = logged(devices={0: "GPU-a"}, ended_at=None if served else 5.0)
     found = merge(
         taken_at=9.0,
         gpus=NvmlObservation(9.0, Outcome.OK, gpus=(gpu(),)),
         processes=None,
-        daemons=[DaemonInputs(facts, output, view=view, logs=READABLE, was_readable=True)],
+        daemons=[DaemonInputs(facts, output, state=state, logs=READABLE, was_readable=True)],
     )
     assert found.gpus[0].served_by == served
 
 
 def test_what_is_true_of_a_daemon_while_its_process_is_there() -> None:
-    view = LedgerView(at=9.0, binary_version="580.1")
+    state = logged(binary_version="580.1")
 
     def version(facts: DaemonFacts) -> tuple[int | None, str | None, bool | None]:
         found = merge(
             taken_at=9.0,
             gpus=None,
             processes=None,
-            daemons=[DaemonInputs(replace(facts, multiuser=True), view=view, logs=READABLE)],
+            daemons=[DaemonInputs(replace(facts, multiuser=True), state=state, logs=READABLE)],
         ).daemons[0]
         return found.pid, found.binary_version, found.multiuser
 
@@ -290,20 +283,11 @@ def test_limits_are_the_lower_of_client_and_server() -> None:
         30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G"
     )
     free = client_facts(31)
-    session = ServerSession(
-        20,
-        1001,
-        2.0,
-        2.5,
-        "ACTIVE",
-        active_thread_ratio=0.5,
-        pinned_memory_limit_bytes={0: 3 * GIB},
-        clients=(
-            ClientSession(30, 20, 1001, 3.0, {"GPU-a": 1}),
-            ClientSession(31, 20, 1001, 3.0, {"GPU-a": 1}, active_thread_ratio=1.0),
-        ),
+    server = LoggedServer(
+        clients=(logged_client(30, "GPU-a"), logged_client(31, "GPU-a", thread_ratio=1.0)),
+        attributes={"thread_ratio": 0.5, "memory_limits": {0: 3 * GIB}},
     )
-    found = snapshot(low, free, processes=ALL, session=session)
+    found = snapshot(low, free, processes=ALL, server=server)
     one, other = found.daemons[0].servers[0].clients
     assert (one.active_thread_ratio, one.sm_limit, one.limit_source) == (
         0.25,
@@ -323,18 +307,10 @@ def test_limits_are_the_lower_of_client_and_server() -> None:
 
 
 def test_a_client_that_asks_for_what_its_server_gives_anyway_has_its_servers_limit() -> None:
-    session = ServerSession(
-        20,
-        1001,
-        2.0,
-        2.5,
-        "ACTIVE",
-        active_thread_ratio=0.5,
-        clients=(ClientSession(30, 20, 1001, 3.0, {"GPU-a": 1}),),
-    )
+    server = LoggedServer(clients=(logged_client(30, "GPU-a"),), attributes={"thread_ratio": 0.5})
     for percentage, ratio, source in (("49", 0.49, "client"), ("50", 0.5, "server")):
         facts = client_facts(30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=percentage)
-        found = snapshot(facts, processes=ALL, session=session)
+        found = snapshot(facts, processes=ALL, server=server)
         (one,) = found.daemons[0].servers[0].clients
         assert (one.active_thread_ratio, one.limit_source) == (ratio, source)
 
@@ -365,15 +341,7 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
     )
     one = client_facts(30, **{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G", **environment})
     on = names if "CUDA_VISIBLE_DEVICES" not in environment else ("GPU-b",)
-    session = ServerSession(
-        20,
-        1001,
-        2.0,
-        2.5,
-        "ACTIVE",
-        active_thread_ratio=1.0,
-        clients=(ClientSession(30, 20, 1001, 3.0, dict.fromkeys(on, 1)),),
-    )
+    server = LoggedServer(clients=(logged_client(30, *on),), attributes={"thread_ratio": 1.0})
     devices = (
         ListedDevice(0, "GPU-b", "NVIDIA H200", "0"),
         ListedDevice(1, "GPU-a", "NVIDIA H200", "1"),
@@ -384,7 +352,7 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
         facts,
         probe(Outcome.OK, RAN),
         ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0),
-        LedgerView(at=9.0, servers=(session,)),
+        logged(server),
         READABLE,
     )
     found = merge(
@@ -432,14 +400,13 @@ def test_clients_beyond_the_bound_are_counted_only() -> None:
 
 def test_an_ordinary_users_clients_are_bounded_over_all_daemons_and_counted_by_uid() -> None:
     def inputs(name: str, uid: int, clients: int, unfollowed: int = 0) -> DaemonInputs:
-        sessions = tuple(ClientSession(pid, 20, uid, 3.0) for pid in range(100, 100 + clients))
-        server = ServerSession(20, uid, 2.0, 2.5, "ACTIVE", clients=sessions)
-        server = replace(server, unfollowed_clients=unfollowed)
+        connected = tuple(logged_client(pid, uid=uid) for pid in range(100, 100 + clients))
+        server = LoggedServer(clients=connected, uid=uid, unfollowed=unfollowed)
         return DaemonInputs(
             facts=replace(RUNNING, pipe_directory=name, owner_uid=uid, limited=uid > 0),
             probe=None,
             answers=ServerAnswers(),
-            view=LedgerView(1.0, servers=(server,)),
+            state=logged(server),
             logs=READABLE,
             was_readable=True,
         )
@@ -486,12 +453,9 @@ def test_a_daemon_elsewhere_has_its_pids_translated() -> None:
     elsewhere = replace(PROCESS, namespace_pids=(10, 1), pid_namespace=77)
     server = replace(SERVER, namespace_pids=(20, 3), pid_namespace=77)
     inner = replace(client_facts(30), namespace_pids=(30, 8), pid_namespace=77)
-    session = ServerSession(
-        3, 1001, 2.0, 2.5, "ACTIVE", clients=(ClientSession(8, 3, 1001, 3.0, {"GPU-a": 1}),)
-    )
     facts = replace(RUNNING, process=elsewhere, servers=(server,))
-    view = LedgerView(at=9.0, servers=(session,))
-    inputs = DaemonInputs(facts, probe(Outcome.OK, RAN), view=view, logs=READABLE)
+    state = logged(LoggedServer(3, (logged_client(8, "GPU-a"),)))
+    inputs = DaemonInputs(facts, probe(Outcome.OK, RAN), state=state, logs=READABLE)
     found = merge(
         taken_at=9.0,
         gpus=NvmlObservation(9.0, Outcome.OK, gpus=(gpu(*ALL),)),
@@ -503,15 +467,10 @@ def test_a_daemon_elsewhere_has_its_pids_translated() -> None:
 
 
 def test_everybody_who_was_named_is_identified() -> None:
-    view = LedgerView(
-        at=1.0,
-        servers=(
-            ServerSession(20, 1, 1.0, 1.0, "ACTIVE", clients=(ClientSession(30, 20, 1, 1.0),)),
-        ),
-    )
-    inputs = DaemonInputs(replace(RUNNING, servers=(replace(SERVER, pid=21),)), view=view)
+    state = logged(LoggedServer(clients=(logged_client(30),)))
+    inputs = DaemonInputs(replace(RUNNING, servers=(replace(SERVER, pid=21),)), state=state)
     observation = NvmlObservation(1.0, Outcome.OK, gpus=(gpu((40, "compute", 1)),))
-    assert pids_of_interest(observation, [inputs]) == {20, 21, 30, 40}
+    assert pids_of_interest(observation, [inputs]) == {21, 40}  # the log's are looked up anyway
 
 
 def test_a_client_of_another_daemon_is_not_given_to_one_that_cannot_number_its_own() -> None:
@@ -524,14 +483,11 @@ def test_a_client_of_another_daemon_is_not_given_to_one_that_cannot_number_its_o
         name: str, pids: tuple[int, ...], server: ProcessFacts, *clients: int
     ) -> DaemonInputs:
         number = server.namespace_pids[-1]
-        sessions = tuple(ClientSession(pid, number, 1001, 1.0, {"GPU-a": 1}) for pid in clients)
-        session = ServerSession(
-            number, 1001, 0.0, 0.0, "ACTIVE", clients=sessions, clients_count=len(sessions)
-        )
+        connected = tuple(logged_client(pid, "GPU-a") for pid in clients)
         process = ProcessFacts(pids[0], 0.0, namespace_pids=pids, pid_namespace=len(pids))
         return DaemonInputs(
             DaemonFacts(name, "/l", process=process, servers=(server,)),
-            view=LedgerView(0.0, servers=(session,)),
+            state=logged(LoggedServer(number, connected)),
             logs=tuple(replace(state, pipe_directory=name) for state in READABLE),
         )
 
@@ -601,18 +557,17 @@ def test_a_limit_by_ordinal_needs_the_order_of_all_gpus(
     ordinals = dict(enumerate(daemon_s))
     devices = tuple(ListedDevice(number, uuid, "H200", "0") for number, uuid in ordinals.items())
     answers = ServerAnswers(servers={20: ServerReply(20, devices=devices)} if mapped else {})
-    on = {"GPU-b": 1} if daemon_s else {}
-    session = ServerSession(
-        20, 1001, 2.0, 2.5, "ACTIVE", clients=(ClientSession(30, 20, 1001, 3.0, on),)
+    on = ("GPU-b",) if daemon_s else ()
+    state = logged(
+        LoggedServer(clients=(logged_client(30, *on),)), devices={} if mapped else ordinals
     )
-    view = LedgerView(at=9.0, servers=(session,), devices={} if mapped else ordinals)
     facts = replace(RUNNING, servers=(SERVER,))
     limited = client_facts(30, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=f"{max(len(daemon_s) - 1, 0)}=1G")
     found = merge(
         taken_at=9.0,
         gpus=NvmlObservation(9.0, Outcome.OK, gpus=gpus),
         processes=ProcfsObservation(9.0, (facts,), {20: SERVER, 30: limited}),
-        daemons=[DaemonInputs(facts, answers=answers, view=view, logs=READABLE)],
+        daemons=[DaemonInputs(facts, answers=answers, state=state, logs=READABLE)],
     )
     (client,) = found.daemons[0].servers[0].clients
     limits = {"GPU-b": GIB} if source == "server" else {}
@@ -622,15 +577,7 @@ def test_a_limit_by_ordinal_needs_the_order_of_all_gpus(
 
 # ------------------------------------------------------------------------------ one source missing
 
-LOGGED = ServerSession(
-    20,
-    1001,
-    2.0,
-    2.5,
-    "ACTIVE",
-    clients=(ClientSession(30, 20, 1001, 3.0, {"GPU-a": 1}),),
-    clients_count=1,
-)
+LOGGED = LoggedServer(clients=(logged_client(30, "GPU-a"),))
 SAID = ServerReply(20, "FAULT", 0.5, (31,), {0: {31: 2}}, (ListedDevice(0, "GPU-a", "X", "0"),))
 
 
@@ -640,18 +587,18 @@ def one_daemon(
     said: bool = False,
     facts: DaemonFacts = RUNNING,
     listed: tuple[tuple[int, str, int | None], ...] | None = None,
-    session: ServerSession = LOGGED,
+    server: LoggedServer = LOGGED,
     lost_at: float | None = None,
     stranded_since: dict[int, float] | None = None,
 ) -> Snapshot:
     answers = ServerAnswers(ProbeReply((20,), 1.0), {20: SAID}, 8.0) if said else ServerAnswers()
-    view = LedgerView(at=9.0, servers=(session,), devices={0: "GPU-a"}, server_log_lost_at=lost_at)
+    state = logged(server, devices={0: "GPU-a"}, server_log_lost_at=lost_at)
     gpus = None if listed is None else NvmlObservation(9.0, Outcome.OK, gpus=(gpu(*listed),))
     return merge(
         taken_at=9.0,
         gpus=gpus,
         processes=ProcfsObservation(9.0, (facts,), {one.pid: one for one in processes}),
-        daemons=[DaemonInputs(facts, answers=answers, view=view, logs=logs)],
+        daemons=[DaemonInputs(facts, answers=answers, state=state, logs=logs)],
         stranded_since=stranded_since,
     )
 
@@ -714,10 +661,10 @@ def test_a_client_without_a_number_or_beyond_the_bound_leaves_strangers_in_doubt
     known = client_facts(30)
     assert snapshot(known, processes=NEIGHBOUR).gpus[0].stranded_clients == 1
     assert snapshot(known, processes=NEIGHBOUR, clients_max=0).gpus[0].stranded_clients is None
-    nameless = replace(LOGGED, clients=(*LOGGED.clients, ClientSession(0, 20, 1001, 3.0)))
+    nameless = replace(LOGGED, clients=(*LOGGED.clients, logged_client(0)))
     found = one_daemon(SERVER, listed=(*NEIGHBOUR, (33, "compute", 1), (33, "mps", 1)))
     assert found.gpus[0].stranded_clients == 2
-    more = one_daemon(SERVER, listed=NEIGHBOUR, session=nameless)
+    more = one_daemon(SERVER, listed=NEIGHBOUR, server=nameless)
     assert more.gpus[0].stranded_clients is None
 
 
@@ -728,8 +675,8 @@ def test_a_client_without_a_number_or_beyond_the_bound_leaves_strangers_in_doubt
 def test_where_lines_of_a_server_may_be_missing_no_client_is_stranded(
     has_log: bool, lost_at: float | None, stranded: int | None
 ) -> None:
-    session = replace(LOGGED, has_log=has_log)
-    found = one_daemon(SERVER, listed=NEIGHBOUR, session=session, lost_at=lost_at)
+    server = replace(LOGGED, attributes={"has_log": has_log})
+    found = one_daemon(SERVER, listed=NEIGHBOUR, server=server, lost_at=lost_at)
     assert found.gpus[0].stranded_clients == stranded
 
 
@@ -757,9 +704,9 @@ def test_the_only_client_that_nvml_lists_is_the_one_without_a_number(
     inner = replace(SERVER, namespace_pids=(20, 3), pid_namespace=77)
     process = replace(PROCESS, namespace_pids=(10, 1), pid_namespace=77)
     facts = replace(RUNNING, process=process, servers=(inner,))
-    session = replace(LOGGED, pid=3, clients=(ClientSession(0, 3, 1001, 3.0),))
+    server = LoggedServer(3, (logged_client(0),))
     listed = ((20, "compute", 1), (20, "mps", 1), (800, "compute", 1), (800, "mps", 1), *more)
-    found = one_daemon(inner, facts=facts, listed=listed, session=session)
-    (server,) = found.daemons[0].servers
-    assert [client.pid for client in server.clients] == pids
-    assert server.clients[0].contexts == ({"GPU-a": 1} if pids == [800] else {})
+    found = one_daemon(inner, facts=facts, listed=listed, server=server)
+    (merged,) = found.daemons[0].servers
+    assert [one.pid for one in merged.clients] == pids
+    assert merged.clients[0].contexts == ({"GPU-a": 1} if pids == [800] else {})

@@ -16,7 +16,7 @@ from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, ClientSeries, render
 from mps_exporter.metrics.spec import Family, histogram_value
-from mps_exporter.mps.counters import Counters
+from mps_exporter.mps.record import Counters
 from mps_exporter.observations import ContainerName
 from mps_exporter.snapshot import (
     Client,

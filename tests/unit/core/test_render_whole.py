@@ -12,7 +12,7 @@ from typing import Any
 from mps_exporter.metrics.catalogue import CATALOGUE
 from mps_exporter.metrics.gpus import BY_QUANTITY
 from mps_exporter.metrics.render import Build, render
-from mps_exporter.mps.counters import Counters
+from mps_exporter.mps.record import Counters
 from mps_exporter.observations import (
     CgroupMemory,
     ContainerName,

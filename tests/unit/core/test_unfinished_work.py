@@ -60,13 +60,13 @@ def series(*, kernel_log: bool) -> dict[str, DaemonRecord]:
             for record in records.values():
                 record.tracker.add_logs(observation)
     for record in records.values():
-        record.ledger.advance_to(recording.ended_at + 60.0)
+        record.tracker.advance_to(recording.ended_at + 60.0)
     return records
 
 
 def fault_of(one: dict[str, Any], *, kernel_log: bool) -> tuple[Incident, dict[str, int]]:
-    view = series(kernel_log=kernel_log)[one["daemon"]].ledger.view(0.0)
-    (incident,) = [i for i in view.incidents if i.kind in ("fault", "unfinished_work")]
+    view = series(kernel_log=kernel_log)[one["daemon"]].state
+    (incident,) = [i for i in view.incidents.snapshot() if i.kind in ("fault", "unfinished_work")]
     losses: dict[str, int] = {}
     for labels, count in summary(view.counters)["losses"].items():
         cause = labels.split()[1]
@@ -105,8 +105,8 @@ def test_without_the_kernel_log_no_client_is_named(one: dict[str, Any]) -> None:
 def host(name: str, moment: float | None = None) -> Snapshot:
     logs = sample(name)
     at = logs.stamps()[-1] if moment is None else moment
-    view = read(logs.until(at), now=at)
-    inputs = DaemonInputs(DaemonFacts(PIPE, "/l"), view=view, logs=LOGS, was_readable=True)
+    state = read(logs.until(at), now=at)
+    inputs = DaemonInputs(DaemonFacts(PIPE, "/l"), state=state, logs=LOGS, was_readable=True)
     return merge(taken_at=at, gpus=None, processes=None, daemons=[inputs])
 
 

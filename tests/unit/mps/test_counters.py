@@ -8,12 +8,8 @@ from itertools import product
 import pytest
 
 from mps_exporter.metrics.catalogue import CATALOGUE
-from mps_exporter.mps.counters import Counters
-from mps_exporter.mps.histogram import WAIT_BOUNDS, HistogramBuilder
-from mps_exporter.mps.incidents import Incidents
-from mps_exporter.mps.log_metrics import LOG_METRICS
-from mps_exporter.mps.moment import Moment
-from mps_exporter.mps.tracking_quota import FULL
+from mps_exporter.mps.log_metrics import LOG_METRICS, WAIT_BOUNDS
+from mps_exporter.mps.record import FULL, Counters, HistogramBuilder, Incidents, Moment
 from mps_exporter.mps.waits import QueuedClient
 from mps_exporter.snapshot import REJECTION_CAUSES, Histogram
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from mps_exporter.mps.record import OF_ORDINARY_USER
+from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.tracker import DaemonTracker
-from mps_exporter.mps.tracking_quota import OF_ORDINARY_USER
 from mps_exporter.observations import DaemonFacts, ProcessFacts
-from mps_exporter.snapshot import ServerSession
 from testing.mps_logs import (
     EIGHT,
     GPU,
@@ -28,8 +28,8 @@ FACTS = DaemonFacts(PIPE, "/log", process=ProcessFacts(630, EIGHT, state="S"))
 UNRECOGNIZED = "mps_control_log_unrecognized_lines_total('server',)"
 
 
-def only_server(tracker: DaemonTracker) -> ServerSession:
-    (server,) = tracker.ledger.view(0.0).servers
+def only_server(tracker: DaemonTracker) -> TrackedServer:
+    (server,) = tracker.state.servers
     return server
 
 
@@ -39,7 +39,7 @@ def counted(text: str) -> dict[str, float]:
 
 def test_a_pid_that_connects_again_belongs_to_another_process() -> None:
     tracker = start(script(HOLDER + client("00:05.000", 100, 110)))
-    found = summary(tracker.ledger.view(0.0).counters)
+    found = summary(tracker.state.counters)
     assert (found["connections"], found["disconnections"]) == ({"1001": 2}, {"1001": 1})
     assert found["sessions"] == {"1001": [1, 3.8]}
     assert [one.connected_at for one in only_server(tracker).clients] == [at("00:05.000")]
@@ -58,20 +58,22 @@ UNNAMED = (
 
 def test_a_client_that_left_unnamed_is_counted_once_and_named_by_proc() -> None:
     tracker = start(script(UNNAMED))
-    assert only_server(tracker).clients_count == 1
+    assert only_server(tracker).clients.count == 1
     alive = {110: ProcessFacts(110, EIGHT, state="S"), 101: ProcessFacts(101, EIGHT, state="S")}
-    tracker.ledger.observe(at("00:04"), FACTS, alive, {100, 101, 110})
+    tracker.observe(at("00:04"), FACTS, alive, {100, 101, 110})
     tracker.add_logs(observation(at("00:06"), {}))
     assert [one.pid for one in only_server(tracker).clients] == [101]
-    assert summary(tracker.ledger.view(0.0).counters)["disconnections"] == {"1001": 1}
-    tracker.ledger.observe(at("00:07"), FACTS, {}, {100, 101})
+    assert summary(tracker.state.counters)["disconnections"] == {"1001": 1}
+    tracker.observe(at("00:07"), FACTS, {}, {100, 101})
     tracker.add_logs(observation(at("00:09"), {}))
-    assert summary(tracker.ledger.view(0.0).counters)["disconnections"] == {"1001": 2}
+    assert summary(tracker.state.counters)["disconnections"] == {"1001": 2}
 
 
 def test_a_client_that_left_unnamed_is_not_lost_with_the_server() -> None:
     found = summary(
-        read(script(UNNAMED + "00:05.000 C630 Server 110 exited with status 1\n")).counters
+        read(
+            script(UNNAMED + "00:05.000 C630 Server 110 exited with status 1\n")
+        ).counters.snapshot()
     )
     assert found["server_exits"] == {"crashed": 1}
     assert found["losses"] == {"1001 server_crashed": 1}
@@ -80,8 +82,8 @@ def test_a_client_that_left_unnamed_is_not_lost_with_the_server() -> None:
 
 def test_more_ends_than_clients_change_nothing() -> None:
     tracker = start(script(UNNAMED + 3 * "00:04.000 S110 Client process disconnected\n"))
-    assert only_server(tracker).clients_count == 0
-    found = summary(tracker.ledger.view(0.0).counters)
+    assert only_server(tracker).clients.count == 0
+    found = summary(tracker.state.counters)
     assert found["disconnections"] == {"1001": 2}
     assert found["holding_seconds"] == {"1001": 2.799}
 
@@ -89,8 +91,8 @@ def test_more_ends_than_clients_change_nothing() -> None:
 def test_after_the_last_unnamed_end_a_pid_may_connect_again() -> None:
     tracker = start(script(UNNAMED + "00:04.000 S110 Client process disconnected\n"))
     more(tracker, arrives("00:05.000", 101, 1001))
-    assert only_server(tracker).clients_count == 1
-    assert summary(tracker.ledger.view(0.0).counters)["connections"] == {"1001": 3}
+    assert only_server(tracker).clients.count == 1
+    assert summary(tracker.state.counters)["connections"] == {"1001": 3}
 
 
 def test_clients_with_pid_0_have_contexts_of_their_own() -> None:
@@ -106,7 +108,7 @@ def test_clients_with_pid_0_have_contexts_of_their_own() -> None:
             + f"00:01.300 {connected}2}} connected\n"
         )
     )
-    found = [sum(one.contexts.values()) for one in only_server(tracker).clients]
+    found = [sum(one.contexts_by_gpu.values()) for one in only_server(tracker).clients]
     assert found == [2, 1]
 
 
@@ -124,7 +126,7 @@ def test_a_client_that_does_not_connect_in_ten_seconds_has_given_up(
         )
     )
     more(tracker, f"{until} C630 NEW CLIENT 7 from user 1001: Server already exists\n")
-    found = summary(tracker.ledger.view(0.0).counters)
+    found = summary(tracker.state.counters)
     assert found.get("waits_abandoned", {}) == abandoned
 
 
@@ -140,7 +142,7 @@ def test_a_waiter_that_is_refused_has_given_up() -> None:
             + f"00:01.300 {refused}{{PID: 100, Context ID: 0}}\n"
         )
     )
-    found = summary(tracker.ledger.view(0.0).counters)
+    found = summary(tracker.state.counters)
     assert found["waits_abandoned"] == {"1001": 1}
     assert found["rejections"] == {"1001 server_not_ready": 1}
 
@@ -148,7 +150,7 @@ def test_a_waiter_that_is_refused_has_given_up() -> None:
 def test_a_context_of_a_client_whose_connection_was_not_read() -> None:
     text = "S110 Client {PID: 300, Context ID: 1} connected\n"
     tracker = start(script(f"{HOLDER}00:02.000 {text}"))
-    found = {one.pid: sum(one.contexts.values()) for one in only_server(tracker).clients}
+    found = {one.pid: sum(one.contexts_by_gpu.values()) for one in only_server(tracker).clients}
     assert found == {100: 1, 300: 1}
 
 
@@ -165,10 +167,10 @@ def test_a_server_that_writes_nothing_to_the_log_that_is_read_is_no_ghost() -> N
     text += "00:02.000 C630 NEW SERVER 110: Ready\n"
     text += "00:02.100 C630 NEW CLIENT 100 from user 1001: Server already exists\n"
     tracker = start(script(text))
-    tracker.ledger.update_liveness(at("00:08"), lambda pid, _at: pid != 100)
-    tracker.ledger.advance_to(at("00:10"))
+    tracker.update_liveness(at("00:08"), lambda pid, _at: pid != 100)
+    tracker.advance_to(at("00:10"))
     server = only_server(tracker)
-    assert not server.ghost
+    assert not server.is_ghost
     assert not server.has_log
 
 
@@ -183,9 +185,9 @@ user 1001\n"
     text += "00:06.000 C630 NEW SERVER 110: Ready\n"
     tracker = start(script(text))
     reused = {110: ProcessFacts(110, EIGHT, state="S"), 100: ProcessFacts(100, EIGHT + 5)}
-    tracker.ledger.observe(at("00:07"), FACTS, reused, {100, 110})
+    tracker.observe(at("00:07"), FACTS, reused, {100, 110})
     tracker.add_logs(observation(at("00:09"), {}))
-    assert only_server(tracker).ghost
+    assert only_server(tracker).is_ghost
 
 
 STATUS = "S110 Failed to accept client {PID: 300, Context ID: 0} with status 807\n"
@@ -223,8 +225,8 @@ def test_the_first_thread_limit_is_that_of_all_clients_and_later_ones_of_new_one
         )
     )
     server = only_server(tracker)
-    assert server.active_thread_ratio == 0.2
-    assert [one.active_thread_ratio for one in server.clients] == [0.5, 0.2]
+    assert server.thread_ratio == 0.2
+    assert [one.thread_ratio for one in server.clients] == [0.5, 0.2]
 
 
 def test_unknown_lines_of_a_server_are_counted_and_numbers_outside_a_list() -> None:
@@ -260,7 +262,7 @@ def test_a_gpu_that_was_given_to_the_wrong_context_is_moved(late: bool) -> None:
     else:
         text += gets(100, GPU)
         expected = {100: {GPU: 1}, 101: {GPU_TWO: 1}}
-    found = {one.pid: dict(one.contexts) for one in only_server(start(script(text))).clients}
+    found = {one.pid: one.contexts_by_gpu for one in only_server(start(script(text))).clients}
     assert found == expected
 
 
@@ -291,14 +293,14 @@ def test_of_an_ordinary_users_daemon_little_is_kept() -> None:
         )
     tracker = DaemonTracker(PIPE, OF_ORDINARY_USER)
     tracker.add_logs(observation(at("00:20"), script(text).data))
-    view = tracker.ledger.view(0.0)
-    assert len(view.servers) == OF_ORDINARY_USER.servers
+    view = tracker.state
+    assert len(tuple(view.servers)) == OF_ORDINARY_USER.servers
     for server in view.servers:
-        assert len(server.clients) == OF_ORDINARY_USER.clients
-        assert server.unfollowed_clients == 300 - OF_ORDINARY_USER.clients
-    users = {labels[0] for labels in view.counters["mps_server_starts_total"]}
-    users |= {labels[0] for labels in view.counters["mps_client_connections_total"]}
+        assert len(tuple(server.clients)) == OF_ORDINARY_USER.clients
+        assert server.clients.unfollowed == 300 - OF_ORDINARY_USER.clients
+    users = {labels[0] for labels in view.counters.snapshot()["mps_server_starts_total"]}
+    users |= {labels[0] for labels in view.counters.snapshot()["mps_client_connections_total"]}
     assert len(users) <= OF_ORDINARY_USER.users + 1
     assert len(view.waits) <= OF_ORDINARY_USER.queued
     more(tracker, "00:21.000 S203 Client process 203299 disconnected\n")
-    assert tracker.ledger.view(0.0).servers[-1].unfollowed_clients == 299 - OF_ORDINARY_USER.clients
+    assert tuple(tracker.state.servers)[-1].clients.unfollowed == 299 - OF_ORDINARY_USER.clients

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mps_exporter.mps.control_protocol import ProbeReply, ServerReply
+from mps_exporter.mps.reconcile import reconcile
 from mps_exporter.mps.server_queries import ServerAnswers, servers_due, with_servers
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import ControlObservation, DaemonFacts, Outcome, ProcessFacts
@@ -20,7 +21,7 @@ CRASH = "30:00.000 C630 Server 110 exited with status 0\n"
 
 
 def clients(tracker: DaemonTracker) -> list[int]:
-    (server,) = tracker.ledger.view(0.0).servers
+    (server,) = tracker.state.servers
     return [client.pid for client in server.clients]
 
 
@@ -34,12 +35,12 @@ def said(tracker: DaemonTracker, now: float, *pids: int) -> None:
 
 def test_a_client_whose_process_is_gone_has_left_though_no_line_says_so() -> None:
     tracker = start(script(HOLDER))
-    tracker.ledger.observe(at("00:20"), FACTS, {110: SERVER}, {100, 110})
+    tracker.observe(at("00:20"), FACTS, {110: SERVER}, {100, 110})
     tracker.add_logs(observation(at("00:25"), {}))
     assert clients(tracker) == [100]  # its line may come
     tracker.add_logs(observation(at("00:32"), {}))
     assert clients(tracker) == []
-    counters = summary(tracker.ledger.view(0.0).counters)
+    counters = summary(tracker.state.counters)
     assert counters["disconnections"] == {"1001": 1}
     assert "losses" not in counters
     assert "sessions" not in counters  # when it left is not known
@@ -48,11 +49,11 @@ def test_a_client_whose_process_is_gone_has_left_though_no_line_says_so() -> Non
 def test_an_exit_that_is_confirmed_late_does_not_count_time_twice() -> None:
     tracker = start(script(HOLDER + client("00:01.200", 101, 110)))
     alive = {110: SERVER, 101: ProcessFacts(101, EIGHT + 1, state="S")}
-    tracker.ledger.observe(at("00:20"), FACTS, alive, {100, 101, 110})
+    tracker.observe(at("00:20"), FACTS, alive, {100, 101, 110})
     more(tracker, "02:01.200 C630 NEW UI")  # the logs could not be read in between
     assert clients(tracker) == [101]
     more(tracker, "02:01.300 C630 NEW UI")
-    assert summary(tracker.ledger.view(0.0).counters)["holding_seconds"] == {"1001": 120.1}
+    assert summary(tracker.state.counters)["holding_seconds"] == {"1001": 120.1}
 
 
 def test_two_answers_that_contradict_the_log_are_believed() -> None:
@@ -71,7 +72,7 @@ def test_a_client_that_left_after_the_question_does_not_come_back() -> None:
     replies = [ServerReply(110, state="ACTIVE", client_pids=(456, 457))]
     tracker.reconcile(at("15:00.01"), at("15:00"), (110,), replies)
     more(tracker, leaves("15:00.100", 456, 110))
-    (_, server) = tracker.ledger.view(0.0).servers
+    (_, server) = tracker.state.servers
     assert [client.pid for client in server.clients] == [457]
 
 
@@ -81,7 +82,7 @@ def test_a_crash_takes_clients_along_that_only_the_tool_named() -> None:
     )
     said(tracker, at("00:05"), 456, 457)
     more(tracker, CRASH)
-    counters = summary(tracker.ledger.view(0.0).counters)
+    counters = summary(tracker.state.counters)
     assert counters["server_exits"] == {"crashed": 1}
     assert sum(counters["losses"].values()) == 2
 
@@ -103,12 +104,12 @@ def test_a_client_keeps_the_limits_that_it_connected_with() -> None:
         "00:10.000 C630 UI closed\n"
         "00:11.000 S110 Device pinned memory limit for device 0 set to 0x10000000 bytes\n",
     )
-    view = tracker.ledger.view(0.0)
+    view = tracker.state
     (server,) = view.servers
     (client,) = server.clients
-    assert (server.active_thread_ratio, client.active_thread_ratio) == (0.2, 1.0)
-    assert client.pinned_memory_limit_bytes == {0: 1 << 30}
-    assert view.configured_at == at("00:10")
+    assert (server.thread_ratio, client.thread_ratio) == (0.2, 1.0)
+    assert client.memory_limits == {0: 1 << 30}
+    assert view.daemon.configured_at == at("00:10")
 
 
 # ---------------------------------------------------------------- servers
@@ -116,11 +117,11 @@ def test_a_client_keeps_the_limits_that_it_connected_with() -> None:
 
 def test_a_server_that_seemed_gone_is_counted_when_its_line_comes() -> None:
     tracker = start(script(HOLDER))
-    tracker.ledger.observe(at("00:10"), FACTS, {}, {110, 100})
+    tracker.observe(at("00:10"), FACTS, {}, {110, 100})
     tracker.add_logs(observation(at("00:12"), {}))
-    assert tracker.ledger.view(0.0).servers == ()
+    assert tuple(tracker.state.servers) == ()
     more(tracker, CRASH)
-    counters = summary(tracker.ledger.view(0.0).counters)
+    counters = summary(tracker.state.counters)
     assert counters["server_exits"] == {"crashed": 1}
     assert counters["losses"] == {"1001 server_crashed": 1}
 
@@ -130,10 +131,10 @@ def test_a_server_that_the_daemon_does_not_name_any_more_is_gone() -> None:
     for second in (10, 15):
         tracker.reconcile(EIGHT + second, EIGHT + second, (), [])
         tracker.add_logs(observation(EIGHT + second + 1, {}))
-        assert len(tracker.ledger.view(0.0).servers) == 1
+        assert len(tuple(tracker.state.servers)) == 1
     tracker.reconcile(EIGHT + 30, EIGHT + 30, (), [])
     tracker.add_logs(observation(EIGHT + 31, {}))
-    assert tracker.ledger.view(0.0).servers == ()
+    assert tuple(tracker.state.servers) == ()
 
 
 def test_a_server_known_from_a_late_line_only_is_asked_and_ready() -> None:
@@ -146,33 +147,35 @@ def test_a_server_known_from_a_late_line_only_is_asked_and_ready() -> None:
         blind_interval_seconds=5,
         answers=answers,
         facts=FACTS,
-        view=tracker.ledger.view(now),
+        state=tracker.state,
         logs_readable=True,
     )
     assert requested == (110,)
     said(tracker, now, 456, 457)
-    (server,) = tracker.ledger.view(now).servers
-    assert (server.state, server.clients_count) == ("ACTIVE", 2)
+    (server,) = tracker.state.servers
+    assert (server.state, server.clients.count) == ("ACTIVE", 2)
 
 
 def test_a_server_that_the_control_tool_lists_is_not_ready_before_the_log_says_so() -> None:
     tracker = start(script(HOLDER[: HOLDER.index("        00:01.200 C630")]))
-    tracker.ledger.reconcile(at("00:01.100"), [110], [])
-    (server,) = tracker.ledger.view(0.0).servers
+    reconcile(tracker.state, at("00:01.100"), [110], [])
+    (server,) = tracker.state.servers
     assert (server.state, server.ready_at) == ("INITIALIZING", None)
     more(tracker, "00:01.200 C630 NEW SERVER 110: Ready\n")
-    view = tracker.ledger.view(0.0)
-    assert (view.servers[0].state, view.servers[0].ready_at) == ("ACTIVE", at("00:01.200"))
+    view = tracker.state
+    assert (next(iter(view.servers)).state, next(iter(view.servers)).ready_at) == (
+        "ACTIVE",
+        at("00:01.200"),
+    )
     assert summary(view.counters)["startups"] == [1, 0.199]
 
 
 def test_servers_that_only_the_list_or_only_the_log_knows_are_disputed() -> None:
     answers = ServerAnswers(probe=ProbeReply((110, 111), 1.0))
     nothing = ControlObservation(at("00:20"), PIPE, "reconciliation", Outcome.OK, ())
-    view = read(script(HOLDER))
-    assert with_servers(answers, nothing, view=view).disputed == {111}
+    assert with_servers(answers, nothing, logged=[110]).disputed == {111}
     assert with_servers(answers, nothing).disputed == frozenset()
-    assert with_servers(ServerAnswers(), nothing, view=view).disputed == frozenset()
+    assert with_servers(ServerAnswers(), nothing, logged=[110]).disputed == frozenset()
 
 
 # ---------------------------------------------------------------- clocks
@@ -186,7 +189,7 @@ def test_the_daemons_child_lives_however_the_clock_was_set(ahead: float) -> None
     client = ProcessFacts(100, EIGHT + 1 + ahead, state="S")
     daemon = ProcessFacts(630, EIGHT + ahead, state="S", namespace_pids=(630,))
     facts = DaemonFacts(PIPE, "/log", process=daemon, servers=(late,))
-    tracker.ledger.observe(at("00:10"), facts, {110: late, 100: client}, {100, 110})
+    tracker.observe(at("00:10"), facts, {110: late, 100: client}, {100, 110})
     tracker.add_logs(observation(at("00:40"), {}))
     assert clients(tracker) == [100]
 
@@ -194,7 +197,7 @@ def test_the_daemons_child_lives_however_the_clock_was_set(ahead: float) -> None
 def test_a_number_that_was_given_to_another_process_is_no_client() -> None:
     tracker = start(script(HOLDER))
     younger = ProcessFacts(100, EIGHT + 500, state="S")
-    tracker.ledger.observe(at("10:00"), FACTS, {110: SERVER, 100: younger}, {100, 110})
+    tracker.observe(at("10:00"), FACTS, {110: SERVER, 100: younger}, {100, 110})
     tracker.add_logs(observation(at("11:00"), {}))
     assert clients(tracker) == []
 
@@ -207,10 +210,10 @@ def test_the_end_of_a_daemon_before_the_exporters_time_is_no_news() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(at("50:00"), {"control": logs.control}, history=True))
     tracker.add_logs(observation(at("50:00"), {"server": logs.server}, history=True))
-    tracker.ledger.mark_absent(at("50:01"))
+    tracker.mark_absent(at("50:01"))
     tracker.add_logs(observation(at("50:05"), {}))
-    view = tracker.ledger.view(0.0)
-    assert (view.servers, view.daemon_died) == ((), True)
+    view = tracker.state
+    assert (tuple(view.servers), view.daemon.died) == ((), True)
     assert "server_exits" not in summary(view.counters)
     assert "losses" not in summary(view.counters)
 
@@ -239,12 +242,12 @@ def test_a_server_that_the_tool_named_before_the_logs_were_read_has_not_exited()
     tracker = DaemonTracker(PIPE)
     said(tracker, at("02:00"), 100)
     tracker.add_logs(observation(at("02:05"), script(HOLDER).data, history=True))
-    view = tracker.ledger.view(0.0)
+    view = tracker.state
     assert [server.pid for server in view.servers] == [110]
-    assert view.servers[0].started_at < at("01:00")  # as the log says
+    assert next(iter(view.servers)).started_at < at("01:00")  # as the log says
     assert clients(tracker) == [100]
-    assert view.counters["mps_server_last_exit_timestamp_seconds"] == {}
-    assert "daemon_died" not in {incident.kind for incident in view.incidents}
+    assert view.counters.snapshot()["mps_server_last_exit_timestamp_seconds"] == {}
+    assert "daemon_died" not in {incident.kind for incident in view.incidents.snapshot()}
 
 
 def test_nor_has_one_of_the_daemon_that_runs_now() -> None:
@@ -252,11 +255,11 @@ def test_nor_has_one_of_the_daemon_that_runs_now() -> None:
     tracker = start(script(HOLDER))
     tracker.add_logs(observation(at("05:00"), {}, readable=()))
     tracker.reconcile(at("06:00"), at("06:00"), (210,), [ServerReply(210, state="ACTIVE")])
-    assert len(tracker.ledger.view(0.0).servers) == 2
+    assert len(tuple(tracker.state.servers)) == 2
     restart = "05:30.000 C730 Starting control daemon using socket /tmp/mps/control\n"
     started = "05:31.000 C730 Starting new server 210 for user 1001\n"
     tracker.add_logs(observation(at("06:01"), script(restart + started).data))
-    view = tracker.ledger.view(0.0)
+    view = tracker.state
     assert [server.pid for server in view.servers] == [210]
     assert summary(view.counters)["server_exits"] == {"daemon_died": 1}
 
@@ -270,7 +273,7 @@ def test_nor_where_only_the_servers_log_is_read() -> None:
     lines = script(older + own)
     found = observation(at("02:05"), {"server": lines["server"]}, readable=("server",))
     tracker.add_logs(found)
-    view = tracker.ledger.view(0.0)
+    view = tracker.state
     assert [server.pid for server in view.servers] == [110]
     assert sum(summary(view.counters)["server_exits"].values()) == 1  # of 90, when 110 started
 
@@ -293,11 +296,11 @@ def test_whether_a_daemon_has_exited_its_pid_tells(
 ) -> None:
     """It was not found as a daemon, as when its directory could not be looked at."""
     tracker = start(script(HOLDER))
-    tracker.ledger.observe(at("00:20"), FACTS, {110: SERVER}, {100, 110})
+    tracker.observe(at("00:20"), FACTS, {110: SERVER}, {100, 110})
     missed = replace(FACTS, process=None, servers=())
     there = {110: SERVER} if process is None else {110: SERVER, 630: process}
-    tracker.ledger.observe(at("00:40"), missed, there, {110, 630})
+    tracker.observe(at("00:40"), missed, there, {110, 630})
     tracker.add_logs(observation(at("00:50"), {}))
-    view = tracker.ledger.view(0.0)
-    assert (view.daemon_ended_at is not None) is ended
-    assert bool(view.counters["mps_server_last_exit_timestamp_seconds"]) is ended
+    view = tracker.state
+    assert (view.daemon.ended_at is not None) is ended
+    assert bool(view.counters.snapshot()["mps_server_last_exit_timestamp_seconds"]) is ended

@@ -41,14 +41,18 @@ def test_the_client_on_the_other_gpu_survives() -> None:
     assert found["faults"] == {GPU_TWO: 1}
     assert found["losses"] == {"1001 unattributed_fault": 2}
     assert found["recoveries"] == [1, 0.026]
-    assert view.counters["mps_server_last_fault_timestamp_seconds"][()] == at("00:06.768")
-    assert view.counters["mps_client_last_loss_timestamp_seconds"] == {(): at("00:06.768")}
-    assert view.counters["mps_client_last_rejection_timestamp_seconds"] == {}
+    assert view.counters.snapshot()["mps_server_last_fault_timestamp_seconds"][()] == at(
+        "00:06.768"
+    )
+    assert view.counters.snapshot()["mps_client_last_loss_timestamp_seconds"] == {
+        (): at("00:06.768")
+    }
+    assert view.counters.snapshot()["mps_client_last_rejection_timestamp_seconds"] == {}
     (server,) = view.servers
     assert [c.pid for c in server.clients] == [1903]
     assert server.state == "ACTIVE"
     assert view.devices == {1: GPU_TWO}
-    fault, recovered = [i for i in view.incidents if i.kind.startswith("fault")]
+    fault, recovered = [i for i in view.incidents.snapshot() if i.kind.startswith("fault")]
     assert (fault.blamed_pid, fault.pids, fault.gpu_uuids) == (1905, (1905, 1904), (GPU_TWO,))
     assert recovered.seconds == 0.026
 
@@ -60,7 +64,7 @@ def test_a_victim_is_known_before_the_list_of_victims() -> None:
     found = summary(view.counters)
     assert found["losses"] == {"1001 unattributed_fault": 2}
     assert found["faults"] == {GPU_TWO: 1}
-    (fault,) = [one for one in view.incidents if one.kind == "fault"]
+    (fault,) = [one for one in view.incidents.snapshot() if one.kind == "fault"]
     assert (fault.blamed_pid, fault.pids) == (1905, (1905, 1904))
 
 
@@ -79,7 +83,9 @@ def test_a_fault_counts_on_the_gpu_that_it_hit_whatever_else_is_reset() -> None:
     found = summary(view.counters)
     assert found["faults"] == {GPU_TWO: 1}
     assert found["recoveries"] == [1, 0.031]  # with the last GPU
-    incidents = {i.kind: i.gpu_uuids for i in view.incidents if i.kind.startswith("fault")}
+    incidents = {
+        i.kind: i.gpu_uuids for i in view.incidents.snapshot() if i.kind.startswith("fault")
+    }
     assert incidents == {"fault": (GPU_TWO,), "fault_recovered": (GPU_TWO,)}
 
 
@@ -98,7 +104,7 @@ def test_a_client_that_is_blamed_again_is_no_second_fault(pid: int, faults: int)
     """A client may have several contexts; another client is named for a fault of its own."""
     again = HANDLING + BLAMED_AGAIN.replace("PID_", str(pid))
     view = read(script(TWO_GPUS + FAULT.replace(HANDLING, again) + RECOVERY))
-    assert len([one for one in view.incidents if one.kind == "fault"]) == faults
+    assert len([one for one in view.incidents.snapshot() if one.kind == "fault"]) == faults
 
 
 @pytest.mark.parametrize("anonymous", ["blamed", "nobody"])
@@ -110,14 +116,14 @@ def test_a_fault_on_an_unknown_gpu_counts_on_none(anonymous: str) -> None:
         text = "".join(f"{line}\n" for line in text.splitlines() if "encountered" not in line)
     view = read(script(TWO_GPUS + text + RECOVERY))
     assert summary(view.counters)["faults"] == {"": 1}
-    assert [i.gpu_uuids for i in view.incidents if i.kind == "fault"] == [()]
+    assert [i.gpu_uuids for i in view.incidents.snapshot() if i.kind == "fault"] == [()]
 
 
 def test_a_culprit_that_stays_keeps_the_server_in_fault() -> None:
     tracker = start(script(TWO_GPUS + FAULT + leaves("00:06.790", 1904, 1909)))
-    (server,) = tracker.ledger.view(0.0).servers
+    (server,) = tracker.state.servers
     assert server.state == "FAULT"
-    assert [(c.pid, c.state, c.state_since) for c in server.clients] == [
+    assert [(c.pid, *c.state) for c in server.clients] == [
         (1903, "active", at("00:01.3")),
         (1905, "torn_down", at("00:06.768")),
     ]
@@ -130,15 +136,15 @@ def test_a_culprit_that_stays_keeps_the_server_in_fault() -> None:
         00:08.000 S1909 Failed to accept client {PID: 591, Context ID: 0} with status 807
         """,
     )
-    view = tracker.ledger.view(0.0)
+    view = tracker.state
     assert summary(view.counters)["rejections"] == {"1001 server_not_ready": 1}
-    assert [c.pid for c in view.servers[0].clients] == [1903, 1905]
+    assert [c.pid for c in next(iter(view.servers)).clients] == [1903, 1905]
     more(tracker, leaves("00:14.768", 1905, 1909) + RECOVERY.replace("00:06.794", "00:14.788"))
-    view = tracker.ledger.view(0.0)
+    view = tracker.state
     found = summary(view.counters)
     assert found["recoveries"] == [1, 8.02]
     assert found["losses"] == {"1001 unattributed_fault": 2}
-    assert view.servers[0].state == "ACTIVE"
+    assert next(iter(view.servers)).state == "ACTIVE"
 
 
 @pytest.mark.parametrize("later", ["00:08.000", "00:08.001"])
@@ -171,8 +177,8 @@ def test_two_faults_are_two() -> None:
     second = second.replace("device 1", "device 0").replace("S1909 1\n", "S1909 0\n")
     text = TWO_GPUS + FAULT + RECOVERY + second.replace("1904", "1903")
     tracker = start(script(text))
-    tracker.ledger.advance_to(at("00:10.000"))
-    found = summary(tracker.ledger.view(0.0).counters)
+    tracker.advance_to(at("00:10.000"))
+    found = summary(tracker.state.counters)
     assert found["faults"] == {GPU_TWO: 1, GPU: 1}
     assert found["losses"] == {"1001 unattributed_fault": 3}
     again = TWO_GPUS + FAULT + second.replace("00:09.000", "00:06.769").replace("1904", "1903")
@@ -204,7 +210,7 @@ def test_the_wording_of_2022_names_no_culprit() -> None:
     assert found["faults"] == {"": 1}  # on one of the two: nobody is blamed
     assert found["losses"] == {"1001 unattributed_fault": 2}
     assert found["recoveries"] == [1, 0.6]
-    assert view.counters["mps_control_log_unrecognized_lines_total"] == {
+    assert view.counters.snapshot()["mps_control_log_unrecognized_lines_total"] == {
         ("control",): 0,
         ("server",): 0,
     }
@@ -214,17 +220,17 @@ def test_victims_without_a_number_are_counted() -> None:
     text = TWO_GPUS.replace("1903", "0").replace("1904", "0").replace("1905", "0")
     fault = FAULT.replace("1905", "0").replace("1904", "0")
     tracker = start(script(text + fault))
-    tracker.ledger.advance_to(at("00:10.000"))
-    found = summary(tracker.ledger.view(0.0).counters)
+    tracker.advance_to(at("00:10.000"))
+    found = summary(tracker.state.counters)
     assert found["losses"] == {"1001 unattributed_fault": 2}
 
 
 def test_a_fault_without_a_device_in_the_log() -> None:
     text = HOLDER + "00:03.000 S110 Server is handling a fatal GPU error.\n"
     tracker = start(script(text))
-    assert tracker.ledger.view(0.0).counters["mps_server_faults_total"] == {}
-    tracker.ledger.advance_to(at("00:04"))
-    assert tracker.ledger.view(0.0).counters["mps_server_faults_total"] == {("",): 1}
+    assert tracker.state.counters.snapshot()["mps_server_faults_total"] == {}
+    tracker.advance_to(at("00:04"))
+    assert tracker.state.counters.snapshot()["mps_server_faults_total"] == {("",): 1}
 
 
 def test_a_terminated_client_is_one_loss_and_no_fault() -> None:
@@ -240,7 +246,7 @@ def test_a_terminated_client_is_one_loss_and_no_fault() -> None:
     both = text + done + leaves("00:03.010", 100, 110)
     view = read(script(both))
     assert summary(view.counters)["losses"] == {"1001 terminated": 1}
-    assert [i.kind for i in view.incidents].count("client_terminated") == 1
+    assert [i.kind for i in view.incidents.snapshot()].count("client_terminated") == 1
     assert "faults" not in summary(view.counters)
 
 
@@ -254,7 +260,7 @@ def test_an_operator_ends_a_client_while_server_log_is_unreadable() -> None:
         00:03.010 C630 UI closed
     """
     )
-    view = start(script(text), readable=("control",)).ledger.view(0.0)
+    view = start(script(text), readable=("control",)).state
     assert summary(view.counters)["losses"] == {"1001 terminated": 1}
 
 
@@ -284,13 +290,13 @@ def test_a_refusal_is_counted_once_however_many_lines_tell_of_it(
     view = read(script(text))
     last = "mps_client_last_rejection_timestamp_seconds"
     assert summary(view.counters)["rejections"] == {f"1001 {cause}": 1}
-    assert view.counters[last] == {(): at("00:03.000")}
-    assert view.counters["mps_client_last_loss_timestamp_seconds"] == {}
+    assert view.counters.snapshot()[last] == {(): at("00:03.000")}
+    assert view.counters.snapshot()["mps_client_last_loss_timestamp_seconds"] == {}
     twice = text + "".join(f"00:03.500 S110 {line}\n" for line in lines)
-    after = read(script(twice)).counters
+    after = read(script(twice)).counters.snapshot()
     assert summary(after)["rejections"] == {f"1001 {cause}": 2}
     assert after[last] == {(): at("00:03.500")}
-    assert view.servers[0].client_limit == (48 if "(48)" in lines[0] else None)
+    assert next(iter(view.servers)).client_limit == (48 if "(48)" in lines[0] else None)
 
 
 def test_who_is_refused_for_the_context_limit_had_no_session() -> None:
@@ -328,18 +334,18 @@ using UUIDs.
     )
     view = read(script(text))
     assert summary(view.counters)["rejections"] == {"1001 invalid_device": 2}
-    (incident,) = [i for i in view.incidents if i.kind == "client_rejected"]
+    (incident,) = [i for i in view.incidents.snapshot() if i.kind == "client_rejected"]
     assert (incident.count, incident.pids) == (2, (591, 592))
 
 
 def test_a_caller_without_credentials_is_refused_when_no_client_follows() -> None:
     missing = "User did not send valid credentials\n"
     tracker = start(script(DAEMON + f"00:03.000 C630 {missing}00:05.000 C630 {missing}"))
-    tracker.ledger.advance_to(at("00:12.999"))
-    assert counted(tracker.ledger.view(0.0).counters, "mps_client_rejections_total") == {}
+    tracker.advance_to(at("00:12.999"))
+    assert counted(tracker.state.counters, "mps_client_rejections_total") == {}
     for until, count in (("00:13", 1), ("00:14.999", 1), ("00:15", 2)):
-        tracker.ledger.advance_to(at(until))
-        found = summary(tracker.ledger.view(0.0).counters)["rejections"]
+        tracker.advance_to(at(until))
+        found = summary(tracker.state.counters)["rejections"]
         assert found == {"None credentials": count}
 
 
@@ -348,15 +354,15 @@ def test_every_healthy_client_comes_once_without_credentials() -> None:
     text += arrives("00:03.000", 101, 1001) + arrives("00:03.100", 101, 1001)
     text += arrives("00:03.200", 102, 1001)
     tracker = start(script(text))
-    tracker.ledger.advance_to(at("00:59"))
-    assert counted(tracker.ledger.view(0.0).counters, "mps_client_rejections_total") == {}
+    tracker.advance_to(at("00:59"))
+    assert counted(tracker.state.counters, "mps_client_rejections_total") == {}
 
 
 def test_a_draining_daemon_does_not_refuse_but_does_not_answer() -> None:
     text = HOLDER + "00:02.000 C630 Cmd:quit\n00:03.000 C630 User did not send valid credentials\n"
     tracker = start(script(text))
-    tracker.ledger.advance_to(at("00:59"))
-    assert counted(tracker.ledger.view(0.0).counters, "mps_client_rejections_total") == {}
+    tracker.advance_to(at("00:59"))
+    assert counted(tracker.state.counters, "mps_client_rejections_total") == {}
 
 
 # ---------------------------------------------------------------- contexts and GPUs
@@ -378,16 +384,18 @@ def test_a_context_is_tied_to_the_gpu_named_just_before_its_status() -> None:
     """
     )
     (server,) = read(script(text)).servers
-    assert {c.pid: dict(c.contexts) for c in server.clients} == {100: {GPU: 1}, 101: {GPU_TWO: 1}}
+    assert {c.pid: c.contexts_by_gpu for c in server.clients} == {100: {GPU: 1}, 101: {GPU_TWO: 1}}
 
 
 def test_a_late_line_of_a_fault_begins_no_other() -> None:
     late = "00:08.000 S1909 Client {PID: 1904, Context ID: 1} on device 1 to be torn down\n"
     tracker = start(script(TWO_GPUS + FAULT.replace(late.replace("08.000", "06.768"), "")))
-    tracker.ledger.advance_to(at("00:07.500"))
+    tracker.advance_to(at("00:07.500"))
     more(tracker, late)
-    view = tracker.ledger.view(0.0)
+    view = tracker.state
     found = summary(view.counters)
     assert found["faults"] == {GPU_TWO: 1}
     assert found["losses"] == {"1001 unattributed_fault": 2}
-    assert view.counters["mps_server_last_fault_timestamp_seconds"] == {(): at("00:06.768")}
+    assert view.counters.snapshot()["mps_server_last_fault_timestamp_seconds"] == {
+        (): at("00:06.768")
+    }

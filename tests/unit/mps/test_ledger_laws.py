@@ -10,7 +10,6 @@ from dataclasses import fields, is_dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.mps.ledger import Ledger
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogChunk, LogsObservation
 from testing.mps_logs import (
@@ -22,6 +21,7 @@ from testing.mps_logs import (
     observation,
     sample,
     script,
+    shown,
     summary,
 )
 
@@ -137,7 +137,7 @@ def test_law_whatever_the_log_says_counters_only_grow(
         now = EIGHT + (end - EIGHT) * share + 0.5
         before = LogsObservation(at=now)
         until = logs.until(now)
-        seen = numbers(tracker.ledger.view(now).counters)
+        seen = numbers(tracker.state.counters)
         assert {name: seen[name] >= value for name, value in last.items()} == dict.fromkeys(
             last, True
         )
@@ -146,10 +146,10 @@ def test_law_whatever_the_log_says_counters_only_grow(
         data = {log: b"".join(until[log].splitlines(keepends=True)[lines[log] :]) for log in LOGS}
         tracker.add_logs(observation(now, data))
         tracker.add_logs(before)
-        tracker.ledger.update_liveness(now, lambda _pid, _at: living, daemon=living)  # noqa: B023 - at once
-        tracker.ledger.advance_to(now + 30.0)
-        view = tracker.ledger.view(now)
-        assert all(server.clients_count >= 0 for server in view.servers)
+        tracker.update_liveness(now, lambda _pid, _at: living, daemon=living)  # noqa: B023 - at once
+        tracker.advance_to(now + 30.0)
+        view = tracker.state
+        assert all(server.clients.count >= 0 for server in view.servers)
         assert all(number >= 0 for number in numbers(view.counters).values())
 
 
@@ -169,10 +169,10 @@ def test_law_a_restart_of_the_exporter_changes_no_state(
     head = {log: before[log] for log in LOGS}
     tracker.add_logs(observation(moment + 0.0004, head, complete=moment + 0.1004, history=True))
     tracker.add_logs(observation(end + 1.0, {log: logs[log][len(before[log]) :] for log in LOGS}))
-    one, other = full.ledger.view(0.0), tracker.ledger.view(0.0)
-    assert (one.servers, one.waits, one.devices) == (other.servers, other.waits, other.devices)
-    assert one.quit_requested_at == other.quit_requested_at
-    assert one.daemon_ended_at == other.daemon_ended_at
+    one, other = full.state, tracker.state
+    assert shown(one)[:3] == shown(other)[:3]
+    assert one.daemon.quit_requested_at == other.daemon.quit_requested_at
+    assert one.daemon.ended_at == other.daemon.ended_at
 
 
 @settings(max_examples=100, deadline=None)
@@ -195,7 +195,7 @@ def test_law_garbage_costs_nothing_around_it(garbage: list[tuple[bool, bytes]]) 
             LogChunk(at=now, pipe_directory=PIPE, log=log, data=b"".join(lines), complete_until=now)
         )
     tracker.add_logs(LogsObservation(at=now, chunks=tuple(chunks)))
-    found = tracker.ledger.view(0.0).counters
+    found = tracker.state.counters.snapshot()
     assert found["mps_server_exits_total"]["requested",] == 1
     assert summary(found)["sessions"]["0"][1] == 6.124
 
@@ -217,7 +217,7 @@ def weight(thing: object, seen: set[int]) -> int:
     return total
 
 
-def flood(ledger: DaemonTracker, begin: int, count: int) -> None:
+def flood(tracker: DaemonTracker, begin: int, count: int) -> None:
     """A log that names ever new users, servers, clients, GPUs and queued processes."""
     text = []
     for number in range(begin, begin + count):
@@ -244,20 +244,20 @@ def flood(ledger: DaemonTracker, begin: int, count: int) -> None:
             f"00:01.000 K{number} Invalid CUDA_VISIBLE_DEVICES.",
         ]
     logs = script("\n".join(text))
-    ledger.add_logs(observation(EIGHT + 2.0, {log: logs[log] for log in LOGS}))
+    tracker.add_logs(observation(EIGHT + 2.0, {log: logs[log] for log in LOGS}))
 
 
 def test_a_flood_of_names_is_bounded() -> None:
     tracker = DaemonTracker(PIPE)
     flood(tracker, 10_000, 2_500)
-    once = weight(tracker.ledger, set())
+    once = weight(tracker.state, set())
     flood(tracker, 20_000, 2_500)
-    assert weight(tracker.ledger, set()) < 1.2 * once
-    view = tracker.ledger.view(0.0)
-    assert len(view.incidents) <= 100
-    assert len(view.servers) <= 64
-    assert len(view.counters["mps_server_starts_total"]) <= 600
-    assert len(view.counters["mps_server_faults_total"]) <= 600
+    assert weight(tracker.state, set()) < 1.2 * once
+    view = tracker.state
+    assert len(view.incidents.snapshot()) <= 100
+    assert len(tuple(view.servers)) <= 64
+    assert len(view.counters.snapshot()["mps_server_starts_total"]) <= 600
+    assert len(view.counters.snapshot()["mps_server_faults_total"]) <= 600
 
 
 def test_a_long_log_needs_no_more_memory_than_a_short_one() -> None:
@@ -271,7 +271,7 @@ def test_a_long_log_needs_no_more_memory_than_a_short_one() -> None:
     assert sizes[-1] < 1.02 * sizes[100]
 
 
-def test_a_ledger_is_empty_at_first() -> None:
-    view = Ledger(PIPE).view(5.0)
-    assert (view.at, view.servers, view.waits, view.daemon_ended_at) == (5.0, (), (), None)
-    assert numbers(view.counters) == {}
+def test_a_state_is_empty_at_first() -> None:
+    state = DaemonTracker(PIPE).state
+    assert shown(state)[:3] == ([], (), {})
+    assert (state.daemon.ended_at, numbers(state.counters)) == (None, {})

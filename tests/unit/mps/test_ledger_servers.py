@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mps_exporter.mps.control_protocol import ListedDevice, ServerReply
+from mps_exporter.mps.reconcile import reconcile
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, LogName, ProcessFacts
 from testing.mps_logs import (
@@ -21,6 +22,7 @@ from testing.mps_logs import (
     observation,
     read,
     script,
+    shown,
     start,
     summary,
 )
@@ -86,7 +88,7 @@ def test_a_crash_after_lines_were_lost_says_so() -> None:
         )
         tracker.add_logs(replace(looked, chunks=chunks))
         more(tracker, KILLED)
-        incidents = tracker.ledger.view(0.0).incidents
+        incidents = tracker.state.incidents.snapshot()
         (crash,) = [one for one in incidents if one.kind == "server_crashed"]
         return crash.detail
 
@@ -114,7 +116,7 @@ def test_a_crash_loop_is_counted_to_the_last_start() -> None:
     found = summary(view.counters)
     assert found["server_starts"] == {"1001": 300}
     assert found["server_exits"] == {"start_failed": 300}
-    assert [i.count for i in view.incidents if i.kind == "server_start_failed"] == [300]
+    assert [i.count for i in view.incidents.snapshot() if i.kind == "server_start_failed"] == [300]
     assert "waits_abandoned" not in found
 
 
@@ -130,7 +132,9 @@ def test_the_reason_of_a_failed_start_is_that_of_the_logs() -> None:
         00:01.050 C64 Starting new server 112 for user 1001
         00:01.060 C64 Server 112 exited with status 1
     """
-    details = [i.detail for i in read(script(text)).incidents if i.kind == "server_start_failed"]
+    details = [
+        i.detail for i in read(script(text)).incidents.snapshot() if i.kind == "server_start_failed"
+    ]
     assert details == [
         "exit status 1, Failed to start : invalid argument",
         "exit status 1, Operation not permitted",
@@ -153,7 +157,7 @@ def test_a_server_that_initialises() -> None:
 def test_a_server_with_an_unread_start_is_accepted() -> None:
     text = client("00:03.000", 100, 110)
     (server,) = read(script(text)).servers
-    assert (server.pid, server.uid, server.start_unknown, server.clients_count) == (
+    assert (server.pid, server.uid, server.start_unknown, server.clients.count) == (
         110,
         None,
         True,
@@ -165,8 +169,8 @@ def test_a_server_with_an_unread_start_is_accepted() -> None:
 
 def test_late_lines_of_a_dead_server_do_not_bring_it_back() -> None:
     view = read(script(HOLDER + KILLED + leaves("00:05.001", 100, 110)))
-    assert view.servers == ()
-    assert view.counters["mps_client_disconnections_total"] == {(1001,): 1}
+    assert tuple(view.servers) == ()
+    assert view.counters.snapshot()["mps_client_disconnections_total"] == {(1001,): 1}
 
 
 # ---------------------------------------------------------------- the daemon
@@ -179,33 +183,33 @@ def test_a_new_daemon_without_the_old_ones_farewell() -> None:
     assert found["daemon_starts"] == 2
     assert found["server_exits"] == {"daemon_died": 1}
     assert found["losses"] == {"1001 daemon_died": 1}
-    assert view.daemon_ended_at is None
-    kinds = [incident.kind for incident in view.incidents]
+    assert view.daemon.ended_at is None
+    kinds = [incident.kind for incident in view.incidents.snapshot()]
     assert kinds == ["daemon_started", "daemon_died", "daemon_started"]
 
 
 def test_a_daemon_that_proc_no_longer_shows_died_once_the_log_is_read_so_far() -> None:
     tracker = start(script(HOLDER))
-    tracker.ledger.update_liveness(at("00:05"), lambda _pid, _at: False, daemon=False)
-    tracker.ledger.advance_to(at("00:05.500"))
-    assert tracker.ledger.view(0.0).servers != ()
-    tracker.ledger.advance_to(at("00:06"))
-    view = tracker.ledger.view(0.0)
-    assert view.daemon_died
-    assert view.daemon_ended_at == at("00:05")  # when it went, not when that was certain
-    assert view.servers == ()
+    tracker.update_liveness(at("00:05"), lambda _pid, _at: False, daemon=False)
+    tracker.advance_to(at("00:05.500"))
+    assert tuple(tracker.state.servers) != ()
+    tracker.advance_to(at("00:06"))
+    view = tracker.state
+    assert view.daemon.died
+    assert view.daemon.ended_at == at("00:05")  # when it went, not when that was certain
+    assert tuple(view.servers) == ()
     assert summary(view.counters)["server_exits"] == {"daemon_died": 1}
     again = DAEMON.replace("00:00.000 C630", "00:09.000 C700")
     more(tracker, again)
-    found = summary(tracker.ledger.view(0.0).counters)
+    found = summary(tracker.state.counters)
     assert found["server_exits"] == {"daemon_died": 1}
     assert found["daemon_starts"] == 2
-    assert not tracker.ledger.view(0.0).daemon_died
+    assert not tracker.state.daemon.died
 
 
 def test_a_daemon_that_quit_did_not_die() -> None:
     tracker = start(script(HOLDER))
-    tracker.ledger.update_liveness(at("00:05"), lambda _pid, _at: False, daemon=False)
+    tracker.update_liveness(at("00:05"), lambda _pid, _at: False, daemon=False)
     more(
         tracker,
         leaves("00:04.000", 100, 110)
@@ -213,23 +217,23 @@ def test_a_daemon_that_quit_did_not_die() -> None:
         + server_ends("00:04.200", 110)
         + "00:04.300 C630 Exit with status 0\n",
     )
-    tracker.ledger.advance_to(at("00:09"))
-    view = tracker.ledger.view(0.0)
-    assert (view.daemon_died, view.daemon_ended_at) == (False, at("00:04.3"))
+    tracker.advance_to(at("00:09"))
+    view = tracker.state
+    assert (view.daemon.died, view.daemon.ended_at) == (False, at("00:04.3"))
     assert summary(view.counters)["server_exits"] == {"requested": 1}
 
 
 def test_a_daemon_seen_again_was_only_missed() -> None:
     tracker = start(script(HOLDER))
-    tracker.ledger.update_liveness(at("00:05"), lambda _pid, _at: True, daemon=False)
-    tracker.ledger.update_liveness(at("00:05.500"), lambda _pid, _at: True, daemon=True)
-    tracker.ledger.advance_to(at("00:20"))
-    assert not tracker.ledger.view(0.0).daemon_died
+    tracker.update_liveness(at("00:05"), lambda _pid, _at: True, daemon=False)
+    tracker.update_liveness(at("00:05.500"), lambda _pid, _at: True, daemon=True)
+    tracker.advance_to(at("00:20"))
+    assert not tracker.state.daemon.died
 
 
 def test_old_daemons_say_start_in_two_lines() -> None:
     text = "00:00.000 C6 Start\n00:00.001 C6 Starting control daemon using socket /t/control\n"
-    assert read(script(text)).counters["mps_control_starts_total"][()] == 1
+    assert read(script(text)).counters.snapshot()["mps_control_starts_total"][()] == 1
 
 
 def test_a_server_that_writes_in_the_millisecond_of_the_daemons_start_is_its_own() -> None:
@@ -242,7 +246,7 @@ def test_a_server_that_writes_in_the_millisecond_of_the_daemons_start_is_its_own
     view = read(script(text))
     assert [server.pid for server in view.servers] == [110]
     assert summary(view.counters).get("server_exits", {}) == {}
-    assert [incident.kind for incident in view.incidents] == ["daemon_started"]
+    assert [incident.kind for incident in view.incidents.snapshot()] == ["daemon_started"]
 
 
 def test_a_daemon_that_is_asked_to_quit_drains() -> None:
@@ -258,11 +262,11 @@ def test_a_daemon_that_is_asked_to_quit_drains() -> None:
     """
     )
     view = read(script(text))
-    assert view.quit_requested_at == at("00:05")
+    assert view.daemon.quit_requested_at == at("00:05")
     assert view.handover_backoff_seconds == 0.2
     text += leaves("00:09.000", 100, 110) + server_ends("00:09.100", 110)
     view = read(script(text + "00:09.200 C630 Exit with status 0\n"))
-    assert view.quit_requested_at is None
+    assert view.daemon.quit_requested_at is None
     assert summary(view.counters)["server_exits"] == {"requested": 1}
 
 
@@ -278,9 +282,9 @@ modified by the user who started it or by the root user.
     """
     )
     view = read(script(text))
-    assert view.quit_requested_at is None
-    assert view.counters["mps_control_log_query_lines_total"][()] == 5
-    assert view.counters["mps_control_log_unrecognized_lines_total"] == {
+    assert view.daemon.quit_requested_at is None
+    assert view.counters.snapshot()["mps_control_log_query_lines_total"][()] == 5
+    assert view.counters.snapshot()["mps_control_log_unrecognized_lines_total"] == {
         ("control",): 0,
         ("server",): 0,
     }
@@ -301,12 +305,12 @@ def test_replies_are_nobodys_events() -> None:
     """
     )
     view = read(script(text))
-    assert view.counters["mps_control_log_query_lines_total"][()] == 8
-    assert view.counters["mps_control_log_unrecognized_lines_total"] == {
+    assert view.counters.snapshot()["mps_control_log_query_lines_total"][()] == 8
+    assert view.counters.snapshot()["mps_control_log_unrecognized_lines_total"] == {
         ("control",): 1,
         ("server",): 0,
     }
-    assert len(view.servers) == 1
+    assert len(tuple(view.servers)) == 1
 
 
 def test_a_device_query_ties_ordinals_to_gpus() -> None:
@@ -359,10 +363,10 @@ OLD = """
 def test_the_wording_of_2021() -> None:
     view = read(script(OLD))
     (server,) = view.servers
-    assert server.clients_count == 2
-    assert server.active_thread_ratio == 0.5
+    assert server.clients.count == 2
+    assert server.thread_ratio == 0.5
     assert view.devices == {0: "GPU-afc3ccca-c336-5689-2ed8-f0e14233036f"}
-    assert view.counters["mps_control_log_unrecognized_lines_total"] == {
+    assert view.counters.snapshot()["mps_control_log_unrecognized_lines_total"] == {
         ("control",): 0,
         ("server",): 0,
     }
@@ -375,8 +379,8 @@ def test_the_wording_of_2021() -> None:
     """
     )
     view = read(script(text))
-    assert view.servers[0].clients_count == 1
-    assert view.counters["mps_client_disconnections_total"] == {(0,): 1}
+    assert next(iter(view.servers)).clients.count == 1
+    assert view.counters.snapshot()["mps_client_disconnections_total"] == {(0,): 1}
     text += "00:06.000 S17 Volta MPS: Client process disconnected\n"
     found = summary(read(script(text)).counters)
     assert found["connections"] == found["disconnections"] == {"0": 2}
@@ -388,7 +392,7 @@ def test_the_wording_of_2021_when_the_server_speaks_later() -> None:
     text = OLD.replace("00:01.621 S17", "00:01.630 S17")
     text = text.replace("NEW CLIENT 0", "NEW CLIENT 400")
     view = read(script(text))
-    assert view.counters["mps_client_connections_total"] == {(0,): 1}
+    assert view.counters.snapshot()["mps_client_connections_total"] == {(0,): 1}
     text += "00:05.000 S17 Volta MPS: Client process disconnected\n"
     found = summary(read(script(text)).counters)
     assert found["disconnections"] == {"0": 1}
@@ -400,8 +404,8 @@ def test_of_several_clients_none_is_named_as_the_one_that_left_without_a_name() 
     text += "00:03.000 C6 NEW CLIENT 401 from user 0: Server already exists\n"
     text += "00:05.000 S17 Volta MPS: Client process disconnected\n"
     view = read(script(text))
-    assert view.servers[0].clients_count == 1
-    assert view.counters["mps_client_disconnections_total"] == {(0,): 1}
+    assert next(iter(view.servers)).clients.count == 1
+    assert view.counters.snapshot()["mps_client_disconnections_total"] == {(0,): 1}
     text += "00:06.000 S17 Volta MPS: Client process disconnected\n"
     found = summary(read(script(text)).counters)
     assert found["disconnections"] == {"0": 2}
@@ -451,8 +455,8 @@ def test_logs_in_one_file_are_told_apart_by_who_writes() -> None:
 def test_a_server_that_the_log_started_ends_with_its_daemon_though_the_clock_was_set_back() -> None:
     tracker = start(script(HOLDER.replace("00:0", "50:0")))
     more(tracker, "20:00.000 C630 Exit with status 0\n")
-    view = tracker.ledger.view(0.0)
-    assert (view.servers, view.daemon_ended_at) == ((), at("20:00"))
+    view = tracker.state
+    assert (tuple(view.servers), view.daemon.ended_at) == ((), at("20:00"))
     assert summary(view.counters)["server_exits"] == {"requested": 1}
 
 
@@ -464,10 +468,10 @@ def test_of_several_servers_a_client_s_own_user_s_counts() -> None:
         + "00:05.001 C120 Starting new server 120 for user 1002\n"
     )
     tracker = start(script(text + pending("00:05.100", 201, 1002)))
-    assert [wait.pid for wait in tracker.ledger.view(0.0).waits] == [200]
+    assert [wait.pid for wait in tracker.state.waits] == [200]
     more(tracker, "00:05.200 C630 NEW SERVER 120: Ready\n" + client("00:05.200", 200, 120))
     more(tracker, arrives("00:05.300", 202, 1002) + client("00:05.300", 202, 120, 2))
-    first, second = tracker.ledger.view(0.0).servers
+    first, second = tracker.state.servers
     assert [one.pid for one in first.clients] == [100]
     assert [(one.pid, one.uid) for one in second.clients] == [(200, 1002), (202, 1002)]
 
@@ -494,13 +498,13 @@ SERVER_ONLY: tuple[LogName, ...] = ("server",)
 def test_without_server_log_the_daemons_word_and_proc_tell_who_is_there() -> None:
     text = HOLDER + arrives("00:03.000", 101, 1001) + arrives("00:03.100", 101, 1001)
     tracker = start(script(text), readable=CONTROL_ONLY)
-    (server,) = tracker.ledger.view(0.0).servers
+    (server,) = tracker.state.servers
     assert [c.pid for c in server.clients] == [100, 101]
-    tracker.ledger.update_liveness(at("00:08"), lambda pid, _at: pid != 100)
-    tracker.ledger.advance_to(at("00:10"))
-    view = tracker.ledger.view(0.0)
-    assert [c.pid for c in view.servers[0].clients] == [101]
-    assert view.counters["mps_client_disconnections_total"] == {(1001,): 1}
+    tracker.update_liveness(at("00:08"), lambda pid, _at: pid != 100)
+    tracker.advance_to(at("00:10"))
+    view = tracker.state
+    assert [c.pid for c in next(iter(view.servers)).clients] == [101]
+    assert view.counters.snapshot()["mps_client_disconnections_total"] == {(1001,): 1}
     assert counted(view.counters, "mps_client_session_seconds") == {}
 
 
@@ -538,10 +542,10 @@ def test_without_server_log_the_daemons_word_and_proc_tell_who_is_there() -> Non
 )
 def test_without_server_log_an_end_is_judged_by_what_came_before(end: str, cause: str) -> None:
     tracker = start(script(HOLDER + end), readable=CONTROL_ONLY)
-    view = tracker.ledger.view(0.0)
+    view = tracker.state
     assert summary(view.counters)["server_exits"] == {cause: 1}
     if cause == "crashed":
-        (incident,) = [i for i in view.incidents if i.kind == "server_crashed"]
+        (incident,) = [i for i in view.incidents.snapshot() if i.kind == "server_crashed"]
         assert "judged by control.log alone" in incident.detail
 
 
@@ -552,19 +556,23 @@ def test_without_control_log_server_log_shows_starts_and_exits() -> None:
         00:01.200 S110 Server has started
     """ + client("00:01.200", 100, 110)
     logs = Logs(b"", script(text).server)
-    view = start(logs, readable=SERVER_ONLY).ledger.view(0.0)
+    view = start(logs, readable=SERVER_ONLY).state
     (server,) = view.servers
-    assert (server.uid, server.ready_at, server.clients[0].uid) == (1001, at("00:01.200"), 1001)
-    assert view.counters["mps_server_starts_total"] == {(1001,): 1}
+    assert (server.uid, server.ready_at, next(iter(server.clients)).uid) == (
+        1001,
+        at("00:01.200"),
+        1001,
+    )
+    assert view.counters.snapshot()["mps_server_starts_total"] == {(1001,): 1}
     ended = Logs(b"", script(text + "00:05.000 S110 Exiting\n").server)
-    found = summary(start(ended, readable=SERVER_ONLY).ledger.view(0.0).counters)
+    found = summary(start(ended, readable=SERVER_ONLY).state.counters)
     assert found["server_exits"] == {"requested": 1}
     followed = Logs(b"", script(text + "00:05.000 O120 Startup\n").server)
-    view = start(followed, readable=SERVER_ONLY).ledger.view(0.0)
+    view = start(followed, readable=SERVER_ONLY).state
     found = summary(view.counters)
     assert found["server_exits"] == {"crashed": 1}
     assert found["losses"] == {"1001 server_crashed": 1}
-    (incident,) = [i for i in view.incidents if i.kind == "server_crashed"]
+    (incident,) = [i for i in view.incidents.snapshot() if i.kind == "server_crashed"]
     # Only control.log tells an exit status.
     assert "its exit status cannot be seen, no orderly end in server.log" in incident.detail
 
@@ -572,11 +580,11 @@ def test_without_control_log_server_log_shows_starts_and_exits() -> None:
 def test_a_server_that_proc_misses_while_control_log_is_unreadable() -> None:
     text = "00:01.000 O110 Startup\n" + client("00:01.200", 100, 110)
     tracker = start(Logs(b"", script(text).server), readable=SERVER_ONLY)
-    tracker.ledger.update_liveness(at("00:05"), lambda pid, _at: pid != 110, daemon=True)
-    tracker.ledger.advance_to(at("00:07"))
-    view = tracker.ledger.view(0.0)
-    counters = view.counters
-    assert "exit status cannot be seen" in " ".join(i.detail for i in view.incidents)
+    tracker.update_liveness(at("00:05"), lambda pid, _at: pid != 110, daemon=True)
+    tracker.advance_to(at("00:07"))
+    view = tracker.state
+    counters = view.counters.snapshot()
+    assert "exit status cannot be seen" in " ".join(i.detail for i in view.incidents.snapshot())
     assert summary(counters)["server_exits"] == {"crashed": 1}
     assert counters["mps_server_last_exit_timestamp_seconds"] == {("crashed",): at("00:05")}
 
@@ -594,35 +602,38 @@ def test_without_any_log_nothing_is_counted_but_the_state_is_shown() -> None:
             devices=(ListedDevice(0, GPU, "NVIDIA H200", ""),),
         )
     ]
-    tracker.ledger.reconcile(at("00:02"), [110], replies)
-    (server,) = tracker.ledger.view(0.0).servers
-    assert [(c.pid, dict(c.contexts)) for c in server.clients] == [(100, {GPU: 1}), (101, {GPU: 2})]
-    assert (server.state, server.active_thread_ratio) == ("ACTIVE", 0.5)
-    tracker.ledger.reconcile(
-        at("00:09"), [110], [ServerReply(110, state="FAULT", client_pids=(101,))]
+    reconcile(tracker.state, at("00:02"), [110], replies)
+    (server,) = tracker.state.servers
+    assert [(c.pid, c.contexts_by_gpu) for c in server.clients] == [
+        (100, {GPU: 1}),
+        (101, {GPU: 2}),
+    ]
+    assert (server.state, server.thread_ratio) == ("ACTIVE", 0.5)
+    reconcile(
+        tracker.state, at("00:09"), [110], [ServerReply(110, state="FAULT", client_pids=(101,))]
     )
-    (server,) = tracker.ledger.view(0.0).servers
-    assert [(c.pid, dict(c.contexts)) for c in server.clients] == [(101, {GPU: 2})]
+    (server,) = tracker.state.servers
+    assert [(c.pid, c.contexts_by_gpu) for c in server.clients] == [(101, {GPU: 2})]
     assert server.state == "FAULT"
     fewer = ServerReply(110, state="ACTIVE", client_pids=(101,), contexts={0: {101: 1, 102: 3}})
-    tracker.ledger.reconcile(at("00:19"), [110], [fewer])
-    (server,) = tracker.ledger.view(0.0).servers
-    assert [(c.pid, dict(c.contexts)) for c in server.clients] == [(101, {GPU: 1})]
-    assert server.active_thread_ratio == 0.5
-    tracker.ledger.reconcile(at("00:12"), [], [])
-    tracker.ledger.reconcile(at("00:14"), [], [])
-    tracker.ledger.update_liveness(at("00:16"), lambda _pid, _at: None)
-    view = tracker.ledger.view(0.0)
-    assert view.servers == ()
+    reconcile(tracker.state, at("00:19"), [110], [fewer])
+    (server,) = tracker.state.servers
+    assert [(c.pid, c.contexts_by_gpu) for c in server.clients] == [(101, {GPU: 1})]
+    assert server.thread_ratio == 0.5
+    reconcile(tracker.state, at("00:12"), [], [])
+    reconcile(tracker.state, at("00:14"), [], [])
+    tracker.update_liveness(at("00:16"), lambda _pid, _at: None)
+    view = tracker.state
+    assert tuple(view.servers) == ()
     assert "server_exits" not in summary(view.counters)
 
 
 def test_what_the_log_explains_is_not_changed_by_the_control_tool() -> None:
     tracker = start(script(HOLDER))
-    before = tracker.ledger.view(0.0).servers
-    tracker.ledger.reconcile(at("00:02"), [], [ServerReply(110, state="FAULT", client_pids=(7,))])
-    tracker.ledger.advance_to(at("00:09"))
-    assert tracker.ledger.view(0.0).servers == before
+    before = shown(tracker.state)[0]
+    reconcile(tracker.state, at("00:02"), [], [ServerReply(110, state="FAULT", client_pids=(7,))])
+    tracker.advance_to(at("00:09"))
+    assert shown(tracker.state)[0] == before
 
 
 def test_the_control_tool_may_be_quicker_than_the_log() -> None:
@@ -631,41 +642,41 @@ def test_the_control_tool_may_be_quicker_than_the_log() -> None:
     tracker.add_logs(observation(at("00:00") - 5, {}))
     replies = [ServerReply(110, client_pids=(100,))]
     tracker.reconcile(at("00:09"), at("00:09"), [110], replies)
-    assert tracker.ledger.view(0.0).servers == ()
+    assert tuple(tracker.state.servers) == ()
     more(tracker, HOLDER)
-    counters = summary(tracker.ledger.view(0.0).counters)
-    assert counters == summary(slow.ledger.view(0.0).counters)
+    counters = summary(tracker.state.counters)
+    assert counters == summary(slow.state.counters)
     assert "server_exits" not in counters
-    assert [server.uid for server in tracker.ledger.view(0.0).servers] == [1001]
+    assert [server.uid for server in tracker.state.servers] == [1001]
 
 
 def test_an_answer_from_the_future_waits_for_its_time() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.reconcile(at("00:01"), at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
-    assert tracker.ledger.view(0.0).servers == ()
+    assert tuple(tracker.state.servers) == ()
     tracker.advance(at("00:02"))
-    assert [server.pid for server in tracker.ledger.view(0.0).servers] == [110]
+    assert [server.pid for server in tracker.state.servers] == [110]
 
 
 def test_an_answer_does_not_wait_for_ever_for_a_log_that_says_nothing() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(at("00:01"), {}))
     tracker.reconcile(at("00:02"), at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
-    assert tracker.ledger.view(0.0).servers == ()
+    assert tuple(tracker.state.servers) == ()
     tracker.advance(at("00:08"))
-    assert [server.pid for server in tracker.ledger.view(0.0).servers] == [110]
+    assert [server.pid for server in tracker.state.servers] == [110]
 
 
 def test_an_adopted_client_is_counted_when_the_log_speaks_of_it() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(at("00:01"), {}))
-    tracker.ledger.reconcile(at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
-    assert tracker.ledger.view(0.0).counters["mps_client_connections_total"] == {}
+    reconcile(tracker.state, at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
+    assert tracker.state.counters.snapshot()["mps_client_connections_total"] == {}
     more(tracker, client("00:02.100", 100, 110))
-    assert tracker.ledger.view(0.0).counters["mps_client_connections_total"] == {(None,): 1}
-    assert tracker.ledger.view(0.0).servers[0].clients_count == 1
+    assert tracker.state.counters.snapshot()["mps_client_connections_total"] == {(None,): 1}
+    assert next(iter(tracker.state.servers)).clients.count == 1
     more(tracker, leaves("00:05.000", 100, 110))
-    found = summary(tracker.ledger.view(0.0).counters)
+    found = summary(tracker.state.counters)
     assert (found["disconnections"], found["sessions"]) == ({"None": 1}, {"None": [1, 3.0]})
 
 
@@ -680,9 +691,9 @@ def facts(**process: object) -> DaemonFacts:
 def test_a_number_given_to_a_younger_process_is_a_dead_client() -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
     young = {200: ProcessFacts(200, at("00:30"))}
-    tracker.ledger.observe(at("00:40"), facts(), young, tracker.ledger.pids_to_look_up())
-    tracker.ledger.advance_to(at("00:42"))
-    assert [w.dead for w in tracker.ledger.view(0.0).waits] == [True]
+    tracker.observe(at("00:40"), facts(), young, tracker.state.pids_to_look_up())
+    tracker.advance_to(at("00:42"))
+    assert [w.dead for w in tracker.state.waits] == [True]
 
 
 @pytest.mark.parametrize(
@@ -694,9 +705,9 @@ def test_a_number_given_to_a_younger_process_is_a_dead_client() -> None:
 )
 def test_a_zombie_waits_for_nothing(process: ProcessFacts, dead: bool) -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
-    tracker.ledger.observe(at("00:40"), facts(), {200: process}, [200])
-    tracker.ledger.advance_to(at("00:42"))
-    assert [w.dead for w in tracker.ledger.view(0.0).waits] == [dead]
+    tracker.observe(at("00:40"), facts(), {200: process}, [200])
+    tracker.advance_to(at("00:42"))
+    assert [w.dead for w in tracker.state.waits] == [dead]
 
 
 @pytest.mark.parametrize(
@@ -705,21 +716,21 @@ def test_a_zombie_waits_for_nothing(process: ProcessFacts, dead: bool) -> None:
 )
 def test_what_proc_cannot_tell_is_not_guessed(daemon: DaemonFacts, requested: list[int]) -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
-    tracker.ledger.observe(at("00:40"), daemon, {}, requested)
-    tracker.ledger.advance_to(at("00:42"))
-    view = tracker.ledger.view(0.0)
+    tracker.observe(at("00:40"), daemon, {}, requested)
+    tracker.advance_to(at("00:42"))
+    view = tracker.state
     assert [w.dead for w in view.waits] == [False]
-    assert not view.daemon_died
+    assert not view.daemon.died
 
 
 def test_a_daemon_whose_process_was_there_and_is_gone_died() -> None:
     tracker = start(script(HOLDER))
-    tracker.ledger.observe(at("00:30"), facts(namespace_pids=(630, 1)), {}, [])
-    tracker.ledger.observe(at("00:40"), DaemonFacts(PIPE, "/logs"), {}, [])
-    tracker.ledger.advance_to(at("00:42"))
-    view = tracker.ledger.view(0.0)
-    assert view.daemon_died
-    assert view.incidents[-1].detail == ""
+    tracker.observe(at("00:30"), facts(namespace_pids=(630, 1)), {}, [])
+    tracker.observe(at("00:40"), DaemonFacts(PIPE, "/logs"), {}, [])
+    tracker.advance_to(at("00:42"))
+    view = tracker.state
+    assert view.daemon.died
+    assert view.incidents.snapshot()[-1].detail == ""
 
 
 @pytest.mark.parametrize(("parent", "servers"), [(630, [110]), (1, [])])
@@ -732,9 +743,9 @@ def test_a_child_of_the_daemon_is_its_server_whatever_the_clock_says(
         110, at("00:31"), name="nvidia-cuda-mps-server", state="S", parent_pid=parent
     )
     daemon = replace(facts(), servers=(process,) if parent == 630 else ())
-    tracker.ledger.observe(at("00:40"), daemon, {110: process}, [110])
-    tracker.ledger.advance_to(at("00:42"))
-    assert [server.pid for server in tracker.ledger.view(0.0).servers] == servers
+    tracker.observe(at("00:40"), daemon, {110: process}, [110])
+    tracker.advance_to(at("00:42"))
+    assert [server.pid for server in tracker.state.servers] == servers
 
 
 @pytest.mark.parametrize("readable", [("control", "server"), ("server",)])
@@ -743,13 +754,13 @@ def test_a_server_that_ends_with_its_daemon_did_not_crash(readable: tuple[LogNam
     text = HOLDER.replace("00:01.200 C630", owner + "00:01.200 C630")
     tracker = start(script(text), readable=readable)
     alive = facts()
-    tracker.ledger.observe(at("00:04"), alive, {110: ProcessFacts(110, at("00:01"))}, [110])
-    tracker.ledger.observe(at("00:05"), alive, {}, [110])
-    tracker.ledger.observe(at("00:05.500"), DaemonFacts(PIPE, "/logs"), {}, [])
-    tracker.ledger.advance_to(at("00:06.200"))  # certain of the server, not yet of the daemon
-    assert [server.pid for server in tracker.ledger.view(0.0).servers] == [110]
-    tracker.ledger.advance_to(at("00:07"))
-    found = summary(tracker.ledger.view(0.0).counters)
+    tracker.observe(at("00:04"), alive, {110: ProcessFacts(110, at("00:01"))}, [110])
+    tracker.observe(at("00:05"), alive, {}, [110])
+    tracker.observe(at("00:05.500"), DaemonFacts(PIPE, "/logs"), {}, [])
+    tracker.advance_to(at("00:06.200"))  # certain of the server, not yet of the daemon
+    assert [server.pid for server in tracker.state.servers] == [110]
+    tracker.advance_to(at("00:07"))
+    found = summary(tracker.state.counters)
     assert found["server_exits"] == {"daemon_died": 1}
     assert found["losses"] == {"1001 daemon_died": 1}
 
@@ -759,31 +770,31 @@ def test_daemons_without_logs_may_die_one_after_another() -> None:
     tracker.add_logs(observation(at("00:01"), {}, readable=()))
     gone = DaemonFacts(PIPE, "/logs")
     for minute in ("01", "02"):
-        tracker.ledger.observe(at(f"{minute}:00"), facts(), {}, [])
-        assert not tracker.ledger.view(0.0).daemon_died
-        tracker.ledger.observe(at(f"{minute}:10"), gone, {}, [])
-        tracker.ledger.observe(at(f"{minute}:20"), gone, {}, [])
-        assert tracker.ledger.view(0.0).daemon_died
-    incidents = tracker.ledger.view(0.0).incidents
+        tracker.observe(at(f"{minute}:00"), facts(), {}, [])
+        assert not tracker.state.daemon.died
+        tracker.observe(at(f"{minute}:10"), gone, {}, [])
+        tracker.observe(at(f"{minute}:20"), gone, {}, [])
+        assert tracker.state.daemon.died
+    incidents = tracker.state.incidents.snapshot()
     assert [one.kind for one in incidents] == ["daemon_died"] * 2
     assert all("control.log cannot be read" in one.detail for one in incidents)
 
 
 def test_the_lock_of_a_dead_daemon_is_free() -> None:
     tracker = start(script(HOLDER))
-    tracker.ledger.observe(at("00:40"), DaemonFacts(PIPE, "/logs", lock_tested=True), {}, [])
-    tracker.ledger.advance_to(at("00:42"))
-    assert tracker.ledger.view(0.0).daemon_died
+    tracker.observe(at("00:40"), DaemonFacts(PIPE, "/logs", lock_tested=True), {}, [])
+    tracker.advance_to(at("00:42"))
+    assert tracker.state.daemon.died
 
 
 def test_every_process_of_interest_is_asked_for() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:02.000", 0, 1002)
-    assert start(script(text)).ledger.pids_to_look_up() == {100, 110, 200}
+    assert start(script(text)).state.pids_to_look_up() == {100, 110, 200}
     # The queue is empty when the server is ready; the client may never connect.
     text = DAEMON + pending("00:01.000", 100, 1001)
     text += server_starts("00:01.001", "00:01.200", 110, 1001)
-    assert start(script(text)).ledger.pids_to_look_up() == {100, 110}
-    assert start(script(text + client("00:01.300", 101, 110))).ledger.pids_to_look_up() == {
+    assert start(script(text)).state.pids_to_look_up() == {100, 110}
+    assert start(script(text + client("00:01.300", 101, 110))).state.pids_to_look_up() == {
         101,
         110,
     }
@@ -791,11 +802,11 @@ def test_every_process_of_interest_is_asked_for() -> None:
 
 def test_incidents_can_be_read_one_after_another() -> None:
     tracker = start(script(HOLDER))
-    news, seen = tracker.ledger.incidents_since(0)
+    news, seen = tracker.state.incidents.since(0)
     assert [incident.kind for incident in news] == ["daemon_started"]
-    assert tracker.ledger.incidents_since(seen) == ((), seen)
+    assert tracker.state.incidents.since(seen) == ((), seen)
     more(tracker, KILLED)
-    news, seen = tracker.ledger.incidents_since(seen)
+    news, seen = tracker.state.incidents.since(seen)
     assert [(i.kind, i.pids) for i in news] == [("server_crashed", (100,))]
 
 
@@ -804,28 +815,28 @@ def test_a_client_of_many_contexts() -> None:
     text += "00:03.000 S110 Client {PID: 300, Context ID: 2} connected\n"
     (server,) = read(script(text)).servers
     (two,) = [c for c in server.clients if c.pid == 300]
-    assert dict(two.contexts) == {GPU: 1, "": 1}
+    assert two.contexts_by_gpu == {GPU: 1, "": 1}
 
 
 def test_logs_of_another_daemon_are_not_ours() -> None:
     tracker = DaemonTracker("/elsewhere")
     tracker.add_logs(observation(at("00:09"), {log: script(HOLDER)[log] for log in LOGS}))
-    assert tracker.ledger.view(0.0).servers == ()
+    assert tuple(tracker.state.servers) == ()
 
 
 def test_a_restart_of_a_server_while_its_user_still_waits() -> None:
     text = HOLDER + KILLED + arrives("00:05.500", 101, 1001)
     text += pending("00:06.000", 101, 1001) + server_starts("00:06.000", "00:06.100", 120, 1001)
     view = read(script(text + client("00:06.100", 101, 120)))
-    assert view.counters["mps_client_connections_total"] == {(1001,): 2}
+    assert view.counters.snapshot()["mps_client_connections_total"] == {(1001,): 2}
     assert view.waits == ()
 
 
 def test_a_client_keeps_the_memory_limits_of_its_server_where_these_were_logged() -> None:
     limit = "00:01.100 S110 Device pinned memory limit for device 0 set to 0x300000000 bytes\n"
     (server,) = read(script(HOLDER.replace("00:01.200 C630", limit + "00:01.200 C630"))).servers
-    assert server.clients[0].pinned_memory_limit_bytes == {0: 12 << 30}
+    assert next(iter(server.clients)).memory_limits == {0: 12 << 30}
     # What was set before the first line that could be read is not known; the control tool may say.
     (server,) = read(script(client("00:01.200", 100, 110))).servers
     assert server.start_unknown
-    assert server.clients[0].pinned_memory_limit_bytes is None
+    assert next(iter(server.clients)).memory_limits is None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
-from mps_exporter.snapshot import LedgerView
 from testing.mps_logs import Logs, at, counted, more, read, script, start, summary
 from testing.mps_script import (
     DAEMON,
@@ -19,7 +19,7 @@ from testing.mps_script import (
 )
 
 
-def waiting(view: LedgerView) -> list[tuple[int, int, float, int | None, bool]]:
+def waiting(view: DaemonState) -> list[tuple[int, int, float, int | None, bool]]:
     return [(w.pid, w.uid, w.since, w.behind_uid, w.dead) for w in view.waits]
 
 
@@ -124,7 +124,7 @@ def test_clients_without_a_number_are_counted_by_user() -> None:
     assert counted(view.counters, "mps_client_connections_total") == {(1001,): 1, (1002,): 2}
     text += leaves("00:06.000", 0, 210)
     (server,) = read(script(text)).servers
-    assert len(server.clients) == server.clients_count == 1
+    assert len(tuple(server.clients)) == server.clients.count == 1
 
 
 def test_a_client_without_a_number_that_connects_first_ends_its_users_oldest_such_wait() -> None:
@@ -142,7 +142,7 @@ def test_a_client_without_a_number_that_connects_first_ends_its_users_oldest_suc
     ]
     tracker = start(script(text))
     # None of them can be asked for in /proc, where 0 is nobody.
-    assert 0 not in tracker.ledger.pids_to_look_up()
+    assert 0 not in tracker.state.pids_to_look_up()
     view = look(tracker, "00:10", {0})
     assert [w.dead for w in view.waits] == [False] * 3
 
@@ -161,41 +161,41 @@ def test_overtakers_without_a_number_are_known_by_their_first_connection() -> No
 
 def look(
     tracker: DaemonTracker, time: str, dead: set[int], *, daemon: bool | None = None
-) -> LedgerView:
+) -> DaemonState:
     """Look at /proc, and at the logs again two seconds later."""
     now = at(time)
-    tracker.ledger.update_liveness(now, lambda pid, _at: pid not in dead, daemon=daemon)
-    tracker.ledger.advance_to(now + 2.0)
-    return tracker.ledger.view(now + 2.0)
+    tracker.update_liveness(now, lambda pid, _at: pid not in dead, daemon=daemon)
+    tracker.advance_to(now + 2.0)
+    return tracker.state
 
 
 def test_a_waiters_end_has_the_earliest_time_at_which_it_was_missed() -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
     for time in ("00:10", "00:09.300", "00:11"):  # a descriptor tells it after a look has
-        tracker.ledger.update_liveness(at(time), lambda pid, _at: pid != 200)
-    tracker.ledger.advance_to(at("00:12"))
-    (incident,) = [i for i in tracker.ledger.view(0.0).incidents if i.kind == "wait_abandoned"]
+        tracker.update_liveness(at(time), lambda pid, _at: pid != 200)
+    tracker.advance_to(at("00:12"))
+    (incident,) = [i for i in tracker.state.incidents.snapshot() if i.kind == "wait_abandoned"]
     assert (incident.at, incident.seconds) == (at("00:09.300"), 7.3)
 
 
 def test_looking_again_and_again_does_not_put_off_a_death() -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
     for time in ("00:10", "00:10.500", "00:11", "00:11.500"):
-        assert waiting(tracker.ledger.view(0.0)) == [(200, 1002, at("00:02"), 1001, False)]
-        tracker.ledger.update_liveness(at(time), lambda pid, _at: pid != 200)
-        tracker.ledger.advance_to(at(time) - 0.1)
-    view = tracker.ledger.view(0.0)
+        assert waiting(tracker.state) == [(200, 1002, at("00:02"), 1001, False)]
+        tracker.update_liveness(at(time), lambda pid, _at: pid != 200)
+        tracker.advance_to(at(time) - 0.1)
+    view = tracker.state
     assert waiting(view) == [(200, 1002, at("00:02"), 1001, True)]
-    (incident,) = [i for i in view.incidents if i.kind == "wait_abandoned"]
+    (incident,) = [i for i in view.incidents.snapshot() if i.kind == "wait_abandoned"]
     assert incident.at == at("00:10")
 
 
 def test_processes_whose_exit_no_log_shows_are_watched() -> None:
     tracker = start(script(GHOST + pending("00:06.000", 300, 1003) + pending("00:06.000", 0, 1004)))
-    assert {pid for pid in tracker.ledger.pids_to_watch() if pid} == {461, 200, 300}
+    assert {pid for pid in tracker.state.pids_to_watch() if pid} == {461, 200, 300}
     look(tracker, "00:10", {200, 300})
-    assert {pid for pid in tracker.ledger.pids_to_watch() if pid} == {461}
-    assert set(start(script(HOLDER)).ledger.pids_to_watch()) == {
+    assert {pid for pid in tracker.state.pids_to_watch() if pid} == {461}
+    assert set(start(script(HOLDER)).state.pids_to_watch()) == {
         110
     }  # connected clients: server.log
 
@@ -208,7 +208,7 @@ def test_a_dead_waiter_stays_in_the_queue_and_is_abandoned_once() -> None:
     assert counted(look(tracker, "00:20", {200}).counters, "mps_uid_waits_abandoned_total") == {
         (1002,): 1
     }
-    (incident,) = [i for i in view.incidents if i.kind == "wait_abandoned"]
+    (incident,) = [i for i in view.incidents.snapshot() if i.kind == "wait_abandoned"]
     assert (incident.pids, incident.seconds) == ((200,), 8.0)
 
 
@@ -216,19 +216,19 @@ def test_a_process_with_the_number_of_a_dead_waiter_of_its_user_begins_a_wait_of
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
     look(tracker, "00:10", {200})
     more(tracker, pending("00:20.000", 200, 1002))
-    view = tracker.ledger.view(0.0)
+    view = tracker.state
     assert waiting(view) == [(200, 1002, at("00:20"), 1001, False)]
     assert counted(view.counters, "mps_uid_waits_abandoned_total") == {(1002,): 1}
 
 
 def test_a_waiter_that_was_served_and_left_before_the_log_was_read_is_not_abandoned() -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
-    tracker.ledger.update_liveness(at("00:05"), lambda pid, _at: pid != 200)
+    tracker.update_liveness(at("00:05"), lambda pid, _at: pid != 200)
     text = leaves("00:04.000", 100, 110) + server_ends("00:04.100", 110)
     text += server_starts("00:04.100", "00:04.200", 210, 1002) + client("00:04.200", 200, 210)
     more(tracker, text + leaves("00:04.900", 200, 210))
-    tracker.ledger.advance_to(at("00:08"))
-    counters = tracker.ledger.view(0.0).counters
+    tracker.advance_to(at("00:08"))
+    counters = tracker.state.counters.snapshot()
     assert counted(counters, "mps_uid_waits_abandoned_total") == {}
     assert summary(counters)["waits"]["1002"][0] == 1
 
@@ -237,8 +237,8 @@ def test_while_the_only_waiters_are_dead_nothing_is_idle_for_them() -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
     look(tracker, "00:03", {200})
     more(tracker, leaves("00:06.000", 100, 110))
-    tracker.ledger.advance_to(at("00:30"))
-    assert tracker.ledger.view(0.0).counters["mps_uid_handover_idle_seconds_total"][()] == 0.0
+    tracker.advance_to(at("00:30"))
+    assert tracker.state.counters.snapshot()["mps_uid_handover_idle_seconds_total"][()] == 0.0
 
 
 GHOST = (
@@ -254,38 +254,38 @@ GHOST = (
 def test_a_ghost_is_a_server_for_a_dead_client() -> None:
     tracker = start(script(GHOST))
     (server,) = look(tracker, "00:20", {200}).servers
-    assert server.ghost
+    assert server.is_ghost
     assert counted(look(tracker, "00:21", {200}).counters, "mps_uid_wait_seconds") == {}
-    counters = look(tracker, "00:22", {200}).counters
+    counters = look(tracker, "00:22", {200}).counters.snapshot()
     assert counted(counters, "mps_uid_waits_abandoned_total") == {(1002,): 1}
     assert counters["mps_uid_handovers_total"][()] == 0
-    kinds = [incident.kind for incident in tracker.ledger.view(0.0).incidents]
+    kinds = [incident.kind for incident in tracker.state.incidents.snapshot()]
     assert kinds.count("ghost") == 1
 
 
 def test_a_ghost_whose_process_is_gone_is_not_to_be_killed() -> None:
     tracker = start(script(GHOST + "00:05.300 S461 User did not send valid credentials\n"))
-    tracker.ledger.advance_to(at("00:30"))
-    tracker.ledger.update_liveness(at("00:31"), lambda pid, _at: pid != 461)
-    (server,) = tracker.ledger.view(0.0).servers
-    assert not server.ghost
+    tracker.advance_to(at("00:30"))
+    tracker.update_liveness(at("00:31"), lambda pid, _at: pid != 461)
+    (server,) = tracker.state.servers
+    assert not server.is_ghost
     more(tracker, "00:31.000 C630 Server 461 exited with status 0\n")
-    assert summary(tracker.ledger.view(0.0).counters)["server_exits"]["ghost_ended"] == 1
+    assert summary(tracker.state.counters)["server_exits"]["ghost_ended"] == 1
 
 
 def test_a_server_that_serves_is_no_ghost_when_its_descriptors_run_out() -> None:
     missing = "00:03.000 S110 User did not send valid credentials\n"
     served = read(script(HOLDER + missing))
-    assert [server.ghost for server in served.servers] == [False]
-    assert not [one for one in served.incidents if one.kind == "ghost"]
+    assert [server.is_ghost for server in served.servers] == [False]
+    assert not [one for one in served.incidents.snapshot() if one.kind == "ghost"]
 
 
 def test_a_ghost_says_so_itself_where_proc_cannot_tell() -> None:
     text = GHOST + "00:05.300 S461 User did not send valid credentials\n"
     tracker = start(script(text))
-    tracker.ledger.advance_to(at("00:30"))
-    (server,) = tracker.ledger.view(0.0).servers
-    assert server.ghost
+    tracker.advance_to(at("00:30"))
+    (server,) = tracker.state.servers
+    assert server.is_ghost
 
 
 DEAF = (
@@ -308,13 +308,16 @@ def test_a_ghost_stays_one_whatever_connects() -> None:
     tracker = start(script(text))
     view = look(tracker, "00:20", {200})
     (server,) = view.servers
-    assert (server.ghost, [client.state for client in server.clients]) == (True, ["connecting"] * 2)
+    assert (server.is_ghost, [client.state[0] for client in server.clients]) == (
+        True,
+        ["connecting"] * 2,
+    )
     assert waiting(view) == [(201, 1002, at("00:03"), 1002, False)]
     assert (
         counted(view.counters, "mps_uid_wait_seconds"),
-        view.counters["mps_uid_handovers_total"][()],
+        view.counters.snapshot()["mps_uid_handovers_total"][()],
     ) == ({}, 0)
-    (incident,) = [i for i in view.incidents if i.kind == "ghost"]
+    (incident,) = [i for i in view.incidents.snapshot() if i.kind == "ghost"]
     assert incident.pids == (200,)
 
 
@@ -322,8 +325,8 @@ def test_a_ghost_needs_no_control_log_and_no_names() -> None:
     text = "00:01.000 S461 Received new client request\n"
     text += "00:01.001 S461 User did not send valid credentials\n"
     logs = Logs(b"", script(text).server)
-    (server,) = start(logs, readable=("server",)).ledger.view(0.0).servers
-    assert server.ghost
+    (server,) = start(logs, readable=("server",)).state.servers
+    assert server.is_ghost
 
 
 def test_a_server_that_gives_a_client_a_context_is_no_ghost() -> None:
@@ -332,7 +335,7 @@ def test_a_server_that_gives_a_client_a_context_is_no_ghost() -> None:
         00:07.000 S461 Status of client {PID: 201, Context ID: 1} is ACTIVE
     """
     view = read(script(DEAF + active))
-    assert (view.servers[0].ghost, view.waits) == (False, ())
+    assert (next(iter(view.servers)).is_ghost, view.waits) == (False, ())
     assert summary(view.counters)["waits"] == {"1002": [1, pytest.approx(2.3)]}
 
 
@@ -344,7 +347,7 @@ def test_a_wait_is_served_once_there_is_a_context() -> None:
     assert (
         view.waits,
         counted(view.counters, "mps_uid_wait_seconds"),
-        view.counters["mps_uid_handovers_total"][()],
+        view.counters.snapshot()["mps_uid_handovers_total"][()],
     ) == ((), {}, 0)
     late = text + "00:25.000 S210 Client {PID: 200, Context ID: 1} connected\n"
     assert counted(read(script(late)).counters, "mps_uid_wait_seconds") == {}
@@ -356,7 +359,7 @@ def test_a_wait_is_served_once_there_is_a_context() -> None:
         counted(gone.counters, "mps_uid_wait_seconds"),
         counted(gone.counters, "mps_uid_waits_abandoned_total"),
     ) == ({}, {(1002,): 1})
-    (incident,) = [i for i in gone.incidents if i.kind == "wait_abandoned"]
+    (incident,) = [i for i in gone.incidents.snapshot() if i.kind == "wait_abandoned"]
     assert (incident.detail, incident.seconds) == ("no_context", 23.0)
 
 
@@ -370,7 +373,7 @@ def test_the_lines_of_a_context_may_come_in_any_order() -> None:
     """
     )
     (server,) = read(script(text)).servers
-    assert [(c.pid, c.state, c.state_since) for c in server.clients] == [
+    assert [(c.pid, *c.state) for c in server.clients] == [
         (100, "active", at("00:01.2")),
         (101, "active", at("00:03")),
     ]
@@ -388,8 +391,8 @@ def test_what_a_client_is_doing() -> None:
     )
 
     def state(*parts: str) -> tuple[str | None, float | None]:
-        client = read(script(text + "".join(parts))).servers[0].clients[1]
-        return client.state, client.state_since
+        (server,) = read(script(text + "".join(parts))).servers
+        return list(server.clients)[1].state
 
     assert state() == ("connecting", at("00:03"))
     assert state(made) == ("creating_context", at("00:04"))
@@ -400,8 +403,9 @@ def test_what_a_client_is_doing() -> None:
 
 def test_without_server_log_the_state_of_a_client_is_unknown() -> None:
     logs = Logs(script(HOLDER).control, b"")
-    (client,) = start(logs, readable=("control",)).ledger.view(0.0).servers[0].clients
-    assert (client.state, client.state_since) == (None, None)
+    (server,) = start(logs, readable=("control",)).state.servers
+    (client,) = server.clients
+    assert client.state == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -414,17 +418,17 @@ def test_without_server_log_the_state_of_a_client_is_unknown() -> None:
 )
 def test_a_server_whose_other_queued_client_has_no_number_may_still_be_used(text: str) -> None:
     (server,) = look(start(script(text)), "00:06", {200}).servers
-    assert not server.ghost
+    assert not server.is_ghost
 
 
 def test_a_server_whose_client_is_only_slow_is_no_ghost() -> None:
     tracker = start(script(GHOST))
     (server,) = look(tracker, "00:06", set()).servers
-    assert not server.ghost
+    assert not server.is_ghost
     more(tracker, client("00:07.000", 200, 461))
     (server,) = look(tracker, "00:09", {200}).servers
-    assert not server.ghost
-    assert counted(tracker.ledger.view(0.0).counters, "mps_uid_waits_abandoned_total") == {}
+    assert not server.is_ghost
+    assert counted(tracker.state.counters, "mps_uid_waits_abandoned_total") == {}
 
 
 def test_the_client_that_hangs_on_a_ghost_waits_and_the_ghosts_kill_heals() -> None:
@@ -437,14 +441,14 @@ def test_the_client_that_hangs_on_a_ghost_waits_and_the_ghosts_kill_heals() -> N
     )
     view = look(tracker, "00:40", {200})
     assert waiting(view) == [(300, 1003, at("00:30"), 1002, False)]
-    assert view.servers[0].ghost
+    assert next(iter(view.servers)).is_ghost
     text = "00:50.000 C630 Server 461 exited with status 0\n"
     text += server_starts("00:50.001", "00:50.200", 504, 1003) + client("00:50.200", 300, 504)
     more(tracker, text)
-    found = summary(tracker.ledger.view(0.0).counters)
+    found = summary(tracker.state.counters)
     assert found["server_exits"] == {"requested": 1, "ghost_ended": 1}
     assert "losses" not in found
-    kinds = [incident.kind for incident in tracker.ledger.view(0.0).incidents]
+    kinds = [incident.kind for incident in tracker.state.incidents.snapshot()]
     assert kinds[-2:] == ["ghost_ended", "wait_served"]
     assert "server_crashed" not in kinds
     assert found["waits"] == {"1003": [1, 20.2]}
@@ -461,12 +465,12 @@ def test_a_server_that_may_not_be_started_lets_its_client_go_after_six_attempts(
             00:03.061 C630 Server {pid} exited with status 1
         """
     view = read(script(text))
-    assert (view.waits, view.servers) == ((), ())
+    assert (view.waits, tuple(view.servers)) == ((), ())
     found = summary(view.counters)
     assert found["server_exits"] == {"requested": 1, "start_failed": 6}
     assert found["server_starts"] == {"1001": 1, "0": 6}
     assert found["waits_abandoned"] == {"0": 1}
-    (incident,) = [i for i in view.incidents if i.kind == "server_start_failed"]
+    (incident,) = [i for i in view.incidents.snapshot() if i.kind == "server_start_failed"]
     assert incident.count == 6
 
 
@@ -486,21 +490,17 @@ def test_when_the_daemon_goes_its_waits_are_abandoned(end: str) -> None:
 def test_running_totals_grow_up_to_what_is_known_and_never_go_back() -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)), at("00:05"))
     held = [
-        tracker.ledger.view(at(t)).counters["mps_uid_holding_seconds_total"][1001,]
+        tracker.state.counters.snapshot()["mps_uid_holding_seconds_total"][1001,]
         for t in ("00:05", "00:50")
     ]
     assert held == [3.8, 3.8]  # nobody has read the logs since
-    tracker.ledger.advance_to(at("00:08"))
-    assert counted(tracker.ledger.view(0.0).counters, "mps_uid_holding_seconds_total") == {
-        (1001,): 6.8
-    }
-    tracker.ledger.advance_to(at("00:07"))
-    assert counted(tracker.ledger.view(0.0).counters, "mps_uid_holding_seconds_total") == {
-        (1001,): 6.8
-    }
+    tracker.advance_to(at("00:08"))
+    assert counted(tracker.state.counters, "mps_uid_holding_seconds_total") == {(1001,): 6.8}
+    tracker.advance_to(at("00:07"))
+    assert counted(tracker.state.counters, "mps_uid_holding_seconds_total") == {(1001,): 6.8}
     more(tracker, leaves("00:09.000", 100, 110))
-    tracker.ledger.advance_to(at("00:12"))
-    counters = tracker.ledger.view(0.0).counters
+    tracker.advance_to(at("00:12"))
+    counters = tracker.state.counters.snapshot()
     assert counted(counters, "mps_uid_holding_seconds_total") == {(1001,): 7.8}
     assert counters["mps_uid_handover_idle_seconds_total"][()] == 3.0
 
@@ -509,12 +509,12 @@ def test_the_gpu_is_not_idle_while_a_client_is_on_its_way_to_the_server() -> Non
     text = HOLDER + pending("00:02.000", 200, 1002) + leaves("00:04.000", 100, 110)
     text += arrives("00:05.000", 101, 1001)
     tracker = start(script(text))
-    tracker.ledger.advance_to(at("00:06"))
+    tracker.advance_to(at("00:06"))
     idle = "mps_uid_handover_idle_seconds_total"
-    assert tracker.ledger.view(0.0).counters[idle] == {(): 1.0}
+    assert tracker.state.counters.snapshot()[idle] == {(): 1.0}
     more(tracker, client("00:07.000", 101, 110))
-    tracker.ledger.advance_to(at("00:08"))
-    counters = tracker.ledger.view(0.0).counters
+    tracker.advance_to(at("00:08"))
+    counters = tracker.state.counters.snapshot()
     assert counters[idle] == {(): 1.0}
     assert counted(counters, "mps_uid_holding_seconds_total") == {(1001,): 2.8 + 1.0}
 
@@ -537,6 +537,6 @@ def test_waits_with_only_control_log_end_when_the_server_is_ready() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + server_ends("00:05.000", 110)
     text += server_starts("00:05.000", "00:05.300", 210, 1002)
     logs = Logs(script(text).control, b"")
-    found = summary(start(logs, readable=("control",)).ledger.view(0.0).counters)
+    found = summary(start(logs, readable=("control",)).state.counters)
     assert found["waits"] == {"1002": [1, 3.3]}
     assert found["handovers"] == 1

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogChunk, LogName, LogsObservation
-from mps_exporter.snapshot import Incident, LedgerView
+from mps_exporter.snapshot import Incident
 from testing.mps_logs import (
     LOGS,
     PIPE,
@@ -23,6 +24,7 @@ from testing.mps_logs import (
     observation,
     read,
     sample,
+    shown,
     start,
     summary,
     truth,
@@ -34,7 +36,7 @@ NAMES = sorted(TRUTH)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_truth_is_found(name: str) -> None:
-    counters = read(sample(name)).counters
+    counters = read(sample(name)).counters.snapshot()
     assert summary(counters) == {
         key: pytest.approx(value, abs=0.004) if not isinstance(value, dict) else value
         for key, value in TRUTH[name].items()
@@ -48,10 +50,10 @@ def test_no_client_is_left_at_the_end(name: str) -> None:
     view = read(logs)
     assert [client for server in view.servers for client in server.clients] == []
     assert view.waits == ()
-    assert not view.daemon_died
+    assert not view.daemon.died
     if b"Exit with status" in logs.control.splitlines()[-1]:
-        assert view.servers == ()
-        assert view.daemon_ended_at is not None
+        assert tuple(view.servers) == ()
+        assert view.daemon.ended_at is not None
 
 
 def test_which_user_waits_behind_which() -> None:
@@ -63,7 +65,7 @@ def test_which_user_waits_behind_which() -> None:
     ]
     assert view.handover_backoff_seconds == 1.6
     (server,) = view.servers
-    assert [(c.pid, c.uid, sum(c.contexts.values())) for c in server.clients] == [
+    assert [(c.pid, c.uid, sum(c.contexts_by_gpu.values())) for c in server.clients] == [
         (632, 1001, 1),
         (677, 1001, 1),
     ]
@@ -73,21 +75,21 @@ def test_which_user_waits_behind_which() -> None:
 def test_the_limits_in_force() -> None:
     logs = sample("thread-percentages")
     (server,) = read(logs.until(logs.stamps()[-1] - 5.0)).servers
-    assert server.active_thread_ratio == pytest.approx(0.333)
-    assert server.pinned_memory_limit_bytes == {0: 12 * 2**30}
+    assert server.thread_ratio == pytest.approx(0.333)
+    assert server.memory_limits == {0: 12 * 2**30}
     assert server.devices == {0: "NVIDIA H200"}
-    assert server.clients_count == 4
+    assert server.clients.count == 4
 
 
 @pytest.mark.parametrize(("moment", "abandoned"), [("32:09.030", 0), ("32:27.700", 1)])
 def test_a_deaf_server_is_a_ghost_and_serves_no_client(moment: str, abandoned: int) -> None:
     hours = 14 * 3600  # the sample begins at 22 h
     now = at(moment) + hours
-    view = start(sample("deaf-server").until(now), now).ledger.view(now)
+    view = start(sample("deaf-server").until(now), now).state
     (server,) = view.servers
-    assert (server.pid, server.ghost, server.clients_count) == (510, True, 1)
+    assert (server.pid, server.is_ghost, server.clients.count) == (510, True, 1)
     (client,) = server.clients
-    assert (client.pid, client.state, client.state_since) == (
+    assert (client.pid, *client.state) == (
         503,
         "connecting",
         at("32:09.030") + hours,
@@ -97,12 +99,12 @@ def test_a_deaf_server_is_a_ghost_and_serves_no_client(moment: str, abandoned: i
     assert wait.since == at("32:03.165") + hours
     assert (
         counted(view.counters, "mps_uid_wait_seconds"),
-        view.counters["mps_uid_handovers_total"][()],
+        view.counters.snapshot()["mps_uid_handovers_total"][()],
     ) == ({}, 0)
     assert counted(view.counters, "mps_uid_waits_abandoned_total") == (
         {(1002,): abandoned} if abandoned else {}
     )
-    (ghost,) = [one for one in view.incidents if one.kind == "ghost"]
+    (ghost,) = [one for one in view.incidents.snapshot() if one.kind == "ghost"]
     assert (ghost.server_pid, ghost.pids, ghost.at) == (510, (501,), at("32:09.030") + hours)
 
 
@@ -110,9 +112,9 @@ def test_after_a_deaf_server_is_killed_the_next_user_is_served() -> None:
     view = read(sample("deaf-server"))
     assert view.waits == ()
     (server,) = view.servers
-    assert (server.pid, server.ghost) == (558, False)
-    assert [(client.pid, client.state) for client in server.clients] == [(556, "active")]
-    assert [(one.kind, one.pids) for one in view.incidents if "wait_" in one.kind] == [
+    assert (server.pid, server.is_ghost) == (558, False)
+    assert [(client.pid, client.state[0]) for client in server.clients] == [(556, "active")]
+    assert [(one.kind, one.pids) for one in view.incidents.snapshot() if "wait_" in one.kind] == [
         ("wait_started", (501,)),
         ("wait_started", (503,)),
         ("wait_abandoned", (501,)),
@@ -134,7 +136,7 @@ def warnings(name: str) -> list[tuple[str, int | None]]:
         data = {log: written[log][done[log] :] for log in LOGS}
         done = {log: len(written[log]) for log in LOGS}
         tracker.add_logs(observation(moment + SETTLED, data))
-        left = [one.possible_unfinished_work for one in tracker.ledger.view(0.0).servers]
+        left = [one.possible_unfinished_work for one in tracker.state.servers]
         pids = [one.pid for one in left if one is not None]
         pid = pids[0] if pids else None
         if pid != (found[-1][1] if found else None):
@@ -158,10 +160,10 @@ def test_the_warning_of_unfinished_work_lasts_until_the_next_client_has_met_it(n
 # ---------------------------------------------------------------- laws
 
 
-def final(tracker: DaemonTracker, end: float) -> LedgerView:
-    """The view once everything is read and settled."""
+def final(tracker: DaemonTracker, end: float) -> DaemonState:
+    """The state once everything is read and settled."""
     tracker.add_logs(observation(end + 60.0, {}))
-    return tracker.ledger.view(0.0)
+    return tracker.state
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -186,12 +188,12 @@ def test_law_pauses_and_read_sizes_do_not_matter(name: str, data: st.DataObject)
             done[log] += size
             chunks += pieces(log, part, now, complete=size == left, data=data)
         tracker.add_logs(LogsObservation(at=now, chunks=tuple(chunks)))
-    assert final(tracker, end) == at_once(name)
+    assert shown(final(tracker, end)) == shown(at_once(name))
 
 
 @cache
-def at_once(name: str) -> LedgerView:
-    """The final view when everything is read in one go."""
+def at_once(name: str) -> DaemonState:
+    """The final state when everything is read in one go."""
     logs = sample(name)
     end = logs.stamps()[-1]
     tracker = DaemonTracker(PIPE)
@@ -212,10 +214,12 @@ def pieces(
     ]
 
 
-def told(view: LedgerView) -> tuple[list[Incident], int]:
+def told(view: DaemonState) -> tuple[list[Incident], int]:
     """The incidents, but for the exporter's start: it parts repetitions, so they are summed up."""
-    refused = sum(i.count for i in view.incidents if i.kind == "client_rejected")
-    others = [replace(i, counted=True) for i in view.incidents if i.kind != "client_rejected"]
+    refused = sum(i.count for i in view.incidents.snapshot() if i.kind == "client_rejected")
+    others = [
+        replace(i, counted=True) for i in view.incidents.snapshot() if i.kind != "client_rejected"
+    ]
     return others, refused
 
 
@@ -233,19 +237,19 @@ def test_law_the_exporter_may_start_at_any_line(name: str) -> None:
         tracker.add_logs(
             observation(moment + 0.0004, data, complete=moment + SETTLED, history=True)
         )
-        seen, counted = known.ledger.view(0.0), tracker.ledger.view(0.0)
+        counted, before_it = tracker.state, shown(known.state)
         assert numbers(counted.counters) == {}
-        assert (counted.servers, counted.waits) == (seen.servers, seen.waits)
+        assert shown(counted)[:2] == before_it[:2]
         tracker.add_logs(
             observation(end + 0.5, {log: logs[log][len(before[log]) :] for log in LOGS})
         )
         view = final(tracker, end)
-        assert (view.servers, view.waits) == (whole.servers, whole.waits)
+        assert shown(view)[:2] == shown(whole)[:2]
         assert told(view) == told(whole)
         # A fault counts by its own moment, and its victims are counted when its report is complete.
+        seen = numbers(known.state.counters)
         begun = numbers(final(known, end).counters)
-        losses = {key: number for key, number in begun.items() if "_losses_" in key}
-        earlier = numbers(seen.counters) | losses
+        earlier = seen | {key: number for key, number in begun.items() if "_losses_" in key}
         assert numbers(view.counters) == {
             key: pytest.approx(number - earlier.get(key, 0.0), abs=0.0021)
             for key, number in everything.items()

@@ -17,6 +17,7 @@ from mps_exporter.mps.server_queries import (
     with_probe,
     with_servers,
 )
+from mps_exporter.mps.state import DaemonState
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
@@ -24,8 +25,9 @@ from mps_exporter.observations import (
     Outcome,
     ProcessFacts,
 )
-from mps_exporter.snapshot import LedgerView, NamespaceClient, ServerSession
+from mps_exporter.snapshot import NamespaceClient
 from testing import fake_mps_v3 as published
+from testing.logged import LoggedServer, logged
 
 PIPE = "/tmp/mps"
 NOW = 10_000.0
@@ -37,18 +39,17 @@ ANSWERED = ServerAnswers(
 """Two servers, which answered 100 s ago."""
 
 
-def session(pid: int, **more: Any) -> ServerSession:
-    known = {"uid": 1001, "started_at": 1.0, "ready_at": 2.0, "state": "ACTIVE", **more}
-    return ServerSession(pid, **known)
+def server(pid: int, **more: Any) -> LoggedServer:
+    return LoggedServer(pid, attributes=more)
 
 
-def view(*servers: ServerSession, **more: Any) -> LedgerView:
-    return LedgerView(NOW, servers=servers or (session(20), session(21)), **more)
+def state(*servers: LoggedServer, **more: Any) -> DaemonState:
+    return logged(*(servers or (server(20), server(21))), **more)
 
 
 def due(
     answers: ServerAnswers = ANSWERED,
-    logged: LedgerView | None = None,
+    known: DaemonState | None = None,
     *processes: ProcessFacts,
     interval: float = 900.0,
     logs_readable: bool = True,
@@ -59,7 +60,7 @@ def due(
         blind_interval_seconds=5.0,
         answers=answers,
         facts=DaemonFacts(PIPE, "/log", servers=processes),
-        view=view() if logged is None else logged,
+        state=state() if known is None else known,
         logs_readable=logs_readable,
     )
 
@@ -88,7 +89,7 @@ def test_without_logs_they_are_asked_more_often(age: float, asked: tuple[int, ..
 
 @pytest.mark.parametrize(("ago", "asked"), [(100.0, (20, 21)), (99.0, (20, 21)), (101.0, ())])
 def test_they_are_asked_after_a_setting_was_changed(ago: float, asked: tuple[int, ...]) -> None:
-    assert due(logged=view(configured_at=NOW - ago)) == asked
+    assert due(known=state(configured_at=NOW - ago)) == asked
 
 
 @pytest.mark.parametrize(
@@ -119,27 +120,27 @@ def test_a_server_without_an_answer_is_asked_ever_more_seldom(
 def test_a_server_that_only_the_log_knows_is_asked_about_ever_more_seldom(
     disputes: int, age: float, asked: bool
 ) -> None:
-    logged = view(session(20), session(21), session(22))
+    known = state(server(20), server(21), server(22))
     disputed = frozenset({22}) if disputes else frozenset[int]()
     answers = replace(ANSWERED, asked_at=NOW - age, disputed=disputed, disputes=disputes)
-    assert due(answers, logged) == ((20, 21) if asked else ())
-    assert due(answers, logged, logs_readable=False, interval=1e9) == ((20, 21) if age >= 5 else ())
+    assert due(answers, known) == ((20, 21) if asked else ())
+    assert due(answers, known, logs_readable=False, interval=1e9) == ((20, 21) if age >= 5 else ())
 
 
 # ------------------------------------------------------------------------------ whom
 
 
 @pytest.mark.parametrize(
-    ("answers", "logged"),
+    ("answers", "known"),
     [
-        (ServerAnswers(), view()),
-        (ServerAnswers(ProbeReply((20,), 1.0)), view(quit_requested_at=NOW - 1.0)),
-        (ServerAnswers(ProbeReply((20,), 1.0)), view(session(20), session(21, ghost=True))),
+        (ServerAnswers(), state()),
+        (ServerAnswers(ProbeReply((20,), 1.0)), state(quit_requested_at=NOW - 1.0)),
+        (ServerAnswers(ProbeReply((20,), 1.0)), state(server(20), server(21, ghost=True))),
     ],
     ids=["no list", "asked to quit", "a ghost"],
 )
-def test_a_daemon_that_could_block_is_not_asked(answers: ServerAnswers, logged: LedgerView) -> None:
-    assert due(answers, logged) == ()
+def test_a_daemon_that_could_block_is_not_asked(answers: ServerAnswers, known: DaemonState) -> None:
+    assert due(answers, known) == ()
 
 
 @pytest.mark.parametrize(
@@ -156,12 +157,12 @@ def test_a_daemon_that_could_block_is_not_asked(answers: ServerAnswers, logged: 
 def test_a_server_is_left_alone_until_it_has_settled(
     more: dict[str, Any], asked: tuple[int, ...]
 ) -> None:
-    assert due(ServerAnswers(ProbeReply((20,), 1.0)), view(session(20, **more))) == asked
+    assert due(ServerAnswers(ProbeReply((20,), 1.0)), state(server(20, **more))) == asked
 
 
-@pytest.mark.parametrize("state", "DTtZX")
-def test_a_server_that_cannot_answer_is_not_asked(state: str) -> None:
-    assert due(ServerAnswers(ANSWERED.probe), None, ProcessFacts(21, 1.0, state=state)) == (20,)
+@pytest.mark.parametrize("letter", "DTtZX")
+def test_a_server_that_cannot_answer_is_not_asked(letter: str) -> None:
+    assert due(ServerAnswers(ANSWERED.probe), None, ProcessFacts(21, 1.0, state=letter)) == (20,)
 
 
 def test_a_server_is_found_by_the_number_that_its_daemon_knows() -> None:
@@ -212,12 +213,11 @@ def test_who_gave_no_answer_is_counted() -> None:
 
 
 def test_the_same_dispute_is_counted_again_and_another_anew() -> None:
-    logged = view(session(20), session(22))
-    once = with_servers(ANSWERED, control(), view=logged)
+    once = with_servers(ANSWERED, control(), logged=(20, 22))
     assert (set(once.disputed), once.disputes) == ({21, 22}, 1)
-    again = with_servers(once, control(), view=logged)
+    again = with_servers(once, control(), logged=(20, 22))
     assert (set(again.disputed), again.disputes) == ({21, 22}, 2)
-    assert with_servers(again, control(), view=view()).disputes == 1
+    assert with_servers(again, control(), logged=(20, 21)).disputes == 1
 
 
 def test_servers_that_are_gone_lose_their_answers() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.mps.thread_percentage import (
+from mps_exporter.mps.client_limits import (
     ThreadPercentage,
     effective_ratio,
     parse_active_thread_percentage,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from mps_exporter.mps import timeline
+from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.timeline import Timeline
-from mps_exporter.snapshot import LedgerView
 from testing.mps_logs import at, read, script
 from testing.mps_script import HOLDER, client, leaves, pending, server_ends, server_starts
 
 
-def spans(view: LedgerView) -> list[tuple[str, int | None, float, float, bool]]:
+def spans(view: DaemonState) -> list[tuple[str, int | None, float, float, bool]]:
     return [
         (one.kind, one.uid, one.start, one.end, one.ongoing)
-        for one in view.timeline
+        for one in view.timeline.snapshot(0.0)[1]
         if one.end - one.start > 0.01
     ]
 
@@ -33,9 +33,10 @@ def test_a_wait_and_its_hand_over() -> None:
 def test_what_goes_on_is_ongoing_and_begins_with_the_first_line() -> None:
     view = read(script(HOLDER + pending("00:10.000", 200, 1002) + leaves("00:19.000", 1, 110)))
 
-    assert {one.kind for one in view.timeline if one.ongoing} == {"held", "waited"}
-    assert view.timeline_since is not None
-    assert view.timeline_since <= at("00:01.000")
+    since, found = view.timeline.snapshot(0.0)
+    assert {one.kind for one in found if one.ongoing} == {"held", "waited"}
+    assert since is not None
+    assert since <= at("00:01.000")
 
 
 def test_it_is_bounded() -> None:

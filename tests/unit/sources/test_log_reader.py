@@ -425,7 +425,7 @@ def test_law_a_sample_written_bit_by_bit_gives_its_truth(
     for _ in range(12):
         tracker.add_logs(host.poll())
     host.tails.close()
-    assert summary(tracker.ledger.view(0.0).counters) == summary(read(logs).counters)
+    assert summary(tracker.state.counters) == summary(read(logs).counters)
 
 
 def test_a_log_that_cannot_be_read_is_logged_once_and_so_is_its_recovery(

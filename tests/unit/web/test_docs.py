@@ -9,6 +9,7 @@ import pytest
 from mps_exporter.diagnostics.safe_commands import Action
 from mps_exporter.snapshot import CONTROL_STATES, IncidentKind, TimelineKind
 from mps_exporter.web import status_api
+from mps_exporter.web.history import Sample
 from mps_exporter.web.webconfig.config import HEADERS, TLSConfig
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -22,7 +23,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
         status_api.TotalsView,
         status_api.SourceView,
         status_api.SpanView,
-        status_api.SampleView,
+        Sample,
         Action,
         status_api.FindingView,
         status_api.GpuView,

@@ -148,7 +148,7 @@ class LogReader:
         states: list[LogState] = []
         for server_name, tail in daemon.all():
             directory = f"{log_directory}/{server_name}" if server_name else log_directory
-            tail.path, tail.owners = _path(root, directory, tail.log), owners
+            tail.path, tail.owners = _log_path(root, directory, tail.log), owners
             try:
                 tail.check_file(daemon.tails["control"])
                 chunk = self._read(daemon, tail, pipe_directory, most_bytes)
@@ -159,7 +159,7 @@ class LogReader:
             if not (named_servers and tail.log == "server" and not server_name):
                 states.append(_log_state(tail, pipe_directory))
         if named_servers:
-            states = _joined(states, pipe_directory, _path(root, log_directory, "server"))
+            states = _joined(states, pipe_directory, _log_path(root, log_directory, "server"))
         if any(chunk.data for chunk in read):
             daemon.last_data_at = at
         if at - daemon.last_data_at > SETTLING_SECONDS:
@@ -345,7 +345,9 @@ def unread_states(target: LogTarget, why: str) -> tuple[LogState, ...]:
     """Return the states of logs that are not looked at."""
     pipe_directory, log_directory, root, *_ = target
     return tuple(
-        LogState(pipe_directory, log, _path(root, log_directory, log), readable=False, error=why)
+        LogState(
+            pipe_directory, log, _log_path(root, log_directory, log), readable=False, error=why
+        )
         for log in LOGS
     )
 
@@ -382,7 +384,7 @@ def _log_transition(tail: LogTail, pipe_directory: str) -> None:
     tail.logged_error = tail.error
 
 
-def _path(root: str, log_directory: str, log: LogName) -> str:
+def _log_path(root: str, log_directory: str, log: LogName) -> str:
     if not log_directory:
         return ""
     directory = f"{root}/{log_directory.lstrip('/')}" if root else log_directory
