@@ -4,9 +4,8 @@ Pages: docs/metrics.md, docs/configuration.md, docs/mps-exporter.1. Tables, each
 ``<!-- end -->``:
 ``<!-- advice -->`` in docs/troubleshooting.md, ``<!-- alerts -->`` in docs/alerts.md,
 ``<!-- symptoms -->`` in docs/symptoms/README.md, ``<!-- hardware -->`` in
-docs/symptoms/reported.md, ``<!-- series -->`` in docs/fleet.md. And the
-chart's copies of rules and dashboards, with its table of values (tools/chart.py), and the entry for
-awesome-prometheus-alerts.
+docs/symptoms/reported.md. And the chart's copies of rules and dashboards, with its table of
+values (tools/chart.py), and the entry for awesome-prometheus-alerts.
 
 With --check it writes nothing, and exits with 1 when a page is not up to date.
 """
@@ -22,7 +21,6 @@ from pathlib import Path
 
 import yaml
 
-from bench.rules import series_table
 from mps_exporter.command_table import COMMANDS, default_text, grouped
 from mps_exporter.config import FLAGS
 from mps_exporter.diagnostics import ADVICE
@@ -200,7 +198,6 @@ TABLES = {
     "symptoms/README.md": ("symptoms", symptoms_table),
     "troubleshooting.md": ("advice", advice_table),
     "alerts.md": ("alerts", alerts_table),
-    "fleet.md": ("series", series_table),
     "symptoms/reported.md": ("hardware", hardware_cases.table),
 }
 

@@ -45,7 +45,7 @@ class Settings:
     mps_query_timeout: float = 2.0
     mps_min_query_interval: float = 5.0
     # What is asked is written into control.log: with a server of 48 clients, a minute between
-    # reconciliations came to 8 MB a day (bench/control_log.py). The logs tell what happens between.
+    # reconciliations came to 8 MB a day. The logs tell what happens between.
     mps_reconcile_interval: float = 900.0
     path_procfs: str = "/proc"
     path_kmsg: str = "/dev/kmsg"
