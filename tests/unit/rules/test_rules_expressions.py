@@ -10,9 +10,10 @@ import pytest
 
 from mps_exporter import snapshot
 from mps_exporter.metrics.catalogue import CATALOGUE
+from testing import promql
+from testing.promql import PromqlError, Schema
 from testing.rule_files import Rule, alerts, records, rules
-from tests.unit.rules import promql, templates
-from tests.unit.rules.promql import PromqlError, Schema
+from tests.unit.rules import templates
 
 RULES = pytest.mark.parametrize("rule", rules(), ids=str)
 ALERTS = pytest.mark.parametrize("rule", alerts(), ids=str)

@@ -7,9 +7,10 @@ import re
 import pytest
 
 from mps_exporter.metrics.catalogue import CATALOGUE
+from testing import promql
 from testing.fleet_page import dropped, kept_for_long
 from testing.rule_files import Rule, records, rules
-from tests.unit.rules import promql, templates
+from tests.unit.rules import templates
 
 NOT_KEPT = re.compile(r"daemon_uid_cause:.+|client:.+")
 

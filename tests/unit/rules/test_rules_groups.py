@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
+from testing import promql
 from testing.rule_files import RULE_FILES, Rule, alerts, records, rules
-from tests.unit.rules import promql, templates
+from tests.unit.rules import templates
 
 SLOW = {
     "mps-advice",

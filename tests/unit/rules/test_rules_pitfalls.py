@@ -9,8 +9,8 @@ from typing import Any
 import promql_parser as parser
 import pytest
 
+from testing import promql
 from testing.rule_files import Rule, alerts, rules
-from tests.unit.rules import promql
 
 ARITHMETIC = {"+", "-", "*", "/", "%", "^"}
 SPOILT_BY_ONE = {"sum", "avg", "stddev", "stdvar"}

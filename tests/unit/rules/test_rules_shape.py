@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from testing import promql
 from testing.rule_files import (
     DASHBOARD_BASE,
     DASHBOARDS,
@@ -22,7 +23,6 @@ from testing.rule_files import (
     rules,
     unit_tests,
 )
-from tests.unit.rules import promql
 
 RULES = pytest.mark.parametrize("rule", rules(), ids=str)
 ALERTS = pytest.mark.parametrize("rule", alerts(), ids=str)
