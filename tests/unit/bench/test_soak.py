@@ -87,15 +87,6 @@ def test_one_event_that_is_not_counted_is_noticed(chaos: Chaos) -> None:
     assert difference == "pipe0 mps_client_connections_total 1002: 1, not 2"
 
 
-def test_a_restart_takes_all_clients_along(chaos: Chaos) -> None:
-    daemon = chaos.full.daemons[0]
-    before = daemon.server
-    chaos.full.restart(daemon)
-    assert daemon.server != before
-    assert not daemon.clients
-    assert "Starting control daemon" in (daemon.logs / "control.log").read_text()
-
-
 def test_logs_of_a_job_are_no_growth_until_it_ended_long_ago(
     chaos: Chaos, monkeypatch: pytest.MonkeyPatch
 ) -> None:

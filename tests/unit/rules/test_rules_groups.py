@@ -45,11 +45,6 @@ def test_no_rule_waits_for_another_group() -> None:
     assert list(late(rules())) == []
 
 
-def test_the_order_is_looked_at() -> None:
-    turned_round = tuple(reversed(rules()))
-    assert any("MpsClientsRejected" in found for found in late(turned_round))
-
-
 @pytest.mark.parametrize("rule", alerts(), ids=str)
 def test_texts_know_what_they_speak_of(rule: Rule) -> None:
     """A text may ask another group only when the alert has waited for more than an evaluation."""
