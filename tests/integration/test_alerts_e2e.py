@@ -22,7 +22,7 @@ import contextlib
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -50,8 +50,6 @@ PACE = 30
 SCRAPE_SECONDS = 30 / PACE
 EVALUATION_SECONDS = 30 / PACE
 SEVERITY = {"pager": "critical", "tickets": "warning"}
-HELD = "Held by uid 1001|its own starts"
-"""In the last moments of a wait, only the waiting user's own server is there."""
 
 
 @dataclass(frozen=True)
@@ -64,22 +62,6 @@ class Expected:
     """A regular expression that the description contains."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """All labels but those that every alert has."""
-
-
-def daemon(receiver: str, name: str, text: str, **labels: str) -> Expected:
-    """An alert about a daemon; DAEMON stands for its directory, which is named by the scenario."""
-    return Expected(receiver, name, text, {"daemon": "DAEMON", **labels})
-
-
-def acted(receiver: str, name: str, case: str, text: str, **labels: str) -> Expected:
-    """An alert about the daemon of a case in the recording of all hangs."""
-    return Expected(receiver, name, text, {"daemon": f"/tmp/lab-hangs/{case}", **labels})
-
-
-def on_gpu(number: int) -> dict[str, str]:
-    """The labels of a GPU."""
-    uuid = f"GPU-{number + 1:08d}-0000-4000-8000-{number + 1:012d}"
-    return {"gpu": str(number), "uuid": uuid}
 
 
 @dataclass(frozen=True)
@@ -117,381 +99,188 @@ class Incident:
         return self.laps * (recording.ended_at - recording.header.started_at) / self.speed
 
 
-BYPASS = Expected(
-    "tickets",
-    "MpsProcessBypassesMps",
-    "daemon that serves it: [12]",
-    {"kind": "direct", **on_gpu(0)},
-)
-"""In some recordings a process was on the GPU beside MPS, the lab's own or one of its actors."""
+TABLE = r"""
+# Nothing happens, for 45 minutes of the rules' time.
+quiet
+# A quarter of an hour of that host, in the rules' time as in its own.
+quiet speed=30 laps=10
+# Orderly exits: no alert.
+one-client
+limits speed=0.7
+  tickets ProcessBypassesMps kind=direct gpu=0 daemon=- : daemon that serves it: [12]
+memory-limit
+memory-ordinals
+multi-user
+own-pid-namespace
+terminate-client
+training-1-direct speed=0.4
+training-1-mps speed=0.4
+training-5-direct speed=0.4
+training-5-mps speed=0.4
+training-10-direct speed=0.4
+training-10-mps speed=0.4
+streams speed=0.5
+percentages speed=0.5
+containers speed=0.5
+data-parallel speed=0.5
+three-daemons speed=0.5
+# Nobody asked these daemons anything for 8 of their seconds: at their own speed that would be
+# a source that cannot be read for 5 minutes.
+two-daemons speed=2
+two-gpus-one-daemon speed=2
+# Servers.
+server-killed
+  pager ServerCrashed : ago\. Clients lost: 2 \(2 of uid 0\)\. They get
+# Its client lives on, but not for the 5 minutes after which it would be a stranded one.
+stranded
+  pager ServerCrashed : Clients lost: 1 \(1 of uid 0\)\. They get
+fault
+  tickets ServerFault gpu=0 : Lost, and who caused it is not proved: 2 of uid 1001.
+fault-two-gpus
+  tickets ServerFault gpu=1 : Lost, and who caused it is not proved: 2 of uid 0.
+fault-held
+  tickets ServerFault gpu=0 : had 1 fatal GPU error within
+  pager ServerStuckInFault server=1171 mps_server_state=FAULT : Torn down: PID 1168 .program-1
+  tickets ClientStuck server=1171 pid=1168 uid=0 state=torn_down :
+    PID 1168 .program-1.* was torn down by a fatal GPU error
+  tickets ClientsRejected cause=server_not_ready uid=0 : 1 client of uid 0 .*error 807
+crash-loop
+  pager ServerCrashLooping : ^6 starts of a server by .* failed within
+# Daemons.
+daemon-killed laps=2
+  pager ControlDaemonDied : ago without .*Clients lost: \d
+# So slowly that it is down for 3 minutes. The second until its death is certain is 3 of them,
+# too, and then the one alert silences the other.
+daemon-killed speed=0.15 possible=ControlDaemonDied
+  pager ControlDaemonDown mps_control_state=absent : is gone; it is configured
+# It does not come back.
+served-after-death speed=0.5
+  pager ControlDaemonDied : ago .*Clients lost: 1 \(1 of uid 1001\)
+  pager ControlDaemonDown mps_control_state=absent : is gone; it is configured
+# The server first: that blocks nobody. Then the daemon: that blocks everybody.
+stopped
+  pager ControlDaemonUnresponsive mps_control_state=unresponsive : is alive but has not answered any
+draining speed=0.3
+  tickets ControlDaemonDraining mps_control_state=draining : last clients \(1 connected\)\. Until
+foreground speed=0.25
+  tickets ExporterLogsUnreadable log=control : control.log .*foreground
+  tickets ExporterLogsUnreadable log=server : server.log .*foreground
+# Waits.
+wait-served speed=0.5 possible=HandoverIdle
+  tickets UidWaitLong uid=1002 : with 1 client.*(Held by uid 1001|its own starts)
+  tickets ProcessBypassesMps kind=direct gpu=0 daemon=- : daemon that serves it: [12]
+three-users speed=0.5 possible=HandoverIdle,StrandedClient
+  tickets UidWaitLong uid=1003 : Held by uid 100[12]|its own starts
+# 6 seconds of waiting, half an hour for the rules.
+starved speed=0.1 possible=ControlDaemonDown,HandoverIdle
+  tickets UidWaitLong uid=1002 : with 1 client.*(Held by uid 1001|its own starts)
+  pager UidStarved uid=1002 : are still admitted first
+# The ghost silences the daemon that hangs on it, and its end is no crash.
+wait-abandoned-sigkill possible=ControlDaemonUnresponsive,HandoverIdle
+  tickets QueuedClientDead uid=1002 : 1 queued client of uid 1002 at
+  pager GhostServer server=863 : for uid 1002.*kill -9 863`
+wait-abandoned-sigterm possible=ControlDaemonUnresponsive,HandoverIdle
+  tickets QueuedClientDead uid=1002 : 1 queued client of uid 1002 at
+  pager GhostServer server=1413 : for uid 1002.*kill -9 1413`
+# Five ghosts, and on each hangs a client of the user who is dead in the queue.
+deaf-server possible=ControlDaemonUnresponsive,HandoverIdle
+  tickets QueuedClientDead uid=1002 : 1 queued client of uid 1002 at
+  pager GhostServer server=6429 : for uid 1002.* Clients hanging on it: PID 6421;.*kill -9 6429`
+  pager GhostServer server=6492 : for uid 1002.* Clients hanging on it: PID 6484;.*kill -9 6492`
+  pager GhostServer server=6554 : for uid 1002.* Clients hanging on it: PID 6550;.*kill -9 6554`
+  pager GhostServer server=6620 : for uid 1002.* Clients hanging on it: PID 6612;.*kill -9 6620`
+  pager GhostServer server=6682 : for uid 1002.* Clients hanging on it: PID 6678;.*kill -9 6682`
+# Each daemon quits when its case is over.
+hangs possible=ControlDaemonDown,ControlDaemonUnresponsive,HandoverIdle
+  pager ServerCrashLooping daemon=passable/pipe : ^6 starts of a server
+  tickets ServerCrashLooping daemon=of-1001 daemon_uid=1001 : ^6 starts
+  tickets ClientsRejected daemon=no-visible-device cause=invalid_device uid=0 :
+    1 client.*a GPU that this daemon does not
+  tickets ClientsRejected daemon=unknown-visible-device cause=invalid_device uid=0 :
+    1 client.*a GPU that this daemon does not
+  tickets ClientsRejected daemon=refused-by-a-server-in-fault cause=server_not_ready uid=0 :
+    1 client.*recovering
+  tickets ClientsRejected daemon=server-full cause=context_limit uid=0 :
+    1 client.*no client context left
+  pager ControlDaemonUnresponsive daemon=daemon-stopped mps_control_state=unresponsive :
+    has not answered
+  pager ControlDaemonUnresponsive daemon=server-stopped mps_control_state=unresponsive :
+    has not answered
+  pager ControlDaemonUnresponsive daemon=ghost-server mps_control_state=unresponsive :
+    has not answered
+  pager GhostServer daemon=ghost-server server=1919 : uid 1002
+  tickets QueuedClientDead daemon=deaf-server uid=1002 : 1 queued
+  pager GhostServer daemon=deaf-server server=2021 : uid 1002
+  pager ServerCrashed daemon=server-lost : Clients lost: 1
+  tickets ServerFault daemon=refused-by-a-server-in-fault gpu=0 : 1 fatal GPU error
+  tickets ClientStuck daemon=refused-by-a-server-in-fault pid=2210 server=2212
+    state=torn_down uid=0 : fatal GPU error
+  tickets ContextsNearLimit daemon=server-full server=2381 gpu=0 : uses 93.75%
+wedge-times possible=ControlDaemonUnresponsive,HandoverIdle
+  tickets QueuedClientDead uid=1002 : 1 queued client of uid 1002 at
+  pager GhostServer server=6811 : for uid 1002.*kill -9 6811`
+dead-between-scrapes possible=ControlDaemonUnresponsive,GhostServer,HandoverIdle
+  tickets QueuedClientDead uid=1002 : 1 queued client of uid 1002 at
+# Clients.
+# Four are terminated before they end, the fifth is not; there is no kernel log. So slowly that
+# the alert comes in time before the recording ends.
+ending-jobs speed=0.7 possible=HandoverIdle
+  tickets ServerFault gpu=0 : Lost, and who caused it is not proved: 3 of uid 0.
+context-limit speed=0.7
+  tickets ClientsRejected cause=context_limit uid=0 : refused 4 clients of uid 0 .*808 or 809
+  tickets ContextsNearLimit server=1478 gpu=0 : admits: 48 of 48
+# Of everything something.
+tour speed=1.3 possible=HandoverIdle
+  tickets ProcessBypassesMps kind=direct gpu=0 daemon=- : daemon that serves it: [12]
+  tickets UidWaitLong uid=1002 : with 1 client.*(Held by uid 1001|its own starts)
+  tickets ServerFault gpu=0 : Lost, and who caused it is not proved: 4 of uid 1002.
+  pager ServerCrashed : Clients lost: 3 \(3 of uid 1002\)\. They get
+# Troubles that last a second each, among them a death in the queue, the ghost of it, and a
+# killed server with a client.
+doctor speed=0.2 possible=ControlDaemonDown,ControlDaemonUnresponsive,GhostServer,HandoverIdle
+  tickets QueuedClientDead uid=1002 : 1 queued client of uid 1002 at
+  pager ServerCrashed : Clients lost: 1 \(1 of uid 0\)\. They get
+"""
+"""Recordings with what differs in their play, and below each the alerts that must be told of.
 
-# A hand-over takes its real seconds out of half an hour that lasts one minute here. Once a ghost is
-# killed, the exporter takes its real seconds until it asks the daemon again.
-HANDOVER = frozenset({"MpsHandoverIdle"})
-HEALING = HANDOVER | {"MpsControlDaemonUnresponsive"}
-# Two real minutes long the exporter shows a daemon that quit in order, and then no more: played
-# this slowly, that is longer than the rule waits.
-QUIT = frozenset({"MpsControlDaemonDown"})
+An alert: receiver, name (without Mps), labels, and after the colon a regular expression that the
+description contains. Its daemon is the lab's; that of a case of "hangs" is named; "-" has none.
+"""
 
-INCIDENTS = (
-    # Nothing happens, for 45 minutes of the rules' time.
-    Incident("quiet"),
-    # A quarter of an hour of that host, in the rules' time as in its own.
-    Incident("quiet", speed=PACE, laps=10),
-    # Orderly exits: no alert.
-    Incident("one-client"),
-    Incident("limits", (BYPASS,), speed=0.7),
-    Incident("memory-limit"),
-    Incident("memory-ordinals"),
-    Incident("multi-user"),
-    Incident("own-pid-namespace"),
-    Incident("terminate-client"),
-    *(
-        Incident(f"training-{count}-{how}", speed=0.4)
-        for count in (1, 5, 10)
-        for how in ("direct", "mps")
-    ),
-    Incident("streams", speed=0.5),
-    Incident("percentages", speed=0.5),
-    Incident("containers", speed=0.5),
-    Incident("data-parallel", speed=0.5),
-    Incident("three-daemons", speed=0.5),
-    # Nobody asked these daemons anything for 8 of their seconds: at their own speed that would be
-    # a source that cannot be read for 5 minutes.
-    Incident("two-daemons", speed=2),
-    Incident("two-gpus-one-daemon", speed=2),
-    # Servers.
-    Incident(
-        "server-killed",
-        (daemon("pager", "MpsServerCrashed", r"ago\. Clients lost: 2 \(2 of uid 0\)\. They get"),),
-    ),
-    # Its client lives on, but not for the 5 minutes after which it would be a stranded one.
-    Incident(
-        "stranded",
-        (daemon("pager", "MpsServerCrashed", r"Clients lost: 1 \(1 of uid 0\)\. They get"),),
-    ),
-    Incident(
-        "fault",
-        (
-            daemon(
-                "tickets",
-                "MpsServerFault",
-                "Lost, and who caused it is not proved: 2 of uid 1001.",
-                **on_gpu(0),
-            ),
-        ),
-    ),
-    Incident(
-        "fault-two-gpus",
-        (
-            daemon(
-                "tickets",
-                "MpsServerFault",
-                "Lost, and who caused it is not proved: 2 of uid 0.",
-                **on_gpu(1),
-            ),
-        ),
-    ),
-    Incident(
-        "fault-held",
-        (
-            daemon("tickets", "MpsServerFault", "had 1 fatal GPU error within", **on_gpu(0)),
-            daemon(
-                "pager",
-                "MpsServerStuckInFault",
-                "Torn down: PID 1168 .program-1",
-                server="1171",
-                mps_server_state="FAULT",
-            ),
-            daemon(
-                "tickets",
-                "MpsClientStuck",
-                "PID 1168 .program-1.* was torn down by a fatal GPU error",
-                server="1171",
-                pid="1168",
-                uid="0",
-                state="torn_down",
-            ),
-            daemon(
-                "tickets",
-                "MpsClientsRejected",
-                "1 client of uid 0 .*error 807",
-                cause="server_not_ready",
-                uid="0",
-            ),
-        ),
-    ),
-    Incident(
-        "crash-loop",
-        (daemon("pager", "MpsServerCrashLooping", "^6 starts of a server by .* failed within"),),
-    ),
-    # Daemons.
-    Incident(
-        "daemon-killed",
-        (daemon("pager", "MpsControlDaemonDied", r"ago without .*Clients lost: \d"),),
-        laps=2,
-    ),
-    # So slowly that it is down for 3 minutes. The second until its death is certain is 3 of them,
-    # too, and then the one alert silences the other.
-    Incident(
-        "daemon-killed",
-        (
-            daemon(
-                "pager",
-                "MpsControlDaemonDown",
-                "is gone; it is configured",
-                mps_control_state="absent",
-            ),
-        ),
-        speed=0.15,
-        possible=frozenset({"MpsControlDaemonDied"}),
-    ),
-    # It does not come back.
-    Incident(
-        "served-after-death",
-        (
-            daemon("pager", "MpsControlDaemonDied", r"ago .*Clients lost: 1 \(1 of uid 1001\)"),
-            daemon(
-                "pager",
-                "MpsControlDaemonDown",
-                "is gone; it is configured",
-                mps_control_state="absent",
-            ),
-        ),
-        speed=0.5,
-    ),
-    # The server first: that blocks nobody. Then the daemon: that blocks everybody.
-    Incident(
-        "stopped",
-        (
-            daemon(
-                "pager",
-                "MpsControlDaemonUnresponsive",
-                "is alive but has not answered any",
-                mps_control_state="unresponsive",
-            ),
-        ),
-    ),
-    Incident(
-        "draining",
-        (
-            daemon(
-                "tickets",
-                "MpsControlDaemonDraining",
-                r"last clients \(1 connected\)\. Until",
-                mps_control_state="draining",
-            ),
-        ),
-        speed=0.3,
-    ),
-    Incident(
-        "foreground",
-        tuple(
-            daemon("tickets", "MpsExporterLogsUnreadable", f"{log}.log .*foreground", log=log)
-            for log in ("control", "server")
-        ),
-        speed=0.25,
-    ),
-    # Waits.
-    Incident(
-        "wait-served",
-        (
-            daemon("tickets", "MpsUidWaitLong", f"with 1 client.*({HELD})", uid="1002"),
-            BYPASS,
-        ),
-        speed=0.5,
-        possible=HANDOVER,
-    ),
-    Incident(
-        "three-users",
-        (daemon("tickets", "MpsUidWaitLong", "Held by uid 100[12]|its own starts", uid="1003"),),
-        speed=0.5,
-        # NVML's lists were recorded every few seconds only, and last twice as long here.
-        possible=HANDOVER | {"MpsStrandedClient"},
-    ),
-    # 6 seconds of waiting, half an hour for the rules.
-    Incident(
-        "starved",
-        (
-            daemon("tickets", "MpsUidWaitLong", f"with 1 client.*({HELD})", uid="1002"),
-            daemon("pager", "MpsUidStarved", "are still admitted first", uid="1002"),
-        ),
-        speed=0.1,
-        possible=HANDOVER | QUIT,
-    ),
-    # The ghost silences the daemon that hangs on it, and its end is no crash.
-    Incident(
-        "wait-abandoned-sigkill",
-        (
-            daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),
-            daemon("pager", "MpsGhostServer", "for uid 1002.*kill -9 863`", server="863"),
-        ),
-        possible=HEALING,
-    ),
-    Incident(
-        "wait-abandoned-sigterm",
-        (
-            daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),
-            daemon("pager", "MpsGhostServer", "for uid 1002.*kill -9 1413`", server="1413"),
-        ),
-        possible=HEALING,
-    ),
-    # Five ghosts, and on each hangs a client of the user who is dead in the queue.
-    Incident(
-        "deaf-server",
-        (
-            daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),
-            *(
-                daemon(
-                    "pager",
-                    "MpsGhostServer",
-                    f"for uid 1002.* Clients hanging on it: PID {pid};.*kill -9 {server}`",
-                    server=server,
-                )
-                for server, pid in (
-                    ("6429", 6421),
-                    ("6492", 6484),
-                    ("6554", 6550),
-                    ("6620", 6612),
-                    ("6682", 6678),
-                )
-            ),
-        ),
-        possible=HEALING,
-    ),
-    # Each daemon quits when its case is over.
-    Incident(
-        "hangs",
-        (
-            acted("pager", "MpsServerCrashLooping", "passable/pipe", "^6 starts of a server"),
-            acted("tickets", "MpsServerCrashLooping", "of-1001", "^6 starts", daemon_uid="1001"),
-            *(
-                acted(
-                    "tickets", "MpsClientsRejected", case, f"1 client.*{why}", cause=cause, uid="0"
-                )
-                for case, cause, why in (
-                    ("no-visible-device", "invalid_device", "a GPU that this daemon does not"),
-                    ("unknown-visible-device", "invalid_device", "a GPU that this daemon does not"),
-                    ("refused-by-a-server-in-fault", "server_not_ready", "recovering"),
-                    ("server-full", "context_limit", "no client context left"),
-                )
-            ),
-            *(
-                acted(
-                    "pager",
-                    "MpsControlDaemonUnresponsive",
-                    case,
-                    "has not answered",
-                    mps_control_state="unresponsive",
-                )
-                for case in ("daemon-stopped", "server-stopped", "ghost-server")
-            ),
-            acted("pager", "MpsGhostServer", "ghost-server", "uid 1002", server="1919"),
-            acted("tickets", "MpsQueuedClientDead", "deaf-server", "1 queued", uid="1002"),
-            acted("pager", "MpsGhostServer", "deaf-server", "uid 1002", server="2021"),
-            acted("pager", "MpsServerCrashed", "server-lost", "Clients lost: 1"),
-            acted(
-                "tickets",
-                "MpsServerFault",
-                "refused-by-a-server-in-fault",
-                "1 fatal GPU error",
-                **on_gpu(0),
-            ),
-            acted(
-                "tickets",
-                "MpsClientStuck",
-                "refused-by-a-server-in-fault",
-                "fatal GPU error",
-                pid="2210",
-                server="2212",
-                state="torn_down",
-                uid="0",
-            ),
-            acted(
-                "tickets",
-                "MpsContextsNearLimit",
-                "server-full",
-                "uses 93.75%",
-                server="2381",
-                **on_gpu(0),
-            ),
-        ),
-        possible=HEALING | QUIT,
-    ),
-    Incident(
-        "wedge-times",
-        (
-            daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),
-            daemon("pager", "MpsGhostServer", "for uid 1002.*kill -9 6811`", server="6811"),
-        ),
-        possible=HEALING,
-    ),
-    Incident(
-        "dead-between-scrapes",
-        (daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),),
-        possible=HEALING | {"MpsGhostServer"},  # the ghost is killed at once
-    ),
-    # Clients.
-    # Four are terminated before they end, the fifth is not; there is no kernel log. So slowly that
-    # the alert comes in time before the recording ends.
-    Incident(
-        "ending-jobs",
-        (
-            daemon(
-                "tickets",
-                "MpsServerFault",
-                "Lost, and who caused it is not proved: 3 of uid 0.",
-                **on_gpu(0),
-            ),
-        ),
-        speed=0.7,
-        possible=HANDOVER,
-    ),
-    Incident(
-        "context-limit",
-        (
-            daemon(
-                "tickets",
-                "MpsClientsRejected",
-                "refused 4 clients of uid 0 .*808 or 809",
-                cause="context_limit",
-                uid="0",
-            ),
-            daemon(
-                "tickets", "MpsContextsNearLimit", "admits: 48 of 48", server="1478", **on_gpu(0)
-            ),
-        ),
-        speed=0.7,
-    ),
-    # Of everything something.
-    Incident(
-        "tour",
-        (
-            BYPASS,
-            daemon("tickets", "MpsUidWaitLong", f"with 1 client.*({HELD})", uid="1002"),
-            daemon(
-                "tickets",
-                "MpsServerFault",
-                "Lost, and who caused it is not proved: 4 of uid 1002.",
-                **on_gpu(0),
-            ),
-            daemon("pager", "MpsServerCrashed", r"Clients lost: 3 \(3 of uid 1002\)\. They get"),
-        ),
-        speed=1.3,
-        possible=HANDOVER,
-    ),
-    # Troubles that last a second each, among them a death in the queue, the ghost of it, and a
-    # killed server with a client.
-    Incident(
-        "doctor",
-        (
-            daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),
-            daemon("pager", "MpsServerCrashed", r"Clients lost: 1 \(1 of uid 0\)\. They get"),
-        ),
-        speed=0.2,
-        possible=HEALING | QUIT | {"MpsGhostServer"},  # the ghost is killed at once
-    ),
-)
+
+def incidents() -> Iterator[Incident]:
+    """Read the table."""
+    lines = re.sub(r"\n {4,}", " ", re.sub(r"^#.*\n", "", TABLE, flags=re.MULTILINE))
+    for part in re.split(r"\n(?! )", lines.strip()):
+        head, *alerts = part.split("\n")
+        recording, *given = head.split()
+        options = dict(one.split("=") for one in given)
+        possible = options.get("possible", "")
+        yield Incident(
+            recording,
+            tuple(expected(alert) for alert in alerts),
+            float(options.get("speed", 1)),
+            int(options.get("laps", 1)),
+            frozenset(f"Mps{name}" for name in possible.split(",") if name),
+        )
+
+
+def expected(line: str) -> Expected:
+    """Read an alert of the table."""
+    words, _, text = line.partition(" : ")
+    receiver, name, *given = words.split()
+    labels = {"daemon": "DAEMON", **dict(one.split("=") for one in given)}
+    if labels["daemon"] == "-":
+        del labels["daemon"]
+    elif labels["daemon"] != "DAEMON":
+        labels["daemon"] = f"/tmp/lab-hangs/{labels['daemon']}"
+    if "gpu" in labels:
+        number = int(labels["gpu"]) + 1
+        labels["uuid"] = f"GPU-{number:08d}-0000-4000-8000-{number:012d}"
+    return Expected(receiver, f"Mps{name}", text, labels)
+
+
+INCIDENTS = tuple(incidents())
 
 
 @dataclass
