@@ -193,9 +193,6 @@ deaf-server possible=ControlDaemonUnresponsive,HandoverIdle
 # Each daemon quits when its case is over.
 hangs possible=ControlDaemonDown,ControlDaemonUnresponsive,HandoverIdle
   pager ServerCrashLooping daemon=passable/pipe : ^6 starts of a server
-  tickets ServerCrashLooping daemon=of-1001 daemon_uid=1001 : ^6 starts
-  tickets ClientsRejected daemon=no-visible-device cause=invalid_device uid=0 :
-    1 client.*a GPU that this daemon does not
   tickets ClientsRejected daemon=unknown-visible-device cause=invalid_device uid=0 :
     1 client.*a GPU that this daemon does not
   tickets ClientsRejected daemon=refused-by-a-server-in-fault cause=server_not_ready uid=0 :
@@ -204,28 +201,26 @@ hangs possible=ControlDaemonDown,ControlDaemonUnresponsive,HandoverIdle
     1 client.*no client context left
   pager ControlDaemonUnresponsive daemon=daemon-stopped mps_control_state=unresponsive :
     has not answered
-  pager ControlDaemonUnresponsive daemon=server-stopped mps_control_state=unresponsive :
-    has not answered
-  pager ControlDaemonUnresponsive daemon=ghost-server mps_control_state=unresponsive :
-    has not answered
-  pager GhostServer daemon=ghost-server server=1919 : uid 1002
+  tickets QueuedClientDead daemon=ghost-server uid=1002 : 1 queued
+  pager GhostServer daemon=ghost-server server=3426 : uid 1002
   tickets QueuedClientDead daemon=deaf-server uid=1002 : 1 queued
-  pager GhostServer daemon=deaf-server server=2021 : uid 1002
+  pager GhostServer daemon=deaf-server server=3496 : uid 1002
   pager ServerCrashed daemon=server-lost : Clients lost: 1
   tickets ServerFault daemon=refused-by-a-server-in-fault gpu=0 : 1 fatal GPU error
-  tickets ClientStuck daemon=refused-by-a-server-in-fault pid=2210 server=2212
+  pager ServerStuckInFault daemon=refused-by-a-server-in-fault server=3656 mps_server_state=FAULT :
+    has been in FAULT
+  tickets ClientStuck daemon=refused-by-a-server-in-fault pid=3654 server=3656
     state=torn_down uid=0 : fatal GPU error
-  tickets ContextsNearLimit daemon=server-full server=2381 gpu=0 : uses 93.75%
 wedge-times possible=ControlDaemonUnresponsive,HandoverIdle
   tickets QueuedClientDead uid=1002 : 1 queued client of uid 1002 at
   pager GhostServer server=6811 : for uid 1002.*kill -9 6811`
 dead-between-scrapes possible=ControlDaemonUnresponsive,GhostServer,HandoverIdle
   tickets QueuedClientDead uid=1002 : 1 queued client of uid 1002 at
 # Clients.
-# Four are terminated before they end, the fifth is not; there is no kernel log. So slowly that
+# Four are terminated before they end, the fifth is not; the kernel log proves it. So slowly that
 # the alert comes in time before the recording ends.
 ending-jobs speed=0.7 possible=HandoverIdle
-  tickets ServerFault gpu=0 : Lost, and who caused it is not proved: 3 of uid 0.
+  tickets UnfinishedWork : 3 clients of .* failed within 5 minutes
 context-limit speed=0.7
   tickets ClientsRejected cause=context_limit uid=0 : refused 4 clients of uid 0 .*808 or 809
   tickets ContextsNearLimit server=1478 gpu=0 : admits: 48 of 48
