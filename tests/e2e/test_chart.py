@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -222,19 +221,6 @@ def test_alerts_have_no_links_that_lead_nowhere() -> None:
     assert "localhost:3000" not in text
 
 
-def test_links_in_the_alerts_lead_where_the_values_say() -> None:
-    """And nothing else of a rule is changed; whether they end with a slash is the same."""
-    grafana, runbooks = "https://grafana.example.org/g", "https://wiki.example.org/mps"
-    plain = alerts()
-    changed = alerts(
-        f"prometheusRule.grafanaUrl={grafana}/", f"prometheusRule.runbookUrl={runbooks}"
-    )
-    for name, rule in changed.items():
-        assert rule["annotations"].pop("runbook_url") == f"{runbooks}/{name}.md"
-        assert rule["annotations"].pop("dashboard_url").startswith(f"{grafana}/d/mps-")
-    assert changed == plain
-
-
 def test_single_alerts_are_switched_off_and_labelled() -> None:
     plain = alerts()
     changed = alerts(
@@ -265,16 +251,6 @@ def test_dashboards_in_the_cluster_are_the_dashboards_of_the_project() -> None:
             in_cluster |= {name: json.loads(text) for name, text in one["data"].items()}
     files = (ROOT / "grafana" / "dashboards").glob("*.json")
     assert in_cluster == {path.name: json.loads(path.read_text("utf-8")) for path in files}
-
-
-def test_the_packaged_chart_carries_them(tmp_path: Path) -> None:
-    helm("package", str(CHART), "--destination", str(tmp_path))
-    (package,) = tmp_path.glob("mps-exporter-*.tgz")
-    with tarfile.open(package) as archive:
-        packed = {Path(name) for name in archive.getnames()}
-    for source, folder in (("prometheus/rules", "rules"), ("grafana/dashboards", "dashboards")):
-        for path in (ROOT / source).glob("*.*"):
-            assert Path("mps-exporter/files") / folder / path.name in packed
 
 
 def test_each_layout_watches_and_mounts_what_it_is_about() -> None:
@@ -318,26 +294,6 @@ def test_a_layout_that_could_see_nothing_is_refused() -> None:
 )
 def test_values_that_mean_nothing_are_refused(wrong: str) -> None:
     assert "values don't meet the specifications of the schema" in refused(wrong)
-
-
-@pytest.mark.parametrize(
-    ("kind", "switch"),
-    [
-        ("PodMonitor", "podMonitor"),
-        ("ServiceMonitor", "serviceMonitor"),
-        ("PrometheusRule", "prometheusRule"),
-    ],
-)
-def test_a_cluster_without_the_operator_is_told_the_switch(kind: str, switch: str) -> None:
-    """A cluster lists its kinds; `helm template` alone knows group versions only."""
-    others = {"podMonitor", "serviceMonitor", "prometheusRule"} - {switch}
-    values = (f"{switch}.enabled=true", *(f"{other}.enabled=false" for other in others))
-    cluster = ("--api-versions", "apps/v1/DaemonSet")
-    why = refused(*values, more=cluster)
-    assert f"the cluster has no {kind}" in why
-    assert f"{switch}.enabled=false" in why
-    helm(*words(*values), *cluster, "--api-versions", f"monitoring.coreos.com/v1/{kind}")
-    helm(*words(f"{switch}.enabled=false", *values[1:]), *cluster)
 
 
 def test_a_web_config_comes_from_a_secret_and_probes_need_no_password() -> None:

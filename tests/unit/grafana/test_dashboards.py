@@ -70,13 +70,6 @@ def test_panels_fill_the_width_without_overlap(dashboard: Json) -> None:
         assert {x for x, line in taken if line == y} == set(range(24)), f"a hole in line {y}"
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS)
-@pytest.mark.parametrize("name", ["id", "title"])
-def test_panels_are_distinguishable(dashboard: Json, name: str) -> None:
-    named = [panel[name] for panel in dashboard["panels"]]
-    assert len(named) == len(set(named))
-
-
 def panel_links(dashboard: Json) -> list[str]:
     return re.findall(r'"url": "(/d/[^"]+)"', json.dumps(dashboard))
 
@@ -106,11 +99,3 @@ def test_firing_alerts_say_what_to_do_first() -> None:
     assert texts.keys() == {rule.alert for rule in alerts()}
     assert all(each["text"].endswith(".") for each in texts.values())
     assert not [each for each in texts.values() if "{{" in each["text"]]
-
-
-@pytest.mark.parametrize("panel", PANELS)
-def test_links_in_cells_name_columns_that_exist(panel: Json) -> None:
-    named = set(re.findall(r"__data\.fields\.(\w+)", str(panel["fieldConfig"])))
-    if named:
-        renamed = next(t for t in panel["transformations"] if t["id"] == "organize")
-        assert named <= set(renamed["options"]["renameByName"].values())
