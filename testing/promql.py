@@ -236,7 +236,7 @@ class Schema:
 
     def _over_time(self, name: str, over: Any) -> frozenset[str]:
         if isinstance(over, parser.MatrixSelector) and name not in OVER_BOTH:
-            metric = over.vector_selector.name
+            metric = str(over.vector_selector.name)
             wanted = "counter" if name in OVER_COUNTERS else "gauge"
             if self.series(metric).kind != wanted:
                 raise PromqlError(f"{name}() of {metric}, which is no {wanted}")

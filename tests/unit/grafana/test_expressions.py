@@ -60,5 +60,5 @@ def test_rates_span_what_grafana_chooses(target: Target) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_legends_name_labels_that_the_result_has(target: Target) -> None:
-    labels = SCHEMA.labels(parse(filled(target.expr))) or set()
+    labels = SCHEMA.labels(parse(filled(target.expr))) or frozenset[str]()
     assert set(re.findall(r"\{\{(\w+)\}\}", target.legend)) <= labels
