@@ -17,7 +17,7 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(CURDIR)/.tools/bin:$(CURDIR)/.venv/bin:$(PATH)
 
 # What a user may set on the command line:
-ARGS   ?=        # for demo, run, bench and mutants: more arguments for the program
+ARGS   ?=        # for demo, run and bench: more arguments for the program
 TESTS  ?=        # for test-fast, test-integration, test-e2e: arguments for pytest
 JOBS   ?= 2      # how many tests at a time
 
@@ -99,10 +99,16 @@ coverage: ## Run them again and tell which branches they do not reach
 	@coverage combine --quiet
 	@coverage report
 
-# Not part of `make test`: all of it takes hours. It goes on where it was interrupted.
+# Not part of `make test`: one module takes minutes. It changes a copy of what is committed.
 .PHONY: mutants
-mutants: install ## Break the code in many places: does a test fail? (ARGS="--sample 100 --seed 1")
-	@python tools/mutants.py --jobs $(JOBS) $(ARGS)
+mutants: install ## Does a test of TESTS fail for each change? (MODULE=exporter/mps_exporter/humanize.py)
+	@pip install -q 'cosmic-ray>=8.4,<9'
+	@rm -rf build/mutants* && mkdir -p build && git clone -q . build/mutants
+	@printf '%s\n' '[cosmic-ray]' 'module-path = "$(MODULE)"' 'timeout = 60.0' 'excluded-modules = []' \
+	  'test-command = "python -m pytest -q -x $(or $(TESTS),tests/unit)"' \
+	  '[cosmic-ray.distributor]' 'name = "local"' >build/mutants/mutants.toml
+	@cd build/mutants && cosmic-ray init mutants.toml mutants.sqlite && \
+	  cosmic-ray exec mutants.toml mutants.sqlite && cr-report --show-diff --surviving-only mutants.sqlite
 
 # Kept apart for what they need: minutes to build tools, a browser.
 .PHONY: test-e2e
@@ -114,7 +120,7 @@ test-all: test test-e2e package ## Everything that CI runs
 
 .PHONY: bench
 bench: install ## Measure how long things take (ARGS="--help")
-	@if [ -d bench ]; then python -m bench $(ARGS); else echo 'no bench yet'; fi
+	@python -m bench $(ARGS)
 
 # Nothing here builds Grafana: GRAFANA=/usr/share/grafana names one that is installed or unpacked.
 .PHONY: pictures
@@ -128,10 +134,9 @@ page-pictures: install ## Draw the status page in each situation (ARGS="FOLDER N
 	python -m tests.browser.pictures $(or $(ARGS),build/page-pictures)
 
 .PHONY: images
-images: install tools-servers ## Make the pictures of docs/images: of dashboards (GRAFANA=/its/folder) and benchmarks
+images: install tools-servers ## Make the pictures of docs/images: of dashboards (GRAFANA=/its/folder)
 	@tools/install-system.sh chromium
 	python -m grafana.pictures build/pictures --images docs/images
-	python -m bench --quick --plot docs/images/collection-cost.svg
 
 ##@ Programs that tests run, into .tools
 

@@ -53,19 +53,11 @@ def _cpu(name_of: int) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-async def measure(
-    works: Sequence[Callable[[], Awaitable[object]]], runs: int = RUNS, *, warm: bool = False
-) -> list[Cost]:
-    """Repeat these by turns with a pause in between, as scrapes come; the first does not count.
-
-    Several hosts in one process take each other's place in what is kept from one page to the next:
-    warm does each work once before it is measured.
-    """
+async def measure(works: Sequence[Callable[[], Awaitable[object]]], runs: int = RUNS) -> list[Cost]:
+    """Repeat these by turns with pauses, as scrapes come; the first does not count."""
     found: list[list[tuple[float, ...]]] = [[] for _ in works]
     for number in range(runs + 1):
         for work, times in zip(works, found, strict=True):
-            if warm:
-                await work()
             began = time.perf_counter(), time.process_time(), _cpu(resource.RUSAGE_CHILDREN)
             await work()
             ended = time.perf_counter(), time.process_time(), _cpu(resource.RUSAGE_CHILDREN)
@@ -106,37 +98,23 @@ class Result:
 
 async def collection(clients: int, runs: int = RUNS) -> Result:
     """Measure a host with so many clients."""
-    return (await by_turns((clients,), runs))[0]
-
-
-async def by_turns(sizes: Sequence[int], runs: int = RUNS) -> list[Result]:
-    """Measure hosts with so many clients: each collection of one is followed by the next's."""
     configure_malloc()  # as the program does
     gc.freeze()
     async with AsyncExitStack() as stack:
-        hosts, unasked = [], []
-        for clients in sizes:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            full = stack.enter_context(FullHost(Path(folder), clients))
-            seldom = replace(
-                full.settings, mps_min_query_interval=Settings().mps_min_query_interval
-            )
-            pair = [(full.live(settings), settings) for settings in (full.settings, seldom)]
-            for host, _ in pair:
-                stack.push_async_callback(host.close)
-            often, rarely = (Collector(*one) for one in pair)
-            hosts.append((full, often))
-            unasked.append(_whole(rarely))
-        await asyncio.sleep(1.1)  # servers are old enough to be asked
-        works = [_whole(collector) for _, collector in hosts]
-        for work in (*works, *unasked) * 2:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        full = stack.enter_context(FullHost(Path(folder), clients))
+        seldom = replace(full.settings, mps_min_query_interval=Settings().mps_min_query_interval)
+        collectors = []
+        for settings in (full.settings, seldom):
+            host = full.live(settings)
+            stack.push_async_callback(host.close)
+            collectors.append(Collector(host, settings))
+        await asyncio.sleep(1.1)  # servers are old enough to be queried
+        works = [_whole(collector) for collector in collectors]
+        for work in works * 2:
             await work()
-        costs = await measure(works, runs, warm=len(sizes) > 1)
-        others = await measure(unasked, runs, warm=len(sizes) > 1)
-        return [
-            await _result(full, collector, (cost, other), runs if len(sizes) == 1 else 1)
-            for (full, collector), cost, other in zip(hosts, costs, others, strict=True)
-        ]
+        (whole,), (unasked,) = await measure(works[:1], runs), await measure(works[1:], runs)
+        return await _result(full, collectors[0], (whole, unasked), runs)
 
 
 def _page(snapshot: Snapshot) -> bytes:

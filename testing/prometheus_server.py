@@ -10,36 +10,28 @@ import contextlib
 import json
 import re
 import subprocess
-import sys
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.snapshot import RecordingInfo
-from mps_exporter.sources.recording import read_recording
 from testing.dashboards import Target, filled
 from testing.player import RECORDINGS, Player
 from testing.ports import free_port
 from testing.prometheus_programs import program
-from testing.rule_files import ROOT
 from testing.waiting import PATIENCE_SECONDS, wait_for
 
 SCRAPE_SECONDS = 0.5
 STARTUP_SECONDS = 60
 JOB = "mps-exporter"
 
-BEGAN = re.compile(r'time=(\S+) .*msg="starting mps-exporter"')
 
 Series = tuple[dict[str, str], list[float]]
 
@@ -138,44 +130,6 @@ def until_ready(url: str) -> None:
         return False
 
     wait_for(ready)
-
-
-def start_prometheus(
-    folder: Path, started: list[subprocess.Popen[bytes]], targets: Mapping[str, str]
-) -> Prometheus:
-    """Prometheus with our rules; targets maps the label instance to an address."""
-    address = f"127.0.0.1:{free_port()}"
-    often = f"{int(SCRAPE_SECONDS * 1000)}ms"
-    config = {
-        "global": {
-            "scrape_interval": often,
-            "scrape_timeout": often,
-            "evaluation_interval": "1s",
-        },
-        "rule_files": [str(ROOT / "rules" / "*.yml")],
-        "scrape_configs": [
-            {
-                "job_name": JOB,
-                "static_configs": [
-                    {"targets": [target], "labels": {"instance": name}}
-                    for name, target in targets.items()
-                ],
-            }
-        ],
-    }
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    started.append(
-        start(
-            folder,
-            "prometheus",
-            program("prometheus"),
-            f"--config.file={folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address={address}",
-        )
-    )
-    until_ready(f"http://{address}/-/ready")
-    return Prometheus(address)
 
 
 GONE = "up 0\n"
@@ -277,74 +231,3 @@ def backfilled(
     )
     until_ready(f"http://{address}/-/ready")
     return Prometheus(address)
-
-
-def start_replay(
-    folder: Path, started: list[subprocess.Popen[bytes]], name: str, port: int
-) -> None:
-    """An exporter that replays a recording, again and again."""
-    started.append(
-        start(
-            folder,
-            name,
-            sys.executable,
-            "-m",
-            "mps_exporter",
-            "serve",
-            "--replay",
-            RECORDINGS / f"{name}.rec.gz",
-            "--web.listen-address",
-            f"127.0.0.1:{port}",
-            "--mps.min-query-interval",
-            "0",
-            "--log.level",
-            "info",
-        )
-    )
-
-
-def replayed(
-    folder: Path,
-    started: list[subprocess.Popen[bytes]],
-    names: Sequence[str],
-    others: Mapping[str, str],
-    at_a_time: int = 4,
-    *,
-    stay: bool = False,
-) -> tuple[Prometheus, dict[str, Window]]:
-    """Replay recordings once each, a few at a time, and give the times at which that was.
-
-    Others are hosts that are scraped all the time: a name, and an address. Those that stay go on,
-    and begin anew, until all have had their turn.
-    """
-    ports = {name: free_port() for name in names}
-    addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
-    prometheus = start_prometheus(folder, started, {**addresses, **others})
-    began_at = time.time()
-    lengths = {}
-    for name in names:
-        recording = read_recording(RECORDINGS / f"{name}.rec.gz")
-        lengths[name] = recording.ended_at - recording.header.started_at
-    windows: dict[str, Window] = {}
-    waiting = sorted(names, key=lambda name: -lengths[name])
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    while waiting or running:
-        while waiting and len(running) < at_a_time:
-            name = waiting.pop(0)
-            start_replay(folder, started, name, ports[name])
-            running[name] = started[-1]
-        time.sleep(SCRAPE_SECONDS)
-        for name, process in list(running.items()):
-            log = (folder / f"{name}.log").read_text()
-            assert process.poll() is None, log
-            began = BEGAN.search(log)
-            if began is None:
-                continue
-            start = datetime.fromisoformat(began[1]).timestamp()
-            # It begins again after its end; what is left out is less than a scrape.
-            windows[name] = Window(start - 1, start + lengths[name] - 0.2)
-            if time.time() > windows[name].end:
-                if not stay:
-                    process.terminate()
-                del running[name]
-    return prometheus, {**windows, **dict.fromkeys(others, Window(began_at, time.time()))}

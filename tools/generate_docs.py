@@ -3,10 +3,8 @@
 Pages: docs/metrics.md, docs/configuration.md, docs/mps-exporter.1. Tables, each between a mark and
 ``<!-- end -->``:
 ``<!-- advice -->`` in docs/troubleshooting.md, ``<!-- alerts -->`` in docs/alerts.md,
-``<!-- symptoms -->`` in docs/symptoms/README.md, ``<!-- hardware -->`` in
-docs/symptoms/reported.md, ``<!-- series -->`` in docs/fleet.md. And the
-chart's copies of rules and dashboards, with its table of values (tools/chart.py), and the entry for
-awesome-prometheus-alerts.
+``<!-- symptoms -->`` in docs/symptoms/README.md. And the chart's copies of rules and dashboards,
+with its table of values (tools/chart.py).
 
 With --check it writes nothing, and exits with 1 when a page is not up to date.
 """
@@ -22,11 +20,10 @@ from pathlib import Path
 
 import yaml
 
-from bench.rules import series_table
 from mps_exporter.config import COMMANDS, grouped, options_of
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.metrics.catalogue import CATALOGUE
-from tools import awesome_alerts, chart, hardware_cases
+from tools import chart
 from tools.man_page import man_page
 from tools.rules import usual_severity
 from tools.symptoms import KINDS, REPORTED, symptoms, thread_link
@@ -191,8 +188,6 @@ TABLES = {
     "symptoms/README.md": ("symptoms", symptoms_table),
     "troubleshooting.md": ("advice", advice_table),
     "alerts.md": ("alerts", alerts_table),
-    "fleet.md": ("series", series_table),
-    "symptoms/reported.md": ("hardware", hardware_cases.table),
 }
 
 
@@ -209,7 +204,6 @@ def filled(name: str) -> Iterator[str]:
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "metrics.md": metrics_page,
     "configuration.md": configuration_page,
-    "../deploy/discovery/awesome-prometheus-alerts.yml": awesome_alerts.entry,
     "mps-exporter.1": man_page,
     **{name: partial(filled, name) for name in TABLES},
 }

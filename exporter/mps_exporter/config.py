@@ -364,7 +364,7 @@ class Settings:
         "change. Collections in between reuse the reply. 0 = query at every collection.",
     )
     # Queries are written into control.log: with 48 clients, a minute between reconciliations made
-    # 8 MB a day (bench/control_log.py). The logs show what happens between.
+    # 8 MB a day. The logs show what happens between.
     mps_reconcile_interval: float = _following(
         "mps.reconcile-interval",
         900.0,

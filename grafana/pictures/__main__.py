@@ -24,7 +24,7 @@ import yaml
 
 from grafana.boards import BOARDS
 from grafana.pictures import hosts, server
-from grafana.pictures.look import Shot, Sight, look, report, wrong
+from grafana.pictures.look import Shot, look, report, wrong
 from testing.devtools import browser
 from testing.ports import free_port
 from testing.prometheus_programs import program
@@ -157,44 +157,23 @@ def scraped(folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{prometheus}"
 
 
-async def take_images(folder: Path, address: str, also: Path | None) -> list[str]:
-    """Take the pictures of the documents; gives what is wrong."""
-    found = {shot.name: shot for shot in shots(also)}
-    lines: list[str] = []
-    for name, shot in IMAGES.items():
-        if shot not in found:
-            continue
-        async with browser() as tab:
-            with tempfile.TemporaryDirectory() as drawn:
-                sights = await look(
-                    tab, found[shot], address, Path(drawn), width=1400, dark=True, docked=False
-                )
-                shutil.copy(next(Path(drawn).glob(f"{shot}-*-closed.png")), folder / name)
-            lines += wrong(report(sights, tab.complaints))
-    return lines
-
-
 async def take(chosen: argparse.Namespace, address: str) -> list[str]:
     """Take all pictures; gives what is wrong."""
     lines: list[str] = []
-    themes = [theme == "dark" for theme in chosen.theme]
-    docked = [menu == "docked" for menu in chosen.menu]
-    wanted = [
-        shot
-        for shot in shots(chosen.also, chosen.scenario)
-        if shot.dashboard in (*chosen.dashboard, server.FOREIGN)
-    ]
-    for width, dark, dock in itertools.product(chosen.width, themes, docked):
-        # One browser for all: Grafana's programs are read and compiled once.
-        async with browser() as tab:
-            for shot in wanted:
-                before = len(tab.complaints)
-                sights: list[Sight] = await look(
-                    tab, shot, address, chosen.folder, width=width, dark=dark, docked=dock
-                )
-                said = list(report(sights, tab.complaints[before:]))
-                print(*said, sep="\n", flush=True)
-                lines += [f"{shot.name} at {width}: {line}" for line in wrong(said)]
+    drawn = {shot: name for name, shot in IMAGES.items()} if chosen.images else {}
+    # One browser for all: Grafana's programs are read and compiled once.
+    async with browser() as tab:
+        for shot in shots(chosen.also, chosen.scenario):
+            if drawn and shot.name not in drawn:
+                continue
+            before = len(tab.complaints)
+            sights = await look(tab, shot, address, chosen.folder)
+            said = list(report(sights, tab.complaints[before:]))
+            print(*said, sep="\n", flush=True)
+            lines += [f"{shot.name}: {line}" for line in wrong(said)]
+            if drawn:
+                picture = chosen.folder / f"{shot.name}.png"
+                shutil.copy(picture, chosen.images / drawn[shot.name])
     return lines
 
 
@@ -206,57 +185,24 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="where the pictures go")
-    parser.add_argument(
-        "--minutes", type=float, default=20, help="to let the recordings play first"
-    )
-    parser.add_argument(
-        "--grafana", metavar="URL", help="look at a Grafana that runs already, with --keep"
-    )
-    for flag, default, kind in (
-        ("--dashboard", [board.uid for board in BOARDS], str),
-        ("--scenario", list(SCENARIOS), str),
-        ("--width", [1366, 1920, 2560], int),
-        ("--theme", ["dark", "light"], str),
-        ("--menu", ["docked", "closed"], str),
-    ):
-        known = default if kind is str else None
-        parser.add_argument(flag, nargs="+", type=kind, default=default, choices=known)
-    parser.add_argument(
-        "--also", type=Path, help="a dashboard's file to look at, too: dcgm-exporter's"
-    )
-    parser.add_argument("--images", type=Path, help="write the documents' pictures there instead")
-    parser.add_argument("--keep", action="store_true", help="go on running, to look around")
+    parser.add_argument("--minutes", type=float, default=20, help="recordings play first")
+    known = list(SCENARIOS)
+    parser.add_argument("--scenario", nargs="+", default=known, choices=known)
+    parser.add_argument("--also", type=Path, help="another dashboard's file: dcgm-exporter's")
+    parser.add_argument("--images", type=Path, help="write the documents' pictures there, too")
     chosen = parser.parse_args(arguments)
-    if chosen.grafana:
-        chosen.folder.mkdir(parents=True, exist_ok=True)
-        return _said(asyncio.run(_looked(chosen, chosen.grafana)))
+    home = os.environ.get("GRAFANA")
     try:
-        server.program(os.environ.get("GRAFANA"))
+        server.program(home)
     except server.NoGrafanaError as error:
         print(error, file=sys.stderr)
         return 2
     chosen.folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with scraped(folder) as prometheus:
-            print(f"Prometheus: {prometheus}; playing for {chosen.minutes:g} minutes", flush=True)
-            time.sleep(chosen.minutes * 60)
-            home = os.environ.get("GRAFANA")
-            with server.running(home, folder, free_port(), prometheus, chosen.also) as address:
-                print(f"Grafana: {address}", flush=True)
-                status = _said(asyncio.run(_looked(chosen, address)))
-                while chosen.keep:
-                    time.sleep(1)
-    return status
-
-
-async def _looked(chosen: argparse.Namespace, address: str) -> list[str]:
-    if chosen.images:
-        return await take_images(chosen.images, address, chosen.also)
-    return await take(chosen, address)
-
-
-def _said(found: list[str]) -> int:
+    with tempfile.TemporaryDirectory() as name, scraped(Path(name)) as prometheus:
+        print(f"Prometheus: {prometheus}; playing for {chosen.minutes:g} minutes", flush=True)
+        time.sleep(chosen.minutes * 60)
+        with server.running(home, Path(name), free_port(), prometheus, chosen.also) as address:
+            found = asyncio.run(take(chosen, address))
     print(*(found or ["Nothing is wrong."]), sep="\n")
     return int(bool(found))
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -22,17 +21,15 @@ from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
-from mps_exporter.observations import GpuObservation, Reading
-from mps_exporter.snapshot import Client, CollectorResult, ControlDaemon, Gpu, Server, Snapshot
 from mps_exporter.sources.playlist import Playlist
 from mps_exporter.sources.recording import read_recording
 from testing import v3_host
 from testing.player import Player
+from testing.snapshots import full
 
 RECORDINGS = Path(__file__).parents[2] / "tests" / "recordings"
 MADE_UP = "eight-gpus"
 V3 = "mps-v3"
-GPUS, CLIENTS_PER_GPU = 8, 48
 
 
 def service(recording: str) -> CollectorBackend:
@@ -43,81 +40,13 @@ def service(recording: str) -> CollectorBackend:
     return CollectorBackend(settings, Playlist.of(read_recording(path)))
 
 
-def eight_gpus(seconds: float) -> Snapshot:
-    """Give a host with as many clients as MPS admits on eight GPUs, after so many seconds."""
-    uuids = [f"GPU-{number:08d}-0000-4000-8000-000000000000" for number in range(GPUS)]
-    servers = tuple(
-        Server(
-            pid=4000 + number,
-            uid=1001 + number % 4,
-            state="ACTIVE",
-            ghost=False,
-            clients_connected=CLIENTS_PER_GPU,
-            contexts={uuid: CLIENTS_PER_GPU},
-            contexts_limit={uuid: CLIENTS_PER_GPU},
-            clients=tuple(
-                Client(
-                    pid=10_000 + 100 * number + client,
-                    server_pid=4000 + number,
-                    uid=1001 + number % 4,
-                    command="train",
-                    contexts={uuid: 1},
-                    memory_used_bytes={uuid: (client + 1) * 30_000_000},
-                    sm_limit={uuid: 132 if client % 2 else 66},
-                )
-                for client in range(CLIENTS_PER_GPU)
-            ),
-        )
-        for number, uuid in enumerate(uuids)
-    )
-    daemon = ControlDaemon(
-        pipe_directory="/tmp/nvidia-mps",  # noqa: S108, MPS's own default
-        log_directory="/var/log/nvidia-mps",
-        state="answering",
-        servers=servers,
-        gpu_uuids=tuple(uuids),
-    )
-    gpus = tuple(
-        Gpu(
-            GpuObservation(
-                number,
-                uuid,
-                name="NVIDIA H200",
-                sm_count=132,
-                readings=(
-                    Reading("up", 1.0),
-                    Reading("busy_time", seconds * 0.9),
-                    Reading("sm_active_time", seconds * (0.4 + number / 20)),
-                    Reading("memory_used", 60e9 + number * 1e9),
-                    Reading("memory_total", 141e9),
-                    Reading("power", 500.0 + 10 * number),
-                    Reading("temperature", 60.0 + number, (("sensor", "gpu"),)),
-                ),
-            ),
-            index=str(number),
-            uuid=uuid,
-        )
-        for number, uuid in enumerate(uuids)
-    )
-    return Snapshot(
-        taken_at=time.time(),
-        driver_version="595.71.05",
-        gpus=gpus,
-        gpu_indexes={uuid: str(number) for number, uuid in enumerate(uuids)},
-        daemons=(daemon,),
-        collectors=(CollectorResult("nvml", success=True, duration_seconds=0.01),),
-    )
-
-
 def app(services: Mapping[str, CollectorBackend], v3: Player) -> web.Application:
     """Serve each at /NAME/metrics, and the host with MPS v3."""
-    began = time.monotonic()
 
     async def metrics(request: web.Request) -> web.Response:
         name = request.match_info["name"]
         if name == MADE_UP:
-            snapshot = eight_gpus(time.monotonic() - began)
-            page = Encoder().encode(render(snapshot, Build("made up", "", "")), [], TEXT_0_0_4)
+            page = Encoder().encode(render(full(), Build("made up", "", "")), [], TEXT_0_0_4)
         elif name == V3:
             snapshot = (await v3.to_end()).snapshot
             page = Encoder().encode(render(snapshot, Build("made up", "", "")), [], TEXT_0_0_4)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from grafana.style import Json
 from testing.devtools import Page
 
 DRAWN_SECONDS = 60.0
@@ -19,6 +18,7 @@ SETTLED_SECONDS = 1.5
 _FAULT = "  FAULT "
 MOST_MARKS = 40
 """More annotations than this hide the curves of a graph of a third of a screen."""
+WIDTH = 1400
 HIGHEST = 6000
 """Pixels: no dashboard is higher with all rows opened."""
 
@@ -69,19 +69,6 @@ class Sight:
     marks: int = 0
     """Annotations that are drawn over it."""
 
-    @classmethod
-    def read(cls, dashboard: str, found: Json) -> Sight:
-        """Read what PANELS gives."""
-        return cls(
-            dashboard=dashboard,
-            panel=str(found["title"]),
-            error=str(found["error"]),
-            cut=bool(found["cut"]),
-            canvas=bool(found["canvas"]),
-            text=str(found["text"]),
-            marks=int(found["marks"]),
-        )
-
     @property
     def faults(self) -> Iterator[str]:
         """What is wrong with it."""
@@ -107,22 +94,13 @@ class Shot:
     """More of the URL: var-instance=... and so on."""
     period: str = "now-1h"
 
-    def url(self, address: str, *, dark: bool) -> str:
+    def url(self, address: str) -> str:
         """Give the address that a user would open."""
         more = f"&{self.choices}" if self.choices else ""
-        theme = "dark" if dark else "light"
         return (
-            f"{address}/d/{self.dashboard}?orgId=1&from={self.period}&to=now&refresh=&theme={theme}"
+            f"{address}/d/{self.dashboard}?orgId=1&from={self.period}&to=now&refresh=&theme=dark"
             f"{more}"
         )
-
-
-async def dock(tab: Page, address: str, *, docked: bool) -> None:
-    """Keep Grafana's menu open at the left, or closed."""
-    await tab.open(f"{address}/robots.txt")
-    value = "true" if docked else "false"
-    for key in ("docked", "open"):
-        await tab.evaluate(f"localStorage.setItem('grafana.navigation.{key}', '{value}')")
 
 
 async def _until_drawn(tab: Page) -> None:
@@ -136,23 +114,20 @@ async def _until_drawn(tab: Page) -> None:
         before = panels
 
 
-async def look(
-    tab: Page, shot: Shot, address: str, folder: Path, *, width: int, dark: bool, docked: bool
-) -> list[Sight]:
+async def look(tab: Page, shot: Shot, address: str, folder: Path) -> list[Sight]:
     """Take a picture of what is seen first, then one of all rows opened; read the panels off."""
-    name = f"{shot.name}-{width}-{'dark' if dark else 'light'}{'' if docked else '-closed'}"
     # Grafana draws only what is in the window, and draws anew when the window changes: one that is
     # as high as any dashboard.
-    await tab.look(width, HIGHEST, dark=dark)
-    await dock(tab, address, docked=docked)
-    began = time.monotonic()
-    await tab.open(shot.url(address, dark=dark))
+    await tab.look(WIDTH, HIGHEST, dark=True)
+    await tab.open(f"{address}/robots.txt")
+    for key in ("docked", "open"):
+        await tab.evaluate(f"localStorage.setItem('grafana.navigation.{key}', 'false')")
+    await tab.open(shot.url(address))
     await _until_drawn(tab)
-    print(f"{name}: drawn after {time.monotonic() - began:.1f} s", flush=True)
-    await _picture(tab, folder / f"{name}.png", width)
+    await _picture(tab, folder / f"{shot.name}.png")
     if await tab.evaluate(OPEN_ALL_ROWS):
         await _until_drawn(tab)
-        await _picture(tab, folder / f"{name}-open.png", width)
+        await _picture(tab, folder / f"{shot.name}-open.png")
     sights = await _sights(tab, shot)
     if any(True for sight in sights for _ in sight.faults):
         # On a busy machine a slow query puts a button beside the title, which is cut meanwhile.
@@ -162,13 +137,21 @@ async def look(
 
 
 async def _sights(tab: Page, shot: Shot) -> list[Sight]:
-    return [Sight.read(shot.dashboard, found) for found in await tab.evaluate(PANELS)]
+    found = await tab.evaluate(PANELS)
+    return [
+        Sight(
+            dashboard=shot.dashboard,
+            panel=one["title"],
+            **{name: one[name] for name in ("error", "cut", "canvas", "text", "marks")},
+        )
+        for one in found
+    ]
 
 
-async def _picture(tab: Page, path: Path, width: int) -> None:
+async def _picture(tab: Page, path: Path) -> None:
     await asyncio.sleep(SETTLED_SECONDS)
     bottom = max((each["y"] + each["height"] for each in await tab.evaluate(PANELS)), default=900)
-    clip = {"x": 0, "y": 0, "width": width, "height": min(HIGHEST, bottom + 16), "scale": 1}
+    clip = {"x": 0, "y": 0, "width": WIDTH, "height": min(HIGHEST, bottom + 16), "scale": 1}
     answer = await tab.call("Page.captureScreenshot", format="png", clip=clip)
     path.write_bytes(base64.b64decode(answer["data"]))
 

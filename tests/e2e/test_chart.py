@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -175,81 +173,6 @@ def test_every_layout_is_valid_in(schemas: Path, version: str, layout: str, moni
     check(schemas, version, template(*values, kubernetes=version))
 
 
-@pytest.fixture(scope="session")
-def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart as Flux has it: an archive of the files that git knows, without links."""
-    folder = tmp_path_factory.mktemp("flux")
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", str(CHART)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    for name in filter(None, listed.split("\0")):
-        source = ROOT / name
-        if source.is_file() and not source.is_symlink():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, folder / name)
-    return folder / CHART.relative_to(ROOT)
-
-
-def test_a_checkout_without_links_renders_the_same(fetched: Path) -> None:
-    assert template(chart=fetched) == template()
-
-
-@pytest.mark.parametrize("missing", ["rules", "dashboards"])
-def test_a_chart_that_lost_its_files_is_refused(
-    fetched: Path, tmp_path: Path, missing: str
-) -> None:
-    chart = tmp_path / "mps-exporter"
-    shutil.copytree(fetched, chart)
-    shutil.rmtree(chart / "files" / missing)
-    result = run_helm(*words(chart=chart))
-    assert result.returncode != 0
-    assert f"has no files/{missing}" in result.stderr
-
-
-@pytest.fixture(scope="session")
-def parent(fetched: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A chart that has this one as a dependency, with a condition."""
-    folder = tmp_path_factory.mktemp("parent") / "gpus"
-    (folder / "templates").mkdir(parents=True)
-    dependency = {
-        "name": "mps-exporter",
-        "version": "*",
-        "repository": f"file://{fetched}",
-        "condition": "mps-exporter.enabled",
-    }
-    chart = {"apiVersion": "v2", "name": "gpus", "version": "1.0.0", "dependencies": [dependency]}
-    (folder / "Chart.yaml").write_text(yaml.safe_dump(chart))
-    helm("dependency", "build", str(folder))
-    return folder
-
-
-def of_parent(parent: Path, *values: str, kubernetes: str = "1.30.0") -> str:
-    settings = [word for value in values for word in ("--set", value)]
-    return helm("template", "gpus", str(parent), "--kube-version", kubernetes, *settings)
-
-
-@pytest.mark.parametrize("version", KUBERNETES)
-def test_it_is_a_dependency_with_a_condition(schemas: Path, parent: Path, version: str) -> None:
-    image = "mps-exporter.image.repository=mps-exporter"
-    values = ("global.imageRegistry=registry.example.org", image, "mps-exporter.enabled=true")
-    text = of_parent(parent, *values, kubernetes=version)
-    assert 'image: "registry.example.org/mps-exporter:' in text
-    check(schemas, version, text)
-    assert len(re.findall(r"^kind: PrometheusRule$", text, re.MULTILINE)) == len(
-        list((ROOT / "prometheus" / "rules").glob("*.yml"))
-    )
-    assert of_parent(parent, "mps-exporter.enabled=false").strip() == ""
-
-
-def test_the_check_would_notice(schemas: Path) -> None:
-    wrong = template("layout=plain").replace("hostPID: true", "hostPid: true")
-    assert conform(schemas, "1.31.0", wrong).returncode != 0
-
-
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_the_plain_manifests_are_valid_in(schemas: Path, version: str) -> None:
     for path in sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml")):
@@ -298,19 +221,6 @@ def test_alerts_have_no_links_that_lead_nowhere() -> None:
     assert "localhost:3000" not in text
 
 
-def test_links_in_the_alerts_lead_where_the_values_say() -> None:
-    """And nothing else of a rule is changed; whether they end with a slash is the same."""
-    grafana, runbooks = "https://grafana.example.org/g", "https://wiki.example.org/mps"
-    plain = alerts()
-    changed = alerts(
-        f"prometheusRule.grafanaUrl={grafana}/", f"prometheusRule.runbookUrl={runbooks}"
-    )
-    for name, rule in changed.items():
-        assert rule["annotations"].pop("runbook_url") == f"{runbooks}/{name}.md"
-        assert rule["annotations"].pop("dashboard_url").startswith(f"{grafana}/d/mps-")
-    assert changed == plain
-
-
 def test_single_alerts_are_switched_off_and_labelled() -> None:
     plain = alerts()
     changed = alerts(
@@ -333,34 +243,6 @@ def test_an_unknown_alert_is_refused() -> None:
     assert "MpsUidWaitLong" in why
 
 
-@pytest.mark.parametrize(
-    ("interval", "timeout", "taken"),
-    [
-        ("15s", "10s", True),
-        ("1m", "60s", True),
-        ("500ms", "1s", False),
-        ("5s", "10s", False),
-        ("1m", "90s", False),
-        ("2m", "61000ms", True),
-    ],
-)
-@pytest.mark.parametrize("kind", ["podMonitor", "serviceMonitor"])
-def test_a_timeout_longer_than_the_interval_is_refused(
-    kind: str, interval: str, timeout: str, *, taken: bool
-) -> None:
-    """Prometheus would drop the whole job, and the operator says so in its log only."""
-    result = run_helm(
-        *words(
-            "podMonitor.enabled=false",
-            f"{kind}.enabled=true",
-            f"{kind}.interval={interval}",
-            f"{kind}.scrapeTimeout={timeout}",
-        )
-    )
-    assert (result.returncode == 0) == taken, result.stderr
-    assert taken or f"shorter than {kind}.scrapeTimeout" in result.stderr
-
-
 def test_dashboards_in_the_cluster_are_the_dashboards_of_the_project() -> None:
     in_cluster: dict[str, Any] = {}
     for one in rendered():
@@ -369,16 +251,6 @@ def test_dashboards_in_the_cluster_are_the_dashboards_of_the_project() -> None:
             in_cluster |= {name: json.loads(text) for name, text in one["data"].items()}
     files = (ROOT / "grafana" / "dashboards").glob("*.json")
     assert in_cluster == {path.name: json.loads(path.read_text("utf-8")) for path in files}
-
-
-def test_the_packaged_chart_carries_them(tmp_path: Path) -> None:
-    helm("package", str(CHART), "--destination", str(tmp_path))
-    (package,) = tmp_path.glob("mps-exporter-*.tgz")
-    with tarfile.open(package) as archive:
-        packed = {Path(name) for name in archive.getnames()}
-    for source, folder in (("prometheus/rules", "rules"), ("grafana/dashboards", "dashboards")):
-        for path in (ROOT / source).glob("*.*"):
-            assert Path("mps-exporter/files") / folder / path.name in packed
 
 
 def test_each_layout_watches_and_mounts_what_it_is_about() -> None:
@@ -422,155 +294,6 @@ def test_a_layout_that_could_see_nothing_is_refused() -> None:
 )
 def test_values_that_mean_nothing_are_refused(wrong: str) -> None:
     assert "values don't meet the specifications of the schema" in refused(wrong)
-
-
-def test_an_image_is_required() -> None:
-    assert "image.repository is required" in refused("image.repository=")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("args={--log.level=debug}", "args is now extraArgs"),
-        ("env[0].name=A", "env is now extraEnv"),
-        ("volumes[0].name=a", "volumes is now extraVolumes"),
-        ("volumeMounts[0].name=a", "volumeMounts is now extraVolumeMounts"),
-        ("monitor.kind=none", "monitor.kind=none is now podMonitor.enabled=false"),
-        ("monitor.kind=ServiceMonitor", "is now serviceMonitor.enabled=true with podMonitor.en"),
-        ("monitor.labels.a=b", "monitor.labels is now podMonitor.additionalLabels"),
-        ("monitor.interval=1m", "monitor.interval is now podMonitor.interval"),
-        ("rules.enabled=false", "rules.enabled is now prometheusRule.enabled"),
-        ("rules.labels.a=b", "rules.labels is now prometheusRule.additionalLabels"),
-        ("rules.grafanaUrl=https://g", "rules.grafanaUrl is now prometheusRule.grafanaUrl"),
-        ("supplementalGroups={4}", "supplementalGroups is now podSecurityContext.suppl"),
-        ("seLinuxOptions.type=spc_t", "seLinuxOptions is now podSecurityContext.seLinuxOptions"),
-        ("seccompProfile.type=A", "seccompProfile is now podSecurityContext.seccompProfile"),
-    ],
-)
-def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
-    assert new in refused(old)
-
-
-@pytest.mark.parametrize(
-    ("kind", "switch"),
-    [
-        ("PodMonitor", "podMonitor"),
-        ("ServiceMonitor", "serviceMonitor"),
-        ("PrometheusRule", "prometheusRule"),
-    ],
-)
-def test_a_cluster_without_the_operator_is_told_the_switch(kind: str, switch: str) -> None:
-    """A cluster lists its kinds; `helm template` alone knows group versions only."""
-    others = {"podMonitor", "serviceMonitor", "prometheusRule"} - {switch}
-    values = (f"{switch}.enabled=true", *(f"{other}.enabled=false" for other in others))
-    cluster = ("--api-versions", "apps/v1/DaemonSet")
-    why = refused(*values, more=cluster)
-    assert f"the cluster has no {kind}" in why
-    assert f"{switch}.enabled=false" in why
-    helm(*words(*values), *cluster, "--api-versions", f"monitoring.coreos.com/v1/{kind}")
-    helm(*words(f"{switch}.enabled=false", *values[1:]), *cluster)
-
-
-def test_two_monitors_at_once_are_refused() -> None:
-    assert "scraped twice" in refused("serviceMonitor.enabled=true")
-
-
-def test_a_monitor_has_what_its_values_say() -> None:
-    spec = only(
-        "PodMonitor",
-        "podMonitor.sampleLimit=15000",
-        "podMonitor.namespace=observed",
-        "podMonitor.relabelings[0].action=labeldrop",
-        "podMonitor.relabelings[0].regex=pod",
-        "podMonitor.metricRelabelings[0].action=drop",
-        "podMonitor.metricRelabelings[0].regex=x",
-    )["spec"]
-    assert spec["sampleLimit"] == 15000
-    assert spec["namespaceSelector"] == {"matchNames": ["monitoring"]}
-    (endpoint,) = spec["podMetricsEndpoints"]
-    assert endpoint["relabelings"][-1] == {"action": "labeldrop", "regex": "pod"}
-    assert {"targetLabel": "job", "replacement": "mps-exporter"} in endpoint["relabelings"]
-    assert endpoint["metricRelabelings"] == [{"action": "drop", "regex": "x"}]
-    plain = only("PodMonitor")["spec"]
-    assert "sampleLimit" not in plain
-    assert "metricRelabelings" not in plain["podMetricsEndpoints"][0]
-
-
-def test_every_object_has_the_usual_labels_and_those_of_the_values() -> None:
-    for one in rendered("commonLabels.team=gpu", "commonLabels.app\\.kubernetes\\.io/name=no"):
-        labels = one["metadata"]["labels"]
-        assert labels["team"] == "gpu"
-        assert labels["app.kubernetes.io/name"] == "mps-exporter", "what selectors ask for"
-        assert labels["app.kubernetes.io/managed-by"] == "Helm"
-        assert labels["helm.sh/chart"].startswith("mps-exporter-")
-    template_labels = only("DaemonSet", "podLabels.a=b")["spec"]["template"]["metadata"]["labels"]
-    assert template_labels["a"] == "b"
-    assert "helm.sh/chart" not in template_labels, "a new chart replaces no unchanged pod"
-
-
-def test_the_image_is_put_together_from_its_parts() -> None:
-    def image(*values: str) -> str:
-        return str(daemonset(*values)["containers"][0]["image"])
-
-    digest = "sha256:" + "0" * 64
-    name = "image.repository=a/mps"
-    assert image(name, "image.tag=v1") == "a/mps:v1"
-    assert image(name, "image.tag=v1", "image.registry=r.example") == "r.example/a/mps:v1"
-    assert image(name, f"image.digest={digest}") == f"a/mps@{digest}"
-    assert image(name, "image.tag=v1", "global.imageRegistry=g.example") == "g.example/a/mps:v1"
-
-
-def test_security_contexts_go_over_the_charts_own() -> None:
-    pod = daemonset(
-        "podSecurityContext.supplementalGroups={4}",
-        "podSecurityContext.runAsUser=1000",
-        "podSecurityContext.seLinuxOptions.type=spc_t",
-        "securityContext.privileged=false",
-        "rights=least",
-    )
-    assert pod["securityContext"] == {
-        "runAsNonRoot": True,
-        "runAsUser": 1000,
-        "runAsGroup": 65532,
-        "supplementalGroups": [4],
-        "seccompProfile": {"type": "RuntimeDefault"},
-        "seLinuxOptions": {"type": "spc_t"},
-    }
-    security = pod["containers"][0]["securityContext"]
-    assert security["privileged"] is False
-    assert security["readOnlyRootFilesystem"] is True
-
-
-def test_extras_are_added() -> None:
-    pod = daemonset(
-        "extraArgs={--log.level=debug}",
-        "extraEnv[0].name=TZ",
-        "extraEnv[0].value=UTC",
-        "extraVolumes[0].name=a",
-        "extraVolumes[0].hostPath.path=/a",
-        "extraVolumeMounts[0].name=a",
-        "extraVolumeMounts[0].mountPath=/a",
-        "livenessProbe.periodSeconds=7",
-        "readinessProbe.exec.command={true}",
-        "global.imagePullSecrets[0].name=pull",
-    )
-    (container,) = pod["containers"]
-    assert container["args"][-1] == "--log.level=debug"
-    assert [one["name"] for one in container["env"]] == ["NODE_NAME", "TZ"]
-    assert pod["volumes"][-1] == {"name": "a", "hostPath": {"path": "/a"}}
-    assert container["volumeMounts"][-1] == {"name": "a", "mountPath": "/a"}
-    assert container["livenessProbe"]["periodSeconds"] == 7
-    assert container["livenessProbe"]["httpGet"]["path"] == "/-/healthy"
-    assert container["readinessProbe"].keys() & {"httpGet", "tcpSocket", "exec"} == {"exec"}
-    assert pod["imagePullSecrets"] == [{"name": "pull"}]
-
-
-def test_the_service_account_is_made_or_named() -> None:
-    assert daemonset("serviceAccount.name=mine")["serviceAccountName"] == "mine"
-    values = ("serviceAccount.create=false", "serviceAccount.name=theirs")
-    assert daemonset(*values)["serviceAccountName"] == "theirs"
-    assert [one for one in rendered(*values) if one["kind"] == "ServiceAccount"] == []
-    assert daemonset("serviceAccount.create=false")["serviceAccountName"] == "default"
 
 
 def test_a_web_config_comes_from_a_secret_and_probes_need_no_password() -> None:

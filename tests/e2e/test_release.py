@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -91,22 +90,6 @@ def test_the_package_runs_with_nothing_but_python(release: Path, tmp_path: Path)
     assert result.returncode in (0, 1, 2), result.stderr
     json.loads(result.stdout)
     assert list(tmp_path.rglob("__pycache__")) == [], "it writes nothing"
-
-
-def test_the_rpm_has_the_files_of_the_deb(release: Path, tmp_path: Path) -> None:
-    rpm = shutil.which("rpm")
-    if rpm is None:
-        pytest.skip("rpm is missing")
-    package = release / f"mps-exporter-{VERSION}-1.x86_64.rpm"
-    listed = subprocess.run(
-        [rpm, "-qpl", str(package)], capture_output=True, text=True, check=True
-    ).stdout.split("\n")
-    subprocess.run(
-        ["dpkg-deb", "-x", str(release / f"mps-exporter_{VERSION}-1_amd64.deb"), str(tmp_path)],
-        check=True,
-    )
-    files = {f"/{path.relative_to(tmp_path)}" for path in tmp_path.rglob("*") if path.is_file()}
-    assert files <= set(listed)
 
 
 def test_rules_for_a_prometheus_have_no_links_that_lead_nowhere(

@@ -10,7 +10,6 @@ import asyncio
 import importlib.util
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from dataclasses import asdict
 from bench.http import Cost, Exporter, compare, report
 from testing.ports import free_port
 from tests.hardware.lab import Lab
-from tests.hardware.program import QUERY, value
+from tests.hardware.program import QUERY
 from tests.hardware.scenarios import scenario
 
 OURS = "mps-exporter"
@@ -97,18 +96,7 @@ async def _measure(lab: Lab, clients: int, most: float) -> None:
         json.dumps([asdict(cost) for cost in costs], indent=1) + "\n"
     )
     _check(lab, by_name, most)
-    calls = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "bench.calls", "--page", str(lab.out / f"{lab.scenario}.prom")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    table = calls.stdout + calls.stderr
-    (lab.out / f"{lab.scenario}.calls.txt").write_text(table)
-    print(re.sub("^", "    ", table, flags=re.MULTILINE))
-    page = (lab.out / f"{lab.scenario}.prom").read_text()
-    seen = value(page, "mps_server_clients")
+    seen = (await lab.look()).value("mps_server_clients")
     lab.note("clients on the page", ok=seen == clients, wanted=clients, got=seen)
     for client in (worker, *crowd):
         client.kill()

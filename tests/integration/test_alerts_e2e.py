@@ -12,25 +12,19 @@ than the rules want is played more slowly still.
 Some of them go the real way in real time, through an exporter, a Prometheus and an Alertmanager to
 a webhook, to see that what fires arrives: there, all durations in the rules, in Alertmanager's
 waits, in the intervals of scrapes and evaluations and in Prometheus's look-back are divided by
-PACE. (So does tests/e2e/test_alerts_vmalert.py. There, a replay that was not scraped and evaluated
-as often as it should have been, since the machine had no time for it, is no evidence: it is played
-again, beside fewer others.)
+PACE.
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import contextlib
-import json
 import re
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import cache, cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,24 +40,16 @@ from mps_exporter.metrics.render import Build, render
 from mps_exporter.sources.recording import read_recording
 from testing.player import Player
 from testing.ports import free_port
-from testing.program import Page
-from testing.prometheus_programs import UNITS, alertmanager, program, write_faster_rules
-from testing.prometheus_server import BEGAN
-from testing.rule_files import ROOT, RULE_FILES
-from testing.waiting import PATIENCE_SECONDS, until, until_awaited
+from testing.prometheus_programs import alertmanager, program, write_faster_rules
+from testing.promtool import fired, page_of
+from testing.rule_files import ROOT
+from testing.waiting import PATIENCE_SECONDS, until_awaited
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 PACE = 30
 SCRAPE_SECONDS = 30 / PACE
 EVALUATION_SECONDS = 30 / PACE
-AT_A_TIME = (12, 6, 3, 2, 1, 1, 1, 1)
-"""So many are played side by side, in the first attempt and in those that follow."""
-LONGEST_GAP_SECONDS = 1.6 * SCRAPE_SECONDS
-LATEST_BEGIN_SECONDS = 3 * SCRAPE_SECONDS
-"""Between the exporter's start and the first scrape."""
 SEVERITY = {"pager": "critical", "tickets": "warning"}
-HELD = "Held by uid 1001|its own starts"
-"""In the last moments of a wait, only the waiting user's own server is there."""
 
 
 @dataclass(frozen=True)
@@ -76,22 +62,6 @@ class Expected:
     """A regular expression that the description contains."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """All labels but those that every alert has."""
-
-
-def daemon(receiver: str, name: str, text: str, **labels: str) -> Expected:
-    """An alert about a daemon; LAB stands for the directory, which is named by the scenario."""
-    return Expected(receiver, name, text, {"daemon": "LAB/mps", **labels})
-
-
-def acted(receiver: str, name: str, case: str, text: str, **labels: str) -> Expected:
-    """An alert about the daemon of a case in a recording of hangs."""
-    return Expected(receiver, name, text, {"daemon": f"LAB/{case}", **labels})
-
-
-def on_gpu(number: int) -> dict[str, str]:
-    """The labels of a GPU."""
-    uuid = f"GPU-{number + 1:08d}-0000-4000-8000-{number + 1:012d}"
-    return {"gpu": str(number), "uuid": uuid}
 
 
 @dataclass(frozen=True)
@@ -129,444 +99,209 @@ class Incident:
         return self.laps * (recording.ended_at - recording.header.started_at) / self.speed
 
 
-BYPASS = Expected(
-    "tickets",
-    "MpsProcessBypassesMps",
-    "daemon that serves it: [12]",
-    {"kind": "direct", **on_gpu(0)},
-)
-"""In some recordings a process was on the GPU beside MPS, the lab's own or one of its actors."""
+TABLE = r"""
+# Nothing happens, for 45 minutes of the rules' time.
+quiet
+# A quarter of an hour of that host, in the rules' time as in its own.
+quiet speed=30 laps=10
+# Orderly exits: no alert.
+one-client
+limits speed=0.7
+  tickets ProcessBypassesMps kind=direct gpu=0 daemon=- : daemon that serves it: [12]
+memory-limit
+memory-ordinals
+multi-user
+own-pid-namespace
+terminate-client
+training-1-direct speed=0.4
+training-1-mps speed=0.4
+training-5-direct speed=0.4
+training-5-mps speed=0.4
+training-10-direct speed=0.4
+training-10-mps speed=0.4
+streams speed=0.5
+percentages speed=0.5
+containers speed=0.5
+data-parallel speed=0.5
+three-daemons speed=0.5
+# Nobody asked these daemons anything for 8 of their seconds: at their own speed that would be
+# a source that cannot be read for 5 minutes.
+two-daemons speed=2
+two-gpus-one-daemon speed=2
+# Servers.
+server-killed
+  pager ServerCrashed : ago\. Clients lost: 2 \(2 of uid 0\)\. They get
+# Its client lives on, but not for the 5 minutes after which it would be a stranded one.
+stranded
+  pager ServerCrashed : Clients lost: 1 \(1 of uid 0\)\. They get
+fault
+  tickets ServerFault gpu=0 : Lost, and who caused it is not proved: 2 of uid 1001.
+fault-two-gpus
+  tickets ServerFault gpu=1 : Lost, and who caused it is not proved: 2 of uid 0.
+fault-held
+  tickets ServerFault gpu=0 : had 1 fatal GPU error within
+  pager ServerStuckInFault server=1171 mps_server_state=FAULT : Torn down: PID 1168 .program-1
+  tickets ClientStuck server=1171 pid=1168 uid=0 state=torn_down :
+    PID 1168 .program-1.* was torn down by a fatal GPU error
+  tickets ClientsRejected cause=server_not_ready uid=0 : 1 client of uid 0 .*error 807
+crash-loop
+  pager ServerCrashLooping : ^6 starts of a server by .* failed within
+# Daemons.
+daemon-killed laps=2
+  pager ControlDaemonDied : ago without .*Clients lost: \d
+# So slowly that it is down for 3 minutes. The second until its death is certain is 3 of them,
+# too, and then the one alert silences the other.
+daemon-killed speed=0.15 possible=ControlDaemonDied
+  pager ControlDaemonDown mps_control_state=absent : is gone; it is configured
+# It does not come back.
+served-after-death speed=0.5
+  pager ControlDaemonDied : ago .*Clients lost: 1 \(1 of uid 1001\)
+  pager ControlDaemonDown mps_control_state=absent : is gone; it is configured
+# The server first: that blocks nobody. Then the daemon: that blocks everybody.
+stopped
+  pager ControlDaemonUnresponsive mps_control_state=unresponsive : is alive but has not answered any
+draining speed=0.3
+  tickets ControlDaemonDraining mps_control_state=draining : last clients \(1 connected\)\. Until
+foreground speed=0.25
+  tickets ExporterLogsUnreadable log=control : control.log .*foreground
+  tickets ExporterLogsUnreadable log=server : server.log .*foreground
+# Waits.
+wait-served speed=0.5 possible=HandoverIdle
+  tickets UidWaitLong uid=1002 : with 1 client.*(Held by uid 1001|its own starts)
+  tickets ProcessBypassesMps kind=direct gpu=0 daemon=- : daemon that serves it: [12]
+three-users speed=0.5 possible=HandoverIdle,StrandedClient
+  tickets UidWaitLong uid=1003 : Held by uid 100[12]|its own starts
+# 6 seconds of waiting, half an hour for the rules.
+starved speed=0.1 possible=ControlDaemonDown,HandoverIdle
+  tickets UidWaitLong uid=1002 : with 1 client.*(Held by uid 1001|its own starts)
+  pager UidStarved uid=1002 : are still admitted first
+# The ghost silences the daemon that hangs on it, and its end is no crash.
+wait-abandoned-sigkill possible=ControlDaemonUnresponsive,HandoverIdle
+  tickets QueuedClientDead uid=1002 : 1 queued client of uid 1002 at
+  pager GhostServer server=863 : for uid 1002.*kill -9 863`
+wait-abandoned-sigterm possible=ControlDaemonUnresponsive,HandoverIdle
+  tickets QueuedClientDead uid=1002 : 1 queued client of uid 1002 at
+  pager GhostServer server=1413 : for uid 1002.*kill -9 1413`
+# Five ghosts, and on each hangs a client of the user who is dead in the queue.
+deaf-server possible=ControlDaemonUnresponsive,HandoverIdle
+  tickets QueuedClientDead uid=1002 : 1 queued client of uid 1002 at
+  pager GhostServer server=6429 : for uid 1002.* Clients hanging on it: PID 6421;.*kill -9 6429`
+  pager GhostServer server=6492 : for uid 1002.* Clients hanging on it: PID 6484;.*kill -9 6492`
+  pager GhostServer server=6554 : for uid 1002.* Clients hanging on it: PID 6550;.*kill -9 6554`
+  pager GhostServer server=6620 : for uid 1002.* Clients hanging on it: PID 6612;.*kill -9 6620`
+  pager GhostServer server=6682 : for uid 1002.* Clients hanging on it: PID 6678;.*kill -9 6682`
+# Each daemon quits when its case is over.
+hangs possible=ControlDaemonDown,ControlDaemonUnresponsive,HandoverIdle
+  pager ServerCrashLooping daemon=passable/pipe : ^6 starts of a server
+  tickets ServerCrashLooping daemon=of-1001 daemon_uid=1001 : ^6 starts
+  tickets ClientsRejected daemon=no-visible-device cause=invalid_device uid=0 :
+    1 client.*a GPU that this daemon does not
+  tickets ClientsRejected daemon=unknown-visible-device cause=invalid_device uid=0 :
+    1 client.*a GPU that this daemon does not
+  tickets ClientsRejected daemon=refused-by-a-server-in-fault cause=server_not_ready uid=0 :
+    1 client.*recovering
+  tickets ClientsRejected daemon=server-full cause=context_limit uid=0 :
+    1 client.*no client context left
+  pager ControlDaemonUnresponsive daemon=daemon-stopped mps_control_state=unresponsive :
+    has not answered
+  pager ControlDaemonUnresponsive daemon=server-stopped mps_control_state=unresponsive :
+    has not answered
+  pager ControlDaemonUnresponsive daemon=ghost-server mps_control_state=unresponsive :
+    has not answered
+  pager GhostServer daemon=ghost-server server=1919 : uid 1002
+  tickets QueuedClientDead daemon=deaf-server uid=1002 : 1 queued
+  pager GhostServer daemon=deaf-server server=2021 : uid 1002
+  pager ServerCrashed daemon=server-lost : Clients lost: 1
+  tickets ServerFault daemon=refused-by-a-server-in-fault gpu=0 : 1 fatal GPU error
+  tickets ClientStuck daemon=refused-by-a-server-in-fault pid=2210 server=2212
+    state=torn_down uid=0 : fatal GPU error
+  tickets ContextsNearLimit daemon=server-full server=2381 gpu=0 : uses 93.75%
+wedge-times possible=ControlDaemonUnresponsive,HandoverIdle
+  tickets QueuedClientDead uid=1002 : 1 queued client of uid 1002 at
+  pager GhostServer server=6811 : for uid 1002.*kill -9 6811`
+dead-between-scrapes possible=ControlDaemonUnresponsive,GhostServer,HandoverIdle
+  tickets QueuedClientDead uid=1002 : 1 queued client of uid 1002 at
+# Clients.
+# Four are terminated before they end, the fifth is not; the kernel log proves it. So slowly that
+# the alert comes in time before the recording ends.
+ending-jobs speed=0.5 possible=HandoverIdle
+  tickets UnfinishedWork : 3 clients of .*Lost: 3 of uid 0
+# The fault lasts 2 s, a minute for the rules.
+overrun possible=ClientStuck,ServerStuckInFault
+  tickets ServerFault daemon=/tmp/lab-fault/mps gpu=0 : Caused by a bad pointer.*1001
+# Each daemon of the scenario ends with its case, and most of them without an order.
+hangs-of-processes
+    possible=ControlDaemonDown,ProcessBypassesMps,ServerFault,ClientStuck,StrandedClient
+  pager ControlDaemonUnresponsive daemon=server-frozen mps_control_state=unresponsive :
+    alive but has not answered
+  pager ControlDaemonUnresponsive daemon=daemon-frozen mps_control_state=unresponsive :
+    alive but has not answered
+  pager ControlDaemonUnresponsive daemon=server-under-a-debugger mps_control_state=unresponsive :
+    alive but has not answered
+  tickets QueuedClientDead daemon=ghost-and-asked-by-a-third-user uid=1002 :
+    1 queued client of uid 1002
+  pager GhostServer daemon=ghost-and-asked-by-a-third-user server=936 : kill -9 936`
+  pager ControlDaemonDied daemon=few-descriptors : Clients lost: 3 \(3 of uid 0
+  pager ServerStuckInFault daemon=refused-and-not-reaped server=1092 mps_server_state=FAULT :
+    Torn down: PID 1090 .program-6
+  tickets ClientsRejected daemon=refused-and-not-reaped cause=server_not_ready uid=0 : error 807
+  tickets ClientsRejected daemon=refused-at-the-limit-and-reaped cause=context_limit uid=0 :
+    error 808 or 809
+context-limit speed=0.7
+  tickets ClientsRejected cause=context_limit uid=0 : refused 4 clients of uid 0 .*808 or 809
+  tickets ContextsNearLimit server=1478 gpu=0 : admits: 48 of 48
+# Of everything something.
+tour speed=1.3 possible=HandoverIdle
+  tickets ProcessBypassesMps kind=direct gpu=0 daemon=- : daemon that serves it: [12]
+  tickets UidWaitLong uid=1002 : with 1 client.*(Held by uid 1001|its own starts)
+  tickets ServerFault gpu=0 : Lost, and who caused it is not proved: 4 of uid 1002.
+  pager ServerCrashed : Clients lost: 3 \(3 of uid 1002\)\. They get
+# Troubles that last a second each, among them a death in the queue, the ghost of it, and a
+# killed server with a client.
+doctor speed=0.2 possible=ControlDaemonDown,ControlDaemonUnresponsive,GhostServer,HandoverIdle
+  tickets QueuedClientDead uid=1002 : 1 queued client of uid 1002 at
+  pager ServerCrashed : Clients lost: 1 \(1 of uid 0\)\. They get
+"""
+"""Recordings with what differs in their play, and below each the alerts that must be told of.
 
-# A hand-over takes its real seconds out of half an hour that lasts one minute here. Once a ghost is
-# killed, the exporter takes its real seconds until it asks the daemon again.
-HANDOVER = frozenset({"MpsHandoverIdle"})
-HEALING = HANDOVER | {"MpsControlDaemonUnresponsive"}
-# Two real minutes long the exporter shows a daemon that quit in order, and then no more: played
-# this slowly, that is longer than the rule waits.
-QUIT = frozenset({"MpsControlDaemonDown"})
+An alert: receiver, name (without Mps), labels, and after the colon a regular expression that the
+description contains. Its daemon is the lab's; the daemon of a case of "hangs" is named; "-": none.
+"""
 
-INCIDENTS = (
-    # Nothing happens, for 45 minutes of the rules' time.
-    Incident("quiet"),
-    # A quarter of an hour of that host, in the rules' time as in its own.
-    Incident("quiet", speed=PACE, laps=10),
-    # Orderly exits: no alert.
-    Incident("one-client"),
-    Incident("limits", (BYPASS,), speed=0.7),
-    Incident("memory-limit"),
-    Incident("memory-ordinals"),
-    Incident("multi-user"),
-    Incident("own-pid-namespace"),
-    Incident("terminate-client"),
-    *(
-        Incident(f"training-{count}-{how}", speed=0.4)
-        for count in (1, 5, 10)
-        for how in ("direct", "mps")
-    ),
-    Incident("streams", speed=0.5),
-    Incident("percentages", speed=0.5),
-    Incident("containers", speed=0.5),
-    Incident("data-parallel", speed=0.5),
-    Incident("three-daemons", speed=0.5),
-    # Nobody asked these daemons anything for 8 of their seconds: at their own speed that would be
-    # a source that cannot be read for 5 minutes.
-    Incident("two-daemons", speed=2),
-    Incident("two-gpus-one-daemon", speed=2),
-    # Servers.
-    Incident(
-        "server-killed",
-        (daemon("pager", "MpsServerCrashed", r"ago\. Clients lost: 2 \(2 of uid 0\)\. They get"),),
-    ),
-    # Its client lives on, but not for the 5 minutes after which it would be a stranded one.
-    Incident(
-        "stranded",
-        (daemon("pager", "MpsServerCrashed", r"Clients lost: 1 \(1 of uid 0\)\. They get"),),
-    ),
-    Incident(
-        "fault",
-        (
-            daemon(
-                "tickets",
-                "MpsServerFault",
-                "Lost, and who caused it is not proved: 2 of uid 1001.",
-                **on_gpu(0),
-            ),
-        ),
-    ),
-    Incident(
-        "fault-two-gpus",
-        (
-            daemon(
-                "tickets",
-                "MpsServerFault",
-                "Lost, and who caused it is not proved: 2 of uid 0.",
-                **on_gpu(1),
-            ),
-        ),
-    ),
-    Incident(
-        "fault-held",
-        (
-            daemon("tickets", "MpsServerFault", "had 1 fatal GPU error within", **on_gpu(0)),
-            daemon(
-                "pager",
-                "MpsServerStuckInFault",
-                "Torn down: PID 1168 .program-1",
-                server="1171",
-                mps_server_state="FAULT",
-            ),
-            daemon(
-                "tickets",
-                "MpsClientStuck",
-                "PID 1168 .program-1.* was torn down by a fatal GPU error",
-                server="1171",
-                pid="1168",
-                uid="0",
-                state="torn_down",
-            ),
-            daemon(
-                "tickets",
-                "MpsClientsRejected",
-                "1 client of uid 0 .*error 807",
-                cause="server_not_ready",
-                uid="0",
-            ),
-        ),
-    ),
-    Incident(
-        "crash-loop",
-        (daemon("pager", "MpsServerCrashLooping", "^6 starts of a server by .* failed within"),),
-    ),
-    # Daemons.
-    Incident(
-        "daemon-killed",
-        (daemon("pager", "MpsControlDaemonDied", r"ago without .*Clients lost: \d"),),
-        laps=2,
-    ),
-    # So slowly that it is down for 3 minutes. The second until its death is certain is 3 of them,
-    # too, and then the one alert silences the other.
-    Incident(
-        "daemon-killed",
-        (
-            daemon(
-                "pager",
-                "MpsControlDaemonDown",
-                "is gone; it is configured",
-                mps_control_state="absent",
-            ),
-        ),
-        speed=0.15,
-        possible=frozenset({"MpsControlDaemonDied"}),
-    ),
-    # It does not come back.
-    Incident(
-        "served-after-death",
-        (
-            daemon("pager", "MpsControlDaemonDied", r"ago .*Clients lost: 1 \(1 of uid 1001\)"),
-            daemon(
-                "pager",
-                "MpsControlDaemonDown",
-                "is gone; it is configured",
-                mps_control_state="absent",
-            ),
-        ),
-        speed=0.5,
-    ),
-    # The server first: that blocks nobody. Then the daemon: that blocks everybody.
-    Incident(
-        "stopped",
-        (
-            daemon(
-                "pager",
-                "MpsControlDaemonUnresponsive",
-                "is alive but has not answered any",
-                mps_control_state="unresponsive",
-            ),
-        ),
-    ),
-    Incident(
-        "draining",
-        (
-            daemon(
-                "tickets",
-                "MpsControlDaemonDraining",
-                r"last clients \(1 connected\)\. Until",
-                mps_control_state="draining",
-            ),
-        ),
-        speed=0.3,
-    ),
-    Incident(
-        "foreground",
-        tuple(
-            daemon("tickets", "MpsExporterLogsUnreadable", f"{log}.log .*foreground", log=log)
-            for log in ("control", "server")
-        ),
-        speed=0.25,
-    ),
-    # Waits.
-    Incident(
-        "wait-served",
-        (
-            daemon("tickets", "MpsUidWaitLong", f"with 1 client.*({HELD})", uid="1002"),
-            BYPASS,
-        ),
-        speed=0.5,
-        possible=HANDOVER,
-    ),
-    Incident(
-        "three-users",
-        (daemon("tickets", "MpsUidWaitLong", "Held by uid 100[12]|its own starts", uid="1003"),),
-        speed=0.5,
-        # NVML's lists were recorded every few seconds only, and last twice as long here.
-        possible=HANDOVER | {"MpsStrandedClient"},
-    ),
-    # 6 seconds of waiting, half an hour for the rules.
-    Incident(
-        "starved",
-        (
-            daemon("tickets", "MpsUidWaitLong", f"with 1 client.*({HELD})", uid="1002"),
-            daemon("pager", "MpsUidStarved", "are still admitted first", uid="1002"),
-        ),
-        speed=0.1,
-        possible=HANDOVER | QUIT,
-    ),
-    # The ghost silences the daemon that hangs on it, and its end is no crash.
-    Incident(
-        "wait-abandoned-sigkill",
-        (
-            daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),
-            daemon("pager", "MpsGhostServer", "for uid 1002.*kill -9 863`", server="863"),
-        ),
-        possible=HEALING,
-    ),
-    Incident(
-        "wait-abandoned-sigterm",
-        (
-            daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),
-            daemon("pager", "MpsGhostServer", "for uid 1002.*kill -9 1413`", server="1413"),
-        ),
-        possible=HEALING,
-    ),
-    # Five ghosts, and on each hangs a client of the user who is dead in the queue.
-    Incident(
-        "deaf-server",
-        (
-            daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),
-            *(
-                daemon(
-                    "pager",
-                    "MpsGhostServer",
-                    f"for uid 1002.* Clients hanging on it: PID {pid};.*kill -9 {server}`",
-                    server=server,
-                )
-                for server, pid in (
-                    ("6429", 6421),
-                    ("6492", 6484),
-                    ("6554", 6550),
-                    ("6620", 6612),
-                    ("6682", 6678),
-                )
-            ),
-        ),
-        possible=HEALING,
-    ),
-    # Each daemon quits when its case is over.
-    Incident(
-        "hangs",
-        (
-            acted("pager", "MpsServerCrashLooping", "passable/pipe", "^6 starts of a server"),
-            acted("tickets", "MpsServerCrashLooping", "of-1001", "^6 starts", daemon_uid="1001"),
-            *(
-                acted(
-                    "tickets", "MpsClientsRejected", case, f"1 client.*{why}", cause=cause, uid="0"
-                )
-                for case, cause, why in (
-                    ("no-visible-device", "invalid_device", "a GPU that this daemon does not"),
-                    ("unknown-visible-device", "invalid_device", "a GPU that this daemon does not"),
-                    ("refused-by-a-server-in-fault", "server_not_ready", "recovering"),
-                    ("server-full", "context_limit", "no client context left"),
-                )
-            ),
-            *(
-                acted(
-                    "pager",
-                    "MpsControlDaemonUnresponsive",
-                    case,
-                    "has not answered",
-                    mps_control_state="unresponsive",
-                )
-                for case in ("daemon-stopped", "server-stopped", "ghost-server")
-            ),
-            acted("pager", "MpsGhostServer", "ghost-server", "uid 1002", server="1919"),
-            acted("tickets", "MpsQueuedClientDead", "deaf-server", "1 queued", uid="1002"),
-            acted("pager", "MpsGhostServer", "deaf-server", "uid 1002", server="2021"),
-            acted("pager", "MpsServerCrashed", "server-lost", "Clients lost: 1"),
-            acted(
-                "tickets",
-                "MpsServerFault",
-                "refused-by-a-server-in-fault",
-                "1 fatal GPU error",
-                **on_gpu(0),
-            ),
-            acted(
-                "tickets",
-                "MpsClientStuck",
-                "refused-by-a-server-in-fault",
-                "fatal GPU error",
-                pid="2210",
-                server="2212",
-                state="torn_down",
-                uid="0",
-            ),
-            acted(
-                "tickets",
-                "MpsContextsNearLimit",
-                "server-full",
-                "uses 93.75%",
-                server="2381",
-                **on_gpu(0),
-            ),
-        ),
-        possible=HEALING | QUIT,
-    ),
-    Incident(
-        "wedge-times",
-        (
-            daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),
-            daemon("pager", "MpsGhostServer", "for uid 1002.*kill -9 6811`", server="6811"),
-        ),
-        possible=HEALING,
-    ),
-    Incident(
-        "dead-between-scrapes",
-        (daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),),
-        possible=HEALING | {"MpsGhostServer"},  # the ghost is killed at once
-    ),
-    # Clients.
-    # Four are terminated before they end, the fifth is not. So slowly that the alert comes in time
-    # before the recording ends.
-    Incident(
-        "ending-jobs",
-        (
-            daemon(
-                "tickets",
-                "MpsUnfinishedWork",
-                "3 clients of .*Lost: 3 of uid 0",
-            ),
-        ),
-        speed=0.5,
-        possible=HANDOVER,
-    ),
-    Incident(
-        "overrun",
-        (
-            daemon(
-                "tickets",
-                "MpsServerFault",
-                "Caused by a bad pointer.*1001",
-                daemon="/tmp/lab-fault/mps",
-                **on_gpu(0),
-            ),
-        ),
-        possible=frozenset({"MpsServerStuckInFault", "MpsClientStuck"}),  # for the fault's 2 s
-    ),
-    # Each daemon of the scenario ends with its case, and most of them without an order.
-    Incident(
-        "hangs-of-processes",
-        (
-            *(
-                acted(
-                    "pager",
-                    "MpsControlDaemonUnresponsive",
-                    case,
-                    "alive but has not answered",
-                    mps_control_state="unresponsive",
-                )
-                for case in ("server-frozen", "daemon-frozen", "server-under-a-debugger")
-            ),
-            acted(
-                "tickets",
-                "MpsQueuedClientDead",
-                "ghost-and-asked-by-a-third-user",
-                "1 queued client of uid 1002",
-                uid="1002",
-            ),
-            acted(
-                "pager",
-                "MpsGhostServer",
-                "ghost-and-asked-by-a-third-user",
-                "kill -9 936`",
-                server="936",
-            ),
-            acted(
-                "pager", "MpsControlDaemonDied", "few-descriptors", r"Clients lost: 3 \(3 of uid 0"
-            ),
-            acted(
-                "pager",
-                "MpsServerStuckInFault",
-                "refused-and-not-reaped",
-                "Torn down: PID 1090 .program-6",
-                server="1092",
-                mps_server_state="FAULT",
-            ),
-            *(
-                acted("tickets", "MpsClientsRejected", case, why, cause=cause, uid="0")
-                for case, cause, why in (
-                    ("refused-and-not-reaped", "server_not_ready", "error 807"),
-                    ("refused-at-the-limit-and-reaped", "context_limit", "error 808 or 809"),
-                )
-            ),
-        ),
-        possible=HEALING
-        | QUIT
-        | {"MpsProcessBypassesMps", "MpsServerFault", "MpsClientStuck", "MpsStrandedClient"},
-    ),
-    Incident(
-        "context-limit",
-        (
-            daemon(
-                "tickets",
-                "MpsClientsRejected",
-                "refused 4 clients of uid 0 .*808 or 809",
-                cause="context_limit",
-                uid="0",
-            ),
-            daemon(
-                "tickets", "MpsContextsNearLimit", "admits: 48 of 48", server="1478", **on_gpu(0)
-            ),
-        ),
-        speed=0.7,
-    ),
-    # Of everything something.
-    Incident(
-        "tour",
-        (
-            BYPASS,
-            daemon("tickets", "MpsUidWaitLong", f"with 1 client.*({HELD})", uid="1002"),
-            daemon(
-                "tickets",
-                "MpsServerFault",
-                "Lost, and who caused it is not proved: 4 of uid 1002.",
-                **on_gpu(0),
-            ),
-            daemon("pager", "MpsServerCrashed", r"Clients lost: 3 \(3 of uid 1002\)\. They get"),
-        ),
-        speed=1.3,
-        possible=HANDOVER,
-    ),
-    # Troubles that last a second each, among them a death in the queue, the ghost of it, and a
-    # killed server with a client.
-    Incident(
-        "doctor",
-        (
-            daemon("tickets", "MpsQueuedClientDead", "1 queued client of uid 1002 at", uid="1002"),
-            daemon("pager", "MpsServerCrashed", r"Clients lost: 1 \(1 of uid 0\)\. They get"),
-        ),
-        speed=0.2,
-        possible=HEALING | QUIT | {"MpsGhostServer"},  # the ghost is killed at once
-    ),
-)
+
+def incidents() -> Iterator[Incident]:
+    """Read the table."""
+    lines = re.sub(r"\n {4,}", " ", re.sub(r"^#.*\n", "", TABLE, flags=re.MULTILINE))
+    for part in re.split(r"\n(?! )", lines.strip()):
+        head, *alerts = part.split("\n")
+        recording, *given = head.split()
+        options = dict(one.split("=") for one in given)
+        possible = options.get("possible", "")
+        yield Incident(
+            recording,
+            tuple(expected(alert) for alert in alerts),
+            float(options.get("speed", 1)),
+            int(options.get("laps", 1)),
+            frozenset(f"Mps{name}" for name in possible.split(",") if name),
+        )
+
+
+def expected(line: str) -> Expected:
+    """Read an alert of the table."""
+    words, _, text = line.partition(" : ")
+    receiver, name, *given = words.split()
+    labels = {"daemon": "mps", **dict(one.split("=") for one in given)}
+    if labels["daemon"] == "-":
+        del labels["daemon"]
+    elif not labels["daemon"].startswith("/"):
+        labels["daemon"] = f"LAB/{labels['daemon']}"
+    if "gpu" in labels:
+        number = int(labels["gpu"]) + 1
+        labels["uuid"] = f"GPU-{number:08d}-0000-4000-8000-{number:012d}"
+    return Expected(receiver, f"Mps{name}", text, labels)
+
+
+INCIDENTS = tuple(incidents())
 
 
 @dataclass
@@ -583,44 +318,16 @@ class Arrived:
         return self.labels["alertname"]
 
 
-@dataclass
-class Replay:
-    """One exporter that replays one incident, once."""
-
-    incident: Incident
-    port: int
-    began: float = 0.0
-    """When the exporter said that it starts."""
-    scrapes: list[float] = field(default_factory=list)
-    """When Prometheus scraped it with success."""
-    alerts: list[Arrived] = field(default_factory=list)
-
-    @property
-    def was_followed(self) -> bool:
-        """Prometheus saw all of it, and nothing of what comes when it begins once more."""
-        if not self.scrapes:
-            return False
-        gaps = [later - earlier for earlier, later in pairwise(self.scrapes)]
-        end = self.began + self.incident.seconds
-        return (
-            self.scrapes[0] - self.began <= LATEST_BEGIN_SECONDS
-            and max(gaps, default=0.0) <= LONGEST_GAP_SECONDS
-            and end - LATEST_BEGIN_SECONDS <= self.scrapes[-1] <= end
-        )
-
-
 class Stage:
     """All servers of a test, on 127.0.0.1, gone when it ends."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.prometheus = f"127.0.0.1:{free_port()}"
-        self.database = self.prometheus  # who answers queries
         self.alertmanager = f"127.0.0.1:{free_port()}"
         self.webhook_port = free_port()
         self.arrived: dict[tuple[tuple[str, str], ...], Arrived] = {}
         self._exits = contextlib.AsyncExitStack()
-        self._starting = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         return self
@@ -707,31 +414,9 @@ class Stage:
         )
         await until_ready(f"http://{self.prometheus}/-/ready")
 
-    async def missed_evaluations(self) -> float:
-        """How often a group of rules was not evaluated in its turn."""
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"http://{self.prometheus}/metrics") as response,
-        ):
-            page = Page(await response.text())
-        return page.value("prometheus_rule_group_iterations_missed_total") or 0.0
-
     async def check(self) -> None:
         """No rule failed."""
         assert not await self.query("sum(prometheus_rule_evaluation_failures_total) > 0")
-
-    async def sees_the_end_of(self, replays: list[Replay]) -> bool:
-        """Whether the last sample of each says that the exporter is gone."""
-        found = await self.query("up == 1")
-        here = {series["metric"]["instance"] for series in found}
-        return not any(replay.incident.instance in here for replay in replays)
-
-    async def samples(self, series: str) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
-        """All that was stored of these series: their labels, and (time, value) one by one."""
-        return [
-            (found["metric"], [(float(at), float(value)) for at, value in found["values"]])
-            for found in await self.query(f"{series}[1h]")
-        ]
 
     def faster_rules(self) -> Path:
         """The folder with our rules at this test's pace."""
@@ -743,42 +428,29 @@ class Stage:
     async def query(self, expr: str) -> list[dict[str, Any]]:
         async with (
             aiohttp.ClientSession() as session,
-            session.get(f"http://{self.database}/api/v1/query", params={"query": expr}) as response,
+            session.get(
+                f"http://{self.prometheus}/api/v1/query", params={"query": expr}
+            ) as response,
         ):
             answer = await response.json()
         assert answer["status"] == "success", answer
         return list(answer["data"]["result"])
 
-    async def replay(self, incident: Incident) -> Replay:
-        """One exporter; Prometheus finds it under the port that it was told."""
-        return Replay(incident, free_port())
-
-    async def start_exporter(self, replay: Replay) -> asyncio.subprocess.Process:
+    async def start_exporter(self, incident: Incident, port: int) -> None:
         """It replays again and again."""
-        return await self.start(
+        await self.start(
             program("mps-exporter"),
             "serve",
             "--replay",
-            replay.incident.file,
+            incident.file,
             "--replay.speed",
-            str(replay.incident.speed),
+            str(incident.speed),
             "--web.listen-address",
-            f"127.0.0.1:{replay.port}",
+            f"127.0.0.1:{port}",
             "--mps.min-query-interval",
             "0",
-            log=f"exporter-{replay.incident.instance}",
+            log=f"exporter-{incident.instance}",
         )
-
-    async def run(self, replay: Replay) -> None:
-        """Replays the recording, and ends the exporter before it begins once more."""
-        log = self.folder / f"exporter-{replay.incident.instance}.log"
-        async with self._starting:  # side by side, each would start late
-            process = await self.start_exporter(replay)
-            began = await until(lambda: BEGAN.search(log.read_text("utf-8")))
-        replay.began = datetime.fromisoformat(began[1]).timestamp()
-        await asyncio.sleep(replay.began + replay.incident.seconds - 0.3 - time.time())
-        process.kill()  # what takes its leave may still be scraped
-        await process.wait()
 
 
 def scrape_config(targets: Mapping[str, str]) -> dict[str, Any]:
@@ -822,81 +494,18 @@ async def until_ready(url: str) -> None:
         await until_awaited(is_ready)
 
 
-async def play(
-    make_stage: Callable[[Path], Stage],
-    folder: Path,
-    incidents: Sequence[Incident],
-    judge: Callable[[Stage, list[Replay]], Awaitable[None]],
-) -> None:
-    """Play them all, each as a host of its own, as often as needed; judge those that succeeded."""
-    for attempt, width in enumerate(AT_A_TIME):
-        place = folder / str(attempt)
-        place.mkdir()
-        async with played(make_stage(place), incidents, width) as (stage, replays):
-            followed = [replay for replay in replays if replay.was_followed]
-            await judge(stage, followed)
-        incidents = [one.incident for one in replays if one not in followed]
-        if not incidents:
-            return
-        print(f"attempt {attempt}: too slow for {[one.instance for one in incidents]}")
-    raise AssertionError("the machine was too slow, whatever was tried")
-
-
-@contextlib.asynccontextmanager
-async def played(
-    stage: Stage, incidents: Sequence[Incident], width: int
-) -> AsyncIterator[tuple[Stage, list[Replay]]]:
-    """Plays so many side by side, and waits for the last alert."""
-    places = asyncio.Semaphore(width)
-
-    async def run(replay: Replay) -> None:
-        async with places:
-            await stage.run(replay)
-
-    async with stage:
-        longest_first = sorted(incidents, key=lambda incident: -incident.seconds)
-        replays = [await stage.replay(incident) for incident in longest_first]
-        await stage.listen()
-        await stage.start_alertmanager()
-        await stage.start_evaluation(
-            {replay.incident.instance: f"127.0.0.1:{replay.port}" for replay in replays}
-        )
-        missed = await stage.missed_evaluations()
-        await asyncio.gather(*(run(replay) for replay in replays))
-        await until_awaited(lambda: stage.sees_the_end_of(replays))
-        await asyncio.sleep(5 * SCRAPE_SECONDS)
-        await stage.check()
-        in_time = await stage.missed_evaluations() == missed
-        ups = {labels["instance"]: values for labels, values in await stage.samples("up")}
-        for replay in replays:
-            name = replay.incident.instance
-            replay.scrapes = [at for at, up in ups[name] if up and at > replay.began and in_time]
-            if not replay.scrapes:
-                continue
-            # What begins before or after is about an exporter that this test starts and stops.
-            ended = min((at for at, up in ups[name] if not up and at > replay.scrapes[-1]))
-            replay.alerts = [
-                alert
-                for alert in stage.arrived.values()
-                if alert.labels.get("instance") == name
-                and replay.scrapes[0] <= alert.starts_at < ended
-            ]
-        yield stage, replays
-
-
-def mistakes_of(replay: Replay) -> list[str]:
+def mistakes_of(incident: Incident, alerts: Sequence[Arrived]) -> list[str]:
     """What arrived and should not have, what should have and did not, and texts with holes."""
-    incident = replay.incident
     found = [
         f"{alert.name}: {name}: {text}"
-        for alert in replay.alerts
+        for alert in alerts
         for name, text in alert.annotations.items()
         if re.search(r"<no value>|<error|\{\{|%!|\bNaN\b", text)
     ]
-    unexpected = [alert for alert in replay.alerts if alert.name not in incident.possible]
+    unexpected = [alert for alert in alerts if alert.name not in incident.possible]
     for expected in incident.expected:
         labels = incident.labels(expected)
-        same = [alert for alert in replay.alerts if alert.labels == labels]
+        same = [alert for alert in alerts if alert.labels == labels]
         if not same:
             found.append(f"did not come: {labels}")
         for alert in same:
@@ -917,9 +526,6 @@ ONE_SCRAPE = 30.0
 """The rules' own seconds between two scrapes, and between two evaluations."""
 LOOKS_AT_LOGS = 5
 """So often between two scrapes the exporter looks at the logs."""
-_TOLD = re.compile(r"^ +Labels:\{(.*)\}\n +Annotations:\{(.*)\},?$", re.MULTILINE)
-_AT = re.compile(r"^ +alertname: \w+, time: (\S+), $", re.MULTILINE)
-_TEXTS = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*")')
 
 
 async def pages_of(incident: Incident) -> list[dict[str, str]]:
@@ -947,79 +553,20 @@ async def pages_of(incident: Incident) -> list[dict[str, str]]:
                 (lap * seconds + (at - header.started_at) / incident.speed) * PACE
             ),
         )
-        lines = Encoder().encode(families, [], TEXT_0_0_4).decode().splitlines()
-        page = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-        pages.append({**page, "process_start_time_seconds": "0"})
+        pages.append(page_of(Encoder().encode(families, [], TEXT_0_0_4).decode()))
     return pages
-
-
-def series_of(incident: Incident, pages: list[dict[str, str]]) -> Iterator[dict[str, str]]:
-    """As promtool wants them. What is not in a page any more is stale from then on."""
-    target = f'job="mps-exporter",instance="{incident.instance}"'
-    yield {"series": f"up{{{target}}}", "values": f"_ 1x{len(pages) - 1}"}
-    for name in sorted({name for page in pages for name in page}):
-        metric, _, labels = name.partition("{")
-        labels = f"{target},{labels}" if labels else f"{target}}}"
-        values, last = ["_"], "_"
-        for page in pages:
-            last = page.get(name, "_" if last in ("_", "stale") else "stale")
-            values.append(last)
-        yield {"series": f"{metric}{{{labels}", "values": " ".join(values)}
 
 
 def told(folder: Path, incident: Incident, pages: list[dict[str, str]]) -> list[Arrived]:
     """The alerts that fire, each as it is told at first."""
-    looks = [f"{number * ONE_SCRAPE:g}s" for number in range(1, len(pages) + 1)]
-    groups = [group for file in RULE_FILES for group in yaml.safe_load(file.read_text())["groups"]]
-    names = [rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule]
-    # What a text asks for is recorded before it is told: Alertmanager waits longer than that.
-    groups.sort(key=lambda group: "alert" in group["rules"][0])
-    test = {
-        "rule_files": [str(file) for file in RULE_FILES],
-        "evaluation_interval": f"{ONE_SCRAPE:g}s",
-        "group_eval_order": [group["name"] for group in groups],
-        "tests": [
-            {
-                "interval": f"{ONE_SCRAPE:g}s",
-                "input_series": list(series_of(incident, pages)),
-                "alert_rule_test": [
-                    {"eval_time": look, "alertname": name, "exp_alerts": []}
-                    for look in looks
-                    for name in names
-                ],
-            }
-        ],
-    }
-    file = folder / "test.yml"
-    file.write_text(json.dumps(test))
-    done = subprocess.run(
-        [program("promtool"), "test", "rules", file], capture_output=True, text=True, check=False
-    )
-    output = done.stdout + done.stderr
-    assert re.match(r"Unit Testing: .*\s+(SUCCESS|FAILED:\s+alertname: )", output), output[:2000]
-    # Nothing was expected, so what fires is what it complains of.
-    alerts: dict[str, Arrived] = {}
-    parts = _AT.split(output)
-    for at, text in zip(parts[1::2], parts[2::2], strict=True):
-        for labels, texts in _TOLD.findall(text):
-            found = {name: ast.literal_eval(value) for name, value in _TEXTS.findall(labels)}
-            alert = Arrived(
-                receiver=receiver_of(found["alertname"], found["severity"]),
-                labels=found,
-                annotations={
-                    name: ast.literal_eval(value) for name, value in _TEXTS.findall(texts)
-                },
-                starts_at=_seconds(at),
-            )
-            earlier = alerts.get(labels)
-            if earlier is None or alert.starts_at < earlier.starts_at:
-                alerts[labels] = alert
-    return list(alerts.values())
-
-
-def _seconds(text: str) -> float:
-    """Read 1h2m30s."""
-    return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([hms])", text))
+    first: dict[str, Arrived] = {}
+    for at, labels, texts in fired(folder, incident.instance, pages, ONE_SCRAPE):
+        receiver = receiver_of(labels["alertname"], labels["severity"])
+        arrived = Arrived(receiver, labels, texts, at)
+        earlier = first.setdefault(str(sorted(labels.items())), arrived)
+        if at < earlier.starts_at:
+            first[str(sorted(labels.items()))] = arrived
+    return list(first.values())
 
 
 @cache
@@ -1052,7 +599,7 @@ async def test_each_incident_raises_its_alerts_and_no_others(
     # Alerts of severity info notify no one.
     advice = {alert.name for alert in alerts if alert.labels["severity"] == "info"}
     notified = [alert for alert in alerts if alert.labels["severity"] != "info"]
-    assert mistakes_of(Replay(incident, 0, alerts=notified)) == []
+    assert mistakes_of(incident, notified) == []
     if incident.instance in ("server-killed", "tour"):
         crash = next(alert for alert in alerts if alert.name == "MpsServerCrashed")
         stamps = [
@@ -1099,14 +646,14 @@ async def missing_alerts(folder: Path) -> list[Mapping[str, str]]:
     """Labels of the alerts that have not come in REAL_SECONDS."""
     chosen = [incident for incident in INCIDENTS if incident.recording in REAL]
     async with Stage(folder) as stage:
-        replays = [await stage.replay(incident) for incident in chosen]
+        ports = [(incident, free_port()) for incident in chosen]
         await stage.listen()
         await stage.start_alertmanager()
         await stage.start_evaluation(
-            {replay.incident.instance: f"127.0.0.1:{replay.port}" for replay in replays}
+            {incident.instance: f"127.0.0.1:{port}" for incident, port in ports}
         )
-        for replay in replays:
-            await stage.start_exporter(replay)
+        for incident, port in ports:
+            await stage.start_exporter(incident, port)
         end = time.monotonic() + REAL_SECONDS
         while (missing := not_arrived(stage, chosen)) and time.monotonic() < end:
             await asyncio.sleep(0.1)

@@ -9,15 +9,13 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import yaml
 
 from testing.dashboards import (
     FILES,
-    Target,
     annotation_targets,
     filled,
     load,
@@ -25,7 +23,7 @@ from testing.dashboards import (
     variable_selector,
     variables,
 )
-from testing.player import RECORDINGS, Metrics, Player
+from testing.player import RECORDINGS, Player
 from testing.prometheus_server import (
     GONE,
     JOB,
@@ -185,331 +183,95 @@ def test_a_recording_is_called_one(stage: Stage) -> None:
         assert [bool(labels["scenario"]) for labels, _ in found] == [True] * is_recording
 
 
-@dataclass(frozen=True)
-class Truth:
-    """What a panel must say at a moment of a recording: by these labels, this much."""
+class Truth(NamedTuple):
+    """What a panel must show at a moment of a recording."""
 
     dashboard: str
     panel: str
+    ref: str
     recording: str
-    value: float | str
+    at: str
+    """Seconds into the recording, amid a time in which nothing changes; or "end"."""
+    uid: str
+    """The user who is chosen."""
+    labels: str
+    value: str
     """A number that is known from the incident itself, or a metric of the recording at the time."""
-    ref: str = "A"
-    labels: dict[str, str] = field(default_factory=dict)
-    off_by: float = 0.0
+    off_by: str
     """How much of a running total may fall between two scrapes."""
-    at: float | None = None
-    """Seconds into the recording, in the midst of a time in which nothing changes; else its end."""
-    direct: str = ""
-    """The same asked of Prometheus by hand, with HERE for the host."""
-    uid: str = "1002"
+
+    @property
+    def wanted(self) -> dict[str, str]:
+        return dict(pair.split("=") for pair in self.labels.split(",") if "=" in pair)
 
 
-_WAITED = "time() - min(mps_uid_waiting_since_timestamp_seconds{HERE})"
-_LOST = "sum(mps_client_losses_total{HERE})"
-
-# Every tile of every dashboard, and what else counts.
-TRUTHS = (
-    Truth("mps-fleet", "Unreachable", ENDED, 1, direct="count(up{HERE} == 0)"),
-    Truth(
-        "mps-fleet",
-        "Daemons",
-        "stopped",
-        1,
-        at=12,
-        direct='count(mps_control_state{HERE, mps_control_state="unresponsive"} == 1)',
-    ),
-    Truth(
-        "mps-fleet",
-        "Servers",
-        "fault-held",
-        1,
-        at=8,
-        direct='count(mps_server_state{HERE, mps_server_state="FAULT"} == 1)',
-    ),
-    Truth(
-        "mps-fleet",
-        "GPUs",
-        hand_made.NAME,
-        2,
-        direct="count(mps_gpu_up{HERE} == 0) + count(mps_gpu_recovery_action{HERE,"
-        ' mps_gpu_recovery_action="gpu_reset"} == 1)',
-    ),
-    Truth(
-        "mps-fleet",
-        "Waiting",
-        "three-users",
-        "mps_uid_waiting_clients",
-        at=5.5,
-        direct="sum(mps_uid_waiting_clients{HERE})",
-    ),
-    Truth("mps-fleet", "Clients lost", "fault-held", 2, direct=_LOST),
-    Truth("mps-fleet", "Hosts and GPUs", "limits", 1, at=12, direct="count(up{HERE} == 1)"),
-    Truth(
-        "mps-fleet",
-        "Hosts and GPUs",
-        "limits",
-        "mps_gpu_up",
-        "B",
-        at=12,
-        direct="count(mps_gpu_info{HERE})",
-    ),
-    Truth(
-        "mps-fleet",
-        "Hosts and GPUs",
-        "limits",
-        1,
-        "C",
-        at=12,
-        direct='min(max by (uuid) (mps_gpu_processes{HERE, kind="mps_client"}) > bool 0)',
-    ),
-    Truth(
-        "mps-host",
-        "State",
-        "stopped",
-        11,
-        at=12,
-        direct='11 * max(mps_control_state{HERE, mps_control_state="unresponsive"})',
-    ),
-    Truth("mps-host", "State", "limits", 1, at=12, direct="min(mps_control_up{HERE})"),
-    Truth("mps-host", "State", ENDED, 12, direct="12 * count(up{HERE} == 0)"),
-    Truth(
-        "mps-host",
-        "Daemon",
-        "draining",
-        2,
-        at=8,
-        direct='2 * max(mps_control_state{HERE, mps_control_state="draining"})',
-    ),
-    Truth(
-        "mps-host",
-        "Server",
-        "fault-held",
-        13,
-        at=8,
-        direct='13 * max(mps_server_state{HERE, mps_server_state="FAULT"})',
-    ),
-    Truth(
-        "mps-host",
-        "Clients",
-        "context-limit",
-        "mps_server_clients",
-        at=15,
-        direct="count(mps_client_info{HERE})",
-    ),
-    Truth(
-        "mps-host", "Waiting", "wait-served", 1, at=4, direct="sum(mps_uid_waiting_clients{HERE})"
-    ),
-    Truth(
-        "mps-host",
-        "Contexts",
-        "context-limit",
-        1,
-        at=15,
-        direct="max(mps_server_client_contexts{HERE}) / 48",
-    ),
-    Truth(
-        "mps-sharing",
-        "Holder",
-        "three-users",
-        1,
-        labels={"uid": "1002"},
-        at=5.5,
-        direct='count(mps_client_info{HERE, uid="1002"})',
-    ),
-    Truth(
-        "mps-sharing",
-        "Waiting",
-        "three-users",
-        1,
-        at=5.5,
-        direct="sum(mps_uid_waiting_clients{HERE})",
-    ),
-    Truth("mps-sharing", "Longest wait", "wait-served", 3.2, off_by=1.0, at=4, direct=_WAITED),
-    Truth(
-        "mps-sharing",
-        "Waits, p95",
-        "wait-served",
-        9.5,
-        off_by=0.5,
-        direct="histogram_quantile(0.95, sum by (le) (mps_uid_wait_seconds_bucket{HERE}))",
-    ),
-    Truth(
-        "mps-sharing", "Hand-overs", "three-users", 2, direct="sum(mps_uid_handovers_total{HERE})"
-    ),
-    Truth(
-        "mps-sharing",
-        "Time lost",
-        "wait-served",
-        "mps_uid_handover_idle_seconds_total",
-        off_by=0.6,
-        direct="sum(mps_uid_handover_idle_seconds_total{HERE})",
-    ),
-    Truth(
-        "mps-sharing", "Time lost", "three-users", "mps_uid_handover_idle_seconds_total", off_by=0.6
-    ),
-    Truth(
-        "mps-user",
-        "My state",
-        "wait-served",
-        22,
-        at=4,
-        direct="22 * max(mps_uid_waiting_clients{HERE})",
-    ),
-    Truth(
-        "mps-user",
-        "My state",
-        "wait-served",
-        23,
-        at=4,
-        uid="1001",
-        direct='23 * count(mps_client_info{HERE, uid="1001"})',
-    ),
-    Truth(
-        "mps-user",
-        "Behind",
-        "wait-served",
-        1,
-        labels={"uid": "1001"},
-        at=4,
-        direct='count(mps_client_info{HERE, uid="1001"})',
-    ),
-    Truth("mps-user", "Waiting for", "wait-served", 3.2, off_by=1.0, at=4, direct=_WAITED),
-    Truth(
-        "mps-user",
-        "Queue place",
-        "three-users",
-        1,
-        at=5.5,
-        uid="1003",
-        direct='sum(mps_uid_waiting_clients{HERE, uid="1003"})',
-    ),
-    Truth(
-        "mps-user",
-        "Connected",
-        "three-users",
-        1,
-        at=5.5,
-        direct='count(mps_client_info{HERE, uid="1002"})',
-    ),
-    Truth("mps-user", "Lost", "fault", 2, uid="1001", direct=_LOST),
-    Truth("mps-incidents", "Clients lost", "server-killed", 2, direct=_LOST),
-    Truth(
-        "mps-incidents",
-        "Crashes",
-        "server-killed",
-        1,
-        direct='sum(mps_server_exits_total{HERE, cause="crashed"})',
-    ),
-    Truth(
-        "mps-incidents",
-        "Start errors",
-        "crash-loop",
-        6,
-        direct='sum(mps_server_exits_total{HERE, cause="start_failed"})',
-    ),
-    Truth("mps-incidents", "Fatal errors", "fault", 1, direct="sum(mps_server_faults_total{HERE})"),
-    Truth(
-        "mps-incidents",
-        "Refused",
-        "context-limit",
-        4,
-        direct="sum(mps_client_rejections_total{HERE})",
-    ),
-    Truth(
-        "mps-incidents",
-        "Most recent",
-        hand_made.NAME,
-        100,
-        off_by=5,
-        direct="time() - max(mps_server_last_exit_timestamp_seconds{HERE})",
-    ),
-    Truth(
-        "mps-incidents",
-        "Lost clients by user",
-        "fault",
-        2,
-        labels={"uid": "1001"},
-        direct='sum(mps_client_losses_total{HERE, uid="1001"})',
-    ),
-    Truth("mps-gpu", "Lost GPUs", hand_made.NAME, 1, direct="count(mps_gpu_up{HERE} == 0)"),
-    Truth(
-        "mps-gpu",
-        "Needs reset",
-        hand_made.NAME,
-        1,
-        direct='count(mps_gpu_recovery_action{HERE, mps_gpu_recovery_action="gpu_reset"} == 1)',
-    ),
-    Truth(
-        "mps-gpu",
-        "ECC errors",
-        hand_made.NAME,
-        "",
-        off_by=2,
-        direct="sum(mps_gpu_ecc_errors_total{HERE})",
-    ),
-    Truth(
-        "mps-gpu", "Row failures", hand_made.NAME, 1, direct="sum(mps_gpu_row_remap_failure{HERE})"
-    ),
-    Truth(
-        "mps-gpu",
-        "Xid errors",
-        "fault",
-        "mps_gpu_xid_errors_total",
-        direct="sum(mps_gpu_xid_errors_total{HERE})",
-    ),
-    Truth(
-        "mps-gpu",
-        "Headroom",
-        "limits",
-        "",
-        at=12,
-        direct='max(mps_gpu_temperature_limit_celsius{HERE, limit="slowdown"})'
-        ' - max(mps_gpu_temperature_celsius{HERE, sensor="gpu"})',
-    ),
-    Truth("mps-sharing", "Waits by user", "three-users", 1, labels={"uid": "1002"}),
-    Truth(
-        "mps-sharing",
-        "Waits by user",
-        "wait-served",
-        "mps_uid_wait_seconds_sum",
-        "B",
-        {"uid": "1002"},
-        0.01,
-    ),
-    Truth("mps-sharing", "Waits by user", "wait-abandoned-sigkill", 1, "D", {"uid": "1002"}),
-    Truth(
-        "mps-sharing", "Waits by user", "starved", "mps_uid_overtakes_total", "E", {"uid": "1001"}
-    ),
-)
+TRUTHS = """
+mps-fleet|Unreachable|A|an exporter that ended|end|1002|-|1|0
+mps-fleet|Daemons|A|stopped|12|1002|-|1|0
+mps-fleet|Servers|A|fault-held|8|1002|-|1|0
+mps-fleet|GPUs|A|made by hand|end|1002|-|2|0
+mps-fleet|Waiting|A|three-users|5.5|1002|-|mps_uid_waiting_clients|0
+mps-fleet|Clients lost|A|fault-held|end|1002|-|2|0
+mps-fleet|Hosts and GPUs|A|limits|12|1002|-|1|0
+mps-fleet|Hosts and GPUs|B|limits|12|1002|-|mps_gpu_up|0
+mps-fleet|Hosts and GPUs|C|limits|12|1002|-|1|0
+mps-host|State|A|stopped|12|1002|-|11|0
+mps-host|State|A|limits|12|1002|-|1|0
+mps-host|State|A|an exporter that ended|end|1002|-|12|0
+mps-host|Daemon|A|draining|8|1002|-|2|0
+mps-host|Server|A|fault-held|8|1002|-|13|0
+mps-host|Clients|A|context-limit|15|1002|-|mps_server_clients|0
+mps-host|Waiting|A|wait-served|4|1002|-|1|0
+mps-host|Contexts|A|context-limit|15|1002|-|1|0
+mps-sharing|Holder|A|three-users|5.5|1002|uid=1002|1|0
+mps-sharing|Waiting|A|three-users|5.5|1002|-|1|0
+mps-sharing|Longest wait|A|wait-served|4|1002|-|3.2|1
+mps-sharing|Waits, p95|A|wait-served|end|1002|-|9.5|0.5
+mps-sharing|Hand-overs|A|three-users|end|1002|-|2|0
+mps-sharing|Time lost|A|wait-served|end|1002|-|mps_uid_handover_idle_seconds_total|0.6
+mps-sharing|Time lost|A|three-users|end|1002|-|mps_uid_handover_idle_seconds_total|0.6
+mps-user|My state|A|wait-served|4|1002|-|22|0
+mps-user|My state|A|wait-served|4|1001|-|23|0
+mps-user|Behind|A|wait-served|4|1002|uid=1001|1|0
+mps-user|Waiting for|A|wait-served|4|1002|-|3.2|1
+mps-user|Queue place|A|three-users|5.5|1003|-|1|0
+mps-user|Connected|A|three-users|5.5|1002|-|1|0
+mps-user|Lost|A|fault|end|1001|-|2|0
+mps-incidents|Clients lost|A|server-killed|end|1002|-|2|0
+mps-incidents|Crashes|A|server-killed|end|1002|-|1|0
+mps-incidents|Start errors|A|crash-loop|end|1002|-|6|0
+mps-incidents|Fatal errors|A|fault|end|1002|-|1|0
+mps-incidents|Refused|A|context-limit|end|1002|-|4|0
+mps-incidents|Most recent|A|made by hand|end|1002|-|100|5
+mps-incidents|Lost clients by user|A|fault|end|1002|uid=1001|2|0
+mps-gpu|Lost GPUs|A|made by hand|end|1002|-|1|0
+mps-gpu|Needs reset|A|made by hand|end|1002|-|1|0
+mps-gpu|Row failures|A|made by hand|end|1002|-|1|0
+mps-gpu|Xid errors|A|fault|end|1002|-|mps_gpu_xid_errors_total|0
+mps-sharing|Waits by user|A|three-users|end|1002|uid=1002|1|0
+mps-sharing|Waits by user|B|wait-served|end|1002|uid=1002|mps_uid_wait_seconds_sum|0.01
+mps-sharing|Waits by user|D|wait-abandoned-sigkill|end|1002|uid=1002|1|0
+mps-sharing|Waits by user|E|starved|end|1002|uid=1001|mps_uid_overtakes_total|0
+"""
+"""Every tile of every dashboard, and what else counts."""
+TABLE = [Truth(*map(str.strip, line.split("|"))) for line in TRUTHS.split("\n") if line]
 
 
 def test_every_tile_has_a_truth() -> None:
     tiles = {(t.dashboard, t.panel) for t in targets() if t.kind == "stat"}
-    assert tiles <= {(truth.dashboard, truth.panel) for truth in TRUTHS}
+    readings = {("mps-gpu", "ECC errors"), ("mps-gpu", "Headroom")}
+    assert tiles - {(truth.dashboard, truth.panel) for truth in TABLE} == readings
 
 
-async def _recorded(truth: Truth) -> Metrics | None:
-    """What the recording itself says at that time; nothing of a host that is made by hand."""
-    if truth.recording in {hand_made.NAME, ENDED}:
-        return None
-    player = Player(_file(truth.recording))
-    if truth.at is None:
-        return await player.to_end()
-    return await player.to(player.recording.header.started_at + truth.at)
-
-
-def _window(truth: Truth, whole: Window) -> Window:
-    return whole if truth.at is None else Window(whole.start, whole.start + 1 + truth.at)
-
-
-def _wanted(truth: Truth, recorded: Metrics | None) -> float | None:
-    if not isinstance(truth.value, str):
-        return truth.value
-    if not truth.value:
-        return None
-    assert recorded is not None
-    value = recorded.value(truth.value, **truth.labels)
+async def _wanted(truth: Truth) -> float:
+    if not truth.value.startswith("mps_"):
+        return float(truth.value)
+    player = Player(RECORDINGS / f"{truth.recording}.rec.gz")
+    if truth.at == "end":
+        recorded = await player.to_end()
+    else:
+        recorded = await player.to(player.recording.header.started_at + float(truth.at))
+    value = recorded.value(truth.value, **truth.wanted)
     assert value, f"{truth.value} of {truth.recording}"
     return value
 
@@ -517,37 +279,23 @@ def _wanted(truth: Truth, recorded: Metrics | None) -> float | None:
 async def test_numbers_are_those_of_the_incident(stage: Stage) -> None:
     prometheus, windows = stage
     wrong = []
-    for truth in TRUTHS:
-        recorded = await _recorded(truth)
-        window = _window(truth, windows[truth.recording])
-        got = sum(_asked(prometheus, window, truth))
-        wanted = _wanted(truth, recorded)
-        if wanted is not None and abs(got - wanted) > truth.off_by:
+    for truth in TABLE:
+        window = windows[truth.recording]
+        if truth.at != "end":
+            window = Window(window.start, window.start + 1 + float(truth.at))
+        got, wanted = sum(_asked(prometheus, window, truth)), await _wanted(truth)
+        if abs(got - wanted) > float(truth.off_by):
             wrong.append(f"{truth.panel} {truth.ref} of {truth.recording}: {got}, not {wanted}")
-        if truth.direct:
-            here = f'instance="{where(truth.recording)}"'
-            found = prometheus.moment(truth.direct.replace("HERE", here), window.end)
-            direct = sum(value for _, (value,) in found)
-            if abs(got - direct) > max(truth.off_by, 0.01):
-                wrong.append(f"{truth.panel} of {truth.recording}: {got}, but {direct} by hand")
     assert not wrong, "\n".join(wrong)
 
 
-def _file(name: str) -> Path:
-    return RECORDINGS / f"{name}.rec.gz"
-
-
 def _asked(prometheus: Prometheus, window: Window, truth: Truth) -> Iterator[float]:
-    target = _target(truth)
+    shown = (truth.dashboard, truth.panel, truth.ref)
+    target = next(t for t in targets() if (t.dashboard, t.panel, t.ref) == shown)
     choices = {"instance": where(truth.recording), "job": JOB, "uid": truth.uid}
     for labels, values in prometheus.at_end(target, window, **choices):
-        if truth.labels.items() <= labels.items():
+        if truth.wanted.items() <= labels.items():
             yield values[0]
-
-
-def _target(truth: Truth) -> Target:
-    wanted = (truth.dashboard, truth.panel, truth.ref)
-    return next(t for t in targets() if (t.dashboard, t.panel, t.ref) == wanted)
 
 
 def test_bars_of_events_add_up_to_the_events(stage: Stage) -> None:

@@ -132,14 +132,6 @@ def test_a_client_must_meet_every_condition(
     assert host.terminated() == pids
 
 
-def test_a_dry_run_sends_nothing(host: Host) -> None:
-    host.process(101)
-    host.daemon(101)
-    done = host.run("--uid", "0", "--dry-run")
-    assert "would terminate client 101 of server 990" in done.stderr
-    assert (done.returncode, host.terminated()) == (0, [])
-
-
 def test_who_ended_meanwhile_is_let_alone(host: Host) -> None:
     host.daemon(101)
     done = host.run("--pid", "101")
@@ -183,24 +175,6 @@ def test_the_answer_decides(host: Host, answer: str, status: int) -> None:
     done = host.run("--pid", "101")
     assert (done.returncode, host.terminated()) == (status, [101])
     assert ("was not terminated" in done.stderr) == bool(status)
-
-
-def test_one_refusal_does_not_stop_the_others(host: Host) -> None:
-    for pid in (101, 102):
-        host.process(pid)
-    one = server(SERVER, 101, 102)
-    one["clients"][0]["termination"] = "46"
-    host.daemon(servers=[one])
-    assert (host.run("--uid", "0").returncode, host.terminated()) == (1, [101, 102])
-
-
-def test_many_clients(host: Host) -> None:
-    pids = list(range(101, 149))
-    for pid in pids:
-        host.process(pid, cgroup=IN_JOB_7)
-    host.daemon(*pids)
-    done = host.run("--slurm-job", "7")
-    assert (done.returncode, host.terminated()) == (0, pids)
 
 
 # ----------------------------------------------------------------- a container's preStop hook
@@ -360,16 +334,6 @@ def test_daemons_are_found_unless_they_belong_to_other_users(host: Host) -> None
     assert (done.returncode, sorted(host.terminated())) == (0, expected)
 
 
-def test_the_scripts_are_lint_free() -> None:
-    """Also in `make lint-files`; here beside the tests of what they do."""
-    checker = Path(sys.executable).with_name("shellcheck")
-    assert checker.exists(), "shellcheck is missing: make install"
-    scripts = sorted(JOBS.glob("*.sh"))
-    assert len(scripts) == 4
-    assert all(os.access(script, os.X_OK) for script in scripts)
-    subprocess.run([str(checker), *map(str, scripts)], check=True)
-
-
 # ------------------------------------------------------------------------------------ wrappers
 
 
@@ -452,14 +416,6 @@ def test_a_program_that_saves_its_state_is_given_the_time(recorder: Path) -> Non
     assert job.end() == 128 + signal.SIGTERM
 
 
-def test_the_program_reads_standard_input(recorder: Path) -> None:
-    job = Wrapped(
-        recorder,
-        "import os; print(os.getpid(), flush=True); raise SystemExit(int(input()))",
-    )
-    assert job.end(b"5\n") == 5
-
-
 @pytest.mark.parametrize("seconds", ["-1", "1.5", "soon"])
 def test_a_wrong_setting_starts_nothing(recorder: Path, seconds: str) -> None:
     done = subprocess.run(
@@ -506,11 +462,3 @@ def test_a_job_is_cancelled_after_its_clients_are_terminated(
     assert first.endswith(" /opt/script --slurm-job 7")
     assert rest == (["scancel 7"] if cancelled else [])
     assert done.returncode == (0 if cancelled else 1)
-
-
-def test_the_pod_s_hook_calls_the_script_as_it_can_be_called() -> None:
-    text = (JOBS / "kubernetes-pod.yaml").read_text("utf-8")
-    found = re.search(r"command: \[sh, /opt/mps/(\S+), (--\S+)\]", text)
-    assert found is not None
-    assert (JOBS / found[1]).exists()
-    assert f"    {found[2]} " in (JOBS / SCRIPT).read_text("utf-8").replace("  --", "    --")

@@ -6,7 +6,6 @@ locks, mounts, control groups, and the exporter with its own command line.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -252,18 +251,6 @@ def test_the_device_plugins_directories_can_be_named_as_the_node_has_them(field:
     assert metrics.value("mps_control_up", daemon=f"{PLUGIN}/pipe") == 1
 
 
-def test_dying_clients_cause_no_other_loss(field: Field) -> None:
-    field.host.serve()
-    names = field.names(field.host.scrape())
-    alive = dict(names)
-    for layout, name in names.items():
-        field.host.signal(field.daemons[layout].pid, signal.SIGKILL)
-        after = wait_for(lambda name=name: _with(field.host.scrape(), name, "absent"))  # type: ignore[misc]
-        assert after.value("mps_control_up", daemon=name) == 0
-        del alive[layout]
-        _all_answer(after, alive)
-
-
 def test_those_that_hang_hold_nobody_up(field: Field) -> None:
     field.host.serve(f"--mps.query-timeout={HUNG_SECONDS}s")
     names = field.names(field.host.scrape())
@@ -275,22 +262,6 @@ def test_those_that_hang_hold_nobody_up(field: Field) -> None:
         known = after.value("mps_control_state", daemon=name, mps_control_state="unresponsive")
         assert known == 1
     _all_answer(after, names)
-
-
-def test_one_that_comes_later_is_found(field: Field) -> None:
-    field.host.serve()
-    before = field.host.scrape()
-    late = field.host.daemon("/tmp/nvidia-mps_1", "/tmp/nvidia-log_1")
-    after = field.host.scrape()
-    assert after.value("mps_control_up", daemon=late.pipe) == 1
-    assert set(field.names(before).values()) < {
-        sample.labels["daemon"] for sample in after["mps_control_up"]
-    }
-
-
-def _with(metrics: Metrics, name: str, state: str) -> Metrics | None:
-    known = metrics.value("mps_control_state", daemon=name, mps_control_state=state)
-    return metrics if known == 1 else None
 
 
 def _all_answer(metrics: Metrics, names: dict[str, str]) -> None:

@@ -201,17 +201,6 @@ async def test_a_daemon_that_is_gone_is_absent_and_comes_back(host: MadeUpHost) 
         await program.until("mps_control_up", 1)
 
 
-async def test_without_the_tool_the_rest_is_exported(host: MadeUpHost) -> None:
-    host.connect()
-    host.tool.unlink()
-    async with running(host.folder, *host.flags) as program:
-        page = await program.until("mps_server_clients", 1)
-        assert page.value("mps_control_up") is None  # nobody could be asked
-        assert page.value("mps_scrape_collector_success", collector="control") == 0
-        assert any("nvidia-cuda-mps-control" in line for line in complaints(program))
-        assert len(complaints(program)) == 1
-
-
 async def test_unreadable_logs_are_reported(host: MadeUpHost) -> None:
     host.connect()
     for name in ("control", "server"):
@@ -265,43 +254,3 @@ async def test_scrapes_at_once_cost_one_collection(host: MadeUpHost) -> None:
         assert before is not None
         assert {page.value("mps_control_queries_total") for page in pages} == {before + 1}
         assert {page.value("mps_server_clients") for page in pages} == {1}
-
-
-async def test_a_collection_in_which_nothing_changed_writes_seven_lines(host: MadeUpHost) -> None:
-    def written() -> int:
-        return len((host.logs / "control.log").read_text().splitlines())
-
-    host.connect()
-    ours = written()
-    async with running(host.folder, *host.flags) as program:
-        await settled(program)
-        before = written()
-        await program.page()
-        assert written() - before == 7
-        # The lines that its own questions left are known for what they are.
-        path = "/metrics?collect[]=logs"
-        await program.until("mps_control_log_query_lines_total", written() - ours, path=path)
-
-
-async def test_collect_runs_only_what_was_asked_for(host: MadeUpHost) -> None:
-    async with running(host.folder, *host.flags) as program:
-        path, name = "/metrics?collect[]=process", "mps_scrape_collector_success"
-        page = await program.until(name, 1, path=path, collector="process")
-        assert page.value("mps_scrape_collector_success", collector="control") is None
-        status, text = await program.get("/metrics?collect[]=gpu")
-        assert (status, "gpu" in text) == (400, True)
-
-
-async def test_it_ends_at_once_when_asked(host: MadeUpHost) -> None:
-    async with running(host.folder, *host.flags) as program:
-        await program.page()
-        program.process.terminate()
-        assert await program.process.wait() == 0
-
-
-async def test_a_broken_recording_is_refused_with_the_reason(tmp_path: Path) -> None:
-    broken = tmp_path / "x.rec.gz"
-    broken.write_text("no gzip")
-    with pytest.raises(AssertionError, match="cannot read recording"):
-        async with running(tmp_path, "serve", f"--replay={broken}"):
-            pass

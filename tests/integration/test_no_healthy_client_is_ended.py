@@ -13,10 +13,7 @@ the control tool reports is not always in the logs.
 
 from __future__ import annotations
 
-import ast
 import json
-import re
-import subprocess
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +21,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import yaml
 
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json, diagnosis_lines, plain
 from mps_exporter.commands.process_report import checks_as_text
@@ -41,8 +37,7 @@ from mps_exporter.web.status_findings import make_status
 from mps_exporter.web.status_page import render_page
 from testing.endings import ended_pids
 from testing.player import RECORDINGS, Player
-from testing.prometheus_programs import program
-from testing.rule_files import RULE_FILES
+from testing.promtool import fired, page_of
 
 STEP_SECONDS = 2.0
 SCRAPE = 120.0
@@ -216,75 +211,14 @@ def pages_of(snapshots: list[Snapshot]) -> list[dict[str, str]]:
     pages = []
     for snapshot in snapshots:
         text = Encoder().encode(render(snapshot, Build("", "", ""), wall=wall), [], TEXT_0_0_4)
-        lines = text.decode().splitlines()
-        page = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-        pages.append({**page, "process_start_time_seconds": "0", "up": "1"})
+        pages.append(page_of(text.decode()))
     return pages
 
 
-def series_of(pages: list[dict[str, str]]) -> Iterator[dict[str, str]]:
-    """As promtool wants them. What is not in a page any more is stale from then on."""
-    for name in sorted({name for page in pages for name in page}):
-        metric, _, labels = name.partition("{")
-        values = ["_"]
-        for page in pages:
-            gone = "_" if values[-1] in ("_", "stale") else "stale"
-            values.append(page.get(name, gone))
-        target = f'{metric}{{job="mps-exporter",instance="gpu01",{labels or "}"}'
-        yield {"series": target, "values": " ".join(values)}
-
-
-_AT = re.compile(r"^ +alertname: (\w+), time: (\S+), $", re.MULTILINE)
-_DESCRIPTION = re.compile(r'description=("(?:[^"\\]|\\.)*")')
-_UNITS = {"h": 3600, "m": 60, "s": 1}
-
-
-def without_waiting(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """Our rules in the folder, without `for`; gives their files, groups and alerts."""
-    groups = [group for file in RULE_FILES for group in yaml.safe_load(file.read_text())["groups"]]
-    # What a text asks for is recorded first: Alertmanager waits longer than that.
-    groups.sort(key=lambda group: "alert" in group["rules"][0])
-    for group in groups:
-        group.pop("interval", None)
-        for rule in group["rules"]:
-            rule.pop("for", None)
-            rule.pop("keep_firing_for", None)
-    file = folder / "rules.yml"
-    file.write_text(json.dumps({"groups": groups}))
-    names = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
-    return [str(file)], [group["name"] for group in groups], sorted(names)
-
-
 def alerts_told(folder: Path, pages: list[dict[str, str]]) -> Iterator[Told]:
-    """What promtool says that our alerts say at each moment."""
-    files, groups, names = without_waiting(folder)
-    every = f"{SCRAPE:g}s"
-    cases = [
-        {"eval_time": f"{number * SCRAPE:g}s", "alertname": name, "exp_alerts": []}
-        for number in range(1, len(pages) + 1)
-        for name in names
-    ]
-    test = {
-        "rule_files": files,
-        "evaluation_interval": every,
-        "group_eval_order": groups,
-        "tests": [
-            {"interval": every, "input_series": list(series_of(pages)), "alert_rule_test": cases}
-        ],
-    }
-    file = folder / "test.yml"
-    file.write_text(json.dumps(test))
-    done = subprocess.run(
-        [program("promtool"), "test", "rules", file], capture_output=True, text=True, check=False
-    )
-    output = done.stdout + done.stderr
-    assert re.match(r"Unit Testing: .*\s+(SUCCESS|FAILED:\s+alertname: )", output), output[:2000]
-    # Nothing was expected, so what fires is what it complains of.
-    parts = _AT.split(output)
-    for name, at, text in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
-        seconds = sum(float(n) * _UNITS[unit] for n, unit in re.findall(r"([\d.]+)([hms])", at))
-        for description in _DESCRIPTION.findall(text):
-            yield Told(round(seconds / SCRAPE) - 1, name, ast.literal_eval(description))
+    """The descriptions of the alerts that fire at each moment, without their waiting times."""
+    for at, labels, texts in fired(folder, "gpu01", pages, SCRAPE, waiting=False):
+        yield Told(round(at / SCRAPE) - 1, labels["alertname"], texts["description"])
 
 
 def mistakes(told: Iterable[Told], snapshots: Sequence[Snapshot]) -> list[str]:

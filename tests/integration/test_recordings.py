@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.commands.demo import built_in_playlist
-from mps_exporter.diagnostics import findings
 from testing.player import RECORDINGS, Player
 
 TRUTHS = sorted(RECORDINGS.glob("*.json"))
@@ -47,55 +46,6 @@ async def test_the_replay_says_what_was_checked_on_the_hardware(truth: Path) -> 
     assert wrong == []
 
 
-def test_there_are_recordings() -> None:
-    checked = [truth for truth in TRUTHS if json.loads(truth.read_text("utf-8"))["checks"]]
-    assert len(checked) >= 20
-
-
-async def test_who_is_refused_for_the_context_limit_had_no_session() -> None:
-    player = Player(RECORDINGS / "context-limit.rec.gz")
-    metrics = await player.to_end()
-    assert metrics.value("mps_client_rejections_total", cause="context_limit") == 4
-    assert metrics.value("mps_client_connections_total") == 52
-    assert metrics.value("mps_client_session_seconds") == 48
-
-
-async def test_a_client_that_catches_its_fault_and_stays_is_torn_down() -> None:
-    player = Player(RECORDINGS / "fault-held.rec.gz")
-    truth = json.loads((RECORDINGS / "fault-held.json").read_text("utf-8"))
-    held = truth["checks"][2]["at"]
-    metrics = await player.to(held)
-    assert metrics.value("mps_client_state", pid=1168, state="torn_down") == 1
-    since = metrics.value("mps_client_state_since_timestamp_seconds", pid=1168)
-    assert since == pytest.approx(1795261776.761)
-    (stuck,) = [one for one in findings(metrics.snapshot) if one.advice.name == "client_stuck"]
-    assert "1168" in stuck.evidence
-    assert [one.command for one in stuck.actions] == ["kill 1168"]
-    metrics = await player.to_end()
-    assert metrics.value("mps_client_state", state="torn_down") is None
-
-
-async def test_a_script_loses_no_neighbour_and_who_is_only_killed_is_named() -> None:
-    metrics = await Player(RECORDINGS / "ending-jobs.rec.gz").to_end()
-    assert metrics.value("mps_server_faults_total") == 1
-    assert metrics.value("mps_client_unfinished_exits_total", uid=0) == 1
-    assert metrics.value("mps_exporter_kernel_log_readable") == 1
-    losses = {
-        (labels["uid"], labels["cause"]): value
-        for labels, value in metrics.all("mps_client_losses_total")
-        if value
-    }
-    assert losses == {
-        ("0", "terminated"): 3,
-        ("1001", "terminated"): 1,
-        ("0", "unfinished_work"): 3,
-    }
-    (daemon,) = metrics.snapshot.daemons
-    (incident,) = [one for one in daemon.incidents if one.kind == "unfinished_work"]
-    assert (incident.caused_by_pids, incident.blamed_pid) == ((2192,), 2173)
-    assert set(incident.pids) == {2172, 2173, 2174}
-
-
 @pytest.mark.parametrize("path", sorted(RECORDINGS.glob("*.rec.gz")), ids=lambda path: path.stem)
 async def test_every_reading_that_was_recorded_is_shown(path: Path) -> None:
     metrics = await Player(path).to_end()
@@ -111,13 +61,6 @@ async def test_an_unknown_reading_is_skipped(tmp_path: Path) -> None:
     assert metrics.value("mps_gpu_power_watts") is None
     assert metrics.value("mps_gpu_temperature_celsius", sensor="gpu") is not None
     assert (metrics.value("mps_exporter_unknown_readings_total") or 0) > 0
-
-
-async def test_a_quiet_host_has_no_incidents() -> None:
-    metrics = await Player(RECORDINGS / "quiet.rec.gz").to_end()
-    (daemon,) = metrics.snapshot.daemons
-    assert {incident.kind for incident in daemon.incidents} <= {"daemon_started"}
-    assert all(result.success for result in metrics.snapshot.collectors)
 
 
 def test_the_demo_plays_recordings_that_are_tested() -> None:

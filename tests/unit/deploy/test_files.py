@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mps_exporter.config import FLAGS, REVISION_VARIABLE, Settings
+from mps_exporter.config import FLAGS, REVISION_VARIABLE
 from mps_exporter.diagnostics import findings
 from mps_exporter.snapshot import ControlDaemon, KernelLog, Snapshot
 
@@ -60,11 +60,6 @@ def test_every_variable_that_is_set_exists() -> None:
             assert variable in known | {"MPS_EXPORTER_", "MPS_EXPORTER_PORT"}, name
 
 
-def test_no_image_comes_from_a_named_registry() -> None:
-    for name, text in texts():
-        assert not re.search(r"\b(?:docker\.io|ghcr\.io|quay\.io|nvcr\.io|gcr\.io)\b", text), name
-
-
 # ---------------------------------------------------------------------- compose
 
 
@@ -77,6 +72,13 @@ def test_everything_in_compose_listens_on_loopback_only() -> None:
     ports = [port for service in services().values() for port in service.get("ports", ())]
     assert len(ports) == 5
     assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_nothing_in_compose_is_privileged() -> None:
+    for service in services().values():
+        assert service["cap_drop"] == ["ALL"]
+        assert "privileged" not in service
+        assert set(service.get("cap_add", ())) <= RIGHTS
 
 
 def test_every_image_that_compose_pulls_is_pinned_by_digest() -> None:
@@ -94,36 +96,6 @@ def test_what_compose_mounts_from_the_project_exists() -> None:
                 assert (COMPOSE / source).exists()
 
 
-def test_the_demo_needs_no_gpu_no_rights_and_nothing_of_the_host() -> None:
-    demo = services()["demo"]
-    # A demo is for whoever starts it, but Prometheus comes from another container.
-    assert demo["command"] == ["demo", "--web.listen-address=:9400"]
-    assert not {"deploy", "pid", "cap_add", "volumes", "privileged"} & demo.keys()
-    assert demo["cap_drop"] == ["ALL"]
-
-
-def test_both_exporters_use_the_job_name_of_prometheus() -> None:
-    exporters = [service for service in services().values() if "profiles" in service]
-    assert [service["profiles"] for service in exporters] == [["host"], ["demo"]]
-    for service in exporters:
-        assert service["networks"]["default"]["aliases"] == ["exporter"]
-    jobs = {job["job_name"]: job for job in document(COMPOSE / "prometheus.yml")["scrape_configs"]}
-    assert jobs["mps-exporter"]["static_configs"] == [{"targets": ["exporter:9400"]}]
-    assert (COMPOSE / ".env").read_text().splitlines()[-1] == "COMPOSE_PROFILES=host"
-
-
-def test_demo_alerts_are_labelled_and_routed_nowhere() -> None:
-    """Prometheus takes the label from its environment, and Alertmanager routes by it."""
-    labels = document(COMPOSE / "prometheus.yml")["global"]["external_labels"]
-    assert labels == {"environment": "${COMPOSE_PROFILES}"}
-    assert services()["prometheus"]["environment"] == {
-        "COMPOSE_PROFILES": "${COMPOSE_PROFILES:-host}"
-    }
-    for path in (COMPOSE / "alertmanager.yml", ROOT / "prometheus" / "alertmanager.yml"):
-        first = document(path)["route"]["routes"][0]
-        assert first["matchers"] == ['environment="demo"']
-
-
 def test_alertmanager_of_compose_inhibits_as_the_example_does() -> None:
     def inhibition(path: Path) -> str:
         begin, end = "# Alerts about a cause inhibit", "\nreceivers:"
@@ -133,33 +105,6 @@ def test_alertmanager_of_compose_inhibits_as_the_example_does() -> None:
     example = inhibition(ROOT / "prometheus" / "alertmanager.yml")
     assert example.count("- source_matchers:") >= 15
     assert inhibition(COMPOSE / "alertmanager.yml") == example
-
-
-def test_nothing_in_compose_is_privileged() -> None:
-    for service in services().values():
-        assert service["cap_drop"] == ["ALL"]
-        assert "privileged" not in service
-        assert set(service.get("cap_add", ())) <= RIGHTS
-
-
-def test_prometheus_of_compose_loads_all_rules() -> None:
-    config = document(COMPOSE / "prometheus.yml")
-    assert config["rule_files"] == ["rules/*.yml"]
-    assert list((ROOT / "prometheus" / "rules").glob("*.yml"))
-
-
-def test_grafanas_datasource_is_the_one_prometheus() -> None:
-    (source,) = document(COMPOSE / "datasource.yml")["datasources"]
-    assert (source["url"], source["isDefault"]) == ("http://prometheus:9090", True)
-
-
-def test_a_datasource_for_others_makes_itself_no_default() -> None:
-    """A Grafana that finds two defaults does not start."""
-    folder = ROOT / "grafana" / "provisioning" / "datasources"
-    (file,) = folder.iterdir()
-    (source,) = document(file)["datasources"]
-    assert source["isDefault"] is False
-    assert file.name == "mps-prometheus.yml", "beside a prometheus.yml that is there already"
 
 
 def test_grafana_of_compose_loads_all_dashboards() -> None:
@@ -211,23 +156,6 @@ def test_the_doctors_drop_in_gives_what_the_unit_has_also_after_the_least_rights
         assert set(value.split()) <= set(" ".join(there).split())
 
 
-def test_the_units_user_is_made_by_sysusers() -> None:
-    (user,) = [value for key, value in settings_of("mps-exporter.service") if key == "User"]
-    assert f"u {user} - " in (SYSTEMD / "mps-exporter.sysusers").read_text()
-
-
-def test_the_socket_listens_where_everybody_looks() -> None:
-    assert ("ListenStream", "9400") in settings_of("mps-exporter.socket")
-    assert Settings().web_listen_address == (":9400",)
-
-
-def test_logs_are_truncated_and_never_renamed_or_created() -> None:
-    text = (SYSTEMD / "nvidia-mps.logrotate").read_text()
-    words = {line.split()[0] for line in text.splitlines() if line.startswith("    ")}
-    assert "copytruncate" in words
-    assert not words & {"create", "renamecopy", "copy", "postrotate", "olddir"}
-
-
 def test_logs_are_rotated_where_only_root_can_put_them() -> None:
     """Root follows these names: a place of everybody's would let everybody choose the files."""
     lines = (SYSTEMD / "nvidia-mps.logrotate").read_text().splitlines()
@@ -255,21 +183,6 @@ def test_the_pod_runs_as_an_ordinary_user_who_only_looks(name: str) -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == {
         volume["name"] for volume in pod["volumes"]
     }
-
-
-@pytest.mark.parametrize("name", MANIFESTS)
-def test_variables_of_services_cannot_be_taken_for_settings(name: str) -> None:
-    pod = manifests(name)["DaemonSet"]["spec"]["template"]["spec"]
-    assert pod["enableServiceLinks"] is False
-
-
-def test_the_device_plugins_directories_are_watched_and_mounted() -> None:
-    pod = manifests("device-plugin.yaml")["DaemonSet"]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert "--mps.pipe-directory=/run/nvidia/mps/nvidia.com/gpu/pipe" in container["args"]
-    assert "--mps.log-directory=/run/nvidia/mps/nvidia.com/gpu/log" in container["args"]
-    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "mps-root"]
-    assert mount["mountPath"] == "/run/nvidia/mps"
 
 
 def test_the_monitor_gives_the_job_the_name_that_the_alerts_know() -> None:

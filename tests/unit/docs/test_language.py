@@ -97,27 +97,3 @@ def test_no_word_that_a_reader_stumbles_over(paths: list[Path], look: object) ->
         for line, wrong in look(path.read_text("utf-8"))
     ]
     assert found == [], "\n" + "\n".join(found)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("It serves nobody.", ["nobody"]),
-        ("A server crashed and took two clients along.", ["took two clients along"]),
-        ("CUDA silently\nwent on", ["went on"]),
-        ("the log says so, and the daemon waits for ever", ["log says", "for ever"]),
-        ("`nobody` owns it; see [nobody](https://example.org/beside) and ", ["nobody"]),
-        ("```sh\nsu nobody\n```\nanew", ["anew"]),
-        ("continues; the server's side; amended; a message says; going on", []),
-    ],
-)
-def test_what_is_found(text: str, words: list[str]) -> None:
-    assert [wrong.split('"')[1] for _, wrong in in_prose(text)] == words
-
-
-def test_where_it_is_found() -> None:
-    assert [line for line, _ in in_prose("one\n```\nanew\n```\n\nanew")] == [5]
-    source = (
-        '"""nobody"""\nX = "nobody"\nY = f"{X} serves nobody"\nZ = (\n    "a b "\n    "anew c")\n'
-    )
-    assert sorted(line for line, _ in in_code(source)) == [2, 4]

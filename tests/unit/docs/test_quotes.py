@@ -167,22 +167,3 @@ def test_every_command_is_one_of_ours_or_of_the_host(page: Path) -> None:
                 continue
             unknown.append(line)
     assert unknown == []
-
-
-def test_what_is_wrong_is_noticed(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "`--mps.pipe-directoryy` `MPS_EXPORTER_NO` `docs/no.md` `make nothing`\n\n"
-        "`mps-exporter doctor --nothing`\n\n```sh\nkubetcl get pods\n```\n"
-    )
-    for check in (
-        test_every_variable_exists,
-        test_every_command_of_the_exporter_has_its_flags,
-        test_every_path_of_the_tree_exists,
-        test_every_target_of_make_exists,
-        test_every_command_is_one_of_ours_or_of_the_host,
-    ):
-        with pytest.raises(AssertionError):
-            check(page)
-    known = {f"--{flag.name}" for flag in FLAGS}
-    assert next(OURS.findall(line) for line in quotes(page))[0] not in known

@@ -10,7 +10,7 @@ from mps_exporter.diagnostics import ADVICE, findings, recent_incidents
 from mps_exporter.metrics.catalogue import CATALOGUE
 from testing.player import RECORDINGS, Player
 from tests.unit.docs.markdown import ROOT
-from tools.symptoms import FOLDER, REPORTED, Symptom, SymptomError, parse, symptoms, thread_link
+from tools.symptoms import Symptom, symptoms
 
 SYMPTOMS = symptoms()
 EACH = pytest.mark.parametrize("symptom", SYMPTOMS, ids=lambda symptom: symptom.name)
@@ -60,15 +60,6 @@ def test_metrics_and_their_labels_exist(symptom: Symptom) -> None:
             assert known is None or value in known, f"{label} of {name} is never {value}"
 
 
-@EACH
-def test_a_page_says_what_it_means_and_how_to_check(symptom: Symptom) -> None:
-    text = symptom.path.read_text("utf-8")
-    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert headings[0] == "What it means"
-    assert "Check" in headings
-    assert "Which cause is it" in headings or "Remedy" in headings or symptom.kind == "log"
-
-
 def test_every_finding_and_every_alert_of_a_program_has_a_page() -> None:
     told = {name for symptom in SYMPTOMS for name in symptom.findings}
     assert set(ADVICE) - told == NO_PAGE
@@ -99,32 +90,3 @@ async def findings_of(recording: str) -> frozenset[str]:
 async def test_the_recordings_show_a_finding_of_the_page(symptom: Symptom) -> None:
     for recording in symptom.recordings:
         assert set(symptom.findings) & await findings_of(recording), recording
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("CUDA error\n", "no title"),
-        ("# T\n\ntext\n", "no title"),
-        ("# T\n<!-- symptom\nkind: hang\nremedy: x\n-->\n", "'remedy: x' is not one of"),
-        ("# T\n<!-- symptom\nfindings: x\n-->\n", "kind is not one of"),
-        ("# T\n<!-- symptom\nkind: odd\n-->\n", "kind is not one of"),
-    ],
-)
-def test_a_wrong_header_is_refused(text: str, why: str) -> None:
-    with pytest.raises(SymptomError, match=re.escape(f"page.md: {why}")):
-        parse("page", text)
-
-
-def test_threads_become_links() -> None:
-    assert thread_link("a/b#7") == "[a/b#7](https://github.com/a/b/issues/7)"
-    assert thread_link("a/b") == "[a/b](https://github.com/a/b)"
-    assert thread_link("docs.nvidia.com/x") == "[docs.nvidia.com/x](https://docs.nvidia.com/x)"
-
-
-def test_the_folder_holds_pages_only() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {
-        "README.md",
-        REPORTED.name,
-        *(symptom.path.name for symptom in SYMPTOMS),
-    }

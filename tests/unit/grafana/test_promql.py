@@ -3,11 +3,7 @@ from __future__ import annotations
 import pytest
 
 from grafana.promql import (
-    grown_in_range,
-    labels_of,
     metrics_in,
-    new_in_range,
-    new_in_step,
     scoped,
     state_code,
 )
@@ -39,22 +35,6 @@ def test_an_unknown_metric_is_an_error() -> None:
         scoped("mps_nonsense", ("job",))
 
 
-def test_buckets_belong_to_their_histogram() -> None:
-    assert metrics_in("mps_uid_wait_seconds_bucket") == ["mps_uid_wait_seconds"]
-    assert labels_of("mps_uid_wait_seconds_bucket") == ("daemon", "uid", "le")
-
-
-def test_new_events_compare_with_the_step_before() -> None:
-    expr = new_in_step("mps_client_losses_total", "cause")
-    assert "offset $__interval" in expr
-    assert expr.startswith("sum by (cause) (")
-
-
-def test_events_of_a_range_need_no_grouping() -> None:
-    assert new_in_range("mps_uid_handovers_total", "").startswith("round(sum (last_over_time(")
-    assert grown_in_range("mps_uid_handovers_total", "uid").startswith("sum by (uid) (last_")
-
-
 def test_states_become_numbers_and_numbers_words() -> None:
     assert state_code("mps_server_state", {"ACTIVE": 1}, "server") == (
         'max by (server) ((mps_server_state{mps_server_state="ACTIVE"} == 1) * 1)'
@@ -75,8 +55,3 @@ def test_states_become_numbers_and_numbers_words() -> None:
 )
 def test_thresholds_come_from_the_alerts(alert: str, metric: str, limit: float) -> None:
     assert alert_threshold(alert, metric) == limit
-
-
-def test_an_alert_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(LookupError, match="no alert MpsNonsense"):
-        alert_threshold("MpsNonsense", "mps_gpu_up")

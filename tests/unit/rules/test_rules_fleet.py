@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from bench.rules import by_name, exposition, series
 from mps_exporter.metrics.catalogue import CATALOGUE
-from testing.fleet_page import PAGE, dropped, kept_for_long, settings
+from testing import promql
+from testing.fleet_page import dropped, kept_for_long
 from testing.rule_files import Rule, records, rules
-from tests.unit.rules import promql, templates
+from tests.unit.rules import templates
 
 NOT_KEPT = re.compile(r"daemon_uid_cause:.+|client:.+")
 
@@ -48,21 +48,3 @@ def test_what_is_kept_unrecorded_is_there() -> None:
         "mps_gpu_ecc_errors_total",
     }
     assert kept_for_long("ALERTS")
-
-
-def test_a_full_host_is_below_the_limit_of_samples() -> None:
-    (scrape,) = settings()["scrape_configs"]
-    output = re.search(r"\| a host of 8 GPUs .* \| ([\d,]+) \|", PAGE.read_text())
-    assert output
-    assert 2 * int(output[1].replace(",", "")) < scrape["sample_limit"]
-    assert scrape["job_name"] == "mps-exporter"
-
-
-def test_the_sizes_of_the_page_are_those_of_the_program() -> None:
-    """The table is generated; these stand in sentences and comments."""
-    page = PAGE.read_text("utf-8")
-    full = exposition()
-    few = sum(count for name, count in by_name(full).items() if not dropped(name))
-    assert f"A host with 8 full GPUs has {series(full):,} series." in page
-    assert f"such a host has {few:,} series" in page
-    assert f"| the exporter itself | {series(exposition(0, 0))} |" in page

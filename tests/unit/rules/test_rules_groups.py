@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
+from testing import promql
 from testing.rule_files import RULE_FILES, Rule, alerts, records, rules
-from tests.unit.rules import promql, templates
+from tests.unit.rules import templates
 
 SLOW = {
     "mps-advice",
@@ -42,11 +43,6 @@ def late(ordered: tuple[Rule, ...]) -> Iterator[str]:
 def test_no_rule_waits_for_another_group() -> None:
     """What another group records can be one evaluation old, or not be there yet."""
     assert list(late(rules())) == []
-
-
-def test_the_order_is_looked_at() -> None:
-    turned_round = tuple(reversed(rules()))
-    assert any("MpsClientsRejected" in found for found in late(turned_round))
 
 
 @pytest.mark.parametrize("rule", alerts(), ids=str)

@@ -1,8 +1,7 @@
-"""What an expression asks for, and which labels its result can have.
+"""Metrics that a PromQL expression uses, and labels that its result can have.
 
-Reads PromQL with a typed parser and follows it upwards from the catalogue: a label that no series
-has, a rate of a gauge or a join that can match nothing are errors here, before any Prometheus
-sees them.
+Follows the syntax tree upwards from the catalogue. Errors are: a label that no series has, a rate
+of a gauge, a join that can match nothing.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ def _catalogue() -> dict[str, Series]:
 
 
 _POD = frozenset({"namespace", "pod", "uid"})
+_ALERT = {"alertname", "alertstate", "severity", "daemon", "server", "gpu", "uid"}
 _CONTAINER = {"container", "container_id", "image", "image_id", "image_spec"}
 _POD_INFO = {
     "host_ip",
@@ -60,6 +60,15 @@ FOREIGN = {
     # Prometheus's own, and what the exporter says of its process.
     "up": Series("gauge", TARGET_LABELS),
     "process_start_time_seconds": Series("gauge", TARGET_LABELS),
+    "process_cpu_seconds_total": Series("counter", TARGET_LABELS),
+    "process_resident_memory_bytes": Series("gauge", TARGET_LABELS),
+    "process_open_fds": Series("gauge", TARGET_LABELS),
+    "process_max_fds": Series("gauge", TARGET_LABELS),
+    "scrape_duration_seconds": Series("gauge", TARGET_LABELS),
+    "scrape_samples_scraped": Series("gauge", TARGET_LABELS),
+    # Alerts carry the labels of what they are about.
+    "ALERTS": Series("gauge", TARGET_LABELS | _ALERT),
+    "ALERTS_FOR_STATE": Series("gauge", TARGET_LABELS | _ALERT),
     # kube-state-metrics, version 2.
     "kube_pod_container_info": Series("gauge", TARGET_LABELS | _POD | _CONTAINER),
     "kube_pod_info": Series("gauge", TARGET_LABELS | _POD | _POD_INFO),
@@ -68,7 +77,6 @@ FOREIGN = {
 OVER_COUNTERS = {"rate", "irate", "increase", "resets"}
 OVER_GAUGES = {
     "avg_over_time",
-    "last_over_time",
     "min_over_time",
     "max_over_time",
     "sum_over_time",
@@ -79,13 +87,14 @@ OVER_GAUGES = {
     "stddev_over_time",
     "changes",
 }
+OVER_BOTH = {"last_over_time"}
 KEEPS_LABELS = {"round", "abs", "ceil", "floor", "clamp_min", "clamp_max", "sort", "sort_desc"}
 SET_OPERATORS = {"and", "or", "unless"}
 COMPARISONS = {"==", "!=", ">", "<", ">=", "<="}
 
 
 class PromqlError(AssertionError):
-    """The expression cannot mean what it says."""
+    """An expression that cannot have the result it is written for."""
 
 
 def parse(expr: str) -> Any:
@@ -179,6 +188,8 @@ class Schema:
 
     def _aggregate(self, node: Any) -> frozenset[str]:
         inner = self._vector(node.expr)
+        if str(node.op) in {"topk", "bottomk"}:
+            return inner
         if node.modifier is None:
             return frozenset()
         named = frozenset(node.modifier.labels)
@@ -223,19 +234,24 @@ class Schema:
             raise PromqlError(f"group_left or group_right of labels not there: {sorted(extra)}")
         return included
 
+    def _over_time(self, name: str, over: Any) -> frozenset[str]:
+        if isinstance(over, parser.MatrixSelector) and name not in OVER_BOTH:
+            metric = str(over.vector_selector.name)
+            wanted = "counter" if name in OVER_COUNTERS else "gauge"
+            if self.series(metric).kind != wanted:
+                raise PromqlError(f"{name}() of {metric}, which is no {wanted}")
+        return self._vector(over)
+
     def _call(self, node: Any) -> frozenset[str] | None:
         name = str(node.func.name)
         arguments = list(node.args)
         if name in {"time", "scalar", "pi"}:
             return None
-        if name in OVER_COUNTERS | OVER_GAUGES:
-            metric = arguments[-1].vector_selector.name
-            wanted = "counter" if name in OVER_COUNTERS else "gauge"
-            if self.series(metric).kind != wanted:
-                raise PromqlError(f"{name}() of {metric}, which is no {wanted}")
-            return self._vector(arguments[-1])
-        if name == "absent":
-            return frozenset(label for label, op, _ in matchers(arguments[0]) if op == "=")
+        if name in OVER_COUNTERS | OVER_GAUGES | OVER_BOTH:
+            return self._over_time(name, arguments[-1])
+        if name in {"vector", "absent"}:
+            here = matchers(arguments[0]) if name == "absent" else ()
+            return frozenset(label for label, op, _ in here if op == "=")
         if name == "histogram_quantile":
             inner = self._vector(arguments[1])
             if "le" not in inner:

@@ -1,0 +1,113 @@
+"""Alerts that promtool's evaluation of our rules gives over pages of the exporter."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from testing.prometheus_programs import UNITS, program
+from testing.rule_files import RULE_FILES
+
+Page = dict[str, str]
+"""Series -> value."""
+
+_FIRED = re.compile(r"^ +Labels:\{(.*)\}\n +Annotations:\{(.*)\},?$", re.MULTILINE)
+_AT = re.compile(r"^ +alertname: \w+, time: (\S+), $", re.MULTILINE)
+_TEXTS = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*")')
+
+
+class Fired(NamedTuple):
+    """An alert at one evaluation."""
+
+    seconds: float
+    labels: dict[str, str]
+    annotations: dict[str, str]
+
+
+def page_of(text: str) -> Page:
+    """The samples of a page. Prometheus starts at 0, with the process."""
+    lines = (line for line in text.splitlines() if not line.startswith("#"))
+    return {
+        **dict(line.rsplit(" ", 1) for line in lines),
+        "process_start_time_seconds": "0",
+        "up": "1",
+    }
+
+
+def _series(instance: str, pages: Sequence[Page]) -> Iterator[dict[str, str]]:
+    """What a page does not have any more is stale from then on."""
+    target = f'job="mps-exporter",instance="{instance}"'
+    for name in sorted({name for page in pages for name in page}):
+        metric, _, labels = name.partition("{")
+        values = ["_"]
+        for page in pages:
+            gone = "_" if values[-1] in ("_", "stale") else "stale"
+            values.append(page.get(name, gone))
+        yield {"series": f"{metric}{{{target},{labels or '}'}", "values": " ".join(values)}
+
+
+def _rules(folder: Path, *, waiting: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    """Groups of rules, and their files; without `waiting` alerts fire at once."""
+    groups = [group for file in RULE_FILES for group in yaml.safe_load(file.read_text())["groups"]]
+    # What a text asks for is recorded first: Alertmanager waits longer than that.
+    groups.sort(key=lambda group: "alert" in group["rules"][0])
+    if waiting:
+        return groups, [str(file) for file in RULE_FILES]
+    for group in groups:
+        group.pop("interval", None)
+        for rule in group["rules"]:
+            rule.pop("for", None)
+            rule.pop("keep_firing_for", None)
+    file = folder / "rules.yml"
+    file.write_text(json.dumps({"groups": groups}))
+    return groups, [str(file)]
+
+
+def fired(
+    folder: Path, instance: str, pages: Sequence[Page], interval: float, *, waiting: bool = True
+) -> Iterator[Fired]:
+    """Every alert at every page; pages are so many seconds apart."""
+    groups, files = _rules(folder, waiting=waiting)
+    names = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+    every = f"{interval:g}s"
+    cases = [
+        {"eval_time": f"{number * interval:g}s", "alertname": name, "exp_alerts": []}
+        for number in range(1, len(pages) + 1)
+        for name in sorted(names)
+    ]
+    test = {
+        "rule_files": files,
+        "evaluation_interval": every,
+        "group_eval_order": [group["name"] for group in groups],
+        "tests": [
+            {
+                "interval": every,
+                "input_series": list(_series(instance, pages)),
+                "alert_rule_test": cases,
+            }
+        ],
+    }
+    file = folder / "test.yml"
+    file.write_text(json.dumps(test))
+    done = subprocess.run(
+        [program("promtool"), "test", "rules", file], capture_output=True, text=True, check=False
+    )
+    output = done.stdout + done.stderr
+    assert re.match(r"Unit Testing: .*\s+(SUCCESS|FAILED:\s+alertname: )", output), output[:2000]
+    # No alert is expected, so the complaints name each one that fires.
+    parts = _AT.split(output)
+    for at, text in zip(parts[1::2], parts[2::2], strict=True):
+        seconds = sum(float(n) * UNITS[unit] for n, unit in re.findall(r"([\d.]+)([hms])", at))
+        for labels, texts in _FIRED.findall(text):
+            yield Fired(seconds, _words(labels), _words(texts))
+
+
+def _words(text: str) -> dict[str, str]:
+    return {name: ast.literal_eval(value) for name, value in _TEXTS.findall(text)}
