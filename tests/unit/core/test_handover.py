@@ -61,6 +61,7 @@ def host(
     control: ProcessFacts = CONTROL,
     readable: bool = True,
     server_log: bytes = b"",
+    owner: int | None = None,
 ) -> Snapshot:
     """A host whose daemon has written this, and does not answer."""
     tracker = start(Logs(log, server_log), readable=("control", "server"))
@@ -74,6 +75,8 @@ def host(
         servers=(replace(server, state="S"),) if server is not None else (),
         lock_tested=True,
         lock_holder_pid=control.pid,
+        owner_uid=owner,
+        limited=owner is not None,
     )
     asked = Outcome.TIMEOUT if hung else Outcome.OK
     inputs = DaemonInputs(
@@ -120,6 +123,13 @@ def test_doctor_says_so_of_that_process_itself() -> None:
     (mine,) = [one for one in checks if one.name == "connection" and one.outcome == "problem"]
     assert mine.text.startswith("The daemon sent it to server 1813, which has ended")
     assert mine.command == "kill 1835"
+
+
+def test_an_ordinary_users_log_names_no_process_of_another_user() -> None:
+    assert host(owner=1002).daemons[0].handover is not None
+    forged = host(owner=1003)
+    assert forged.daemons[0].handover is None
+    assert "kill 1835" not in str(check_process(1835, forged, findings(forged), None))
 
 
 def test_it_is_over_once_the_daemon_goes_on() -> None:
