@@ -26,6 +26,8 @@ OURS = re.compile(r"(?<![\w-])--(?:no-)?(?:web|mps|path|collector|log|replay|pag
 VARIABLE = re.compile(r"\bMPS_EXPORTER_[A-Z_]*[A-Z]\b")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*(?![\w.-])")
 PATH = re.compile(r"(?<![\w./$~<-])\.{0,2}/?[\w.-]+(?:/[\w.*-]+)+/?")
+PLACE = re.compile(r"[\w*-]+(?:/[\w.*-]+)*(?:/|\.[a-z]+)")
+"""On the page of the architecture: a file or, with a slash behind it, a folder."""
 MADE = {"build", ".venv", ".tools", "dist"}
 TOPS = {Path(name).parts[0] for name in files()} - MADE
 COMMANDS = ("serve", "demo", "doctor", "record")
@@ -136,6 +138,13 @@ def test_every_path_of_the_tree_exists(page: Path) -> None:
             if Path(name).parts[0] in TOPS and not any(any(one.glob(name)) for one in places):
                 missing.append(found)
     assert missing == []
+
+
+def test_every_path_of_the_architecture_exists() -> None:
+    places = (ROOT / "exporter" / "mps_exporter", ROOT)
+    named = {one for one in quotes(ROOT / "docs" / "architecture.md") if PLACE.fullmatch(one)}
+    assert len(named) > 40
+    assert {one for one in named if not any(any(place.glob(one)) for place in places)} == set()
 
 
 @EACH
