@@ -34,9 +34,8 @@ from mps_exporter.mps.control_protocol import (
 )
 from mps_exporter.mps.protocol_v3 import DETAILS_V3, FIXED_V3, PROBE_V3, SERVERS, V2_PARTITIONS
 from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome
-from mps_exporter.sources.control_tool_runs import ControlToolRuns, Runner, Silence
+from mps_exporter.sources.control_tool_runs import ControlToolRuns, Runner, Silence, run_process
 from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER, Allowances
-from mps_exporter.sources.run_process import run_process
 
 DEFAULT_BINARY = "nvidia-cuda-mps-control"
 

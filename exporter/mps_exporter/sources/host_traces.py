@@ -21,8 +21,7 @@ from mps_exporter.observations import (
     OpenFiles,
     ProcessFacts,
 )
-from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES
-from mps_exporter.sources.pipe_directory import is_left_over
+from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES, is_left_over
 from mps_exporter.sources.procfs_parse import (
     parse_arguments,
     parse_stat,

@@ -19,8 +19,8 @@ from mps_exporter.mps.protocol_v3 import (
 )
 from mps_exporter.observations import DaemonFacts, Outcome, ProcessFacts
 from mps_exporter.sources.control_tool import NEW_DAEMONS_PER_SECOND, CircuitBreaker, ControlTool
+from mps_exporter.sources.control_tool_runs import PATH, ChildRights, ProcessResult
 from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER
-from mps_exporter.sources.run_process import PATH, ChildRights, ProcessResult
 from testing import fake_mps_control
 from testing import fake_mps_v3 as published
 from testing.fake_host import H200, server

@@ -23,10 +23,9 @@ from mps_exporter.observations import (
     Reading,
 )
 from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS, CounterTotals
-from mps_exporter.sources.nvml.cgroup_memory import FUNCTION as MEMORY_LIMITS
-from mps_exporter.sources.nvml.cgroup_memory import read_cgroup_memory
-from mps_exporter.sources.nvml.device import DeviceLocation, DeviceReader
-from mps_exporter.sources.nvml.mig import MigInstances
+from mps_exporter.sources.nvml.device import DeviceLocation, DeviceReader, MigInstances
+from mps_exporter.sources.nvml.processes import FUNCTION as MEMORY_LIMITS
+from mps_exporter.sources.nvml.processes import read_cgroup_memory
 from mps_exporter.sources.nvml.pynvml_api import (
     GPU_GONE,
     SESSION_GONE,
