@@ -27,11 +27,7 @@ from mps_exporter.sources.procfs_parse import (
     parse_lock_reply,
     program_name,
 )
-from mps_exporter.sources.resolve_in_root import (
-    MAX_PATH_BYTES,
-    opened_directory,
-    resolve_in_root,
-)
+from mps_exporter.sources.resolve_in_root import MAX_PATH_BYTES, opened_directory, resolve_in_root
 
 LOCK_FILE = "control_lock"
 

@@ -44,9 +44,7 @@ from mps_exporter.sources.daemon_directories import (
 )
 from mps_exporter.sources.fair_share import MAX_DAEMONS, MAX_DAEMONS_PER_USER, FairShare
 from mps_exporter.sources.processes import HOST_USERS, Processes
-from mps_exporter.sources.procfs_parse import (
-    COMM_LENGTH,
-)
+from mps_exporter.sources.procfs_parse import COMM_LENGTH
 
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
 

@@ -26,13 +26,7 @@ from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS, 
 from mps_exporter.sources.nvml.device import DeviceLocation, DeviceReader, MigInstances
 from mps_exporter.sources.nvml.processes import FUNCTION as MEMORY_LIMITS
 from mps_exporter.sources.nvml.processes import read_cgroup_memory
-from mps_exporter.sources.nvml.pynvml_api import (
-    GPU_GONE,
-    SESSION_GONE,
-    Code,
-    NvmlApi,
-    NvmlError,
-)
+from mps_exporter.sources.nvml.pynvml_api import GPU_GONE, SESSION_GONE, Code, NvmlApi, NvmlError
 from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS
 from mps_exporter.sources.nvml.xid import XidCounts, XidWatcher
 
