@@ -1,8 +1,4 @@
-"""Runs the control tool: few at a time, with few rights, a second time after a refusal.
-
-A run is of the daemon's user where this program may change users. Daemons of ordinary users, which
-may all hang, share runs of their own.
-"""
+"""Runs the control tool: few runs at a time, few rights, a second run after a refusal."""
 
 from __future__ import annotations
 

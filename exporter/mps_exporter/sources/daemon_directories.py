@@ -137,25 +137,25 @@ def look_at(
 
 
 def identity_of(path: str, procfs: str) -> tuple[int, int] | None:
-    """Give what is the same for the same directory; None: it is not there, or not to be seen.
-
-    Raises:
-        OSError: It cannot be told now.
-    """
-    with UnlessNotThere(), opened_directory(path, procfs) as opened:
-        found = os.fstat(opened)
-        return found.st_dev, found.st_ino
-    return None
+    """Return the identity of a directory; None and errors: see _status()."""
+    found = _status(path, procfs)
+    return None if found is None else (found.st_dev, found.st_ino)
 
 
 def owner_of(path: str, procfs: str) -> int | None:
-    """Give whose a directory is; None: it is not there, or not to be seen.
+    """Return the owner of a directory; None and errors: see _status()."""
+    found = _status(path, procfs)
+    return None if found is None else found.st_uid
+
+
+def _status(path: str, procfs: str) -> os.stat_result | None:
+    """Return the status of a directory; None: it is absent, or cannot be seen.
 
     Raises:
-        OSError: It cannot be told now.
+        OSError: The status cannot be read now.
     """
     with UnlessNotThere(), opened_directory(path, procfs) as opened:
-        return os.fstat(opened).st_uid
+        return os.fstat(opened)
     return None
 
 

@@ -5,10 +5,8 @@ that holds the write lock on its directory's control_lock. The tool that asks qu
 program; it does neither. Daemon directories: see
 daemon_directories.py.
 
-Arguments and environment are whatever a process's user likes them to be. What is believed is what
-the kernel says: whose process it is, whose the directory is that it names, and who holds the lock
-in it. So a process is no daemon where the directory is another's, or where it could hold the lock
-and does not; and each user has a bounded number of daemons.
+A user chooses arguments and environment, so only the kernel is believed: the owner of process and
+directory, and the holder of the lock. The number of daemons per user is bounded.
 """
 
 from __future__ import annotations
