@@ -22,10 +22,10 @@ from mps_exporter.observations import (
 )
 from mps_exporter.snapshot import ControlDaemon
 from mps_exporter.sources.control_tool import ControlTool
+from mps_exporter.sources.control_tool_runs import ChildRights, ProcessResult
 from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.logs.stamps import last_activity
 from mps_exporter.sources.pidfd_watch import at_each_end
-from mps_exporter.sources.run_process import ChildRights, ProcessResult
 from testing import fake_mps_control
 from testing.fake_host import H200
 from testing.mps_logs import EIGHT, LOGS, PIPE, Logs, observation, script

@@ -22,7 +22,7 @@ from mps_exporter.mps.control_protocol import (
 from mps_exporter.mps.protocol_v3 import parse_v3
 from mps_exporter.observations import DaemonFacts, Outcome
 from mps_exporter.sources.control_tool import ControlTool
-from mps_exporter.sources.run_process import MAX_OUTPUT_BYTES, run_process
+from mps_exporter.sources.control_tool_runs import MAX_OUTPUT_BYTES, run_process
 from testing import fake_mps_v3 as published
 from testing.fake_host import install_tool, server, set_daemon
 from testing.waiting import PATIENCE_SECONDS as PATIENCE

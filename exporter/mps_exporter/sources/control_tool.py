@@ -1,12 +1,9 @@
-"""Asks control daemons through nvidia-cuda-mps-control, carefully.
+"""Queries control daemons through nvidia-cuda-mps-control.
 
-The daemon has one thread and serves everybody: a question may wait behind another user's, collide
-with it, or block the daemon for everyone when it concerns a server that is stuck. A collision makes
-the tool fail although all is well: measured beside three busy callers, of 1000 runs 285 were
-refused and 32 ended with status 0 and no output at all; a reply was never cut. So: one run of the
-tool at a time for each daemon, few runs, a hard deadline, one more try after a refusal, and after a
-hang a pause that doubles. Only commands that read are ever sent: see
-mps_exporter.mps.control_protocol.
+The daemon has one thread, and a query about a stuck server blocks all its users. Two queries at a
+time collide: beside three busy callers, 285 of 1000 runs were refused, and 32 ended with status 0
+and no output. So each daemon has one run at a time, a deadline, a second attempt after a refusal,
+and a pause after a hang, which doubles. Only read commands are sent (mps.control_protocol).
 """
 
 from __future__ import annotations
@@ -34,9 +31,8 @@ from mps_exporter.mps.control_protocol import (
 )
 from mps_exporter.mps.protocol_v3 import DETAILS_V3, FIXED_V3, PROBE_V3, SERVERS, V2_PARTITIONS
 from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome
-from mps_exporter.sources.control_tool_runs import ControlToolRuns, Runner, Silence
+from mps_exporter.sources.control_tool_runs import ControlToolRuns, Runner, Silence, run_process
 from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER, Allowances
-from mps_exporter.sources.run_process import run_process
 
 DEFAULT_BINARY = "nvidia-cuda-mps-control"
 
@@ -58,11 +54,9 @@ QueryKind = Literal["probe", "reconciliation"]
 
 
 class CircuitBreaker:
-    """Open after a hang: 10 s, then twice as long each time, up to 300 s.
+    """Open after a hang: 10 s, then twice as long each time, up to 300 s; closed by any reply.
 
-    Once the pause is over, the next question is the trial: an answer, of whatever kind, closes the
-    breaker, another hang opens it again. The first sign of life ends the pause at once; if the
-    trial hangs all the same, later ones end the next pauses 10 s after their hang.
+    The first sign of life ends the pause at once, a later one 10 s after the hang.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -244,8 +238,8 @@ class ControlTool:
     ) -> ControlObservation:
         """Ask what the daemon must ask its servers; stops at the first question that hangs.
 
-        The caller must not name servers whose process is stopped or gone: the daemon would wait for
-        them, and everybody for the daemon. server_pids are as the daemon numbers processes.
+        server_pids (as the daemon numbers processes) must not be stopped or gone: the daemon would
+        wait for them.
         """
         deadline = self._clock() + deadline_seconds
         async with self._exclusive(daemon, deadline_seconds) as known:

@@ -2,14 +2,11 @@
 
 A daemon is a process of the program nvidia-cuda-mps-control that was started as one (-d or -f), or
 that holds the write lock on its directory's control_lock. The tool that asks questions is the same
-program; it does neither. Daemons are found with their directories through their environment. Where
-that may not be read, the kernel's list of Unix sockets names the directories of all daemons, and
-the lock tells whose is whose: neither needs any right.
+program; it does neither. Daemon directories: see
+daemon_directories.py.
 
-Arguments and environment are whatever a process's user likes them to be. What is believed is what
-the kernel says: whose process it is, whose the directory is that it names, and who holds the lock
-in it. So a process is no daemon where the directory is another's, or where it could hold the lock
-and does not; and each user has a bounded number of daemons.
+A user chooses arguments and environment, so only the kernel is believed: the owner of process and
+directory, and the holder of the lock. The number of daemons per user is bounded.
 """
 
 from __future__ import annotations
@@ -26,26 +23,26 @@ from typing import Any
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
 from mps_exporter.sources.blocking import BlockingCalls
-from mps_exporter.sources.container_logs import ContainerLogs
+from mps_exporter.sources.control_groups import (
+    CGROUPS,
+    ContainerLogs,
+    MemoryPartitions,
+    frozen_group,
+    tracer_of,
+)
 from mps_exporter.sources.daemon_directories import (
     CONTROL_PROGRAM,
     DEFAULT_LOG_DIRECTORY,
     DaemonDirectories,
     FoundDaemon,
     Look,
-    Program,
-)
-from mps_exporter.sources.fair_share import MAX_DAEMONS, MAX_DAEMONS_PER_USER, FairShare
-from mps_exporter.sources.memory_partitions import CGROUPS, MemoryPartitions
-from mps_exporter.sources.pipe_directory import (
     PipeDirectory,
+    Program,
     owner_of,
 )
+from mps_exporter.sources.fair_share import MAX_DAEMONS, MAX_DAEMONS_PER_USER, FairShare
 from mps_exporter.sources.processes import HOST_USERS, Processes
-from mps_exporter.sources.procfs_parse import (
-    COMM_LENGTH,
-)
-from mps_exporter.sources.suspended import frozen_group, tracer_of
+from mps_exporter.sources.procfs_parse import COMM_LENGTH
 
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
 

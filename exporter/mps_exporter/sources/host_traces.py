@@ -14,15 +14,8 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from mps_exporter.observations import (
-    DaemonFacts,
-    HostTraces,
-    MpsDirectory,
-    OpenFiles,
-    ProcessFacts,
-)
-from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES
-from mps_exporter.sources.pipe_directory import is_left_over
+from mps_exporter.observations import DaemonFacts, HostTraces, MpsDirectory, OpenFiles, ProcessFacts
+from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES, is_left_over
 from mps_exporter.sources.procfs_parse import (
     parse_arguments,
     parse_stat,

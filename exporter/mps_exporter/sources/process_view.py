@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, ProcessView
-from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES
-from mps_exporter.sources.memory_partitions import CGROUPS
-from mps_exporter.sources.pipe_directory import is_left_over
+from mps_exporter.sources.control_groups import CGROUPS, frozen_group, tracer_of
+from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES, is_left_over
 from mps_exporter.sources.procfs_parse import (
     ProcessStat,
     parse_arguments,
@@ -28,7 +27,6 @@ from mps_exporter.sources.procfs_parse import (
     program_name,
     text_of,
 )
-from mps_exporter.sources.suspended import frozen_group, tracer_of
 
 DEBUG_VARIABLES = frozenset(
     {

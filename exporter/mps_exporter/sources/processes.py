@@ -64,13 +64,8 @@ class _CachedFacts:
 class Processes:
     """The processes below one mount of procfs.
 
-    A PID that was reused shows by its start time, a program that was replaced (exec) mostly by its
-    name; the rest (control group, user) is read again every minute. A process that vanishes while
-    it is read is absent.
-
-    The kernel counts start times from the boot, and the time of the boot moves when the clock is
-    set. A process keeps the start time with which it was seen first, and a new one gets the
-    clock's: so both agree with what was logged when they started.
+    A new start time or name makes the facts void; control group and user are read again every
+    minute. A process keeps its first start time also when the clock is set, as its log lines do.
 
     Args:
         root: Where procfs is mounted.

@@ -30,8 +30,8 @@ from mps_exporter.observations import (
 )
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources import process_view
+from mps_exporter.sources.control_groups import frozen_group, tracer_of
 from mps_exporter.sources.process_view import view_process
-from mps_exporter.sources.suspended import frozen_group, tracer_of
 from testing.player import RECORDINGS, Player
 from testing.process_views import process_using
 

@@ -14,7 +14,7 @@ from mps_exporter.observations import CgroupMemory
 from mps_exporter.sources import live_host
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
-from mps_exporter.sources.nvml.cgroup_memory import FUNCTION, MAX_GROUPS
+from mps_exporter.sources.nvml.processes import FUNCTION, MAX_GROUPS
 from mps_exporter.sources.nvml.pynvml_api import Code
 from testing.fake_nvml import FakeDevice, FakeNvml
 from testing.fake_proc import FakeProc

@@ -8,7 +8,7 @@ from pathlib import Path
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import ContainerName, ProcfsObservation
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.sources.container_logs import ContainerLogs
+from mps_exporter.sources.control_groups import ContainerLogs
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.recording import Anonymiser
 from testing.fake_proc import FakeProc

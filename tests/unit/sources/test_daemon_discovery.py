@@ -14,11 +14,15 @@ from typing import Any
 import pytest
 
 from mps_exporter.observations import DaemonFacts
-from mps_exporter.sources import daemon_directories, daemon_discovery, pipe_directory
-from mps_exporter.sources.daemon_directories import DEFAULT_LOG_DIRECTORY, DaemonDirectories
+from mps_exporter.sources import daemon_directories, daemon_discovery
+from mps_exporter.sources.daemon_directories import (
+    DEFAULT_LOG_DIRECTORY,
+    DaemonDirectories,
+    identity_of,
+    lock_holder,
+)
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER
-from mps_exporter.sources.pipe_directory import identity_of, lock_holder
 from mps_exporter.sources.processes import Processes
 from testing.fake_host import held_lock
 from testing.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
@@ -372,7 +376,7 @@ def test_who_held_the_lock_some_time_ago_says_nothing_of_now(
     """A look at a slow directory that was begun before the daemon started, and ended after."""
     pipe = str(tmp_path / "pipe")
     may_return = threading.Event()
-    look_at = pipe_directory.look_at
+    look_at = daemon_directories.look_at
 
     def slow(*arguments: Any, **more: Any) -> Any:
         found = look_at(*arguments, **more)
@@ -410,7 +414,7 @@ def test_a_daemon_whose_directory_cannot_be_looked_at_now_is_still_there(
         def fails(*_: Any) -> int:
             raise OSError(errno.EMFILE, "Too many open files")
 
-        monkeypatch.setattr(pipe_directory, "opened_directory", fails)
+        monkeypatch.setattr(daemon_directories, "opened_directory", fails)
         (facts,) = source.discover(names, search=True)
         assert before.process is not None
         assert facts.process == before.process

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mps_exporter.mps.cgroups import parse_dmem, unified_path
 from mps_exporter.observations import CgroupMemory
-from mps_exporter.sources.memory_partitions import MemoryPartitions
+from mps_exporter.sources.control_groups import MemoryPartitions
 
 # ai-dynamo, "Per-GPU Compute and Memory Limits with MPS": dmem.capacity, and dmem.max of two GPUs
 CAPACITY = "nvidia/00000000:02:00.0/vidmem 102641958912\n"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.sources.nvml.integrals import (
+from mps_exporter.sources.nvml.accumulators import (
     COUNTER_32,
     LONGEST_PERIOD_SECONDS,
     RatioIntegral,

@@ -11,11 +11,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple
 
-from mps_exporter.observations import GpuProcess, ProcessList
-from mps_exporter.sources.nvml.pynvml_api import Device, ListedProcess, NvmlApi, ProcessKind
+from mps_exporter.observations import CgroupMemory, GpuProcess, ProcessList
+from mps_exporter.sources.nvml.pynvml_api import (
+    Device,
+    ListedProcess,
+    NvmlApi,
+    NvmlError,
+    ProcessKind,
+)
 from mps_exporter.sources.nvml.query_cache import QueryCache
 from mps_exporter.sources.nvml.readings import SLOW
 
@@ -106,3 +114,36 @@ def _records(kind: ProcessList, rows: list[ListedProcess]) -> Iterator[GpuProces
     for row in rows:
         memory = None if row.used_memory == NOT_AVAILABLE else row.used_memory
         yield GpuProcess(row.pid, kind, memory)
+
+
+FUNCTION = "nvmlDeviceGetMemoryLimits_v1"
+
+MAX_GROUPS = 128
+"""Each is a call for each GPU."""
+
+
+def read_cgroup_memory(
+    api: NvmlApi, devices: Iterable[Device], root: str, paths: Iterable[str]
+) -> Iterator[CgroupMemory]:
+    """Give the memory of these control groups on each GPU, where there is any, or a limit.
+
+    Args:
+        api: NVML, open.
+        devices: GPUs, none of which is divided.
+        root: Where cgroup version 2 is mounted.
+        paths: Control groups, below it.
+    """
+    groups = tuple(islice(paths, MAX_GROUPS))
+    for device in devices:
+        for path in groups:
+            with suppress(NvmlError):  # the group is gone, or the driver does not account it
+                limits = api.memory_limits(device, f"{root}{path}")
+                if limits.used or limits.soft or limits.hard is not None:
+                    yield CgroupMemory(
+                        path=path,
+                        pci_bus_id=api.text("nvmlDeviceGetPciInfo", device).lower(),
+                        used_bytes=limits.used,
+                        soft_limit_bytes=limits.soft,
+                        hard_limit_bytes=limits.hard,
+                        hard_unlimited=limits.hard is None,
+                    )

@@ -23,17 +23,10 @@ from mps_exporter.observations import (
     Reading,
 )
 from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS, CounterTotals
-from mps_exporter.sources.nvml.cgroup_memory import FUNCTION as MEMORY_LIMITS
-from mps_exporter.sources.nvml.cgroup_memory import read_cgroup_memory
-from mps_exporter.sources.nvml.device import DeviceLocation, DeviceReader
-from mps_exporter.sources.nvml.mig import MigInstances
-from mps_exporter.sources.nvml.pynvml_api import (
-    GPU_GONE,
-    SESSION_GONE,
-    Code,
-    NvmlApi,
-    NvmlError,
-)
+from mps_exporter.sources.nvml.device import DeviceLocation, DeviceReader, MigInstances
+from mps_exporter.sources.nvml.processes import FUNCTION as MEMORY_LIMITS
+from mps_exporter.sources.nvml.processes import read_cgroup_memory
+from mps_exporter.sources.nvml.pynvml_api import GPU_GONE, SESSION_GONE, Code, NvmlApi, NvmlError
 from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS
 from mps_exporter.sources.nvml.xid import XidCounts, XidWatcher
 
@@ -48,11 +41,10 @@ TICK_OVERDUE_SECONDS = 5.0
 """If no tick has come for this long, a collection does its work."""
 
 TICK_SECONDS = 1.0
-"""How often :meth:`NvmlSession.tick` should be called.
+"""Interval of :meth:`NvmlSession.tick`.
 
-GPM counts cycles, not time: over an interval in which the clock rate changes, the busier part
-weighs more (6 % too much at 7 s). And the PCIe counters wrap every 70 ms, which GPM's rate corrects
-only while it is less than 2 GiB off.
+GPM counts cycles: over 7 s with a changing clock rate the busier part weighs 6 % too much. PCIe
+counters wrap every 70 ms; GPM's rate corrects an error below 2 GiB.
 """
 
 REMEDIES = {
