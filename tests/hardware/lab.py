@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import mps_exporter
 from mps_exporter.collector import Collector
@@ -251,6 +252,23 @@ class Lab:
         client = Client(process, output, uid)
         self.clients.append(client)
         return client
+
+    def labelled_daemon(self, *arguments: Any, **settings: Any) -> tuple[Daemon, str]:
+        """Start a daemon; give it and its label."""
+        daemon = self.daemon(*arguments, **settings)
+        return daemon, daemon.label
+
+    async def ready_client(self, mode: str, seconds: float, **settings: Any) -> Client:
+        """Start a client and wait until it has a context."""
+        client = self.client(mode, seconds, **settings)
+        await self.ready(client)
+        return client
+
+    async def quit(self, daemon: Daemon, *clients: Client) -> None:
+        """Wait until these clients have ended, end the daemon, and look for a second."""
+        await self.left(*clients)
+        daemon.quit()
+        await self.run(1)
 
     async def ready(self, *clients: Client, seconds: float = 30) -> None:
         """Wait until these clients have a context."""

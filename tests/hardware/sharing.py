@@ -99,10 +99,9 @@ async def percentages(lab: Lab) -> None:
                 )
             ]
             await lab.ready(*big)
-        small = lab.client(
+        small = await lab.ready_client(
             "spin", 5, daemon=daemon, blocks=8, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=small_share
         )
-        await lab.ready(small)
         metrics = await lab.until(
             "mps_client_sm_limit", (1, 132), daemon=daemon.label, pid=small.pid
         )
@@ -136,8 +135,7 @@ async def _outcome(lab: Lab, daemon: Daemon, client: Client) -> dict[str, object
 @scenario("clients in containers: without the host's IPC, and without the pipe directory")
 async def containers(lab: Lab) -> None:
     daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
-    host = lab.client("idle", 45, daemon=daemon, CUDA_VISIBLE_DEVICES="0")
-    await lab.ready(host)
+    host = await lab.ready_client("idle", 45, daemon=daemon, CUDA_VISIBLE_DEVICES="0")
     await lab.until("mps_server_clients", 1, daemon=daemon.label)
     own_shm = 'mount -t tmpfs none /dev/shm && exec "$@"'
     own_pipe = f'mount -t tmpfs none {daemon.pipe} && exec "$@"'
