@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.hardware.hangs import STAY, Case, Process, Stage, act_all, killed_in_the_queue
-from tests.hardware.lab import CONTROL, Daemon, Lab
+from tests.hardware.lab import CONTROL, Lab
 from tests.hardware.scenarios import scenario
 
 CASES: dict[str, Case] = {}
@@ -116,19 +116,10 @@ async def waiting_and_asked_by_its_user(stage: Stage) -> None:
 
 @case
 async def waiting_at_the_daemon_of_a_container(stage: Stage) -> None:
-    pipe, log = (stage.lab.folder / f"container-{part}" for part in ("pipe", "log"))
-    for directory in (pipe, log):
-        directory.mkdir()
-        directory.chmod(0o777)
-    environment = {
-        "PATH": os.environ["PATH"],
-        "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
-        "CUDA_MPS_LOG_DIRECTORY": str(log),
-    }
+    daemon = stage.lab.directories("container")
     inside = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c")
     command = [*inside, f"{CONTROL} -d; sleep 120"]
-    stage.lab.others.append(subprocess.Popen(command, env=environment))
-    daemon = Daemon(pipe, log, environment)
+    stage.lab.others.append(subprocess.Popen(command, env=daemon.environment))
     await stage.lab.until("mps_control_up", 1, daemon=daemon.label)
     holder = await stage.started(daemon, uid=1001)
     process = stage.start(daemon, uid=1002)

@@ -170,16 +170,8 @@ class Lab:
 
     # -- actors
 
-    def daemon(
-        self,
-        name: str = "mps",
-        *,
-        uid: int | None = None,
-        arguments: Sequence[str] = ("-d",),
-        before: Sequence[str] = (),
-        **environment: str,
-    ) -> Daemon:
-        """Start a control daemon."""
+    def directories(self, name: str, **environment: str) -> Daemon:
+        """Make the directories of a daemon that is not started yet."""
         pipe, log = self.folder / name, self.folder / f"{name}-log"
         for directory in (pipe, log):
             directory.mkdir(exist_ok=True)
@@ -190,17 +182,31 @@ class Lab:
             "CUDA_MPS_LOG_DIRECTORY": str(log),
             **environment,
         }
+        return Daemon(pipe, log, env)
+
+    def daemon(
+        self,
+        name: str = "mps",
+        *,
+        uid: int | None = None,
+        arguments: Sequence[str] = ("-d",),
+        before: Sequence[str] = (),
+        **environment: str,
+    ) -> Daemon:
+        """Start a control daemon."""
+        daemon = self.directories(name, **environment)
         command = [*before, *as_user(uid), CONTROL, *arguments]
-        subprocess.run(command, env=env, check=True, timeout=30, stdout=subprocess.DEVNULL)
-        daemon = Daemon(pipe, log, env)
-        pid_file = pipe / f"{CONTROL}.pid"
+        subprocess.run(
+            command, env=daemon.environment, check=True, timeout=30, stdout=subprocess.DEVNULL
+        )
+        pid_file = daemon.pipe / f"{CONTROL}.pid"
         for _ in range(100):
             if pid_file.exists() and pid_file.read_text().strip():
                 break
             time.sleep(0.02)
         daemon.pid = int(pid_file.read_text())
         for known in self.daemons:
-            if known.pipe == pipe:
+            if known.pipe == daemon.pipe:
                 self.daemons.remove(known)
                 break
         self.daemons.append(daemon)

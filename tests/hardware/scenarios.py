@@ -512,15 +512,7 @@ async def draining(lab: Lab) -> None:
 
 @scenario("a daemon in a PID namespace of its own: its log calls everyone PID 0")
 async def own_pid_namespace(lab: Lab) -> None:
-    pipe, log = lab.folder / "mps", lab.folder / "mps-log"
-    for directory in (pipe, log):
-        directory.mkdir()
-        directory.chmod(0o777)
-    env = {
-        "PATH": os.environ["PATH"],
-        "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
-        "CUDA_MPS_LOG_DIRECTORY": str(log),
-    }
+    daemon = lab.directories("mps")
     lab.others.append(
         subprocess.Popen(
             [
@@ -533,10 +525,9 @@ async def own_pid_namespace(lab: Lab) -> None:
                 "-c",
                 f"{CONTROL} -d; sleep 60",
             ],
-            env=env,
+            env=daemon.environment,
         )
     )
-    daemon = Daemon(pipe, log, env)
     lab.daemons.append(daemon)
     d = daemon.label
     await lab.until("mps_control_up", 1, daemon=d)
@@ -554,19 +545,15 @@ async def own_pid_namespace(lab: Lab) -> None:
 
 @scenario("a daemon in the foreground: it writes no log files")
 async def foreground(lab: Lab) -> None:
-    pipe, log = lab.folder / "mps", lab.folder / "mps-log"
-    for directory in (pipe, log):
-        directory.mkdir()
-    env = {
-        "PATH": os.environ["PATH"],
-        "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
-        "CUDA_MPS_LOG_DIRECTORY": str(log),
-    }
+    daemon = lab.directories("mps")
     process = subprocess.Popen(
-        [CONTROL, "-f"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [CONTROL, "-f"],
+        env=daemon.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     lab.others.append(process)
-    daemon = Daemon(pipe, log, env, process.pid)
+    daemon.pid = process.pid
     lab.daemons.append(daemon)
     d = daemon.label
     await lab.until("mps_control_up", 1, daemon=d)
@@ -787,8 +774,7 @@ async def _training(lab: Lab, processes: int, *, mps: bool) -> None:
         lab.facts["slowest_seconds"] = max(seconds)
         print(f"    slowest of {processes} ({kinds}): {max(seconds):.2f} s")
     if daemon is not None:
-        daemon.quit()
-        await lab.run(0.5)
+        await lab.quit(daemon)
 
 
 for _count in (1, 5, 10):
@@ -930,14 +916,7 @@ async def doctor(lab: Lab) -> None:
     sleeper.kill()
     await _advised(lab)
     daemon.quit()
-    pipe, log = lab.folder / "front", lab.folder / "front-log"
-    for directory in (pipe, log):
-        directory.mkdir()
-    env = {
-        **daemon.environment,
-        "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
-        "CUDA_MPS_LOG_DIRECTORY": str(log),
-    }
+    env = {**daemon.environment, **lab.directories("front").environment}
     lab.others.append(
         subprocess.Popen(
             [CONTROL, "-f"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -75,8 +75,7 @@ async def streams(lab: Lab) -> None:
         activity = await _activity(lab, *crowd)
         lab.facts[name] = {"kernels_per_second": round(_rate(*crowd), 1), **activity}
         lab.note(name, ok=_rate(*crowd) > 0, wanted="> 0", got=lab.facts[name])
-    daemon.quit()
-    await lab.run(0.5)
+    await lab.quit(daemon)
 
 
 @scenario("a small job beside one that wants the whole GPU, with and without percentages")
@@ -114,8 +113,7 @@ async def percentages(lab: Lab) -> None:
             **activity,
         }
         lab.note(name, ok=_rate(small) > 0, wanted="> 0", got=lab.facts[name])
-    daemon.quit()
-    await lab.run(0.5)
+    await lab.quit(daemon)
 
 
 async def _outcome(lab: Lab, daemon: Daemon, client: Client) -> dict[str, object]:
@@ -161,9 +159,7 @@ async def containers(lab: Lab) -> None:
         client.kill()
         await lab.left(client)
     host.kill()
-    await lab.left(host)
-    daemon.quit()
-    await lab.run(0.5)
+    await lab.quit(daemon, host)
 
 
 @scenario("a framework that crashes under MPS, and whom it takes along")
@@ -197,9 +193,7 @@ async def framework_crash(lab: Lab) -> None:
     lab.note("neighbours left alive", ok=survivors == 0, wanted=0, got=survivors)
     for client in neighbours:
         client.kill()
-    await lab.left(*neighbours)
-    daemon.quit()
-    await lab.run(0.5)
+    await lab.quit(daemon, *neighbours)
 
 
 # ------------------------------------------------------------------------------- two GPUs
@@ -338,5 +332,4 @@ async def data_parallel(lab: Lab) -> None:
         lab.facts[name] = {"seconds": _seconds(*both)}
         lab.note(name, ok=_seconds(*both) is not None, wanted="done", got=lab.facts[name])
         await asyncio.sleep(0)
-    daemon.quit()
-    await lab.run(0.5)
+    await lab.quit(daemon)
