@@ -74,16 +74,6 @@ class Stage:
         **environment: str,
     ) -> Process:
         """Start a process that makes a context, and stays whatever comes of it."""
-        return self._start(daemon, uid, tuple(before), inner, environment)
-
-    def _start(
-        self,
-        daemon: Daemon | None,
-        uid: int,
-        before: tuple[str, ...],
-        inner: bool,
-        environment: dict[str, str],
-    ) -> Process:
         client = self.lab.client(
             "stay",
             0,
@@ -94,7 +84,7 @@ class Stage:
             more={"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **environment},
         )
         pid = _inner_pid(client.pid) if inner else client.pid
-        return Process(client, daemon, uid, before, environment, pid)
+        return Process(client, daemon, uid, tuple(before), environment, pid)
 
     async def started(self, daemon: Daemon | None, **settings: Any) -> Process:
         """Start a process, and wait until it has a context, or an error, or hangs."""
@@ -202,12 +192,12 @@ class Stage:
         process.client.kill()
         process.client.process.wait(10)
         shell = ("sh", "-c", f'{setting}exec "$@"', "sh") if setting else ()
-        return self._start(
+        return self.start(
             process.daemon,
-            process.uid,
-            (*process.before, *shell),
-            False,
-            {**process.environment, **environment},
+            uid=process.uid,
+            before=(*process.before, *shell),
+            inner=False,
+            **{**process.environment, **environment},
         )
 
     async def runs(self, process: Process, seconds: float = 20) -> None:
