@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab, as_user
 from tests.hardware.scenarios import scenario
@@ -73,16 +74,6 @@ class Stage:
         **environment: str,
     ) -> Process:
         """Start a process that makes a context, and stays whatever comes of it."""
-        return self._start(daemon, uid, tuple(before), inner, environment)
-
-    def _start(
-        self,
-        daemon: Daemon | None,
-        uid: int,
-        before: tuple[str, ...],
-        inner: bool,
-        environment: dict[str, str],
-    ) -> Process:
         client = self.lab.client(
             "stay",
             0,
@@ -93,7 +84,17 @@ class Stage:
             more={"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **environment},
         )
         pid = _inner_pid(client.pid) if inner else client.pid
-        return Process(client, daemon, uid, before, environment, pid)
+        return Process(client, daemon, uid, tuple(before), environment, pid)
+
+    async def started(self, daemon: Daemon | None, **settings: Any) -> Process:
+        """Start a process, and wait until it has a context, or an error, or hangs."""
+        process = self.start(daemon, **settings)
+        await self.settled(process)
+        return process
+
+    async def cure(self, process: Process, words: str, page: str = "", *, again: bool) -> None:
+        """Ask why it hangs, and carry out what the answer gives."""
+        await self.heal(process, await self.ask(process, words, page), again=again)
 
     async def settled(self, process: Process, seconds: float = HANGS_SECONDS) -> None:
         """Wait until it has a context, or an error, or hangs."""
@@ -191,12 +192,12 @@ class Stage:
         process.client.kill()
         process.client.process.wait(10)
         shell = ("sh", "-c", f'{setting}exec "$@"', "sh") if setting else ()
-        return self._start(
+        return self.start(
             process.daemon,
-            process.uid,
-            (*process.before, *shell),
-            False,
-            {**process.environment, **environment},
+            uid=process.uid,
+            before=(*process.before, *shell),
+            inner=False,
+            **{**process.environment, **environment},
         )
 
     async def runs(self, process: Process, seconds: float = 20) -> None:
@@ -275,8 +276,7 @@ async def _end(clients: Sequence[Client], daemons: Sequence[Daemon]) -> None:
 @case
 async def healthy_and_a_second_daemon_refused(stage: Stage) -> None:
     daemon = stage.daemon()
-    process = stage.start(daemon)
-    await stage.settled(process)
+    process = await stage.started(daemon)
     second = subprocess.run(
         [CONTROL, "-d"], env=daemon.environment, timeout=20, capture_output=True, check=False
     )
@@ -289,34 +289,28 @@ async def wrong_directory(stage: Stage) -> None:
     daemon = stage.daemon()
     nowhere = stage.lab.folder / "wrong"
     nowhere.mkdir()
-    process = stage.start(daemon, CUDA_MPS_PIPE_DIRECTORY=str(nowhere))
-    await stage.settled(process)
-    command = await stage.ask(
-        process, "No control daemon serves", "cannot-find-mps-control-daemon-process"
+    process = await stage.started(daemon, CUDA_MPS_PIPE_DIRECTORY=str(nowhere))
+    await stage.cure(
+        process, "No control daemon serves", "cannot-find-mps-control-daemon-process", again=True
     )
-    await stage.heal(process, command, again=True)
 
 
 @case
 async def directory_missing(stage: Stage) -> None:
     daemon = stage.daemon()
-    process = stage.start(daemon, CUDA_MPS_PIPE_DIRECTORY=str(stage.lab.folder / "none"))
-    await stage.settled(process)
-    command = await stage.ask(
-        process, "/none is not there", "cannot-find-mps-control-daemon-process"
+    process = await stage.started(daemon, CUDA_MPS_PIPE_DIRECTORY=str(stage.lab.folder / "none"))
+    await stage.cure(
+        process, "/none is not there", "cannot-find-mps-control-daemon-process", again=True
     )
-    await stage.heal(process, command, again=True)
 
 
 @case
 async def no_variable(stage: Stage) -> None:
     daemon = stage.daemon()
-    process = stage.start(daemon, before=("env", "-u", "CUDA_MPS_PIPE_DIRECTORY"))
-    await stage.settled(process)
-    command = await stage.ask(
-        process, "No control daemon serves", "cannot-find-mps-control-daemon-process"
+    process = await stage.started(daemon, before=("env", "-u", "CUDA_MPS_PIPE_DIRECTORY"))
+    await stage.cure(
+        process, "No control daemon serves", "cannot-find-mps-control-daemon-process", again=True
     )
-    await stage.heal(process, command, again=True)
 
 
 @case
@@ -324,10 +318,10 @@ async def path_too_long(stage: Stage) -> None:
     daemon = stage.daemon()
     link = stage.lab.folder / ("long-" * 24)
     link.symlink_to(daemon.pipe)
-    process = stage.start(daemon, CUDA_MPS_PIPE_DIRECTORY=str(link))
-    await stage.settled(process)
-    command = await stage.ask(process, "bytes; a socket", "cannot-find-mps-control-daemon-process")
-    await stage.heal(process, command, again=True)
+    process = await stage.started(daemon, CUDA_MPS_PIPE_DIRECTORY=str(link))
+    await stage.cure(
+        process, "bytes; a socket", "cannot-find-mps-control-daemon-process", again=True
+    )
 
 
 @case
@@ -336,20 +330,16 @@ async def folder_closed_to_the_user(stage: Stage) -> None:
     closed.mkdir()
     daemon = stage.lab.daemon("closed/pipe")
     closed.chmod(0o700)
-    process = stage.start(daemon, uid=1001, CUDA_MPS_PIPE_DIRECTORY=str(closed / "pipe"))
-    await stage.settled(process)
-    command = await stage.ask(process, "is closed to user 1001 (mode 0700)")
-    await stage.heal(process, command, again=True)
+    process = await stage.started(daemon, uid=1001, CUDA_MPS_PIPE_DIRECTORY=str(closed / "pipe"))
+    await stage.cure(process, "is closed to user 1001 (mode 0700)", again=True)
 
 
 @case
 async def daemon_dead_and_its_directory_left(stage: Stage) -> None:
     daemon = stage.daemon()
     daemon.kill()
-    process = stage.start(daemon)
-    await stage.settled(process)
-    command = await stage.ask(process, "and is gone", "cannot-find-mps-control-daemon-process")
-    await stage.heal(process, command, again=True)
+    process = await stage.started(daemon)
+    await stage.cure(process, "and is gone", "cannot-find-mps-control-daemon-process", again=True)
     daemon.find()
 
 
@@ -357,8 +347,7 @@ async def daemon_dead_and_its_directory_left(stage: Stage) -> None:
 async def directory_not_mounted_into_the_container(stage: Stage) -> None:
     daemon = stage.daemon()
     hide = f'mount -t tmpfs none {shlex.quote(str(daemon.pipe))} && exec "$@"'
-    process = stage.start(daemon, before=("unshare", "--mount", "sh", "-c", hide, "sh"))
-    await stage.settled(process)
+    process = await stage.started(daemon, before=("unshare", "--mount", "sh", "-c", hide, "sh"))
     command = await stage.ask(
         process, "No control daemon serves", "cannot-find-mps-control-daemon-process"
     )
@@ -372,12 +361,10 @@ async def namespaces_of_its_own(stage: Stage) -> None:
     daemon = stage.daemon()
     fork = ("--pid", "--fork", "--kill-child")
     for name, words in (("ipc", ("--ipc",)), ("pid", (*fork, "--mount-proc"))):
-        process = stage.start(daemon, before=("unshare", *words), inner=name == "pid")
-        await stage.settled(process)
+        process = await stage.started(daemon, before=("unshare", *words), inner=name == "pid")
         stage.facts[name] = stage.facts["the process said"]
         await stage.fine(process)
-    process = stage.start(daemon, before=("unshare", *fork), inner=True)
-    await stage.settled(process)
+    process = await stage.started(daemon, before=("unshare", *fork), inner=True)
     await stage.ask(process, "sees the /proc of another", "cuda-error-304-operating-system")
     process.before = ()
     await stage.restart(process)
@@ -389,14 +376,13 @@ async def folder_closed_to_its_server(stage: Stage) -> None:
     folder.mkdir()
     daemon = stage.lab.daemon("passable/pipe")
     folder.chmod(0o701)
-    process = stage.start(daemon, uid=1001)
-    await stage.settled(process)
-    command = await stage.ask(
+    process = await stage.started(daemon, uid=1001)
+    await stage.cure(
         process,
         "passable is closed to user 1001 (mode 0701)",
         "server-encountered-a-fatal-exception",
+        again=True,
     )
-    await stage.heal(process, command, again=True)
 
 
 # ---------------------------------------------------------------------------- its environment
@@ -404,40 +390,32 @@ async def folder_closed_to_its_server(stage: Stage) -> None:
 
 @case
 async def no_visible_device(stage: Stage) -> None:
-    process = stage.start(stage.daemon(), CUDA_VISIBLE_DEVICES="")
-    await stage.settled(process)
-    command = await stage.ask(process, "names no GPU", "invalid-cuda-visible-devices")
-    await stage.heal(process, command, again=True)
+    process = await stage.started(stage.daemon(), CUDA_VISIBLE_DEVICES="")
+    await stage.cure(process, "names no GPU", "invalid-cuda-visible-devices", again=True)
 
 
 @case
 async def unknown_visible_device(stage: Stage) -> None:
-    process = stage.start(stage.daemon(), CUDA_VISIBLE_DEVICES="97")
-    await stage.settled(process)
-    command = await stage.ask(process, "names no GPU", "invalid-cuda-visible-devices")
-    await stage.heal(process, command, again=True)
+    process = await stage.started(stage.daemon(), CUDA_VISIBLE_DEVICES="97")
+    await stage.cure(process, "names no GPU", "invalid-cuda-visible-devices", again=True)
 
 
 @case
 async def injected_library_missing(stage: Stage) -> None:
-    process = stage.start(stage.daemon(), CUDA_INJECTION64_PATH="/nowhere/libtool.so")
-    await stage.settled(process)
-    command = await stage.ask(process, "CUDA_INJECTION64_PATH")
-    await stage.heal(process, command, again=True)
+    process = await stage.started(stage.daemon(), CUDA_INJECTION64_PATH="/nowhere/libtool.so")
+    await stage.cure(process, "CUDA_INJECTION64_PATH", again=True)
 
 
 @case
 async def percentage_ignored(stage: Stage) -> None:
-    process = stage.start(stage.daemon(), CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="lots")
-    await stage.settled(process)
+    process = await stage.started(stage.daemon(), CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="lots")
     await stage.ask(process, "(lots) is ignored", "a-limit-has-no-effect")
     await stage.restart(process, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50")
 
 
 @case
 async def memory_limit_ignored(stage: Stage) -> None:
-    process = stage.start(stage.daemon(), CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="97=1G")
-    await stage.settled(process)
+    process = await stage.started(stage.daemon(), CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="97=1G")
     await stage.ask(process, "(97=1G) is ignored", "a-limit-has-no-effect")
     await stage.restart(process, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")
 
@@ -446,11 +424,9 @@ async def memory_limit_ignored(stage: Stage) -> None:
 async def memory_limit_below_a_context(stage: Stage) -> None:
     daemon = stage.daemon()
     for mebibytes in (320, 384, 448, 512):
-        process = stage.start(daemon, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=f"0={mebibytes}M")
-        await stage.settled(process)
+        process = await stage.started(daemon, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=f"0={mebibytes}M")
         stage.facts[f"limit of {mebibytes} MiB"] = process.client.events()[:1]
-    process = stage.start(daemon, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=100M")
-    await stage.settled(process)
+    process = await stage.started(daemon, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=100M")
     await stage.ask(process, "allows 100 MiB", "cuda-error-2-out-of-memory-under-mps")
     await stage.restart(process, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")
 
@@ -460,45 +436,37 @@ async def memory_limit_below_a_context(stage: Stage) -> None:
 
 @case
 async def process_stopped(stage: Stage) -> None:
-    process = stage.start(stage.daemon())
-    await stage.settled(process)
+    process = await stage.started(stage.daemon())
     process.client.kill(signal.SIGSTOP)
-    command = await stage.ask(process, "is stopped (state T)")
-    await stage.heal(process, command, again=False)
+    await stage.cure(process, "is stopped (state T)", again=False)
 
 
 @case
 async def daemon_stopped(stage: Stage) -> None:
     daemon = stage.daemon()
     os.kill(daemon.pid, signal.SIGSTOP)
-    process = stage.start(daemon)
-    await stage.settled(process)
-    command = await stage.ask(
-        process, "does not answer", "every-cuda-program-hangs-and-the-control-tool-too"
+    process = await stage.started(daemon)
+    await stage.cure(
+        process, "does not answer", "every-cuda-program-hangs-and-the-control-tool-too", again=False
     )
-    await stage.heal(process, command, again=False)
 
 
 @case
 async def server_stopped(stage: Stage) -> None:
     daemon = stage.daemon()
-    first = stage.start(daemon)
-    await stage.settled(first)
+    await stage.started(daemon)
     for server in daemon.servers():
         os.kill(server, signal.SIGSTOP)
-    process = stage.start(daemon)
-    await stage.settled(process)
-    command = await stage.ask(
-        process, "does not answer", "every-cuda-program-hangs-and-the-control-tool-too"
+    process = await stage.started(daemon)
+    await stage.cure(
+        process, "does not answer", "every-cuda-program-hangs-and-the-control-tool-too", again=False
     )
-    await stage.heal(process, command, again=False)
 
 
 @case
 async def waiting_behind_another_user(stage: Stage) -> None:
     daemon = stage.daemon()
-    holder = stage.start(daemon, uid=1001)
-    await stage.settled(holder)
+    holder = await stage.started(daemon, uid=1001)
     process = stage.start(daemon, uid=1002)
     await stage.settled(process, 1)
     await stage.ask(process, "behind user 1001", "a-program-hangs-in-cuinit")
@@ -506,11 +474,10 @@ async def waiting_behind_another_user(stage: Stage) -> None:
     await stage.runs(process, 40)
 
 
-async def _killed_in_the_queue(stage: Stage) -> tuple[Daemon, Process]:
+async def killed_in_the_queue(stage: Stage) -> tuple[Daemon, Process]:
     """A daemon that user 1001 holds, with the entry of a dead process of 1002 in its queue."""
     daemon = stage.daemon()
-    holder = stage.start(daemon, uid=1001)
-    await stage.settled(holder)
+    holder = await stage.started(daemon, uid=1001)
     dead = stage.start(daemon, uid=1002)
     await stage.lab.until("mps_uid_waiting_clients", 1, daemon=daemon.label, uid=1002)
     dead.client.kill()
@@ -521,22 +488,21 @@ async def _killed_in_the_queue(stage: Stage) -> tuple[Daemon, Process]:
 
 @case
 async def ghost_server(stage: Stage) -> None:
-    daemon, holder = await _killed_in_the_queue(stage)
+    daemon, holder = await killed_in_the_queue(stage)
     holder.client.kill()
     await stage.lab.until("mps_server_ghost", 1, daemon=daemon.label, seconds=30)
-    process = stage.start(daemon, uid=1003)
-    await stage.settled(process)
-    command = await stage.ask(
+    process = await stage.started(daemon, uid=1003)
+    await stage.cure(
         process,
         "was started for clients that had died",
         "every-cuda-program-hangs-and-the-control-tool-too",
+        again=False,
     )
-    await stage.heal(process, command, again=False)
 
 
 @case
 async def deaf_server(stage: Stage) -> None:
-    daemon, holder = await _killed_in_the_queue(stage)
+    daemon, holder = await killed_in_the_queue(stage)
     process = stage.start(daemon, uid=1002)
     await stage.lab.until("mps_uid_waiting_clients", 2, daemon=daemon.label, uid=1002)
     holder.client.kill()
@@ -553,8 +519,7 @@ async def deaf_server(stage: Stage) -> None:
 @case
 async def daemon_of_another_user(stage: Stage) -> None:
     daemon = stage.lab.daemon("of-1001", uid=1001)
-    process = stage.start(daemon, uid=1002)
-    await stage.settled(process)
+    process = await stage.started(daemon, uid=1002)
     await stage.ask(process, "was started by user 1001", "cuda-error-805-mps-connection-failed")
     daemon.quit()
     process.daemon = stage.daemon("-of-root")
@@ -564,35 +529,30 @@ async def daemon_of_another_user(stage: Stage) -> None:
 @case
 async def server_lost(stage: Stage) -> None:
     daemon = stage.daemon()
-    process = stage.start(daemon)
-    await stage.settled(process)
+    process = await stage.started(daemon)
     for server in daemon.servers():
         os.kill(server, signal.SIGKILL)
-    command = await stage.ask(process, "has lost its MPS server", "cuda-error-806-mps-rpc-failure")
-    await stage.heal(process, command, again=True)
+    await stage.cure(
+        process, "has lost its MPS server", "cuda-error-806-mps-rpc-failure", again=True
+    )
 
 
 @case
 async def refused_by_a_server_in_fault(stage: Stage) -> None:
     daemon = stage.daemon()
-    culprit = stage.lab.client("faulthold", 1, daemon=daemon)
-    await stage.lab.ready(culprit)
+    await stage.lab.ready_client("faulthold", 1, daemon=daemon)
     await stage.lab.until("mps_server_state", 1, daemon=daemon.label, mps_server_state="FAULT")
-    process = stage.start(daemon)
-    await stage.settled(process)
-    command = await stage.ask(process, "is in FAULT", "cuda-error-807-mps-server-not-ready")
-    await stage.heal(process, command, again=True)
+    process = await stage.started(daemon)
+    await stage.cure(process, "is in FAULT", "cuda-error-807-mps-server-not-ready", again=True)
 
 
 @case
 async def daemon_asked_to_quit(stage: Stage) -> None:
     daemon = stage.daemon()
-    holder = stage.start(daemon)
-    await stage.settled(holder)
+    holder = await stage.started(daemon)
     quitting = asyncio.create_task(asyncio.to_thread(daemon.tool, "quit", 40))
     await stage.lab.until("mps_control_state", 1, daemon=daemon.label, mps_control_state="draining")
-    process = stage.start(daemon)
-    await stage.settled(process)
+    process = await stage.started(daemon)
     await stage.ask(process, "was asked to quit", "quit-does-not-return")
     holder.client.kill()
     await quitting

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.hardware.hangs import STAY, Case, Process, Stage, act_all
-from tests.hardware.lab import CONTROL, Daemon, Lab
+from tests.hardware.hangs import STAY, Case, Process, Stage, act_all, killed_in_the_queue
+from tests.hardware.lab import CONTROL, Lab
 from tests.hardware.scenarios import scenario
 
 CASES: dict[str, Case] = {}
@@ -50,39 +50,30 @@ def frozen(pid: int) -> Iterator[Path]:
             group.rmdir()
 
 
-async def started(stage: Stage, daemon: Daemon, uid: int = 0) -> Process:
-    process = stage.start(daemon, uid=uid)
-    await stage.settled(process)
-    return process
-
-
 @case
 async def client_frozen(stage: Stage) -> None:
-    process = await started(stage, stage.daemon())
+    process = await stage.started(stage.daemon())
     with frozen(process.pid):
-        command = await stage.ask(process, "frozen")
-        await stage.heal(process, command, again=False)
+        await stage.cure(process, "frozen", again=False)
 
 
 @case
 async def server_frozen(stage: Stage) -> None:
     daemon = stage.daemon()
-    first = await started(stage, daemon)
+    first = await stage.started(daemon)
     with frozen(daemon.servers()[0]):
-        process = await started(stage, daemon)
-        command = await stage.ask(process, "frozen")
-        await stage.heal(process, command, again=False)
+        process = await stage.started(daemon)
+        await stage.cure(process, "frozen", again=False)
     await stage.fine(first)
 
 
 @case
 async def daemon_frozen(stage: Stage) -> None:
     daemon = stage.daemon()
-    first = await started(stage, daemon)
+    first = await stage.started(daemon)
     with frozen(daemon.pid):
-        process = await started(stage, daemon)
-        command = await stage.ask(process, "frozen")
-        await stage.heal(process, command, again=False)
+        process = await stage.started(daemon)
+        await stage.cure(process, "frozen", again=False)
     await stage.fine(first)
 
 
@@ -98,11 +89,11 @@ time.sleep(60)
 @case
 async def server_under_a_debugger(stage: Stage) -> None:
     daemon = stage.daemon()
-    await started(stage, daemon)
+    await stage.started(daemon)
     tracer = subprocess.Popen([sys.executable, "-c", TRACER, str(daemon.servers()[0])])
     stage.lab.others.append(tracer)
     await asyncio.sleep(1)
-    process = await started(stage, daemon)
+    process = await stage.started(daemon)
     command = await stage.ask(process, f"{tracer.pid}")
     stage.note("no command is given", "kill" not in command, "", command)
     tracer.kill()
@@ -113,7 +104,7 @@ async def server_under_a_debugger(stage: Stage) -> None:
 @case
 async def waiting_and_asked_by_its_user(stage: Stage) -> None:
     daemon = stage.daemon()
-    holder = await started(stage, daemon, 1001)
+    holder = await stage.started(daemon, uid=1001)
     process = stage.start(daemon, uid=1002)
     await stage.settled(process, 1)
     answer = await stage.doctor(process.pid, "as its user", uid=1002)
@@ -125,21 +116,12 @@ async def waiting_and_asked_by_its_user(stage: Stage) -> None:
 
 @case
 async def waiting_at_the_daemon_of_a_container(stage: Stage) -> None:
-    pipe, log = (stage.lab.folder / f"container-{part}" for part in ("pipe", "log"))
-    for directory in (pipe, log):
-        directory.mkdir()
-        directory.chmod(0o777)
-    environment = {
-        "PATH": os.environ["PATH"],
-        "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
-        "CUDA_MPS_LOG_DIRECTORY": str(log),
-    }
+    daemon = stage.lab.directories("container")
     inside = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c")
     command = [*inside, f"{CONTROL} -d; sleep 120"]
-    stage.lab.others.append(subprocess.Popen(command, env=environment))
-    daemon = Daemon(pipe, log, environment)
+    stage.lab.others.append(subprocess.Popen(command, env=daemon.environment))
     await stage.lab.until("mps_control_up", 1, daemon=daemon.label)
-    holder = await started(stage, daemon, 1001)
+    holder = await stage.started(daemon, uid=1001)
     process = stage.start(daemon, uid=1002)
     await stage.settled(process, 1)
     await stage.ask(process, "wait")
@@ -150,20 +132,13 @@ async def waiting_at_the_daemon_of_a_container(stage: Stage) -> None:
 
 @case
 async def ghost_and_asked_by_a_third_user(stage: Stage) -> None:
-    daemon = stage.daemon()
-    holder = await started(stage, daemon, 1001)
-    dead = stage.start(daemon, uid=1002)
-    await stage.lab.until("mps_uid_waiting_clients", 1, daemon=daemon.label, uid=1002)
-    dead.client.kill()
-    dead.client.process.wait(10)
-    await stage.lab.until("mps_uid_waiting_dead_clients", 1, daemon=daemon.label, uid=1002)
+    daemon, holder = await killed_in_the_queue(stage)
     holder.client.kill()
     await stage.lab.until("mps_server_ghost", 1, daemon=daemon.label, seconds=30)
-    process = await started(stage, daemon, 1003)
+    process = await stage.started(daemon, uid=1003)
     answer = await stage.doctor(process.pid, "as a third user", uid=1003)
     stage.note("no kill", "kill" not in str(answer.get("command")), "", answer.get("command"))
-    command = await stage.ask(process, "was started for clients that had died")
-    await stage.heal(process, command, again=False)
+    await stage.cure(process, "was started for clients that had died", again=False)
 
 
 @case
@@ -171,9 +146,9 @@ async def server_without_descriptors(stage: Stage) -> None:
     daemon = stage.lab.daemon(
         "few-descriptors", before=("prlimit", f"--nofile={FEW_DESCRIPTORS}:{FEW_DESCRIPTORS}")
     )
-    healthy = [await started(stage, daemon) for _ in range(2)]
-    await started(stage, daemon)
-    process = await started(stage, daemon)
+    healthy = [await stage.started(daemon) for _ in range(2)]
+    await stage.started(daemon)
+    process = await stage.started(daemon)
     answer = await stage.doctor(process.pid, "answer")
     conclusion = str(answer["conclusion"])
     stage.note("is named", "files open" in conclusion, "descriptors", conclusion)
@@ -194,8 +169,7 @@ async def server_without_descriptors(stage: Stage) -> None:
 @case
 async def refused_and_not_reaped(stage: Stage) -> None:
     daemon = stage.daemon()
-    culprit = stage.lab.client("faulthold", 1, daemon=daemon)
-    await stage.lab.ready(culprit)
+    await stage.lab.ready_client("faulthold", 1, daemon=daemon)
     await stage.lab.until("mps_server_state", 1, daemon=daemon.label, mps_server_state="FAULT")
     client = stage.lab.client("", 0, daemon=daemon, command=[*STAY[:2], "1"])
     await asyncio.sleep(3)  # nothing reaps it
@@ -219,10 +193,9 @@ async def refused_at_the_limit_and_reaped(stage: Stage) -> None:
 async def relative_directory(stage: Stage) -> None:
     daemon = stage.daemon()
     enter = f'cd {daemon.pipe.parent} && exec "$@"'
-    process = stage.start(
+    process = await stage.started(
         daemon, before=("sh", "-c", enter, "sh"), CUDA_MPS_PIPE_DIRECTORY=daemon.pipe.name
     )
-    await stage.settled(process)
     await stage.fine(process)
 
 
@@ -230,15 +203,14 @@ async def relative_directory(stage: Stage) -> None:
 async def socket_closed_to_the_user(stage: Stage) -> None:
     daemon = stage.daemon()
     (daemon.pipe / "control").chmod(0o600)
-    process = await started(stage, daemon, 1001)
-    command = await stage.ask(process, "may not connect to")
-    await stage.heal(process, command, again=True)
+    process = await stage.started(daemon, uid=1001)
+    await stage.cure(process, "may not connect to", again=True)
 
 
 @case
 async def stranded_without_a_daemon(stage: Stage) -> None:
     daemon = stage.daemon()
-    process = await started(stage, daemon)
+    process = await stage.started(daemon)
     for pid in (*daemon.servers(), daemon.pid):
         os.kill(pid, signal.SIGKILL)
     await asyncio.sleep(2)

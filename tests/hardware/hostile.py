@@ -125,8 +125,7 @@ async def control_rights(lab: Lab) -> None:
             lab.facts[f"owners {name} {directory.name}"] = owners
     # A server of another user after the first.
     clients[0].kill()
-    second = lab.client("spin", 40, daemon=root, uid=1004)
-    await lab.ready(second)
+    second = await lab.ready_client("spin", 40, daemon=root, uid=1004)
     metrics = await lab.until("mps_client_info", 1, daemon=root.label, uid=1004)
     lab.check(metrics, "mps_control_log_readable", 1, daemon=root.label, log="server")
     lab.facts["owners root, second user"] = _owners(root.log)
@@ -241,8 +240,7 @@ def _tools() -> list[str]:
 async def hostile_sockets(lab: Lab) -> None:
     root = lab.daemon("root")
     bad = lab.daemon("bad", uid=1003)
-    client = lab.client("spin", 200, daemon=root)
-    await lab.ready(client)
+    client = await lab.ready_client("spin", 200, daemon=root)
     for how in ("root", "unit"):
         for mode in ("calm", "hang", "garbage", "flood", "lines", "slow"):
             seconds, tools, page = list[float](), list[str](), ""

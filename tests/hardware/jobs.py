@@ -112,8 +112,7 @@ async def ending_jobs(lab: Lab) -> None:
     leave = lab.folder / "leave"
     build = ["nvcc", "-arch=sm_90", "-o", str(leave), str(HERE / "leave.cu"), "-lcuda"]
     await asyncio.to_thread(subprocess.run, build, check=True)
-    daemon = lab.daemon()
-    d = daemon.label
+    daemon, d = lab.labelled_daemon()
     await lab.until("mps_control_up", 1, daemon=d)
     ways: dict[str, tuple[End, tuple[str, ...]]] = {
         "the script, then SIGKILL": (_by_the_script, ()),
@@ -135,8 +134,7 @@ async def ending_jobs(lab: Lab) -> None:
     # That the scripts are what saves them: the same without.
     lost = await _busy_neighbours_lost(lab, daemon, leave, _by_sigkill)
     lab.note("busy neighbours lost: SIGKILL alone", ok=lost > 0, wanted="> 0", got=lost)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon)
 
 
 LIMIT = 1 << 30
@@ -178,8 +176,7 @@ async def memory_ordinals(lab: Lab) -> None:
     texts = ("0=1G", "1=1G", "0=1G,1=1G", f"{uuid}=1G", f"{uuid[:12]}=1G")
     cases = [(visible, text) for visible in (None, "0", uuid) for text in texts]
     await _as_cuda_says(lab, daemon, cases, sees="all")
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon)
 
 
 @scenario("memory limits by ordinal on two GPUs, with CUDA_VISIBLE_DEVICES of daemon and client")

@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import mps_exporter
 from mps_exporter.collector import Collector
@@ -169,16 +170,8 @@ class Lab:
 
     # -- actors
 
-    def daemon(
-        self,
-        name: str = "mps",
-        *,
-        uid: int | None = None,
-        arguments: Sequence[str] = ("-d",),
-        before: Sequence[str] = (),
-        **environment: str,
-    ) -> Daemon:
-        """Start a control daemon."""
+    def directories(self, name: str, **environment: str) -> Daemon:
+        """Make the directories of a daemon that is not started yet."""
         pipe, log = self.folder / name, self.folder / f"{name}-log"
         for directory in (pipe, log):
             directory.mkdir(exist_ok=True)
@@ -189,17 +182,31 @@ class Lab:
             "CUDA_MPS_LOG_DIRECTORY": str(log),
             **environment,
         }
+        return Daemon(pipe, log, env)
+
+    def daemon(
+        self,
+        name: str = "mps",
+        *,
+        uid: int | None = None,
+        arguments: Sequence[str] = ("-d",),
+        before: Sequence[str] = (),
+        **environment: str,
+    ) -> Daemon:
+        """Start a control daemon."""
+        daemon = self.directories(name, **environment)
         command = [*before, *as_user(uid), CONTROL, *arguments]
-        subprocess.run(command, env=env, check=True, timeout=30, stdout=subprocess.DEVNULL)
-        daemon = Daemon(pipe, log, env)
-        pid_file = pipe / f"{CONTROL}.pid"
+        subprocess.run(
+            command, env=daemon.environment, check=True, timeout=30, stdout=subprocess.DEVNULL
+        )
+        pid_file = daemon.pipe / f"{CONTROL}.pid"
         for _ in range(100):
             if pid_file.exists() and pid_file.read_text().strip():
                 break
             time.sleep(0.02)
         daemon.pid = int(pid_file.read_text())
         for known in self.daemons:
-            if known.pipe == pipe:
+            if known.pipe == daemon.pipe:
                 self.daemons.remove(known)
                 break
         self.daemons.append(daemon)
@@ -251,6 +258,23 @@ class Lab:
         client = Client(process, output, uid)
         self.clients.append(client)
         return client
+
+    def labelled_daemon(self, *arguments: Any, **settings: Any) -> tuple[Daemon, str]:
+        """Start a daemon; give it and its label."""
+        daemon = self.daemon(*arguments, **settings)
+        return daemon, daemon.label
+
+    async def ready_client(self, mode: str, seconds: float, **settings: Any) -> Client:
+        """Start a client and wait until it has a context."""
+        client = self.client(mode, seconds, **settings)
+        await self.ready(client)
+        return client
+
+    async def quit(self, daemon: Daemon, *clients: Client) -> None:
+        """Wait until these clients have ended, end the daemon, and look for a second."""
+        await self.left(*clients)
+        daemon.quit()
+        await self.run(1)
 
     async def ready(self, *clients: Client, seconds: float = 30) -> None:
         """Wait until these clients have a context."""

@@ -84,10 +84,10 @@ def _expect(lab: Lab, page: str, name: str, wanted: float | None, **labels: obje
 
 @scenario("the exporter as an ordinary user: everything but the clients' own limits")
 async def ordinary_user(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
-    client = lab.client("spin", 14, daemon=daemon, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25")
-    await lab.ready(client)
+    daemon, d = lab.labelled_daemon()
+    client = await lab.ready_client(
+        "spin", 14, daemon=daemon, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25"
+    )
     user = ("setpriv", "--reuid=1001", "--regid=1001", "--clear-groups")
     with exporter_program("--mps.min-query-interval=0s", before=user):
         await asyncio.sleep(2)
@@ -110,10 +110,8 @@ async def ordinary_user(lab: Lab) -> None:
 
 @scenario("the NVML library is missing: MPS metrics carry the daemon's own UUIDs")
 async def without_nvml(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
-    client = lab.client("spin", 14, daemon=daemon)
-    await lab.ready(client)
+    daemon, d = lab.labelled_daemon()
+    client = await lab.ready_client("spin", 14, daemon=daemon)
     uuid = (await lab.look()).snapshot.gpus[0].uuid
     library = _nvml_path()
     hide = (

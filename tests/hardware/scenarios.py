@@ -35,17 +35,11 @@ def scenario(words: str) -> Callable[[Scenario], Scenario]:
     return register
 
 
-def _one_uuid(metrics: Metrics) -> str:
-    return metrics.snapshot.gpus[0].uuid
-
-
 @scenario("one client of root for 5 s, then the daemon quits")
 async def one_client(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
+    daemon, d = lab.labelled_daemon()
     await lab.until("mps_control_up", 1, daemon=d)
-    client = lab.client("spin", 5, daemon=daemon)
-    await lab.ready(client)
+    client = await lab.ready_client("spin", 5, daemon=daemon)
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     lab.check(metrics, "mps_client_contexts", 1, daemon=d, pid=client.pid)
     lab.check(metrics, "mps_client_sm_limit", 132, daemon=d, pid=client.pid)
@@ -68,8 +62,7 @@ async def one_client(lab: Lab) -> None:
 
 @scenario("clients limited to 10, 25 and 50 %, one without limits, one with 2G, a direct process")
 async def limits(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
+    daemon, d = lab.labelled_daemon()
     percentages = {"10": 12, "25": 32, "50": 66}
     limited = [
         lab.client("spin", 16, daemon=daemon, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=text)
@@ -101,8 +94,7 @@ async def limits(lab: Lab) -> None:
     await lab.left(*everybody, direct)
     await lab.until("mps_server_clients", 0, daemon=d)
     await lab.run(3)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon)
 
 
 def _memory_as_nvidia_smi(lab: Lab, metrics: Metrics, d: str, clients: list[Client]) -> None:
@@ -156,10 +148,8 @@ async def _silence(lab: Lab, daemon: Daemon) -> None:
 
 @scenario("a wait behind another user is served: 1002 behind 1001")
 async def wait_served(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
-    first = lab.client("spin", 5, daemon=daemon, uid=1001)
-    await lab.ready(first)
+    daemon, d = lab.labelled_daemon()
+    await lab.ready_client("spin", 5, daemon=daemon, uid=1001)
     second = lab.client("spin", 3, daemon=daemon, uid=1002)
     began = time.monotonic()
     metrics = await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
@@ -180,24 +170,33 @@ async def wait_served(lab: Lab) -> None:
     metrics = await lab.run(1)
     lab.check(metrics, "mps_uid_holding_seconds_total", (4.5, 7), daemon=d, uid=1001)
     lab.check(metrics, "mps_client_losses_total", 0, daemon=d)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon)
+
+
+async def _kill_in_the_queue(
+    lab: Lab, daemon: Daemon, how: signal.Signals = signal.SIGKILL, after: float = 0
+) -> None:
+    """End a client of user 1002 that waits for a server."""
+    dead = lab.client("spin", 3, daemon=daemon, uid=1002)
+    await lab.until("mps_uid_waiting_clients", 1, daemon=daemon.label, uid=1002)
+    await lab.run(after)
+    dead.kill(how)
+    await asyncio.to_thread(dead.process.wait, 5)
+
+
+async def _ghost_of(lab: Lab, d: str) -> int:
+    """Wait for the ghost of a daemon, and give its PID."""
+    metrics = await lab.until("mps_server_ghost", 1, daemon=d, seconds=30)
+    return next(s.pid for one in metrics.snapshot.daemons for s in one.servers if s.ghost)
 
 
 async def _ghost(lab: Lab, how: signal.Signals) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
-    first = lab.client("spin", 5, daemon=daemon, uid=1001)
-    await lab.ready(first)
-    dead = lab.client("spin", 3, daemon=daemon, uid=1002)
-    await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
-    await lab.run(1)
-    dead.kill(how)
-    dead.process.wait(5)
+    daemon, d = lab.labelled_daemon()
+    first = await lab.ready_client("spin", 5, daemon=daemon, uid=1001)
+    await _kill_in_the_queue(lab, daemon, how, after=1)
     await lab.until("mps_uid_waiting_dead_clients", 1, daemon=d, uid=1002)
     await lab.left(first)
-    metrics = await lab.until("mps_server_ghost", 1, daemon=d, seconds=30)
-    ghost = next(s.pid for daemon_ in metrics.snapshot.daemons for s in daemon_.servers if s.ghost)
+    ghost = await _ghost_of(lab, d)
     third = lab.client("spin", 2, daemon=daemon, uid=1003)
     metrics = await lab.run(6)
     lab.facts["state_with_ghost"] = str(metrics.snapshot.daemons[0].state)
@@ -210,8 +209,7 @@ async def _ghost(lab: Lab, how: signal.Signals) -> None:
     await lab.until("mps_control_up", 1, daemon=d, seconds=40)
     await lab.left(third)
     await lab.run(1)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon)
 
 
 @scenario("a queued client gets SIGTERM: its server becomes a ghost, killing that heals")
@@ -226,12 +224,8 @@ async def wait_abandoned_sigkill(lab: Lab) -> None:
 
 async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> None:
     d = daemon.label
-    first = lab.client("spin", 4, daemon=daemon, uid=1001)
-    await lab.ready(first)
-    dead = lab.client("spin", 3, daemon=daemon, uid=1002)
-    await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
-    dead.kill(how)
-    dead.process.wait(5)
+    first = await lab.ready_client("spin", 4, daemon=daemon, uid=1001)
+    await _kill_in_the_queue(lab, daemon, how)
     await lab.until("mps_uid_waiting_dead_clients", 1, daemon=d, uid=1002)
     again = lab.client("spin", 3, daemon=daemon, uid=1002)
     await lab.until("mps_uid_waiting_clients", 2, daemon=d, uid=1002)
@@ -302,8 +296,7 @@ async def deaf_server(lab: Lab) -> None:
         await _deaf(lab, daemon, (signal.SIGINT, signal.SIGKILL)[rounds % 2], rounds)
     metrics = await lab.look()
     lab.check(metrics, "mps_client_losses_total", 0, daemon=daemon.label)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon)
 
 
 def _state_of(lab: Lab, daemon: Daemon) -> DaemonRecord:
@@ -313,10 +306,8 @@ def _state_of(lab: Lab, daemon: Daemon) -> DaemonRecord:
 
 @scenario("a queued client is killed while nobody scrapes; its ghost is killed when it comes")
 async def dead_between_scrapes(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
-    first = lab.client("spin", 8, daemon=daemon, uid=1001)
-    await lab.ready(first)
+    daemon, d = lab.labelled_daemon()
+    first = await lab.ready_client("spin", 8, daemon=daemon, uid=1001)
     dead = lab.client("spin", 3, daemon=daemon, uid=1002)
     await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
     killed_at = time.time()
@@ -336,13 +327,11 @@ async def dead_between_scrapes(lab: Lab) -> None:
     lab.check(metrics, "mps_uid_waiting_dead_clients", 1, daemon=d, uid=1002)
     lab.check(metrics, "mps_uid_waits_abandoned_total", 1, daemon=d, uid=1002)
     await lab.left(first)
-    metrics = await lab.until("mps_server_ghost", 1, daemon=d, seconds=30)
-    ghost = next(s.pid for daemon_ in metrics.snapshot.daemons for s in daemon_.servers if s.ghost)
+    ghost = await _ghost_of(lab, d)
     os.kill(ghost, signal.SIGKILL)
     metrics = await lab.until("mps_server_exits_total", 1, daemon=d, cause="ghost_ended")
     lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon)
 
 
 def _offered(snapshot: Snapshot) -> list[str]:
@@ -351,17 +340,11 @@ def _offered(snapshot: Snapshot) -> list[str]:
 
 @scenario("a ghost wedges the daemon and is killed: how soon mps_control_up falls and rises")
 async def wedge_times(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
-    first = lab.client("spin", 3, daemon=daemon, uid=1001)
-    await lab.ready(first)
-    dead = lab.client("spin", 3, daemon=daemon, uid=1002)
-    await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
-    dead.kill()
-    await asyncio.to_thread(dead.process.wait, 5)
+    daemon, d = lab.labelled_daemon()
+    first = await lab.ready_client("spin", 3, daemon=daemon, uid=1001)
+    await _kill_in_the_queue(lab, daemon)
     await lab.left(first)
-    metrics = await lab.until("mps_server_ghost", 1, daemon=d, seconds=30)
-    ghost = next(s.pid for daemon_ in metrics.snapshot.daemons for s in daemon_.servers if s.ghost)
+    ghost = await _ghost_of(lab, d)
     third = lab.client("spin", 5, daemon=daemon, uid=1003)
     metrics = await lab.until("mps_control_up", 0, daemon=d, seconds=30)
     stuck_since = _state_of(lab, daemon).state.daemon.stuck_since
@@ -383,17 +366,13 @@ async def wedge_times(lab: Lab) -> None:
     lab.check(metrics, "mps_server_exits_total", 1, daemon=d, cause="ghost_ended")
     lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
     lab.facts["fell_after_seconds"], lab.facts["rose_after_seconds"] = fell, rose
-    await lab.left(third)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon, third)
 
 
 @scenario("a daemon is killed: its GPU is not served any more, and MPS would help again")
 async def served_after_death(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
-    client = lab.client("spin", 20, daemon=daemon, uid=1001)
-    await lab.ready(client)
+    daemon, d = lab.labelled_daemon()
+    client = await lab.ready_client("spin", 20, daemon=daemon, uid=1001)
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     lab.check(metrics, "mps_gpu_served", 1, daemon=d)
     killed_at = time.time()
@@ -423,8 +402,7 @@ async def served_after_death(lab: Lab) -> None:
 
 @scenario("short clients of 1001 overtake a waiting client of 1002")
 async def starved(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
+    daemon, d = lab.labelled_daemon()
     crowd = [lab.client("spin", 1.5, daemon=daemon, uid=1001)]
     await lab.ready(crowd[0])
     waiting = lab.client("spin", 1, daemon=daemon, uid=1002)
@@ -440,17 +418,13 @@ async def starved(lab: Lab) -> None:
     metrics = await lab.until("mps_uid_waiting_clients", 0, daemon=d, uid=1002)
     lab.check(metrics, "mps_uid_overtakes_total", (admitted - 1, admitted), daemon=d, uid=1001)
     lab.facts["crowd"] = len(crowd) - 1
-    await lab.left(waiting)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon, waiting)
 
 
 @scenario("three users take turns")
 async def three_users(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
-    first = lab.client("spin", 3, daemon=daemon, uid=1001)
-    await lab.ready(first)
+    daemon, d = lab.labelled_daemon()
+    first = await lab.ready_client("spin", 3, daemon=daemon, uid=1001)
     second = lab.client("spin", 2, daemon=daemon, uid=1002)
     await lab.run(0.5)
     third = lab.client("spin", 2, daemon=daemon, uid=1003)
@@ -462,14 +436,12 @@ async def three_users(lab: Lab) -> None:
         lab.check(metrics, "mps_uid_wait_seconds", 1, daemon=d, uid=uid)
         lab.check(metrics, "mps_uid_waiting_clients", 0, daemon=d, uid=uid)
     lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon)
 
 
 @scenario("a multi-user server: 1001 and 1002 at once, nobody waits")
 async def multi_user(lab: Lab) -> None:
-    daemon = lab.daemon(arguments=("-d", "-multiuser-server"))
-    d = daemon.label
+    daemon, d = lab.labelled_daemon(arguments=("-d", "-multiuser-server"))
     clients = [lab.client("spin", 4, daemon=daemon, uid=uid) for uid in (1001, 1002)]
     await lab.ready(*clients)
     metrics = await lab.until("mps_server_clients", 2, daemon=d)
@@ -480,14 +452,12 @@ async def multi_user(lab: Lab) -> None:
     await lab.left(*clients)
     metrics = await lab.run(1)
     lab.check(metrics, "mps_uid_wait_seconds", 0, daemon=d)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon)
 
 
 @scenario("the server is killed under two clients")
 async def server_killed(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
+    daemon, d = lab.labelled_daemon()
     clients = [lab.client("spin", 20, daemon=daemon) for _ in range(2)]
     await lab.ready(*clients)
     metrics = await lab.until("mps_server_clients", 2, daemon=d)
@@ -498,8 +468,7 @@ async def server_killed(lab: Lab) -> None:
     lab.check(metrics, "mps_client_losses_total", 2, daemon=d, cause="server_crashed")
     lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="requested")
     await lab.left(*clients)
-    late = lab.client("spin", 2, daemon=daemon)
-    await lab.ready(late)
+    late = await lab.ready_client("spin", 2, daemon=daemon)
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     lab.check(metrics, "mps_server_starts_total", 2, daemon=d)
     await lab.left(late)
@@ -509,8 +478,7 @@ async def server_killed(lab: Lab) -> None:
 
 @scenario("a daemon of user 1001 cannot start a server for another user: six tries in 2 ms")
 async def crash_loop(lab: Lab) -> None:
-    daemon = lab.daemon(uid=1001)
-    d = daemon.label
+    daemon, d = lab.labelled_daemon(uid=1001)
     await lab.until("mps_control_up", 1, daemon=d)
     other_user = lab.client("spin", 2, daemon=daemon, uid=0)
     await lab.left(other_user)
@@ -518,20 +486,15 @@ async def crash_loop(lab: Lab) -> None:
     lab.check(metrics, "mps_server_starts_total", 6, daemon=d, uid=0)
     lab.check(metrics, "mps_uid_waiting_clients", 0, daemon=d)
     lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
-    own = lab.client("spin", 2, daemon=daemon, uid=1001)
-    await lab.ready(own)
+    own = await lab.ready_client("spin", 2, daemon=daemon, uid=1001)
     await lab.until("mps_server_clients", 1, daemon=d)
-    await lab.left(own)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon, own)
 
 
 @scenario("a daemon that is asked to quit while a client works: draining")
 async def draining(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
-    client = lab.client("spin", 8, daemon=daemon)
-    await lab.ready(client)
+    daemon, d = lab.labelled_daemon()
+    client = await lab.ready_client("spin", 8, daemon=daemon)
     await lab.until("mps_server_clients", 1, daemon=d)
     lab.others.append(
         subprocess.Popen(["sh", "-c", f"echo quit | {CONTROL}"], env=daemon.environment)
@@ -549,15 +512,7 @@ async def draining(lab: Lab) -> None:
 
 @scenario("a daemon in a PID namespace of its own: its log calls everyone PID 0")
 async def own_pid_namespace(lab: Lab) -> None:
-    pipe, log = lab.folder / "mps", lab.folder / "mps-log"
-    for directory in (pipe, log):
-        directory.mkdir()
-        directory.chmod(0o777)
-    env = {
-        "PATH": os.environ["PATH"],
-        "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
-        "CUDA_MPS_LOG_DIRECTORY": str(log),
-    }
+    daemon = lab.directories("mps")
     lab.others.append(
         subprocess.Popen(
             [
@@ -570,15 +525,13 @@ async def own_pid_namespace(lab: Lab) -> None:
                 "-c",
                 f"{CONTROL} -d; sleep 60",
             ],
-            env=env,
+            env=daemon.environment,
         )
     )
-    daemon = Daemon(pipe, log, env)
     lab.daemons.append(daemon)
     d = daemon.label
     await lab.until("mps_control_up", 1, daemon=d)
-    client = lab.client("spin", 6, daemon=daemon, uid=1001)
-    await lab.ready(client)
+    client = await lab.ready_client("spin", 6, daemon=daemon, uid=1001)
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     lab.check(metrics, "mps_client_info", 1, daemon=d, pid=client.pid, uid=1001)
     lab.check(metrics, "mps_client_memory_used_bytes", (1, 1 << 36), daemon=d, pid=client.pid)
@@ -592,24 +545,19 @@ async def own_pid_namespace(lab: Lab) -> None:
 
 @scenario("a daemon in the foreground: it writes no log files")
 async def foreground(lab: Lab) -> None:
-    pipe, log = lab.folder / "mps", lab.folder / "mps-log"
-    for directory in (pipe, log):
-        directory.mkdir()
-    env = {
-        "PATH": os.environ["PATH"],
-        "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
-        "CUDA_MPS_LOG_DIRECTORY": str(log),
-    }
+    daemon = lab.directories("mps")
     process = subprocess.Popen(
-        [CONTROL, "-f"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [CONTROL, "-f"],
+        env=daemon.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     lab.others.append(process)
-    daemon = Daemon(pipe, log, env, process.pid)
+    daemon.pid = process.pid
     lab.daemons.append(daemon)
     d = daemon.label
     await lab.until("mps_control_up", 1, daemon=d)
-    client = lab.client("spin", 6, daemon=daemon)
-    await lab.ready(client)
+    client = await lab.ready_client("spin", 6, daemon=daemon)
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     lab.check(metrics, "mps_control_log_readable", 0, daemon=d, log="control")
     lab.check(metrics, "mps_server_state", 1, daemon=d, mps_server_state="ACTIVE")
@@ -621,10 +569,8 @@ async def foreground(lab: Lab) -> None:
 
 @scenario("the daemon is killed under a client; a new one takes its place")
 async def daemon_killed(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
-    client = lab.client("spin", 20, daemon=daemon, uid=1001)
-    await lab.ready(client)
+    daemon, d = lab.labelled_daemon()
+    client = await lab.ready_client("spin", 20, daemon=daemon, uid=1001)
     await lab.until("mps_server_clients", 1, daemon=d)
     daemon.kill()
     metrics = await lab.until("mps_control_state", 1, daemon=d, mps_control_state="absent")
@@ -633,19 +579,15 @@ async def daemon_killed(lab: Lab) -> None:
     await lab.left(client)
     daemon = lab.daemon()
     metrics = await lab.until("mps_control_up", 1, daemon=d)
-    late = lab.client("spin", 2, daemon=daemon, uid=1001)
-    await lab.ready(late)
+    late = await lab.ready_client("spin", 2, daemon=daemon, uid=1001)
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     lab.check(metrics, "mps_control_starts_total", 2, daemon=d)
     lab.check(metrics, "mps_server_exits_total", 1, daemon=d, cause="daemon_died")
-    await lab.left(late)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon, late)
 
 
 async def _fault(lab: Lab, mode: str, causes: dict[str, int], recovery: float) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
+    daemon, d = lab.labelled_daemon()
     neighbour = lab.client("spin", 20, daemon=daemon, uid=1001)
     culprit = lab.client(mode, 3, daemon=daemon, uid=1001)
     await lab.ready(neighbour, culprit)
@@ -659,13 +601,10 @@ async def _fault(lab: Lab, mode: str, causes: dict[str, int], recovery: float) -
     metrics = await lab.until("mps_server_fault_recovery_seconds", 1, daemon=d)
     lab.check_seconds(metrics, "mps_server_fault_recovery_seconds", (0.001, recovery), daemon=d)
     lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
-    late = lab.client("spin", 2, daemon=daemon, uid=1001)
-    await lab.ready(late)
+    late = await lab.ready_client("spin", 2, daemon=daemon, uid=1001)
     metrics = await lab.until("mps_server_state", 1, daemon=d, mps_server_state="ACTIVE")
     await lab.until("mps_gpu_xid_errors_total", 1, xid=31, seconds=5)
-    await lab.left(late)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon, late)
 
 
 @scenario("a client has an illegal access and dies; its neighbour dies with it")
@@ -680,8 +619,7 @@ async def overrun(lab: Lab) -> None:
 
 @scenario("a client catches its fault and stays 8 s: newcomers are refused until it leaves")
 async def fault_held(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
+    daemon, d = lab.labelled_daemon()
     neighbour = lab.client("spin", 20, daemon=daemon)
     culprit = lab.client("faulthold", 2, daemon=daemon)
     await lab.ready(neighbour, culprit)
@@ -696,14 +634,12 @@ async def fault_held(lab: Lab) -> None:
     lab.check(metrics, "mps_server_faults_total", 1, daemon=d)
     lab.check(metrics, "mps_client_losses_total", 2, daemon=d, cause="unattributed_fault")
     lab.check(metrics, "mps_server_state", 1, daemon=d, mps_server_state="ACTIVE")
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon)
 
 
 @scenario("an operator terminates a client")
 async def terminate_client(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
+    daemon, d = lab.labelled_daemon()
     clients = [lab.client("spin", 15, daemon=daemon) for _ in range(2)]
     await lab.ready(*clients)
     metrics = await lab.until("mps_server_clients", 2, daemon=d)
@@ -718,14 +654,12 @@ async def terminate_client(lab: Lab) -> None:
     await lab.left(clients[1])
     metrics = await lab.until("mps_server_clients", 0, daemon=d)
     lab.check(metrics, "mps_client_losses_total", 1, daemon=d)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon)
 
 
 @scenario("52 clients want a server that takes 48")
 async def context_limit(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
+    daemon, d = lab.labelled_daemon()
     crowd = [lab.client("idle", 14, daemon=daemon, mebibytes=8) for _ in range(52)]
     await lab.until("mps_server_clients", 48, daemon=d, seconds=25)
     for _ in range(100):
@@ -748,33 +682,26 @@ async def context_limit(lab: Lab) -> None:
     lab.facts["refused"] = refused
     await lab.left(*crowd)
     await lab.until("mps_server_clients", 0, daemon=d)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon)
 
 
 @scenario("a client runs into its memory limit of 1G")
 async def memory_limit(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
-    client = lab.client(
+    daemon, d = lab.labelled_daemon()
+    client = await lab.ready_client(
         "hog", 4, daemon=daemon, mebibytes=0, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G"
     )
-    await lab.ready(client)
     metrics = await lab.until(
         "mps_client_memory_used_bytes", (900 << 20, 1100 << 20), daemon=d, pid=client.pid
     )
     lab.check(metrics, "mps_client_memory_limit_bytes", 1 << 30, daemon=d, pid=client.pid)
-    await lab.left(client)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon, client)
 
 
 @scenario("the server is stopped with SIGSTOP for some seconds, then the daemon")
 async def stopped(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
-    client = lab.client("idle", 25, daemon=daemon)
-    await lab.ready(client)
+    daemon, d = lab.labelled_daemon()
+    client = await lab.ready_client("idle", 25, daemon=daemon)
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     server = metrics.snapshot.daemons[0].servers[0].pid
     os.kill(server, signal.SIGSTOP)
@@ -793,39 +720,32 @@ async def stopped(lab: Lab) -> None:
     lab.check(metrics, "mps_gpu_processes", 1, kind="mps_client")
     os.kill(daemon.pid, signal.SIGCONT)
     await lab.until("mps_control_up", 1, daemon=d, seconds=30)
-    await lab.left(client)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon, client)
 
 
 @scenario("a client outlives its server and keeps its memory: stranded")
 async def stranded(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
+    daemon, d = lab.labelled_daemon()
     # A process that never calls CUDA again does not notice that its server is gone.
-    sleeper = lab.client(
+    sleeper = await lab.ready_client(
         "sleep",
         0,
         daemon=daemon,
         command=[sys.executable, str(HERE / "sleeper.py"), "14"],
         PYTHONPATH=os.environ.get("PYTHONPATH", ""),
     )
-    await lab.ready(sleeper)
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     server = metrics.snapshot.daemons[0].servers[0].pid
     os.kill(server, signal.SIGKILL)
     metrics = await lab.until("mps_gpu_stranded_clients", 1, seconds=6)
     lab.check(metrics, "mps_client_losses_total", 1, daemon=d, cause="server_crashed")
-    late = lab.client("idle", 3, daemon=daemon)
-    await lab.ready(late)
+    late = await lab.ready_client("idle", 3, daemon=daemon)
     metrics = await lab.run(1)
     lab.check(metrics, "mps_gpu_stranded_clients", 1)
     lab.check(metrics, "mps_server_clients", 1, daemon=d)
     sleeper.kill()
     await lab.until("mps_gpu_stranded_clients", 0)
-    await lab.left(late)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon, late)
 
 
 async def _training(lab: Lab, processes: int, *, mps: bool) -> None:
@@ -854,8 +774,7 @@ async def _training(lab: Lab, processes: int, *, mps: bool) -> None:
         lab.facts["slowest_seconds"] = max(seconds)
         print(f"    slowest of {processes} ({kinds}): {max(seconds):.2f} s")
     if daemon is not None:
-        daemon.quit()
-        await lab.run(0.5)
+        await lab.quit(daemon)
 
 
 for _count in (1, 5, 10):
@@ -875,8 +794,7 @@ for _count in (1, 5, 10):
 )
 async def tour(lab: Lab) -> None:
     await lab.run(3)  # an idle GPU
-    daemon = lab.daemon()
-    d = daemon.label
+    daemon, d = lab.labelled_daemon()
     await lab.run(4)
     limited = [
         lab.client(
@@ -958,27 +876,25 @@ async def _advised(lab: Lab, *wanted: str, seconds: float = 6) -> None:
 
 @scenario("ten misconfigurations for the doctor")
 async def doctor(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
-    healthy = lab.client("idle", 60, daemon=daemon, uid=1001)
-    await lab.ready(healthy)
+    daemon, d = lab.labelled_daemon()
+    healthy = await lab.ready_client("idle", 60, daemon=daemon, uid=1001)
     await lab.until("mps_server_clients", 1, daemon=d)
     await _advised(lab)
-    one = lab.client("idle", 60, daemon=daemon, uid=1001, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="lots")
-    await lab.ready(one)
+    one = await lab.ready_client(
+        "idle", 60, daemon=daemon, uid=1001, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="lots"
+    )
     await _advised(lab, "percentage_ignored")
     one.kill()
-    two = lab.client("idle", 60, daemon=daemon, uid=1001, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="7=1G")
-    await lab.ready(two)
+    two = await lab.ready_client(
+        "idle", 60, daemon=daemon, uid=1001, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="7=1G"
+    )
     await _advised(lab, "memory_limit_ignored")
     two.kill()
-    lost = lab.client("idle", 60)
-    await lab.ready(lost)
+    lost = await lab.ready_client("idle", 60)
     await _advised(lab, "pipe_directory_mismatch")
     lost.kill()
     command = ["env", "-u", "CUDA_MPS_PIPE_DIRECTORY", str(lab.client_binary), "idle", "60", "64"]
-    neighbour = lab.client("idle", 60, command=command)
-    await lab.ready(neighbour)
+    neighbour = await lab.ready_client("idle", 60, command=command)
     await _advised(lab, "process_bypasses_mps")
     neighbour.kill()
     queued = lab.client("idle", 3, daemon=daemon, uid=1002)
@@ -991,24 +907,16 @@ async def doctor(lab: Lab) -> None:
     for server in ghost:
         os.kill(server.pid, signal.SIGKILL)
     await _advised(lab)
-    sleeper = lab.client(
+    sleeper = await lab.ready_client(
         "sleep", 0, daemon=daemon, command=[sys.executable, str(HERE / "sleeper.py"), "60"]
     )
-    await lab.ready(sleeper)
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     os.kill(metrics.snapshot.daemons[0].servers[0].pid, signal.SIGKILL)
     await _advised(lab, "stranded_client")
     sleeper.kill()
     await _advised(lab)
     daemon.quit()
-    pipe, log = lab.folder / "front", lab.folder / "front-log"
-    for directory in (pipe, log):
-        directory.mkdir()
-    env = {
-        **daemon.environment,
-        "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
-        "CUDA_MPS_LOG_DIRECTORY": str(log),
-    }
+    env = {**daemon.environment, **lab.directories("front").environment}
     lab.others.append(
         subprocess.Popen(
             [CONTROL, "-f"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -1022,8 +930,7 @@ async def doctor(lab: Lab) -> None:
 
 @scenario("two GPUs, one daemon: contexts are counted by GPU")
 async def two_gpus_one_daemon(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
+    daemon, d = lab.labelled_daemon()
     on_first = lab.client("spin", 8, daemon=daemon, CUDA_VISIBLE_DEVICES="0")
     on_second = [lab.client("spin", 8, daemon=daemon, CUDA_VISIBLE_DEVICES="1") for _ in range(2)]
     await lab.ready(on_first, *on_second)
@@ -1034,9 +941,7 @@ async def two_gpus_one_daemon(lab: Lab) -> None:
         lab.check(metrics, "mps_gpu_processes", count, kind="mps_client", gpu=gpu)
         lab.check(metrics, "mps_gpu_processes", 0, kind="direct", gpu=gpu)
         lab.check(metrics, "mps_gpu_stranded_clients", 0, gpu=gpu)
-    await lab.left(on_first, *on_second)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon, on_first, *on_second)
 
 
 @scenario("two GPUs, one daemon each")
@@ -1068,8 +973,7 @@ async def two_daemons(lab: Lab) -> None:
 
 @scenario("a fault on one of two GPUs: who is on the other survives")
 async def fault_two_gpus(lab: Lab) -> None:
-    daemon = lab.daemon()
-    d = daemon.label
+    daemon, d = lab.labelled_daemon()
     survivor = lab.client("spin", 10, daemon=daemon, CUDA_VISIBLE_DEVICES="0")
     neighbour = lab.client("spin", 20, daemon=daemon, CUDA_VISIBLE_DEVICES="1")
     culprit = lab.client("fault", 3, daemon=daemon, CUDA_VISIBLE_DEVICES="1")
@@ -1085,8 +989,7 @@ async def fault_two_gpus(lab: Lab) -> None:
     lab.note("the survivor finished", ok=done, wanted=True, got=done)
     metrics = await lab.run(1)
     lab.check(metrics, "mps_client_losses_total", 2, daemon=d)
-    daemon.quit()
-    await lab.run(1)
+    await lab.quit(daemon)
 
 
 DOUBLE = (

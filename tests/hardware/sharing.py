@@ -75,8 +75,7 @@ async def streams(lab: Lab) -> None:
         activity = await _activity(lab, *crowd)
         lab.facts[name] = {"kernels_per_second": round(_rate(*crowd), 1), **activity}
         lab.note(name, ok=_rate(*crowd) > 0, wanted="> 0", got=lab.facts[name])
-    daemon.quit()
-    await lab.run(0.5)
+    await lab.quit(daemon)
 
 
 @scenario("a small job beside one that wants the whole GPU, with and without percentages")
@@ -99,10 +98,9 @@ async def percentages(lab: Lab) -> None:
                 )
             ]
             await lab.ready(*big)
-        small = lab.client(
+        small = await lab.ready_client(
             "spin", 5, daemon=daemon, blocks=8, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=small_share
         )
-        await lab.ready(small)
         metrics = await lab.until(
             "mps_client_sm_limit", (1, 132), daemon=daemon.label, pid=small.pid
         )
@@ -115,8 +113,7 @@ async def percentages(lab: Lab) -> None:
             **activity,
         }
         lab.note(name, ok=_rate(small) > 0, wanted="> 0", got=lab.facts[name])
-    daemon.quit()
-    await lab.run(0.5)
+    await lab.quit(daemon)
 
 
 async def _outcome(lab: Lab, daemon: Daemon, client: Client) -> dict[str, object]:
@@ -136,8 +133,7 @@ async def _outcome(lab: Lab, daemon: Daemon, client: Client) -> dict[str, object
 @scenario("clients in containers: without the host's IPC, and without the pipe directory")
 async def containers(lab: Lab) -> None:
     daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
-    host = lab.client("idle", 45, daemon=daemon, CUDA_VISIBLE_DEVICES="0")
-    await lab.ready(host)
+    host = await lab.ready_client("idle", 45, daemon=daemon, CUDA_VISIBLE_DEVICES="0")
     await lab.until("mps_server_clients", 1, daemon=daemon.label)
     own_shm = 'mount -t tmpfs none /dev/shm && exec "$@"'
     own_pipe = f'mount -t tmpfs none {daemon.pipe} && exec "$@"'
@@ -163,9 +159,7 @@ async def containers(lab: Lab) -> None:
         client.kill()
         await lab.left(client)
     host.kill()
-    await lab.left(host)
-    daemon.quit()
-    await lab.run(0.5)
+    await lab.quit(daemon, host)
 
 
 @scenario("a framework that crashes under MPS, and whom it takes along")
@@ -199,9 +193,7 @@ async def framework_crash(lab: Lab) -> None:
     lab.note("neighbours left alive", ok=survivors == 0, wanted=0, got=survivors)
     for client in neighbours:
         client.kill()
-    await lab.left(*neighbours)
-    daemon.quit()
-    await lab.run(0.5)
+    await lab.quit(daemon, *neighbours)
 
 
 # ------------------------------------------------------------------------------- two GPUs
@@ -340,5 +332,4 @@ async def data_parallel(lab: Lab) -> None:
         lab.facts[name] = {"seconds": _seconds(*both)}
         lab.note(name, ok=_seconds(*both) is not None, wanted="done", got=lab.facts[name])
         await asyncio.sleep(0)
-    daemon.quit()
-    await lab.run(0.5)
+    await lab.quit(daemon)

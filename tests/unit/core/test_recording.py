@@ -254,11 +254,6 @@ def zipped(text: str) -> bytes:
         pytest.param(
             zipped('{"format": "mps-exporter-recording", "version": 2}\n'),
             "incomplete",
-            id="incomplete-2",
-        ),
-        pytest.param(
-            zipped('{"format": "mps-exporter-recording", "version": 2}\n'),
-            "incomplete",
             id="incomplete",
         ),
         pytest.param(zipped("{x\n"), "line 1 is not JSON", id="no-json"),
