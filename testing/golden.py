@@ -12,7 +12,6 @@ import gzip
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
@@ -20,6 +19,7 @@ from mps_exporter.diagnostics import recent_incidents
 from mps_exporter.metrics.spec import HistogramValue
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_api import to_json
 from mps_exporter.web.status_findings import make_status
 from testing.player import RECORDINGS, Metrics, Player
 
@@ -61,7 +61,7 @@ def _shown(metrics: Metrics, began: float) -> Iterator[tuple[str, str]]:
         )
         yield f"metric {name}{{{words}}}", number
     documents = {
-        "status": asdict(make_status(snapshot, WebOptions())),
+        "status": json.loads(to_json(make_status(snapshot, WebOptions()))),
         "doctor": json.loads(_doctor(snapshot)),
     }
     for name, document in documents.items():

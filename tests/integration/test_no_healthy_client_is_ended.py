@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from mps_exporter.observations import LogsObservation
 from mps_exporter.snapshot import Client, ControlState, Server, Snapshot
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_api import to_json
 from mps_exporter.web.status_findings import make_status
 from mps_exporter.web.status_page import render_page
 from testing.endings import ended_pids
@@ -176,7 +177,7 @@ def texts_of(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     options = WebOptions()
     status = make_status(snapshot, options)
     yield "page", text_of(render_page(status, options))
-    yield "api", "\n".join(strings_in(asdict(status)))
+    yield "api", "\n".join(strings_in(json.loads(to_json(status))))
     diagnosis = Diagnosis(snapshot, recent_incidents(snapshot))
     yield "doctor", "\n".join(diagnosis_lines(diagnosis, plain))
     yield "doctor --json", "\n".join(strings_in(json.loads(diagnosis_as_json(diagnosis))))

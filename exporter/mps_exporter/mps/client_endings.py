@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 
 from mps_exporter.mps.clients import ServerClients, ServerInfo
 from mps_exporter.mps.fault_evidence import FaultEvidence, same_gpu
-from mps_exporter.mps.gpu_names import MAX_GPUS
-from mps_exporter.mps.record import Moment
+from mps_exporter.mps.record import MAX_GPUS, Moment
 from mps_exporter.snapshot import EndedBefore, PossibleUnfinishedWork
 
 END_TO_FAULT_SECONDS = (0.1, 0.3)

@@ -8,8 +8,7 @@ from typing import Literal
 from mps_exporter.mps.client_endings import ClientEndings
 from mps_exporter.mps.clients import MAX_CONTEXTS, ServerClients, ServerInfo
 from mps_exporter.mps.fault_evidence import FaultEvidence, Verdict
-from mps_exporter.mps.gpu_names import MAX_GPUS, GpuNames
-from mps_exporter.mps.record import Moment
+from mps_exporter.mps.record import MAX_GPUS, GpuNames, Moment
 from mps_exporter.snapshot import FaultProof
 
 REPORT_SECONDS = 0.5

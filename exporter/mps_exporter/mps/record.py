@@ -1,4 +1,4 @@
-"""What is recorded of one daemon: counters, histograms, incidents, and the moment of an event.
+"""What is recorded of one daemon: counters, incidents, GPU names, and the moment of an event.
 
 increase() misses what a series begins with. So every counter begins at 0 when the exporter starts:
 for the daemon, for each declared value of a label, and for a user with the first line about the
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
@@ -315,3 +315,45 @@ class Moment(NamedTuple):
         self.increment("mps_client_rejections_total", uid=uid, cause=cause)
         self.counters.set_latest("mps_client_last_rejection_timestamp_seconds", self.at)
         self.add_incident("client_rejected", uid=uid, pids=pids, detail=cause)
+
+
+MAX_GPUS = 64
+
+
+class GpuNames:
+    """Which device ordinal of the daemon is which GPU."""
+
+    def __init__(self) -> None:
+        self._ordinals: dict[int, str] = {}
+        self._uuids: set[str] = set()
+
+    def add_gpu(self, uuid: str) -> None:
+        """A client was associated with a GPU, or the control tool listed it."""
+        if len(self._uuids) < MAX_GPUS:
+            self._uuids.add(uuid)
+
+    def add_ordinal(self, device: int, uuid: str) -> None:
+        """A device ordinal was shown with the UUID of its GPU."""
+        if device in self._ordinals or len(self._ordinals) < MAX_GPUS:
+            self._ordinals[device] = uuid
+
+    def clear_ordinals(self) -> None:
+        """Another daemon may number its devices differently."""
+        self._ordinals.clear()
+
+    def uuid_of(self, device: int, server_devices: Collection[int]) -> str:
+        """Return the UUID of a device of a server, "" if the logs do not show it."""
+        known = self._ordinals.get(device)
+        if known is not None:
+            return known
+        return self._only_gpu() if len(server_devices) <= 1 else ""
+
+    def by_ordinal(self, used_devices: Collection[int]) -> dict[int, str]:
+        """Return ordinal -> UUID. One GPU and device 0 alone are the same."""
+        if self._ordinals:
+            return dict(self._ordinals)
+        only = self._only_gpu()
+        return {0: only} if only and set(used_devices) == {0} else {}
+
+    def _only_gpu(self) -> str:
+        return next(iter(self._uuids)) if len(self._uuids) == 1 else ""

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from mps_exporter.mps.clients import ServerClients, ServerInfo
 from mps_exporter.mps.fault_evidence import FaultEvidence
 from mps_exporter.mps.faults import ServerFaults
-from mps_exporter.mps.gpu_names import GpuNames
-from mps_exporter.mps.record import FULL, Moment, Quota
+from mps_exporter.mps.record import FULL, GpuNames, Moment, Quota
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
 from mps_exporter.observations import LogName
 from mps_exporter.snapshot import PossibleUnfinishedWork, Wait

@@ -10,8 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from mps_exporter.mps.fault_evidence import FaultEvidence
-from mps_exporter.mps.gpu_names import GpuNames
-from mps_exporter.mps.record import FULL, Counters, Incidents, Moment, Quota
+from mps_exporter.mps.record import FULL, Counters, GpuNames, Incidents, Moment, Quota
 from mps_exporter.mps.servers import SHUTDOWN_SECONDS, Servers, TrackedServer
 from mps_exporter.mps.timeline import Occupant, Timeline
 from mps_exporter.mps.waits import ClientQueue

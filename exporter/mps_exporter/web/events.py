@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
-from dataclasses import asdict
 
 from aiohttp import web
 
@@ -19,7 +17,7 @@ from mps_exporter.web.backend import Backend
 from mps_exporter.web.guard import Limiter, LimitExceededError
 from mps_exporter.web.history import History
 from mps_exporter.web.options import BACKEND, OPTIONS, busy_response
-from mps_exporter.web.status_api import incident_view
+from mps_exporter.web.status_api import incident_view, to_json
 
 REPLAYED = 256
 """Events that are kept for those who lost their connection."""
@@ -105,7 +103,7 @@ class Events:
         known = self._noted.daemons if self._noted is not None else ()
         limited = any(one.limited for one in known if one.pipe_directory == daemon)
         view = incident_view(daemon, incident, self.user_names, limited=limited)
-        data = json.dumps(asdict(view), allow_nan=False)
+        data = to_json(view)
         event = (
             self._number,
             f"id: {self._run}-{self._number}\nevent: incident\ndata: {data}\n\n".encode(),

@@ -6,274 +6,80 @@ The fields are documented in docs/api.md; they are an interface, so none may cha
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar, cast
+from dataclasses import asdict
+from typing import Any, Literal
 
 from mps_exporter import humanize
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.diagnostics import Severity as FindingSeverity
 from mps_exporter.diagnostics.finding import effective_severity
 from mps_exporter.diagnostics.partitions import partitioning_lines
-from mps_exporter.diagnostics.safe_commands import Action
 from mps_exporter.snapshot import (
     Client,
     ControlDaemon,
-    EndedBefore,
     Gpu,
     Incident,
-    RecordingInfo,
     Server,
     Snapshot,
-    TimelineKind,
     Wait,
 )
-from mps_exporter.web.history import History, Sample
+from mps_exporter.web.history import History
 
 Severity = Literal["critical", "warning", "info", "ok"]
 """Those of the doctor and of the alerts; ok only for an answer such as "All is well"."""
 DAY_SECONDS = 86_400.0
 
 
-@dataclass(frozen=True, slots=True)
-class FindingView:
-    """Something a person should know, and what can be done about it."""
-
-    severity: Severity
-    text: str
-    remedy: str = ""
-    daemon: str | None = None
-    since: float | None = None
-    name: str | None = None
-    """As in the metric mps_advice."""
-    why: str = ""
-    uuid: str | None = None
-    first_seen: float | None = None
-    """Since when every collection had it, where the moment of its beginning is not known."""
-    actions: tuple[Action, ...] = ()
-    runbook_url: str | None = None
-    docs_url: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ClientView:
-    """A client of a server."""
-
-    pid: int
-    program: str | None
-    user: str
-    uid: int | None
-    connected_at: float | None
-    state: str | None
-    state_since: float | None
-    limit_source: str
-    active_thread_ratio: float | None
-    sm_limit: dict[str, int]
-    memory_used_bytes: dict[str, int]
-    memory_limit_bytes: dict[str, int]
-    contexts: dict[str, int]
-    gpu_uuids: tuple[str, ...]
-    server_name: str | None
-    namespace: str | None
-    sm_partition: str | None
-    sm_partition_fault: str | None
-    container_id: str | None
-    pod_uid: str | None
-    slurm_job_id: str | None
-    systemd_unit: str | None
-
-    def is_on(self, uuid: str) -> bool:
-        """Whether it uses this GPU, as far as anything tells."""
-        return bool(
-            self.contexts.get(uuid) or uuid in self.memory_used_bytes or uuid in self.gpu_uuids
-        )
-
-    @property
-    def has_unknown_gpu(self) -> bool:
-        """Whether nothing tells which GPU it uses."""
-        return not (any(self.contexts.values()) or self.memory_used_bytes or self.gpu_uuids)
+FIELDS = {
+    "finding": (
+        "severity text remedy daemon since name why uuid first_seen actions runbook_url docs_url"
+    ),
+    "client": (
+        "pid program user uid connected_at state state_since limit_source active_thread_ratio "
+        "sm_limit memory_used_bytes memory_limit_bytes contexts gpu_uuids server_name namespace "
+        "sm_partition sm_partition_fault container_id pod_uid slurm_job_id systemd_unit"
+    ),
+    "server": (
+        "pid user uid state ghost started_at clients_connected contexts contexts_limit "
+        "active_thread_ratio clients"
+    ),
+    "wait": "pid user uid since seconds behind_user behind_uid behind_server_pid dead",
+    "span": "kind user uid start end",
+    "daemon": (
+        "pipe_directory log_directory state pid user uid started_at binary_version multiuser "
+        "gpu_uuids servers_count logs_readable servers waits waits_visible timeline "
+        "timeline_since protocol partitioning"
+    ),
+    "gpu": (
+        "index uuid name parent_uuid lost sm_count compute_mode utilization_ratio sm_active_ratio "
+        "memory_used_bytes memory_total_bytes power_watts temperature_celsius sm_committed_ratio "
+        "processes_by_kind stranded_clients served_by samples"
+    ),
+    "incident": (
+        "at daemon kind severity text count server_pid uid pids blamed_pid caused_by_pids proof "
+        "ended_before gpu_uuids seconds"
+    ),
+    "source": "name success duration_seconds error read_at",
+}
+"""Kind of object -> its fields, in the order of the document."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerView:
-    """A server and its clients."""
+class View(dict[str, Any]):
+    """An object of the status: a field can be read as an attribute, too."""
 
-    pid: int
-    user: str
-    uid: int | None
-    state: str | None
-    ghost: bool
-    started_at: float | None
-    clients_connected: int | None
-    contexts: dict[str, int]
-    contexts_limit: dict[str, int]
-    active_thread_ratio: float | None
-    clients: tuple[ClientView, ...]
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
 
 
-@dataclass(frozen=True, slots=True)
-class WaitView:
-    """A client that waits behind another user's server."""
+def to_json(view: View) -> str:
+    return json.dumps(view, default=asdict, allow_nan=False)
 
-    pid: int
-    user: str
-    uid: int
-    since: float
-    seconds: float
-    behind_user: str
-    behind_uid: int | None
-    behind_server_pid: int | None
-    dead: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SpanView:
-    """A part of the last ten minutes."""
-
-    kind: TimelineKind
-    user: str
-    uid: int | None
-    start: float
-    end: float
-
-
-@dataclass(frozen=True, slots=True)
-class DaemonView:
-    """A control daemon."""
-
-    pipe_directory: str
-    log_directory: str
-    state: str | None
-    pid: int | None
-    user: str | None
-    uid: int | None
-    started_at: float | None
-    binary_version: str | None
-    multiuser: bool | None
-    gpu_uuids: tuple[str, ...]
-    servers_count: int | None
-    """None: whether a server runs is not known."""
-    logs_readable: bool
-    """Both logs: without them incidents and waits cannot be seen."""
-    servers: tuple[ServerView, ...]
-    waits: tuple[WaitView, ...]
-    waits_visible: bool
-    """control.log can be read, and is of MPS v2: nothing else shows who waits."""
-    timeline: tuple[SpanView, ...]
-    timeline_since: float | None
-    protocol: str | None
-    partitioning: tuple[str, ...]
-    """Named servers, namespaces, SM partitions, features and GPU memory of control groups as lines
-    of text: the numbers are in the metrics."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuView:
-    """A GPU or a MIG instance."""
-
-    index: str
-    uuid: str
-    name: str | None
-    parent_uuid: str | None
-    lost: bool
-    sm_count: int | None
-    compute_mode: str | None
-    utilization_ratio: float | None
-    sm_active_ratio: float | None
-    memory_used_bytes: float | None
-    memory_total_bytes: float | None
-    power_watts: float | None
-    temperature_celsius: float | None
-    sm_committed_ratio: float | None
-    processes_by_kind: dict[str, int] | None
-    stranded_clients: int | None
-    served_by: tuple[str, ...]
-    samples: tuple[Sample, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class IncidentView:
-    """Something that happened."""
-
-    at: float
-    daemon: str
-    kind: str
-    severity: Severity
-    text: str
-    count: int
-    server_pid: int | None
-    uid: int | None
-    pids: tuple[int, ...]
-    blamed_pid: int | None
-    caused_by_pids: tuple[int, ...]
-    proof: str
-    ended_before: tuple[EndedBefore, ...]
-    gpu_uuids: tuple[str, ...]
-    seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class SourceView:
-    """A source of the exporter."""
-
-    name: str
-    success: bool
-    duration_seconds: float
-    error: str | None
-    read_at: float | None
-    """When it was last read without an error; None: not since the exporter started."""
-
-
-@dataclass(frozen=True, slots=True)
-class TotalsView:
-    """The host in numbers; None: not known."""
-
-    gpus: int | None
-    clients: int | None
-    clients_at_least: int
-    """Those of the servers whose clients are known."""
-    waiting: int | None
-    longest_wait_seconds: float | None
-    incidents_24h: int | None
-    """Of severity warning and critical."""
-    incidents_since: float | None
-    """Of what was before this moment not all is known; None: all of the 24 hours is."""
-    sm_active_ratio: float | None
-    """The mean of the GPUs that have the reading."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExporterView:
-    """Name and version of the exporter."""
-
-    name: str
-    version: str
-    revision: str
-
-
-@dataclass(frozen=True, slots=True)
-class HostStatus:
-    """All that the page shows. Documented in docs/api.md."""
-
-    api_version: str
-    taken_at: float
-    host: str
-    exporter: ExporterView
-    recording: RecordingInfo | None
-    driver_version: str | None
-    cuda_version: str | None
-    headline: FindingView
-    findings: tuple[FindingView, ...]
-    blind_spots: tuple[FindingView, ...]
-    totals: TotalsView
-    sources: tuple[SourceView, ...]
-    gpus: tuple[GpuView, ...]
-    daemons: tuple[DaemonView, ...]
-    incidents: tuple[IncidentView, ...]
-
-
-_View = TypeVar("_View")
 
 PATH_CHARACTERS = 400
 """Maximum length of a shown path or error text."""
@@ -290,16 +96,24 @@ def _shown(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _view(kind: type[_View], source: object, **derived: Any) -> _View:
+def _view(kind: str, source: object, **derived: Any) -> View:
     """Make a view of a part of the snapshot: fields that are not derived have the same name."""
-    names = (field.name for field in fields(cast("Any", kind)) if field.name not in derived)
-    return kind(**{name: _shown(getattr(source, name)) for name in names}, **derived)
+    return View(
+        (name, derived[name] if name in derived else _shown(getattr(source, name)))
+        for name in FIELDS[kind].split()
+    )
 
 
-def gpu_view(gpu: Gpu, now: float, history: History) -> GpuView:
+def finding_view(severity: Severity, text: str, remedy: str = "", **known: Any) -> View:
+    """Make a finding: fields that are not known have their defaults."""
+    derived = dict.fromkeys(FIELDS["finding"].split()) | {"why": "", "actions": ()} | known
+    return View(derived, severity=severity, text=text, remedy=remedy)
+
+
+def gpu_view(gpu: Gpu, now: float, history: History) -> View:
     seen = gpu.observation
     return _view(
-        GpuView,
+        "gpu",
         gpu,
         name=_shown(seen.name),
         parent_uuid=seen.parent_uuid,
@@ -317,9 +131,9 @@ def gpu_view(gpu: Gpu, now: float, history: History) -> GpuView:
     )
 
 
-def _client_view(client: Client) -> ClientView:
+def _client_view(client: Client) -> View:
     return _view(
-        ClientView,
+        "client",
         client,
         program=_shown(client.command),
         user=humanize.user_name(client.uid, client.user),
@@ -331,9 +145,9 @@ def _oldest_first(client: Client) -> tuple[float, int]:
     return (math.inf if client.connected_at is None else client.connected_at, client.pid)
 
 
-def _server_view(server: Server) -> ServerView:
+def _server_view(server: Server) -> View:
     return _view(
-        ServerView,
+        "server",
         server,
         user=humanize.user_name(server.uid, server.user),
         ghost=bool(server.ghost),
@@ -342,12 +156,10 @@ def _server_view(server: Server) -> ServerView:
     )
 
 
-def _wait(
-    wait: Wait, daemon: ControlDaemon, name_of: humanize.UserNameLookup, now: float
-) -> WaitView:
+def _wait(wait: Wait, daemon: ControlDaemon, name_of: humanize.UserNameLookup, now: float) -> View:
     holder = next((server for server in daemon.servers if server.uid == wait.behind_uid), None)
     return _view(
-        WaitView,
+        "wait",
         wait,
         user=name_of(wait.uid),
         seconds=max(0.0, now - wait.since),
@@ -361,10 +173,10 @@ def daemon_view(
     name_of: humanize.UserNameLookup,
     now: float,
     snapshot: Snapshot,
-) -> DaemonView:
+) -> View:
     waits = sorted(daemon.waits, key=lambda wait: wait.since)
     return _view(
-        DaemonView,
+        "daemon",
         daemon,
         pipe_directory=_path(daemon.pipe_directory),
         log_directory=_path(daemon.log_directory),
@@ -375,7 +187,7 @@ def daemon_view(
         waits=tuple(_wait(wait, daemon, name_of, now) for wait in waits),
         waits_visible=daemon.shows_waits,
         timeline=tuple(
-            _view(SpanView, span, user=name_of(span.uid), end=now if span.ongoing else span.end)
+            _view("span", span, user=name_of(span.uid), end=now if span.ongoing else span.end)
             for span in daemon.timeline
         ),
         partitioning=partitioning_lines(daemon, snapshot),
@@ -392,11 +204,11 @@ _SEVERITIES: dict[str, FindingSeverity] = {
 
 def incident_view(
     daemon: str, one: Incident, name_of: humanize.UserNameLookup, *, limited: bool
-) -> IncidentView:
+) -> View:
     advice = ADVICE.get(one.kind)
     severity = _SEVERITIES.get(one.kind, "info") if advice is None else advice.severity
     return _view(
-        IncidentView,
+        "incident",
         one,
         daemon=_path(daemon),
         severity=effective_severity(severity, limited=limited),
@@ -407,7 +219,7 @@ def incident_view(
 
 def incident_views(
     daemons: Iterable[ControlDaemon], name_of: humanize.UserNameLookup
-) -> tuple[IncidentView, ...]:
+) -> tuple[View, ...]:
     """The last incidents of all daemons, the newest first."""
     found = [
         incident_view(daemon.pipe_directory, one, name_of, limited=daemon.limited)
@@ -418,10 +230,10 @@ def incident_views(
     return tuple(sorted(found, key=lambda one: -one.at))
 
 
-def source_views(snapshot: Snapshot, history: History) -> tuple[SourceView, ...]:
+def source_views(snapshot: Snapshot, history: History) -> tuple[View, ...]:
     return tuple(
         _view(
-            SourceView,
+            "source",
             result,
             error=_path(result.error) if result.error else None,
             read_at=snapshot.taken_at if result.success else history.read_at(result.name),
@@ -432,10 +244,10 @@ def source_views(snapshot: Snapshot, history: History) -> tuple[SourceView, ...]
 
 def totals(
     snapshot: Snapshot,
-    daemons: Iterable[DaemonView],
-    incidents: Iterable[IncidentView],
+    daemons: Iterable[View],
+    incidents: Iterable[View],
     began_at: float | None,
-) -> TotalsView:
+) -> View:
     daemons = [daemon for daemon in daemons if daemon.state != "absent"]
     failed = {result.name for result in snapshot.collectors if not result.success}
     clients, all_known = _count_known_clients(daemons)
@@ -448,7 +260,7 @@ def totals(
     ]
     activity = [one for gpu in snapshot.gpus if (one := gpu.reading("sm_activity")) is not None]
     begin = snapshot.taken_at - DAY_SECONDS
-    return TotalsView(
+    return View(
         gpus=None if "nvml" in failed and not snapshot.gpus else len(snapshot.gpus),
         clients=clients if all_known and "process" not in failed else None,
         clients_at_least=clients,
@@ -460,7 +272,7 @@ def totals(
     )
 
 
-def _count_known_clients(daemons: Sequence[DaemonView]) -> tuple[int, bool]:
+def _count_known_clients(daemons: Sequence[View]) -> tuple[int, bool]:
     """How many clients are known, and whether these are all clients of these daemons."""
     counts = [server.clients_connected for daemon in daemons for server in daemon.servers]
     known = [count for count in counts if count is not None]

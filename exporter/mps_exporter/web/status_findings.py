@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from mps_exporter import diagnostics, humanize
 from mps_exporter.diagnostics import ADVICE, of_web_configuration
 from mps_exporter.diagnostics.incidents import RECENT_SECONDS
-from mps_exporter.snapshot import RecordingInfo, Snapshot
+from mps_exporter.snapshot import Snapshot
 from mps_exporter.user_names import UserNames
-from mps_exporter.web.history import History
+from mps_exporter.web.history import History, Sample
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import (
-    ExporterView,
-    FindingView,
-    HostStatus,
     Severity,
+    View,
     daemon_view,
+    finding_view,
     gpu_view,
     incident_views,
     source_views,
@@ -35,7 +34,7 @@ def make_status(
     config_error: str | None = None,
     user_names: UserNames | None = None,
     history: History | None = None,
-) -> HostStatus:
+) -> View:
     """A snapshot in the form that people and programs read."""
     name_of = user_names or UserNames(snapshot)
     history = history or History()
@@ -51,11 +50,11 @@ def make_status(
     found = _ordered(views, snapshot)
     daemons = tuple(daemon_view(daemon, name_of, now, snapshot) for daemon in snapshot.daemons)
     incidents = incident_views(snapshot.daemons, name_of)
-    status = HostStatus(
+    status = View(
         api_version=API_VERSION,
         taken_at=now,
         host=options.host,
-        exporter=ExporterView(options.name, options.version, options.revision),
+        exporter=View(name=options.name, version=options.version, revision=options.revision),
         recording=snapshot.recording,
         driver_version=snapshot.driver_version,
         cuda_version=snapshot.cuda_version,
@@ -70,7 +69,7 @@ def make_status(
     )
     if snapshot.recording is None:
         return status
-    shifted: HostStatus = _in_viewer_time(status, snapshot.recording.viewer_time)
+    shifted: View = _in_viewer_time(status, snapshot.recording.viewer_time)
     return shifted
 
 
@@ -95,30 +94,33 @@ def _in_viewer_time(value: Any, viewer_time: Callable[[float], float]) -> Any:
     """Return a view in which recorded times are those at which the viewer was shown them."""
     if isinstance(value, tuple):
         return tuple(_in_viewer_time(one, viewer_time) for one in value)
-    if not is_dataclass(value) or isinstance(value, type | RecordingInfo):
+    if isinstance(value, Sample):
+        return replace(value, at=viewer_time(value.at))
+    if not isinstance(value, View):
         return value
-    changes = {}
-    for field in fields(value):
-        old = getattr(value, field.name)
-        if field.name in TIMES and isinstance(old, float | int):
-            changes[field.name] = viewer_time(old)
-        elif isinstance(old, tuple) or is_dataclass(old):
-            changes[field.name] = _in_viewer_time(old, viewer_time)
-    return replace(value, **changes)
+    return View(
+        (
+            name,
+            viewer_time(old)
+            if name in TIMES and old is not None
+            else _in_viewer_time(old, viewer_time),
+        )
+        for name, old in value.items()
+    )
 
 
 NEWS_LEADS_SECONDS = 60.0
 """After so long an incident that is over comes behind what is wrong now."""
 
 
-def _ordered(found: Iterable[FindingView], snapshot: Snapshot) -> tuple[FindingView, ...]:
+def _ordered(found: Iterable[View], snapshot: Snapshot) -> tuple[View, ...]:
     """The worst first; of those that are equally bad and have a time, the newest first.
 
     A critical incident some time ago, as a crash, comes behind a warning about what is still so.
     """
     shown, now = list(found), snapshot.taken_at
     old = [one for one in shown if _is_old_news(one, now) or _is_long_gone(one, snapshot)]
-    ordered: list[FindingView] = []
+    ordered: list[View] = []
     for severity in _ORDER:
         group = [one for one in shown if one.severity == severity and one not in old]
         dated = iter(sorted((one for one in group if one.since is not None), key=_newest_first))
@@ -128,26 +130,26 @@ def _ordered(found: Iterable[FindingView], snapshot: Snapshot) -> tuple[FindingV
     return tuple(ordered)
 
 
-def _is_old_news(one: FindingView, now: float) -> bool:
+def _is_old_news(one: View, now: float) -> bool:
     past = one.name in ADVICE and ADVICE[one.name].kind == "news"
     serious = one.severity in ("critical", "warning")
     return past and serious and one.since is not None and now - one.since > NEWS_LEADS_SECONDS
 
 
-def _is_long_gone(one: FindingView, snapshot: Snapshot) -> bool:
+def _is_long_gone(one: View, snapshot: Snapshot) -> bool:
     """Whether it is about a daemon that died some time ago, while others serve."""
     gone = one.name == "daemon_absent" and one.since is not None
     serving = any(daemon.state == "answering" for daemon in snapshot.daemons)
     return gone and serving and snapshot.taken_at - (one.since or 0.0) > RECENT_SECONDS
 
 
-def _newest_first(finding: FindingView) -> float:
+def _newest_first(finding: View) -> float:
     return -(finding.since or 0.0)
 
 
-def _finding_view(one: diagnostics.Finding, history: History) -> FindingView:
+def _finding_view(one: diagnostics.Finding, history: History) -> View:
     advice = one.advice
-    return FindingView(
+    return finding_view(
         severity=one.severity,
         text=one.evidence,
         remedy=one.remedy,
@@ -163,9 +165,7 @@ def _finding_view(one: diagnostics.Finding, history: History) -> FindingView:
     )
 
 
-def headline(
-    snapshot: Snapshot, found: tuple[FindingView, ...], unseen: tuple[FindingView, ...] = ()
-) -> FindingView:
+def headline(snapshot: Snapshot, found: tuple[View, ...], unseen: tuple[View, ...] = ()) -> View:
     """The one thing to read when there is time for one.
 
     What could merely be better is no headline: it stands below the answer.
@@ -184,11 +184,11 @@ def headline(
         if driver is not None and failed == ["nvml"]:
             return driver
     if not snapshot.daemons and unknown:
-        return FindingView(
+        return finding_view(
             "info", humanize.sentence(f"no daemon was seen, but {'; '.join(unknown)}")
         )
     if not snapshot.daemons:
-        return FindingView(
+        return finding_view(
             "info",
             "No MPS control daemon runs on this host.",
             "Start one with nvidia-cuda-mps-control -d, or name its directory with "
@@ -199,11 +199,11 @@ def headline(
         return quit_
     answer = _who_uses_what(snapshot)
     if unknown:
-        return FindingView("info", f"{humanize.capitalize('; '.join((*answer, *unknown)))}.")
+        return finding_view("info", f"{humanize.capitalize('; '.join((*answer, *unknown)))}.")
     if gone:
-        return FindingView("info", f"{humanize.capitalize(answer[0])}. {gone[0].text}")
+        return finding_view("info", f"{humanize.capitalize(answer[0])}. {gone[0].text}")
     well = "All is well: " if _count_clients(snapshot) else ""
-    return FindingView("ok", f"{well}{answer[0]}, and no client waits.")
+    return finding_view("ok", f"{well}{answer[0]}, and no client waits.")
 
 
 def _count_clients(snapshot: Snapshot) -> int:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from importlib import resources
 from urllib.parse import urlsplit
 
@@ -18,6 +16,7 @@ from mps_exporter.web.backend import Backend
 from mps_exporter.web.events import EVENTS, Events
 from mps_exporter.web.guard import Limiter, LimitExceededError, SharedRenderings
 from mps_exporter.web.options import BACKEND, OPTIONS, WEB_CONFIG, busy_response, text_response
+from mps_exporter.web.status_api import to_json
 from mps_exporter.web.status_findings import make_status
 
 REUSE_SECONDS = 1.0
@@ -82,7 +81,7 @@ class StatusRenderer:
         def encode() -> bytes:
             status = make_status(snapshot, options, error, events.user_names, events.history)
             if as_json:
-                return json.dumps(asdict(status), allow_nan=False).encode() + b"\n"
+                return to_json(status).encode() + b"\n"
             # Imported late: Jinja takes 3 MiB, and most exporters serve no page.
             from mps_exporter.web.status_page import render_page
 

@@ -18,14 +18,7 @@ from mps_exporter import humanize
 from mps_exporter.diagnostics.finding import DOCS
 from mps_exporter.web.history import WINDOW_SECONDS, Sample
 from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_api import (
-    ClientView,
-    DaemonView,
-    GpuView,
-    HostStatus,
-    ServerView,
-    TotalsView,
-)
+from mps_exporter.web.status_api import View
 from mps_exporter.web.status_handler import address
 
 SHOWN_INCIDENTS = 8
@@ -80,11 +73,11 @@ class Group:
     """Clients of one server on one GPU that run the same program for the same user."""
 
     key: str
-    daemon: DaemonView
-    server: ServerView
+    daemon: View
+    server: View
     user: str
     program: str
-    clients: tuple[ClientView, ...]
+    clients: tuple[View, ...]
     limit: str
     memory: str
     sm_ratios: tuple[float, float] | None
@@ -132,7 +125,7 @@ class Lane:
         return " · ".join(parts)
 
 
-def render_page(status: HostStatus, options: WebOptions) -> str:
+def render_page(status: View, options: WebOptions) -> str:
     return _template().render(status=status, options=options).lstrip()
 
 
@@ -192,7 +185,7 @@ def _template() -> jinja2.Template:
 # ---------------------------------------------------------------------- the numbers
 
 
-def numbers(totals: TotalsView, now: float, daemons: int) -> tuple[Tile, ...]:
+def numbers(totals: View, now: float, daemons: int) -> tuple[Tile, ...]:
     """GPUs, clients, waiting, incidents, SM activity, of a host with so many control daemons."""
     no_daemon = "" if daemons else "no MPS daemon was seen"
     unknown = "not known"
@@ -230,14 +223,14 @@ def numbers(totals: TotalsView, now: float, daemons: int) -> tuple[Tile, ...]:
 LANE_WINDOWS = (60.0, 120.0, 300.0, WINDOW_SECONDS)
 
 
-def lane_window(status: HostStatus) -> float:
+def lane_window(status: View) -> float:
     """The seconds that the lanes show: ten minutes, or less while less is known of any daemon."""
     known = [one.timeline_since for one in status.daemons if one.timeline_since is not None]
     age = status.taken_at - min(known, default=0.0)
     return next((window for window in LANE_WINDOWS if window >= age), WINDOW_SECONDS)
 
 
-def lanes(status: HostStatus, daemon: DaemonView) -> list[Lane]:
+def lanes(status: View, daemon: View) -> list[Lane]:
     """A lane for each user who held the GPU or waited, those of the last change first."""
     now, window = status.taken_at, lane_window(status)
     begin, scale = now - window, 1000 / window
@@ -297,7 +290,7 @@ def sparkline(samples: Sequence[Sample], name: str, now: float) -> str:
     return "".join(path)
 
 
-def activity_note(status: HostStatus) -> str:
+def activity_note(status: View) -> str:
     """How often the values of the lines were read."""
     count = max((len(gpu.samples) for gpu in status.gpus), default=0)
     if not count:
@@ -312,7 +305,7 @@ def memory_pair(used: float, total: float) -> str:
     return f"{one[0] if one[1] == other[1] else ' '.join(one)} of {' '.join(other)}"
 
 
-def facts(gpu: GpuView) -> str:
+def facts(gpu: View) -> str:
     """What else there is to know of a GPU."""
     found = []
     if gpu.power_watts is not None:
@@ -328,7 +321,7 @@ def facts(gpu: GpuView) -> str:
     return " · ".join(found)
 
 
-def reading_aid(gpu: GpuView) -> str:
+def reading_aid(gpu: View) -> str:
     """What the two numbers mean, where they differ much; empty otherwise."""
     busy, active = gpu.utilization_ratio, gpu.sm_active_ratio
     if busy is None or active is None or busy < 0.5 or active > busy / 2:
@@ -342,19 +335,28 @@ def reading_aid(gpu: GpuView) -> str:
 # ---------------------------------------------------------------------- clients
 
 
-def lone_daemons(status: HostStatus) -> list[DaemonView]:
+def lone_daemons(status: View) -> list[View]:
     """Daemons with clients whose GPUs are not among those that are shown."""
     return [daemon for daemon in status.daemons if groups(status, None, daemon)]
 
 
-def _card_of(client: ClientView, daemon: DaemonView, shown: Collection[str]) -> Collection[str]:
+def _card_of(client: View, daemon: View, shown: Collection[str]) -> Collection[str]:
     """The shown GPUs in whose cards a client is: its own; its daemon's first, if none is known."""
-    if client.has_unknown_gpu:
+    if _has_unknown_gpu(client):
         return [uuid for uuid in daemon.gpu_uuids if uuid in shown][:1]
-    return [uuid for uuid in shown if client.is_on(uuid)]
+    return [uuid for uuid in shown if _is_on(client, uuid)]
 
 
-def contexts(server: ServerView) -> str:
+def _is_on(client: View, uuid: str) -> bool:
+    used = client.contexts.get(uuid) or uuid in client.memory_used_bytes
+    return bool(used or uuid in client.gpu_uuids)
+
+
+def _has_unknown_gpu(client: View) -> bool:
+    return not (any(client.contexts.values()) or client.memory_used_bytes or client.gpu_uuids)
+
+
+def contexts(server: View) -> str:
     """How many of a server's contexts are in use, on its fullest GPU."""
     counts = [
         (server.contexts[uuid], limit)
@@ -367,16 +369,16 @@ def contexts(server: ServerView) -> str:
     return f"{used} of {limit} contexts{' on the fullest GPU' if len(counts) > 1 else ''}"
 
 
-def served_gpus(daemon: DaemonView, status: HostStatus) -> str:
+def served_gpus(daemon: View, status: View) -> str:
     """The GPUs of a daemon by index."""
     indexes = [gpu.index for gpu in status.gpus if gpu.uuid in daemon.gpu_uuids]
     return f"GPU{'s' if len(indexes) > 1 else ''} {', '.join(indexes)}" if indexes else ""
 
 
-def groups(status: HostStatus, gpu: GpuView | None, only: DaemonView | None = None) -> list[Group]:
+def groups(status: View, gpu: View | None, only: View | None = None) -> list[Group]:
     """The clients on a GPU (None: those of a daemon whose GPUs are not shown), largest first."""
-    found: dict[tuple[str, int, str, str], list[ClientView]] = {}
-    owners: dict[tuple[str, int, str, str], tuple[DaemonView, ServerView]] = {}
+    found: dict[tuple[str, int, str, str], list[View]] = {}
+    owners: dict[tuple[str, int, str, str], tuple[View, View]] = {}
     shown = {one.uuid: None for one in status.gpus}
     for daemon in status.daemons:
         if daemon is not only and (gpu is None or gpu.uuid not in daemon.gpu_uuids):
@@ -398,12 +400,12 @@ def groups(status: HostStatus, gpu: GpuView | None, only: DaemonView | None = No
 
 def _group(
     key: str,
-    daemon: DaemonView,
-    server: ServerView,
+    daemon: View,
+    server: View,
     user: str,
     program: str,
-    clients: Sequence[ClientView],
-    gpu: GpuView | None,
+    clients: Sequence[View],
+    gpu: View | None,
 ) -> Group:
     total = gpu.memory_total_bytes if gpu is not None else None
     ratios = [_sm_ratio(client, gpu) for client in clients]
@@ -428,16 +430,17 @@ def _group(
     )
 
 
-def _sm_ratio(client: ClientView, gpu: GpuView | None) -> float | None:
+def _sm_ratio(client: View, gpu: View | None) -> float | None:
     """The SM limit as a share of the GPU's SMs; 1: none; None: not known."""
     limit = client.sm_limit.get(gpu.uuid) if gpu is not None else None
+    ratio: float | None = client.active_thread_ratio
     if limit is not None and gpu is not None and gpu.sm_count:
-        return min(1.0, limit / gpu.sm_count)
-    return client.active_thread_ratio
+        ratio = min(1.0, limit / gpu.sm_count)
+    return ratio
 
 
 def _limit_text(
-    known: Sequence[float], count: int, gpu: GpuView | None, clients: Sequence[ClientView]
+    known: Sequence[float], count: int, gpu: View | None, clients: Sequence[View]
 ) -> str:
     """The SM limits of a group. They are not added up: each client may use its own in full."""
     if len(known) < count:
@@ -464,7 +467,7 @@ def _memory_text(sizes: Sequence[int], count: int) -> str:
     return f"{low} each" if count > 1 else low
 
 
-def client_state(client: ClientView, now: float) -> str:
+def client_state(client: View, now: float) -> str:
     """What a client does, and for how long; empty where it is what is expected."""
     state = _CLIENT_STATES.get(client.state or "", "")
     if state and client.state_since is not None:
@@ -472,7 +475,7 @@ def client_state(client: ClientView, now: float) -> str:
     return state
 
 
-def belongs_to(client: ClientView) -> str:
+def belongs_to(client: View) -> str:
     """The namespace and SM partition of a client, and the first of job, pod, container and unit."""
     owners = (
         ("Slurm job", client.slurm_job_id, 40),
@@ -501,7 +504,7 @@ class Amount:
     limit: float | None = None
 
 
-def sm_limit_of(client: ClientView, gpu: GpuView | None) -> Amount:
+def sm_limit_of(client: View, gpu: View | None) -> Amount:
     """The SM limit. What a client uses of it cannot be measured."""
     ratio = _sm_ratio(client, gpu)
     if ratio is None:
@@ -511,7 +514,7 @@ def sm_limit_of(client: ClientView, gpu: GpuView | None) -> Amount:
     return Amount(text, ratio, limit=ratio)
 
 
-def memory_of(client: ClientView, gpu: GpuView | None) -> Amount:
+def memory_of(client: View, gpu: View | None) -> Amount:
     """Memory in use and its limit, if there is one."""
     uuid = gpu.uuid if gpu is not None else ""
     used, limit = client.memory_used_bytes.get(uuid), client.memory_limit_bytes.get(uuid)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome, 
 from mps_exporter.snapshot import Gpu, Snapshot
 from mps_exporter.web import status_page
 from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_api import to_json
 from mps_exporter.web.status_findings import make_status
 from testing.scripted_host import ScriptedHost
 from testing.snapshots import NASTY
@@ -92,7 +91,7 @@ def test_no_reading_costs_a_page(several: list[Reading]) -> None:
     found = {one.name for one in text_string_to_metric_families(text_page(several))}
     assert "mps_exporter_build" in {name.removesuffix("_info") for name in found}
     status = make_status(seen, WebOptions())
-    json.dumps(asdict(status), allow_nan=False)
+    to_json(status)
     status_page.render_page(status, WebOptions()).encode()
     "\n".join(doctor_report.diagnosis_lines(doctor_report.Diagnosis(seen))).encode()
     doctor_report.diagnosis_as_json(doctor_report.Diagnosis(seen)).encode()

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import ReplayHost
 from mps_exporter.user_names import UserNames
 from mps_exporter.web.options import WebOptions
+from mps_exporter.web.status_api import to_json
 from mps_exporter.web.status_findings import make_status
 from testing.player import RECORDINGS
 from testing.waiting import until_awaited
@@ -50,7 +51,7 @@ def headline(*snapshots: Snapshot) -> str:
     names = UserNames()
     for snapshot in snapshots:
         names.update(snapshot)
-    return make_status(snapshots[-1], WebOptions(), None, names).headline.text
+    return str(make_status(snapshots[-1], WebOptions(), None, names).headline.text)
 
 
 def test_the_demo_has_the_chapters_that_are_documented(playlist: Playlist) -> None:
@@ -198,7 +199,7 @@ async def test_the_status_is_in_the_viewers_clock(playlist: Playlist, chapter: s
     status = make_status(snapshot, WebOptions())
     assert snapshot.recording is not None
     recorded = snapshot.recording.recorded_from
-    document = json.loads(json.dumps(asdict(status)))
+    document = json.loads(to_json(status))
     found = {path for path, one in numbers(document) if abs(one - recorded) < 100}
     assert found <= {".recording.recorded_from"}
     assert abs(status.taken_at - time.time()) < 3600

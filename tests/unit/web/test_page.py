@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -22,7 +21,7 @@ from mps_exporter.web import status_page
 from mps_exporter.web.events import EVENTS
 from mps_exporter.web.history import History
 from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_api import HostStatus
+from mps_exporter.web.status_api import View, to_json
 from mps_exporter.web.status_findings import make_status
 from testing import snapshots as hosts
 from tests.unit.docs.markdown import ROOT
@@ -32,7 +31,7 @@ MakeClient = Callable[..., Awaitable[Any]]
 NOW, UUID = hosts.NOW, hosts.UUID
 
 
-def status_of(snapshot: Snapshot, history: History | None = None) -> HostStatus:
+def status_of(snapshot: Snapshot, history: History | None = None) -> View:
     return make_status(snapshot, WebOptions(host="node-7"), history=history)
 
 
@@ -388,7 +387,7 @@ def test_markup_in_a_name_stays_text(place: str) -> None:
     urls = [value or "" for name, value in reader.attributes if name in ("href", "src")]
     own = ("https://github.com/mps-exporter/", "static/", "api/", "-/", "metrics")
     assert all(url.startswith(own) for url in urls)
-    json.dumps(asdict(status))
+    to_json(status)
 
 
 # ---------------------------------------------------------------------- over HTTP
