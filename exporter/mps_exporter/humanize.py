@@ -146,8 +146,7 @@ def _server_name(incident: Incident, name_of: UserNameLookup) -> str:
 
 _REJECTIONS = {
     "context_limit": "the server has reached its limit of client contexts",
-    "server_not_ready": "the server recovers from a fatal GPU error only when all its clients have "
-    "exited",
+    "server_not_ready": "the server had not recovered from a fatal GPU error",
     "invalid_device": "the client requested a device that the server does not serve",
     "credentials": "the daemon did not accept the client's credentials",
 }

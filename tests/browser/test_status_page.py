@@ -82,7 +82,7 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
         r"User 1002 has waited \d s behind user 1001's server 699\.",
         [
             "Who held the GPU, who waited",
-            "Run both as one user",
+            "Do not kill process 705",
             "ps -o pid,user,stat,etime,args -p",
         ],
     ),
@@ -103,7 +103,7 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
         "wait-abandoned-sigkill",
         10,
         r"User 1002's server 863 was started for clients that had died",
-        ["does not answer: it hangs on its ghost server", "end it (kill -9 863)"],
+        ["does not answer: it hangs on its ghost server", "kill -9 863"],
     ),
     (
         "fault",
@@ -116,7 +116,7 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
         "fault-held",
         6,
         r"Root's server 1171 is in FAULT after a fatal GPU error",
-        ["until its client has exited", "Root's process 1201 was refused"],
+        ["Root's process 1201 was refused"],
     ),
     (
         "server-killed",
@@ -130,15 +130,16 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
     (
         "stopped",
         7,
-        r"The MPS daemon \S+ does not answer: programs that start now hang\.",
-        ["continue it (kill -CONT 946)"],
+        r"The MPS daemon \S+ does not answer: it is stopped \(state T\); programs that start now "
+        r"hang\.",
+        ["kill -CONT 946"],
     ),
     ("draining", 5, r"The MPS daemon \S+ was asked to quit and waits for its clients", []),
     (
         "context-limit",
         5,
-        r"A client of root was refused: the server has reached its limit of "
-        r"client contexts",
+        r"Root's processes 1521, \d+, \d+ and 1552 were refused: the server has reached its "
+        r"limit of client contexts",
         ["48 of 48 contexts"],
     ),
     (
@@ -239,7 +240,7 @@ SET_UP = """(() => {
   group.querySelector('.sort').click();
   group.querySelector('.scroll').scrollTop = 10;
   group.querySelector('summary').focus();
-  window.scrollTo(0, 300);
+  group.scrollIntoView({block: 'center'});
   window.kept = group;
   window.row = group.querySelector('tbody tr');
 })()"""

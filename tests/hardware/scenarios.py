@@ -275,16 +275,16 @@ async def _what_doctor_says(lab: Lab, d: str, ghost: int) -> list[str]:
         timeout=60,
         check=False,
     )
-    found = {
-        one["name"]: one["remedy"]
+    found = [
+        action["command"]
         for one in json.loads(done.stdout or '{"findings": []}')["findings"]
-        if one["daemon"] == d
-    }
-    named = re.findall(r"kill -9 \d+", found.get("ghost_server", ""))
-    lab.note("the doctor's remedy", ok=named == [f"kill -9 {ghost}"], wanted=ghost, got=named)
-    others = set(re.findall(r"kill -9 (\d+)", " ".join(found.values()))) - {str(ghost)}
-    lab.note("further processes to kill, says the doctor", ok=not others, wanted="none", got=others)
-    return [*named, *re.findall(r"(?<=\()kill \d[\d ]*(?=\))", found.get("ghost_server", ""))]
+        if one["daemon"] == d and one["name"] == "ghost_server"
+        for action in one["actions"]
+        if action["heals"]
+    ]
+    named = [int(pid) for pid in re.findall(r"kill -9 (\d+)", " ".join(found))]
+    lab.note("the doctor's remedy", ok=named == [ghost], wanted=[ghost], got=named)
+    return found
 
 
 @scenario(

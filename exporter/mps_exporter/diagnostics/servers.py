@@ -25,6 +25,9 @@ MAX_BACKOFF_SECONDS = 51.2
 CREATING_LONG_SECONDS = 30.0
 """Each of the 257 contexts in our recordings was ACTIVE within 2 ms."""
 
+MAX_NAMED_PROGRAMS = 3
+"""Maximum number of programs that a remedy names; of more it gives the number."""
+
 _IN_DRIVER = "state D: it hangs in the driver"
 
 
@@ -189,6 +192,8 @@ def _wait_remedy(
     waiting = humanize.processes([wait.pid for wait in alive]) or "a process that waits"
     clients = holder.clients if holder is not None else ()
     programs = humanize.processes([client.pid for client in clients]) or "the programs"
+    if len(clients) > MAX_NAMED_PROGRAMS:
+        programs = f"{len(clients)} programs"
     first, other = host.user(alive[0].uid), host.user(alive[0].behind_uid)
     # The pause doubles as long as the server has clients.
     pause = daemon.handover_backoff_seconds if idle else None
@@ -196,14 +201,13 @@ def _wait_remedy(
     served = (
         f"{humanize.capitalize(first)} is served within {at_most}."
         if idle
-        else f"Ask {other} when {programs} will be done: {first} is served when the last client of "
-        f"{other} has left, and up to {at_most} after."
+        else f"Ask {other} when {programs} will be done: {first} is served up to {at_most} after "
+        f"the last client of {other} has left."
     )
     return (
-        f"Do not kill {waiting}: a dead entry in the queue hangs the daemon. {served} To avoid "
-        "such waits, give each user a daemon (with its own CUDA_MPS_PIPE_DIRECTORY), or run one "
-        "daemon as root with -multiuser-server: that puts all users on one server, where a fatal "
-        "error of one program takes all others down."
+        f"Do not kill {waiting}: a dead queue entry hangs the daemon. {served} To avoid waits, "
+        "give each user a daemon and a pipe directory, or start it with -multiuser-server (then a "
+        "fatal error of one program ends all)."
     )
 
 
