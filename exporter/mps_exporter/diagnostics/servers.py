@@ -206,8 +206,7 @@ def _wait_remedy(
     )
     return (
         f"Do not kill {waiting}: a dead queue entry hangs the daemon. {served} To avoid waits, "
-        "give each user a daemon and a pipe directory, or start it with -multiuser-server (then a "
-        "fatal error of one program ends all)."
+        "give each user a daemon, or use -multiuser-server (a fatal error then ends all programs)."
     )
 
 
