@@ -97,8 +97,6 @@ def _handover_in_progress(context: MergeContext, inputs: DaemonInputs) -> Handov
     client = context.process(inputs.facts, last.pid)
     if client is None or client.ended or client.uid != last.uid or last.pid <= 2:
         return None
-    if inputs.facts.limited and client.uid != inputs.facts.user:
-        return None  # an ordinary user's log may name any process
     if client.start_time_seconds > last.at + START_TIME_TOLERANCE_SECONDS:
         return None  # the PID was reused
     servers = [context.processes.get(one.pid, one) for one in inputs.facts.servers]
