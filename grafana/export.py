@@ -45,7 +45,7 @@ def exported(board: Board) -> Json:
                 "type": "datasource",
                 "pluginId": "prometheus",
                 "pluginName": "Prometheus",
-            },
+            }
         ],
         "__requires": needed,
         "id": None,

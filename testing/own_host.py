@@ -229,11 +229,7 @@ class OwnHost:
         # Its child has the same name until it is a server.
         pid = min(one for one in self.pids() - before if self._is_control(one))
         return Daemon(
-            self,
-            pid,
-            pipe or "/tmp/nvidia-mps",
-            logs or "/var/log/nvidia-mps",
-            own_pids=own_pids,
+            self, pid, pipe or "/tmp/nvidia-mps", logs or "/var/log/nvidia-mps", own_pids=own_pids
         )
 
     def _is_control(self, pid: int) -> bool:
@@ -256,11 +252,7 @@ class OwnHost:
         return pid
 
     def program(
-        self,
-        uid: int,
-        *,
-        environment: Mapping[str, str] | None = None,
-        cgroup: Path | None = None,
+        self, uid: int, *, environment: Mapping[str, str] | None = None, cgroup: Path | None = None
     ) -> int:
         """Start a program of a user; gives its PID."""
         before = self.pids()

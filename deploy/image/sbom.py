@@ -50,13 +50,7 @@ def debian_packages(status: str, distribution: str) -> Iterator[dict[str, Any]]:
             f"pkg:deb/debian/{name}@{version.replace('+', '%2B')}"
             f"?arch={fields['Architecture']}&distro={distribution}"
         )
-        yield {
-            "type": "library",
-            "bom-ref": purl,
-            "name": name,
-            "version": version,
-            "purl": purl,
-        }
+        yield {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
 
 
 def bill(components: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,12 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from mps_exporter.collection_run import CollectionRun
 from mps_exporter.config import Settings
 from mps_exporter.daemon_registry import DaemonRecord
-from mps_exporter.mps.server_queries import (
-    server_replies,
-    servers_due,
-    with_probe,
-    with_servers,
-)
+from mps_exporter.mps.server_queries import server_replies, servers_due, with_probe, with_servers
 from mps_exporter.observations import ControlObservation, DaemonFacts, Observation, Outcome
 from mps_exporter.sources.fair_share import Allowances
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError

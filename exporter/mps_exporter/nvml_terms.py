@@ -59,15 +59,7 @@ CLOCK_EVENT_SECONDS_REASONS = (
 )
 ECC_KINDS = ("corrected", "uncorrected")
 ECC_SCOPES = ("volatile", "aggregate")
-ECC_LOCATIONS = (
-    "dram",
-    "sram",
-    "l1_cache",
-    "l2_cache",
-    "register_file",
-    "texture_memory",
-    "cbu",
-)
+ECC_LOCATIONS = ("dram", "sram", "l1_cache", "l2_cache", "register_file", "texture_memory", "cbu")
 PCIE_ERROR_KINDS = (
     "l0_to_recovery",
     "correctable",

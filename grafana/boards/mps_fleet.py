@@ -25,15 +25,7 @@ from grafana.boards.shared import (
     to_runbook,
     utilization_and_activity,
 )
-from grafana.panels import (
-    Column,
-    Query,
-    numbers_tile,
-    ranking,
-    status_history,
-    table,
-    tile,
-)
+from grafana.panels import Column, Query, numbers_tile, ranking, status_history, table, tile
 from grafana.promql import new_in_range
 from grafana.style import (
     AGO,

@@ -232,8 +232,7 @@ HEAT = (
         "Temperature",
         "Healthy: well below the temperature at which the GPU slows down (dashed).",
         Query(
-            "max by (instance, gpu, sensor) (mps_gpu_temperature_celsius)",
-            "GPU {{gpu}} {{sensor}}",
+            "max by (instance, gpu, sensor) (mps_gpu_temperature_celsius)", "GPU {{gpu}} {{sensor}}"
         ),
         Query('min(mps_gpu_temperature_limit_celsius{limit="slowdown"})', "slowdown"),
         unit=CELSIUS,

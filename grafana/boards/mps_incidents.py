@@ -229,10 +229,7 @@ LAST = table(
         Column(
             "Host",
             "instance",
-            links=(
-                to_host("mps-host", "This host"),
-                to_host("mps-gpu", "Its GPUs"),
-            ),
+            links=(to_host("mps-host", "This host"), to_host("mps-gpu", "Its GPUs")),
         ),
         Column("Daemon", "daemon"),
         Column("GPU", "gpu", width=80),

@@ -3,25 +3,8 @@
 from __future__ import annotations
 
 from grafana.board import Board, Row, Variable, instance, job
-from grafana.boards.shared import (
-    DAEMONS,
-    HOLDERS,
-    UNREACHABLE,
-    USERS,
-    WAIT_BAD,
-    WAIT_WARN,
-    to_host,
-)
-from grafana.panels import (
-    Column,
-    Query,
-    causes_alike,
-    events,
-    names_tile,
-    table,
-    tile,
-    timeline,
-)
+from grafana.boards.shared import DAEMONS, HOLDERS, UNREACHABLE, USERS, WAIT_BAD, WAIT_WARN, to_host
+from grafana.panels import Column, Query, causes_alike, events, names_tile, table, tile, timeline
 from grafana.promql import new_in_range, new_in_step
 from grafana.style import (
     AGO,

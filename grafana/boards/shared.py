@@ -148,10 +148,7 @@ HOLDERS = 'label_replace({}, "uid", "unknown", "uid", "")'.format(
             " and mps_uid_waiting_dead_clients >= mps_uid_waiting_clients",
         ),
         ("waiting", "mps_uid_waiting_clients > 0"),
-        (
-            "idle, others wait",
-            f"mps_server_info and on ({DAEMONS}) mps_uid_waiting_clients > 0",
-        ),
+        ("idle, others wait", f"mps_server_info and on ({DAEMONS}) mps_uid_waiting_clients > 0"),
         ("server idle", "mps_server_info"),
     )
 )
@@ -175,8 +172,7 @@ def to_host(board: str, title: str) -> Json:
 def to_host_of_series(board: str, title: str) -> Json:
     """From a bar or a line to a dashboard about its host."""
     return link(
-        title,
-        f"/d/{board}?{PLACE}&${{job:queryparam}}&var-instance=${{__field.labels.instance}}",
+        title, f"/d/{board}?{PLACE}&${{job:queryparam}}&var-instance=${{__field.labels.instance}}"
     )
 
 

@@ -179,11 +179,7 @@ async def framework_crash(lab: Lab) -> None:
     await lab.left(culprit, seconds=20)
     metrics = await lab.run(3)
     lab.check(
-        metrics,
-        "mps_client_losses_total",
-        3,
-        daemon=daemon.label,
-        cause="unattributed_fault",
+        metrics, "mps_client_losses_total", 3, daemon=daemon.label, cause="unattributed_fault"
     )
     lab.check(metrics, "mps_server_faults_total", 1, daemon=daemon.label, gpu=0)
     survivors = sum(client.process.poll() is None for client in neighbours)

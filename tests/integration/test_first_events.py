@@ -32,19 +32,13 @@ EVENTS: dict[tuple[str, float], dict[str, int]] = {
         "mps_server_faults_total": 1,
         "mps_uid_wait_seconds_count": 1,
     },
-    ("ending-jobs", 2): {
-        LOSSES % "unfinished_work": 3,
-        "mps_client_unfinished_exits_total": 1,
-    },
+    ("ending-jobs", 2): {LOSSES % "unfinished_work": 3, "mps_client_unfinished_exits_total": 1},
     ("overrun", 0.5): {LOSSES % "own_fault": 1, LOSSES % "neighbour_fault": 1},
     ("terminate-client", 0.5): {LOSSES % "terminated": 1},
     ("daemon-killed", 0.5): {LOSSES % "daemon_died": 1, EXITS % "daemon_died": 1},
     ("context-limit", 0.5): {REJECTIONS % "context_limit": 4},
     ("fault-held", 0.5): {REJECTIONS % "server_not_ready": 1},
-    ("wait-abandoned-sigkill", 0.5): {
-        EXITS % "ghost_ended": 1,
-        "mps_uid_waits_abandoned_total": 1,
-    },
+    ("wait-abandoned-sigkill", 0.5): {EXITS % "ghost_ended": 1, "mps_uid_waits_abandoned_total": 1},
 }
 """Recording, seconds between two of its pages -> counter -> events in the recording."""
 

@@ -361,11 +361,7 @@ def timed_scrapes(host: OwnHost, count: int = 9) -> float:
 
 def test_all_of_it_at_once(host: OwnHost) -> None:
     root = host.daemon()
-    host.serve(
-        f"--mps.pipe-directory={PIPE}",
-        "--mps.query-timeout=2s",
-        "--collector.timeout=10s",
-    )
+    host.serve(f"--mps.pipe-directory={PIPE}", "--mps.query-timeout=2s", "--collector.timeout=10s")
     calm = timed_scrapes(host)
     attack(host, root)
     wait_for(lambda: host.scrape().value("mps_exporter_ignored_processes", uid=str(ALICE)))

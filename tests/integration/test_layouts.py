@@ -164,13 +164,7 @@ def five_daemons() -> Iterator[Field]:
             inside=["unshare", "--pid", "--fork", "--mount", "--mount-proc"],
             own_pids=True,
         )
-        daemons = {
-            "plain": plain,
-            "slurm": slurm,
-            "plugin": plugin,
-            "claim": claim,
-            "boxed": boxed,
-        }
+        daemons = {"plain": plain, "slurm": slurm, "plugin": plugin, "claim": claim, "boxed": boxed}
         clients = {
             layout: host.client(
                 daemon,

@@ -165,8 +165,7 @@ async def test_a_client_that_comes_is_seen_and_counted(host: MadeUpHost) -> None
 
 
 @pytest.mark.parametrize(
-    ("mode", "state"),
-    [("hang", "unresponsive"), ("refuse", "refused"), ("garbage", "refused")],
+    ("mode", "state"), [("hang", "unresponsive"), ("refuse", "refused"), ("garbage", "refused")]
 )
 async def test_a_sick_daemon_is_a_metric_and_one_log_line(
     host: MadeUpHost, mode: str, state: str

@@ -45,11 +45,7 @@ scrape_configs:
   static_configs: [{{targets: ["{address}"]}}]
 """
 
-EXPECTED = {
-    "right": ("up", ""),
-    "wrong-password": ("down", "401"),
-    "no-certificate": ("down", ""),
-}
+EXPECTED = {"right": ("up", ""), "wrong-password": ("down", "401"), "no-certificate": ("down", "")}
 """The health of each target, and a word of its last error."""
 
 

@@ -10,13 +10,7 @@ from mps_exporter.commands.common import StartError
 from mps_exporter.commands.doctor_report import Painter, plain
 from mps_exporter.diagnostics import Finding, findings, trace_findings
 from mps_exporter.diagnostics.finding import symptom_url
-from mps_exporter.diagnostics.one_process import (
-    Check,
-    Outcome,
-    check_process,
-    conclusion,
-    pids_of,
-)
+from mps_exporter.diagnostics.one_process import Check, Outcome, check_process, conclusion, pids_of
 from mps_exporter.observations import HostTraces
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.host_traces import open_files
@@ -72,10 +66,7 @@ def checks_of_processes(
     found = (*findings(snapshot), *recent, *trace_findings(servers))
     return {
         pid: check_process(
-            pid,
-            snapshot,
-            found,
-            view_process(pid, daemons, procfs) if procfs is not None else None,
+            pid, snapshot, found, view_process(pid, daemons, procfs) if procfs is not None else None
         )
         for pid in pids
     }

@@ -134,10 +134,7 @@ def _resolve_pid0_clients(
 
 
 def client_of(
-    context: MergeContext,
-    inputs: ClientInputs,
-    server: ServerInputs,
-    server_limits: ServerLimits,
+    context: MergeContext, inputs: ClientInputs, server: ServerInputs, server_limits: ServerLimits
 ) -> Client:
     """Merge what is known of one client."""
     logged = inputs.logged

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from mps_exporter.metrics.catalogue import CATALOGUE
-from mps_exporter.metrics.spec import (
-    Build,
-    ClientSeries,
-    Family,
-    MetricSpec,
-    Page,
-    Texts,
-    Value,
-)
+from mps_exporter.metrics.spec import Build, ClientSeries, Family, MetricSpec, Page, Texts, Value
 from mps_exporter.snapshot import Snapshot
 
 __all__ = ["Build", "ClientSeries", "SparseSeries", "render"]

@@ -39,10 +39,7 @@ CONTROL_LINES = Shapes(
         "shutdown_declined",
         r"Server <pid> has \d+ active worker threads\. Server will not shutdown\.",
     ),
-    (
-        "shutdown_retry",
-        r"Control will try shutting down server \d+ again in at most <num>ms",
-    ),
+    ("shutdown_retry", r"Control will try shutting down server \d+ again in at most <num>ms"),
     # 580: Failed to start server using uid 0, error: Operation not permitted
     ("server_forbidden", r"Failed to start server using uid <uid>, error: <text>"),
     # 550

@@ -90,11 +90,7 @@ class ServerFaults:
     """The faults of one server."""
 
     def __init__(
-        self,
-        server: ServerInfo,
-        clients: ServerClients,
-        gpus: GpuNames,
-        evidence: FaultEvidence,
+        self, server: ServerInfo, clients: ServerClients, gpus: GpuNames, evidence: FaultEvidence
     ) -> None:
         self._server = server
         self._clients = clients

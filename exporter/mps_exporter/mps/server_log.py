@@ -93,10 +93,7 @@ SERVER_LINES = Shapes(
         "limit_reached",
         r"Failed to accept new client\. Maximum number of clients \(<num>\) reached\.?",
     ),
-    (
-        "refused_in_teardown",
-        r"Server teardown in progress\. Refusing to accept new client <who>",
-    ),
+    ("refused_in_teardown", r"Server teardown in progress\. Refusing to accept new client <who>"),
     ("accept_failed", r"Failed to accept client <who> with status <num>"),
     # 580, written by the client; the last line ends: ... less than 1 or consider using UUIDs.
     ("invalid_device", r"Invalid CUDA_VISIBLE_DEVICES\.?"),
@@ -351,12 +348,7 @@ class ServerLogReader:
         server.faults.handle(when)
 
     def fault_teardown(
-        self,
-        server: TrackedServer,
-        when: Moment,
-        pid: int,
-        context: int,
-        device: int | None = None,
+        self, server: TrackedServer, when: Moment, pid: int, context: int, device: int | None = None
     ) -> None:
         """A context is lost with the fault."""
         server.faults.tear_down(pid, context, device, when)

@@ -18,11 +18,7 @@ MAX_ENDED = 256
 SHUTDOWN_SECONDS = 5.0
 """A server that agrees to end has ended by then: 0.06 to 0.1 s were measured on driver 580."""
 
-_LOSSES = {
-    "crashed": "server_crashed",
-    "daemon_died": "daemon_died",
-    "requested": "terminated",
-}
+_LOSSES = {"crashed": "server_crashed", "daemon_died": "daemon_died", "requested": "terminated"}
 """Cause of a server's exit -> loss cause of its clients."""
 
 
@@ -212,12 +208,7 @@ class TrackedServer(ServerInfo):
         return self.names_clients and self.has_log
 
     def exit_cause(
-        self,
-        status: int | None,
-        at: float,
-        *,
-        had_to_end: bool | None,
-        log_lost: bool = False,
+        self, status: int | None, at: float, *, had_to_end: bool | None, log_lost: bool = False
     ) -> tuple[str, str]:
         """Return why it ended (label `cause` of mps_server_exits_total), and how that is known.
 

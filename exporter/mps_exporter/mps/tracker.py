@@ -208,11 +208,7 @@ class DaemonTracker:
     # ------------------------------------------------------------------ the control tool
 
     def reconcile(
-        self,
-        now: float,
-        at: float,
-        listed: Collection[int] | None,
-        replies: Iterable[ServerReply],
+        self, now: float, at: float, listed: Collection[int] | None, replies: Iterable[ServerReply]
     ) -> None:
         """Apply the control tool's replies, as soon as the logs have been read up to then.
 

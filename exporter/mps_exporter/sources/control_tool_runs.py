@@ -39,11 +39,7 @@ NO_GROUP = 65534
 
 CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE = 5, 6, 7, 19
 
-_LIMITS = (
-    (resource.RLIMIT_CORE, 0),
-    (resource.RLIMIT_CPU, 10),
-    (resource.RLIMIT_NOFILE, 64),
-)
+_LIMITS = ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, 10), (resource.RLIMIT_NOFILE, 64))
 
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
@@ -321,11 +317,7 @@ class ControlToolRuns:
         return exchange
 
     async def _run_once(
-        self,
-        daemon: DaemonFacts,
-        silence: Silence,
-        commands: tuple[str, ...],
-        left_seconds: float,
+        self, daemon: DaemonFacts, silence: Silence, commands: tuple[str, ...], left_seconds: float
     ) -> Exchange:
         limit = max(min(left_seconds, self._timeout_seconds), 0.0)
         try:

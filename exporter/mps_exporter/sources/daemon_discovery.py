@@ -317,10 +317,7 @@ class DaemonDiscovery:
         return {one.identity: one for one in programs if one.identity in chosen}
 
     def _note_missing(
-        self,
-        calls: BlockingCalls[Any],
-        names: Mapping[Any, str],
-        found: Mapping[Hashable, object],
+        self, calls: BlockingCalls[Any], names: Mapping[Any, str], found: Mapping[Hashable, object]
     ) -> None:
         for name in names.keys() - found.keys():
             error = calls.errors.get(name)

@@ -31,10 +31,7 @@ class ProcessWatch:
     """
 
     def __init__(
-        self,
-        open_process: Callable[[int], int] | None,
-        *,
-        now: Callable[[], float] = time.time,
+        self, open_process: Callable[[int], int] | None, *, now: Callable[[], float] = time.time
     ) -> None:
         self._open = open_process
         self._now = now

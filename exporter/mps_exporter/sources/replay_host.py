@@ -22,11 +22,7 @@ class ReplayHost:
     """Host over a recording. Its time is the recording's, at the chosen speed."""
 
     def __init__(
-        self,
-        recording: Recording,
-        *,
-        speed: float = 1.0,
-        clock: Callable[[], float] = time.time,
+        self, recording: Recording, *, speed: float = 1.0, clock: Callable[[], float] = time.time
     ) -> None:
         self._cursor = RecordingCursor(recording)
         self._speed = speed

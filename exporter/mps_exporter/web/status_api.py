@@ -17,15 +17,7 @@ from mps_exporter.diagnostics import ADVICE
 from mps_exporter.diagnostics import Severity as FindingSeverity
 from mps_exporter.diagnostics.finding import effective_severity
 from mps_exporter.diagnostics.partitions import partitioning_lines
-from mps_exporter.snapshot import (
-    Client,
-    ControlDaemon,
-    Gpu,
-    Incident,
-    Server,
-    Snapshot,
-    Wait,
-)
+from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
 from mps_exporter.web.history import History
 
 Severity = Literal["critical", "warning", "info", "ok"]
@@ -169,10 +161,7 @@ def _wait(wait: Wait, daemon: ControlDaemon, name_of: humanize.UserNameLookup, n
 
 
 def daemon_view(
-    daemon: ControlDaemon,
-    name_of: humanize.UserNameLookup,
-    now: float,
-    snapshot: Snapshot,
+    daemon: ControlDaemon, name_of: humanize.UserNameLookup, now: float, snapshot: Snapshot
 ) -> View:
     waits = sorted(daemon.waits, key=lambda wait: wait.since)
     return _view(
@@ -243,10 +232,7 @@ def source_views(snapshot: Snapshot, history: History) -> tuple[View, ...]:
 
 
 def totals(
-    snapshot: Snapshot,
-    daemons: Iterable[View],
-    incidents: Iterable[View],
-    began_at: float | None,
+    snapshot: Snapshot, daemons: Iterable[View], incidents: Iterable[View], began_at: float | None
 ) -> View:
     daemons = [daemon for daemon in daemons if daemon.state != "absent"]
     failed = {result.name for result in snapshot.collectors if not result.success}

@@ -128,9 +128,7 @@ def test_one_line_when_it_starts_failing_one_when_it_recovers(
     assert messages == ['"a fails" err=why', '"b fails"', '"a works again"']
 
 
-def test_what_is_gone_is_no_longer_complained_of(
-    log: tuple[logging.Logger, io.StringIO],
-) -> None:
+def test_what_is_gone_is_no_longer_complained_of(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, stream = log
     transitions = TransitionLogger(logger)
     transitions.failed("a", message="a fails")

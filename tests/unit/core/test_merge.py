@@ -225,12 +225,7 @@ def test_processes_are_distinguished() -> None:
         processes=(*ALL, (31, "mps", 0), (40, "compute", 5), (50, "graphics", None)),
     ).gpus[0]
     # 31 is in the MPS list alone: a client of another GPU, a phantom here.
-    assert found.processes_by_kind == {
-        "mps_client": 1,
-        "mps_server": 1,
-        "direct": 1,
-        "graphics": 1,
-    }
+    assert found.processes_by_kind == {"mps_client": 1, "mps_server": 1, "direct": 1, "graphics": 1}
     assert found.direct_pids == (40,)
     assert found.stranded_clients == 0
     assert found.served_by == (PIPE,)

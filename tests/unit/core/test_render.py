@@ -136,12 +136,7 @@ def _of_clients(level: ClientSeries) -> dict[str, int]:
     server = Server(20, uid=1001, clients=(client, replace(client, pid=31)))
     wait = Wait(40, 1002, 4.0, 1001)
     daemon = ControlDaemon(
-        "/p",
-        "/l",
-        "answering",
-        servers=(server,),
-        waits=(wait,),
-        partitioning=Partitioning("3"),
+        "/p", "/l", "answering", servers=(server,), waits=(wait,), partitioning=Partitioning("3")
     )
     container = ContainerName("containerd://c0ffee", "research", "train-0", "main")
     snapshot = Snapshot(taken_at=9.0, daemons=(daemon,), containers=(container,))

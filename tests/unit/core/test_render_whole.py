@@ -185,7 +185,7 @@ SHOWN = {
     "mps_container_info": {("containerd://c0ffee", "research", "train-0", "main"): 1},
     "mps_client_priority": {DSP: 1},
     "mps_named_server_info": {
-        (D, "training", "20", "1001", "Ready", "/p/t", "GPU-x,GPU-y", "5"): 1,
+        (D, "training", "20", "1001", "Ready", "/p/t", "GPU-x,GPU-y", "5"): 1
     },
     "mps_namespace_info": {(*N, "Ready", "/p/t/b"): 1, (D, "training", "open", "", ""): 1},
     "mps_namespace_limited": {

@@ -13,12 +13,7 @@ from mps_exporter.cli import main
 from mps_exporter.commands import doctor_report
 from mps_exporter.diagnostics import findings, recent_incidents
 from mps_exporter.diagnostics.one_process import check_process, conclusion
-from mps_exporter.observations import (
-    ClosedFolder,
-    DaemonConditions,
-    DaemonFacts,
-    ProcessFacts,
-)
+from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.process_view import view_daemon

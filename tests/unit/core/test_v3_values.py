@@ -36,15 +36,7 @@ from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_findings import make_status
 from testing import fake_mps_v3 as published
 from testing.player import Metrics, Player
-from testing.v3_host import (
-    GPU,
-    GROUP,
-    PIPE,
-    SERVER,
-    START,
-    facts,
-    recording,
-)
+from testing.v3_host import GPU, GROUP, PIPE, SERVER, START, facts, recording
 
 Row = Mapping[str, str]
 
@@ -163,7 +155,7 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
 }
 
 NOT_FOR_PEOPLE = {
-    (PARTITIONS, "include-remainder", "false"): "a partition that does not have them says nothing",
+    (PARTITIONS, "include-remainder", "false"): "a partition that does not have them says nothing"
 }
 """(query, column, value) -> why the doctor and the page do not have it; metrics and board do."""
 

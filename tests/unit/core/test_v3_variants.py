@@ -91,12 +91,7 @@ TRUTH: Mapping[str, Any] = {
     "servers": 2,
     "clients": {OPAL: 3, ONYX: 2},
     "pids": {3141001, 3141002, 3141003, 4000111, 4000112},
-    "namespaces": {
-        ("opal", "default"): 1,
-        GOLD: 2,
-        ("onyx", "default"): 0,
-        ("onyx", "iron_2"): 2,
-    },
+    "namespaces": {("opal", "default"): 1, GOLD: 2, ("onyx", "default"): 0, ("onyx", "iron_2"): 2},
     "gold": (0.125, 1023 << 30),
     "partitions": {"wide": 0},
     "sms": {"wide": 48, "later": 16, "": 68},

@@ -2,11 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from grafana.promql import (
-    metrics_in,
-    scoped,
-    state_code,
-)
+from grafana.promql import metrics_in, scoped, state_code
 from grafana.style import State, alert_threshold, codes, mappings
 
 

@@ -137,10 +137,7 @@ EXAMPLES = {
         "4:memory:/slurm_node7/uid_1000/job_5/step_3/task_1\n",
         Attribution(slurm_job_id="5"),
     ),
-    "slurm, no step": (
-        "4:memory:/slurm/uid_1000/job_5\n",
-        Attribution(slurm_job_id="5"),
-    ),
+    "slurm, no step": ("4:memory:/slurm/uid_1000/job_5\n", Attribution(slurm_job_id="5")),
     "a directory called job_5 is no slurm job": ("0::/work/job_5/step_1\n", Attribution()),
     "a service": (
         "0::/system.slice/nvidia-mps.service\n",

@@ -149,10 +149,7 @@ def test_probe_replies(stdout: str, expected: ProbeReply) -> None:
             {"stderr": "Cannot send command to MPS control daemon process\n", "return_code": 1},
             "refused",
         ),
-        (
-            {"stderr": "Cannot authenticate or connect to MPS control daemon process\n"},
-            "refused",
-        ),
+        ({"stderr": "Cannot authenticate or connect to MPS control daemon process\n"}, "refused"),
         ({"stdout": "Insufficient privileges for UID 1001. Control deamon …\n"}, "refused"),
         ({"return_code": 139}, "refused"),
         ({"stdout": ""}, "unparsable"),

@@ -165,10 +165,7 @@ pending list\n"
 def test_a_server_that_is_killed_in_a_fault_loses_the_rest_only() -> None:
     text = TWO_GPUS + FAULT + "00:07.000 C630 Server 1909 exited with status 0\n"
     found = summary(read(script(text)).counters)
-    assert found["losses"] == {
-        "1001 unattributed_fault": 2,
-        "1001 server_crashed": 1,
-    }
+    assert found["losses"] == {"1001 unattributed_fault": 2, "1001 server_crashed": 1}
     assert found["disconnections"] == {"1001": 3}
 
 

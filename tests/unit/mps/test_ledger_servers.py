@@ -794,10 +794,7 @@ def test_every_process_of_interest_is_asked_for() -> None:
     text = DAEMON + pending("00:01.000", 100, 1001)
     text += server_starts("00:01.001", "00:01.200", 110, 1001)
     assert start(script(text)).state.pids_to_look_up() == {100, 110}
-    assert start(script(text + client("00:01.300", 101, 110))).state.pids_to_look_up() == {
-        101,
-        110,
-    }
+    assert start(script(text + client("00:01.300", 101, 110))).state.pids_to_look_up() == {101, 110}
 
 
 def test_incidents_can_be_read_one_after_another() -> None:

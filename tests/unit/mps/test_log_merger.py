@@ -50,16 +50,7 @@ def test_two_logs_become_one_story() -> None:
     assert events(found) == [
         ("server", Event("server_exiting")),  # where stamps are equal, the server goes first
         ("control", Event("server_ready", (110,))),
-        (
-            "control",
-            Event(
-                "server_exited",
-                (
-                    110,
-                    0,
-                ),
-            ),
-        ),
+        ("control", Event("server_exited", (110, 0))),
         ("server", Event("server_process")),
     ]
     assert [entry.at for entry in found] == [at("00:01"), at("00:01"), at("00:02"), at("00:03")]
@@ -78,16 +69,7 @@ def test_a_line_is_held_until_the_other_log_is_read_so_far() -> None:
     sequencer.add_chunk(chunk("server", late, at("00:02.200"), complete_until=at("00:02.200")))
     assert events(out(sequencer, at("00:02.200"))) == [
         ("server", Event("server_exiting")),
-        (
-            "control",
-            Event(
-                "server_exited",
-                (
-                    110,
-                    0,
-                ),
-            ),
-        ),
+        ("control", Event("server_exited", (110, 0))),
     ]
     assert sequencer.complete_until == pytest.approx(at("00:02.000"))
 
@@ -260,8 +242,7 @@ def test_a_line_without_stamp_belongs_to_the_one_before() -> None:
 
 
 @given(
-    st.lists(st.binary(max_size=60), max_size=12),
-    st.lists(st.booleans(), min_size=12, max_size=12),
+    st.lists(st.binary(max_size=60), max_size=12), st.lists(st.booleans(), min_size=12, max_size=12)
 )
 def test_law_no_bytes_are_lost_or_raise(parts: list[bytes], sides: list[bool]) -> None:
     sequencer = LogMerger(PIPE)

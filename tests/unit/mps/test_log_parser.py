@@ -66,67 +66,16 @@ def test_the_prefix() -> None:
         ("", Event("unrecognized", ("",))),
         ("Server 99999 not found", Event("unrecognized", ("Server 99999 not found",))),
         ("User did not send valid credentials", Event("credentials_missing")),
-        (
-            "NEW CLIENT 0 from user 1001: Server already exists",
-            Event(
-                "client_sent",
-                (
-                    0,
-                    1001,
-                ),
-            ),
-        ),
+        ("NEW CLIENT 0 from user 1001: Server already exists", Event("client_sent", (0, 1001))),
         (
             "NEW CLIENT 643 from user 4294967294: Server is not ready, push client to pending list",
-            Event(
-                "client_queued",
-                (
-                    643,
-                    4294967294,
-                ),
-            ),
+            Event("client_queued", (643, 4294967294)),
         ),
-        (
-            "Starting new server 634 for user 1001",
-            Event(
-                "server_starting",
-                (
-                    634,
-                    1001,
-                ),
-            ),
-        ),
-        (
-            "Starting new server 634 for user -2",
-            Event(
-                "server_starting",
-                (
-                    634,
-                    4294967294,
-                ),
-            ),
-        ),
+        ("Starting new server 634 for user 1001", Event("server_starting", (634, 1001))),
+        ("Starting new server 634 for user -2", Event("server_starting", (634, 4294967294))),
         ("NEW SERVER 634: Ready", Event("server_ready", (634,))),
-        (
-            "Server 634 exited with status 0",
-            Event(
-                "server_exited",
-                (
-                    634,
-                    0,
-                ),
-            ),
-        ),
-        (
-            "Server 634 exited with status -1",
-            Event(
-                "server_exited",
-                (
-                    634,
-                    -1,
-                ),
-            ),
-        ),
+        ("Server 634 exited with status 0", Event("server_exited", (634, 0))),
+        ("Server 634 exited with status -1", Event("server_exited", (634, -1))),
         ("Try shutting down server 634, backoff is disabled", Event("shutdown_tried", (634,))),
         (
             "Server 634 has 2 active worker threads. Server will not shutdown.",
@@ -138,13 +87,7 @@ def test_the_prefix() -> None:
         ),
         (
             "Failed to start server using uid 0, error: Operation not permitted",
-            Event(
-                "server_forbidden",
-                (
-                    0,
-                    "Operation not permitted",
-                ),
-            ),
+            Event("server_forbidden", (0, "Operation not permitted")),
         ),
         ("Server encountered a fatal exception. Shutting down", Event(KNOWN)),
         ("Starting control daemon using socket /tmp/mps/control", Event("daemon_starting")),
@@ -167,24 +110,9 @@ def test_control_log(message: str, event: Event) -> None:
         ("Start", Event("server_process")),
         (
             "Creating server context on device 1 (NVIDIA A16)",
-            Event(
-                "device_opened",
-                (
-                    1,
-                    "NVIDIA A16",
-                ),
-            ),
+            Event("device_opened", (1, "NVIDIA A16")),
         ),
-        (
-            "Volta MPS: Creating server context on device 0",
-            Event(
-                "device_opened",
-                (
-                    0,
-                    "",
-                ),
-            ),
-        ),
+        ("Volta MPS: Creating server context on device 0", Event("device_opened", (0, ""))),
         ("Destroy server context on device 0 (NVIDIA H200)", Event("device_closed", (0,))),
         ("Volta MPS: Destroy server context on device 0", Event("device_closed", (0,))),
         ("Created anonymous shared memory region mps.shm.1001.634", Event("server_owner", (1001,))),
@@ -193,13 +121,7 @@ def test_control_log(message: str, event: Event) -> None:
         ("activeThreadsPercentage set to 33.000000", Event("thread_limit_set", (0.33,))),
         (
             "Device pinned memory limit for device 0 set to 0x77f00000 bytes",
-            Event(
-                "memory_limit_set",
-                (
-                    0,
-                    2012217344,
-                ),
-            ),
+            Event("memory_limit_set", (0, 2012217344)),
         ),
         ("Server Priority set to 0", Event(KNOWN)),
         ("Server has started", Event("server_open")),
@@ -214,16 +136,7 @@ def test_control_log(message: str, event: Event) -> None:
         ("Worker created", Event(KNOWN)),
         ("Creating worker thread", Event(KNOWN)),
         ("Creating worker thread for client {PID: 440, Context ID: 1}", Event(KNOWN)),
-        (
-            "Client {PID: 440, Context ID: 1} connected",
-            Event(
-                "client_connected",
-                (
-                    440,
-                    1,
-                ),
-            ),
-        ),
+        ("Client {PID: 440, Context ID: 1} connected", Event("client_connected", (440, 1))),
         ("New client 14781 connected", Event("client_process_connected", (14781,))),
         (
             "Device NVIDIA H200 (uuid GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893) is associated",
@@ -234,70 +147,28 @@ def test_control_log(message: str, event: Event) -> None:
             "(uuid 0xafc3ccca-0xc3365689-0x2ed8f0e1-0x4233036f) is associated",
             Event("device_associated", ("GPU-afc3ccca-c336-5689-2ed8-f0e14233036f",)),
         ),
-        (
-            "Status of client {PID: 440, Context ID: 1} is ACTIVE",
-            Event(
-                "context_active",
-                (
-                    440,
-                    1,
-                ),
-            ),
-        ),
+        ("Status of client {PID: 440, Context ID: 1} is ACTIVE", Event("context_active", (440, 1))),
         (
             "Volta MPS: status of client {11641, 1} is INACTIVE",
-            Event(
-                "context_inactive",
-                (
-                    11641,
-                    1,
-                ),
-            ),
+            Event("context_inactive", (11641, 1)),
         ),
         (
             "Server failed to recevie command with status 806, assuming client "
             "{PID: 451, Context ID: 1} exit",
-            Event(
-                "connection_lost",
-                (
-                    451,
-                    1,
-                ),
-            ),
+            Event("connection_lost", (451, 1)),
         ),
         ("Server failed to receive command with status 3, assuming client exit", Event(KNOWN)),
         ("Receive command failed, assuming client exit", Event(KNOWN)),
         (
             "Client {PID: 451, Context ID: 1} exiting. Number of active client contexts is 1.",
-            Event(
-                "context_left",
-                (
-                    451,
-                    1,
-                ),
-            ),
+            Event("context_left", (451, 1)),
         ),
         (
             "Client {PID: 1376, Context ID: 1} exiting. Worker is in reset. "
             "Number of active client contexts is 0.",
-            Event(
-                "context_left",
-                (
-                    1376,
-                    1,
-                ),
-            ),
+            Event("context_left", (1376, 1)),
         ),
-        (
-            "Client {11641, 1} exit",
-            Event(
-                "context_left",
-                (
-                    11641,
-                    1,
-                ),
-            ),
-        ),
+        ("Client {11641, 1} exit", Event("context_left", (11641, 1))),
         (
             "Volta MPS: Client disconnected. Number of active client contexts is 2",
             Event("unnamed_context_left"),
@@ -310,13 +181,7 @@ def test_control_log(message: str, event: Event) -> None:
         ("Received device query command. There are 1 devices", Event(KNOWN)),
         (
             "MPS server requesting client {PID: 1244, Context ID: 1} to exit",
-            Event(
-                "termination_requested",
-                (
-                    1244,
-                    1,
-                ),
-            ),
+            Event("termination_requested", (1244, 1)),
         ),
         ("Client termination succeeded.", Event("termination_done")),
         (
@@ -325,57 +190,25 @@ def test_control_log(message: str, event: Event) -> None:
         ),
         (
             "Server teardown in progress. Refusing to accept new client {PID: 591, Context ID: 0}",
-            Event(
-                "refused_in_teardown",
-                (
-                    591,
-                    0,
-                ),
-            ),
+            Event("refused_in_teardown", (591, 0)),
         ),
         (
             "Failed to accept client {PID: 591, Context ID: 0} with status 807",
-            Event(
-                "accept_failed",
-                (
-                    591,
-                    0,
-                    807,
-                ),
-            ),
+            Event("accept_failed", (591, 0, 807)),
         ),
         ("Invalid CUDA_VISIBLE_DEVICES.", Event("invalid_device")),
         (
             "Client {PID: 991, Context: 1} encountered a fatal GPU error.",
-            Event(
-                "fault_named",
-                (
-                    991,
-                    1,
-                ),
-            ),
+            Event("fault_named", (991, 1)),
         ),
         ("Volta MPS: Server is handling a fatal GPU error.", Event("fault_handled")),
         (
             "Client {PID: 990, Context ID: 1} on device 0 to be torn down",
-            Event(
-                "fault_teardown",
-                (
-                    990,
-                    1,
-                    0,
-                ),
-            ),
+            Event("fault_teardown", (990, 1, 0)),
         ),
         (
             "Client {PID: 990, Context ID: 1} on the error-trigging process 990 to be torn down",
-            Event(
-                "fault_teardown",
-                (
-                    990,
-                    1,
-                ),
-            ),
+            Event("fault_teardown", (990, 1)),
         ),
         ("The following devices will be reset:", Event("fault_list", ("devices",))),
         ("Volta MPS: The following devices", Event("fault_list", ("devices",))),

@@ -89,11 +89,7 @@ def test_a_deaf_server_is_a_ghost_and_serves_no_client(moment: str, abandoned: i
     (server,) = view.servers
     assert (server.pid, server.is_ghost, server.clients.count) == (510, True, 1)
     (client,) = server.clients
-    assert (client.pid, *client.state) == (
-        503,
-        "connecting",
-        at("32:09.030") + hours,
-    )
+    assert (client.pid, *client.state) == (503, "connecting", at("32:09.030") + hours)
     (wait,) = view.waits
     assert (wait.pid, wait.behind_uid, wait.dead) == (503, 1002, False)
     assert wait.since == at("32:03.165") + hours

@@ -33,11 +33,7 @@ from mps_exporter.mps.protocol_v3 import (
     parse_v3,
 )
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
-from mps_exporter.snapshot import (
-    NamespaceClient,
-    Partitioning,
-    SmPartition,
-)
+from mps_exporter.snapshot import NamespaceClient, Partitioning, SmPartition
 from testing import fake_mps_v3 as published
 
 LARGE = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"
@@ -296,10 +292,7 @@ def test_a_refused_list_is_counted() -> None:
     observation = ControlObservation(1.0, "/mps", "reconciliation", Outcome.OK, (refused,))
     found = parse_v3([observation])
     assert found is not None
-    assert (found.partitions, found.not_understood) == (
-        None,
-        {("sm_partition_list", "reply"): 1},
-    )
+    assert (found.partitions, found.not_understood) == (None, {("sm_partition_list", "reply"): 1})
 
 
 def test_replies_of_the_older_interface_are_none() -> None:

@@ -193,10 +193,7 @@ async def test_logs_that_hang_are_unreadable_after_a_while(
         record.message
         for record in caplog.records
         if "reading" in record.message or "again" in record.message
-    ] == [
-        "reading a daemon's logs does not return",
-        "a daemon's logs are read again",
-    ]
+    ] == ["reading a daemon's logs does not return", "a daemon's logs are read again"]
 
 
 async def test_who_has_no_thread_is_not_said_to_hang(

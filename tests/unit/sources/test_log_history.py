@@ -73,9 +73,7 @@ def test_a_file_system_that_was_mounted_again_is_no_new_log(host: LogFolder) -> 
     assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, False)
 
 
-def test_a_file_truncated_while_it_could_not_be_read_is_counted_in_full(
-    host: LogFolder,
-) -> None:
+def test_a_file_truncated_while_it_could_not_be_read_is_counted_in_full(host: LogFolder) -> None:
     host.write("control", OLD, mtime=at("00:03"))
     host.read("control")
     with failing("fstat", errno.EIO):

@@ -320,9 +320,7 @@ def test_an_unknown_directory_is_not_searched_for() -> None:
     tails.close()
 
 
-def test_an_unknown_directory_is_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_unknown_directory_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     tails = LogReader()
     for _ in range(3):
         poll_all(tails, LogTarget(PIPE, ""))

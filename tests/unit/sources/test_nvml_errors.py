@@ -17,16 +17,8 @@ METRICS = dict.fromkeys((1, 2, 3, 4, 5, 10, 11, 12, 13, 20, 21), 40.0)
 
 # What goes when a function fails: readings by a part of their name, and fields of the record.
 OWN = {
-    "nvmlDeviceGetUtilizationRates": {
-        "gpu_utilization",
-        "memory_utilization",
-    },
-    "nvmlDeviceGetMemoryInfo": {
-        "memory_total",
-        "memory_used",
-        "memory_free",
-        "memory_reserved",
-    },
+    "nvmlDeviceGetUtilizationRates": {"gpu_utilization", "memory_utilization"},
+    "nvmlDeviceGetMemoryInfo": {"memory_total", "memory_used", "memory_free", "memory_reserved"},
     "nvmlDeviceGetPowerUsage": {"power"},
     "nvmlDeviceGetSamples": {"busy_time", "unobserved_time"},
     "nvmlDeviceGetTemperature": {"temperature"},

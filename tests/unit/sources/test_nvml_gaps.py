@@ -386,10 +386,7 @@ def test_of_a_lost_gpu_the_last_xid_is_known() -> None:
         device.gone = Code.GPU_IS_LOST
         assert only(nvml.observe())["xid_errors,79"] == 1
         library.now += OPTIONS.lost_retry_seconds + 1
-        assert only(nvml.observe()).keys() == {
-            "up",
-            "last_xid_at,79",
-        }
+        assert only(nvml.observe()).keys() == {"up", "last_xid_at,79"}
 
 
 # What was refused

@@ -19,10 +19,7 @@ from mps_exporter.sources.nvml.accumulators import (
 )
 
 STEPS = st.lists(
-    st.tuples(
-        st.integers(1, int(LONGEST_PERIOD_SECONDS * 1e6)),
-        st.integers(0, 100),
-    ),
+    st.tuples(st.integers(1, int(LONGEST_PERIOD_SECONDS * 1e6)), st.integers(0, 100)),
     min_size=1,
     max_size=60,
 )
@@ -154,11 +151,7 @@ def test_what_is_missing_among_the_ratios_is_unobserved() -> None:
     assert active.unobserved_seconds == 10
 
 
-@given(
-    st.integers(0, COUNTER_32 - 1),
-    st.integers(0, 2**45),
-    st.integers(-(2**31) + 1, 2**31 - 1),
-)
+@given(st.integers(0, COUNTER_32 - 1), st.integers(0, 2**45), st.integers(-(2**31) + 1, 2**31 - 1))
 def test_unwrapping_is_exact_within_half_a_turn(before: int, moved: int, error: int) -> None:
     now = (before + moved) % COUNTER_32
     assert unwrapped_increment(before, now, max(0, moved + error)) == moved

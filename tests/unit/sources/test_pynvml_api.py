@@ -125,10 +125,7 @@ def test_numbers_out_of_lists_and_structures(binding: NvmlApi, nvml: Any) -> Non
     class Bar1(ctypes.Structure):
         _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
 
-    nvml(
-        nvmlDeviceGetBAR1MemoryInfo=lambda _: Bar1(3, 2, 1),
-        nvmlDeviceGetMigMode=lambda _: [1, 0],
-    )
+    nvml(nvmlDeviceGetBAR1MemoryInfo=lambda _: Bar1(3, 2, 1), nvmlDeviceGetMigMode=lambda _: [1, 0])
     assert binding.numbers("nvmlDeviceGetBAR1MemoryInfo", DEVICE) == (3, 2, 1)
     assert binding.numbers("nvmlDeviceGetMigMode", DEVICE) == (1, 0)
 
@@ -288,8 +285,7 @@ def test_a_list_that_keeps_growing_or_is_refused(binding: NvmlApi, nvml: Any, co
         return int(code)
 
     nvml(
-        nvmlSystemGetDriverVersion=lambda: "580.159.04",
-        _nvmlGetFunctionPointer=pointers(_v3=fails),
+        nvmlSystemGetDriverVersion=lambda: "580.159.04", _nvmlGetFunctionPointer=pointers(_v3=fails)
     )
     with pytest.raises(NvmlError, match=f"{code.name}$"):
         binding.processes(DEVICE, "Compute")

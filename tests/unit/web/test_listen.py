@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.web import listen as listening
-from mps_exporter.web.listen import (
-    ListenError,
-    display_address,
-    from_systemd,
-    listen,
-)
+from mps_exporter.web.listen import ListenError, display_address, from_systemd, listen
 from testing.ports import free_port
 from testing.waiting import PATIENCE_SECONDS
 

@@ -114,7 +114,7 @@ def test_a_lane_for_each_user_and_marks_where_something_broke() -> None:
         ("mark", 900, 4),
     ]
     assert [(bar.kind, round(bar.x), round(bar.width)) for bar in waiter.bars] == [
-        ("waited", 500, 500),
+        ("waited", 500, 500)
     ]
     assert waiter.summary == "waited 5 min"
 

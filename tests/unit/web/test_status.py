@@ -118,10 +118,7 @@ BOTH = hosts.daemon().logs
             hosts.snapshot(hosts.daemon(servers_count=None)),
             "MPS is up; whether a server runs is not known.",
         ),
-        (
-            hosts.snapshot(hosts.daemon(state=None)),
-            "Whether the daemon answers is not known.",
-        ),
+        (hosts.snapshot(hosts.daemon(state=None)), "Whether the daemon answers is not known."),
         (
             hosts.snapshot(
                 hosts.daemon(hosts.server(hosts.client(1))),

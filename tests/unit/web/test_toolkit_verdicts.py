@@ -19,20 +19,11 @@ from testing.web_configurations import filled_in, write_certificates
 TABLE = Path(__file__).with_name("toolkit_verdicts.json")
 
 STRICTER = {
-    "another document": (
-        "documents-second-document",
-        "documents-second-junk",
-    ),
-    "cannot start any token": (
-        "documents-tab-after-colon",
-        "documents-tab-comment",
-    ),
+    "another document": ("documents-second-document", "documents-second-junk"),
+    "cannot start any token": ("documents-tab-after-colon", "documents-tab-comment"),
     "No such file or directory": ("tls-through-missing",),
     "unknown curve ''": ("tls-curve-null",),
-    "one curve only": (
-        "tls-curve-two",
-        "tls-curve-twice",
-    ),
+    "one curve only": ("tls-curve-two", "tls-curve-twice"),
     "EE_KEY_TOO_SMALL": ("files-rsa1024",),
     "no PEM data in one of them": ("files-second-broken",),
     "only suites of TLS 1.3": ("versions-max-12-suites-13",),
@@ -44,10 +35,7 @@ STRICTER = {
         "versions-TLS13-TLS11",
         "versions-TLS13-TLS12",
     ),
-    "is below TLS12 with client certificates": (
-        "versions-TLS10-mutual",
-        "versions-TLS11-mutual",
-    ),
+    "is below TLS12 with client certificates": ("versions-TLS10-mutual", "versions-TLS11-mutual"),
     "no certificate in it": (
         "clients-ca-inline-junk",
         "clients-ca-junk.pem",
@@ -75,12 +63,7 @@ STRICTER = {
         "http-header-control",
         "http-header-block",
     ),
-    "must be true or false": (
-        "http-http2-y",
-        "http-http2-Y",
-        "http-http2-n",
-        "http-http2-N",
-    ),
+    "must be true or false": ("http-http2-y", "http-http2-Y", "http-http2-n", "http-http2-N"),
     "must be a bcrypt hash": (
         "users-hash-59",
         "users-hash-61",
@@ -130,10 +113,7 @@ STRICTER = {
         "rates-burst-0o10",
         "rates-burst-unused-0o10",
     ),
-    "directives (%)": (
-        "yaml-directive-11",
-        "yaml-directive-tag",
-    ),
+    "directives (%)": ("yaml-directive-11", "yaml-directive-tag"),
     "merge keys (<<)": (
         "yaml-merge",
         "yaml-merge-twice",
