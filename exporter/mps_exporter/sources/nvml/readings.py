@@ -434,4 +434,4 @@ FIELDS: tuple[FieldRow, ...] = (
 
 PCIE_TRANSMIT_FIELD = 197
 PCIE_RECEIVE_FIELD = 198
-"""32-bit byte counters; see ``meters.py``."""
+"""32-bit byte counters; see ``accumulators.py``."""
