@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "docs" / "symptoms"
-REPORTED = FOLDER / "reported.md"
-"""What was reported, row by row, and what answers it."""
 
 KINDS = {
     "hang": "It hangs",
@@ -26,7 +24,6 @@ KINDS = {
 }
 _HEADER = re.compile(r"<!-- symptom\n(.*?)-->", re.DOTALL)
 _KEYS = ("kind", "findings", "alerts", "reported", "recordings")
-_THREAD = re.compile(r"([\w.-]+/[\w.-]+)#(\d+)")
 
 
 class SymptomError(ValueError):
@@ -70,14 +67,6 @@ def parse(name: str, text: str) -> Symptom:
 
 def symptoms() -> list[Symptom]:
     """All pages, by their titles."""
-    pages = [path for path in FOLDER.glob("*.md") if path not in (FOLDER / "README.md", REPORTED)]
+    pages = [path for path in FOLDER.glob("*.md") if path.name != "README.md"]
     found = [parse(path.stem, path.read_text("utf-8")) for path in pages]
     return sorted(found, key=lambda symptom: symptom.title.lower())
-
-
-def thread_link(thread: str) -> str:
-    """A public thread as Markdown: ``owner/repo#12``, or an address without its scheme."""
-    if found := _THREAD.fullmatch(thread):
-        return f"[{thread}](https://github.com/{found[1]}/issues/{found[2]})"
-    host = thread if "." in thread.partition("/")[0] else f"github.com/{thread}"
-    return f"[{thread}](https://{host})"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs a program that uses CUDA, and ends it in the right order when it is asked to stop: first its
 # CUDA work, through the MPS control daemon, then its process. A program that is killed while its
-# kernels run can end every other client of its MPS server; see docs/deployment.md, "Ending jobs".
+# kernels run can end every other client of its MPS server; see docs/slurm.md, "Ending jobs".
 #
 #   srun mps-run.sh python train.py
 #

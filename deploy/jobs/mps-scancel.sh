@@ -1,7 +1,7 @@
 #!/bin/sh
 # Cancels Slurm jobs in the right order: on each of their nodes the MPS clients of the job are
 # terminated through their control daemon, and only then is the job cancelled. For jobs that do not
-# run under mps-run.sh; see docs/deployment.md, "Ending jobs".
+# run under mps-run.sh; see docs/slurm.md, "Ending jobs".
 #
 #   mps-scancel.sh JOB...
 #

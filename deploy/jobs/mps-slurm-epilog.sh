@@ -4,7 +4,7 @@
 #
 # IT IS NO SUBSTITUTE FOR mps-run.sh. Slurm runs the epilog after the job's processes have got SIGTERM
 # and, KillWait later, SIGKILL: only processes that survived that are still there, such as those which
-# ProctrackType=proctrack/linuxproc or pgid lost sight of. See docs/deployment.md, "Ending jobs".
+# ProctrackType=proctrack/linuxproc or pgid lost sight of. See docs/slurm.md, "Ending jobs".
 #
 # Exit status: always 0. Slurm drains the node when an epilog fails.
 set -u

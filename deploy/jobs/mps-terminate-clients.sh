@@ -4,7 +4,7 @@
 #
 # A client that is killed while its kernels run leaves that work behind: about 0.2 s later the MPS
 # server meets a fatal fault, and every busy client on it dies (driver 580: 3 of 3 neighbours; with
-# this first: 0 of 3). Documentation: docs/deployment.md, "Ending jobs".
+# this first: 0 of 3). Documentation: docs/slurm.md, "Ending jobs".
 #
 # Needs a POSIX shell, /proc, coreutils or busybox, and nvidia-cuda-mps-control.
 set -u

@@ -1,11 +1,11 @@
-"""In which recording each panel shows something: docs/dashboards.md says it, tests read it."""
+"""In which recording each panel shows something: subjects.md has the table, tests read it."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "dashboards.md"
+DOCUMENT = Path(__file__).with_name("subjects.md")
 EVERY = "every recording"
 
 _HEADING = re.compile(r"^## .*`(mps-\w+)`$", re.MULTILINE)
