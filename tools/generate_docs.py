@@ -21,7 +21,7 @@ from pathlib import Path
 import yaml
 
 from mps_exporter.config import COMMANDS, grouped, options_of
-from mps_exporter.diagnostics import ADVICE
+from mps_exporter.findings import ADVICE
 from mps_exporter.metrics.catalogue import CATALOGUE
 from tools import chart
 from tools.man_page import man_page

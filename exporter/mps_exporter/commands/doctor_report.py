@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics import (
+from mps_exporter.findings import (
     ADVICE,
     Finding,
     Severity,
@@ -22,7 +22,7 @@ from mps_exporter.diagnostics import (
     trace_findings,
     unseen,
 )
-from mps_exporter.diagnostics.partitions import gpu_name, partitioning_lines
+from mps_exporter.findings.partitions import gpu_name, partitioning_lines
 from mps_exporter.observations import HostTraces
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 

@@ -19,8 +19,8 @@ from mps_exporter.commands.doctor_report import (
     diagnosis_lines,
     status_of_check,
 )
-from mps_exporter.diagnostics import ADVICE, findings, recent_incidents
-from mps_exporter.diagnostics.finding import Advice, effective_severity
+from mps_exporter.findings import ADVICE, findings, recent_incidents
+from mps_exporter.findings.finding import Advice, effective_severity
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import (
     DaemonFacts,

@@ -15,11 +15,11 @@ import pytest
 
 from mps_exporter.cli import main
 from mps_exporter.commands import process_report
-from mps_exporter.diagnostics import findings, trace_findings
-from mps_exporter.diagnostics.finding import symptom_url
-from mps_exporter.diagnostics.hangs import HANGS
-from mps_exporter.diagnostics.limits import NO_EFFECT
-from mps_exporter.diagnostics.one_process import Check, check_process, conclusion, pids_of
+from mps_exporter.findings import findings, trace_findings
+from mps_exporter.findings.finding import symptom_url
+from mps_exporter.findings.hangs import HANGS
+from mps_exporter.findings.limits import NO_EFFECT
+from mps_exporter.findings.one_process import Check, check_process, conclusion, pids_of
 from mps_exporter.observations import (
     ClosedFolder,
     DaemonFacts,

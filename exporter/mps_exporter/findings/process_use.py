@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Finding
-from mps_exporter.diagnostics.hangs import HANGS
-from mps_exporter.diagnostics.limits import NO_EFFECT, looser
-from mps_exporter.diagnostics.process_subject import Check, Subject, ok, problem, unknown, warning
-from mps_exporter.diagnostics.safe_commands import quoted_path
-from mps_exporter.diagnostics.servers import CREATING_LONG_SECONDS
+from mps_exporter.findings.finding import Finding
+from mps_exporter.findings.hangs import HANGS
+from mps_exporter.findings.limits import NO_EFFECT, looser
+from mps_exporter.findings.process_subject import Check, Subject, ok, problem, unknown, warning
+from mps_exporter.findings.safe_commands import quoted_path
+from mps_exporter.findings.servers import CREATING_LONG_SECONDS
 from mps_exporter.mps.client_limits import (
     effective_ratio,
     parse_active_thread_percentage,

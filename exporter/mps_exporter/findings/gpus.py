@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, HostFacts, of_gpu
-from mps_exporter.diagnostics.safe_commands import Action
+from mps_exporter.findings.finding import Case, HostFacts, of_gpu
+from mps_exporter.findings.safe_commands import Action
 from mps_exporter.snapshot import Gpu
 
 VOLTA = (7, 0)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, HostFacts, of_daemon, of_server, shown_path
-from mps_exporter.diagnostics.safe_commands import (
+from mps_exporter.findings.finding import Case, HostFacts, of_daemon, of_server, shown_path
+from mps_exporter.findings.safe_commands import (
     PROCESS_OWNER,
     Action,
     end_clients,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, HostFacts, of_host, shown_path
-from mps_exporter.diagnostics.safe_commands import Action, quoted_path
+from mps_exporter.findings.finding import Case, HostFacts, of_host, shown_path
+from mps_exporter.findings.safe_commands import Action, quoted_path
 from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES, control_socket_bytes
 
 FILES_OF_A_CLIENT = 10

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.safe_commands import Action, permitted
+from mps_exporter.findings.safe_commands import Action, permitted
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import DaemonConditions, HostTraces
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Server, Snapshot

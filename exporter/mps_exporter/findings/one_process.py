@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics import process_start, process_use
-from mps_exporter.diagnostics.finding import Finding
-from mps_exporter.diagnostics.process_subject import Check, Outcome, Subject, subject
+from mps_exporter.findings import process_start, process_use
+from mps_exporter.findings.finding import Finding
+from mps_exporter.findings.process_subject import Check, Outcome, Subject, subject
 from mps_exporter.observations import ProcessView
 from mps_exporter.snapshot import Snapshot
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from mps_exporter.diagnostics.finding import Finding
-from mps_exporter.diagnostics.processes import use_daemon
+from mps_exporter.findings.finding import Finding
+from mps_exporter.findings.processes import use_daemon
 from mps_exporter.observations import ProcessView
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Handover, Snapshot, Wait
 

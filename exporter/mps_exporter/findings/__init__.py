@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from mps_exporter.diagnostics import (
+from mps_exporter.findings import (
     daemons,
     gpus,
     hangs,
@@ -20,8 +20,8 @@ from mps_exporter.diagnostics import (
     traces,
     visibility,
 )
-from mps_exporter.diagnostics.finding import SEVERITIES, Advice, Finding, HostFacts, Kind, Severity
-from mps_exporter.diagnostics.visibility import unseen
+from mps_exporter.findings.finding import SEVERITIES, Advice, Finding, HostFacts, Kind, Severity
+from mps_exporter.findings.visibility import unseen
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import DaemonConditions, HostTraces
 from mps_exporter.snapshot import Snapshot

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.daemons import WITHOUT_MPS, start_daemon
-from mps_exporter.diagnostics.finding import Case, HostFacts, of_daemon, shown_path
-from mps_exporter.diagnostics.gpus import VOLTA
-from mps_exporter.diagnostics.safe_commands import kernel_log, open_folder
+from mps_exporter.findings.daemons import WITHOUT_MPS, start_daemon
+from mps_exporter.findings.finding import Case, HostFacts, of_daemon, shown_path
+from mps_exporter.findings.gpus import VOLTA
+from mps_exporter.findings.safe_commands import kernel_log, open_folder
 from mps_exporter.mps.client_limits import DaemonGpus, visible_gpus
 from mps_exporter.observations import DaemonConditions
 from mps_exporter.snapshot import ControlDaemon, Gpu, Incident, Snapshot

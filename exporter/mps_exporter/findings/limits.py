@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, HostFacts, of_daemon
+from mps_exporter.findings.finding import Case, HostFacts, of_daemon
 from mps_exporter.snapshot import Client, ControlDaemon
 
 _ROUNDING = 0.005

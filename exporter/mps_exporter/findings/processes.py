@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, HostFacts, of_gpu, shown_path
-from mps_exporter.diagnostics.limits import NO_EFFECT
-from mps_exporter.diagnostics.safe_commands import Action, end_processes, permitted, quoted_path
+from mps_exporter.findings.finding import Case, HostFacts, of_gpu, shown_path
+from mps_exporter.findings.limits import NO_EFFECT
+from mps_exporter.findings.safe_commands import Action, end_processes, permitted, quoted_path
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Gpu
 

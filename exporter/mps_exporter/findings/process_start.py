@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.daemons import WITHOUT_MPS
-from mps_exporter.diagnostics.finding import shown_path
-from mps_exporter.diagnostics.hangs import HANGS, halt_texts, resuming
-from mps_exporter.diagnostics.incidents import nameable_gpus
-from mps_exporter.diagnostics.process_subject import Check, Subject, ok, problem, unknown, warning
-from mps_exporter.diagnostics.safe_commands import Action, open_folder, permitted, quoted_path
-from mps_exporter.diagnostics.traces import long_socket_path
+from mps_exporter.findings.daemons import WITHOUT_MPS
+from mps_exporter.findings.finding import shown_path
+from mps_exporter.findings.hangs import HANGS, halt_texts, resuming
+from mps_exporter.findings.incidents import nameable_gpus
+from mps_exporter.findings.process_subject import Check, Subject, ok, problem, unknown, warning
+from mps_exporter.findings.safe_commands import Action, open_folder, permitted, quoted_path
+from mps_exporter.findings.traces import long_socket_path
 from mps_exporter.mps.client_limits import visible_gpus
 from mps_exporter.snapshot import Snapshot
 

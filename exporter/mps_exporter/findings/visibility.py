@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, HostFacts, of_daemon, of_host, shown_path
-from mps_exporter.diagnostics.safe_commands import ANY_USER, Action, quoted_path
+from mps_exporter.findings.finding import Case, HostFacts, of_daemon, of_host, shown_path
+from mps_exporter.findings.safe_commands import ANY_USER, Action, quoted_path
 from mps_exporter.observations import LogName, LogState
 from mps_exporter.snapshot import ControlDaemon, Snapshot
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, HostFacts, of_daemon, of_server
-from mps_exporter.diagnostics.hangs import ghost_commands, ghost_remedy
-from mps_exporter.diagnostics.safe_commands import (
+from mps_exporter.findings.finding import Case, HostFacts, of_daemon, of_server
+from mps_exporter.findings.hangs import ghost_commands, ghost_remedy
+from mps_exporter.findings.safe_commands import (
     ANY_USER,
     MAX_PIDS,
     Action,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from mps_exporter.diagnostics.finding import Case, HostFacts, of_daemon, of_gpu, shown_path
-from mps_exporter.diagnostics.safe_commands import Action, kernel_log, quoted_path, show_processes
+from mps_exporter.findings.finding import Case, HostFacts, of_daemon, of_gpu, shown_path
+from mps_exporter.findings.safe_commands import Action, kernel_log, quoted_path, show_processes
 from mps_exporter.humanize import ago
 from mps_exporter.snapshot import ControlDaemon, Gpu
 
