@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from mps_exporter.snapshot import Incident
+from mps_exporter.snapshot import Client, ControlDaemon, Incident, Server, Snapshot
 
 MAX_NAME_CHARACTERS = 120
 MAX_NAMED_PIDS = 6
@@ -250,3 +250,32 @@ def describe_incident(one: Incident, name_of: UserNameLookup) -> str:
     if one.count > 1:
         text += f" ({one.count} times)"
     return sentence(text)
+
+
+MAX_REMEMBERED_USERS = 1000
+
+
+class UserNames:
+    """The users of this host by UID; the names of users without processes are kept."""
+
+    def __init__(self, snapshot: Snapshot | None = None) -> None:
+        self._names: dict[int, str] = {}
+        if snapshot is not None:
+            self.update(snapshot)
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Record the names in a snapshot; those of its daemons, servers and clients win."""
+        holders: list[ControlDaemon | Server | Client] = []
+        for daemon in snapshot.daemons:
+            holders.append(daemon)
+            for server in daemon.servers:
+                holders.extend((server, *server.clients))
+        named = {one.uid: one.user for one in holders if one.uid is not None and one.user}
+        for uid, user in {**snapshot.user_names, **named}.items():
+            self._names.pop(uid, None)
+            self._names[uid] = user
+        while len(self._names) > MAX_REMEMBERED_USERS:
+            del self._names[next(iter(self._names))]
+
+    def __call__(self, uid: int | None) -> str:
+        return user_name(uid, None if uid is None else self._names.get(uid))

@@ -8,9 +8,9 @@ from typing import Any
 
 from mps_exporter import findings, humanize
 from mps_exporter.findings import ADVICE, of_web_configuration
-from mps_exporter.findings.incidents import RECENT_SECONDS
+from mps_exporter.findings.policy import RECENT_INCIDENT_SECONDS
+from mps_exporter.humanize import UserNames
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.user_names import UserNames
 from mps_exporter.web.history import History, Sample
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import (
@@ -140,7 +140,7 @@ def _is_long_gone(one: View, snapshot: Snapshot) -> bool:
     """Whether it is about a daemon that died some time ago, while others serve."""
     gone = one.name == "daemon_absent" and one.since is not None
     serving = any(daemon.state == "answering" for daemon in snapshot.daemons)
-    return gone and serving and snapshot.taken_at - (one.since or 0.0) > RECENT_SECONDS
+    return gone and serving and snapshot.taken_at - (one.since or 0.0) > RECENT_INCIDENT_SECONDS
 
 
 def _newest_first(finding: View) -> float:
@@ -176,7 +176,7 @@ def headline(snapshot: Snapshot, found: tuple[View, ...], unseen: tuple[View, ..
     )
     if urgent is not None:
         return urgent
-    unknown = findings.unseen(snapshot)
+    unknown = findings.unknowns(snapshot)
     if not snapshot.daemons and not snapshot.gpus:
         # Without a driver nothing else on this page can be expected to be there.
         failed = [one.name for one in snapshot.collectors if not one.success]

@@ -20,7 +20,7 @@ from mps_exporter.commands.doctor_report import (
     status_of_check,
 )
 from mps_exporter.findings import ADVICE, findings, recent_incidents
-from mps_exporter.findings.finding import Advice, effective_severity
+from mps_exporter.findings.finding import FindingType, effective_severity
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import (
     DaemonFacts,
@@ -581,7 +581,7 @@ def alert_severities() -> dict[str, tuple[Any, str]]:
 
 
 @pytest.mark.parametrize("advice", [one for one in ADVICE.values() if one.alert])
-def test_a_finding_is_as_severe_as_the_alert_on_it(advice: Advice) -> None:
+def test_a_finding_is_as_severe_as_the_alert_on_it(advice: FindingType) -> None:
     ordinary, limited = alert_severities()[advice.alert]
     assert ordinary == advice.severity
     assert advice.name == "gpu_lost" or limited == effective_severity(ordinary, limited=True)
