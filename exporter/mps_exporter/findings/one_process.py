@@ -655,7 +655,8 @@ def pids_of(snapshot: Snapshot, *, uid: int | None = None, job: str | None = Non
             jobs = ((one.pid, (one.slurm_job_id, one.pod_uid)) for one in clients)
             found |= {pid for pid, names in jobs if job in names}
         if uid is not None:
-            found |= {one.pid for one in (*clients, *daemon.waits) if one.uid == uid}
+            members: tuple[Client | Wait, ...] = (*clients, *daemon.waits)
+            found |= {one.pid for one in members if one.uid == uid}
     for gpu in snapshot.gpus:
         found |= {one.pid for one in gpu.direct_processes if uid is not None and one.uid == uid}
     return sorted(found)
