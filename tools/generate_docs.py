@@ -155,7 +155,8 @@ def alerts_table() -> Iterator[str]:
                 if name := rule.get("alert"):
                     severity = usual_severity(rule["labels"]["severity"])
                     summary = rule["annotations"]["summary"]
-                    link = f"[{name}](../prometheus/runbooks/{name}.md)"
+                    runbook = Path(rule["annotations"]["runbook_url"]).name
+                    link = f"[{name}](../prometheus/runbooks/{runbook})"
                     yield f"| {link} | {severity} | {summary} |"
 
 
@@ -269,7 +270,7 @@ def alert_rule(rule: str) -> str:
         "        annotations:",
         f"          summary: {finding.summary or f'{finding.title}.'}",
         *description,
-        f"          runbook_url: {finding.runbook_url or finding.docs_url}",
+        f"          runbook_url: {finding.runbook_url}",
         f"          dashboard_url:{texts.get('dashboard_url', f' {DASHBOARD}')}",
     ]
     return "\n".join([found["head"].removesuffix("\n"), *lines, found["rest"]])
