@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from mps_exporter import humanize
+from mps_exporter.findings import policy
 from mps_exporter.findings.finding import (
     ANY_USER,
     KERNEL_LOG,
@@ -21,13 +22,6 @@ from mps_exporter.findings.finding import (
     shown_path,
 )
 from mps_exporter.findings.hangs import ghost_commands, ghost_remedy
-from mps_exporter.findings.policy import (
-    MAX_BACKOFF_SECONDS,
-    MAX_COMMAND_PIDS,
-    MAX_CONTEXT_CREATION_SECONDS,
-    MAX_NAMED_PROGRAMS,
-    MAX_START_SECONDS,
-)
 from mps_exporter.humanize import capitalize, count, processes, sentence
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Server, Wait
 
@@ -163,7 +157,7 @@ def start_daemon(daemon: ControlDaemon) -> Iterator[Action]:
 def client_stuck(host: HostFacts, _: ControlDaemon, server: Server) -> Cases:
     if not server.ghost:
         creating = [one for one in server.clients if one.state == "creating_context"]
-        yield from _stuck(host, server, creating, MAX_CONTEXT_CREATION_SECONDS)
+        yield from _stuck(host, server, creating, policy.MAX_CONTEXT_CREATION_SECONDS)
         yield from _stuck(host, server, _torn_down(server), 0)
 
 
@@ -272,12 +266,12 @@ def _wait_remedy(
     waiting = processes([wait.pid for wait in alive]) or "a process that waits"
     clients = holder.clients if holder is not None else ()
     programs = processes([client.pid for client in clients]) or "the programs"
-    if len(clients) > MAX_NAMED_PROGRAMS:
+    if len(clients) > policy.MAX_NAMED_PROGRAMS:
         programs = f"{len(clients)} programs"
     first, other = host.user(alive[0].uid), host.user(alive[0].behind_uid)
     # The pause doubles as long as the server has clients.
     pause = daemon.handover_backoff_seconds if idle else None
-    at_most = humanize.age(pause or MAX_BACKOFF_SECONDS)
+    at_most = humanize.age(pause or policy.MAX_BACKOFF_SECONDS)
     served = (
         f"{capitalize(first)} is served within {at_most}."
         if idle
@@ -296,7 +290,7 @@ def _show_holders(daemon: ControlDaemon) -> Iterable[Action]:
     behind = {wait.behind_uid for wait in daemon.waits}
     pids = [one.pid for server in daemon.servers if server.uid in behind for one in server.clients]
     effect = "shows the programs that hold the GPU"
-    if len(pids) > MAX_COMMAND_PIDS and (uid := next(iter(behind))) is not None:
+    if len(pids) > policy.MAX_COMMAND_PIDS and (uid := next(iter(behind))) is not None:
         return [Action(f"ps -o pid,stat,etime,args -u {uid}", ANY_USER, effect, heals=False)]
     return show_processes(pids, effect)
 
@@ -313,7 +307,7 @@ def server_starting_long(host: HostFacts, daemon: ControlDaemon, server: Server)
     started = server.start_time_seconds
     if started is None or server.state != "INITIALIZING" or server.ghost:
         return
-    if server.possible_unfinished_work is None and host.age(started) > MAX_START_SECONDS:
+    if server.possible_unfinished_work is None and host.age(started) > policy.MAX_START_SECONDS:
         starting = (one.pid for one in daemon.servers if one.state == "INITIALIZING")
         age = humanize.age(host.age(started))
         yield Case(

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from mps_exporter import humanize
-from mps_exporter.findings.policy import MAX_COMMAND_PIDS
+from mps_exporter.findings import policy
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, HostTraces
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Server, Snapshot
@@ -96,7 +96,7 @@ def may_be_ended(one: Server | Client) -> bool:
 def _known_pids(pids: Iterable[int]) -> list[str]:
     """Return the known PIDs, each once; none if they are too many for one command."""
     known = sorted({pid for pid in pids if pid})
-    return list(map(str, known)) if len(known) <= MAX_COMMAND_PIDS else []
+    return list(map(str, known)) if len(known) <= policy.MAX_COMMAND_PIDS else []
 
 
 def show_processes(pids: Iterable[int], effect: str) -> Iterable[Action]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mps_exporter import humanize
+from mps_exporter.findings import policy
 from mps_exporter.findings.finding import (
     Action,
     Case,
@@ -17,12 +18,6 @@ from mps_exporter.findings.finding import (
     shown_path,
 )
 from mps_exporter.findings.limits import NO_EFFECT
-from mps_exporter.findings.policy import (
-    MAX_COMMITTED_RATIO,
-    MAX_IDLE_SM_ACTIVITY,
-    MIN_BUSY_UTILIZATION,
-    MIN_USED_RATIO,
-)
 from mps_exporter.humanize import join_some, percent, printable
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Gpu
@@ -68,7 +63,7 @@ def mps_would_help(_: HostFacts, gpu: Gpu) -> Cases:
     utilization, activity = gpu.reading("gpu_utilization"), gpu.reading("sm_activity")
     if gpu.served_by or len(gpu.direct_pids) < 2 or utilization is None or activity is None:
         return
-    if utilization > MIN_BUSY_UTILIZATION and activity < MAX_IDLE_SM_ACTIVITY:
+    if utilization > policy.MIN_BUSY_UTILIZATION and activity < policy.MAX_IDLE_SM_ACTIVITY:
         yield Case(
             f"{len(gpu.direct_pids)} processes take turns on GPU {gpu.index}: its utilization "
             f"is {percent(utilization)}, but only {percent(activity)} of its SMs are active.",
@@ -88,7 +83,7 @@ def limit_idles_gpu(_: HostFacts, gpu: Gpu) -> Cases:
     allowed, activity = gpu.sm_committed_ratio, gpu.reading("sm_activity")
     if not gpu.served_by or gpu.direct_pids or not allowed or activity is None:
         return
-    if allowed <= MAX_COMMITTED_RATIO and activity >= MIN_USED_RATIO * allowed:
+    if allowed <= policy.MAX_COMMITTED_RATIO and activity >= policy.MIN_USED_RATIO * allowed:
         yield Case(
             f"{percent(activity)} of the SMs of GPU {gpu.index} are active: as many as the limits "
             f"of its clients allow together ({percent(allowed)}).",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from mps_exporter.findings import policy
 from mps_exporter.findings.finding import (
     PROCESS_OWNER,
     Action,
@@ -22,7 +23,6 @@ from mps_exporter.findings.finding import (
     show_processes,
     shown_path,
 )
-from mps_exporter.findings.policy import GHOST_GRACE_SECONDS
 from mps_exporter.humanize import capitalize, count, printable, processes, sentence
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.observations import ProcessFacts, ProcessView
@@ -62,7 +62,7 @@ def ghost_remedy(server: Server) -> str:
     if those := processes([one.pid for one in hung if may_be_ended(one)]):
         is_, has = ("is", "has") if len(hung) == 1 else ("are", "have")
         more = f"also end {those}, which {is_} connected to that server and {has} no context."
-    more = f" If the daemon does not answer {GHOST_GRACE_SECONDS} s later, {more}"
+    more = f" If the daemon does not answer {policy.GHOST_GRACE_SECONDS} s later, {more}"
     if not may_be_ended(server):
         return (
             "End that server to free the queue. Its process is not visible to the exporter (ps -C "
@@ -86,7 +86,7 @@ def ghost_commands(daemon: ControlDaemon) -> Iterator[Action]:
             )
             yield from end_clients(
                 _hung_on(server),
-                f"if the daemon does not answer {GHOST_GRACE_SECONDS} s later: ends what is "
+                f"if the daemon does not answer {policy.GHOST_GRACE_SECONDS} s later: ends what is "
                 "connected to the ghost, and has no context",
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from mps_exporter.findings import policy
 from mps_exporter.findings.daemons import WITHOUT_MPS, start_daemon
 from mps_exporter.findings.finding import (
     KERNEL_LOG,
@@ -18,7 +19,6 @@ from mps_exporter.findings.finding import (
     shown_path,
 )
 from mps_exporter.findings.gpus import predates_volta
-from mps_exporter.findings.policy import FILES_PER_CLIENT, RECENT_INCIDENT_SECONDS
 from mps_exporter.humanize import (
     ago,
     capitalize,
@@ -44,7 +44,7 @@ Cause = tuple[str, str]
 def _recent(host: HostFacts, daemon: ControlDaemon, kind: str) -> Iterator[tuple[Incident, str]]:
     """Yield a daemon's last incident of a kind with its sentence, while it is recent."""
     last = next((one for one in reversed(daemon.incidents) if one.kind == kind), None)
-    if last is not None and (age := host.age(last.at)) <= RECENT_INCIDENT_SECONDS:
+    if last is not None and (age := host.age(last.at)) <= policy.RECENT_INCIDENT_SECONDS:
         yield last, f"{describe_incident(last, host.user).removesuffix('.')}, {ago(age)}."
 
 
@@ -301,7 +301,7 @@ def daemon_promised(host: HostFacts) -> Cases:
 )
 def server_out_of_descriptors(host: HostFacts) -> Cases:
     for one in host.leftovers.open_files:
-        if one.count is not None and one.count > one.limit - FILES_PER_CLIENT:
+        if one.count is not None and one.count > one.limit - policy.FILES_PER_CLIENT:
             yield Case(
                 f"Server {one.server_pid} has {one.count} of at most {one.limit} files open: a "
                 "program that starts now gets error 46, or hangs.",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from mps_exporter.findings import policy
 from mps_exporter.findings.finding import Case, Cases, HostFacts, of_daemon
-from mps_exporter.findings.policy import RATIO_TOLERANCE
 from mps_exporter.humanize import count, join_some, memory, percent, printable, sentence
 from mps_exporter.snapshot import (
     Client,
@@ -57,7 +57,7 @@ def limit_looser_than_default(host: HostFacts, daemon: ControlDaemon) -> Cases:
 def looser_limit(client: Client, daemon: ControlDaemon) -> str:
     """Return the first limit of a client that exceeds the daemon's current default; "" if none."""
     share, ratio = daemon.default_active_thread_ratio, client.active_thread_ratio
-    if share is not None and ratio is not None and ratio > share + RATIO_TOLERANCE:
+    if share is not None and ratio is not None and ratio > share + policy.RATIO_TOLERANCE:
         return _sm_excess(ratio, share)
     if client.limit_source != "unknown":
         for uuid, limit in daemon.default_pinned_memory_limit_bytes.items():
@@ -176,7 +176,7 @@ def _shared_excess(daemon: ControlDaemon, here: Sequence[Client], uuid: str) -> 
     share = daemon.default_active_thread_ratio
     ratios = [one.active_thread_ratio for one in here if one.active_thread_ratio is not None]
     used = sum(ratios) if len(ratios) > 1 else 0.0
-    if share is not None and share < 1 and used > share + RATIO_TOLERANCE:
+    if share is not None and share < 1 and used > share + policy.RATIO_TOLERANCE:
         return _sm_excess(used, share)
     limit = daemon.default_pinned_memory_limit_bytes.get(uuid)
     limits = [one.memory_limit_bytes[uuid] for one in here if uuid in one.memory_limit_bytes]

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Literal
 
 from mps_exporter import humanize
+from mps_exporter.findings import policy
 from mps_exporter.findings.daemons import WITHOUT_MPS
 from mps_exporter.findings.finding import (
     Action,
@@ -25,12 +26,6 @@ from mps_exporter.findings.gpus import use_daemon
 from mps_exporter.findings.hangs import HANGS, halt_texts, resuming
 from mps_exporter.findings.incidents import long_socket_path, nameable_gpus
 from mps_exporter.findings.limits import NO_EFFECT, looser_limit
-from mps_exporter.findings.policy import (
-    CONTEXT_BYTES,
-    MAX_CONTEXT_CREATION_SECONDS,
-    MIN_SMS,
-    NEAR_LIMIT_RATIO,
-)
 from mps_exporter.humanize import memory, printable
 from mps_exporter.mps.client_limits import (
     effective_ratio,
@@ -38,7 +33,7 @@ from mps_exporter.mps.client_limits import (
     parse_pinned_memory_limit,
     visible_gpus,
 )
-from mps_exporter.observations import ProcessView
+from mps_exporter.observations import DaemonFacts, ProcessView
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Handover, Incident, Snapshot, Wait
 
 HOPPER = (9, 0)
@@ -202,25 +197,16 @@ def _directory_checks(one: Subject) -> Checks:
     if long := long_socket_path([view.pipe_directory]):
         remedy = "A shorter CUDA_MPS_PIPE_DIRECTORY, for the daemon and its clients."
         yield problem(humanize.capitalize(long), remedy, WITHOUT_MPS, one.command_to_use_daemon)
-    elif view.closed_folder is not None:
-        # The command is for the directory of a daemon of this host, not one the process chose. The
-        # server runs as the process's user, but with the daemon's group (see view_daemon).
-        facts = (each.facts for each in one.snapshot.daemons if each.facts is not None)
-        named = (each for each in facts if each.pipe_directory == view.pipe_directory)
-        yield problem(
-            f"It cannot use {shown}: {view.path_error}.",
-            "Let its user and the daemon's group pass the folder, and start it again.",
-            page,
-            _first_command(open_folder(view.closed_folder, next(named, None))),
-        )
     elif view.path_error is not None:
-        yield problem(
-            f"It cannot use {shown}: {view.path_error}.",
+        remedy, command = (
             "Set the directory of a daemon, or mount it into the process's container; then start "
             "it again.",
-            page,
             one.command_to_use_daemon,
         )
+        if view.closed_folder is not None:
+            remedy = "Let its user and the daemon's group pass the folder, and start it again."
+            command = _command_to_open_folder(one)
+        yield problem(f"It cannot use {shown}: {view.path_error}.", remedy, page, command)
     elif view.closed_socket:
         yield problem(
             f"Its user {view.uid} may not connect to {shown}/control (mode {view.closed_socket}): "
@@ -228,19 +214,32 @@ def _directory_checks(one: Subject) -> Checks:
             "The daemon's user has to allow all users to write to that socket (chmod a+w), or "
             "start the daemon again with a umask that does; then start the process again.",
             WITHOUT_MPS,
-            _open_socket(one.snapshot, view.daemon_directory),
+            _command_to_open_socket(one),
         )
     else:
         source = "CUDA_MPS_PIPE_DIRECTORY" if view.names_directory else "the default"
         yield ok(f"It uses {shown} ({source}).")
 
 
-def _open_socket(snapshot: Snapshot, directory: str | None) -> str:
-    daemons = (one for one in snapshot.daemons if one.pipe_directory == directory)
-    facts = next((one.facts for one in daemons), None)
+def _command_to_open_folder(one: Subject) -> str:
+    """Return the command for a daemon's directory; "" for a directory that the process chose.
+
+    The server runs as the process's user, but with the daemon's group (see view_daemon).
+    """
+    facts = _facts_at(one.view.pipe_directory, one.snapshot)
+    return _first_command(open_folder(one.view.closed_folder, facts))
+
+
+def _command_to_open_socket(one: Subject) -> str:
+    facts = _facts_at(one.view.daemon_directory, one.snapshot)
     path = quoted_path(f"{facts.pipe_path}/control") if facts is not None else None
     opening = Action(f"chmod a+w {path}", "root, or the daemon's user", "opens the socket")
     return _first_command(permitted([opening] if path else (), facts))
+
+
+def _facts_at(directory: str | None, snapshot: Snapshot) -> DaemonFacts | None:
+    daemons = (daemon for daemon in snapshot.daemons if daemon.pipe_directory == directory)
+    return next((daemon.facts for daemon in daemons), None)
 
 
 def _foreign_proc_checks(one: Subject) -> Checks:
@@ -405,7 +404,7 @@ def _connected(client: Client, now: float) -> Check:
     age = f" for {humanize.age(since)}" if since is not None else ""
     if client.state in ("connecting", "creating_context"):
         text = f"It is connected to server {client.server_pid}, and has had no context{age}."
-        if since is None or since < MAX_CONTEXT_CREATION_SECONDS:
+        if since is None or since < policy.MAX_CONTEXT_CREATION_SECONDS:
             return ok(text)
         remedy = "See the last lines of server.log, and whether the server is in state T or D."
         return problem(text, remedy, "a-client-is-connected-and-hangs")
@@ -487,24 +486,19 @@ def _limit_checks(one: Subject) -> Checks:
 
 
 def _client_limits(one: Subject, client: Client) -> Checks:
-    if client.percentage_ignored is not None:
-        text = printable(client.percentage_ignored)
+    if (text := client.percentage_ignored) is not None:
+        text = f"Its CUDA_MPS_ACTIVE_THREAD_PERCENTAGE ({printable(text)}) is ignored."
+        yield problem(text, "A number above 0 and at most 100.", NO_EFFECT)
+    if (text := client.memory_limit_ignored) is not None:
         yield problem(
-            f"Its CUDA_MPS_ACTIVE_THREAD_PERCENTAGE ({text}) is ignored.",
-            "A number above 0 and at most 100.",
-            NO_EFFECT,
-        )
-    if client.memory_limit_ignored is not None:
-        text = printable(client.memory_limit_ignored)
-        yield problem(
-            f"Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT ({text}) is ignored: an entry names no GPU that "
-            "the process sees.",
+            f"Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT ({printable(text)}) is ignored: an entry names "
+            "no GPU that the process sees.",
             "UUIDs, or ordinals within its own CUDA_VISIBLE_DEVICES.",
             NO_EFFECT,
         )
     for uuid, limit in client.memory_limit_bytes.items():
         used = client.memory_used_bytes.get(uuid)
-        if used is not None and limit and used >= NEAR_LIMIT_RATIO * limit:
+        if used is not None and limit and used >= policy.NEAR_LIMIT_RATIO * limit:
             yield warning(
                 f"It uses {memory(used)} of at most {memory(limit)} on GPU {one.gpu(uuid)}: the "
                 "next allocation can fail.",
@@ -523,10 +517,10 @@ def _client_limits(one: Subject, client: Client) -> Checks:
 def _limits_before_context(one: Subject, daemon: ControlDaemon) -> Checks:
     """Yield the limits of the process's environment that are too small for a context."""
     limits = parse_pinned_memory_limit(one.environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"))
-    if limits and (least := min(limits.values())) <= CONTEXT_BYTES:
+    if limits and (least := min(limits.values())) <= policy.CONTEXT_BYTES:
         yield problem(
             f"Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT allows {memory(least)}; on an H200 no context "
-            f"could be made with {memory(CONTEXT_BYTES)} (error 2).",
+            f"could be made with {memory(policy.CONTEXT_BYTES)} (error 2).",
             "A higher limit, and start the process again.",
             _NO_MEMORY,
         )
@@ -538,10 +532,10 @@ def _limits_before_context(one: Subject, daemon: ControlDaemon) -> Checks:
     for gpu in one.snapshot.gpus:
         sms = gpu.observation.sm_count
         old = (gpu.observation.compute_capability or HOPPER) < HOPPER
-        if ratio and sms and old and gpu.uuid in daemon.gpu_uuids and ratio * sms < MIN_SMS:
+        if ratio and sms and old and gpu.uuid in daemon.gpu_uuids and ratio * sms < policy.MIN_SMS:
             yield warning(
                 f"Its percentage is {humanize.percent(ratio, exact=True)} of {sms} SMs, less than "
-                f"{MIN_SMS}: reported to fail with error 46.",
+                f"{policy.MIN_SMS}: reported to fail with error 46.",
                 "A higher percentage, or fewer replicas.",
                 _UNAVAILABLE,
             )

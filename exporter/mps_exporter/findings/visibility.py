@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mps_exporter.findings import policy
 from mps_exporter.findings.finding import (
     ANY_USER,
     Action,
@@ -15,7 +16,6 @@ from mps_exporter.findings.finding import (
     quoted_path,
     shown_path,
 )
-from mps_exporter.findings.policy import LARGE_LOG_BYTES
 from mps_exporter.humanize import (
     capitalize,
     count,
@@ -66,7 +66,7 @@ of them."""
 )
 def log_large(_: HostFacts, daemon: ControlDaemon) -> Cases:
     for log in daemon.logs:
-        if log.size_bytes is not None and log.size_bytes > LARGE_LOG_BYTES:
+        if log.size_bytes is not None and log.size_bytes > policy.LARGE_LOG_BYTES:
             yield Case(
                 f"{shown_path(log.path)} has {memory(log.size_bytes)}.",
                 "Empty it in place, as its user (truncate). Then set up logrotate with "
