@@ -1,4 +1,4 @@
-"""The findings, from recordings of real incidents and from hosts made up for the rest."""
+"""Findings of recorded incidents and of synthetic hosts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def names(snapshot: Snapshot) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "snapshot"), SYNTHETIC.items())
-def test_each_trouble_is_named_and_nothing_else(name: str, snapshot: Snapshot) -> None:
+def test_a_host_has_exactly_its_finding(name: str, snapshot: Snapshot) -> None:
     assert names(snapshot) == [name]
     (finding,) = findings(snapshot)
     text = "\n".join(diagnosis_lines(Diagnosis(snapshot)))
@@ -71,7 +71,7 @@ def test_each_trouble_is_named_and_nothing_else(name: str, snapshot: Snapshot) -
 
 
 @pytest.mark.parametrize(("name", "where"), RECORDED.items())
-def test_the_doctor_finds_it_on_a_real_host(
+def test_the_doctor_reports_a_finding_of_a_recorded_host(
     name: str, where: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     recording, at = where
@@ -83,7 +83,7 @@ def test_the_doctor_finds_it_on_a_real_host(
     assert output["exit_status"] == status
 
 
-def test_every_advice_is_tested() -> None:
+def test_every_finding_has_a_host() -> None:
     of_the_page = {name for name, advice in ADVICE.items() if advice.kind in ("news", "trace")}
     of_the_page.add("web_configuration_unusable")
     assert SYNTHETIC.keys() | RECORDED.keys() == ADVICE.keys() - of_the_page
@@ -101,7 +101,7 @@ DEAF = Server(
 HUNG_USER = Wait(503, 1002, since=1.0, behind_uid=1002)
 
 
-def test_of_a_deaf_server_every_remedy_ends_that_server() -> None:
+def test_every_remedy_ends_the_ghost() -> None:
     waits = (HUNG_USER,)
     seen = host(daemon(state="unresponsive", servers=(DEAF,), waits=waits), at=25.0)
     found = findings(seen)
@@ -131,7 +131,7 @@ def test_of_a_deaf_server_every_remedy_ends_that_server() -> None:
         ("torn_down", 1.0, True),
     ],
 )
-def test_a_client_that_cannot_use_the_gpu_and_stays(
+def test_a_client_without_a_usable_context_is_stuck(
     state: ClientState, seconds: float, stuck: bool
 ) -> None:
     seen = host(client(state=state, state_since=1000.0 - seconds), at=1000.0)
@@ -237,7 +237,7 @@ def test_only_the_daemons_of_this_gpu_are_named() -> None:
         assert "/tmp/of-another-gpu" not in finding.remedy
 
 
-async def test_a_kill_is_not_asked_for_when_the_log_shows_that_the_daemon_serves_again() -> None:
+async def test_no_kill_is_offered_once_the_log_shows_that_the_daemon_serves_again() -> None:
     # The ghost 863 of daemon 826 is killed after 13.1 s. The recorder asked again after 20 s only.
     player = Player(RECORDINGS / "wait-abandoned-sigkill.rec.gz")
     begin = player.recording.header.started_at
@@ -250,7 +250,7 @@ async def test_a_kill_is_not_asked_for_when_the_log_shows_that_the_daemon_serves
         assert not any("826" in remedy for remedy in requested)
 
 
-def test_a_daemon_whose_logs_are_nowhere() -> None:
+def test_a_daemon_with_an_unknown_log_directory() -> None:
     snapshot = host(daemon(facts=PLACELESS, logs=(NOWHERE,)))
     (finding,) = findings(snapshot)
     assert finding.advice.name == "logs_unreadable"
@@ -269,13 +269,13 @@ def test_a_missing_tool_is_reported_once() -> None:
     assert finding.evidence.startswith("The control tool nvidia-cuda-mps-control is not there:")
 
 
-def test_rights_that_lack_for_other_processes_than_clients() -> None:
+def test_environments_of_other_processes_cannot_be_read() -> None:
     assert names(Snapshot(1.0, unreadable_environments=2)) == ["environment_unreadable"]
     clients = client(environment_readable=False)
     assert names(host(clients, unreadable_environments=2)) == ["environment_unreadable"]
 
 
-def test_no_process_is_named_for_ending_that_may_be_another() -> None:
+def test_only_confirmed_processes_are_in_commands() -> None:
     """A log can name any PID; it is in a command only when /proc shows that it is what it says."""
     clients = [
         Client(30, 20, state="torn_down", state_since=0.5),
@@ -296,7 +296,7 @@ def test_no_process_is_named_for_ending_that_may_be_another() -> None:
         assert not one.actions
 
 
-def test_a_daemon_that_hangs_on_its_ghost_is_said_to_hang_now() -> None:
+def test_the_text_of_a_ghost_shows_whether_its_daemon_hangs_now() -> None:
     ghost = Server(20, state="ACTIVE", ghost=True)
     for state, words in (
         ("answering", "will hang as soon as another user's client connects."),
@@ -306,7 +306,7 @@ def test_a_daemon_that_hangs_on_its_ghost_is_said_to_hang_now() -> None:
         assert [one.evidence for one in found if one.evidence.endswith(words)]
 
 
-def test_a_client_that_hangs_on_a_ghost_is_to_be_ended_after_it() -> None:
+def test_a_client_of_a_ghost_is_ended_after_the_ghost() -> None:
     hung = [
         Client(30, 20, state="connecting"),
         Client(31, 20, state="connecting", confirmed=False),
@@ -350,7 +350,7 @@ HURTS = re.compile(r"DIRECTORY=/|truncate -s|chmod|kill (-|\d)|rm -r|echo 0|term
 
 
 @pytest.mark.parametrize("name", sorted({*SYNTHETIC, *RECORDED}))
-async def test_of_an_ordinary_users_daemon_no_command_changes_anything(name: str) -> None:
+async def test_no_command_for_an_ordinary_users_daemon_changes_anything(name: str) -> None:
     """Each path and each PID of such a daemon is its user's choice: the one gate stops them all."""
     if name in RECORDED:
         recording, at = RECORDED[name]
@@ -379,8 +379,8 @@ async def test_of_an_ordinary_users_daemon_no_command_changes_anything(name: str
                 assert offered.command.startswith("sudo -u '#2001' ")
 
 
-def test_one_severity_everywhere_and_none_of_a_users_own_daemon_is_critical() -> None:
-    """Any user can break a daemon of his own: neither pages nor drains a node for that."""
+def test_every_output_has_one_severity_and_a_users_daemon_is_never_critical() -> None:
+    """Any user can break that user's daemon: the node is not drained for it."""
     facts = DaemonFacts(PIPE, "/l", owner_uid=2001, limited=True)
     for limited, severity, status in ((True, "warning", 0), (False, "critical", 1)):
         gone = daemon(state="absent", pid=None, facts=replace(facts, limited=limited))
@@ -426,7 +426,7 @@ def test_many_processes_of_one_kind_are_one_finding() -> None:
     assert finding.evidence.endswith("; and 3 more.")
 
 
-def test_names_of_others_do_nothing_to_the_terminal() -> None:
+def test_names_from_users_cannot_control_the_terminal() -> None:
     rude = "\x1b[2Jtrain\u202e"
     running = client(command=rude, user=rude, percentage_ignored=rude)
     neighbour = gpu(replace(process(9), name=rude, user=rude))
@@ -443,8 +443,8 @@ def test_a_healthy_host_gets_no_warning(capsys: pytest.CaptureFixture[str]) -> N
     assert "client" in text
 
 
-def test_nothing_is_called_well_that_was_not_seen() -> None:
-    """Without findings, too: a daemon that is not asked while others are, say."""
+def test_a_host_with_unknown_facts_is_not_reported_healthy() -> None:
+    """Without findings, too: for example, a daemon that was not queried."""
     logs = tuple(replace(LARGE, log=log, size_bytes=1) for log in ("control", "server"))
     seen = daemon(logs=logs, servers_count=0)
     assert list(diagnosis_lines(Diagnosis(host(seen))))[-1] == "Nothing is wrong here."
@@ -455,7 +455,7 @@ def test_nothing_is_called_well_that_was_not_seen() -> None:
 
 
 async def test_a_daemon_that_drains_is_not_refusing_without_its_logs() -> None:
-    """The real recording, read by somebody who may not read the logs."""
+    """A recording without the observations of the logs."""
     whole = read_recording(RECORDINGS / "draining.rec.gz")
     blind = tuple(one for one in whole.observations if not isinstance(one, LogsObservation))
     player = Player(replace(whole, observations=blind))
@@ -467,12 +467,12 @@ async def test_a_daemon_that_drains_is_not_refusing_without_its_logs() -> None:
     assert "daemon_refuses" not in names(metrics.snapshot)
 
 
-def test_a_remedy_that_kills_says_what_it_may_not_have_seen() -> None:
+def test_the_last_resort_mentions_draining_if_logs_cannot_be_read() -> None:
     assert "may also be draining" in stuck(logs=())[0]
     assert "draining" not in stuck()[0]
 
 
-def test_what_could_not_be_seen_is_a_warning() -> None:
+def test_an_unreadable_source_is_a_warning() -> None:
     snapshot = Snapshot(1.0, collectors=(BLIND,))
     assert diagnosis_exit_status(Diagnosis(snapshot)) == 1
     assert "no library" in "\n".join(diagnosis_lines(Diagnosis(snapshot)))
@@ -540,11 +540,13 @@ def test_a_job_with_more_than_one_share(of: ControlDaemon, words: str | None) ->
 
 
 @pytest.mark.parametrize(
-    ("allowed", "activity", "told"),
+    ("allowed", "activity", "expected"),
     [(0.25, 0.24, True), (0.25, 0.1, False), (0.9, 0.89, False), (None, 0.2, False)],
 )
-def test_limits_that_leave_a_gpu_idle(allowed: float | None, activity: float, told: bool) -> None:
+def test_limits_that_leave_a_gpu_idle(
+    allowed: float | None, activity: float, expected: bool
+) -> None:
     one = replace(gpu(readings=(Reading("sm_activity", activity),)), sm_committed_ratio=allowed)
-    assert (names(Snapshot(1.0, gpus=(one,))) == ["limit_idles_gpu"]) == told
+    assert (names(Snapshot(1.0, gpus=(one,))) == ["limit_idles_gpu"]) == expected
     beside = replace(one, direct_pids=(9,))
     assert "limit_idles_gpu" not in names(Snapshot(1.0, gpus=(beside,)))

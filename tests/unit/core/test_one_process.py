@@ -1,4 +1,4 @@
-"""What is said of one process: on recordings of real hosts, and of made-up files in /proc."""
+"""Checks of one process: on recordings of real hosts, and with synthetic files in /proc."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_the_conclusion_on_a_real_host(
     assert (PAGES / f"{page}.md").exists()
 
 
-def test_nothing_wrong_is_said_only_where_everything_was_seen(snapshot: Snapshot) -> None:
+def test_a_process_is_ok_only_if_its_proc_files_were_read(snapshot: Snapshot) -> None:
     assert answer(snapshot, 1797).outcome == "unknown"
     (daemon,) = [one for one in snapshot.daemons if one.servers]
     view = process_using(daemon.pipe_directory, 1797)
@@ -134,7 +134,7 @@ def test_nothing_wrong_is_said_only_where_everything_was_seen(snapshot: Snapshot
         ({"pipe_directory": None}, "unknown", "environment of the process cannot be read"),
     ],
 )
-def test_what_the_process_itself_shows(
+def test_facts_of_the_process_itself(
     changes: dict[str, object], outcome: str, words: str, snapshot: Snapshot
 ) -> None:
     (daemon,) = [one for one in snapshot.daemons if one.servers]
@@ -143,7 +143,7 @@ def test_what_the_process_itself_shows(
     assert (found.outcome, words in found.text) == (outcome, True), found
 
 
-def test_a_process_whose_directory_nobody_serves(snapshot: Snapshot) -> None:
+def test_a_process_whose_directory_no_daemon_serves(snapshot: Snapshot) -> None:
     view = process_using("/srv/m p", daemon_directory=None)
     found = answer(snapshot, 77, view)
     assert found.outcome == "problem"
@@ -181,7 +181,7 @@ def test_whether_a_newcomer_waits(
     assert (process_report.checks_exit_status({77: [found]}) == 3) == (outcome == "unknown")
 
 
-async def test_who_would_wait_is_told_although_no_log_is_read() -> None:
+async def test_a_possible_wait_is_reported_without_logs() -> None:
     """A user may ask of his own process, and see whose servers run, but not the daemon's logs."""
     snapshot = await snapshot_at("wait-served", 0.6)
     (daemon,) = snapshot.daemons
@@ -221,7 +221,7 @@ async def test_a_refused_process_that_is_not_reaped() -> None:
     assert answer(snapshot, 1201, replace(view, state="", present=False)) == found
 
 
-async def test_the_refused_of_a_full_server_are_remembered() -> None:
+async def test_a_client_refused_by_a_full_server() -> None:
     snapshot = await snapshot_at("context-limit", 12.0)
     assert answer(snapshot, 1538, ProcessView(1538, present=False)).page == TOO_MANY
 
@@ -294,12 +294,12 @@ def test_a_process_whose_proc_is_that_of_another_namespace(snapshot: Snapshot) -
 
 def test_a_percentage_of_less_than_two_sms(snapshot: Snapshot) -> None:
     gpu = snapshot.gpus[0]
-    for capability, percentage, told in (((8, 6), "16", True), ((8, 6), "20", False)):
+    for capability, percentage, expected in (((8, 6), "16", True), ((8, 6), "20", False)):
         small = replace(gpu.observation, sm_count=10, compute_capability=capability)
         gpus = (replace(gpu, observation=small),)
         view = newcomer(snapshot, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=percentage)
         checks = check_process(77, replace(snapshot, gpus=gpus), (), view)
-        assert any("reported to fail with error 46" in one.text for one in checks) == told
+        assert any("reported to fail with error 46" in one.text for one in checks) == expected
     view = newcomer(snapshot, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="1")
     assert not any("error 46" in one.text for one in check_process(77, snapshot, (), view)), (
         "8 SMs, measured"
@@ -323,7 +323,7 @@ def test_a_limit_that_leaves_no_room_for_a_context(snapshot: Snapshot) -> None:
     assert client.outcome == "ok", "it has its context"
 
 
-def test_a_daemon_of_an_ordinary_user_serves_nobody_else(snapshot: Snapshot) -> None:
+def test_an_ordinary_users_daemon_serves_only_that_user(snapshot: Snapshot) -> None:
     daemons = tuple(replace(daemon, uid=1001) for daemon in snapshot.daemons)
     snapshot = replace(snapshot, daemons=daemons)
     view = process_using(daemons[0].pipe_directory, uid=1002)
@@ -337,7 +337,7 @@ async def test_processes_of_a_user() -> None:
     assert pids_of(snapshot, job="17") == []
 
 
-def test_the_report_gives_the_answer_first() -> None:
+def test_the_report_begins_with_the_conclusion() -> None:
     checks = [
         Check("process", "ok", "It runs."),
         Check("connection", "problem", "It waits.", "Wait.", "a-program-hangs-in-cuinit"),
@@ -413,7 +413,7 @@ def test_a_frozen_group_and_a_debugger(tmp_path: Path) -> None:
     assert tracer_of(7, "S", str(tmp_path)) == ""
 
 
-def test_a_real_process_is_looked_at(tmp_path: Path) -> None:
+def test_the_view_of_a_real_process(tmp_path: Path) -> None:
     pipe = tmp_path / "real" / "pipe"
     pipe.mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -553,7 +553,7 @@ def doctor(*words: str) -> int:
     return main(["doctor", *words])
 
 
-def test_doctor_tells_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     recording = f"--recording={RECORDINGS}/wait-served.rec.gz"
     assert doctor("--pid", "705", recording, "--at", "700ms") == 1
     assert capsys.readouterr().out.startswith("Process 705: It has waited in the daemon's queue")
@@ -574,7 +574,7 @@ def test_doctor_tells_of_one_process(capsys: pytest.CaptureFixture[str]) -> None
         (["--job", "77", f"--recording={RECORDINGS}/quiet.rec.gz"], "no process of job 77"),
     ],
 )
-def test_doctor_of_nobody(
+def test_doctor_rejects_an_unknown_process(
     words: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert doctor(*words) == 3

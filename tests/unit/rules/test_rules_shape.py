@@ -45,7 +45,7 @@ def test_alert_has_only_fields_of_an_alert(rule: Rule) -> None:
     wanted = {"severity"}
     if rule.severity == "critical" and "$labels.daemon" in rule.annotations["description"]:
         wanted.add("daemon_uid")
-        # An ordinary user writes what that user's own daemon says: it pages nobody.
+        # The log of an ordinary user's daemon is that user's text: it must not page.
         assert rule.labels["severity"].startswith("{{ if query")
         assert rule.labels["severity"].endswith("}}warning{{ else }}critical{{ end }}")
     assert rule.labels.keys() == wanted
@@ -60,7 +60,7 @@ def test_record_has_only_fields_of_a_record(rule: Rule) -> None:
 
 @ALERTS
 def test_alert_waits_for_a_reason(rule: Rule) -> None:
-    """The comment above says why it waits as long as it does, or why it does not wait."""
+    """The comment above the rule gives the reason for its `for`, or for none."""
     explained = " ".join(rule.comment)
     assert len(explained) > 40
     if "for" in rule.fields:
@@ -143,7 +143,7 @@ def test_alert_is_tested_firing_and_not_firing(name: str) -> None:
 
 
 def test_tests_use_series_that_the_exporter_can_have() -> None:
-    """A test on series that no exporter writes proves nothing."""
+    """Series that no exporter writes would make a test meaningless."""
     schema = promql.Schema({rule.record: rule.expr for rule in records()})
     target = {"namespace", "pod", "container"}  # as a ServiceMonitor adds them
     for file, test in unit_tests():
