@@ -27,12 +27,7 @@ from mps_exporter.findings.hangs import HANGS, halt_texts, resuming
 from mps_exporter.findings.incidents import long_socket_path, nameable_gpus
 from mps_exporter.findings.limits import NO_EFFECT, looser_limit
 from mps_exporter.humanize import memory, printable
-from mps_exporter.mps.client_limits import (
-    effective_ratio,
-    parse_active_thread_percentage,
-    parse_pinned_memory_limit,
-    visible_gpus,
-)
+from mps_exporter.mps import client_limits
 from mps_exporter.observations import DaemonFacts, ProcessView
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Handover, Incident, Snapshot, Wait
 
@@ -257,7 +252,7 @@ def _variable_checks(one: Subject) -> Checks:
     visible = one.environment.get("CUDA_VISIBLE_DEVICES")
     gpus = nameable_gpus(one.snapshot, one.daemon)
     # A process with a context has set the variable itself.
-    if visible is not None and not one.working and visible_gpus(visible, gpus) == ():
+    if visible is not None and not one.working and client_limits.visible_gpus(visible, gpus) == ():
         yield problem(
             f"Its CUDA_VISIBLE_DEVICES is {printable(repr(visible))}, which names no GPU: it sees "
             "none.",
@@ -516,7 +511,9 @@ def _client_limits(one: Subject, client: Client) -> Checks:
 
 def _limits_before_context(one: Subject, daemon: ControlDaemon) -> Checks:
     """Yield the limits of the process's environment that are too small for a context."""
-    limits = parse_pinned_memory_limit(one.environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"))
+    limits = client_limits.parse_pinned_memory_limit(
+        one.environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+    )
     if limits and (least := min(limits.values())) <= policy.CONTEXT_BYTES:
         yield problem(
             f"Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT allows {memory(least)}; on an H200 no context "
@@ -527,8 +524,8 @@ def _limits_before_context(one: Subject, daemon: ControlDaemon) -> Checks:
     if one.recorded:
         return
     text = one.environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
-    own = parse_active_thread_percentage(text).ratio
-    ratio = effective_ratio(own, daemon.default_active_thread_ratio)
+    own = client_limits.parse_active_thread_percentage(text).ratio
+    ratio = client_limits.effective_ratio(own, daemon.default_active_thread_ratio)
     for gpu in one.snapshot.gpus:
         sms = gpu.observation.sm_count
         old = (gpu.observation.compute_capability or HOPPER) < HOPPER
