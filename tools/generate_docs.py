@@ -214,6 +214,10 @@ PLACES = {
     "gpu": "GPU {{ $labels.gpu }} ({{ $labels.uuid }}) of {{ $labels.instance }}:",
 }
 """Beginning of a generated description, by the scope of the finding."""
+FIRST_STEP = (
+    "First: run `mps-exporter doctor` on that host; it names what is affected and what to do."
+)
+"""End of a generated description. A description that ends otherwise is the rule's own."""
 UNPRIVILEGED = (
     'query (printf "mps_control_unprivileged_info{job=%q,instance=%q,daemon=%q}" $labels.job\n'
     f"{' ' * 12}$labels.instance $labels.daemon)"
@@ -237,11 +241,8 @@ def _labels(finding: FindingType) -> Iterator[str]:
 
 
 def _description(finding: FindingType) -> Iterator[str]:
-    first = (
-        "First: run `mps-exporter doctor` on that host; it names what is affected and what to do."
-    )
     yield "          description: >-"
-    for text in (f"{PLACES[finding.scope]} {finding.why}", first):
+    for text in (f"{PLACES[finding.scope]} {finding.why}", FIRST_STEP):
         yield textwrap.indent(textwrap.fill(text, 108), " " * 12)
 
 
@@ -263,7 +264,7 @@ def alert_rule(rule: str) -> str:
         return rule
     texts = {name: text.removesuffix("\n") for name, text in _TEXT.findall(found["texts"])}
     description = _description(finding)
-    if "description" in texts:
+    if not " ".join(texts.get("description", FIRST_STEP).split()).endswith(FIRST_STEP):
         description = iter([f"          description:{texts['description']}"])
     lines = [
         *_labels(finding),

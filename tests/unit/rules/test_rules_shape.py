@@ -22,6 +22,7 @@ from testing.rule_files import (
     rules,
     unit_tests,
 )
+from tools.generate_docs import alert_rule
 
 RULES = pytest.mark.parametrize("rule", rules(), ids=str)
 ALERTS = pytest.mark.parametrize("rule", alerts(), ids=str)
@@ -89,6 +90,21 @@ def test_the_runbook_of_an_alert_exists(rule: Rule) -> None:
     assert url == f"{RUNBOOK_BASE}{rule.alert}.md" or rule.alert in FINDINGS
     assert url.startswith(RUNBOOK_BASE)
     assert (RUNBOOKS / url.removeprefix(RUNBOOK_BASE)).is_file()
+
+
+def test_a_rule_without_texts_gets_the_texts_of_its_finding() -> None:
+    rule = "      - alert: MpsGhostServer\n        expr: mps_server_ghost == 1\n"
+    generated = alert_rule(rule)
+    (fields,) = yaml.safe_load(generated)
+    description = fields["annotations"]["description"]
+    assert fields["expr"] == "mps_server_ghost == 1"
+    assert ADVICE["ghost_server"].why in description
+    assert "{{ $labels.server }} of {{ $labels.daemon }}" in description
+    assert fields["labels"]["severity"].endswith("}}warning{{ else }}critical{{ end }}")
+    assert alert_rule(generated) == generated
+    assert alert_rule(generated.replace("serves no process", "is old")) == generated
+    own = generated.replace("First: run", "First: do")
+    assert alert_rule(own) == own
 
 
 @PAGES
