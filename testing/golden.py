@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
-from mps_exporter.diagnostics import recent_incidents
+from mps_exporter.findings import recent_incidents
 from mps_exporter.metrics.spec import HistogramValue
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.web.options import WebOptions

@@ -32,7 +32,7 @@ DASHBOARDS = {
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule as it stands in its file."""
+    """One rule with its file, group and comment."""
 
     file: Path
     group: str
@@ -58,7 +58,7 @@ class Rule:
 
     @property
     def severity(self) -> str:
-        """Of a critical alert that is a warning about an ordinary user's own daemon: critical."""
+        """The severity of an alert about a daemon that is not an ordinary user's."""
         return usual_severity(self.labels["severity"])
 
     @property

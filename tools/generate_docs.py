@@ -1,10 +1,11 @@
-"""Write the reference pages and tables that are generated from the code and from the rules.
+"""Write the reference pages, tables and alerts that are generated from the code and the rules.
 
 Pages: docs/metrics.md, docs/configuration.md, docs/mps-exporter.1. Tables, each between a mark and
 ``<!-- end -->``:
 ``<!-- advice -->`` in docs/troubleshooting.md, ``<!-- alerts -->`` in docs/alerts.md,
-``<!-- symptoms -->`` in docs/symptoms/README.md. And the chart's copies of rules and dashboards,
-with its table of values (tools/chart.py).
+``<!-- symptoms -->`` in docs/symptoms/README.md. In prometheus/rules, the labels, summary and
+runbook of each alert that belongs to a finding; its description, too, unless the rule has one. And
+the chart's copies of rules and dashboards, with its table of values (tools/chart.py).
 
 With --check it writes nothing, and exits with 1 when a page is not up to date.
 """
@@ -12,7 +13,9 @@ With --check it writes nothing, and exits with 1 when a page is not up to date.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby
@@ -21,7 +24,7 @@ from pathlib import Path
 import yaml
 
 from mps_exporter.config import COMMANDS, grouped, options_of
-from mps_exporter.diagnostics import ADVICE
+from mps_exporter.findings import ADVICE, FindingType
 from mps_exporter.metrics.catalogue import CATALOGUE
 from tools import chart
 from tools.man_page import man_page
@@ -146,13 +149,14 @@ def alerts_table() -> Iterator[str]:
     """Every alert with its runbook, for docs/alerts.md."""
     yield "| alert and runbook | severity | summary |"
     yield "| --- | --- | --- |"
-    for file in sorted((DOCS.parent / "prometheus" / "rules").glob("*.yml")):
+    for file in sorted(RULES.glob("*.yml")):
         for group in yaml.safe_load(file.read_text("utf-8"))["groups"]:
             for rule in group["rules"]:
                 if name := rule.get("alert"):
                     severity = usual_severity(rule["labels"]["severity"])
                     summary = rule["annotations"]["summary"]
-                    link = f"[{name}](../prometheus/runbooks/{name}.md)"
+                    runbook = Path(rule["annotations"]["runbook_url"]).name
+                    link = f"[{name}](../prometheus/runbooks/{runbook})"
                     yield f"| {link} | {severity} | {summary} |"
 
 
@@ -186,7 +190,88 @@ def filled(name: str) -> Iterator[str]:
     yield end + rest.partition(end)[2].removesuffix("\n")
 
 
+RULES = DOCS.parent / "prometheus" / "rules"
+ALERTS = {one.alert: one for one in ADVICE.values() if one.alert}
+PLACES = {
+    "host": "On {{ $labels.instance }}:",
+    "daemon": "MPS control daemon of {{ $labels.daemon }} on {{ $labels.instance }}:",
+    "server": "MPS server {{ $labels.server }} of {{ $labels.daemon }} on {{ $labels.instance }}:",
+    "gpu": "GPU {{ $labels.gpu }} ({{ $labels.uuid }}) of {{ $labels.instance }}:",
+}
+"""Beginning of a generated description, by the scope of the finding."""
+FIRST_STEP = (
+    "First: run `mps-exporter doctor` on that host; it names what is affected and what to do."
+)
+"""End of a generated description. A description that ends otherwise is the rule's own."""
+UNPRIVILEGED = (
+    'query (printf "mps_control_unprivileged_info{job=%q,instance=%q,daemon=%q}" $labels.job\n'
+    f"{' ' * 12}$labels.instance $labels.daemon)"
+)
+DASHBOARD = (
+    "http://localhost:3000/d/mps-host"
+    "?var-job={{$labels.job|urlquery}}&var-instance={{$labels.instance|urlquery}}"
+)
+
+
+def _labels(finding: FindingType) -> Iterator[str]:
+    """Yield the labels; a critical alert about an ordinary user's daemon is a warning."""
+    yield "        labels:"
+    if finding.severity != "critical" or finding.scope not in ("daemon", "server"):
+        yield f"          severity: {finding.severity}"
+        return
+    yield "          severity: >-"
+    yield f"            {{{{ if {UNPRIVILEGED} }}}}warning{{{{ else }}}}critical{{{{ end }}}}"
+    yield "          daemon_uid: >-"
+    yield f"            {{{{ range {UNPRIVILEGED} }}}}{{{{ .Labels.uid }}}}{{{{ end }}}}"
+
+
+def _description(finding: FindingType) -> Iterator[str]:
+    yield "          description: >-"
+    for text in (f"{PLACES[finding.scope]} {finding.why}", FIRST_STEP):
+        yield textwrap.indent(textwrap.fill(text, 108), " " * 12)
+
+
+_RULE = re.compile(
+    r"(?P<head> {6}- alert: (?P<alert>\w+)\n(?: {8}(?!labels:|annotations:).*\n)*)"
+    r"(?P<texts>(?: {8}.*\n)*)(?P<rest>(?s:.*))"
+)
+_TEXT = re.compile(r"^ {10}(\w+):((?:.*\n)(?: {12}.*\n)*)", re.MULTILINE)
+
+
+def alert_rule(rule: str) -> str:
+    """Return a rule; if its alert belongs to a finding, with the fields that this declares.
+
+    The rule keeps its expression, times and dashboard, and its description if it has one.
+    """
+    found = _RULE.fullmatch(rule)
+    finding = ALERTS.get(found["alert"]) if found is not None else None
+    if found is None or finding is None:
+        return rule
+    texts = {name: text.removesuffix("\n") for name, text in _TEXT.findall(found["texts"])}
+    description = _description(finding)
+    if not " ".join(texts.get("description", FIRST_STEP).split()).endswith(FIRST_STEP):
+        description = iter([f"          description:{texts['description']}"])
+    lines = [
+        *_labels(finding),
+        "        annotations:",
+        f"          summary: {finding.summary or f'{finding.title}.'}",
+        *description,
+        f"          runbook_url: {finding.runbook_url}",
+        f"          dashboard_url:{texts.get('dashboard_url', f' {DASHBOARD}')}",
+    ]
+    return "\n".join([found["head"].removesuffix("\n"), *lines, found["rest"]])
+
+
+def rule_file(path: Path) -> Iterator[str]:
+    """Yield a file of prometheus/rules with all alerts of findings regenerated."""
+    rules = re.split(r"(?m)^(?= {6}- (?:alert|record): )", path.read_text("utf-8"))
+    yield "".join(map(alert_rule, rules)).removesuffix("\n")
+
+
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
+    **{
+        f"../prometheus/rules/{path.name}": partial(rule_file, path) for path in RULES.glob("*.yml")
+    },
     "metrics.md": metrics_page,
     "configuration.md": configuration_page,
     "mps-exporter.1": man_page,

@@ -1,4 +1,4 @@
-"""Human-readable text: quantities, names and incidents.
+"""Human-readable text: quantities, names, users and incidents.
 
 The page, the JSON and the command line take their wording from here, so that they agree.
 """
@@ -9,10 +9,11 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from mps_exporter.snapshot import Incident
+from mps_exporter.snapshot import Client, ControlDaemon, Incident, Server, Snapshot
 
 MAX_NAME_CHARACTERS = 120
 MAX_NAMED_PIDS = 6
+MAX_REMEMBERED_USERS = 1000
 
 UserNameLookup = Callable[[int | None], str]
 """UID -> the name to show, with a text for an unknown user (None)."""
@@ -48,7 +49,7 @@ def user_name(uid: int | None, user: str | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """25 ms, 4.2 s, 13 s, 4 min, 2 h 5 min, 3 d 4 h."""
+    """Return a duration: 25 ms, 4.2 s, 13 s, 4 min, 2 h 5 min, 3 d 4 h."""
     seconds = max(0.0, seconds)
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
@@ -67,17 +68,17 @@ def duration(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """A duration without fractions of a second."""
+    """Return a duration without fractions of a second."""
     return duration(seconds) if seconds >= 90 else f"{max(0.0, seconds):.0f} s"
 
 
 def ago(seconds: float) -> str:
-    """A time in the past, relative to now."""
+    """Return a time in the past, relative to now."""
     return "just now" if seconds < 1.5 else f"{age(seconds)} ago"
 
 
 def memory(size: float) -> str:
-    """Bytes in KiB, MiB or GiB."""
+    """Return bytes in KiB, MiB or GiB."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= scale:
             number = size / scale
@@ -86,12 +87,12 @@ def memory(size: float) -> str:
 
 
 def percent(ratio: float, *, exact: bool = False) -> str:
-    """A ratio (0-1) in percent; exact: with its fraction, as a limit that was set (12.5 %)."""
+    """Return a ratio (0-1) in percent; exact: with its fraction, for a set limit (12.5 %)."""
     return f"{round(ratio * 100, 2):g} %" if exact else f"{ratio * 100:.0f} %"
 
 
 def count(number: int, one: str, many: str = "") -> str:
-    """1 client, 3 clients."""
+    """Return a number with its noun: 1 client, 3 clients."""
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
@@ -100,7 +101,7 @@ def iso_timestamp(at: float) -> str:
 
 
 def processes(pids: Sequence[int]) -> str:
-    """Process 12, processes 12 and 13, processes 1, 2, 3, 4, 5, 6 and 9 more."""
+    """Return known PIDs: process 12, processes 12 and 13, processes 1, 2, 3, 4, 5, 6 and 9 more."""
     known = [str(pid) for pid in sorted(pids) if pid]
     if not known:
         return ""
@@ -113,12 +114,12 @@ def processes(pids: Sequence[int]) -> str:
 
 
 def process(pid: int, program: str | None, user: str) -> str:
-    """A process with its program and its user."""
+    """Return a process with its program and its user."""
     return f"process {pid} ({printable(program or 'an unknown program')} of {user})"
 
 
 def join_some(texts: Sequence[str], most: int = 5) -> str:
-    """Join the first few, and count the rest."""
+    """Join the first texts, and count the rest."""
     shown = "; ".join(texts[:most])
     return shown if len(texts) <= most else f"{shown}; and {len(texts) - most} more"
 
@@ -161,7 +162,7 @@ def _rejected(incident: Incident, name_of: UserNameLookup) -> str:
 MPS_NAMES = (
     "which proves nothing (right in 15 of 79 faults by a client's own pointer, 0 of 87 others)"
 )
-"""What the client that MPS names is worth, as measured on driver 580.159.04."""
+"""Reliability of the client that MPS names. Measured on driver 580.159.04."""
 
 
 def _fault_sentence(incident: Incident, name_of: UserNameLookup) -> str:
@@ -250,3 +251,31 @@ def describe_incident(one: Incident, name_of: UserNameLookup) -> str:
     if one.count > 1:
         text += f" ({one.count} times)"
     return sentence(text)
+
+
+class UserNames:
+    """The users of this host by UID; the names of users without processes are kept."""
+
+    def __init__(self, snapshot: Snapshot | None = None) -> None:
+        self._names: dict[int, str] = {}
+        if snapshot is not None:
+            self.update(snapshot)
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Record the names in a snapshot; those of its daemons, servers and clients win."""
+        servers = [server for daemon in snapshot.daemons for server in daemon.servers]
+        clients = (client for server in servers for client in server.clients)
+        holders: tuple[ControlDaemon | Server | Client, ...] = (
+            *snapshot.daemons,
+            *servers,
+            *clients,
+        )
+        named = {one.uid: one.user for one in holders if one.uid is not None and one.user}
+        for uid, user in {**snapshot.user_names, **named}.items():
+            self._names.pop(uid, None)
+            self._names[uid] = user
+        while len(self._names) > MAX_REMEMBERED_USERS:
+            del self._names[next(iter(self._names))]
+
+    def __call__(self, uid: int | None) -> str:
+        return user_name(uid, None if uid is None else self._names.get(uid))

@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from mps_exporter.daemon_registry import DaemonRecord
-from mps_exporter.diagnostics import findings
+from mps_exporter.findings import findings
 from mps_exporter.snapshot import Snapshot
 from testing.player import Metrics
 from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from mps_exporter.diagnostics import findings
+from mps_exporter.findings import findings
 from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab
 from tests.hardware.scenarios import scenario
 

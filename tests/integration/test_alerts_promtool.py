@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mps_exporter.findings import ADVICE
+from mps_exporter.metrics.content_format import TEXT_0_0_4
+from mps_exporter.metrics.exposition import Encoder
+from mps_exporter.metrics.render import Build, render
 from testing import fleet_page
+from testing.finding_hosts import SYNTHETIC
 from testing.prometheus_programs import program
+from testing.promtool import fired, page_of
 from testing.rule_files import ROOT, RULE_FILES, TEST_FILES
 
 PROMTOOLS = pytest.mark.parametrize("promtool", ["promtool", "promtool3"])
@@ -31,6 +37,17 @@ def test_rules_are_valid(promtool: str) -> None:
 @pytest.mark.parametrize("file", TEST_FILES, ids=lambda file: file.stem)
 def test_unit_tests_pass(promtool: str, file: Path) -> None:
     assert "SUCCESS" in run(program(promtool), "test", "rules", file)
+
+
+@pytest.mark.parametrize("name", [name for name in SYNTHETIC if ADVICE[name].alert])
+def test_the_host_of_a_finding_raises_its_alert(name: str, tmp_path: Path) -> None:
+    """The condition in Python and the expression of the alert agree."""
+    families = render(SYNTHETIC[name], Build("", "", ""))
+    page = page_of(Encoder().encode(families, [], TEXT_0_0_4).decode())
+    alerts = fired(tmp_path, "gpu01", [page] * 3, 30.0, waiting=False)
+    labels = [one.labels for one in alerts]
+    severities = {one["severity"] for one in labels if one["alertname"] == ADVICE[name].alert}
+    assert severities == {ADVICE[name].severity}
 
 
 @PROMTOOLS

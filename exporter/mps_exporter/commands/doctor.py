@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mps_exporter.commands.common import StartError
 from mps_exporter.commands.once import brief_pause, look
 from mps_exporter.config import Settings
-from mps_exporter.diagnostics import recent_incidents
+from mps_exporter.findings import recent_incidents
 from mps_exporter.observations import DaemonConditions, HostTraces
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.terminal import print_output, supports_colour

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics import (
+from mps_exporter.findings import (
     ADVICE,
     Finding,
     Severity,
@@ -20,9 +20,9 @@ from mps_exporter.diagnostics import (
     in_order,
     most_severe,
     trace_findings,
-    unseen,
+    unknowns,
 )
-from mps_exporter.diagnostics.partitions import gpu_name, partitioning_lines
+from mps_exporter.findings.limits import gpu_name, partitioning_lines
 from mps_exporter.observations import HostTraces
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 
@@ -99,7 +99,7 @@ def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
     if name in _NVML_CHECKS:
         unknown = [failed["nvml"] or "no answer"] if "nvml" in failed else []
     else:
-        unknown = [*unseen(snapshot), *(f"{name} could not be read" for name in failed)]
+        unknown = [*unknowns(snapshot), *(f"{name} could not be read" for name in failed)]
     if unknown:
         return UNKNOWN, _brief(f"{name}: not known: {'; '.join(unknown)}")
     return HEALTHY, f"{name}: no"
@@ -130,7 +130,7 @@ def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
 def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
     found = seen.found
     if not found:
-        unknown = unseen(seen.snapshot)
+        unknown = unknowns(seen.snapshot)
         if unknown:
             yield humanize.sentence(f"nothing wrong was seen, but {'; '.join(unknown)}")
         else:

@@ -14,7 +14,7 @@ from pathlib import Path
 from mps_exporter.collector import Collector
 from mps_exporter.commands.common import StartError
 from mps_exporter.config import Settings
-from mps_exporter.diagnostics import findings
+from mps_exporter.findings import findings
 from mps_exporter.mps.server_queries import SETTLING_SECONDS
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.live_host import LiveHost

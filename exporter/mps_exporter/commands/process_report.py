@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from mps_exporter.commands.common import StartError
 from mps_exporter.commands.doctor_report import Painter, plain
-from mps_exporter.diagnostics import Finding, findings, trace_findings
-from mps_exporter.diagnostics.finding import symptom_url
-from mps_exporter.diagnostics.one_process import Check, Outcome, check_process, conclusion, pids_of
+from mps_exporter.findings import Finding, findings, trace_findings
+from mps_exporter.findings.finding import symptom_url
+from mps_exporter.findings.one_process import Check, Outcome, check_process, conclusion, pids_of
 from mps_exporter.observations import HostTraces
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.host_traces import open_files

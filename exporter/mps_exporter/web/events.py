@@ -11,8 +11,8 @@ from contextlib import suppress
 
 from aiohttp import web
 
+from mps_exporter.humanize import UserNames
 from mps_exporter.snapshot import Incident, Snapshot
-from mps_exporter.user_names import UserNames
 from mps_exporter.web.backend import Backend
 from mps_exporter.web.guard import Limiter, LimitExceededError
 from mps_exporter.web.history import History

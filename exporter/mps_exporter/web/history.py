@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from mps_exporter import diagnostics
+from mps_exporter import findings
 from mps_exporter.snapshot import Snapshot
 
 WINDOW_SECONDS = 600.0
@@ -70,7 +70,7 @@ class History:
     def _note_findings(self, snapshot: Snapshot) -> None:
         self._first_seen = {
             key: self._first_seen.get(key, snapshot.taken_at)
-            for key in map(key_of, diagnostics.findings(snapshot))
+            for key in map(key_of, findings.findings(snapshot))
         }
 
     def samples(self, uuid: str, now: float) -> tuple[Sample, ...]:
@@ -82,11 +82,11 @@ class History:
         """When this source was last read without an error."""
         return self._read_at.get(collector)
 
-    def first_seen(self, finding: diagnostics.Finding) -> float | None:
+    def first_seen(self, finding: findings.Finding) -> float | None:
         """Since when every collection has had this finding."""
         return self._first_seen.get(key_of(finding))
 
 
-def key_of(finding: diagnostics.Finding) -> FindingKey:
+def key_of(finding: findings.Finding) -> FindingKey:
     """What tells a finding from another."""
     return finding.advice.name, finding.daemon, finding.uuid

@@ -13,10 +13,10 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics import ADVICE
-from mps_exporter.diagnostics import Severity as FindingSeverity
-from mps_exporter.diagnostics.finding import effective_severity
-from mps_exporter.diagnostics.partitions import partitioning_lines
+from mps_exporter.findings import ADVICE
+from mps_exporter.findings import Severity as FindingSeverity
+from mps_exporter.findings.finding import effective_severity
+from mps_exporter.findings.limits import partitioning_lines
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
 from mps_exporter.web.history import History
 

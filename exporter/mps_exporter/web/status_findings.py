@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from mps_exporter import diagnostics, humanize
-from mps_exporter.diagnostics import ADVICE, of_web_configuration
-from mps_exporter.diagnostics.incidents import RECENT_SECONDS
+from mps_exporter import findings, humanize
+from mps_exporter.findings import ADVICE, of_web_configuration
+from mps_exporter.findings.policy import RECENT_INCIDENT_SECONDS
+from mps_exporter.humanize import UserNames
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.user_names import UserNames
 from mps_exporter.web.history import History, Sample
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import (
@@ -39,14 +39,14 @@ def make_status(
     name_of = user_names or UserNames(snapshot)
     history = history or History()
     now = snapshot.taken_at
-    states = diagnostics.findings(snapshot, name_of)
-    news = diagnostics.recent_incidents(snapshot, name_of)
+    states = findings.findings(snapshot, name_of)
+    news = findings.recent_incidents(snapshot, name_of)
     current = [one for one in (*states, *news) if one.advice.kind != "blindness"]
     blind = [one for one in states if one.advice.kind == "blindness"]
     if config_error is not None:
         blind += of_web_configuration(config_error)
     unseen = tuple(_finding_view(one, history) for one in blind)
-    views = [_finding_view(one, history) for one in diagnostics.in_order(current)]
+    views = [_finding_view(one, history) for one in findings.in_order(current)]
     found = _ordered(views, snapshot)
     daemons = tuple(daemon_view(daemon, name_of, now, snapshot) for daemon in snapshot.daemons)
     incidents = incident_views(snapshot.daemons, name_of)
@@ -140,14 +140,14 @@ def _is_long_gone(one: View, snapshot: Snapshot) -> bool:
     """Whether it is about a daemon that died some time ago, while others serve."""
     gone = one.name == "daemon_absent" and one.since is not None
     serving = any(daemon.state == "answering" for daemon in snapshot.daemons)
-    return gone and serving and snapshot.taken_at - (one.since or 0.0) > RECENT_SECONDS
+    return gone and serving and snapshot.taken_at - (one.since or 0.0) > RECENT_INCIDENT_SECONDS
 
 
 def _newest_first(finding: View) -> float:
     return -(finding.since or 0.0)
 
 
-def _finding_view(one: diagnostics.Finding, history: History) -> View:
+def _finding_view(one: findings.Finding, history: History) -> View:
     advice = one.advice
     return finding_view(
         severity=one.severity,
@@ -176,7 +176,7 @@ def headline(snapshot: Snapshot, found: tuple[View, ...], unseen: tuple[View, ..
     )
     if urgent is not None:
         return urgent
-    unknown = diagnostics.unseen(snapshot)
+    unknown = findings.unknowns(snapshot)
     if not snapshot.daemons and not snapshot.gpus:
         # Without a driver nothing else on this page can be expected to be there.
         failed = [one.name for one in snapshot.collectors if not one.success]

@@ -15,7 +15,7 @@ from statistics import median
 import jinja2
 
 from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import DOCS
+from mps_exporter.findings.finding import DOCS
 from mps_exporter.web.history import WINDOW_SECONDS, Sample
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import View

@@ -1,15 +1,13 @@
-"""The findings, from recordings of real incidents and from hosts made up for the rest."""
+"""Findings of recorded incidents and of synthetic hosts."""
 
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor_report import (
@@ -19,200 +17,49 @@ from mps_exporter.commands.doctor_report import (
     diagnosis_lines,
     status_of_check,
 )
-from mps_exporter.diagnostics import ADVICE, findings, recent_incidents
-from mps_exporter.diagnostics.finding import Advice, effective_severity
+from mps_exporter.findings import ADVICE, findings, recent_incidents
 from mps_exporter.metrics.render import Build, render
-from mps_exporter.observations import (
-    DaemonFacts,
-    GpuObservation,
-    LogsObservation,
-    LogState,
-    ProcessFacts,
-    Reading,
-)
+from mps_exporter.observations import DaemonFacts, LogsObservation, LogState, ProcessFacts, Reading
 from mps_exporter.snapshot import (
     Client,
     ClientState,
     CollectorResult,
     ControlDaemon,
-    Gpu,
     Handover,
     Incident,
-    KernelLog,
-    Partitioning,
-    PossibleUnfinishedWork,
     Server,
     Snapshot,
     Wait,
 )
-from mps_exporter.sources.control_tool_runs import cannot_run
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_findings import make_status
+from testing.finding_hosts import (
+    BLIND,
+    DAEMON,
+    LARGE,
+    NO_TOOL,
+    NOWHERE,
+    PIPE,
+    PLACELESS,
+    RECORDED,
+    SYNTHETIC,
+    client,
+    daemon,
+    gpu,
+    host,
+    job,
+    process,
+)
 from testing.player import RECORDINGS, Player
-
-ROOT = Path(__file__).parents[3]
-PIPE = "/tmp/nvidia-mps"
-DAEMON = ProcessFacts(10, 1.0, 0, "root", "nvidia-cuda-mps-control", "S", 1, (10,))
-
-
-def daemon(**more: object) -> ControlDaemon:
-    values: dict[str, object] = {
-        "pid": 10,
-        "facts": DaemonFacts(PIPE, "/l", process=DAEMON),
-        **more,
-    }
-    return ControlDaemon(PIPE, "/l", values.pop("state", "answering"), **values)  # type: ignore[arg-type]
-
-
-def host(*daemons: ControlDaemon, at: float = 1.0, **more: Any) -> Snapshot:
-    return Snapshot(at, daemons=daemons, **more)
-
-
-def gpu(*direct: ProcessFacts, served: bool = True, **more: object) -> Gpu:
-    values: dict[str, object] = {
-        "compute_mode": "exclusive_process",
-        "compute_capability": (9, 0),
-        **more,
-    }
-    stranded = values.pop("stranded", None)
-    return Gpu(
-        GpuObservation(0, "GPU-a", **values),  # type: ignore[arg-type]
-        "0",
-        "GPU-a",
-        direct_pids=tuple(one.pid for one in direct),
-        direct_processes=direct,
-        served_by=(PIPE,) if served else (),
-        stranded_clients=stranded,  # type: ignore[arg-type]
-    )
 
 
 def names(snapshot: Snapshot) -> list[str]:
     return [finding.advice.name for finding in findings(snapshot)]
 
 
-def process(pid: int, *inner: int, **environment: str) -> ProcessFacts:
-    return ProcessFacts(
-        pid, 1.0, 1001, "ann", "train", "S", 1, (pid, *inner), mps_environment=environment
-    )
-
-
-def client(**more: object) -> ControlDaemon:
-    return daemon(servers=(Server(20, state="ACTIVE", clients=(Client(30, 20, **more),)),))  # type: ignore[arg-type]
-
-
-def job(*ratios: float, **more: object) -> ControlDaemon:
-    """Clients of one Slurm job, under a daemon that gives each half of the GPU."""
-    clients = tuple(
-        Client(
-            30 + number,
-            20,
-            slurm_job_id="7",
-            active_thread_ratio=ratio,
-            contexts={"GPU-a": 1},
-            **more,  # type: ignore[arg-type]
-        )
-        for number, ratio in enumerate(ratios)
-    )
-    server = Server(20, state="ACTIVE", clients=clients)
-    return daemon(servers=(server,), default_active_thread_ratio=0.5)
-
-
-OVER: dict[str, Any] = {
-    "client_memory_committed_bytes": 20 << 30,
-    "observation": GpuObservation(0, "GPU-a", readings=(Reading("memory_total", 16 << 30),)),
-}
-UNREADABLE = LogState(PIPE, "control", "/l/control.log", readable=False, error="no permission")
-LARGE = LogState(PIPE, "control", "/l/control.log", readable=True, size_bytes=3 << 30)
-IDLE_SMS = (Reading("gpu_utilization", 0.99), Reading("sm_activity", 0.13))
-BLIND = CollectorResult("nvml", success=False, duration_seconds=0.1, error="no library")
-NO_TOOL = cannot_run("nvidia-cuda-mps-control", FileNotFoundError())
-REFUSED = "get_server_list and 1 more: Cannot send command to MPS control daemon process"
-QUIT = Incident(at=0.5, kind="daemon_quit")
-NOWHERE = LogState(PIPE, "control", "", readable=False, error="nothing tells")
-GUESSED = DaemonFacts(PIPE, "/l", process=DAEMON, directories_assumed=True)
-PLACELESS = DaemonFacts(PIPE, "", process=DAEMON, log_directory_assumed=True)
-
-LEFT = PossibleUnfinishedWork(30, 1001, ended_at=5.0, seconds=0.195)
-
-MADE_UP = {
-    "server_in_fault": host(daemon(servers=(Server(20, state="FAULT"),))),
-    "possible_unfinished_work": host(
-        daemon(servers=(Server(20, state="ACTIVE", possible_unfinished_work=LEFT),)), at=9.0
-    ),
-    "percentage_ignored": host(client(percentage_ignored="lots")),
-    "memory_limit_ignored": host(client(memory_limit_ignored="9=1G")),
-    "sm_partition_mismatch": host(
-        replace(
-            client(sm_partition="Kp8AAA", sm_partition_fault="other_server"),
-            partitioning=Partitioning("3"),
-        )
-    ),
-    "replies_not_understood": host(
-        daemon(partitioning=Partitioning("3", not_understood={("client_list", "row"): 2}))
-    ),
-    "limit_looser_than_default": host(
-        replace(client(active_thread_ratio=1.0), default_active_thread_ratio=0.5)
-    ),
-    "share_exceeded": host(job(0.5, 0.5)),
-    "memory_overcommitted": Snapshot(1.0, gpus=(replace(gpu(), **OVER),)),
-    "environment_unreadable": host(client(environment_readable=False)),
-    "kernel_log_unreadable": host(daemon(), kernel_log=KernelLog(readable=False, error="no right")),
-    "processes_ignored": Snapshot(1.0, ignored_processes={2001: 5}),
-    "logs_unreadable": host(daemon(logs=(UNREADABLE,))),
-    "log_large": host(daemon(logs=(LARGE,))),
-    "tool_missing": host(daemon(state=None, error=NO_TOOL)),
-    "daemon_outside_host_pid_namespace": host(
-        daemon(
-            facts=DaemonFacts(
-                PIPE, "/l", process=ProcessFacts(10, 1.0, 0, "root", "c", "S", 1, (10, 1))
-            )
-        )
-    ),
-    "daemon_absent": host(daemon(state="absent", pid=None, facts=None)),
-    "daemon_quit": host(daemon(state="absent", pid=None, facts=None, incidents=(QUIT,))),
-    "daemon_refuses": host(daemon(state="refused")),
-    "daemon_state_unknown": host(daemon(state=None, error=REFUSED)),
-    "daemon_draining": host(daemon(state="draining")),
-    "server_starting_long": host(
-        daemon(servers=(Server(20, state="INITIALIZING", start_time_seconds=1.0),)), at=20.0
-    ),
-    "gpu_lost": Snapshot(1.0, gpus=(gpu(served=False, lost=True),)),
-    "source_unreadable": Snapshot(1.0, collectors=(BLIND,)),
-    "directories_assumed": host(daemon(facts=GUESSED)),
-    "clients_not_shown": host(daemon(dropped_clients=7)),
-    "not_exclusive_mode": Snapshot(1.0, gpus=(gpu(compute_mode="default"),)),
-    "stranded_client": Snapshot(1.0, gpus=(gpu(stranded=1),)),
-    "unfit_gpu": Snapshot(1.0, gpus=(gpu(compute_capability=(6, 1)),)),
-    "mps_would_help": Snapshot(
-        1.0, gpus=(gpu(process(1), process(2), served=False, readings=IDLE_SMS),)
-    ),
-    "process_bypasses_mps": host(daemon(), gpus=(gpu(process(1)),)),
-    "pipe_directory_mismatch": host(
-        daemon(), gpus=(gpu(process(1, CUDA_MPS_PIPE_DIRECTORY="/else")),)
-    ),
-    "daemon_not_reached": host(daemon(), gpus=(gpu(process(1, 7, CUDA_MPS_PIPE_DIRECTORY=PIPE)),)),
-}
-
-RECORDED = {
-    "ghost_server": ("wait-abandoned-sigkill", "12s"),
-    "daemon_unresponsive": ("wait-abandoned-sigkill", "12s"),
-    "queued_client_dead": ("wait-abandoned-sigkill", "4s"),
-    "several_users_one_daemon": ("three-users", "2s"),
-    "server_in_fault": ("fault-held", "6s"),
-    "client_stuck": ("fault-held", "6s"),
-    "stranded_client": ("stranded", "2s"),
-    "logs_unreadable": ("foreground", "4s"),
-    "daemon_outside_host_pid_namespace": ("own-pid-namespace", "4s"),
-    "daemon_not_reached": ("containers", "12s"),
-    "mps_would_help": ("training-10-direct", "10s"),
-    "daemon_missing": ("served-after-death", "2400ms"),
-    "limit_idles_gpu": ("percentages", "18700ms"),
-}
-
-
-@pytest.mark.parametrize(("name", "snapshot"), MADE_UP.items())
-def test_each_trouble_is_named_and_nothing_else(name: str, snapshot: Snapshot) -> None:
+@pytest.mark.parametrize(("name", "snapshot"), SYNTHETIC.items())
+def test_a_host_has_exactly_its_finding(name: str, snapshot: Snapshot) -> None:
     assert names(snapshot) == [name]
     (finding,) = findings(snapshot)
     text = "\n".join(diagnosis_lines(Diagnosis(snapshot)))
@@ -224,7 +71,7 @@ def test_each_trouble_is_named_and_nothing_else(name: str, snapshot: Snapshot) -
 
 
 @pytest.mark.parametrize(("name", "where"), RECORDED.items())
-def test_the_doctor_finds_it_on_a_real_host(
+def test_the_doctor_reports_a_finding_of_a_recorded_host(
     name: str, where: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     recording, at = where
@@ -236,10 +83,10 @@ def test_the_doctor_finds_it_on_a_real_host(
     assert output["exit_status"] == status
 
 
-def test_every_advice_is_tested() -> None:
+def test_every_finding_has_a_host() -> None:
     of_the_page = {name for name, advice in ADVICE.items() if advice.kind in ("news", "trace")}
     of_the_page.add("web_configuration_unusable")
-    assert MADE_UP.keys() | RECORDED.keys() == ADVICE.keys() - of_the_page
+    assert SYNTHETIC.keys() | RECORDED.keys() == ADVICE.keys() - of_the_page
 
 
 DEAF = Server(
@@ -254,7 +101,7 @@ DEAF = Server(
 HUNG_USER = Wait(503, 1002, since=1.0, behind_uid=1002)
 
 
-def test_of_a_deaf_server_every_remedy_ends_that_server() -> None:
+def test_every_remedy_ends_the_ghost() -> None:
     waits = (HUNG_USER,)
     seen = host(daemon(state="unresponsive", servers=(DEAF,), waits=waits), at=25.0)
     found = findings(seen)
@@ -284,7 +131,7 @@ def test_of_a_deaf_server_every_remedy_ends_that_server() -> None:
         ("torn_down", 1.0, True),
     ],
 )
-def test_a_client_that_cannot_use_the_gpu_and_stays(
+def test_a_client_without_a_usable_context_is_stuck(
     state: ClientState, seconds: float, stuck: bool
 ) -> None:
     seen = host(client(state=state, state_since=1000.0 - seconds), at=1000.0)
@@ -390,7 +237,7 @@ def test_only_the_daemons_of_this_gpu_are_named() -> None:
         assert "/tmp/of-another-gpu" not in finding.remedy
 
 
-async def test_a_kill_is_not_asked_for_when_the_log_shows_that_the_daemon_serves_again() -> None:
+async def test_no_kill_is_offered_once_the_log_shows_that_the_daemon_serves_again() -> None:
     # The ghost 863 of daemon 826 is killed after 13.1 s. The recorder asked again after 20 s only.
     player = Player(RECORDINGS / "wait-abandoned-sigkill.rec.gz")
     begin = player.recording.header.started_at
@@ -403,7 +250,7 @@ async def test_a_kill_is_not_asked_for_when_the_log_shows_that_the_daemon_serves
         assert not any("826" in remedy for remedy in requested)
 
 
-def test_a_daemon_whose_logs_are_nowhere() -> None:
+def test_a_daemon_with_an_unknown_log_directory() -> None:
     snapshot = host(daemon(facts=PLACELESS, logs=(NOWHERE,)))
     (finding,) = findings(snapshot)
     assert finding.advice.name == "logs_unreadable"
@@ -422,13 +269,13 @@ def test_a_missing_tool_is_reported_once() -> None:
     assert finding.evidence.startswith("The control tool nvidia-cuda-mps-control is not there:")
 
 
-def test_rights_that_lack_for_other_processes_than_clients() -> None:
+def test_environments_of_other_processes_cannot_be_read() -> None:
     assert names(Snapshot(1.0, unreadable_environments=2)) == ["environment_unreadable"]
     clients = client(environment_readable=False)
     assert names(host(clients, unreadable_environments=2)) == ["environment_unreadable"]
 
 
-def test_no_process_is_named_for_ending_that_may_be_another() -> None:
+def test_only_confirmed_processes_are_in_commands() -> None:
     """A log can name any PID; it is in a command only when /proc shows that it is what it says."""
     clients = [
         Client(30, 20, state="torn_down", state_since=0.5),
@@ -449,7 +296,7 @@ def test_no_process_is_named_for_ending_that_may_be_another() -> None:
         assert not one.actions
 
 
-def test_a_daemon_that_hangs_on_its_ghost_is_said_to_hang_now() -> None:
+def test_the_text_of_a_ghost_shows_whether_its_daemon_hangs_now() -> None:
     ghost = Server(20, state="ACTIVE", ghost=True)
     for state, words in (
         ("answering", "will hang as soon as another user's client connects."),
@@ -459,7 +306,7 @@ def test_a_daemon_that_hangs_on_its_ghost_is_said_to_hang_now() -> None:
         assert [one.evidence for one in found if one.evidence.endswith(words)]
 
 
-def test_a_client_that_hangs_on_a_ghost_is_to_be_ended_after_it() -> None:
+def test_a_client_of_a_ghost_is_ended_after_the_ghost() -> None:
     hung = [
         Client(30, 20, state="connecting"),
         Client(31, 20, state="connecting", confirmed=False),
@@ -502,8 +349,8 @@ def test_a_users_log_is_emptied_as_that_user() -> None:
 HURTS = re.compile(r"DIRECTORY=/|truncate -s|chmod|kill (-|\d)|rm -r|echo 0|terminate_client \d")
 
 
-@pytest.mark.parametrize("name", sorted({*MADE_UP, *RECORDED}))
-async def test_of_an_ordinary_users_daemon_no_command_changes_anything(name: str) -> None:
+@pytest.mark.parametrize("name", sorted({*SYNTHETIC, *RECORDED}))
+async def test_no_command_for_an_ordinary_users_daemon_changes_anything(name: str) -> None:
     """Each path and each PID of such a daemon is its user's choice: the one gate stops them all."""
     if name in RECORDED:
         recording, at = RECORDED[name]
@@ -511,7 +358,7 @@ async def test_of_an_ordinary_users_daemon_no_command_changes_anything(name: str
         seconds = float(at[:-2]) / 1000 if at.endswith("ms") else float(at[:-1])
         snapshot = (await player.to(player.recording.header.started_at + seconds)).snapshot
     else:
-        snapshot = MADE_UP[name]
+        snapshot = SYNTHETIC[name]
     limited = tuple(
         replace(
             one,
@@ -532,8 +379,8 @@ async def test_of_an_ordinary_users_daemon_no_command_changes_anything(name: str
                 assert offered.command.startswith("sudo -u '#2001' ")
 
 
-def test_one_severity_everywhere_and_none_of_a_users_own_daemon_is_critical() -> None:
-    """Any user can break a daemon of his own: neither pages nor drains a node for that."""
+def test_every_output_has_one_severity_and_a_users_daemon_is_never_critical() -> None:
+    """Any user can break that user's daemon: the node is not drained for it."""
     facts = DaemonFacts(PIPE, "/l", owner_uid=2001, limited=True)
     for limited, severity, status in ((True, "warning", 0), (False, "critical", 1)):
         gone = daemon(state="absent", pid=None, facts=replace(facts, limited=limited))
@@ -566,27 +413,6 @@ def test_a_users_own_daemon_is_not_recommended_to_others() -> None:
     assert finding.actions == ()
 
 
-def alert_severities() -> dict[str, tuple[Any, str]]:
-    """Alert -> its severity, and that for an ordinary user's daemon."""
-    found = {}
-    for file in (ROOT / "prometheus" / "rules").glob("*.yml"):
-        for group in yaml.safe_load(file.read_text("utf-8"))["groups"]:
-            for rule in group["rules"]:
-                if "alert" in rule:
-                    severity = rule["labels"]["severity"]
-                    both = re.search(r"\}\}(\w+)\{\{ else \}\}(\w+)\{\{", severity)
-                    limited, other = both.groups() if both else (severity, severity)
-                    found[rule["alert"]] = other, limited
-    return found
-
-
-@pytest.mark.parametrize("advice", [one for one in ADVICE.values() if one.alert])
-def test_a_finding_is_as_severe_as_the_alert_on_it(advice: Advice) -> None:
-    ordinary, limited = alert_severities()[advice.alert]
-    assert ordinary == advice.severity
-    assert advice.name == "gpu_lost" or limited == effective_severity(ordinary, limited=True)
-
-
 def test_users_with_too_many_daemons_are_named() -> None:
     (finding,) = findings(Snapshot(1.0, ignored_processes={2001: 992, 2002: 1}))
     assert finding.advice.name == "processes_ignored"
@@ -600,7 +426,7 @@ def test_many_processes_of_one_kind_are_one_finding() -> None:
     assert finding.evidence.endswith("; and 3 more.")
 
 
-def test_names_of_others_do_nothing_to_the_terminal() -> None:
+def test_names_from_users_cannot_control_the_terminal() -> None:
     rude = "\x1b[2Jtrain\u202e"
     running = client(command=rude, user=rude, percentage_ignored=rude)
     neighbour = gpu(replace(process(9), name=rude, user=rude))
@@ -617,8 +443,8 @@ def test_a_healthy_host_gets_no_warning(capsys: pytest.CaptureFixture[str]) -> N
     assert "client" in text
 
 
-def test_nothing_is_called_well_that_was_not_seen() -> None:
-    """Without findings, too: a daemon that is not asked while others are, say."""
+def test_a_host_with_unknown_facts_is_not_reported_healthy() -> None:
+    """Without findings, too: for example, a daemon that was not queried."""
     logs = tuple(replace(LARGE, log=log, size_bytes=1) for log in ("control", "server"))
     seen = daemon(logs=logs, servers_count=0)
     assert list(diagnosis_lines(Diagnosis(host(seen))))[-1] == "Nothing is wrong here."
@@ -629,7 +455,7 @@ def test_nothing_is_called_well_that_was_not_seen() -> None:
 
 
 async def test_a_daemon_that_drains_is_not_refusing_without_its_logs() -> None:
-    """The real recording, read by somebody who may not read the logs."""
+    """A recording without the observations of the logs."""
     whole = read_recording(RECORDINGS / "draining.rec.gz")
     blind = tuple(one for one in whole.observations if not isinstance(one, LogsObservation))
     player = Player(replace(whole, observations=blind))
@@ -641,12 +467,12 @@ async def test_a_daemon_that_drains_is_not_refusing_without_its_logs() -> None:
     assert "daemon_refuses" not in names(metrics.snapshot)
 
 
-def test_a_remedy_that_kills_says_what_it_may_not_have_seen() -> None:
+def test_the_last_resort_mentions_draining_if_logs_cannot_be_read() -> None:
     assert "may also be draining" in stuck(logs=())[0]
     assert "draining" not in stuck()[0]
 
 
-def test_what_could_not_be_seen_is_a_warning() -> None:
+def test_an_unreadable_source_is_a_warning() -> None:
     snapshot = Snapshot(1.0, collectors=(BLIND,))
     assert diagnosis_exit_status(Diagnosis(snapshot)) == 1
     assert "no library" in "\n".join(diagnosis_lines(Diagnosis(snapshot)))
@@ -714,11 +540,13 @@ def test_a_job_with_more_than_one_share(of: ControlDaemon, words: str | None) ->
 
 
 @pytest.mark.parametrize(
-    ("allowed", "activity", "told"),
+    ("allowed", "activity", "expected"),
     [(0.25, 0.24, True), (0.25, 0.1, False), (0.9, 0.89, False), (None, 0.2, False)],
 )
-def test_limits_that_leave_a_gpu_idle(allowed: float | None, activity: float, told: bool) -> None:
+def test_limits_that_leave_a_gpu_idle(
+    allowed: float | None, activity: float, expected: bool
+) -> None:
     one = replace(gpu(readings=(Reading("sm_activity", activity),)), sm_committed_ratio=allowed)
-    assert (names(Snapshot(1.0, gpus=(one,))) == ["limit_idles_gpu"]) == told
+    assert (names(Snapshot(1.0, gpus=(one,))) == ["limit_idles_gpu"]) == expected
     beside = replace(one, direct_pids=(9,))
     assert "limit_idles_gpu" not in names(Snapshot(1.0, gpus=(beside,)))

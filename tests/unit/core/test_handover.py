@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mps_exporter.diagnostics import Finding, findings
-from mps_exporter.diagnostics.one_process import Check, check_process, conclusion
+from mps_exporter.findings import Finding, findings
+from mps_exporter.findings.one_process import Check, check_process, conclusion
 from mps_exporter.merge import DaemonInputs, merge
 from mps_exporter.observations import (
     ControlObservation,

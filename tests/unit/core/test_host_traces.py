@@ -13,7 +13,7 @@ import pytest
 
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status, diagnosis_lines
-from mps_exporter.diagnostics import trace_findings
+from mps_exporter.findings import trace_findings
 from mps_exporter.observations import DaemonFacts, HostTraces, MpsDirectory, OpenFiles, ProcessFacts
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources import host_traces

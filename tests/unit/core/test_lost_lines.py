@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from mps_exporter.diagnostics import findings, recent_incidents
+from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.observations import LogChunk, LogsObservation
 from mps_exporter.sources.recording import Recording, read_recording
 from testing.player import RECORDINGS, Metrics, Player

@@ -29,7 +29,7 @@ from mps_exporter.commands.once import (
     write_whole,
 )
 from mps_exporter.config import Settings
-from mps_exporter.diagnostics import ADVICE
+from mps_exporter.findings import ADVICE
 from mps_exporter.replay import advance
 from mps_exporter.snapshot import CollectorResult, Snapshot
 from mps_exporter.sources.live_host import BRIEF_SAMPLE_SECONDS

@@ -1,4 +1,4 @@
-"""What is said of one process: on recordings of real hosts, and of made-up files in /proc."""
+"""Checks of one process: on recordings of real hosts, and with synthetic files in /proc."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 
 from mps_exporter.cli import main
 from mps_exporter.commands import process_report
-from mps_exporter.diagnostics import findings, trace_findings
-from mps_exporter.diagnostics.finding import symptom_url
-from mps_exporter.diagnostics.hangs import HANGS
-from mps_exporter.diagnostics.limits import NO_EFFECT
-from mps_exporter.diagnostics.one_process import Check, check_process, conclusion, pids_of
+from mps_exporter.findings import findings, trace_findings
+from mps_exporter.findings.finding import symptom_url
+from mps_exporter.findings.hangs import HANGS
+from mps_exporter.findings.limits import NO_EFFECT
+from mps_exporter.findings.one_process import Check, check_process, conclusion, pids_of
 from mps_exporter.observations import (
     ClosedFolder,
     DaemonFacts,
@@ -36,6 +36,8 @@ from testing.player import RECORDINGS, Player
 from testing.process_views import process_using
 
 CUDA = "cuda-error-"
+LOST = "all-programs-died-at-once"
+TOO_MANY = f"{CUDA}808-809-mps-max-clients-reached"
 PAGES = Path(__file__).parents[3] / "docs" / "symptoms"
 
 
@@ -65,60 +67,37 @@ def answer(snapshot: Snapshot, pid: int, view: ProcessView | None = None) -> Che
 
 
 @pytest.mark.parametrize(
-    ("recording", "seconds", "pid", "outcome", "words", "page"),
+    ("recording", "seconds", "pid", "words", "page"),
     [
-        ("wait-served", 0.6, 705, "problem", "queue behind user 1001", "a-program-hangs-in-cuinit"),
-        ("deaf-server", 9.1, 6421, "problem", "6429 was started for clients that had died", HANGS),
-        (
-            "fault-held",
-            2.9,
-            1168,
-            "problem",
-            "destroyed its context",
-            f"{CUDA}700-illegal-address-under-mps",
-        ),
-        ("fault-held", 2.9, 1201, "problem", "it was refused", f"{CUDA}807-mps-server-not-ready"),
-        (
-            "ending-jobs",
-            54.1,
-            2172,
-            "problem",
-            "GPU error, which process 2192 caused",
-            "all-programs-died-at-once",
-        ),
-        (
-            "ending-jobs",
-            54.1,
-            2192,
-            "problem",
-            "which caused a fatal GPU error and took 3",
-            "all-programs-died-at-once",
-        ),
-        (
-            "ending-jobs",
-            4.8,
-            1663,
-            "problem",
-            "through the daemon",
-            f"{CUDA}810-mps-client-terminated",
-        ),
-        ("server-killed", 2.9, 744, "problem", "lost its server", f"{CUDA}806-mps-rpc-failure"),
-        ("memory-ordinals", 0.6, 3989, "problem", "(1=1G) is ignored", NO_EFFECT),
-        ("containers", 11.0, 976, "problem", "no client of a running MPS server", NO_EFFECT),
-        ("draining", 1.7, 1073, "warning", "was asked to quit", "quit-does-not-return"),
-        ("stopped", 5.8, 948, "warning", "does not answer", HANGS),
+        ("wait-served", 0.6, 705, "queue behind user 1001", "a-program-hangs-in-cuinit"),
+        ("deaf-server", 9.1, 6421, "6429 was started for clients that had died", HANGS),
+        ("fault-held", 2.9, 1168, "its context", f"{CUDA}700-illegal-address-under-mps"),
+        ("fault-held", 2.9, 1201, "it was refused", f"{CUDA}807-mps-server-not-ready"),
+        ("ending-jobs", 54.1, 2172, "GPU error, which process 2192 caused", LOST),
+        ("ending-jobs", 54.1, 2192, "which caused a fatal GPU error and took 3", LOST),
+        ("ending-jobs", 4.8, 1663, "through the daemon", f"{CUDA}810-mps-client-terminated"),
+        ("server-killed", 2.9, 744, "lost its server", f"{CUDA}806-mps-rpc-failure"),
+        ("memory-ordinals", 0.6, 3989, "(1=1G) is ignored", NO_EFFECT),
+        ("containers", 11.0, 976, "no client of a running MPS server", NO_EFFECT),
+        ("draining", 1.7, 1073, "was asked to quit", "quit-does-not-return"),
+        ("stopped", 5.8, 948, "does not answer", HANGS),
+        ("context-limit", 12.0, 77, "has 48 of at most 48 contexts on GPU 0", TOO_MANY),
     ],
 )
-async def test_the_answer_on_a_real_host(
-    recording: str, seconds: float, pid: int, outcome: str, words: str, page: str
+async def test_the_conclusion_on_a_real_host(
+    recording: str, seconds: float, pid: int, words: str, page: str
 ) -> None:
-    found = answer(await snapshot_at(recording, seconds), pid)
+    snapshot = await snapshot_at(recording, seconds)
+    view = newcomer(snapshot) if pid == 77 else None
+    found = answer(snapshot, pid, view)
+    outcome = "warning" if recording in ("draining", "stopped") else "problem"
     assert (found.outcome, found.page) == (outcome, page)
     assert words in found.text
+    assert ("kill -9 6429" in found.command) == (pid == 6421)
     assert (PAGES / f"{page}.md").exists()
 
 
-def test_nothing_wrong_is_said_only_where_everything_was_seen(snapshot: Snapshot) -> None:
+def test_a_process_is_ok_only_if_its_proc_files_were_read(snapshot: Snapshot) -> None:
     assert answer(snapshot, 1797).outcome == "unknown"
     (daemon,) = [one for one in snapshot.daemons if one.servers]
     view = process_using(daemon.pipe_directory, 1797)
@@ -155,7 +134,7 @@ def test_nothing_wrong_is_said_only_where_everything_was_seen(snapshot: Snapshot
         ({"pipe_directory": None}, "unknown", "environment of the process cannot be read"),
     ],
 )
-def test_what_the_process_itself_shows(
+def test_facts_of_the_process_itself(
     changes: dict[str, object], outcome: str, words: str, snapshot: Snapshot
 ) -> None:
     (daemon,) = [one for one in snapshot.daemons if one.servers]
@@ -164,7 +143,7 @@ def test_what_the_process_itself_shows(
     assert (found.outcome, words in found.text) == (outcome, True), found
 
 
-def test_a_process_whose_directory_nobody_serves(snapshot: Snapshot) -> None:
+def test_a_process_whose_directory_no_daemon_serves(snapshot: Snapshot) -> None:
     view = process_using("/srv/m p", daemon_directory=None)
     found = answer(snapshot, 77, view)
     assert found.outcome == "problem"
@@ -202,7 +181,7 @@ def test_whether_a_newcomer_waits(
     assert (process_report.checks_exit_status({77: [found]}) == 3) == (outcome == "unknown")
 
 
-async def test_who_would_wait_is_told_although_no_log_is_read() -> None:
+async def test_a_possible_wait_is_reported_without_logs() -> None:
     """A user may ask of his own process, and see whose servers run, but not the daemon's logs."""
     snapshot = await snapshot_at("wait-served", 0.6)
     (daemon,) = snapshot.daemons
@@ -242,18 +221,19 @@ async def test_a_refused_process_that_is_not_reaped() -> None:
     assert answer(snapshot, 1201, replace(view, state="", present=False)) == found
 
 
-async def test_the_refused_of_a_full_server_are_remembered() -> None:
+async def test_a_client_refused_by_a_full_server() -> None:
     snapshot = await snapshot_at("context-limit", 12.0)
-    found = answer(snapshot, 1538, ProcessView(1538, present=False))
-    assert found.page == "cuda-error-808-809-mps-max-clients-reached"
+    assert answer(snapshot, 1538, ProcessView(1538, present=False)).page == TOO_MANY
 
 
-async def test_a_process_whose_daemon_has_gone_with_its_server() -> None:
+async def test_a_process_that_has_lost_its_server_and_its_daemon() -> None:
     snapshot = await snapshot_at("stranded", 0.9, 2.0)
     (pid,) = snapshot.gpus[0].stranded_pids or ()
     view = replace(newcomer(snapshot), pid=pid, daemon_directory=None)
-    found = answer(replace(snapshot, daemons=()), pid, view)
-    assert "It has lost its MPS server (error 806)" in found.text
+    for daemons in (snapshot.daemons, ()):
+        found = answer(replace(snapshot, daemons=daemons), pid, view)
+        assert "It has lost its MPS server (error 806)" in found.text
+        assert (found.command, found.page) == (f"kill {pid}", "cuda-error-806-mps-rpc-failure")
 
 
 def test_a_server_without_a_free_descriptor_refuses_newcomers_only(snapshot: Snapshot) -> None:
@@ -292,13 +272,6 @@ def test_only_a_folder_of_the_daemons_own_user_is_to_be_opened(
     assert found.command == ("chmod a+x /a" if offered else "")
 
 
-async def test_a_process_beside_a_full_server() -> None:
-    snapshot = await snapshot_at("context-limit", 12.0)
-    found = answer(snapshot, 77, newcomer(snapshot))
-    assert found.page == "cuda-error-808-809-mps-max-clients-reached"
-    assert "has 48 of at most 48 contexts on GPU 0" in found.text
-
-
 @pytest.mark.parametrize(
     ("visible", "named"),
     [("", False), ("1", False), ("-1", False), ("GPU-f", False), ("0", True), ("MIG-7", None)],
@@ -321,12 +294,12 @@ def test_a_process_whose_proc_is_that_of_another_namespace(snapshot: Snapshot) -
 
 def test_a_percentage_of_less_than_two_sms(snapshot: Snapshot) -> None:
     gpu = snapshot.gpus[0]
-    for capability, percentage, told in (((8, 6), "16", True), ((8, 6), "20", False)):
+    for capability, percentage, expected in (((8, 6), "16", True), ((8, 6), "20", False)):
         small = replace(gpu.observation, sm_count=10, compute_capability=capability)
         gpus = (replace(gpu, observation=small),)
         view = newcomer(snapshot, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=percentage)
         checks = check_process(77, replace(snapshot, gpus=gpus), (), view)
-        assert any("reported to fail with error 46" in one.text for one in checks) == told
+        assert any("reported to fail with error 46" in one.text for one in checks) == expected
     view = newcomer(snapshot, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="1")
     assert not any("error 46" in one.text for one in check_process(77, snapshot, (), view)), (
         "8 SMs, measured"
@@ -340,19 +313,6 @@ def test_a_client_that_connected_before_the_daemon_was_configured(snapshot: Snap
     assert "may use 100 % of the SMs, where the default is 50 %" in found.text
 
 
-async def test_a_process_that_has_lost_its_server() -> None:
-    snapshot = await snapshot_at("stranded", 0.9, 2.0)
-    (pid,) = snapshot.gpus[0].stranded_pids or ()
-    found = answer(snapshot, pid, newcomer(snapshot))
-    assert (found.command, found.page) == (f"kill {pid}", "cuda-error-806-mps-rpc-failure")
-
-
-async def test_a_finding_gives_its_command() -> None:
-    snapshot = await snapshot_at("deaf-server", 9.1)
-    command = "ps -o args= -p 6429 | grep nvidia-cuda-mps-server && kill -9 6429"
-    assert answer(snapshot, 6421).command == command
-
-
 def test_a_limit_that_leaves_no_room_for_a_context(snapshot: Snapshot) -> None:
     small = newcomer(snapshot, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=100M,1=4G")
     found = answer(snapshot, 77, small)
@@ -363,7 +323,7 @@ def test_a_limit_that_leaves_no_room_for_a_context(snapshot: Snapshot) -> None:
     assert client.outcome == "ok", "it has its context"
 
 
-def test_a_daemon_of_an_ordinary_user_serves_nobody_else(snapshot: Snapshot) -> None:
+def test_an_ordinary_users_daemon_serves_only_that_user(snapshot: Snapshot) -> None:
     daemons = tuple(replace(daemon, uid=1001) for daemon in snapshot.daemons)
     snapshot = replace(snapshot, daemons=daemons)
     view = process_using(daemons[0].pipe_directory, uid=1002)
@@ -377,7 +337,7 @@ async def test_processes_of_a_user() -> None:
     assert pids_of(snapshot, job="17") == []
 
 
-def test_the_report_gives_the_answer_first() -> None:
+def test_the_report_begins_with_the_conclusion() -> None:
     checks = [
         Check("process", "ok", "It runs."),
         Check("connection", "problem", "It waits.", "Wait.", "a-program-hangs-in-cuinit"),
@@ -453,7 +413,7 @@ def test_a_frozen_group_and_a_debugger(tmp_path: Path) -> None:
     assert tracer_of(7, "S", str(tmp_path)) == ""
 
 
-def test_a_real_process_is_looked_at(tmp_path: Path) -> None:
+def test_the_view_of_a_real_process(tmp_path: Path) -> None:
     pipe = tmp_path / "real" / "pipe"
     pipe.mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -593,7 +553,7 @@ def doctor(*words: str) -> int:
     return main(["doctor", *words])
 
 
-def test_doctor_tells_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     recording = f"--recording={RECORDINGS}/wait-served.rec.gz"
     assert doctor("--pid", "705", recording, "--at", "700ms") == 1
     assert capsys.readouterr().out.startswith("Process 705: It has waited in the daemon's queue")
@@ -614,7 +574,7 @@ def test_doctor_tells_of_one_process(capsys: pytest.CaptureFixture[str]) -> None
         (["--job", "77", f"--recording={RECORDINGS}/quiet.rec.gz"], "no process of job 77"),
     ],
 )
-def test_doctor_of_nobody(
+def test_doctor_rejects_an_unknown_process(
     words: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert doctor(*words) == 3

@@ -17,13 +17,13 @@ from mps_exporter.backend import CollectorBackend
 from mps_exporter.collector import Collector
 from mps_exporter.commands.demo import FIRST_CHAPTER, built_in_playlist
 from mps_exporter.config import Settings
+from mps_exporter.humanize import UserNames
 from mps_exporter.observations import ProcfsObservation
 from mps_exporter.replay import advance
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.playlist import Playlist
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import ReplayHost
-from mps_exporter.user_names import UserNames
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import to_json
 from mps_exporter.web.status_findings import make_status

@@ -11,8 +11,8 @@ import pytest
 
 from mps_exporter.cli import main
 from mps_exporter.commands import doctor_report
-from mps_exporter.diagnostics import findings, recent_incidents
-from mps_exporter.diagnostics.one_process import check_process, conclusion
+from mps_exporter.findings import findings, recent_incidents
+from mps_exporter.findings.one_process import check_process, conclusion
 from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Snapshot
 from mps_exporter.sources import process_view

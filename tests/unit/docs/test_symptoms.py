@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from mps_exporter.diagnostics import ADVICE, findings, recent_incidents
+from mps_exporter.findings import ADVICE, FindingType, findings, recent_incidents
+from mps_exporter.findings.finding import DOCS
 from mps_exporter.metrics.catalogue import CATALOGUE
 from testing.player import RECORDINGS, Player
 from tests.unit.docs.markdown import ROOT
@@ -17,20 +18,6 @@ EACH = pytest.mark.parametrize("symptom", SYMPTOMS, ids=lambda symptom: symptom.
 METRIC = re.compile(r"\b(mps_[a-z_]+)(?:\{([^}`]*)\})?")
 LABEL = re.compile(r'([a-z_]+)="([^"]*)"')
 MOMENTS = 24
-NO_PAGE = {
-    "gpu_lost",
-    "log_large",
-    "not_exclusive_mode",
-    "tool_missing",
-    "source_unreadable",
-    "logs_unreadable",
-    "kernel_log_unreadable",
-    "directories_assumed",
-    "replies_not_understood",
-    "web_configuration_unusable",
-    "processes_ignored",
-}
-"""Findings of the host or of the exporter, not of a program: their remedy says all there is."""
 
 
 def runbooks() -> set[str]:
@@ -60,9 +47,10 @@ def test_metrics_and_their_labels_exist(symptom: Symptom) -> None:
             assert known is None or value in known, f"{label} of {name} is never {value}"
 
 
-def test_every_finding_and_every_alert_of_a_program_has_a_page() -> None:
-    told = {name for symptom in SYMPTOMS for name in symptom.findings}
-    assert set(ADVICE) - told == NO_PAGE
+@pytest.mark.parametrize("finding", ADVICE.values(), ids=lambda finding: finding.name)
+def test_the_page_and_the_runbook_of_a_finding_exist(finding: FindingType) -> None:
+    for url in (finding.docs_url, finding.runbook_url or finding.docs_url):
+        assert (ROOT / url.removeprefix(DOCS).partition("#")[0]).is_file()
 
 
 _CACHE: dict[str, frozenset[str]] = {}

@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
-from mps_exporter.diagnostics.safe_commands import Action
+from mps_exporter.findings.finding import Action
 from mps_exporter.snapshot import CONTROL_STATES, IncidentKind, TimelineKind
 from mps_exporter.web import status_api
 from mps_exporter.web.history import Sample

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -11,7 +12,7 @@ from mps_exporter.humanize import MPS_NAMES
 from mps_exporter.snapshot import EndedBefore, Incident, IncidentKind
 
 
-def who(uid: int | None) -> str:
+def shown_user(uid: int | None) -> str:
     return humanize.user_name(uid, "alice" if uid == 1001 else None)
 
 
@@ -50,6 +51,12 @@ def test_memory(size: float, expected: str) -> None:
     assert humanize.memory(size) == expected
 
 
+FAULT = Incident(0, "fault", 634, 1001, (641, 642), proof="address")
+ERROR = "A fatal GPU error in alice's server 634: "
+LOST = "2 clients were lost (processes 641 and 642)"
+ENDED = (EndedBefore(640, 0.163), EndedBefore(0, 0.2))
+
+
 @pytest.mark.parametrize(
     ("incident", "expected"),
     [
@@ -73,60 +80,32 @@ def test_memory(size: float, expected: str) -> None:
             Incident(0, "server_start_failed", uid=1002, detail="no memory", count=40),
             "A server for user 1002 could not start: no memory (40 times).",
         ),
-        (
-            Incident(0, "fault", 634, 1001, (641, 642), blamed_pid=642, proof="unread"),
-            "A fatal GPU error in alice's server 634: which client caused it is not known without "
-            "the kernel log; 2 clients were lost (processes 641 and 642); MPS names process 642, "
-            f"{MPS_NAMES}.",
-        ),
         (Incident(0, "fault"), "A fatal GPU error in a server."),
         (
-            Incident(
-                0,
-                "fault",
-                634,
-                1001,
-                (642,),
-                proof="unknown",
-                ended_before=(EndedBefore(640, 0.163), EndedBefore(0, 0.2)),
-            ),
-            "A fatal GPU error in alice's server 634: which client caused it is not known; 1 "
-            "client was lost (process 642); possible, but not proved: process 640 (ended 0.2 s "
-            "before); a client (ended 0.2 s before).",
+            replace(FAULT, blamed_pid=642, proof="unread"),
+            f"{ERROR}which client caused it is not known without the kernel log; {LOST}; MPS names "
+            f"process 642, {MPS_NAMES}.",
         ),
         (
-            Incident(0, "fault", 634, 1001, (641, 642), proof="unit"),
-            "A fatal GPU error in alice's server 634: a client that was running used a bad "
-            "pointer, and which one is not known; 2 clients were lost (processes 641 and 642).",
+            replace(FAULT, pids=(642,), proof="unknown", ended_before=ENDED),
+            f"{ERROR}which client caused it is not known; 1 client was lost (process 642); "
+            "possible, but not proved: process 640 (ended 0.2 s before); a client (ended 0.2 s "
+            "before).",
         ),
         (
-            Incident(
-                0,
-                "fault",
-                634,
-                1001,
-                (641, 642),
-                blamed_pid=641,
-                caused_by_pids=(641,),
-                proof="address",
-            ),
-            "A fatal GPU error in alice's server 634: process 641 used a bad pointer (proved by "
-            "the kernel log); 1 other client was lost (process 642).",
+            replace(FAULT, proof="unit"),
+            f"{ERROR}a client that was running used a bad pointer, and which one is not known; "
+            f"{LOST}.",
         ),
         (
-            Incident(
-                0,
-                "unfinished_work",
-                634,
-                1001,
-                (641, 642),
-                blamed_pid=641,
-                caused_by_pids=(640,),
-                proof="address",
-            ),
+            replace(FAULT, blamed_pid=641, caused_by_pids=(641,)),
+            f"{ERROR}process 641 used a bad pointer (proved by the kernel log); 1 other client was "
+            "lost (process 642).",
+        ),
+        (
+            replace(FAULT, kind="unfinished_work", blamed_pid=641, caused_by_pids=(640,)),
             "Process 640 left GPU work unfinished, which caused a fatal GPU error in alice's "
-            "server 634 (proved by the kernel log); 2 clients were lost (processes 641 and 642); "
-            f"MPS names process 641, {MPS_NAMES}.",
+            f"server 634 (proved by the kernel log); {LOST}; MPS names process 641, {MPS_NAMES}.",
         ),
         (
             Incident(0, "fault_recovered", 634, 1001, seconds=0.025),
@@ -172,7 +151,7 @@ def test_memory(size: float, expected: str) -> None:
     ],
 )
 def test_incident(incident: Incident, expected: str) -> None:
-    assert humanize.describe_incident(incident, who) == expected
+    assert humanize.describe_incident(incident, shown_user) == expected
 
 
 def test_every_kind_has_a_sentence() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from mps_exporter import diagnostics
-from mps_exporter.diagnostics import ADVICE
-from mps_exporter.diagnostics.safe_commands import Action
-from mps_exporter.diagnostics.visibility import unseen
+from mps_exporter import findings
+from mps_exporter.findings import ADVICE
+from mps_exporter.findings.finding import Action
+from mps_exporter.findings.visibility import unknowns
 from mps_exporter.observations import LogState, Reading
 from mps_exporter.snapshot import CollectorResult, Incident, Snapshot, TimelineSpan, Wait
 from mps_exporter.web import history as history_module
@@ -72,7 +72,7 @@ def test_a_number_that_is_not_known_is_no_zero() -> None:
     assert number(host, "Clients")[0] == "1 or more"
     newer = hosts.daemon(protocol="3")
     assert number(hosts.snapshot(newer), "Waiting")[0] == "not known"
-    assert unseen(hosts.snapshot(newer)) == (
+    assert unknowns(hosts.snapshot(newer)) == (
         "whether clients wait is not known: an MPS v3 daemon does not tell",
     )
 
@@ -265,8 +265,8 @@ def test_everything_beyond_the_first_few_is_folded() -> None:
 
 
 def found_of(snapshot: Snapshot, name: str) -> tuple[Action, ...]:
-    news = diagnostics.recent_incidents(snapshot)
-    found = (*diagnostics.findings(snapshot), *news)
+    news = findings.recent_incidents(snapshot)
+    found = (*findings.findings(snapshot), *news)
     return next(one for one in found if one.advice.name == name).actions
 
 

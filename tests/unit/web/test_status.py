@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mps_exporter import diagnostics
-from mps_exporter.diagnostics import ADVICE
+from mps_exporter import findings
+from mps_exporter.findings import ADVICE
 from mps_exporter.snapshot import CollectorResult, Incident, RecordingInfo, Snapshot, Wait
 from mps_exporter.web import status_handler as status_module
 from mps_exporter.web.options import WebOptions
@@ -297,7 +297,7 @@ def test_the_page_says_what_the_doctor_says() -> None:
         shown = {
             (one.name, one.text, one.remedy) for one in (*status.findings, *status.blind_spots)
         }
-        found = {(one.advice.name, one.evidence, one.remedy) for one in diagnostics.findings(host)}
+        found = {(one.advice.name, one.evidence, one.remedy) for one in findings.findings(host)}
         assert found
         assert found <= shown
         of_the_page = {name for name, _, _ in shown - found}

@@ -1,30 +1,32 @@
-"""What makes every new CUDA process hang: a ghost server, a daemon that does not answer.
+"""Causes that make every new CUDA process hang: ghost servers, unresponsive daemons, dead clients.
 
-Of the ways out, that which costs least. Only what is proved to be dead is ended.
+A remedy is the least costly one, and ends only what is proved to be dead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, HostFacts, of_daemon, of_server, shown_path
-from mps_exporter.diagnostics.safe_commands import (
+from mps_exporter.findings import policy
+from mps_exporter.findings.finding import (
     PROCESS_OWNER,
     Action,
+    Case,
+    Cases,
+    HostFacts,
     end_clients,
     end_processes,
     may_be_ended,
+    of_daemon,
+    of_server,
     quoted_path,
     show_processes,
+    shown_path,
 )
+from mps_exporter.humanize import capitalize, count, printable, processes, sentence
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.observations import ProcessFacts, ProcessView
-from mps_exporter.snapshot import Client, ControlDaemon, Handover, Server
-
-SECOND_STEP_SECONDS = 5
-"""With one GPU the daemon continued at once (8 of 8). With two it and the program that is connected
-to the ghost waited for each other until that program had ended (7 of 7, driver 580)."""
+from mps_exporter.snapshot import Client, ControlDaemon, Server
 
 HANGS = "every-cuda-program-hangs-and-the-control-tool-too"
 
@@ -36,31 +38,31 @@ HANGS = "every-cuda-program-hangs-and-the-control-tool-too"
     "a new one of that user. As soon as another process connects, the daemon waits for the "
     "ghost forever, and every new CUDA process hangs.",
     alert="MpsGhostServer",
+    summary="An MPS server was started for a client that is dead; the daemon will hang on it until "
+    "it is killed.",
     page=HANGS,
 )
-def ghost_server(host: HostFacts, daemon: ControlDaemon, server: Server) -> Iterator[Case]:
+def ghost_server(host: HostFacts, daemon: ControlDaemon, server: Server) -> Cases:
     if not server.ghost:
         return
     text = "the daemon will hang as soon as another user's client connects."
     if hung := _hung_on(server):
-        pids = humanize.processes([one.pid for one in hung])
-        those = pids or humanize.count(len(hung), "client")
+        those = processes([one.pid for one in hung]) or count(len(hung), "client")
         text = f"it serves no client; {those} and all later clients hang."
     elif daemon.state == "unresponsive":
         text = "the daemon hangs on it, and with it every new CUDA process."
-    whose = humanize.capitalize(host.server(server))
-    text = f"{whose} was started for clients that had died in the queue: {text}"
-    yield Case(text, ghost_remedy(server), ghost_commands(daemon))
+    text = f"{host.server(server)} was started for clients that had died in the queue: {text}"
+    yield Case(sentence(text), ghost_remedy(server), ghost_commands(daemon))
 
 
 def ghost_remedy(server: Server) -> str:
-    """Say how to end it, and what to do where that is not enough."""
+    """Return how to end a ghost, and what to do if that is not enough."""
     hung = _hung_on(server)
     more = "run mps-exporter doctor again: it names what is left to end."
-    if those := humanize.processes([one.pid for one in hung if may_be_ended(one)]):
+    if those := processes([one.pid for one in hung if may_be_ended(one)]):
         is_, has = ("is", "has") if len(hung) == 1 else ("are", "have")
         more = f"also end {those}, which {is_} connected to that server and {has} no context."
-    more = f" If the daemon does not answer {SECOND_STEP_SECONDS} s later, {more}"
+    more = f" If the daemon does not answer {policy.GHOST_GRACE_SECONDS} s later, {more}"
     if not may_be_ended(server):
         return (
             "End that server to free the queue. Its process is not visible to the exporter (ps -C "
@@ -72,8 +74,8 @@ def ghost_remedy(server: Server) -> str:
     )
 
 
-def ghost_commands(daemon: ControlDaemon) -> Iterable[Action]:
-    """The commands to copy; the name of the server is checked before it is killed."""
+def ghost_commands(daemon: ControlDaemon) -> Iterator[Action]:
+    """Yield the commands that end ghosts; each checks the server's name before it kills."""
     for server in daemon.servers:
         if server.ghost and may_be_ended(server):
             yield Action(
@@ -84,13 +86,13 @@ def ghost_commands(daemon: ControlDaemon) -> Iterable[Action]:
             )
             yield from end_clients(
                 _hung_on(server),
-                f"if the daemon does not answer {SECOND_STEP_SECONDS} s later: ends what is "
+                f"if the daemon does not answer {policy.GHOST_GRACE_SECONDS} s later: ends what is "
                 "connected to the ghost, and has no context",
             )
 
 
 def _hung_on(server: Server) -> list[Client]:
-    """The clients of a ghost that wait for a context."""
+    """Return the clients of a ghost that wait for a context."""
     without = ("connecting", "creating_context")
     return [one for one in server.clients if one.state in without and not one.contexts]
 
@@ -100,9 +102,10 @@ def _hung_on(server: Server) -> list[Client]:
     "A control daemon does not answer",
     "Every process that starts to use CUDA now hangs in cuInit.",
     alert="MpsControlDaemonUnresponsive",
+    summary="An MPS control daemon hangs; every CUDA program that starts hangs with it.",
     page=HANGS,
 )
-def daemon_unresponsive(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
+def daemon_unresponsive(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if daemon.state == "unresponsive":
         hangs, remedy, actions = _way_out(daemon)
         name = shown_path(daemon.pipe_directory)
@@ -110,44 +113,41 @@ def daemon_unresponsive(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
 
 
 def _way_out(daemon: ControlDaemon) -> tuple[str, str, Iterable[Action]]:
-    """Say why a daemon hangs, what to do, and the commands for it."""
-    hangs = "programs that start now hang"
-    facts = daemon.facts
-    processes = facts.processes if facts is not None else ()
-    stopped = next((one for one in processes if one.stopped), None)
+    """Return why a daemon hangs, the remedy, and its commands."""
+    hangs, facts, last = "programs that start now hang", daemon.facts, daemon.handover
+    running = facts.processes if facts is not None else ()
+    stopped = next((one for one in running if one.stopped), None)
     ghost = next((server for server in daemon.servers if server.ghost), None)
-    # To end a ghost is enough, whatever holds it.
+    # The end of a ghost is enough, even if a server is stopped, but not if the daemon itself is.
     itself = facts is not None and facts.process is not None and facts.process.stopped
     if stopped is not None and (ghost is None or itself):
-        how, remedy = halt_texts(stopped) or ("stopped", _where_nothing_is_seen(daemon))
+        how, remedy = halt_texts(stopped) or ("stopped", _remedy_of_unknown_cause(daemon))
         what = "it" if stopped.pid == daemon.pid else f"its server {stopped.pid}"
         return f"{what} is {how}; {hangs}", remedy, resuming(stopped)
     if ghost is not None:
         why = f"it hangs on its ghost server {ghost.pid}"
         return why, ghost_remedy(ghost), ghost_commands(daemon)
-    if (last := daemon.handover) is not None and last.server_pid is not None:
-        return _of_ended_server(last, hangs)
-    remedy = _where_nothing_is_seen(daemon)
+    if last is not None and last.server_pid is not None:
+        # On H200s the daemon continued at once (7 of 7), and logged the end of its server.
+        effect = "ends the client of a server that has ended; the daemon stays"
+        return (
+            f"it waits for process {last.pid}, which it sent to server {last.server_pid}, and that "
+            f"has ended; {hangs}",
+            f"End process {last.pid}, which has lost its server: the daemon then continues, and "
+            "starts a server for the next client. Do not restart the daemon.",
+            end_processes([last.pid], effect),
+        )
+    remedy = _remedy_of_unknown_cause(daemon)
     if daemon.resumed:
         remedy = "It was stopped, and was continued since: its next answer shows whether it works."
-    return hangs, remedy, show_processes((one.pid for one in processes), _STUCK_IN)
-
-
-_STUCK_IN = "shows what they are stuck in"
-
-
-def _of_ended_server(last: Handover, hangs: str) -> tuple[str, str, Iterable[Action]]:
-    # On H200s the daemon continued at once, 7 times of 7, and noted the end of its server.
     return (
-        f"it waits for process {last.pid}, which it sent to server {last.server_pid}, and that "
-        f"has ended; {hangs}",
-        f"End process {last.pid}, which has lost its server: the daemon then continues, and "
-        "starts a server for the next client. Do not restart the daemon.",
-        end_processes([last.pid], "ends the client of a server that has ended; the daemon stays"),
+        hangs,
+        remedy,
+        show_processes((one.pid for one in running), "shows what they are stuck in"),
     )
 
 
-def _where_nothing_is_seen(daemon: ControlDaemon) -> str:
+def _remedy_of_unknown_cause(daemon: ControlDaemon) -> str:
     if not (daemon.follows("control") and daemon.follows("server")):
         return (
             "Not all of its logs can be read, so whether a ghost server blocks it is not known; it "
@@ -157,7 +157,7 @@ def _where_nothing_is_seen(daemon: ControlDaemon) -> str:
     last = daemon.handover
     sent = "" if last is None else f" The last that it did was for process {last.pid}."
     clients = sum(server.clients_connected or 0 for server in daemon.servers)
-    lost = f"its {humanize.count(clients, 'client')}" if clients else "its clients"
+    lost = f"its {count(clients, 'client')}" if clients else "its clients"
     return (
         f"None of its servers is stopped or a ghost, as far as can be seen.{sent} See what it and "
         "its servers are stuck in, and whether they have file descriptors left (mps-exporter "
@@ -166,14 +166,11 @@ def _where_nothing_is_seen(daemon: ControlDaemon) -> str:
 
 
 def halt_texts(one: ProcessFacts | ProcessView) -> tuple[str, str] | None:
-    """Say what keeps a process from running, and what lets it run; None: nothing is seen."""
+    """Return what keeps a process from running and the remedy; None if nothing does."""
     if one.frozen_group:
-        return (
-            f"frozen, with its control group {shown_path(one.frozen_group)}",
-            "Thaw that group.",
-        )
+        return f"frozen, with its control group {shown_path(one.frozen_group)}", "Thaw that group."
     if one.state == "t":
-        debugger = f"process {humanize.printable(one.tracer)}" if one.tracer else "a debugger"
+        debugger = f"process {printable(one.tracer)}" if one.tracer else "a debugger"
         return (
             f"stopped by {debugger}, which traces it (state t)",
             f"Let {debugger} continue it, or detach from it; SIGCONT has no effect.",
@@ -184,19 +181,16 @@ def halt_texts(one: ProcessFacts | ProcessView) -> tuple[str, str] | None:
 
 
 def resuming(one: ProcessFacts | ProcessView) -> Iterator[Action]:
-    """Give the command that lets a process run."""
+    """Yield the command that lets a process run."""
     if one.frozen_group:
-        runtime, _, container = (
-            parse_cgroup(f"0::{one.frozen_group}").container_id or ""
-        ).partition("://")
-        paused = runtime in ("docker", "podman") and container in one.frozen_group[-70:]
-        if paused:
-            yield Action(f"{runtime} unpause {container[:12]}", "root", "thaws the container")
+        container = parse_cgroup(f"0::{one.frozen_group}").container_id or ""
+        runtime, _, number = container.partition("://")
+        if runtime in ("docker", "podman") and number in one.frozen_group[-70:]:
+            yield Action(f"{runtime} unpause {number[:12]}", "root", "thaws the container")
         elif path := quoted_path(f"{one.frozen_group}/cgroup.freeze"):
             yield Action(f"echo 0 > {path}", "root", "thaws the control group")
     elif one.state == "T":
-        effect = "lets the stopped process go on"
-        yield Action(f"kill -CONT {one.pid}", PROCESS_OWNER, effect)
+        yield Action(f"kill -CONT {one.pid}", PROCESS_OWNER, "lets the stopped process go on")
 
 
 @of_daemon(
@@ -206,19 +200,18 @@ def resuming(one: ProcessFacts | ProcessView) -> Iterator[Action]:
     "for it that serves no process, and hangs on that server as soon as another process "
     "connects, including one that the same user started instead.",
     alert="MpsQueuedClientDead",
+    summary="A client died in the MPS queue; when its turn comes, the control daemon will hang.",
     page=HANGS,
 )
-def queued_client_dead(host: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
-    dead = [wait for wait in daemon.waits if wait.dead]
-    if not dead:
-        return
-    pids = humanize.capitalize(humanize.processes([one.pid for one in dead]) or "a process")
-    yield Case(
-        f"{pids} died while waiting in the queue of {shown_path(daemon.pipe_directory)}, and "
-        f"still {'have queue entries' if len(dead) > 1 else 'has a queue entry'}: when the "
-        "turn comes, the daemon hangs.",
-        "Nothing is lost yet; do not restart the daemon. When the running server exits, the "
-        f"daemon starts a server for {host.user(dead[0].uid)} that serves no client: it is "
-        "reported as a ghost, with the command that ends it, and then the queue continues. "
-        "Until then a new process of this user would hang too.",
-    )
+def queued_client_dead(host: HostFacts, daemon: ControlDaemon) -> Cases:
+    if dead := [wait for wait in daemon.waits if wait.dead]:
+        pids = capitalize(processes([one.pid for one in dead]) or "a process")
+        yield Case(
+            f"{pids} died while waiting in the queue of {shown_path(daemon.pipe_directory)}, and "
+            f"still {'have queue entries' if len(dead) > 1 else 'has a queue entry'}: when the "
+            "turn comes, the daemon hangs.",
+            "Nothing is lost yet; do not restart the daemon. When the running server exits, the "
+            f"daemon starts a server for {host.user(dead[0].uid)} that serves no client: it is "
+            "reported as a ghost, with the command that ends it, and then the queue continues. "
+            "Until then a new process of this user would hang too.",
+        )

@@ -1,17 +1,32 @@
-"""What this exporter cannot read, what to do about it, and logs that have grown large."""
+"""Facts that this exporter cannot read, with the remedy, and logs that have grown large."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 
-from mps_exporter import humanize
-from mps_exporter.diagnostics.finding import Case, HostFacts, of_daemon, of_host, shown_path
-from mps_exporter.diagnostics.safe_commands import ANY_USER, Action, quoted_path
+from mps_exporter.findings import policy
+from mps_exporter.findings.finding import (
+    ANY_USER,
+    Action,
+    Case,
+    Cases,
+    HostFacts,
+    of_daemon,
+    of_host,
+    quoted_path,
+    shown_path,
+)
+from mps_exporter.humanize import (
+    capitalize,
+    count,
+    join_some,
+    memory,
+    printable,
+    processes,
+    sentence,
+)
 from mps_exporter.observations import LogName, LogState
 from mps_exporter.snapshot import ControlDaemon, Snapshot
-
-LOG_LARGE_BYTES = 1 << 30
-"""The logs are not rotated automatically; a GiB is weeks of a busy host."""
 
 _PRIVILEGES = "deployment.md#required-privileges"
 _RIGHTS = "Give the exporter CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or run it as root."
@@ -37,7 +52,8 @@ _GIVE_SYSLOG = (
     f"CapabilityBoundingSet={_PROOF}\\nProtectKernelLogs=no\\nDeviceAllow=/dev/kmsg r\\n' "
     f">{_DROP_IN}/proof.conf && systemctl daemon-reload && systemctl restart mps-exporter"
 )
-"""For a unit without them; systemd reads the file after least.conf, which takes all away."""
+"""For a unit without these capabilities; systemd reads the file after least.conf, which removes all
+of them."""
 
 
 @of_daemon(
@@ -46,28 +62,27 @@ _GIVE_SYSLOG = (
     "Neither MPS nor the driver rotates it. Renaming does not help, since the daemon keeps the "
     "file open; only copying and truncating does.",
     alert="MpsControlLogLarge",
+    summary="An MPS log file is larger than 1 GiB; nothing rotates it.",
 )
-def log_large(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
+def log_large(_: HostFacts, daemon: ControlDaemon) -> Cases:
     for log in daemon.logs:
-        if log.size_bytes is not None and log.size_bytes > LOG_LARGE_BYTES:
+        if log.size_bytes is not None and log.size_bytes > policy.LARGE_LOG_BYTES:
             yield Case(
-                f"{shown_path(log.path)} has {humanize.memory(log.size_bytes)}.",
+                f"{shown_path(log.path)} has {memory(log.size_bytes)}.",
                 "Empty it in place, as its user (truncate). Then set up logrotate with "
                 "copytruncate.",
                 _truncate(daemon),
             )
 
 
-def _truncate(daemon: ControlDaemon) -> Iterable[Action]:
+def _truncate(daemon: ControlDaemon) -> Iterator[Action]:
     largest = max(daemon.logs, key=lambda log: log.size_bytes or 0)
     if path := quoted_path(largest.path):
-        # As its user: root would truncate whatever a link leads to by then.
+        # Run as the log's user: root would truncate the target of a link placed there meanwhile.
         user = f"sudo -u '#{daemon.facts.user}' " if daemon.facts and daemon.facts.user else ""
-        yield Action(
-            f"{user}truncate -s 0 {path}",
-            "root, or the user who runs the daemon",
-            "empties the log; its lines are lost",
-        )
+        run_as = "root, or the user who runs the daemon"
+        effect = "empties the log; its lines are lost"
+        yield Action(f"{user}truncate -s 0 {path}", run_as, effect)
 
 
 @of_host(
@@ -76,24 +91,25 @@ def _truncate(daemon: ControlDaemon) -> Iterable[Action]:
     "Its metrics are absent.",
     kind="blindness",
     alert="MpsExporterCollectorFailing",
+    summary="The MPS exporter cannot read one of its sources; the metrics of that source are "
+    "missing.",
 )
-def source_unreadable(host: HostFacts) -> Iterator[Case]:
+def source_unreadable(host: HostFacts) -> Cases:
     explained = any(
         daemon.state in ("unresponsive", "draining", "refused")
         or _tool_missing(daemon)
         or _takes_no_queries(daemon)
         for daemon in host.daemons
     )
+    effect = "shows whether the driver is loaded"
+    show = [Action("nvidia-smi -L", ANY_USER, effect, heals=False)]
     for result in host.snapshot.collectors:
         if not result.success and not (result.name == "control" and explained):
-            error = humanize.printable(result.error or "no answer before the deadline", 400)
-            show = Action(
-                "nvidia-smi -L", ANY_USER, "shows whether the driver is loaded", heals=False
-            )
+            error = printable(result.error or "no answer before the deadline", 400)
             yield Case(
-                f"{humanize.capitalize(_SOURCES[result.name])} could not be read: {error}.",
+                f"{capitalize(_SOURCES[result.name])} could not be read: {error}.",
                 _SOURCE_REMEDIES.get(result.name, "See the findings of each daemon."),
-                () if host.snapshot.gpus else [show],
+                () if host.snapshot.gpus else show,
             )
 
 
@@ -102,14 +118,14 @@ def source_unreadable(host: HostFacts) -> Iterator[Case]:
     "The control tool cannot be run",
     "Without nvidia-cuda-mps-control no daemon can be queried.",
     kind="blindness",
-    alert="MpsExporterCollectorFailing",
+    runbook="MpsExporterCollectorFailing",
 )
-def tool_missing(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
+def tool_missing(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if _tool_missing(daemon):
-        # Without the commands that it was wanted for.
+        # Omit the queries for which the tool was needed.
         _before, tool, reply = (daemon.error or "").partition("the control tool")
         yield Case(
-            humanize.sentence(shown_path(tool + reply)),
+            sentence(shown_path(tool + reply)),
             "Install the driver's nvidia-cuda-mps-control, or set its path with "
             "--mps.control-binary.",
         )
@@ -126,7 +142,7 @@ def _tool_missing(daemon: ControlDaemon) -> bool:
     "or when other programs query it all the time; control.log would show which.",
     kind="blindness",
 )
-def daemon_state_unknown(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
+def daemon_state_unknown(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if _takes_no_queries(daemon):
         yield Case(
             f"The MPS daemon {shown_path(daemon.pipe_directory)} accepts no queries, and its "
@@ -147,8 +163,10 @@ def _takes_no_queries(daemon: ControlDaemon) -> bool:
     "Crashes, faults and waits cannot be detected from any other source.",
     kind="blindness",
     alert="MpsExporterLogsUnreadable",
+    summary="The log of an MPS daemon cannot be read; crashes, faults and waits there are not "
+    "detected.",
 )
-def logs_unreadable(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
+def logs_unreadable(_: HostFacts, daemon: ControlDaemon) -> Cases:
     shut = [log for log in daemon.logs if not log.readable]
     if daemon.pid is None or not shut:
         return
@@ -173,14 +191,14 @@ def logs_unreadable(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
             "cannot be read. Waits, crashes and faults of this daemon are not detected."
         )
         remedy = f"Set it with --mps.log-directory. Or: {_RIGHTS}"
-    paths = [path for log in shut if (path := quoted_path(log.path))]
     effect = "shows which directory keeps it out"
-    shown = [Action(f"namei -l {path}", ANY_USER, effect, heals=False) for path in paths]
+    commands = [f"namei -l {path}" for log in shut if (path := quoted_path(log.path))]
+    shown = [Action(command, ANY_USER, effect, heals=False) for command in commands]
     yield Case(text, remedy, shown)
 
 
 def _unreadable(log: LogState) -> str:
-    reason = f": {humanize.printable(log.error, 200)}" if log.error else ""
+    reason = f": {printable(log.error, 200)}" if log.error else ""
     return f"{shown_path(log.path)} cannot be read{reason}"
 
 
@@ -191,11 +209,11 @@ def _unreadable(log: LogState) -> str:
     kind="blindness",
     page="web-config.md",
 )
-def web_configuration_unusable(host: HostFacts) -> Iterator[Case]:
+def web_configuration_unusable(host: HostFacts) -> Cases:
     if host.config_error is not None:
         yield Case(
             "The web configuration cannot be used; the previous one stays in force: "
-            f"{humanize.printable(host.config_error, 400)}.",
+            f"{printable(host.config_error, 400)}.",
             "Correct the file; it is reloaded automatically.",
         )
 
@@ -207,20 +225,18 @@ def web_configuration_unusable(host: HostFacts) -> Iterator[Case]:
     kind="blindness",
     page="mps-versions.md#how-to-help",
 )
-def replies_not_understood(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
+def replies_not_understood(_: HostFacts, daemon: ControlDaemon) -> Cases:
+    found = daemon.partitioning.not_understood if daemon.partitioning is not None else {}
     plurals = {"reply": "replies"}
-    counts: Mapping[tuple[str, str], int] = (
-        daemon.partitioning.not_understood if daemon.partitioning is not None else {}
-    )
     parts = [
-        f"{humanize.count(number, part, plurals.get(part, ''))} of {reply}"
-        for (reply, part), number in sorted(counts.items())
+        f"{count(number, part, plurals.get(part, ''))} of {reply}"
+        for (reply, part), number in sorted(found.items())
     ]
     if parts:
+        was = "was" if sum(found.values()) == 1 else "were"
+        name = shown_path(daemon.pipe_directory)
         yield Case(
-            f"Of the last replies of {shown_path(daemon.pipe_directory)} "
-            f"{humanize.join_some(parts)} {'was' if sum(counts.values()) == 1 else 'were'} "
-            "left out.",
+            f"Of the last replies of {name} {join_some(parts)} {was} left out.",
             "Update the exporter. If it is the newest: make a recording (mps-exporter record "
             "FILE --anonymise) and attach it to an issue.",
         )
@@ -234,7 +250,7 @@ def replies_not_understood(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case
     kind="blindness",
     page=_PRIVILEGES,
 )
-def directories_assumed(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
+def directories_assumed(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if daemon.pid is not None and daemon.facts and daemon.facts.directories_assumed:
         yield Case(
             f"It is assumed that process {daemon.pid} is the daemon of "
@@ -252,21 +268,21 @@ def directories_assumed(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
     kind="blindness",
     page=_PRIVILEGES,
 )
-def environment_unreadable(host: HostFacts) -> Iterator[Case]:
-    found: list[tuple[ControlDaemon | None, str]] = []
+def environment_unreadable(host: HostFacts) -> Cases:
+    found = {}
     for daemon in host.daemons:
         clients = (client for server in daemon.servers for client in server.clients)
         pids = [client.pid for client in clients if client.environment_readable is False]
         if pids:
-            found.append((daemon, humanize.processes(pids) or "some clients"))
+            found[daemon.pipe_directory] = processes(pids) or "some clients"
     if (number := host.snapshot.unreadable_environments) and not found:
-        found.append((None, humanize.count(number, "process", "processes")))
-    for of, those in found:
+        found[""] = count(number, "process", "processes")
+    for pipe_directory, those in found.items():
         yield Case(
             f"The environment of {those} cannot be read: limits that they set for themselves are "
             "not known and are omitted.",
             _RIGHTS,
-            of=of,
+            pipe_directory=pipe_directory,
         )
 
 
@@ -278,11 +294,11 @@ def environment_unreadable(host: HostFacts) -> Iterator[Case]:
     kind="blindness",
     page=_PRIVILEGES,
 )
-def kernel_log_unreadable(host: HostFacts) -> Iterator[Case]:
+def kernel_log_unreadable(host: HostFacts) -> Cases:
     kernel = host.snapshot.kernel_log
     if kernel is not None and not kernel.readable and host.daemons:
         yield Case(
-            f"The kernel log is not being read: {humanize.printable(kernel.error, 400)}.",
+            f"The kernel log is not being read: {printable(kernel.error, 400)}.",
             "Give the exporter CAP_SYSLOG and CAP_SYS_PTRACE, or run it as root; a container needs "
             "the device /dev/kmsg, too.",
             [Action(_GIVE_SYSLOG, "root, for the package's service", "gives it both capabilities")],
@@ -296,13 +312,13 @@ def kernel_log_unreadable(host: HostFacts) -> Iterator[Case]:
     "not always told apart.",
     kind="blindness",
 )
-def daemon_outside_host_pid_namespace(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
-    name = shown_path(daemon.pipe_directory)
+def daemon_outside_host_pid_namespace(_: HostFacts, daemon: ControlDaemon) -> Cases:
+    name, text = shown_path(daemon.pipe_directory), ""
     nameless = sum(not client.pid for server in daemon.servers for client in server.clients)
     process = daemon.facts.process if daemon.facts is not None else None
     if nameless:
         text = (
-            f"{humanize.count(nameless, 'client')} of {name} cannot be told apart: the daemon "
+            f"{count(nameless, 'client')} of {name} cannot be told apart: the daemon "
             "runs in a different PID namespace."
         )
     elif process is not None and len(process.namespace_pids) > 1:
@@ -310,12 +326,9 @@ def daemon_outside_host_pid_namespace(_: HostFacts, daemon: ControlDaemon) -> It
             f"The daemon {name} runs in a different PID namespace: process {process.pid} is "
             f"{process.namespace_pids[-1]} there."
         )
-    else:
-        return
-    yield Case(
-        text,
-        "Start the daemon with the host's PID namespace (hostPID: true, or docker run --pid host).",
-    )
+    if text:
+        remedy = "Start the daemon with the host's PID namespace (hostPID: true, or docker run "
+        yield Case(text, f"{remedy}--pid host).")
 
 
 @of_host(
@@ -325,12 +338,12 @@ def daemon_outside_host_pid_namespace(_: HostFacts, daemon: ControlDaemon) -> It
     "read; configured daemons always are.",
     kind="blindness",
 )
-def processes_ignored(host: HostFacts) -> Iterator[Case]:
+def processes_ignored(host: HostFacts) -> Cases:
     if ignored := host.snapshot.ignored_processes:
-        users = [f"{uid} ({count})" for uid, count in ignored.items()]
+        users = [f"{uid} ({number})" for uid, number in ignored.items()]
         yield Case(
             "More daemons, MPS processes and clients than are shown run for "
-            f"{humanize.count(len(users), 'user')}, by UID: {humanize.join_some(users)}.",
+            f"{count(len(users), 'user')}, by UID: {join_some(users)}.",
             "Name the daemons that are wanted with --mps.pipe-directory, and ask these users about "
             "the others.",
         )
@@ -343,51 +356,50 @@ def processes_ignored(host: HostFacts) -> Iterator[Case]:
     "counts include them.",
     kind="blindness",
 )
-def clients_not_shown(_: HostFacts, daemon: ControlDaemon) -> Iterator[Case]:
+def clients_not_shown(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if daemon.dropped_clients:
         yield Case(
-            f"{humanize.count(daemon.dropped_clients, 'client')} of "
-            f"{shown_path(daemon.pipe_directory)} more than --collector.clients.max are not shown.",
+            f"{count(daemon.dropped_clients, 'client')} of {shown_path(daemon.pipe_directory)} "
+            "more than --collector.clients.max are not shown.",
             "Raise --collector.clients.max.",
         )
 
 
-_SUBJECTS = {
+_UNKNOWN_SUBJECTS = {
     "nvml": "GPU activity is not known",
     "process": "whether other daemons run is not known",
 }
 
 
-def unseen(snapshot: Snapshot) -> tuple[str, ...]:
-    """What must not be said of this host, since it cannot be seen; empty: everything is seen."""
+def unknowns(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the facts about this host that are unknown; empty if everything could be read."""
     found = [
-        f"{_SUBJECTS[result.name]}: {_SOURCES[result.name]} could not be read"
+        f"{_UNKNOWN_SUBJECTS[result.name]}: {_SOURCES[result.name]} could not be read"
         for result in snapshot.collectors
-        if not result.success and result.name in _SUBJECTS
+        if not result.success and result.name in _UNKNOWN_SUBJECTS
     ]
     several = len(snapshot.daemons) > 1
     for daemon in snapshot.daemons:
-        if daemon.state == "absent":
-            continue
-        at = f" at {shown_path(daemon.pipe_directory)}" if several else ""
-        if daemon.state is None:
-            found.append(f"whether the daemon{at} answers is not known")
-        if not daemon.shows_waits:
-            why = (
-                "an MPS v3 daemon does not tell"
-                if daemon.follows("control")
-                else _why_not(daemon, "control")
-            )
-            found.append(f"whether clients wait{at} is not known: {why}")
-        if not daemon.follows("server"):
-            found.append(
-                f"faults and hung clients{at} cannot be detected: {_why_not(daemon, 'server')}"
-            )
-        if daemon.servers_count is None:
-            found.append(f"whether a server runs{at} is not known")
-        elif any(server.clients_connected is None for server in daemon.servers):
-            found.append(f"how many clients are connected{at} is not known")
+        if daemon.state != "absent":
+            at = f" at {shown_path(daemon.pipe_directory)}" if several else ""
+            found.extend(_unknowns_of(daemon, at))
     return tuple(dict.fromkeys(found))
+
+
+def _unknowns_of(daemon: ControlDaemon, at: str) -> Iterator[str]:
+    if daemon.state is None:
+        yield f"whether the daemon{at} answers is not known"
+    if not daemon.shows_waits:
+        why = "an MPS v3 daemon does not tell"
+        if not daemon.follows("control"):
+            why = _why_not(daemon, "control")
+        yield f"whether clients wait{at} is not known: {why}"
+    if not daemon.follows("server"):
+        yield f"faults and hung clients{at} cannot be detected: {_why_not(daemon, 'server')}"
+    if daemon.servers_count is None:
+        yield f"whether a server runs{at} is not known"
+    elif any(server.clients_connected is None for server in daemon.servers):
+        yield f"how many clients are connected{at} is not known"
 
 
 def _why_not(daemon: ControlDaemon, log: LogName) -> str:

@@ -1,0 +1,109 @@
+"""Findings about this host, each with evidence, reason and remedy.
+
+One table feeds ``mps-exporter doctor``, the metric mps_advice, the findings of the status page and
+the alerts of prometheus/rules. Pure: a snapshot in, findings out. Remedies are commands for the
+operator: the exporter changes nothing on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from mps_exporter.findings import daemons, gpus, hangs, incidents, limits, visibility
+from mps_exporter.findings.finding import (
+    SEVERITIES,
+    Finding,
+    FindingType,
+    HostFacts,
+    Kind,
+    Severity,
+)
+from mps_exporter.findings.visibility import unknowns
+from mps_exporter.humanize import UserNameLookup, UserNames
+from mps_exporter.observations import DaemonConditions, HostTraces
+from mps_exporter.snapshot import Snapshot
+
+__all__ = [
+    "ADVICE",
+    "Finding",
+    "FindingType",
+    "Severity",
+    "findings",
+    "in_order",
+    "most_severe",
+    "of_web_configuration",
+    "recent_incidents",
+    "trace_findings",
+    "unknowns",
+]
+
+_DECLARED = [
+    declared
+    for module in (hangs, daemons, incidents, gpus, limits, visibility)
+    for declared in vars(module).values()
+    if isinstance(declared, FindingType)
+]
+ADVICE: dict[str, FindingType] = {
+    one.name: one
+    for one in sorted(
+        _DECLARED, key=lambda one: (SEVERITIES.index(one.severity), one.kind == "trace")
+    )
+}
+"""All types of findings by name, the most urgent first."""
+
+_URGENCY = {name: number for number, name in enumerate(ADVICE)}
+
+
+def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings, the most urgent first."""
+    return tuple(
+        sorted(found, key=lambda one: (SEVERITIES.index(one.severity), _URGENCY[one.advice.name]))
+    )
+
+
+def _findings_of(host: HostFacts, *kinds: Kind) -> tuple[Finding, ...]:
+    types = (one for one in ADVICE.values() if one.kind in kinds)
+    return in_order(finding for one in types for finding in one.found(host))
+
+
+def findings(snapshot: Snapshot, name_of: UserNameLookup | None = None) -> tuple[Finding, ...]:
+    """Return all current findings, the most urgent first.
+
+    Args:
+        snapshot: The host.
+        name_of: Maps UIDs to names; by default the names in the snapshot.
+    """
+    return _findings_of(HostFacts(snapshot, name_of or UserNames(snapshot)), "state", "blindness")
+
+
+def recent_incidents(
+    snapshot: Snapshot,
+    name_of: UserNameLookup | None = None,
+    views: Mapping[str, DaemonConditions] | None = None,
+) -> tuple[Finding, ...]:
+    """Return recent incidents, for the page and the doctor only: metrics have counters for them.
+
+    Args:
+        snapshot: The host.
+        name_of: As in findings().
+        views: Pipe directory -> /proc facts about a daemon whose servers cannot start.
+    """
+    return _findings_of(HostFacts(snapshot, name_of or UserNames(snapshot), views or {}), "news")
+
+
+def trace_findings(traces: HostTraces) -> tuple[Finding, ...]:
+    """Return the findings about leftovers, which only the doctor searches for."""
+    empty = Snapshot(0.0)
+    return _findings_of(HostFacts(empty, UserNames(empty), leftovers=traces), "trace")
+
+
+def of_web_configuration(error: str) -> tuple[Finding, ...]:
+    """Return the finding that the changed file of --web.config.file is invalid."""
+    empty = Snapshot(0.0)
+    host = HostFacts(empty, UserNames(empty), config_error=error)
+    return tuple(visibility.web_configuration_unusable.found(host))
+
+
+def most_severe(found: Iterable[Finding]) -> Severity | None:
+    """Return the highest severity; None without findings."""
+    return min((one.severity for one in found), key=SEVERITIES.index, default=None)

@@ -1,0 +1,270 @@
+"""A finding: its declaration, its condition, its cases on a host, and the commands it may offer.
+
+A command is offered only if every part of it is known and safe to paste: paths are quoted, and a
+path with control characters gives no command. A command that ends a process takes the PID from the
+same snapshot.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal, NamedTuple
+
+from mps_exporter import humanize
+from mps_exporter.findings import policy
+from mps_exporter.humanize import UserNameLookup
+from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, HostTraces
+from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Server, Snapshot
+
+DOCS = "https://github.com/mps-exporter/mps-exporter/blob/main/"
+PROCESS_OWNER = "root, or the user of these processes"
+ANY_USER = "any user"
+
+Severity = Literal["critical", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
+Scope = Literal["host", "daemon", "server", "gpu"]
+Kind = Literal["state", "blindness", "news", "trace"]
+"""A state of the host, missing visibility, a recent incident, or a leftover that only the doctor
+searches for."""
+
+
+def effective_severity(severity: Severity, *, limited: bool) -> Severity:
+    """Return at most a warning for an ordinary user's daemon, which its user can break."""
+    return "warning" if limited and severity == "critical" else severity
+
+
+def symptom_url(page: str) -> str:
+    return f"{DOCS}docs/symptoms/{page}.md"
+
+
+def shown_path(path: str) -> str:
+    """Return a path in a form that is safe to show."""
+    return humanize.printable(path, 400)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A command for a person to run."""
+
+    command: str
+    run_as: str
+    effect: str
+    heals: bool = True
+    """False if the command only shows more."""
+
+
+def permitted(offered: Iterable[Action], daemon: DaemonFacts | None) -> tuple[Action, ...]:
+    """Return the commands that may be offered for a daemon; every command passes this check.
+
+    An ordinary user chooses every path and every PID of that user's daemon. A command that only
+    shows something is run as that user; a command that changes something is not offered.
+    """
+    if daemon is None or not daemon.limited:
+        return tuple(offered)
+    return tuple(
+        replace(one, command=f"sudo -u '#{daemon.user}' {one.command}", run_as="root")
+        for one in offered
+        if one.run_as == ANY_USER and not one.heals and daemon.user
+    )
+
+
+def quoted_path(path: str) -> str | None:
+    """Return a path as one word of a shell; None if it has characters that cannot be shown."""
+    return shlex.quote(path) if path and humanize.printable(path, len(path)) == path else None
+
+
+def open_folder(closed: ClosedFolder | None, daemon: DaemonFacts | None) -> tuple[Action, ...]:
+    """Return the command that opens a folder above a daemon's directories, if its user owns it."""
+    path = quoted_path(closed.path) if closed is not None else None
+    if path is None or closed is None or daemon is None or closed.owner_uid != daemon.user:
+        return ()
+    effect = "lets the server pass; then start the process again"
+    return permitted([Action(f"chmod a+x {path}", "root, or its owner", effect)], daemon)
+
+
+def may_be_ended(one: Server | Client) -> bool:
+    """Return whether a PID may be put into a command: a log can contain the PID of any process.
+
+    PIDs 1 and 2 are init and kthreadd.
+    """
+    return one.confirmed and one.pid > 2
+
+
+def _known_pids(pids: Iterable[int]) -> list[str]:
+    """Return the known PIDs, each once; none if they are too many for one command."""
+    known = sorted({pid for pid in pids if pid})
+    return list(map(str, known)) if len(known) <= policy.MAX_COMMAND_PIDS else []
+
+
+def show_processes(pids: Iterable[int], effect: str) -> Iterable[Action]:
+    if known := _known_pids(pids):
+        command = f"ps -o pid,user,stat,etime,args -p {','.join(known)}"
+        yield Action(command, ANY_USER, effect, heals=False)
+
+
+def end_processes(pids: Iterable[int], effect: str) -> Iterable[Action]:
+    if known := _known_pids(pids):
+        yield Action(f"kill {' '.join(known)}", PROCESS_OWNER, effect)
+
+
+def end_clients(clients: Iterable[Client], effect: str) -> Iterable[Action]:
+    """Yield the command that ends those clients that may be ended."""
+    return end_processes((client.pid for client in clients if may_be_ended(client)), effect)
+
+
+KERNEL_LOG = (Action("dmesg -T | grep -i xid", "root", "the driver's account of it", heals=False),)
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """The input of all conditions."""
+
+    snapshot: Snapshot
+    user: UserNameLookup
+    conditions: Mapping[str, DaemonConditions] = field(default_factory=dict)
+    """Pipe directory -> /proc facts about a daemon whose servers cannot start."""
+    leftovers: HostTraces = field(default_factory=HostTraces)
+    config_error: str | None = None
+    """Error of the web configuration."""
+
+    @property
+    def daemons(self) -> tuple[ControlDaemon, ...]:
+        return self.snapshot.daemons
+
+    def age(self, since: float) -> float:
+        return self.snapshot.taken_at - since
+
+    def server(self, server: Server) -> str:
+        """Return a server's user and PID for use within a sentence."""
+        return f"{self.user(server.uid)}'s server {server.pid}"
+
+    def client(self, client: Client) -> str:
+        return humanize.process(client.pid, client.command, self.user(client.uid))
+
+    def subjects(self, scope: Scope) -> Iterator[tuple[ControlDaemon | Server | Gpu, ...]]:
+        """Yield the arguments of each call of a condition with this scope."""
+        if scope == "server":
+            yield from ((daemon, one) for daemon in self.daemons for one in daemon.servers)
+        elif scope == "host":
+            yield ()
+        else:
+            for one in self.daemons if scope == "daemon" else self.snapshot.gpus:
+                yield (one,)
+
+
+class Case(NamedTuple):
+    """One occurrence of a finding."""
+
+    evidence: str
+    remedy: str
+    actions: Iterable[Action] = ()
+    since: float | None = None
+    pipe_directory: str = ""
+    """Daemon of a case of the whole host, if any."""
+
+
+Cases = Iterator[Case]
+Condition = Callable[..., Cases]
+
+
+@dataclass(frozen=True, slots=True)
+class FindingType:
+    """One kind of finding: its meaning on any host, its condition, and its alert."""
+
+    name: str
+    severity: Severity
+    title: str
+    why: str
+    kind: Kind
+    alert: str
+    """Alert on the same condition, whose severity and texts are generated from this; "" if none."""
+    summary: str
+    """Summary of the alert; "" for the title."""
+    runbook: str
+    """Page of prometheus/runbooks without its suffix; "" if none."""
+    page: str
+    """Page of docs/symptoms without its folder and suffix, else a page of docs."""
+    scope: Scope
+    condition: Condition
+
+    @property
+    def runbook_url(self) -> str | None:
+        return f"{DOCS}prometheus/runbooks/{self.runbook}.md" if self.runbook else None
+
+    @property
+    def docs_url(self) -> str:
+        return f"{DOCS}docs/{self.page}" if ".md" in self.page else symptom_url(self.page)
+
+    def found(self, host: HostFacts) -> Iterator[Finding]:
+        """Yield the cases on a host, with the permitted commands only."""
+        for subject in host.subjects(self.scope):
+            first = subject[0] if subject else None
+            daemon = first if isinstance(first, ControlDaemon) else None
+            gpu = first if isinstance(first, Gpu) else None
+            for evidence, remedy, actions, since, pipe_directory in self.condition(host, *subject):
+                yield Finding(
+                    self,
+                    evidence,
+                    remedy,
+                    daemon.pipe_directory if daemon else pipe_directory,
+                    gpu.index if gpu else "",
+                    gpu.uuid if gpu else "",
+                    since,
+                    permitted(actions, daemon.facts if daemon else None),
+                    limited=daemon is not None and daemon.limited,
+                )
+
+
+def _declare(
+    scope: Scope,
+    severity: Severity,
+    title: str,
+    why: str,
+    *,
+    kind: Kind = "state",
+    alert: str = "",
+    summary: str = "",
+    runbook: str | None = None,
+    page: str = "troubleshooting.md",
+) -> Callable[[Condition], FindingType]:
+    """Declare a finding, which has its condition's name. Its runbook is by default its alert's."""
+    shown = alert if runbook is None else runbook
+
+    def declare(condition: Condition) -> FindingType:
+        name = condition.__name__
+        return FindingType(
+            name, severity, title, why, kind, alert, summary, shown, page, scope, condition
+        )
+
+    return declare
+
+
+of_host, of_daemon = partial(_declare, "host"), partial(_declare, "daemon")
+of_server, of_gpu = partial(_declare, "server"), partial(_declare, "gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A finding on this host: the evidence and the remedy, each in sentences.
+
+    Names from users (programs, user names, paths) are printable.
+    """
+
+    advice: FindingType
+    evidence: str
+    remedy: str
+    daemon: str = ""
+    gpu: str = ""
+    uuid: str = ""
+    since: float | None = None
+    actions: tuple[Action, ...] = ()
+    limited: bool = False
+    """The daemon is an ordinary user's (DaemonFacts.limited)."""
+
+    @property
+    def severity(self) -> Severity:
+        """The severity on the page, in the doctor, in the metric and of the alert."""
+        return effective_severity(self.advice.severity, limited=self.limited)

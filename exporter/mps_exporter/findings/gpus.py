@@ -1,0 +1,283 @@
+"""GPU modes, limits and age; processes that use a GPU without MPS or have lost their server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from mps_exporter import humanize
+from mps_exporter.findings import policy
+from mps_exporter.findings.finding import (
+    Action,
+    Case,
+    Cases,
+    HostFacts,
+    end_processes,
+    of_gpu,
+    permitted,
+    quoted_path,
+    shown_path,
+)
+from mps_exporter.findings.limits import NO_EFFECT
+from mps_exporter.humanize import join_some, percent, printable
+from mps_exporter.observations import ProcessFacts
+from mps_exporter.snapshot import ControlDaemon, Gpu
+
+VOLTA = (7, 0)
+"""First compute capability of the current MPS."""
+
+
+def predates_volta(gpu: Gpu) -> bool:
+    return (gpu.observation.compute_capability or VOLTA) < VOLTA
+
+
+@of_gpu(
+    "info",
+    "A GPU with MPS admits other processes",
+    "In exclusive-process mode only the MPS server may use the GPU, so nothing can bypass MPS "
+    "by accident.",
+    alert="MpsNotExclusiveMode",
+    summary="A GPU that MPS serves is not in EXCLUSIVE_PROCESS mode; programs can bypass MPS.",
+)
+def not_exclusive_mode(_: HostFacts, gpu: Gpu) -> Cases:
+    if gpu.served_by and gpu.observation.compute_mode == "default":
+        command = f"nvidia-smi -i {gpu.index} -c EXCLUSIVE_PROCESS"
+        action = Action(command, "root, while the GPU is idle", "only MPS may use the GPU then")
+        yield Case(
+            f"The compute mode of GPU {gpu.index} is default.",
+            f"While the GPU is idle, run {command} (not if two daemons share it).",
+            [action] if gpu.index.isdecimal() else (),
+        )
+
+
+@of_gpu(
+    "info",
+    "MPS would help here",
+    "Several processes take turns on a GPU whose SMs are mostly idle: with MPS they would run "
+    "at the same time.",
+    alert="MpsWouldHelp",
+    summary="Processes take turns on a GPU whose SMs are mostly idle; with MPS they could run at "
+    "the same time.",
+    page="no-speed-up-with-mps",
+)
+def mps_would_help(_: HostFacts, gpu: Gpu) -> Cases:
+    utilization, activity = gpu.reading("gpu_utilization"), gpu.reading("sm_activity")
+    if gpu.served_by or len(gpu.direct_pids) < 2 or utilization is None or activity is None:
+        return
+    if utilization > policy.MIN_BUSY_UTILIZATION and activity < policy.MAX_IDLE_SM_ACTIVITY:
+        yield Case(
+            f"{len(gpu.direct_pids)} processes take turns on GPU {gpu.index}: its utilization "
+            f"is {percent(utilization)}, but only {percent(activity)} of its SMs are active.",
+            "Start a control daemon (nvidia-cuda-mps-control -d), restart the processes with "
+            "its environment, and compare: what it gains depends on the programs.",
+        )
+
+
+@of_gpu(
+    "info",
+    "Limits leave a GPU partly idle",
+    "An active thread percentage is a cap, also while no other program needs the SMs. Here the "
+    "clients use all that their limits allow, and the rest of the GPU is idle.",
+    page="a-percentage-slows-programs-down-while-the-gpu-is-idle",
+)
+def limit_idles_gpu(_: HostFacts, gpu: Gpu) -> Cases:
+    allowed, activity = gpu.sm_committed_ratio, gpu.reading("sm_activity")
+    if not gpu.served_by or gpu.direct_pids or not allowed or activity is None:
+        return
+    if allowed <= policy.MAX_COMMITTED_RATIO and activity >= policy.MIN_USED_RATIO * allowed:
+        yield Case(
+            f"{percent(activity)} of the SMs of GPU {gpu.index} are active: as many as the limits "
+            f"of its clients allow together ({percent(allowed)}).",
+            "Raise the percentages: they reserve nothing, and clients share what is there. "
+            "Measure the programs with and without.",
+        )
+
+
+@of_gpu(
+    "info",
+    "Memory limits add up to more than the GPU has",
+    "A memory limit reserves nothing: an allocation below its limit fails when the others have "
+    "taken the memory.",
+    page="one-pod-or-job-gets-more-than-its-share",
+)
+def memory_overcommitted(_: HostFacts, gpu: Gpu) -> Cases:
+    committed, total = gpu.client_memory_committed_bytes, gpu.reading("memory_total")
+    if committed is not None and total is not None and committed > total:
+        yield Case(
+            f"The memory limits of the clients on GPU {gpu.index} add up to "
+            f"{humanize.memory(committed)}; it has {humanize.memory(total)}.",
+            "Lower the limits, unless it is known that the programs do not need all of it at once.",
+        )
+
+
+@of_gpu(
+    "info",
+    "A GPU is too old for current MPS",
+    "Before Volta clients share one address space, have no limits, and a fault of one ends "
+    "all of them.",
+)
+def unfit_gpu(_: HostFacts, gpu: Gpu) -> Cases:
+    if gpu.served_by and predates_volta(gpu):
+        model = printable(gpu.observation.name or "its model")
+        text = f"GPU {gpu.index} ({model}) is older than Volta."
+        yield Case(text, "Use a Volta or later GPU.")
+
+
+@of_gpu(
+    "warning",
+    "A process runs without MPS",
+    "It shares the GPU by time slices with the MPS server, and no MPS limit applies to it.",
+    alert="MpsProcessBypassesMps",
+    summary="A program uses a GPU without the MPS daemon that serves it; the MPS limits do not "
+    "apply to it.",
+    page=NO_EFFECT,
+)
+def process_bypasses_mps(host: HostFacts, gpu: Gpu) -> Cases:
+    yield from _past_mps(
+        host,
+        gpu,
+        "no directory",
+        "Restart it with CUDA_MPS_PIPE_DIRECTORY set to {directories}, or set the GPU's compute "
+        "mode to EXCLUSIVE_PROCESS so that it is refused.",
+    )
+
+
+@of_gpu(
+    "warning",
+    "A process looks for MPS in the wrong directory",
+    "Its CUDA_MPS_PIPE_DIRECTORY is not the directory of a running daemon, so CUDA silently "
+    "continued without MPS.",
+    runbook="MpsProcessBypassesMps",
+)
+def pipe_directory_mismatch(host: HostFacts, gpu: Gpu) -> Cases:
+    yield from _past_mps(
+        host,
+        gpu,
+        "no daemon runs",
+        "Set CUDA_MPS_PIPE_DIRECTORY to the daemon's directory, {directories}, and restart the "
+        "process.",
+    )
+
+
+@of_gpu(
+    "warning",
+    "A process did not reach its daemon",
+    "Its CUDA_MPS_PIPE_DIRECTORY is a running daemon's directory, but it is not its client: "
+    "it runs in a container that does not see the directory, or started before the daemon. "
+    "CUDA silently continued without MPS.",
+    runbook="MpsProcessBypassesMps",
+)
+def daemon_not_reached(host: HostFacts, gpu: Gpu) -> Cases:
+    yield from _past_mps(
+        host,
+        gpu,
+        "a daemon runs",
+        "In a container: mount the daemon's pipe directory at the same path, and share the host's "
+        "PIDs and IPC (--pid=host --ipc=host). Then restart the process.",
+    )
+
+
+@of_gpu(
+    "warning",
+    "A process asks for MPS, and no daemon runs",
+    "Its CUDA_MPS_PIPE_DIRECTORY is set, and no daemon serves its GPU: CUDA silently continued "
+    "without MPS, without sharing and without limits.",
+    page=NO_EFFECT,
+)
+def daemon_missing(host: HostFacts, gpu: Gpu) -> Cases:
+    asking = [one for one in gpu.direct_processes if _wanted(one) is not None]
+    if asking and not gpu.served_by:
+        those = join_some([_process_text(host, one, "no daemon runs") for one in asking])
+        yield Case(
+            f"No MPS daemon serves GPU {gpu.index}, which is used by {those}.",
+            "Its user can start a daemon with that directory (CUDA_MPS_PIPE_DIRECTORY=DIRECTORY "
+            "nvidia-cuda-mps-control -d), then restart the process; or unset the variable.",
+        )
+
+
+@of_gpu(
+    "warning",
+    "A process has lost its MPS server",
+    "It cannot use the GPU any more and keeps its memory until it exits.",
+    alert="MpsStrandedClient",
+    summary="An MPS client has lost its server; it still holds GPU memory and can no longer use "
+    "the GPU.",
+    page="the-next-job-fails-after-one-was-killed",
+)
+def stranded_client(_: HostFacts, gpu: Gpu) -> Cases:
+    if number := gpu.stranded_clients:
+        pids = humanize.processes(gpu.stranded_pids or ())
+        holds, it = ("holds", "it") if number == 1 else ("hold", "they")
+        yield Case(
+            f"{humanize.count(number, 'process', 'processes')} on GPU {gpu.index} lost the MPS "
+            f"server and still {holds} GPU memory.",
+            f"End {pids or 'them: nvidia-smi lists them as M+C'}: without a server {it} cannot "
+            "use the GPU any more.",
+            end_processes(gpu.stranded_pids or (), "ends them, and frees their GPU memory"),
+        )
+
+
+def _past_mps(host: HostFacts, gpu: Gpu, reached: str, remedy: str) -> Cases:
+    """Yield the processes that use a served GPU without MPS for one reason (see _reached)."""
+    directories = {
+        directory
+        for daemon in host.daemons
+        if daemon.pid is not None or daemon.state not in (None, "absent")
+        for directory in _client_directories(daemon)
+    }
+    serving = [one for one in host.daemons if one.pipe_directory in gpu.served_by]
+    users = {one.facts.user if one.facts and one.limited else None for one in serving}
+    those = [
+        _process_text(host, one, reached)
+        for one in (gpu.direct_processes if gpu.served_by else ())
+        # An ordinary user's daemon serves that user only.
+        if (not serving or None in users or one.uid in users)
+        and _reached(one, directories) == reached
+    ]
+    if those:
+        served_by = shown_path(" or ".join(sorted(gpu.served_by)))
+        yield Case(
+            f"GPU {gpu.index} is used without MPS by {join_some(those)}.",
+            remedy.format(directories=served_by),
+            use_daemon(serving) if reached != "a daemon runs" else (),
+        )
+
+
+def _client_directories(daemon: ControlDaemon) -> Iterator[str]:
+    """Yield a daemon's directory, and those of the servers and namespaces of an MPS v3 daemon."""
+    yield daemon.pipe_directory
+    if (found := daemon.partitioning) is not None:
+        for server in found.servers or ():
+            yield f"{daemon.pipe_directory}/{server.name}"
+        for one in found.namespaces or ():
+            yield f"{daemon.pipe_directory}/{one.server_name}/{one.name}"
+
+
+def _reached(process: ProcessFacts, directories: set[str]) -> str:
+    if (wanted := _wanted(process)) is None:
+        return "no directory"
+    return "a daemon runs" if wanted.rstrip("/") in directories else "no daemon runs"
+
+
+def _wanted(process: ProcessFacts) -> str | None:
+    return (process.mps_environment or {}).get("CUDA_MPS_PIPE_DIRECTORY")
+
+
+def _process_text(host: HostFacts, process: ProcessFacts, reached: str) -> str:
+    user = printable(process.user) if process.user else host.user(process.uid)
+    text = humanize.process(process.pid, process.name, user)
+    if (wanted := _wanted(process)) is not None:
+        text += f"; its CUDA_MPS_PIPE_DIRECTORY is {printable(wanted, 200)}, where {reached}"
+    return text
+
+
+def use_daemon(daemons: Sequence[ControlDaemon]) -> tuple[Action, ...]:
+    """Return the command that sets the directory of the only daemon; none for several daemons."""
+    path = quoted_path(daemons[0].pipe_directory) if len(daemons) == 1 else None
+    if path is None:
+        return ()
+    action = Action(
+        f"export CUDA_MPS_PIPE_DIRECTORY={path}",
+        "the user of the process, before it is started again",
+        "sends it to the daemon",
+    )
+    return permitted([action], daemons[0].facts)

@@ -1,0 +1,376 @@
+"""Recent incidents, why servers cannot start, and leftovers that only the doctor searches for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from mps_exporter.findings import policy
+from mps_exporter.findings.daemons import WITHOUT_MPS, start_daemon
+from mps_exporter.findings.finding import (
+    KERNEL_LOG,
+    Action,
+    Case,
+    Cases,
+    HostFacts,
+    of_daemon,
+    of_host,
+    open_folder,
+    quoted_path,
+    shown_path,
+)
+from mps_exporter.findings.gpus import predates_volta
+from mps_exporter.humanize import (
+    ago,
+    capitalize,
+    count,
+    describe_incident,
+    join_some,
+    memory,
+    printable,
+    processes,
+)
+from mps_exporter.mps.client_limits import DaemonGpus, visible_gpus
+from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES, control_socket_bytes
+from mps_exporter.observations import DaemonConditions
+from mps_exporter.snapshot import ControlDaemon, Gpu, Incident, Snapshot
+
+_DIED_AT_ONCE = "all-programs-died-at-once"
+_AFTER_A_KILL = "the-next-job-fails-after-one-was-killed"
+
+Cause = tuple[str, str]
+"""Cause of a failed start and its remedy, each in words."""
+
+
+def _recent(host: HostFacts, daemon: ControlDaemon, kind: str) -> Iterator[tuple[Incident, str]]:
+    """Yield a daemon's last incident of a kind with its sentence, while it is recent."""
+    last = next((one for one in reversed(daemon.incidents) if one.kind == kind), None)
+    if last is not None and (age := host.age(last.at)) <= policy.RECENT_INCIDENT_SECONDS:
+        yield last, f"{describe_incident(last, host.user).removesuffix('.')}, {ago(age)}."
+
+
+@of_daemon(
+    "critical",
+    "A control daemon died",
+    "Its server and all clients are lost with it.",
+    kind="news",
+    alert="MpsControlDaemonDied",
+    summary="An MPS control daemon died; all its clients are lost.",
+    page=WITHOUT_MPS,
+)
+def daemon_died(host: HostFacts, daemon: ControlDaemon) -> Cases:
+    for last, text in _recent(host, daemon, "daemon_died"):
+        remedy = "Restart it; programs that start meanwhile use the GPU without MPS."
+        if daemon.state == "answering":
+            remedy = "The daemon was restarted; programs that were connected must be restarted too."
+        yield Case(text, remedy, start_daemon(daemon), last.at)
+
+
+@of_daemon(
+    "critical",
+    "A server crashed",
+    "All its clients are lost at once; the log reports an exit with status 0.",
+    kind="news",
+    alert="MpsServerCrashed",
+    summary="An MPS server crashed; its clients are lost.",
+    page=_DIED_AT_ONCE,
+)
+def server_crashed(host: HostFacts, daemon: ControlDaemon) -> Cases:
+    for last, text in _recent(host, daemon, "server_crashed"):
+        remedy = (
+            "Programs that were connected must be restarted; the kernel log may show the cause "
+            "(Xid)."
+        )
+        yield Case(text, remedy, KERNEL_LOG, last.at)
+
+
+@of_daemon(
+    "critical",
+    "A server could not start",
+    "The daemon retries twenty times a second for as long as a client waits.",
+    kind="news",
+    alert="MpsServerCrashLooping",
+    summary="MPS servers fail to start repeatedly; no client is served.",
+    page="server-encountered-a-fatal-exception",
+)
+def server_start_failed(host: HostFacts, daemon: ControlDaemon) -> Cases:
+    for last, text in _recent(host, daemon, "server_start_failed"):
+        seen = host.conditions.get(daemon.pipe_directory, DaemonConditions())
+        cause, remedy = _start_failure(last, daemon, host.snapshot, seen)
+        # Only if this host has the folder under the daemon's path.
+        facts = daemon.facts if daemon.facts is not None and not daemon.facts.root else None
+        opening = open_folder(seen.closed.get(last.uid or 0), facts)
+        yield Case(f"{text} {cause}", remedy, opening, last.at)
+
+
+@of_daemon(
+    "warning",
+    "A client left GPU work unfinished; others were lost",
+    "Its kernels were still queued when it ended, for whatever reason. That causes a fatal GPU "
+    "error: all busy clients on that GPU fail, and MPS names one of them.",
+    kind="news",
+    alert="MpsUnfinishedWork",
+    summary="A client exited with GPU work in flight; other clients were lost because of it.",
+    page=_DIED_AT_ONCE,
+)
+def unfinished_work(host: HostFacts, daemon: ControlDaemon) -> Cases:
+    for last, text in _recent(host, daemon, "unfinished_work"):
+        remedy = (
+            "The lost programs must be restarted; they did nothing wrong. Before a client is "
+            "killed, terminate it through its daemon: "
+            "echo terminate_client SERVER PID | nvidia-cuda-mps-control."
+        )
+        yield Case(text, remedy, KERNEL_LOG, last.at)
+
+
+@of_daemon(
+    "warning",
+    "A fatal GPU error hit clients",
+    "All busy clients on that GPU are lost. A client's own bad pointer causes it, or GPU work "
+    "that a client left unfinished when it ended.",
+    kind="news",
+    alert="MpsServerFault",
+    summary="A fatal GPU error; MPS tore down the clients on that GPU.",
+    page=_DIED_AT_ONCE,
+)
+def fault(host: HostFacts, daemon: ControlDaemon) -> Cases:
+    for last, text in _recent(host, daemon, "fault"):
+        remedy = "The lost programs must be restarted. Do not end the process that MPS names."
+        if last.caused_by_pids:
+            those = processes(last.caused_by_pids)
+            remedy = f"The lost programs must be restarted, and the program of {those} has a bug."
+        yield Case(text, remedy, KERNEL_LOG, last.at)
+
+
+@of_daemon(
+    "warning",
+    "A client was refused",
+    "The program got a CUDA error where it expected a GPU.",
+    kind="news",
+    alert="MpsClientsRejected",
+    summary="MPS refused clients; their programs cannot use the GPU through MPS.",
+    page="cuda-error-808-809-mps-max-clients-reached",
+)
+def client_rejected(host: HostFacts, daemon: ControlDaemon) -> Cases:
+    for last, text in _recent(host, daemon, "client_rejected"):
+        remedy = (
+            "Start the program again when other clients have exited, or run fewer processes on "
+            "this server."
+        )
+        yield Case(text, remedy, since=last.at)
+
+
+def _start_failure(
+    incident: Incident, daemon: ControlDaemon, snapshot: Snapshot, seen: DaemonConditions
+) -> tuple[str, str]:
+    """Return why a server could not start and what to do, each in sentences."""
+    text, causes = "Cause:", list(_proved_causes(incident, daemon, snapshot, seen))
+    if not causes:
+        text = "Its cause could not be seen. The last lines of server.log show what it did."
+        causes = list(_possible_causes(daemon, snapshot, seen))
+        if not causes:
+            remedy = "The daemon retries for as long as a client waits. server.log shows the cause."
+            return text, remedy
+        text += " Possible:"
+    return f"{text} {'; '.join(cause for cause, _ in causes)}.", " ".join(do for _, do in causes)
+
+
+def _proved_causes(
+    incident: Incident, daemon: ControlDaemon, snapshot: Snapshot, seen: DaemonConditions
+) -> Iterator[Cause]:
+    if "Operation not permitted" in incident.detail and daemon.uid != 0:
+        runs = "does not run as root" if daemon.uid is None else f"runs as user {daemon.uid}"
+        yield (
+            f"the daemon {runs} and may not start servers for other users",
+            "Run the daemon as root, or one for each user.",
+        )
+    if "SHM segment" in incident.detail:
+        yield (
+            "no room in /dev/shm, or no file descriptors",
+            "See df -h /dev/shm and the limit of open files of the daemon.",
+        )
+    if (closed := seen.closed.get(incident.uid or 0)) is not None:
+        yield (
+            f"in the daemon's root, {shown_path(closed.why)}, and the server runs as that user, "
+            "with the daemon's group",
+            "Let its user and the daemon's group pass that folder.",
+        )
+    visible = visible_gpus(daemon.visible_devices, nameable_gpus(snapshot))
+    if daemon.visible_devices is not None and visible == ():
+        shown = printable(repr(daemon.visible_devices))
+        yield (
+            f"its CUDA_VISIBLE_DEVICES is {shown}, which names no GPU of this host",
+            "Start the daemon with UUIDs of nvidia-smi -L.",
+        )
+    for gpu in snapshot.gpus:
+        if visible is None or gpu.uuid in visible:
+            yield from _gpu_causes(gpu)
+
+
+def nameable_gpus(snapshot: Snapshot, daemon: ControlDaemon | None = None) -> DaemonGpus:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES can name: the daemon's, else the host's."""
+    served = set(daemon.gpu_uuids) if daemon is not None else set()
+    order = tuple(gpu.uuid for gpu in snapshot.gpus if not served or gpu.uuid in served)
+    if any(gpu.observation.parent_uuid is not None for gpu in snapshot.gpus):
+        order = ()  # how CUDA counts MIG instances was not measured
+    return DaemonGpus(frozenset(order), complete=bool(order), order=order or None)
+
+
+def _gpu_causes(gpu: Gpu) -> Iterator[Cause]:
+    mode, pids = gpu.observation.compute_mode, gpu.direct_pids
+    if mode == "prohibited":
+        yield (
+            f"the compute mode of GPU {gpu.index} is prohibited",
+            f"nvidia-smi -i {gpu.index} -c EXCLUSIVE_PROCESS.",
+        )
+    elif mode == "exclusive_process" and pids:
+        yield (
+            f"{processes(pids) or 'another process'} has GPU {gpu.index}, whose compute "
+            "mode is exclusive_process, for itself",
+            "Ask its user to start it again under MPS.",
+        )
+
+
+def _possible_causes(
+    daemon: ControlDaemon, snapshot: Snapshot, seen: DaemonConditions
+) -> Iterator[Cause]:
+    if seen.oom_kills:
+        limit = seen.memory_limit_bytes
+        of = f" of {memory(limit)}" if limit is not None else ""
+        yield (
+            f"the kernel has ended {count(seen.oom_kills, 'process', 'processes')} of the "
+            f"daemon's control group, since its host memory{of} ran out",
+            "Raise the memory limit of its pod or unit.",
+        )
+    if daemon.has_own_pid_namespace:
+        yield (
+            "the daemon has a PID namespace of its own (reported to fail on some drivers)",
+            "Give its pod hostPID: true.",
+        )
+    if old := [gpu.index for gpu in snapshot.gpus if predates_volta(gpu)]:
+        yield f"GPU {', '.join(old)} is older than Volta", "Use a Volta or later GPU for MPS."
+
+
+def long_socket_path(directories: Iterable[str]) -> str:
+    """Return why no daemon can run in one of these pipe directories; "" if no path is too long."""
+    longest = max((control_socket_bytes(one) for one in directories), default=0)
+    if longest <= SOCKET_PATH_BYTES:
+        return ""
+    return (
+        f"the path of its control socket has {longest} bytes; a socket's path has at most "
+        f"{SOCKET_PATH_BYTES}."
+    )
+
+
+@of_host(
+    "warning",
+    "A control daemon was set up and does not run",
+    "A systemd unit is enabled, or Kubernetes has made a directory for it: programs that are "
+    "started for it wait, or run without MPS.",
+    kind="trace",
+    page="mps-daemon-never-starts-in-kubernetes",
+)
+def daemon_promised(host: HostFacts) -> Cases:
+    for too_long in (False, True):  # a path that is too long is a cause of its own
+        promised = [
+            one
+            for one in host.leftovers.directories
+            if one.promised_by and bool(long_socket_path([one.path])) == too_long
+        ]
+        if not promised:
+            continue
+        those = [f"{shown_path(one.path)} ({one.promised_by})" for one in promised]
+        text = f"No control daemon runs where one was set up: {join_some(those)}."
+        remedy = (
+            "See why it does not run: systemctl status UNIT, or the daemon's pod on this node "
+            "(kubectl get pods -A -o wide)."
+        )
+        if too_long:
+            cause = long_socket_path(one.path for one in promised)
+            text += f" No daemon can run there: {cause}"
+            remedy = "Set a shorter CUDA_MPS_PIPE_DIRECTORY, also for its clients."
+        yield Case(text, remedy)
+
+
+@of_host(
+    "warning",
+    "A server has no file descriptor left",
+    "It needs about ten for each client and GPU. Its clients work; a new client gets error 46, "
+    "or hangs.",
+    kind="trace",
+    page="mps-server-failed-to-create-shm-segment",
+)
+def server_out_of_descriptors(host: HostFacts) -> Cases:
+    for one in host.leftovers.open_files:
+        if one.count is not None and one.count > one.limit - policy.FILES_PER_CLIENT:
+            yield Case(
+                f"Server {one.server_pid} has {one.count} of at most {one.limit} files open: a "
+                "program that starts now gets error 46, or hangs.",
+                "Raise the limit of the daemon (LimitNOFILE= of its unit, or ulimit -n) before it "
+                "is started the next time. Nothing needs to be ended: each client that leaves "
+                "makes room.",
+                pipe_directory=one.pipe_directory,
+            )
+
+
+@of_host(
+    "warning",
+    "A server has lost its control daemon",
+    "It accepts no clients, and keeps GPU memory and the driver.",
+    kind="trace",
+    page=_AFTER_A_KILL,
+)
+def server_without_daemon(host: HostFacts) -> Cases:
+    if orphans := host.leftovers.orphans:
+        those = join_some([f"server {one.pid} of user {one.uid}" for one in orphans])
+        have = "have no control daemon"
+        if len(orphans) == 1:
+            have = "has no control daemon as its parent"
+        yield Case(
+            f"{capitalize(those)} {have}: no program can connect.",
+            "Wait until the programs that use it have ended: they are lost with it. nvidia-smi "
+            "lists them as M+C. Ask its user about it.",
+        )
+
+
+@of_host(
+    "warning",
+    "A process of MPS has ended and was not reaped",
+    "It was reported to keep a new server from working until its parent ended.",
+    kind="trace",
+    page=_AFTER_A_KILL,
+)
+def process_not_reaped(host: HostFacts) -> Cases:
+    if zombies := host.leftovers.zombies:
+        parents = sorted({one.parent_pid for one in zombies if one.parent_pid})
+        pids = capitalize(processes([one.pid for one in zombies]) or "Processes")
+        have, they = ("have", "they stay") if len(zombies) > 1 else ("has", "it stays")
+        yield Case(
+            f"{pids} of MPS ended, and {have} not been reaped (state Z).",
+            f"Look at the parent ({processes(parents) or 'not known'}), and do not end "
+            f"it: {they} while it lives and does not take notice. In a container, run an init "
+            "process (docker run --init).",
+        )
+
+
+@of_host(
+    "info",
+    "A daemon that is gone has left its pipe directory",
+    "Programs that are started for it run without MPS. Its files do no harm to a new daemon of "
+    "the same user.",
+    kind="trace",
+    page=_AFTER_A_KILL,
+)
+def directory_left(host: HostFacts) -> Cases:
+    if left := [one for one in host.leftovers.directories if not one.promised_by]:
+        those = [f"{shown_path(one.path)} (of user {one.owner_uid})" for one in left]
+        remedy = "A new daemon of the same user, or of root, takes it over."
+        if any(one.owner_uid for one in left):
+            remedy += " Another user's daemon cannot use it: its user has to remove it first."
+        commands = [
+            f"sudo -u '#{one.owner_uid}' rm -r {path}"
+            for one in left
+            if one.owner_uid and (path := quoted_path(one.path))
+        ]
+        effect = "removes what that user's daemon has left"
+        actions = [Action(command, "root", effect) for command in commands]
+        yield Case(f"A daemon that is gone has left {join_some(those)}.", remedy, actions)

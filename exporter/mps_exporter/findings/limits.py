@@ -1,0 +1,315 @@
+"""Limits that are ignored, too loose or held several times; MPS v3 servers and SM partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from mps_exporter.findings import policy
+from mps_exporter.findings.finding import Case, Cases, HostFacts, of_daemon
+from mps_exporter.humanize import count, join_some, memory, percent, printable, sentence
+from mps_exporter.snapshot import (
+    Client,
+    ControlDaemon,
+    Feature,
+    NamedServer,
+    Namespace,
+    Partitioning,
+    ServerDevice,
+    SmPartition,
+    Snapshot,
+)
+
+NO_EFFECT = "a-limit-has-no-effect"
+
+
+def _all_clients(daemon: ControlDaemon) -> list[Client]:
+    return [client for server in daemon.servers for client in server.clients]
+
+
+def _sm_excess(own: float, default: float) -> str:
+    own_text, default_text = percent(min(own, 1.0), exact=True), percent(default, exact=True)
+    return f"{own_text} of the SMs, where the default is {default_text}"
+
+
+def _memory_excess(own: int | None, default: int) -> str:
+    own_text = "any amount" if own is None else memory(own)
+    return f"{own_text} of GPU memory, where the default is {memory(default)}"
+
+
+@of_daemon(
+    "warning",
+    "A client has more than its daemon allows by default",
+    "A running client keeps the limits that its server had when it connected. One that started "
+    "before its daemon was configured has none, without a message.",
+    page=NO_EFFECT,
+)
+def limit_looser_than_default(host: HostFacts, daemon: ControlDaemon) -> Cases:
+    found = [(one, looser_limit(one, daemon)) for one in _all_clients(daemon)]
+    if those := [f"{host.client(one)} may use {excess}" for one, excess in found if excess]:
+        yield Case(
+            sentence(join_some(those)),
+            "Restart it, if the default is meant for it. A server that was started before "
+            "keeps its own limits for new clients, too, until all of its clients have exited. "
+            "Configure a daemon before programs can start.",
+        )
+
+
+def looser_limit(client: Client, daemon: ControlDaemon) -> str:
+    """Return the first limit of a client that exceeds the daemon's current default; "" if none."""
+    share, ratio = daemon.default_active_thread_ratio, client.active_thread_ratio
+    if share is not None and ratio is not None and ratio > share + policy.RATIO_TOLERANCE:
+        return _sm_excess(ratio, share)
+    if client.limit_source != "unknown":
+        for uuid, limit in daemon.default_pinned_memory_limit_bytes.items():
+            own = client.memory_limit_bytes.get(uuid)
+            if uuid in client.contexts and (own is None or own > limit):
+                return _memory_excess(own, limit)
+    return ""
+
+
+@of_daemon(
+    "warning",
+    "An active thread percentage is ignored",
+    "CUDA silently ignores a CUDA_MPS_ACTIVE_THREAD_PERCENTAGE that is 0, negative, above 100 "
+    "or not a number: the process may use all SMs.",
+    page=NO_EFFECT,
+)
+def percentage_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
+    ignored = [(one, one.percentage_ignored) for one in _all_clients(daemon)]
+    if those := _with_values(host, ignored):
+        yield Case(
+            f"CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of {those}.",
+            "Set a number above 0 and up to 100, and restart the process.",
+        )
+
+
+@of_daemon(
+    "warning",
+    "A memory limit is ignored",
+    "One entry of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT names no GPU that the process sees; CUDA "
+    "then silently ignores all of them. An ordinal counts in the process's own "
+    "CUDA_VISIBLE_DEVICES, not among the GPUs of the host.",
+    page=NO_EFFECT,
+)
+def memory_limit_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
+    ignored = [(one, one.memory_limit_ignored) for one in _all_clients(daemon)]
+    if those := _with_values(host, ignored):
+        yield Case(
+            f"CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of {those}.",
+            "Name GPUs by UUID (nvidia-smi -L), and only those that the process sees: its "
+            "CUDA_VISIBLE_DEVICES. Then restart the process.",
+        )
+
+
+def _with_values(host: HostFacts, ignored: Sequence[tuple[Client, str | None]]) -> str:
+    named = [(host.client(one), value) for one, value in ignored if value is not None]
+    return join_some([f"{client} with {printable(repr(value))}" for client, value in named])
+
+
+_PARTITION_FAULTS = {
+    "unknown": "which its daemon does not have, or no longer",
+    "other_server": "which belongs to another server",
+    "other_gpu": "which is on another GPU than the process",
+}
+
+
+@of_daemon(
+    "warning",
+    "A client is in an SM partition that was not meant for it",
+    "A process chooses its SM partition itself (CUDA_MPS_SM_PARTITION), and MPS does not check "
+    "the choice: it takes SMs from the clients of that partition, or fails as it starts.",
+    page="cuda-error-invalid-resource-configuration",
+)
+def sm_partition_mismatch(host: HostFacts, daemon: ControlDaemon) -> Cases:
+    stray = [
+        f"{host.client(one)} names {printable(one.sm_partition or '', 60)}, "
+        + _PARTITION_FAULTS.get(one.sm_partition_fault, "")
+        for one in (_all_clients(daemon) if daemon.partitioning is not None else ())
+        if one.sm_partition_fault is not None
+    ]
+    if stray:
+        yield Case(
+            f"{count(len(stray), 'client')} with a wrong CUDA_MPS_SM_PARTITION: "
+            f"{join_some(stray)}.",
+            "Start the process with the ID that the daemon lists for the partition that was "
+            "meant: nvidia-cuda-mps-control sm-partition list --all (MPS v3) or echo lspart | "
+            "nvidia-cuda-mps-control.",
+        )
+
+
+@of_daemon(
+    "info",
+    "A job or pod may use more than one share",
+    "MPS limits each process. Several processes of one job or pod have that much each.",
+    page="one-pod-or-job-gets-more-than-its-share",
+)
+def share_exceeded(_: HostFacts, daemon: ControlDaemon) -> Cases:
+    if those := list(_exceeding(daemon)):
+        yield Case(
+            sentence(join_some(those)),
+            "Divide the limits by the number of processes, in the environment of the job "
+            "(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT).",
+        )
+
+
+def _exceeding(daemon: ControlDaemon) -> Iterator[str]:
+    """Yield jobs and pods whose processes may together use more than one process may."""
+    groups: dict[tuple[str, str], list[Client]] = {}
+    for client in _all_clients(daemon):
+        if client.slurm_job_id is not None:
+            groups.setdefault(("Slurm job", client.slurm_job_id), []).append(client)
+        elif client.pod_uid is not None:
+            groups.setdefault(("pod", client.pod_uid), []).append(client)
+    for (kind, name), members in groups.items():
+        for uuid in sorted({uuid for one in members for uuid in one.contexts}):
+            here = [one for one in members if uuid in one.contexts]
+            if excess := _shared_excess(daemon, here, uuid):
+                yield (
+                    f"{kind} {printable(name)} has {len(here)} processes, which may "
+                    f"together use {excess} for one process"
+                )
+                break
+
+
+def _shared_excess(daemon: ControlDaemon, here: Sequence[Client], uuid: str) -> str:
+    """Return what several clients on one GPU may use above one client's default; "" if nothing."""
+    share = daemon.default_active_thread_ratio
+    ratios = [one.active_thread_ratio for one in here if one.active_thread_ratio is not None]
+    used = sum(ratios) if len(ratios) > 1 else 0.0
+    if share is not None and share < 1 and used > share + policy.RATIO_TOLERANCE:
+        return _sm_excess(used, share)
+    limit = daemon.default_pinned_memory_limit_bytes.get(uuid)
+    limits = [one.memory_limit_bytes[uuid] for one in here if uuid in one.memory_limit_bytes]
+    if limit is not None and len(limits) > 1 and sum(limits) > limit:
+        return _memory_excess(sum(limits), limit)
+    return ""
+
+
+def gpu_name(uuid: str, snapshot: Snapshot) -> str:
+    """Return a GPU's index, or its UUID if NVML does not list it."""
+    index = snapshot.gpu_indexes.get(uuid, "")
+    return f"GPU {index}" if index else printable(uuid, 60)
+
+
+def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, ...]:
+    """Return a daemon's servers, namespaces, partitions, features and group memory as text."""
+    found = daemon.partitioning or Partitioning("2")
+    counts = found.clients_by_namespace()
+    features = ", ".join(map(_feature_text, found.features or ()))
+    return (
+        *map(_server_line, found.servers or ()),
+        *(
+            _namespace_line(one, counts.get((one.server_name, one.name)))
+            for one in found.namespaces or ()
+        ),
+        *(_partition_line(one, daemon, snapshot) for one in found.partitions or ()),
+        *(_device_line(one, snapshot) for one in found.devices or ()),
+        *([f"Features: {features}"] if features else ()),
+        *_cgroup_lines(daemon, snapshot),
+    )
+
+
+def _facts(*parts: str | None) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+def _if_known(template: str, value: object) -> str | None:
+    """Return a value within its text; None if it is unknown."""
+    return None if value is None else template.format(value)
+
+
+def _reply(text: str | None) -> str | None:
+    return printable(text, 400) if text else None
+
+
+def _of_server(name: str) -> str:
+    return f" of server {name}" if name else ""
+
+
+def _server_line(server: NamedServer) -> str:
+    gpus = join_some([printable(one, 60) for one in server.allowed_devices])
+    facts = _facts(
+        _reply(server.status),
+        _if_known("UID {}", server.uid),
+        _if_known("process {}", server.pid) or "no process",
+        _if_known("GPUs {}", gpus or None),
+        _if_known("contexts {}", _reply(server.context_ids)),
+        _reply(server.pipe_directory),
+    )
+    return f"Server {server.name}: {facts}"
+
+
+def _namespace_line(namespace: Namespace, clients: int | None) -> str:
+    share, size = namespace.active_thread_ratio, namespace.pinned_memory_limit_bytes
+    sms = "no SM limit" if "active_threads" in namespace.unlimited else "SM limit not known"
+    pinned = "no memory limit" if "pinned_memory" in namespace.unlimited else None
+    facts = _facts(
+        _reply(namespace.status),
+        sms if share is None else f"up to {percent(share, exact=True)} of the SMs",
+        pinned if size is None else f"up to {memory(size)} on each GPU",
+        _if_known("priority {}", namespace.client_priority),
+        count(clients, "client") if clients is not None else None,
+        _reply(namespace.pipe_directory),
+    )
+    return f"Namespace {namespace.server_name}/{namespace.name}: {facts}"
+
+
+def _partition_line(one: SmPartition, daemon: ControlDaemon, snapshot: Snapshot) -> str:
+    where = f"{_of_server(one.server_name)} on {gpu_name(one.device, snapshot)}"
+    if one.unallocated:
+        return f"In no SM partition{where}: {_size(one) or 'SMs not known'}"
+    number = daemon.clients_in(one)
+    clients = count(number, "client") if number is not None else None
+    if clients is None and one.has_clients is not None:
+        clients = "in use" if one.has_clients else "not in use"
+    facts = _facts(
+        _size(one),
+        "with the remaining SMs" if one.include_remainder else None,
+        _reply(one.status),
+        clients,
+        _if_known("ID {}", _reply(one.partition_id) if one.name else None),
+    )
+    return f"SM partition {printable(one.label or 'without an ID', 60)}{where}: {facts}"
+
+
+def _size(one: SmPartition | ServerDevice) -> str:
+    return _facts(
+        count(one.sms, "SM") if one.sms is not None else None,
+        count(one.chunks, "chunk") if one.chunks is not None else None,
+    )
+
+
+def _device_line(device: ServerDevice, snapshot: Snapshot) -> str:
+    facts = _facts(
+        _if_known("ordinal {}", device.ordinal),
+        _reply(device.name),
+        _reply(device.pci),
+        _size(device),
+        _reply(device.attributes),
+    )
+    return f"{gpu_name(device.uuid, snapshot)}{_of_server(device.server_name)}: {facts}"
+
+
+def _feature_text(one: Feature) -> str:
+    more = _facts(
+        "default" if one.default else None,
+        f"module {one.module}" if one.module not in (None, one.name) else None,
+        _if_known("covers {}", _reply(one.covers)),
+    )
+    return f"{one.name} {'on' if one.enabled else 'off'}{f' ({more})' if more else ''}"
+
+
+def _cgroup_lines(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[str]:
+    def sized(text: str, size: float | None) -> str | None:
+        return None if size is None else text.format(memory(size))
+
+    paths = {client.cgroup for client in _all_clients(daemon) if client.cgroup is not None}
+    for path in sorted(paths):
+        for uuid, one in snapshot.cgroup_memory.get(path, {}).items():
+            facts = _facts(
+                sized("{} used", one.used_bytes),
+                sized("soft limit {}", one.soft_limit_bytes),
+                sized("hard limit {}", one.hard_limit_bytes)
+                or ("no hard limit" if one.hard_unlimited else None),
+            )
+            yield f"GPU memory of {printable(path, 200)} on {gpu_name(uuid, snapshot)}: {facts}"

@@ -1,0 +1,653 @@
+"""Checks of one process that hangs, fails or runs without MPS, in the order of a CUDA start.
+
+Pure: the input is a snapshot of the host and, on a live host, the /proc facts of the process. The
+first check that finds a problem is the conclusion; the checks before it passed or lacked data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from mps_exporter import humanize
+from mps_exporter.findings import policy
+from mps_exporter.findings.daemons import WITHOUT_MPS
+from mps_exporter.findings.finding import (
+    Action,
+    Finding,
+    open_folder,
+    permitted,
+    quoted_path,
+    shown_path,
+)
+from mps_exporter.findings.gpus import use_daemon
+from mps_exporter.findings.hangs import HANGS, halt_texts, resuming
+from mps_exporter.findings.incidents import long_socket_path, nameable_gpus
+from mps_exporter.findings.limits import NO_EFFECT, looser_limit
+from mps_exporter.humanize import memory, printable
+from mps_exporter.mps import client_limits
+from mps_exporter.observations import DaemonFacts, ProcessView
+from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Handover, Incident, Snapshot, Wait
+
+HOPPER = (9, 0)
+
+_BLOCKING = ("ghost_server", "daemon_unresponsive", "daemon_draining", "server_starting_long")
+_REFUSING = ("server_in_fault", "server_start_failed", "server_out_of_descriptors")
+_REFUSED = "cuda-error-805-mps-connection-failed"
+_HANGS_IN_INIT = "a-program-hangs-in-cuinit"
+_LOST = "all-programs-died-at-once"
+_LOST_SERVER = "cuda-error-806-mps-rpc-failure"
+_BAD_POINTER = "cuda-error-700-illegal-address-under-mps"
+_NO_MEMORY = "cuda-error-2-out-of-memory-under-mps"
+_UNAVAILABLE = "cuda-error-46-devices-unavailable"
+_TOO_MANY = "cuda-error-808-809-mps-max-clients-reached"
+_NO_VISIBLE_GPU = "invalid-cuda-visible-devices"
+_REFUSALS = {
+    "context_limit": _TOO_MANY,
+    "server_not_ready": "cuda-error-807-mps-server-not-ready",
+    "invalid_device": _NO_VISIBLE_GPU,
+}
+
+Outcome = Literal["ok", "problem", "warning", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check."""
+
+    name: str
+    outcome: Outcome
+    text: str
+    remedy: str = ""
+    page: str = ""
+    """Page of docs/symptoms, without its folder and suffix."""
+    command: str = ""
+    """The remedy as one line of a shell; "" if no command is right on any host. A command that sets
+    or unsets a variable is for the shell from which the process is restarted."""
+
+
+Checks = Iterator[Check]
+# check_process() sets the names.
+ok, problem = partial(Check, "", "ok"), partial(Check, "", "problem")
+warning, unknown = partial(Check, "", "warning"), partial(Check, "", "unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A process and its role in MPS."""
+
+    pid: int
+    snapshot: Snapshot
+    found: tuple[Finding, ...]
+    """Findings of the snapshot, and its recent incidents."""
+    view: ProcessView
+    recorded: bool
+    """The view is empty: a recording has no /proc files of the process."""
+    daemon: ControlDaemon | None = None
+    client: Client | None = None
+    wait: Wait | None = None
+    handover: Handover | None = None
+    """Set if the daemon does not answer, and the process was the last that it served."""
+    direct_on: tuple[Gpu, ...] = ()
+    stranded_on: tuple[Gpu, ...] = ()
+    """GPUs on which the process has memory and no server any more."""
+
+    @property
+    def ended(self) -> bool:
+        return not self.view.present or self.view.state == "Z"
+
+    @property
+    def working(self) -> bool:
+        return bool(self.direct_on or (self.client is not None and self.client.contexts))
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return self.view.mps_environment or {}
+
+    @property
+    def running(self) -> list[ControlDaemon]:
+        return [one for one in self.snapshot.daemons if one.state != "absent"]
+
+    @property
+    def command_to_use_daemon(self) -> str:
+        """The command that sets the directory of the host's only daemon; "" if not exactly one."""
+        running = [one for one in self.running if one.facts is None or not one.facts.root]
+        return _first_command(use_daemon(running))
+
+    def gpu(self, uuid: str) -> str:
+        return self.snapshot.gpu_indexes.get(uuid, uuid)
+
+
+def _first_command(actions: Iterable[Action]) -> str:
+    return next((action.command for action in actions), "")
+
+
+def _subject(
+    pid: int, snapshot: Snapshot, found: tuple[Finding, ...], view: ProcessView | None
+) -> Subject:
+    """Find a process in MPS; see check_process."""
+    direct = tuple(gpu for gpu in snapshot.gpus if pid in gpu.direct_pids)
+    known = Subject(
+        pid, snapshot, found, view or ProcessView(pid), recorded=view is None, direct_on=direct
+    )
+    for daemon in snapshot.daemons:
+        if daemon.handover is not None and daemon.handover.pid == pid:
+            return replace(known, daemon=daemon, handover=daemon.handover)
+        for server in daemon.servers:
+            for client in server.clients:
+                if client.pid == pid:
+                    return replace(known, daemon=daemon, client=client)
+        for wait in daemon.waits:
+            if wait.pid == pid:
+                return replace(known, daemon=daemon, wait=wait)
+    stranded = tuple(gpu for gpu in snapshot.gpus if pid in (gpu.stranded_pids or ()))
+    named = known.view.daemon_directory
+    of = (one for one in snapshot.daemons if named is not None and one.pipe_directory == named)
+    return replace(known, daemon=next(of, None), stranded_on=stranded)
+
+
+def _process_checks(one: Subject) -> Checks:
+    view, name = one.view, printable(one.view.command or "?")
+    if one.recorded:
+        yield unknown("a recording has no files of the process itself.")
+    elif one.ended:
+        text = f"No process {one.pid} is there"
+        if view.present:
+            parent = f"its parent (process {view.parent_pid}) has not reaped it (state Z)"
+            text = f"It ({name}) has ended; {parent}"
+        if one.wait is None:
+            yield warning(f"{text}.")
+            return
+        yield problem(
+            f"{text}; it died while it waited in the daemon's queue.",
+            "See the finding queued_client_dead of mps-exporter doctor.",
+            HANGS,
+        )
+    elif (halted := halt_texts(view)) is not None:
+        text, remedy = halted
+        yield problem(f"It ({name}) is {text}.", remedy, command=_first_command(resuming(view)))
+    elif view.state == "D":
+        yield warning(
+            f"It ({name}) is inside the kernel and cannot be interrupted (state D): in the driver, "
+            "or on a file system that does not answer.",
+            f"cat /proc/{one.pid}/stack, as root, twice: the same function says where.",
+        )
+    else:
+        yield ok(f"It ({name}) runs as user {view.uid}.")
+
+
+def _directory_checks(one: Subject) -> Checks:
+    view, page = one.view, _REFUSED if one.daemon else WITHOUT_MPS
+    if one.recorded:
+        return
+    if view.pipe_directory is None:
+        yield unknown(
+            "the environment of the process cannot be read (only its user and root may), so which "
+            "pipe directory it uses is not known."
+        )
+        return
+    shown = shown_path(view.pipe_directory)
+    if long := long_socket_path([view.pipe_directory]):
+        remedy = "A shorter CUDA_MPS_PIPE_DIRECTORY, for the daemon and its clients."
+        yield problem(humanize.capitalize(long), remedy, WITHOUT_MPS, one.command_to_use_daemon)
+    elif view.path_error is not None:
+        remedy, command = (
+            "Set the directory of a daemon, or mount it into the process's container; then start "
+            "it again.",
+            one.command_to_use_daemon,
+        )
+        if view.closed_folder is not None:
+            remedy = "Let its user and the daemon's group pass the folder, and start it again."
+            command = _command_to_open_folder(one)
+        yield problem(f"It cannot use {shown}: {view.path_error}.", remedy, page, command)
+    elif view.closed_socket:
+        yield problem(
+            f"Its user {view.uid} may not connect to {shown}/control (mode {view.closed_socket}): "
+            "CUDA runs without MPS.",
+            "The daemon's user has to allow all users to write to that socket (chmod a+w), or "
+            "start the daemon again with a umask that does; then start the process again.",
+            WITHOUT_MPS,
+            _command_to_open_socket(one),
+        )
+    else:
+        source = "CUDA_MPS_PIPE_DIRECTORY" if view.names_directory else "the default"
+        yield ok(f"It uses {shown} ({source}).")
+
+
+def _command_to_open_folder(one: Subject) -> str:
+    """Return the command for a daemon's directory; "" for a directory that the process chose.
+
+    The server runs as the process's user, but with the daemon's group (see view_daemon).
+    """
+    facts = _facts_at(one.view.pipe_directory, one.snapshot)
+    return _first_command(open_folder(one.view.closed_folder, facts))
+
+
+def _command_to_open_socket(one: Subject) -> str:
+    facts = _facts_at(one.view.daemon_directory, one.snapshot)
+    path = quoted_path(f"{facts.pipe_path}/control") if facts is not None else None
+    opening = Action(f"chmod a+w {path}", "root, or the daemon's user", "opens the socket")
+    return _first_command(permitted([opening] if path else (), facts))
+
+
+def _facts_at(directory: str | None, snapshot: Snapshot) -> DaemonFacts | None:
+    daemons = (daemon for daemon in snapshot.daemons if daemon.pipe_directory == directory)
+    return next((daemon.facts for daemon in daemons), None)
+
+
+def _foreign_proc_checks(one: Subject) -> Checks:
+    if one.view.own_proc is False and not one.working:
+        yield problem(
+            "It has a PID namespace of its own, and sees the /proc of another: CUDA fails with "
+            "error 304 (cudaErrorOperatingSystem).",
+            "Mount its own /proc (unshare --mount-proc; every container engine does), or share the "
+            "PID namespace.",
+            "cuda-error-304-operating-system",
+        )
+
+
+def _variable_checks(one: Subject) -> Checks:
+    visible = one.environment.get("CUDA_VISIBLE_DEVICES")
+    gpus = nameable_gpus(one.snapshot, one.daemon)
+    # A process with a context has set the variable itself.
+    if visible is not None and not one.working and client_limits.visible_gpus(visible, gpus) == ():
+        yield problem(
+            f"Its CUDA_VISIBLE_DEVICES is {printable(repr(visible))}, which names no GPU: it sees "
+            "none.",
+            "A UUID of nvidia-smi -L, or an ordinal among the GPUs of its daemon; or unset it for "
+            "all GPUs. Then start it again.",
+            _NO_VISIBLE_GPU,
+            "unset CUDA_VISIBLE_DEVICES",
+        )
+    if missing := one.view.missing_libraries:
+        yield warning(
+            f"Its environment has {', '.join(missing)}, which names a file that is not there.",
+            "Unset it, and start the process again.",
+            command=f"unset {' '.join(missing)}",
+        )
+    elif slow := one.view.debug_variables:
+        yield warning(
+            f"Its environment has {', '.join(slow)}: debugging or profiling slows it down or makes "
+            "its kernels run one after the other.",
+            "Unset them, unless that is meant, and start the process again.",
+            "no-speed-up-with-mps",
+            f"unset {' '.join(slow)}",
+        )
+
+
+def _daemon_checks(one: Subject) -> Checks:
+    view, own = one.view, one.daemon
+    if one.stranded_on:
+        return  # no daemon helps it
+    if own is None:
+        if view.pipe_directory is None:
+            yield unknown("which daemon it would use is not known.")
+        elif view.path_error is None and not view.closed_socket:
+            yield _no_daemon_check(one, view.pipe_directory)
+        return
+    shown = shown_path(own.pipe_directory)
+    if own.state == "absent":
+        remedy = "Start it, then the process again."
+        yield problem(f"The daemon at {shown} is gone.", remedy, WITHOUT_MPS)
+    elif view.uid is not None and own.uid not in (None, 0, view.uid):
+        yield problem(
+            f"The daemon at {shown} was started by user {own.uid}, and cannot start a server for "
+            f"user {view.uid}: the process gets error 805.",
+            "Run the daemon as root, or give the process a directory without a daemon.",
+            _REFUSED,
+        )
+    else:
+        yield ok(f"The daemon at {shown} is {own.state or 'there'}.")
+
+
+def _no_daemon_check(one: Subject, directory: str) -> Check:
+    view, others = one.view, one.running
+    there = "No control daemon runs on this host."
+    if others:
+        paths = humanize.join_some([printable(each.pipe_directory) for each in others])
+        there = f"Daemons run at {paths}."
+    start = "nvidia-cuda-mps-control -d"
+    if view.names_directory:
+        # No directory that an ordinary user chose: the command may be run by root.
+        path = quoted_path(directory) if view.uid == 0 else None
+        start = f"CUDA_MPS_PIPE_DIRECTORY={path} {start}" if path else ""
+    text, remedy = "No control daemon serves its pipe directory", "Start one"
+    if view.leftover:
+        text, remedy = "A daemon has run at its pipe directory, and is gone", "Start it again"
+    if any(each.pipe_directory == directory for each in others):
+        remedy, start = "Mount the host's directory into its container", ""
+    elif others and not view.leftover:
+        remedy, start = "Set the directory of one that runs", one.command_to_use_daemon
+    check = problem if view.names_directory or others else warning
+    text += f": it runs without MPS, without sharing and without limits. {there}"
+    return check(text, f"{remedy}, then start the process again.", WITHOUT_MPS, start)
+
+
+def _service_checks(one: Subject) -> Checks:
+    """Yield the findings of its daemon that keep the process waiting, or refuse it."""
+    if one.daemon is None or one.stranded_on:
+        return
+    served = one.client is not None and one.client.state in ("active", "torn_down")
+    names = _BLOCKING if served else (*_BLOCKING, *_REFUSING)
+    check = warning if served else problem
+    # Without descriptors the daemon hangs as well: this cause comes first.
+    for found in sorted(one.found, key=lambda one: one.advice.name != "server_out_of_descriptors"):
+        if found.daemon == one.daemon.pipe_directory and found.advice.name in names:
+            command = _first_command(action for action in found.actions if action.heals)
+            yield check(found.evidence, found.remedy, found.advice.page, command)
+
+
+def _connection_checks(one: Subject) -> Checks:
+    if one.handover is not None:
+        yield _last_served(one.handover)
+    elif one.wait is not None:
+        yield _waiting(one, one.wait, "It has waited in the daemon's queue")
+    elif one.client is not None:
+        yield _connected(one.client, one.snapshot.taken_at)
+    elif one.stranded_on:
+        indexes = ", ".join(gpu.index for gpu in one.stranded_on)
+        yield problem(
+            f"It has lost its MPS server (error 806): it cannot use GPU {indexes} any more, and "
+            "keeps its memory there until it ends.",
+            "End it, and start it again.",
+            _LOST_SERVER,
+            f"kill {one.pid}",
+        )
+    elif one.direct_on:
+        indexes = ", ".join(gpu.index for gpu in one.direct_on)
+        yield problem(
+            f"It has a context on GPU {indexes} and is no client of a running MPS server: it "
+            "started without MPS, or its server has gone.",
+            "Start it again with the daemon's CUDA_MPS_PIPE_DIRECTORY.",
+            NO_EFFECT,
+            one.command_to_use_daemon,
+        )
+    elif (check := _context_limit_check(one) or _hidden_wait_check(one)) is not None:
+        yield check
+    else:
+        yield warning(
+            "It is no client of MPS, does not wait for it, and has no context on a GPU: it has "
+            "made no CUDA call yet, has got an error from it, or hangs elsewhere.",
+            f"See what it printed; py-spy dump --pid {one.pid}, or cat /proc/{one.pid}/stack as "
+            "root.",
+        )
+
+
+def _last_served(last: Handover) -> Check:
+    if last.server_pid is None:
+        text = "It is the last that the daemon sent to its server, which has done nothing since."
+        return problem(text, "See what the daemon hangs on; it may be sound.", HANGS)
+    text = f"The daemon sent it to server {last.server_pid}, which has ended, and waits for it."
+    return problem(text, "End it, and start it again.", HANGS, f"kill {last.pid}")
+
+
+def _waiting(one: Subject, wait: Wait, text: str, because: str = "") -> Check:
+    behind = f" behind user {wait.behind_uid}" if wait.behind_uid is not None else ""
+    age = humanize.age(one.snapshot.taken_at - wait.since)
+    return problem(
+        f"{text}{behind} for {age}{because}.",
+        "Wait: killing it makes everything hang when its turn comes. It is served when the last "
+        "client of the other user has left, and up to 51 s after.",
+        _HANGS_IN_INIT,
+    )
+
+
+def _connected(client: Client, now: float) -> Check:
+    since = now - client.state_since if client.state_since is not None else None
+    age = f" for {humanize.age(since)}" if since is not None else ""
+    if client.state in ("connecting", "creating_context"):
+        text = f"It is connected to server {client.server_pid}, and has had no context{age}."
+        if since is None or since < policy.MAX_CONTEXT_CREATION_SECONDS:
+            return ok(text)
+        remedy = "See the last lines of server.log, and whether the server is in state T or D."
+        return problem(text, remedy, "a-client-is-connected-and-hangs")
+    if client.state == "torn_down":
+        return problem(
+            "A fatal GPU error destroyed its context: it cannot use the GPU any more.",
+            f"End process {client.pid} and restart it; until it ends, new clients get error 807.",
+            _BAD_POINTER,
+        )
+    return ok(f"It has been a client of server {client.server_pid}{age}.")
+
+
+def _context_limit_check(one: Subject) -> Check | None:
+    for server in one.daemon.servers if one.daemon is not None else ():
+        for uuid, limit in server.contexts_limit.items():
+            if server.contexts.get(uuid, 0) >= limit:
+                return problem(
+                    f"Server {server.pid} has {limit} of at most {limit} contexts on GPU "
+                    f"{one.gpu(uuid)}: a process that starts now is refused (error 46 or 808).",
+                    "Let some of its clients end, or start a second daemon with a directory of "
+                    "its own; then start the process again.",
+                    _TOO_MANY,
+                )
+    return None
+
+
+def _hidden_wait_check(one: Subject) -> Check | None:
+    """Return a check if the process may wait although no wait shows its PID."""
+    if one.daemon is None and one.view.pipe_directory is not None:
+        return None
+    for daemon in (one.daemon,) if one.daemon is not None else one.snapshot.daemons:
+        inner, uid = daemon.has_own_pid_namespace, one.view.uid
+        if daemon.state == "absent" or (daemon.shows_waits and not inner):
+            continue
+        own = [wait for wait in daemon.waits if wait.uid == uid and not wait.dead and not wait.pid]
+        if inner and own:
+            because = "; its daemon has a PID namespace of its own, so that one may be another's"
+            text = f"It waits, as a process of user {uid} does in the daemon's queue"
+            return _waiting(one, own[0], text, because)
+        return _unknown_wait(one, daemon)
+    return None
+
+
+def _unknown_wait(one: Subject, daemon: ControlDaemon) -> Check:
+    remedy, text, uid = "", "whether it waits is not known: ", one.view.uid
+    if not daemon.follows("control"):
+        text += "control.log is not readable, or not known."
+        named = quoted_path(one.environment.get("CUDA_MPS_LOG_DIRECTORY", ""))
+        pipe = quoted_path(daemon.pipe_directory)
+        remedy = (
+            f"Name the log directory: mps-exporter doctor --mps.log-directory={named or 'DIR'} "
+            f"--mps.pipe-directory={pipe or 'DIR'}; or ask root."
+        )
+    elif daemon.has_own_pid_namespace:
+        text += "its daemon has a PID namespace of its own, and logs no PID of this host."
+    else:
+        text += "an MPS v3 daemon does not tell."
+    holders = {server.uid for server in daemon.servers if server.uid is not None}
+    if uid is not None and holders and uid not in holders and not daemon.multiuser:
+        text += (
+            f" The daemon serves user {min(holders)} now: a process of user {uid} waits until all "
+            "clients of that user have left. Do not kill it."
+        )
+    return unknown(text, remedy, _HANGS_IN_INIT)
+
+
+def _limit_checks(one: Subject) -> Checks:
+    if one.client is not None:
+        yield from _client_limits(one, one.client)
+        if one.daemon is not None and (excess := looser_limit(one.client, one.daemon)):
+            yield warning(
+                f"It may use {excess}: it connected before the daemon was configured, or to a "
+                "server that was started before.",
+                "Restart it when all clients of its server have exited.",
+                NO_EFFECT,
+            )
+    if one.daemon is not None and not one.working:
+        yield from _limits_before_context(one, one.daemon)
+
+
+def _client_limits(one: Subject, client: Client) -> Checks:
+    if (text := client.percentage_ignored) is not None:
+        text = f"Its CUDA_MPS_ACTIVE_THREAD_PERCENTAGE ({printable(text)}) is ignored."
+        yield problem(text, "A number above 0 and at most 100.", NO_EFFECT)
+    if (text := client.memory_limit_ignored) is not None:
+        yield problem(
+            f"Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT ({printable(text)}) is ignored: an entry names "
+            "no GPU that the process sees.",
+            "UUIDs, or ordinals within its own CUDA_VISIBLE_DEVICES.",
+            NO_EFFECT,
+        )
+    for uuid, limit in client.memory_limit_bytes.items():
+        used = client.memory_used_bytes.get(uuid)
+        if used is not None and limit and used >= policy.NEAR_LIMIT_RATIO * limit:
+            yield warning(
+                f"It uses {memory(used)} of at most {memory(limit)} on GPU {one.gpu(uuid)}: the "
+                "next allocation can fail.",
+                "A higher limit, before it starts.",
+                _NO_MEMORY,
+            )
+    if client.environment_readable is False:
+        yield unknown("limits that it sets for itself cannot be seen.")
+    if client.sm_limit:
+        sms = ", ".join(f"{count} SMs" for count in client.sm_limit.values())
+        yield ok(f"It may use at most {sms}.")
+    else:
+        yield unknown("how many SMs it may use is not known.")
+
+
+def _limits_before_context(one: Subject, daemon: ControlDaemon) -> Checks:
+    """Yield the limits of the process's environment that are too small for a context."""
+    limits = client_limits.parse_pinned_memory_limit(
+        one.environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+    )
+    if limits and (least := min(limits.values())) <= policy.CONTEXT_BYTES:
+        yield problem(
+            f"Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT allows {memory(least)}; on an H200 no context "
+            f"could be made with {memory(policy.CONTEXT_BYTES)} (error 2).",
+            "A higher limit, and start the process again.",
+            _NO_MEMORY,
+        )
+    if one.recorded:
+        return
+    text = one.environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+    own = client_limits.parse_active_thread_percentage(text).ratio
+    ratio = client_limits.effective_ratio(own, daemon.default_active_thread_ratio)
+    for gpu in one.snapshot.gpus:
+        sms = gpu.observation.sm_count
+        old = (gpu.observation.compute_capability or HOPPER) < HOPPER
+        if ratio and sms and old and gpu.uuid in daemon.gpu_uuids and ratio * sms < policy.MIN_SMS:
+            yield warning(
+                f"Its percentage is {humanize.percent(ratio, exact=True)} of {sms} SMs, less than "
+                f"{policy.MIN_SMS}: reported to fail with error 46.",
+                "A higher percentage, or fewer replicas.",
+                _UNAVAILABLE,
+            )
+
+
+def _host_memory_checks(one: Subject) -> Checks:
+    if kills := one.view.oom_kills:
+        yield warning(
+            f"The kernel has ended {humanize.count(kills, 'process', 'processes')} of its control "
+            "group because host memory ran out.",
+            "Raise the memory limit of the job or pod. If a client is ended like this while it "
+            "computes, other clients on its GPU are lost.",
+            _LOST,
+        )
+
+
+def _history_checks(one: Subject) -> Checks:
+    for daemon in one.snapshot.daemons:
+        for incident in daemon.incidents:
+            text, page = _part_in(one.pid, incident)
+            if text:
+                ago = humanize.ago(one.snapshot.taken_at - incident.at)
+                yield problem(f"{ago}: {text}", page=page)
+
+
+def _part_in(pid: int, incident: Incident) -> tuple[str, str]:
+    """Return the part of a process in an incident, and the page; "" if it had none."""
+    if pid in incident.caused_by_pids:
+        left = incident.kind == "unfinished_work"
+        did = "left GPU work unfinished" if left else "used a bad pointer"
+        others = len({*incident.pids} - {pid})
+        took = f" and took {humanize.count(others, 'other client')} down" if others else ""
+        text = f"it {did}, which caused a fatal GPU error{took} (proved by the kernel log)."
+        return text, _LOST if left else _BAD_POINTER
+    kind = incident.kind if pid in incident.pids else ""
+    if kind in ("fault", "unfinished_work"):
+        causes = humanize.processes(incident.caused_by_pids)
+        by = f", which {causes} caused" if causes else "; which client caused it is not known"
+        text = f"it was lost to a fatal GPU error{by} (error 700 or 719)."
+        return text, _LOST if causes else _BAD_POINTER
+    if kind in ("server_crashed", "daemon_died"):
+        return "it lost its server (error 806).", _LOST_SERVER
+    if kind == "client_terminated":
+        page = "cuda-error-810-mps-client-terminated"
+        return "it was terminated through the daemon (error 810).", page
+    if kind == "client_rejected":
+        page = _REFUSALS.get(incident.detail, _UNAVAILABLE)
+        return f"it was refused: {printable(incident.detail)}.", page
+    return "", ""
+
+
+_CHECKS: tuple[tuple[str, Callable[[Subject], Checks]], ...] = (
+    ("process", _process_checks),
+    ("directory", _directory_checks),
+    ("process", _foreign_proc_checks),
+    ("variables", _variable_checks),
+    ("daemon", _daemon_checks),
+    ("service", _service_checks),
+    ("connection", _connection_checks),
+    ("limits", _limit_checks),
+    ("memory", _host_memory_checks),
+    ("history", _history_checks),
+)
+
+
+def check_process(
+    pid: int, snapshot: Snapshot, found: tuple[Finding, ...], view: ProcessView | None
+) -> list[Check]:
+    """Make all checks of a process.
+
+    Args:
+        pid: Process ID in the host's PID namespace.
+        snapshot: The host.
+        found: Findings of that snapshot, and its recent incidents.
+        view: The process in /proc; None for a recording.
+    """
+    one = _subject(pid, snapshot, found, view)
+    return [
+        replace(check, name=name)
+        for name, checks in _CHECKS
+        if not one.ended or checks in (_process_checks, _history_checks)
+        for check in checks(one)
+    ]
+
+
+def conclusion(checks: list[Check]) -> Check:
+    """Return the first problem, else the first warning, else what remains unknown."""
+    for outcome in ("problem", "warning"):
+        for check in checks:
+            if check.outcome == outcome:
+                return check
+    open_checks = [check for check in checks if check.outcome == "unknown"]
+    for check in open_checks:
+        if check.name == "connection":
+            return replace(check, text=humanize.sentence(check.text))
+    if open_checks:
+        text = f"Nothing wrong was seen, but {open_checks[0].text}"
+        return Check("conclusion", "unknown", text)
+    return Check("conclusion", "ok", "Nothing is wrong with this process as far as MPS goes.")
+
+
+def pids_of(snapshot: Snapshot, *, uid: int | None = None, job: str | None = None) -> list[int]:
+    """Return the clients, waiting processes and processes without MPS of a user, or of a job.
+
+    A job is a Slurm job's number, or the UID of a pod. The job of a waiting process is unknown.
+    """
+    found: set[int] = set()
+    for daemon in snapshot.daemons:
+        clients = [client for server in daemon.servers for client in server.clients]
+        if job is not None:
+            jobs = ((one.pid, (one.slurm_job_id, one.pod_uid)) for one in clients)
+            found |= {pid for pid, names in jobs if job in names}
+        if uid is not None:
+            members: tuple[Client | Wait, ...] = (*clients, *daemon.waits)
+            found |= {one.pid for one in members if one.uid == uid}
+    for gpu in snapshot.gpus:
+        found |= {one.pid for one in gpu.direct_processes if uid is not None and one.uid == uid}
+    return sorted(found)
