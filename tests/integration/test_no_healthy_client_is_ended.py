@@ -22,8 +22,13 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json, diagnosis_lines, plain
-from mps_exporter.commands.process_report import checks_as_text
+from mps_exporter.commands.doctor_report import (
+    Diagnosis,
+    checks_as_text,
+    diagnosis_as_json,
+    diagnosis_lines,
+    plain,
+)
 from mps_exporter.diagnostics import findings, recent_incidents
 from mps_exporter.diagnostics.one_process import check_process
 from mps_exporter.metrics.content_format import TEXT_0_0_4

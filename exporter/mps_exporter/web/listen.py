@@ -9,14 +9,14 @@ import stat
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
-from mps_exporter.config import split_address
+from mps_exporter.config import StartError, split_address
 
 BACKLOG = 1024
 DCGM_PORT = 9400
 FIRST_SYSTEMD_FD = 3
 
 
-class ListenError(Exception):
+class ListenError(StartError):
     """A socket cannot be opened; the message contains the reason and the remedy."""
 
 

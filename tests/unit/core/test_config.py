@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from mps_exporter.cli import parse_words
 from mps_exporter.config import (
     FLAGS,
+    OPTIONS,
     OWN_PATHS,
     Flag,
     InvalidSettingError,
@@ -22,7 +23,7 @@ from tests.unit.web.fakes import FakeBackend
 def parsed(*words: str, command: str = "serve", **environment: str) -> Settings:
     given = parse_words([command, *words])
     assert given is not None
-    return load(given, environment, command)[0]
+    return load(given, environment, command)
 
 
 def test_without_a_word_it_serves_port_9400() -> None:
@@ -39,7 +40,10 @@ def test_a_demo_listens_on_this_host_only() -> None:
 
 
 def test_every_field_is_named_like_its_flag() -> None:
-    assert [flag.field for flag in FLAGS] == list(Settings.__dataclass_fields__)
+    for flag in FLAGS:
+        assert flag.field == flag.name.replace(".", "_").replace("-", "_")
+    for flag in OPTIONS:
+        assert flag.field == f"{flag.commands[0]}_{flag.name}".lower().replace("-", "_")
 
 
 def test_a_flag_beats_its_environment_twin() -> None:

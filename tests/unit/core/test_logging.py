@@ -18,8 +18,8 @@ from mps_exporter.logging import (
     LogfmtFormatter,
     TransitionLogger,
     configure,
+    print_status,
 )
-from mps_exporter.terminal import print_status
 from testing.pipes import full_pipe
 from testing.waiting import wait_for
 

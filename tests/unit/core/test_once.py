@@ -11,6 +11,13 @@ import pytest
 
 from mps_exporter.cli import main
 from mps_exporter.collector import Collector
+from mps_exporter.commands.doctor import (
+    BRIEF_PAUSE_SECONDS,
+    CONFIRMING_SECONDS,
+    MEASURING_SECONDS,
+    pause_until,
+    write_atomically,
+)
 from mps_exporter.commands.doctor_report import (
     CHECKS,
     HEALTHY,
@@ -19,14 +26,6 @@ from mps_exporter.commands.doctor_report import (
     Diagnosis,
     diagnosis_lines,
     status_of_check,
-)
-from mps_exporter.commands.once import (
-    BRIEF_PAUSE_SECONDS,
-    CONFIRMING_SECONDS,
-    MEASURING_SECONDS,
-    brief_pause,
-    pause_until,
-    write_whole,
 )
 from mps_exporter.config import Settings
 from mps_exporter.diagnostics import ADVICE
@@ -66,19 +65,9 @@ BEGAN, ENDED = 10.0, 10.25
 
 async def test_a_healthy_host_is_looked_at_for_as_long_as_its_gpus_need() -> None:
     assert MIN_SAMPLE_INTERVAL_SECONDS < MEASURING_SECONDS < 0.6
+    assert BRIEF_SAMPLE_SECONDS < BRIEF_PAUSE_SECONDS < 0.3
     healthy = await seen("quiet", 30)
     assert pause_until(healthy, BEGAN, ENDED, 0.5) == ENDED + 0.5
-
-
-async def test_a_person_waits_only_for_gpus_that_may_be_in_use() -> None:
-    assert BRIEF_SAMPLE_SECONDS < BRIEF_PAUSE_SECONDS < 0.3
-    used = await seen("one-client", 3)
-    (gpu,) = used.gpus
-    assert brief_pause(used) == BRIEF_PAUSE_SECONDS
-    for processes, pause in (((), 0.0), (None, BRIEF_PAUSE_SECONDS)):
-        other = replace(gpu, observation=replace(gpu.observation, processes=processes))
-        assert brief_pause(replace(used, gpus=(other,))) == pause
-    assert brief_pause(replace(used, gpus=())) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -205,9 +194,9 @@ def test_a_missing_driver_is_reported_first() -> None:
 
 def test_the_file_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "mps.prom"
-    write_whole(path, b"old\n")
+    write_atomically(path, b"old\n")
     with path.open() as reader:
-        write_whole(path, b"new\n")
+        write_atomically(path, b"new\n")
         assert reader.read() == "old\n"
     assert path.read_bytes() == b"new\n"
     assert path.stat().st_mode & 0o777 == 0o644
@@ -218,7 +207,7 @@ def test_where_the_file_cannot_be_written_nothing_is_left(tmp_path: Path) -> Non
     path = tmp_path / "mps.prom"
     path.mkdir()
     with pytest.raises(OSError, match="directory"):
-        write_whole(path, b"new\n")
+        write_atomically(path, b"new\n")
     assert [one.name for one in tmp_path.iterdir()] == ["mps.prom"]
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 import pytest
 
 from mps_exporter.cli import main
-from mps_exporter.commands import process_report
+from mps_exporter.commands import doctor_report
 from mps_exporter.diagnostics import findings, trace_findings
 from mps_exporter.diagnostics.finding import symptom_url
 from mps_exporter.diagnostics.hangs import HANGS
@@ -199,7 +199,7 @@ def test_whether_a_newcomer_waits(
     changed = replace(daemon, protocol=protocol, logs=logs)
     found = answer(replace(snapshot, daemons=(changed,)), 77, newcomer(snapshot))
     assert (found.outcome, words in found.text) == (outcome, True), found
-    assert (process_report.checks_exit_status({77: [found]}) == 3) == (outcome == "unknown")
+    assert (doctor_report.checks_exit_status({77: [found]}) == 3) == (outcome == "unknown")
 
 
 async def test_who_would_wait_is_told_although_no_log_is_read() -> None:
@@ -383,7 +383,7 @@ def test_the_report_gives_the_answer_first() -> None:
         Check("connection", "problem", "It waits.", "Wait.", "a-program-hangs-in-cuinit"),
         Check("variables", "warning", "CUDA_PROFILE is set.", "Unset it.", "", "unset X"),
     ]
-    lines = list(process_report.check_lines(7, checks))
+    lines = list(doctor_report.check_lines(7, checks))
     assert lines[:3] == [
         "Process 7: It waits.",
         "    do:    Wait.",
@@ -396,9 +396,9 @@ def test_the_report_gives_the_answer_first() -> None:
         "            do: Unset it.",
         "            run: unset X",
     ]
-    assert process_report.checks_exit_status({7: checks[:1], 8: checks}) == 1
-    assert process_report.checks_exit_status({7: checks[:1]}) == 0
-    assert json.loads(json.dumps(process_report.as_objects(7, checks)))["outcome"] == "problem"
+    assert doctor_report.checks_exit_status({7: checks[:1], 8: checks}) == 1
+    assert doctor_report.checks_exit_status({7: checks[:1]}) == 0
+    assert json.loads(json.dumps(doctor_report.as_objects(7, checks)))["outcome"] == "problem"
 
 
 def sleeper(**environment: str) -> subprocess.Popen[bytes]:

@@ -15,7 +15,7 @@ import pytest
 
 from mps_exporter.backend import CollectorBackend
 from mps_exporter.collector import Collector
-from mps_exporter.commands.demo import FIRST_CHAPTER, built_in_playlist
+from mps_exporter.commands.serve import FIRST_CHAPTER, built_in_playlist
 from mps_exporter.config import Settings
 from mps_exporter.observations import ProcfsObservation
 from mps_exporter.replay import advance
