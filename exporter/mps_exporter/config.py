@@ -87,15 +87,19 @@ class Flag:
     """A flag or an argument (its name is in capitals) of the command line."""
 
     name: str
+    """Empty: derived from the field."""
     default: Any
     kind: Kind
     help: str
     commands: tuple[str, ...]
-    repeatable: bool = False
-    setting: bool = True
-    """Has an environment variable; False for an option of a single command."""
+    setting: bool
+    """Whether it has an environment variable; False for an option of a single command."""
     field: str = ""
     """Field of Settings."""
+
+    @property
+    def repeatable(self) -> bool:
+        return isinstance(self.default, tuple)
 
     @property
     def variable(self) -> str:
@@ -264,8 +268,8 @@ _PROCESS_ID = _matching("PID", "0*[1-9][0-9]{0,18}", "must be the number of a pr
 def _flags_of(*commands: str, setting: bool = True) -> Callable[..., Any]:
     """Return a function that declares a field of Settings, with its flag, for these commands."""
 
-    def declare(name: str, default: Any, kind: Kind, text: str, *, repeatable: bool = False) -> Any:
-        flag = Flag(name, default, kind, text, commands, repeatable, setting)
+    def declare(default: Any, kind: Kind, text: str, *, name: str = "") -> Any:
+        flag = Flag(name, default, kind, text, commands, setting)
         return field(default=default, metadata={"flag": flag})
 
     return declare
@@ -285,68 +289,52 @@ _record_only = _flags_of("record", setting=False)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings and the options of commands. Durations are in seconds."""
+    """The settings and the options of commands. Durations are in seconds.
+
+    The setting ``web_listen_address`` is the flag ``--web.listen-address``, the option
+    ``doctor_pid`` the flag ``--pid`` of this command. A default that is a tuple: repeatable.
+    """
 
     web_listen_address: tuple[str, ...] = _web(
-        "web.listen-address",
-        (":9400",),
-        _ADDRESS,
-        "Address to listen on: host:port, :port, [IPv6]:port or unix:/path.",
-        repeatable=True,
+        (":9400",), _ADDRESS, "Address to listen on: host:port, :port, [IPv6]:port or unix:/path."
     )
-    web_telemetry_path: str = _web(
-        "web.telemetry-path", "/metrics", _URL_PATH, "Path of the metrics."
-    )
+    web_telemetry_path: str = _web("/metrics", _URL_PATH, "Path of the metrics.")
     web_config_file: str | None = _web(
-        "web.config.file",
         None,
         _FILE,
         "TLS, passwords and headers, in the format of the Prometheus exporter-toolkit.",
+        name="web.config.file",
     )
     web_systemd_socket: bool = _web(
-        "web.systemd-socket", False, _SWITCH, "Listen on the sockets that systemd hands over."
+        False, _SWITCH, "Listen on the sockets that systemd hands over."
     )
     web_max_requests: int = _web(
-        "web.max-requests",
         40,
         _integer(0, 10_000),
         "Scrapes answered at the same time; further ones wait, then get 503. 0 = no limit.",
     )
     web_disable_exporter_metrics: bool = _web(
-        "web.disable-exporter-metrics",
-        False,
-        _SWITCH,
-        "Leave out process_* metrics about the exporter itself.",
+        False, _SWITCH, "Leave out process_* metrics about the exporter itself."
     )
-    mps_discovery: bool = _host(
-        "mps.discovery", True, _SWITCH, "Find running control daemons in /proc."
-    )
+    mps_discovery: bool = _host(True, _SWITCH, "Find running control daemons in /proc.")
     mps_pipe_directory: tuple[str, ...] = _host(
-        "mps.pipe-directory",
         (),
         _DIRECTORY,
         "Pipe directory of a control daemon, watched even while the daemon does not run.",
-        repeatable=True,
     )
     mps_log_directory: tuple[str, ...] = _host(
-        "mps.log-directory",
         (),
         _DIRECTORY,
         "Log directory of the daemon whose pipe directory stands at the same position; default: "
         "the daemon's environment, then /var/log/nvidia-mps.",
-        repeatable=True,
     )
     mps_control_binary: str = _host(
-        "mps.control-binary",
-        "nvidia-cuda-mps-control",
-        _FILE,
-        "The control tool, by name on PATH or by path.",
+        "nvidia-cuda-mps-control", _FILE, "The control tool, by name on PATH or by path."
     )
     mps_query_timeout: float = _host(
-        "mps.query-timeout", 2.0, _duration(0.1, 60), "Deadline for one run of the control tool."
+        2.0, _duration(0.1, 60), "Deadline for one run of the control tool."
     )
     mps_min_query_interval: float = _following(
-        "mps.min-query-interval",
         5.0,
         _duration(0, 3600),
         "Shortest time between two queries of a daemon; five times as long while its logs show no "
@@ -355,134 +343,101 @@ class Settings:
     # Queries are written into control.log: with 48 clients, a minute between reconciliations made
     # 8 MB a day. The logs show what happens between.
     mps_reconcile_interval: float = _following(
-        "mps.reconcile-interval",
         900.0,
         _duration(1, 86400),
         "Time between two queries of the servers, which confirm the state read from the logs.",
     )
-    path_procfs: str = _host("path.procfs", "/proc", _DIRECTORY, "Where procfs is mounted.")
-    path_kmsg: str = _host(
-        "path.kmsg", "/dev/kmsg", _matching("FILE", *_ABSOLUTE), "The kernel log."
-    )
-    path_passwd: str = _host("path.passwd", "/etc/passwd", _FILE, "File with the names of users.")
+    path_procfs: str = _host("/proc", _DIRECTORY, "Where procfs is mounted.")
+    path_kmsg: str = _host("/dev/kmsg", _matching("FILE", *_ABSOLUTE), "The kernel log.")
+    path_passwd: str = _host("/etc/passwd", _FILE, "File with the names of users.")
     path_container_logs: str = _host(
-        "path.container-logs",
         "/var/log/containers",
         _matching("DIR", *_NOT_EMPTY),
         "Directory of the kubelet that names containers.",
     )
     path_cgroupfs: str = _host(
-        "path.cgroupfs",
-        "/sys/fs/cgroup",
-        _matching("DIR", *_NOT_EMPTY),
-        "Where cgroup version 2 is mounted.",
+        "/sys/fs/cgroup", _matching("DIR", *_NOT_EMPTY), "Where cgroup version 2 is mounted."
     )
-    collector_nvml: bool = _everywhere(
-        "collector.nvml", True, _SWITCH, "Read GPUs and their processes, from NVML."
-    )
-    collector_control: bool = _everywhere(
-        "collector.control", True, _SWITCH, "Query the MPS control daemons."
-    )
+    collector_nvml: bool = _everywhere(True, _SWITCH, "Read GPUs and their processes, from NVML.")
+    collector_control: bool = _everywhere(True, _SWITCH, "Query the MPS control daemons.")
     collector_logs: bool = _everywhere(
-        "collector.logs",
-        True,
-        _SWITCH,
-        "Read the daemons' control.log and server.log: waits, crashes, faults.",
+        True, _SWITCH, "Read the daemons' control.log and server.log: waits, crashes, faults."
     )
     collector_process: bool = _everywhere(
-        "collector.process",
-        True,
-        _SWITCH,
-        "Read processes in /proc: daemons, users, limits, containers.",
+        True, _SWITCH, "Read processes in /proc: daemons, users, limits, containers."
     )
     collector_clients: str = _web(
-        "collector.clients",
         "full",
         _one_of("LEVEL", "full", "summary", "off"),
         "Series of single clients: full, summary (identity, state, contexts, memory) or off.",
     )
     collector_clients_max: int = _everywhere(
-        "collector.clients.max",
         1000,
         _integer(0, 100_000),
         "Clients with separate metrics, for each daemon; further clients are only counted.",
+        name="collector.clients.max",
     )
     collector_timeout: float = _everywhere(
-        "collector.timeout",
-        10.0,
-        _duration(0.1, 300),
-        "Deadline of a collection when the scraper names none.",
+        10.0, _duration(0.1, 300), "Deadline of a collection when the scraper names none."
     )
     collector_nvml_serials: bool = _following(
-        "collector.nvml.serials", False, _SWITCH, "Export the serial numbers of boards."
+        False, _SWITCH, "Export the serial numbers of boards.", name="collector.nvml.serials"
     )
     log_level: str = _logging(
-        "log.level",
         "info",
         _one_of("LEVEL", "debug", "info", "warn", "error"),
         "Least severity logged: debug, info, warn or error.",
     )
     log_format: str = _logging(
-        "log.format",
-        "logfmt",
-        _one_of("FORMAT", "logfmt", "json"),
-        "Form of log lines: logfmt or json.",
+        "logfmt", _one_of("FORMAT", "logfmt", "json"), "Form of log lines: logfmt or json."
     )
-    replay: str | None = _serve("replay", None, _FILE, "Serve a recording instead of this host.")
-    replay_speed: float = _serve("replay.speed", 1.0, _FACTOR, "How fast a recording is replayed.")
+    replay: str | None = _serve(None, _FILE, "Serve a recording instead of this host.")
+    replay_speed: float = _serve(1.0, _FACTOR, "How fast a recording is replayed.")
     serve_once: bool = _serve_only(
-        "once", False, _SWITCH, "Print the metrics once, without counters, and exit."
+        False, _SWITCH, "Print the metrics once, without counters, and exit."
     )
     serve_textfile: str | None = _serve_only(
-        "textfile",
         None,
         _PROM_FILE,
         "Write them to FILE (*.prom, for the textfile collector of node_exporter), and exit.",
     )
     demo_file: str | None = _demo_only(
-        "FILE", None, Kind(), "Your own recording instead of the built-in ones."
+        None, Kind(), "Your own recording instead of the built-in ones."
     )
-    demo_chapter: str | None = _demo_only(
-        "chapter", None, Kind("NAME"), "Where to begin. Default: wait."
-    )
-    demo_list_chapters: bool = _demo_only(
-        "list-chapters", False, _SWITCH, "List the chapters, and exit."
-    )
-    demo_speed: float = _demo_only("speed", 1.0, _FACTOR, "Replay faster, or slower.")
+    demo_chapter: str | None = _demo_only(None, Kind("NAME"), "Where to begin. Default: wait.")
+    demo_list_chapters: bool = _demo_only(False, _SWITCH, "List the chapters, and exit.")
+    demo_speed: float = _demo_only(1.0, _FACTOR, "Replay faster, or slower.")
     doctor_pid: int | None = _doctor_only(
-        "pid", None, _PROCESS_ID, "Say why this process hangs, fails or runs without MPS."
+        None, _PROCESS_ID, "Say why this process hangs, fails or runs without MPS."
     )
     doctor_user: int | None = _doctor_only(
-        "user", None, Kind("NAME", _user), "The same of each process of a user."
+        None, Kind("NAME", _user), "The same of each process of a user."
     )
     doctor_job: str | None = _doctor_only(
-        "job", None, Kind("ID"), "The same of each client of a Slurm job or a pod."
+        None, Kind("ID"), "The same of each client of a Slurm job or a pod."
     )
-    doctor_json: bool = _doctor_only("json", False, _SWITCH, "Print JSON.")
+    doctor_json: bool = _doctor_only(False, _SWITCH, "Print JSON.")
     doctor_check: str | None = _doctor_only(
-        "check",
         None,
         Kind("NAME"),
         "Report one finding, or 'critical' for any critical one, in a line. Exit status: 0 it is "
         "not there, 1 it is there, 2 not known, 3 wrong usage.",
     )
     doctor_recording: str | None = _doctor_only(
-        "recording", None, Kind("FILE"), "Diagnose the end of a recording instead."
+        None, Kind("FILE"), "Diagnose the end of a recording instead."
     )
     doctor_at: float | None = _doctor_only(
-        "at", None, _POSITIVE, "Not its end, but so long after its start."
+        None, _POSITIVE, "Not its end, but so long after its start."
     )
-    record_file: str = _record_only("FILE", "", Kind(), "The file to write.")
+    record_file: str = _record_only("", Kind(), "The file to write.")
     record_duration: float = _record_only(
-        "duration", 60.0, _POSITIVE, "How long; Ctrl-C ends it early and keeps the file."
+        60.0, _POSITIVE, "How long; Ctrl-C ends it early and keeps the file."
     )
-    record_interval: float = _record_only("interval", 1.0, _POSITIVE, "Time between collections.")
+    record_interval: float = _record_only(1.0, _POSITIVE, "Time between collections.")
     record_anonymise: bool = _record_only(
-        "anonymise", False, _SWITCH, "Replace UUIDs, serials, names of users and programs."
+        False, _SWITCH, "Replace UUIDs, serials, names of users and programs."
     )
-    record_scenario: str = _record_only(
-        "scenario", "", Kind("TEXT"), "What is going on, for the reader."
-    )
+    record_scenario: str = _record_only("", Kind("TEXT"), "What is going on, for the reader.")
 
     def enabled_collectors(self) -> tuple[str, ...]:
         """Return the names of the sources that are switched on."""
@@ -495,7 +450,18 @@ class Settings:
         return tuple(zip(self.mps_pipe_directory, logs, strict=False))
 
 
-_DECLARED = [replace(one.metadata["flag"], field=one.name) for one in fields(Settings)]
+def _named(flag: Flag, field_name: str) -> Flag:
+    """Return the flag with the names that follow from its field, unless it has a name."""
+    group, _, rest = field_name.partition("_")
+    name = rest.replace("_", "-")
+    if flag.setting:
+        name = f"{group}.{name}" if name else group
+    elif name == "file":
+        name = "FILE"  # an argument
+    return replace(flag, field=field_name, name=flag.name or name)
+
+
+_DECLARED = [_named(one.metadata["flag"], one.name) for one in fields(Settings)]
 FLAGS = tuple(flag for flag in _DECLARED if flag.setting)
 OPTIONS = tuple(flag for flag in _DECLARED if not flag.setting)
 """Flags and arguments of a single command."""

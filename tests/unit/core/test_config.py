@@ -44,6 +44,7 @@ def test_every_field_is_named_like_its_flag() -> None:
         assert flag.field == flag.name.replace(".", "_").replace("-", "_")
     for flag in OPTIONS:
         assert flag.field == f"{flag.commands[0]}_{flag.name}".lower().replace("-", "_")
+    assert parsed("x.rec.gz", command="record").record_file == "x.rec.gz"
 
 
 def test_a_flag_beats_its_environment_twin() -> None:
