@@ -37,9 +37,8 @@ from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import LogsObservation
 from mps_exporter.snapshot import Client, ControlState, Server, Snapshot
 from mps_exporter.sources.recording import read_recording
-from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_api import to_json
-from mps_exporter.web.status_findings import make_status
+from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.status_api import make_status, to_json
 from mps_exporter.web.status_page import render_page
 from testing.endings import ended_pids
 from testing.player import RECORDINGS, Player

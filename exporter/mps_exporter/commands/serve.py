@@ -24,10 +24,10 @@ from mps_exporter.logging import print_output, print_status, show_progress
 from mps_exporter.replay import ReplayPlayer
 from mps_exporter.sources.playlist import Playlist, read_playlist
 from mps_exporter.sources.recording import read_recording
+from mps_exporter.web import TLS_CONTEXT, WEB_CONFIG
 from mps_exporter.web.app import create_app
-from mps_exporter.web.options import TLS_CONTEXT, WEB_CONFIG, WebOptions
+from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.server import serve_app
-from mps_exporter.web.webconfig import WebConfigError
 
 WILDCARD_HOSTS = ("", "[::]", "0.0.0.0")  # noqa: S104 - compared with, not listened on
 
@@ -82,11 +82,8 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
     stop = asyncio.Event()
     on_signals(stop.set, signal.SIGINT, signal.SIGTERM)
     options = _web_options(settings)
-    try:
-        jump = player.jump if player is not None and player.playlist.chapters else None
-        app = create_app(backend, options, jump=jump)
-    except WebConfigError as error:
-        raise StartError(str(error)) from error
+    jump = player.jump if player is not None and player.playlist.chapters else None
+    app = create_app(backend, options, jump=jump)
     watch = app.get(WEB_CONFIG)
     _install_sighup_handler(stop, None if watch is None else watch.check_files)
     work = asyncio.create_task(backend.run(), name="follow")

@@ -47,8 +47,8 @@ from mps_exporter.snapshot import (
 )
 from mps_exporter.sources.control_tool_runs import cannot_run
 from mps_exporter.sources.recording import read_recording
-from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_findings import make_status
+from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.status_api import make_status
 from testing.player import RECORDINGS, Player
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mps_exporter.web.guard import Limiter, LimitExceededError
-from mps_exporter.web.metrics_handler import TIMEOUT_HEADER, collection_deadline
+from mps_exporter.web.handlers import TIMEOUT_HEADER, collection_deadline
 from testing.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.fakes import FakeBackend
 
@@ -151,7 +151,7 @@ async def test_a_crowd_of_one_address_leaves_places_for_another() -> None:
     admitted = list[str]()
 
     async def scrape(address: str) -> None:
-        async with limiter.place(address, PATIENCE_SECONDS):
+        async with limiter.slot(address, PATIENCE_SECONDS):
             admitted.append(address)
             await may_end.wait()
 
@@ -168,10 +168,10 @@ async def test_a_request_that_leaves_the_queue_takes_no_place() -> None:
     limiter = Limiter(1)
 
     async def scrape(seconds: float) -> None:
-        async with limiter.place("192.0.2.1", seconds):
+        async with limiter.slot("192.0.2.1", seconds):
             pass
 
-    async with limiter.place("192.0.2.2"):
+    async with limiter.slot("192.0.2.2"):
         with pytest.raises(LimitExceededError):
             await scrape(0.01)
         left = asyncio.create_task(scrape(PATIENCE_SECONDS))

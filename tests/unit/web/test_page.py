@@ -16,13 +16,10 @@ from mps_exporter.diagnostics.safe_commands import Action
 from mps_exporter.diagnostics.visibility import unseen
 from mps_exporter.observations import LogState, Reading
 from mps_exporter.snapshot import CollectorResult, Incident, Snapshot, TimelineSpan, Wait
-from mps_exporter.web import history as history_module
-from mps_exporter.web import status_page
+from mps_exporter.web import policy, status_page
 from mps_exporter.web.events import EVENTS
-from mps_exporter.web.history import History
-from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_api import View, to_json
-from mps_exporter.web.status_findings import make_status
+from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.status_api import History, View, make_status, to_json
 from testing import snapshots as hosts
 from tests.unit.docs.markdown import ROOT
 from tests.unit.web.fakes import FakeBackend
@@ -185,11 +182,11 @@ def test_few_collections_are_called_sparse() -> None:
 def test_the_history_is_bounded() -> None:
     history = history_of(*((second / 4, 0.5) for second in range(4 * 900)))
     kept = history.samples(UUID, NOW + 900)
-    assert len(kept) <= history_module.MAX_SAMPLES
-    assert kept[0].at >= NOW + 900 - history_module.WINDOW_SECONDS
-    for number in range(history_module.MAX_GPUS + 5):
+    assert len(kept) <= policy.MAX_SAMPLES
+    assert kept[0].at >= NOW + 900 - policy.HISTORY_SECONDS
+    for number in range(policy.MAX_GPUS + 5):
         history.add(replace(at(1000), gpus=(hosts.gpu(uuid=f"GPU-{number}"),)))
-    assert len(history._samples) == history_module.MAX_GPUS
+    assert len(history._samples) == policy.MAX_GPUS
 
 
 def test_a_replay_that_begins_again_begins_a_new_history() -> None:
@@ -407,7 +404,7 @@ async def test_the_title_is_the_host_whatever_the_request_says(
 async def test_an_incident_makes_the_last_status_too_old(
     backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mps_exporter.web.status_handler.REUSE_SECONDS", 3600.0)
+    monkeypatch.setattr("mps_exporter.web.policy.STATUS_REUSE_SECONDS", 3600.0)
     backend.snapshot = hosts.healthy()
     client = await make_client()
     assert "All is well" in await (await client.get("/")).text()
@@ -422,8 +419,8 @@ async def test_an_incident_makes_the_last_status_too_old(
 async def test_incidents_in_a_row_cost_few_collections(
     backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mps_exporter.web.status_handler.AFTER_INCIDENT_SECONDS", 0.5)
-    monkeypatch.setattr("mps_exporter.web.status_handler.REUSE_SECONDS", 3600.0)
+    monkeypatch.setattr("mps_exporter.web.policy.AFTER_INCIDENT_SECONDS", 0.5)
+    monkeypatch.setattr("mps_exporter.web.policy.STATUS_REUSE_SECONDS", 3600.0)
     client = await make_client()
     await (await client.get("/")).read()
     hub = client.server.app[EVENTS]

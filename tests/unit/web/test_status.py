@@ -12,9 +12,9 @@ import pytest
 from mps_exporter import diagnostics
 from mps_exporter.diagnostics import ADVICE
 from mps_exporter.snapshot import CollectorResult, Incident, RecordingInfo, Snapshot, Wait
-from mps_exporter.web import status_handler as status_module
-from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_findings import make_status
+from mps_exporter.web import handlers, policy
+from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.status_api import make_status
 from mps_exporter.web.status_page import render_page
 from testing import snapshots as hosts
 from testing.waiting import PATIENCE_SECONDS, until
@@ -257,7 +257,7 @@ def test_a_daemon_that_died_long_ago_does_not_hide_those_that_serve(age: int, le
 async def test_names_outlive_the_processes(
     backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mps_exporter.web.status_handler.REUSE_SECONDS", 0)
+    monkeypatch.setattr("mps_exporter.web.policy.STATUS_REUSE_SECONDS", 0)
     client = await make_client()
     backend.snapshot = hosts.healthy()
     await client.get("/")
@@ -484,7 +484,7 @@ async def test_json_says_what_the_page_says(backend: FakeBackend, make_client: M
 async def test_those_who_come_together_share_a_collection(
     backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_module, "REUSE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(policy, "STATUS_REUSE_SECONDS", PATIENCE_SECONDS)
     client = await make_client()
 
     for _ in range(5):
@@ -503,12 +503,12 @@ async def test_those_who_come_together_share_a_page(
         made.append(given)
         return make_status(*given)
 
-    monkeypatch.setattr(status_module, "make_status", counted)
+    monkeypatch.setattr(handlers, "make_status", counted)
     backend.gate = asyncio.Event()
     client = await make_client()
 
     asking = [asyncio.create_task(client.get("/")) for _ in range(10)]
-    await until(lambda: client.server.app[status_module.PAGE_LIMITER]._all._value == 30)
+    await until(lambda: client.server.app[handlers.PAGE_LIMITER]._all._value == 30)
     backend.gate.set()
     assert {answer.status for answer in await asyncio.gather(*asking)} == {200}
     assert len(made) == 1
@@ -517,7 +517,7 @@ async def test_those_who_come_together_share_a_page(
 async def test_a_crowd_is_answered_with_503(
     backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_module, "REUSE_SECONDS", 0.0)
+    monkeypatch.setattr(policy, "STATUS_REUSE_SECONDS", 0.0)
     client = await make_client(max_requests=4)
 
     async def crowd(path: str) -> list[Any]:

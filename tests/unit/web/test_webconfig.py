@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from mps_exporter.web.guard import network_of
 from mps_exporter.web.webconfig import WebConfigError, WebConfigWatch
 from mps_exporter.web.webconfig import reload as watching
+from mps_exporter.web.webconfig.auth import Passwords
 from mps_exporter.web.webconfig.config import TLS12_SUITES
-from mps_exporter.web.webconfig.passwords import Passwords, network_of
 from mps_exporter.web.webconfig.reload import Loaded, load_web_config
 from testing.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.webconfigs import TLS, write_certificates
@@ -47,7 +48,7 @@ def refused(folder: Path, text: str) -> str:
         ("- " * 2000, "nested too deeply"),
         ("#" * 200_000, "is larger than 131072 bytes"),
         ("a: &a [1]\n" + "".join(f"{n}: &{n} [*a, *a]\n" for n in range(99)), "unknown key"),
-        ("basic_auth_users: &a {b: [*a]}", "an alias stands within its anchor"),
+        ("basic_auth_users: &a {b: [*a]}", "unconstructable recursive node"),
         ("http_server_config: {http3: true}", "http_server_config: unknown key http3"),
         ("tls_server_config: {cipher_suites: [a, [b]]}", "cipher_suites: must be a string"),
         (TLS.replace("server.crt", '"a\\0b"'), "no file has a NUL in its name"),
@@ -107,7 +108,7 @@ def test_what_the_policy_of_the_host_forbids(folder: Path, monkeypatch: pytest.M
 async def test_a_rotation_that_truncates_first_changes_nothing_meanwhile(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watching, "CHECK_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "CONFIG_CHECK_INTERVAL_SECONDS", 0.0)
     caplog.set_level(logging.INFO, "mps_exporter.web.webconfig")
     (folder / "web.yml").write_text(MUTUAL)
     authority = (folder / "ca.pem").read_bytes()
@@ -149,7 +150,7 @@ def test_no_client_may_make_the_server_negotiate_again(folder: Path) -> None:
 async def test_while_the_files_are_read_others_get_what_is_in_force(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "CHECK_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "CONFIG_CHECK_INTERVAL_SECONDS", 0.0)
     path = folder / "web.yml"
     path.write_text("rate_limit: {interval: 1s, burst: 5}\n")
     watch = WebConfigWatch.start(str(path))
@@ -231,8 +232,8 @@ async def test_files_that_cannot_be_looked_at_stop_no_request(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a file server that is gone; also where the request that looks is given up."""
-    monkeypatch.setattr(watching, "CHECK_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr(watching, "MAX_WAIT_SECONDS", PATIENCE_SECONDS * 10)
+    monkeypatch.setattr(watching, "CONFIG_CHECK_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "CONFIG_WAIT_TIMEOUT_SECONDS", PATIENCE_SECONDS * 10)
     path = folder / "web.yml"
     path.write_text("rate_limit: {interval: 1s, burst: 5}\n")
     watch = WebConfigWatch.start(str(path))
@@ -250,20 +251,20 @@ async def test_files_that_cannot_be_looked_at_stop_no_request(
     await asyncio.wait((first,))
     assert (await asyncio.wait_for(watch.config(), PATIENCE_SECONDS)).rate_limit.burst == 5
     released.set()
-    assert watch._look is not None
-    await watch._look
+    assert watch._check is not None
+    await watch._check
     released.clear()
-    monkeypatch.setattr(watching, "MAX_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "CONFIG_WAIT_TIMEOUT_SECONDS", 0.0)
     assert (await asyncio.wait_for(watch.config(), PATIENCE_SECONDS)).rate_limit.burst == 5
     released.set()
-    await watch._look
+    await watch._check
     watch.close()
 
 
 async def test_a_change_that_keeps_size_and_time_is_seen(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "CHECK_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "CONFIG_CHECK_INTERVAL_SECONDS", 0.0)
     path = folder / "web.yml"
     path.write_text("rate_limit: {interval: 1s, burst: 5}\n")
     watch = WebConfigWatch.start(str(path))
@@ -299,20 +300,20 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         order.append(password)
         return password == b"right"
 
-    monkeypatch.setattr("mps_exporter.web.webconfig.passwords.has_hash", check)
+    monkeypatch.setattr("mps_exporter.web.webconfig.auth.has_hash", check)
     return order
 
 
 async def test_a_right_password_passes_a_flood_from_another_address(asked: list[bytes]) -> None:
     passwords = Passwords()
     flood = [
-        asyncio.create_task(passwords.valid(USERS, "alice", b"wrong %d" % n, "192.0.2.1"))
+        asyncio.create_task(passwords.verify(USERS, "alice", b"wrong %d" % n, "192.0.2.1"))
         for n in range(200)
     ]
     await until(lambda: asked)
-    assert await passwords.valid(USERS, "alice", b"right", "192.0.2.2")
+    assert await passwords.verify(USERS, "alice", b"right", "192.0.2.2")
     assert asked.index(b"right") <= 2
-    assert await passwords.valid(USERS, "alice", b"right", "192.0.2.1")  # it is known now
+    assert await passwords.verify(USERS, "alice", b"right", "192.0.2.1")  # it is known now
     for task in flood:
         task.cancel()
     await asyncio.gather(*flood, return_exceptions=True)
@@ -322,10 +323,10 @@ async def test_a_right_password_passes_a_flood_from_another_address(asked: list[
 async def test_a_wrong_password_delays_the_next_one(
     asked: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mps_exporter.web.webconfig.passwords.REFUSAL_SECONDS", 0.2)
+    monkeypatch.setattr("mps_exporter.web.webconfig.auth.WRONG_PASSWORD_SECONDS", 0.2)
     passwords = Passwords()
     began = asyncio.get_running_loop().time()
-    wrong = (passwords.valid(USERS, "alice", b"wrong %d" % n, "192.0.2.1") for n in range(3))
+    wrong = (passwords.verify(USERS, "alice", b"wrong %d" % n, "192.0.2.1") for n in range(3))
     assert not any(await asyncio.gather(*wrong))
     assert asyncio.get_running_loop().time() - began >= 0.6
     assert len(asked) == 3
