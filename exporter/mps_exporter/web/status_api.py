@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -19,7 +19,16 @@ from mps_exporter.diagnostics import Severity as FindingSeverity
 from mps_exporter.diagnostics.finding import effective_severity
 from mps_exporter.diagnostics.incidents import RECENT_SECONDS
 from mps_exporter.diagnostics.partitions import partitioning_lines
-from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
+from mps_exporter.snapshot import (
+    Client,
+    CollectorResult,
+    ControlDaemon,
+    Gpu,
+    Incident,
+    Server,
+    Snapshot,
+    Wait,
+)
 from mps_exporter.user_names import UserNames
 from mps_exporter.web import policy
 from mps_exporter.web.policy import WebOptions
@@ -54,7 +63,8 @@ class History:
         """Time of the first collection."""
         self._last_at, self._loop = 0.0, 0
         self._samples: dict[str, deque[Sample]] = {}
-        self._read_at: dict[str, float] = {}
+        self.read_at: dict[str, float] = {}
+        """Source -> time at which it was last read without an error."""
         self._first_seen: dict[FindingKey, float] = {}
 
     def add(self, snapshot: Snapshot) -> None:
@@ -63,12 +73,12 @@ class History:
         loop = snapshot.recording.loop if snapshot.recording is not None else 0
         if self.began_at is None or now < self._last_at - 1.0 or loop != self._loop:
             self.began_at = now
-            for memory in (self._samples, self._read_at, self._first_seen):
+            for memory in (self._samples, self.read_at, self._first_seen):
                 memory.clear()
         self._last_at, self._loop = now, loop
         for result in snapshot.collectors:
             if result.success:
-                self._read_at[result.name] = now
+                self.read_at[result.name] = now
         if not any(result.name == "nvml" for result in snapshot.collectors):
             return  # a scrape of selected collectors: the GPUs were not read
         self._first_seen = {
@@ -78,8 +88,8 @@ class History:
         for gpu in snapshot.gpus[: policy.MAX_GPUS]:
             samples = self._samples.setdefault(gpu.uuid, deque(maxlen=policy.MAX_SAMPLES))
             if not samples or now - samples[-1].at >= policy.SAMPLE_INTERVAL_SECONDS:
-                reading = gpu.reading("gpu_utilization"), gpu.reading("sm_activity")
-                samples.append(Sample(now, *reading))
+                busy, active = gpu.reading("gpu_utilization"), gpu.reading("sm_activity")
+                samples.append(Sample(now, busy, active))
         while len(self._samples) > policy.MAX_GPUS:
             del self._samples[next(iter(self._samples))]
 
@@ -87,10 +97,6 @@ class History:
         """Return the samples of the last ten minutes, oldest first."""
         begin = now - policy.HISTORY_SECONDS
         return tuple(one for one in self._samples.get(uuid, ()) if one.at >= begin)
-
-    def read_at(self, collector: str) -> float | None:
-        """Return the time at which this source was last read without an error."""
-        return self._read_at.get(collector)
 
     def first_seen(self, finding: Finding) -> float | None:
         """Return the time since which every collection has had this finding."""
@@ -281,37 +287,23 @@ def incident_view(
     )
 
 
-def incident_views(
-    daemons: Iterable[ControlDaemon], name_of: humanize.UserNameLookup
-) -> tuple[View, ...]:
-    """Return the last incidents of all daemons, the newest first."""
-    found = [
-        incident_view(daemon.pipe_directory, one, name_of, limited=daemon.limited)
-        for daemon in daemons
-        for one in daemon.incidents
-    ]
-    found.reverse()  # of two at the same time, the one recorded later comes first
-    return tuple(sorted(found, key=lambda one: -one.at))
-
-
-def source_views(snapshot: Snapshot, history: History) -> tuple[View, ...]:
-    return tuple(
-        _view(
-            "source",
-            result,
-            error=_path(result.error) if result.error else None,
-            read_at=snapshot.taken_at if result.success else history.read_at(result.name),
-        )
-        for result in snapshot.collectors
+def _source_view(result: CollectorResult, now: float, history: History) -> View:
+    return _view(
+        "source",
+        result,
+        error=_path(result.error) if result.error else None,
+        read_at=now if result.success else history.read_at.get(result.name),
     )
 
 
-def totals(
+def _totals(
     snapshot: Snapshot, daemons: Iterable[View], incidents: Iterable[View], began_at: float | None
 ) -> View:
     daemons = [daemon for daemon in daemons if daemon.state != "absent"]
     failed = {result.name for result in snapshot.collectors if not result.success}
-    clients, all_known = _count_known_clients(daemons)
+    counts = [server.clients_connected for daemon in daemons for server in daemon.servers]
+    clients_known = None not in (*counts, *(daemon.servers_count for daemon in daemons))
+    clients = sum(count or 0 for count in counts)
     waits = [wait for daemon in daemons for wait in daemon.waits]
     seen = "process" not in failed and all(daemon.waits_visible for daemon in daemons)
     recent = [
@@ -323,7 +315,7 @@ def totals(
     begin = snapshot.taken_at - DAY_SECONDS
     return View(
         gpus=None if "nvml" in failed and not snapshot.gpus else len(snapshot.gpus),
-        clients=clients if all_known and "process" not in failed else None,
+        clients=clients if clients_known and "process" not in failed else None,
         clients_at_least=clients,
         waiting=len(waits) if seen or waits else None,
         longest_wait_seconds=max((wait.seconds for wait in waits), default=None),
@@ -331,14 +323,6 @@ def totals(
         incidents_since=began_at if began_at is not None and began_at > begin else None,
         sm_active_ratio=sum(activity) / len(activity) if activity else None,
     )
-
-
-def _count_known_clients(daemons: Sequence[View]) -> tuple[int, bool]:
-    """Return the number of known clients, and whether these are all clients of the daemons."""
-    counts = [server.clients_connected for daemon in daemons for server in daemon.servers]
-    known = [count for count in counts if count is not None]
-    servers_known = all(daemon.servers_count is not None for daemon in daemons)
-    return sum(known), servers_known and len(known) == len(counts)
 
 
 # ------------------------------------------------------------------------------ the status
@@ -366,8 +350,14 @@ def make_status(
     unseen = tuple(_finding_view(one, history) for one in blind)
     views = [_finding_view(one, history) for one in diagnostics.in_order(current)]
     found = _ordered(views, snapshot)
+    incidents_found = [
+        incident_view(daemon.pipe_directory, one, name_of, limited=daemon.limited)
+        for daemon in snapshot.daemons
+        for one in daemon.incidents
+    ]
     daemons = tuple(daemon_view(daemon, name_of, now, snapshot) for daemon in snapshot.daemons)
-    incidents = incident_views(snapshot.daemons, name_of)
+    # Of two incidents at the same time, the one recorded later comes first.
+    incidents = tuple(sorted(incidents_found, key=lambda one: -one.at))
     status = View(
         api_version=API_VERSION,
         taken_at=now,
@@ -379,8 +369,8 @@ def make_status(
         headline=headline(snapshot, found, unseen),
         findings=found,
         blind_spots=unseen,
-        totals=totals(snapshot, daemons, incidents, history.began_at),
-        sources=source_views(snapshot, history),
+        totals=_totals(snapshot, daemons, incidents, history.began_at),
+        sources=tuple(_source_view(one, now, history) for one in snapshot.collectors),
         gpus=tuple(gpu_view(gpu, now, history) for gpu in snapshot.gpus),
         daemons=daemons,
         incidents=incidents,
@@ -391,20 +381,22 @@ def make_status(
     return shifted
 
 
-TIMES = {
-    "at",
-    "connected_at",
-    "end",
-    "first_seen",
-    "incidents_since",
-    "read_at",
-    "since",
-    "start",
-    "started_at",
-    "state_since",
-    "taken_at",
-    "timeline_since",
-}
+TIMES = frozenset(
+    [
+        "at",
+        "connected_at",
+        "end",
+        "first_seen",
+        "incidents_since",
+        "read_at",
+        "since",
+        "start",
+        "started_at",
+        "state_since",
+        "taken_at",
+        "timeline_since",
+    ]
+)
 """Fields of the status that are Unix times."""
 
 
@@ -445,14 +437,9 @@ def _ordered(found: Iterable[View], snapshot: Snapshot) -> tuple[View, ...]:
 
 
 def _is_past_incident(one: View, now: float) -> bool:
-    past = one.name in ADVICE and ADVICE[one.name].kind == "news"
+    past = one.name in ADVICE and ADVICE[one.name].kind == "news" and one.since is not None
     serious = one.severity in ("critical", "warning")
-    return (
-        past
-        and serious
-        and one.since is not None
-        and now - one.since > policy.INCIDENT_LEAD_SECONDS
-    )
+    return past and serious and now - one.since > policy.INCIDENT_LEAD_SECONDS
 
 
 def _is_long_gone(one: View, snapshot: Snapshot) -> bool:
@@ -513,33 +500,29 @@ def headline(snapshot: Snapshot, found: tuple[View, ...], unseen: tuple[View, ..
     quit_ = next((one for one in found if one.name == "daemon_quit"), None)
     if quit_ is not None and all(daemon.state == "absent" for daemon in snapshot.daemons):
         return quit_
-    answer = _who_uses_what(snapshot)
+    answer, clients = _who_uses_what(snapshot)
     if unknown:
-        return finding_view("info", f"{humanize.capitalize('; '.join((*answer, *unknown)))}.")
+        text = "; ".join((answer, *unknown) if answer else unknown)
+        return finding_view("info", f"{humanize.capitalize(text)}.")
     if gone:
-        return finding_view("info", f"{humanize.capitalize(answer[0])}. {gone[0].text}")
-    well = "All is well: " if _count_clients(snapshot) else ""
-    return finding_view("ok", f"{well}{answer[0]}, and no client waits.")
+        return finding_view("info", f"{humanize.capitalize(answer)}. {gone[0].text}")
+    well = "All is well: " if clients else ""
+    return finding_view("ok", f"{well}{answer}, and no client waits.")
 
 
-def _count_clients(snapshot: Snapshot) -> int:
-    servers = (server for daemon in snapshot.daemons for server in daemon.servers)
-    return sum(server.clients_connected or 0 for server in servers)
-
-
-def _who_uses_what(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return who uses what, as far as known; empty if nothing is known."""
+def _who_uses_what(snapshot: Snapshot) -> tuple[str, int]:
+    """Return who uses what, as text ("" if unknown), and the number of known clients."""
     servers = [server for daemon in snapshot.daemons for server in daemon.servers]
     by = humanize.count(len(servers), "server")
-    if clients := _count_clients(snapshot):
+    counts = [server.clients_connected for server in servers]
+    if clients := sum(count or 0 for count in counts):
         shared = {uuid for daemon in snapshot.daemons for uuid in daemon.gpu_uuids}
         share = "share" if clients != 1 else "uses"
         gpus = f" {humanize.count(len(shared), 'GPU')}" if shared else " the GPU"
-        return (f"{humanize.count(clients, 'client')} {share}{gpus} through {by}",)
+        return f"{humanize.count(clients, 'client')} {share}{gpus} through {by}", clients
     if servers:
-        known = all(server.clients_connected is not None for server in servers)
-        return (f"MPS is up: {by}{' without clients' if known else ''}",)
+        return f"MPS is up: {by}{'' if None in counts else ' without clients'}", 0
     if not any(daemon.state == "answering" for daemon in snapshot.daemons):
-        return ()
+        return "", 0
     idle = all(daemon.servers_count is not None for daemon in snapshot.daemons)
-    return ("MPS is up and idle: no server runs" if idle else "MPS is up",)
+    return "MPS is up and idle: no server runs" if idle else "MPS is up", 0

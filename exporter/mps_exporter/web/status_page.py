@@ -128,40 +128,20 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.filters.update(
-        age=humanize.age,
-        ago=humanize.ago,
-        count=humanize.count,
-        duration=humanize.duration,
-        iso=humanize.iso_timestamp,
-        memory=humanize.memory,
-        percent=humanize.percent,
-        printable=humanize.printable,
-        sentence=humanize.sentence,
-        upper_first=humanize.capitalize,
+    filters = (
+        *(humanize.age, humanize.ago, humanize.count, humanize.duration, humanize.iso_timestamp),
+        *(humanize.memory, humanize.percent, humanize.printable, humanize.sentence),
     )
+    functions = (
+        *(activity_note, asset_address, belongs_to, client_state, contexts, facts, groups),
+        *(lane_window, lanes, lone_daemons, memory_of, memory_pair, numbers, reading_aid),
+        *(served_gpus, sm_limit_of, sparkline),
+    )
+    environment.filters.update({one.__name__: one for one in filters})
+    environment.filters["upper_first"] = humanize.capitalize
+    environment.globals.update({one.__name__: one for one in functions})
     environment.globals.update(
-        DOCS=DOCS,
-        policy=policy,
-        activity_note=activity_note,
-        address=asset_address,
-        belongs_to=belongs_to,
-        client_state=client_state,
-        daemon_states=_DAEMON_STATES,
-        facts=facts,
-        groups=groups,
-        contexts=contexts,
-        lane_window=lane_window,
-        lanes=lanes,
-        lone_daemons=lone_daemons,
-        memory_of=memory_of,
-        memory_pair=memory_pair,
-        numbers=numbers,
-        reading_aid=reading_aid,
-        served_gpus=served_gpus,
-        sm_limit_of=sm_limit_of,
-        source_names=_SOURCES,
-        sparkline=sparkline,
+        DOCS=DOCS, policy=policy, daemon_states=_DAEMON_STATES, source_names=_SOURCES
     )
     return environment.get_template("status.html")
 
@@ -325,18 +305,11 @@ def lone_daemons(status: View) -> list[View]:
 
 def _card_of(client: View, daemon: View, shown: Collection[str]) -> Collection[str]:
     """Return the shown GPUs of a client; the first GPU of its daemon if its own are unknown."""
-    if _has_unknown_gpu(client):
+    used = {uuid for uuid, count in client.contexts.items() if count}
+    used.update(client.memory_used_bytes, client.gpu_uuids)
+    if not used:
         return [uuid for uuid in daemon.gpu_uuids if uuid in shown][:1]
-    return [uuid for uuid in shown if _is_on(client, uuid)]
-
-
-def _is_on(client: View, uuid: str) -> bool:
-    used = client.contexts.get(uuid) or uuid in client.memory_used_bytes
-    return bool(used or uuid in client.gpu_uuids)
-
-
-def _has_unknown_gpu(client: View) -> bool:
-    return not (any(client.contexts.values()) or client.memory_used_bytes or client.gpu_uuids)
+    return used.intersection(shown)
 
 
 def contexts(server: View) -> str:
