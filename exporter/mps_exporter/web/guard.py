@@ -89,7 +89,7 @@ class SharedRenderings:
 class Connection(asyncio.Protocol):
     """aiohttp's protocol with timeouts."""
 
-    def __init__(self, inner: asyncio.Protocol, on_lost: Callable[[Connection], None]) -> None:
+    def __init__(self, inner: asyncio.Protocol, registry: dict[Connection, str]) -> None:
         self.requests = 0
         """Requests in progress."""
         self.waiting_since: float | None = asyncio.get_running_loop().time()
@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
         self.received = 0
         """Bytes since the last complete request."""
         self._inner = inner
-        self._on_lost = on_lost
+        self._registry = registry
         self._transport: asyncio.Transport | None = None
         self._unsent_since: float | None = None
 
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._inner.connection_lost(exc)
-        self._on_lost(self)
+        self._registry.pop(self, None)
 
     def eof_received(self) -> bool | None:
         return self._inner.eof_received()
@@ -139,10 +139,8 @@ class Connection(asyncio.Protocol):
             self._unsent_since = None
         elif self._unsent_since is None:
             self._unsent_since = now
-        receiving, sending = self.waiting_since, self._unsent_since
-        return (receiving is not None and now - receiving > options.request_timeout) or (
-            sending is not None and now - sending > options.send_timeout
-        )
+        receiving, sending = self.waiting_since or now, self._unsent_since or now
+        return now - receiving > options.request_timeout or now - sending > options.send_timeout
 
 
 class Connections:
@@ -178,7 +176,7 @@ class Connections:
             if len(used) >= limit or used.count(address) >= address_limit(limit):
                 client.close()
                 continue
-            connection = Connection(self._new_protocol(), self._remove)
+            connection = Connection(self._new_protocol(), self._open)
             self._open[connection] = address
             task = loop.create_task(self._start(connection, client))
             self._starting.add(task)
@@ -203,9 +201,6 @@ class Connections:
         else:
             return
         client.close()
-        self._remove(connection)
-
-    def _remove(self, connection: Connection) -> None:
         self._open.pop(connection, None)
 
     async def abort_slow_clients(self) -> None:

@@ -82,19 +82,17 @@ def _tcp(host: str, port: int) -> list[socket.socket]:
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:  # IPv6 is disabled
                 raise
-    found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)  # noqa: S104
+    anywhere = "0.0.0.0"  # noqa: S104 - the default
+    found = [*dict.fromkeys(socket.getaddrinfo(host or anywhere, port, type=socket.SOCK_STREAM))]
     sockets: list[socket.socket] = []
-    missing: OSError | None = None
-    for family, _, _, _, where in dict.fromkeys(found):
+    for number, (family, _, _, _, where) in enumerate(found, 1):
         try:
             sockets.append(_bound(family, where))
         except OSError as error:
-            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            absent = error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+            if not absent or (number == len(found) and not sockets):
                 close_sockets(sockets)
                 raise
-            missing = error
-    if not sockets and missing is not None:
-        raise missing
     return sockets
 
 
@@ -211,11 +209,8 @@ class _ClientErrorFilter(logging.Filter):
         return not isinstance(error, of_clients) or _log.isEnabledFor(logging.DEBUG)
 
 
-def _protocol_log() -> logging.Logger:
-    log = logging.getLogger(f"{__name__}.protocol")
-    if not log.filters:
-        log.addFilter(_ClientErrorFilter())
-    return log
+_protocol_log = logging.getLogger(f"{__name__}.protocol")
+_protocol_log.addFilter(_ClientErrorFilter())
 
 
 async def serve_app(
@@ -237,7 +232,7 @@ async def serve_app(
     runner = web.AppRunner(
         app,
         access_log=None,
-        logger=_protocol_log(),
+        logger=_protocol_log,
         auto_decompress=False,
         handle_signals=False,
         handler_cancellation=True,

@@ -76,10 +76,8 @@ class Passwords:
                 self._thread, has_hash, hashed or dummy_hash(users), password
             )
             if matches and hashed is not None:
-                self._verified = {
-                    name: one for name, one in self._verified.items() if name in users
-                }
-                self._verified[user] = digest
+                known = {name: one for name, one in self._verified.items() if name in users}
+                self._verified = {**known, user: digest}
                 return True
             await asyncio.sleep(WRONG_PASSWORD_SECONDS)
             return False
@@ -161,12 +159,10 @@ class _Checks:
         return self._bucket.allow(now)
 
     async def _has_password(self, request: web.Request, config: WebConfig) -> bool:
-        users = config.basic_auth_users
-        if not users:
-            return True
+        users, address = config.basic_auth_users, request.remote or ""
         given = credentials(request.headers.get("Authorization", ""))
-        return given is not None and await self.passwords.verify(
-            users, *given, request.remote or ""
+        return not users or (
+            given is not None and await self.passwords.verify(users, *given, address)
         )
 
 

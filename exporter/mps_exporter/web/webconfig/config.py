@@ -20,11 +20,11 @@ TLS_KEY = "tls_server_config"
 class WebConfigError(StartError):
     """A file that cannot be used; the message contains the file, the key and the reason."""
 
-    def __init__(self, reason: str, *, key: str = "") -> None:
+    def __init__(self, reason: str, *, key: str = "", path: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
         self.key = key
-        self.path = ""
+        self.path = path
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.path, self.key, self.reason) if part)

@@ -53,9 +53,8 @@ def load_web_config(path: str, before: Loaded | None = None) -> Loaded:
         error.path = path
         raise
     except Exception as error:  # unforeseen content must not end the program
-        unforeseen = WebConfigError(f"cannot be used: {type(error).__name__}: {error}")
-        unforeseen.path = path
-        raise unforeseen from error
+        reason = f"cannot be used: {type(error).__name__}: {error}"
+        raise WebConfigError(reason, path=path) from error
     return Loaded(config, context, contents)
 
 
@@ -123,11 +122,8 @@ class WebConfigWatch:
         try:
             new = load_web_config(self.path, self._loaded)
             if (new.context is None) != (self._loaded.context is None):
-                error = WebConfigError(
-                    "TLS cannot be switched on or off while the program runs: restart it",
-                    key=TLS_KEY,
-                )
-                error.path = self.path
+                reason = "TLS cannot be switched on or off while the program runs: restart it"
+                error = WebConfigError(reason, key=TLS_KEY, path=self.path)
                 raise error
         except WebConfigError as error:
             if str(error) != str(self.error):
