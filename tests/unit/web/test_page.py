@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
-from mps_exporter import diagnostics
 from mps_exporter.diagnostics import ADVICE
-from mps_exporter.diagnostics.safe_commands import Action
 from mps_exporter.diagnostics.visibility import unseen
 from mps_exporter.observations import LogState, Reading
 from mps_exporter.snapshot import CollectorResult, Incident, Snapshot, TimelineSpan, Wait
@@ -22,7 +19,7 @@ from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import History, View, make_status, to_json
 from testing import snapshots as hosts
 from tests.unit.docs.markdown import ROOT
-from tests.unit.web.fakes import FakeBackend
+from tests.unit.web.fakes import FakeBackend, PageReader
 
 MakeClient = Callable[..., Awaitable[Any]]
 NOW, UUID = hosts.NOW, hosts.UUID
@@ -258,58 +255,6 @@ def test_everything_beyond_the_first_few_is_folded() -> None:
     assert "36 more clients in the queue" in page
 
 
-# ---------------------------------------------------------------------- commands
-
-
-def found_of(snapshot: Snapshot, name: str) -> tuple[Action, ...]:
-    news = diagnostics.recent_incidents(snapshot)
-    found = (*diagnostics.findings(snapshot), *news)
-    return next(one for one in found if one.advice.name == name).actions
-
-
-def test_the_command_that_ends_a_ghost_checks_what_it_kills() -> None:
-    (one,) = found_of(hosts.snapshot(hosts.daemon(hosts.server(ghost=True))), "ghost_server")
-    assert one.command == "ps -o args= -p 634 | grep nvidia-cuda-mps-server && kill -9 634"
-    assert one.run_as == "root, or the user of this server"
-
-
-def test_a_wait_names_the_programs_that_hold_the_gpu() -> None:
-    (one,) = found_of(hosts.waiting(), "several_users_one_daemon")
-    assert one.command == "ps -o pid,user,stat,etime,args -p 641"
-    (one,) = found_of(hosts.full(), "several_users_one_daemon")
-    assert one.command == "ps -o pid,stat,etime,args -u 1002"
-
-
-@pytest.mark.parametrize(
-    ("directory", "command"),
-    [
-        (
-            "/tmp/mps",
-            "CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/l nvidia-cuda-mps-control -d",
-        ),
-        (
-            "/tmp/$(reboot) `id`",
-            "CUDA_MPS_PIPE_DIRECTORY='/tmp/$(reboot) `id`' "
-            "CUDA_MPS_LOG_DIRECTORY=/l nvidia-cuda-mps-control -d",
-        ),
-        ("/tmp/x\nreboot", None),
-        ("/tmp/x\u202e", None),
-    ],
-)
-def test_a_path_in_a_command_is_quoted_or_there_is_no_command(
-    directory: str, command: str | None
-) -> None:
-    gone = hosts.daemon(state="absent", pid=None, pipe_directory=directory, log_directory="/l")
-    found = found_of(hosts.snapshot(gone), "daemon_absent")
-    assert [one.command for one in found] == ([] if command is None else [command])
-
-
-def test_a_command_against_a_log_names_it_quoted() -> None:
-    large = LogState("/tmp/nvidia-mps", "control", "/l/a b'c", readable=True, size_bytes=1 << 31)
-    (one,) = found_of(hosts.snapshot(hosts.daemon(logs=(large,))), "log_large")
-    assert one.command == "truncate -s 0 '/l/a b'\"'\"'c'"
-
-
 def test_every_runbook_and_page_is_there() -> None:
     for name in ADVICE:
         for url in (ADVICE[name].runbook_url, ADVICE[name].docs_url):
@@ -319,19 +264,6 @@ def test_every_runbook_and_page_is_there() -> None:
 
 
 # ---------------------------------------------------------------------- hostile names
-
-
-class Reader(HTMLParser):
-    """What a browser would make of the page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes.extend(attrs)
 
 
 EVIL = "\"'><img src=x onerror=alert(1)></title></script><script>alert(2)</script>{{ 7*7 }}"
@@ -374,8 +306,7 @@ def test_markup_in_a_name_stays_text(place: str) -> None:
     snapshot = evil_hosts()[place]
     status = make_status(snapshot, WebOptions(host=EVIL))
     page = status_page.render_page(status, WebOptions())
-    reader = Reader()
-    reader.feed(page)
+    reader = PageReader(page)
 
     assert reader.tags.count("script") == 1
     assert "img" not in reader.tags

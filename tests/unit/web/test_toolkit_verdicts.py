@@ -20,6 +20,7 @@ from testing.web_configurations import filled_in, write_certificates
 
 TABLE = Path(__file__).with_name("toolkit_verdicts.json")
 
+
 @pytest.fixture(scope="module")
 def table() -> dict[str, Any]:
     read: dict[str, Any] = json.loads(TABLE.read_text())

