@@ -153,14 +153,6 @@ def _matching(metavar: str, pattern: str, reason: str, convert: Callable[[str], 
     return Kind(metavar, parse)
 
 
-def _switch(value: str) -> bool:
-    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    try:
-        return words[value.lower()]
-    except KeyError:
-        raise ValueError("must be true or false") from None
-
-
 OWN_PATHS = ("/-/", "/api/v1/", "/static/")
 """Paths of the other pages."""
 
@@ -200,13 +192,6 @@ def parse_duration(value: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def _positive_duration(value: str) -> float:
-    seconds = parse_duration(value)
-    if seconds <= 0:
-        raise ValueError("must be more than 0")
-    return seconds
-
-
 def _bounded(convert: Callable[[str], Any], low: float, high: float) -> Callable[[str], Any]:
     """Return a parser that accepts these bounds and what is between them."""
 
@@ -243,17 +228,16 @@ def _one_of(metavar: str, *words: str) -> Kind:
     return _matching(metavar, "|".join(words), f"must be one of {', '.join(words)}")
 
 
-def _trimmed(path: str) -> str:
-    return path.rstrip("/") or "/"
-
-
-_ABSOLUTE = "/.*", "must be an absolute path", _trimmed
+_ABSOLUTE = "/.*", "must be an absolute path", lambda path: path.rstrip("/") or "/"
 _NOT_EMPTY = ".+", "must not be empty"
-_SWITCH = Kind("", _switch)
+_TRUE = ("true", "1", "yes")
+_SWITCH = _matching(
+    "", "(?i)true|1|yes|false|0|no", "must be true or false", lambda word: word.lower() in _TRUE
+)
 _ADDRESS = Kind("ADDRESS", _listen_address)
 _DIRECTORY = _matching("DIR", *_ABSOLUTE)
 _FILE = _matching("FILE", *_NOT_EMPTY)
-_POSITIVE = Kind("DURATION", _positive_duration)
+_POSITIVE = _duration(0.001, 31_536_000)
 _FACTOR = _matching("FACTOR", r"\d+(\.\d+)?", "must be a number", _bounded(float, 0.1, 1000))
 _URL_PATH = _matching(
     "PATH", r"/[A-Za-z0-9._~/-]+", 'must be a path such as "/metrics", not "/" itself', _free_path

@@ -7,6 +7,7 @@ findings.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -118,7 +119,9 @@ def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
     if holders := [f"{humanize.printable(one.name)} ({one.pid})" for one in seen.traces.holders]:
         yield f"  the driver is held open by {', '.join(holders)}"
     yield ""
-    yield from _daemons(snapshot, paint)
+    yield "Control daemons" if snapshot.daemons else "Control daemons: none found"
+    for daemon in snapshot.daemons:
+        yield from _daemon_lines(daemon, snapshot, paint)
     yield ""
     yield from _found(seen, paint)
     if seen.recent:
@@ -138,12 +141,9 @@ def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
         else:
             yield paint("Nothing is wrong here.", "good")
         return
-    counts = {
-        severity: sum(finding.severity == severity for finding in found)
-        for severity in ("critical", "warning", "info")
-    }
+    counts = Counter(finding.severity for finding in found)  # the most severe first
     yield "Findings: " + ", ".join(
-        paint(f"{count} {severity}", severity) for severity, count in counts.items() if count
+        paint(f"{count} {severity}", severity) for severity, count in counts.items()
     )
     for finding in found:
         yield ""
@@ -195,15 +195,6 @@ def _gpu_use(gpu: Gpu) -> str:
     kinds = gpu.processes_by_kind or {}
     parts += [f"{count} {_KINDS[kind][count > 1]}" for kind, count in kinds.items() if count]
     return ", ".join(parts)
-
-
-def _daemons(snapshot: Snapshot, paint: Painter) -> Iterator[str]:
-    if not snapshot.daemons:
-        yield "Control daemons: none found"
-        return
-    yield "Control daemons"
-    for daemon in snapshot.daemons:
-        yield from _daemon_lines(daemon, snapshot, paint)
 
 
 def _daemon_lines(daemon: ControlDaemon, snapshot: Snapshot, paint: Painter) -> Iterator[str]:
