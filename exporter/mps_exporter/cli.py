@@ -92,11 +92,7 @@ def _with_command(words: Sequence[str]) -> list[str]:
 
 
 def parse_words(words: Sequence[str]) -> dict[str, Any] | None:
-    """Return the values given for the command; None if the help was printed instead.
-
-    Raises:
-        InvalidSettingError: If the command line is wrong.
-    """
+    """Return the values given for the command; None if the help was printed instead."""
     parser, parsers = _parsers()
     try:
         if words[0] == "--help-all":

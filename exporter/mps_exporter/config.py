@@ -465,11 +465,7 @@ def grouped(command: str | None = None) -> dict[str, list[Flag]]:
 
 
 def load(given: Mapping[str, Any], environment: Mapping[str, str], command: str) -> Settings:
-    """Return the settings for a command: flags over environment over defaults.
-
-    Raises:
-        InvalidSettingError: If a value cannot be used, or a variable with the prefix is unknown.
-    """
+    """Return the settings for a command: flags over environment over defaults."""
     _check_variables(environment)
     values: dict[str, Any] = {}
     for flag in (*FLAGS, *OPTIONS):

@@ -215,11 +215,7 @@ def show_progress(text: str) -> None:
 
 
 def print_output(text: str) -> None:
-    """Print on standard output. Ignore a pipe whose reader has exited (``| head``).
-
-    Raises:
-        OSError: If the text cannot be written.
-    """
+    """Print on standard output. Ignore a pipe whose reader has exited (``| head``)."""
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()

@@ -230,11 +230,7 @@ def _encode_once(snapshot: Snapshot) -> bytes:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file; a reader sees the old content or the new content.
-
-    Raises:
-        OSError: If the file cannot be written; the old content stays.
-    """
+    """Replace a file; a reader sees the old or the new content, and after an error the old."""
     # node_exporter reads every *.prom of the directory, so the temporary name ends differently.
     number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     unfinished = Path(name)

@@ -87,9 +87,6 @@ def create_app(
         backend: Source of snapshots, metrics and incidents.
         options: Addresses, pages and limits.
         jump: Function that continues a demo at a chapter; returns False if there is none.
-
-    Raises:
-        WebConfigError: If the web configuration file cannot be used.
     """
     app = web.Application(middlewares=[_plain_errors])
     app[BACKEND] = backend

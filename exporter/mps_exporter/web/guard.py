@@ -54,11 +54,7 @@ class Limiter:
 
     @asynccontextmanager
     async def slot(self, address: str | None, timeout_seconds: float = 0.0) -> AsyncIterator[None]:
-        """Hold a slot.
-
-        Raises:
-            LimitExceededError: If no slot becomes free within this time.
-        """
+        """Hold a slot. Raise LimitExceededError if none becomes free within this time."""
         name = network_of(address or "")
         own = self._addresses.setdefault(name, asyncio.Semaphore(address_limit(self._total)))
         async with AsyncExitStack() as held:

@@ -65,11 +65,7 @@ def collection_deadline(header: str | None, offset: float) -> float | None:
 
 
 def selected_collectors(request: web.Request, enabled: tuple[str, ...]) -> frozenset[str] | None:
-    """Return the collectors that ``collect[]`` or ``exclude[]`` choose; None for all.
-
-    Raises:
-        ValueError: If they name an unknown collector, or contradict each other.
-    """
+    """Return the collectors that ``collect[]`` or ``exclude[]`` choose; None for all."""
     wanted = frozenset(request.query.getall("collect[]", ()))
     unwanted = frozenset(request.query.getall("exclude[]", ()))
     if wanted and unwanted:

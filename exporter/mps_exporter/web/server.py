@@ -34,11 +34,7 @@ class ListenError(StartError):
 
 
 def listen(addresses: Sequence[str]) -> list[socket.socket]:
-    """Open one or several sockets for each address: all of them or none.
-
-    Raises:
-        ListenError: If an address cannot be used.
-    """
+    """Open one or several sockets for each address, or raise ListenError and open none."""
     sockets: list[socket.socket] = []
     for address in addresses:
         try:
@@ -161,11 +157,7 @@ def _remove_stale(path: str) -> None:
 
 
 def from_systemd(environment: MutableMapping[str, str]) -> list[socket.socket]:
-    """Return the sockets that systemd opened (LISTEN_FDS), and remove the variables.
-
-    Raises:
-        ListenError: If there are none, or they are not listening stream sockets.
-    """
+    """Return the listening sockets that systemd opened (LISTEN_FDS), and remove the variables."""
     process = environment.pop("LISTEN_PID", "")
     count = environment.pop("LISTEN_FDS", "")
     environment.pop("LISTEN_FDNAMES", None)
@@ -223,9 +215,6 @@ async def serve_app(
     """Serve until ``stop`` is set, then finish the responses in progress.
 
     ``on_listening`` is called with the addresses (with the real port for port 0).
-
-    Raises:
-        ListenError: If an address cannot be used.
     """
     systemd = options.systemd_socket
     sockets = from_systemd(os.environ) if systemd else listen(options.listen_addresses)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple, get_type_hints
@@ -210,11 +210,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_web_config(content: bytes) -> WebConfig:
-    """Return the configuration.
-
-    Raises:
-        WebConfigError: If the file cannot be used.
-    """
+    """Return the configuration, or raise WebConfigError."""
     if len(content) > MAX_CONFIG_BYTES:
         raise WebConfigError(f"is larger than {MAX_CONFIG_BYTES} bytes")
     if _DIRECTIVE.search(content):
@@ -227,7 +223,8 @@ def parse_web_config(content: bytes) -> WebConfig:
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # OverflowError: "\UFFFFFFFF"
         raise WebConfigError(f"no valid YAML: {' '.join(str(error).split())}") from error
     config = WebConfig(**_section(WebConfig, {} if value is None else value))
-    _check(config)
+    for key, reason in _problems(config):
+        raise WebConfigError(reason, key=key)
     return config
 
 
@@ -327,106 +324,87 @@ _CONVERTERS = {
 # ---------------------------------------------------------------------------------- checks
 
 
-def _check(config: WebConfig) -> None:
-    """Refuse values that are unknown, impossible in Python, or contradict each other."""
-    tls = config.tls_server_config
-    for name, value in (("min_version", tls.min_version), ("max_version", tls.max_version)):
-        _check_known(name, value, VERSIONS, "TLS version")
-    for suite in tls.cipher_suites:
-        _check_known("cipher_suites", suite, {*TLS12_SUITES, *TLS13_SUITES}, "cipher suite")
-    for curve in tls.curve_preferences:
-        _check_known("curve_preferences", curve, CURVES, "curve")
-    if any("\0" in path for path in (tls.cert_file, tls.key_file, tls.client_ca_file)):
-        raise WebConfigError("no file has a NUL in its name", key=TLS_KEY)
-    if tls.enabled:
-        _check_certificate(tls)
-        _check_clients(tls)
-        _check_suites(tls, http2=config.http_server_config.http2)
-    for name, value in config.http_server_config.headers.items():
-        _check_header(name, value)
+Problem = tuple[str, str]
+"""Key and reason of a refusal."""
+
+
+def _problems(config: WebConfig) -> Iterator[Problem]:
+    """Yield the values that are unknown, impossible in Python, or contradict each other."""
+    tls, http = config.tls_server_config, config.http_server_config
+    yield from _tls_problems(tls, http2=http.http2)
+    for name, value in http.headers.items():
+        key, allowed = f"http_server_config.headers.{name}", HEADERS.get(name)
+        if allowed is None:
+            yield key, f"this header cannot be set; those that can: {', '.join(HEADERS)}"
+        elif allowed and value not in allowed:
+            yield key, f"must be {' or '.join(allowed)}"
+        elif not value.isprintable():
+            yield key, "must be one line of printable characters"
     for name, hashed in config.basic_auth_users.items():
         if not _HASH.fullmatch(hashed):
-            raise WebConfigError(
+            reason = (
                 "must be a bcrypt hash ($2y$, $2b$ or $2a$, cost 4 to 31), such as the command "
-                "'htpasswd -nBC 10 NAME' prints after the colon",
-                key=f"basic_auth_users.{name}",
+                "'htpasswd -nBC 10 NAME' prints after the colon"
             )
+            yield f"basic_auth_users.{name}", reason
     if config.rate_limit.interval and config.rate_limit.burst < 1:
-        raise WebConfigError(
-            "must be at least 1, or every request would be refused", key="rate_limit.burst"
-        )
+        yield "rate_limit.burst", "must be at least 1, or every request would be refused"
 
 
-def _check_known(key: str, value: str, known: Collection[str], what: str) -> None:
-    if value not in known:
-        names = ", ".join(sorted(name for name in known if name))
-        raise WebConfigError(f"unknown {what} {value!r}; known: {names}", key=f"{TLS_KEY}.{key}")
-
-
-def _check_certificate(tls: TLSConfig) -> None:
+def _tls_problems(tls: TLSConfig, *, http2: bool) -> Iterator[Problem]:
+    yield from _unknown("min_version", [tls.min_version], VERSIONS, "TLS version")
+    yield from _unknown("max_version", [tls.max_version], VERSIONS, "TLS version")
+    suites = {*TLS12_SUITES, *TLS13_SUITES}
+    yield from _unknown("cipher_suites", tls.cipher_suites, suites, "cipher suite")
+    yield from _unknown("curve_preferences", tls.curve_preferences, CURVES, "curve")
+    if any("\0" in path for path in (tls.cert_file, tls.key_file, tls.client_ca_file)):
+        yield TLS_KEY, "no file has a NUL in its name"
+    if not tls.enabled:
+        return
     if not (tls.cert or tls.cert_file):
-        raise WebConfigError("TLS needs a certificate: cert_file (or cert) is missing", key=TLS_KEY)
+        yield TLS_KEY, "TLS needs a certificate: cert_file (or cert) is missing"
     if not (tls.key or tls.key_file):
-        raise WebConfigError(
-            "TLS needs the certificate's key: key_file (or key) is missing", key=TLS_KEY
-        )
+        yield TLS_KEY, "TLS needs the certificate's key: key_file (or key) is missing"
     order = tuple(VERSIONS)
     if order.index(tls.min_version) > order.index(tls.max_version):
-        raise WebConfigError(
-            "is above max_version: no client could connect", key=f"{TLS_KEY}.min_version"
-        )
+        yield f"{TLS_KEY}.min_version", "is above max_version: no client could connect"
+    yield from _client_problems(tls)
+    key, chosen = f"{TLS_KEY}.cipher_suites", set(tls.cipher_suites)
+    if chosen and chosen <= TLS13_SUITES and tls.max_version != "TLS13":
+        yield key, "only suites of TLS 1.3, but max_version is below it: no client could connect"
+    if chosen and http2 and tls.min_version != "TLS13" and chosen.isdisjoint(HTTP2_SUITES):
+        needed = " or ".join(sorted(HTTP2_SUITES))
+        yield key, f"HTTP/2 needs {needed}: add one, or set http_server_config.http2: false"
 
 
-def _check_clients(tls: TLSConfig) -> None:
-    key = f"{TLS_KEY}.client_auth_type"
-    if tls.client_auth_type in CLIENT_AUTH_IMPOSSIBLE:
-        raise WebConfigError(
-            f"{tls.client_auth_type} accepts unverified certificates, which Python cannot; use "
+def _client_problems(tls: TLSConfig) -> Iterator[Problem]:
+    kind, key = tls.client_auth_type, f"{TLS_KEY}.client_auth_type"
+    if kind in CLIENT_AUTH_IMPOSSIBLE:
+        yield (
+            key,
+            f"{kind} accepts unverified certificates, which Python cannot; use "
             "RequireAndVerifyClientCert or VerifyClientCertIfGiven",
-            key=key,
         )
-    _check_known("client_auth_type", tls.client_auth_type, CLIENT_AUTH, "client auth type")
-    if CLIENT_AUTH[tls.client_auth_type] != ssl.CERT_NONE:
+    yield from _unknown("client_auth_type", [kind], CLIENT_AUTH, "client auth type")
+    if CLIENT_AUTH[kind] != ssl.CERT_NONE:
         if tls.min_version in ("TLS10", "TLS11"):
-            raise WebConfigError(
+            reason = (
                 "is below TLS12 with client certificates: OpenSSL would take those with SHA-1 or "
-                "short keys, too",
-                key=f"{TLS_KEY}.min_version",
+                "short keys, too"
             )
+            yield f"{TLS_KEY}.min_version", reason
     elif tls.client_ca or tls.client_ca_file:
-        raise WebConfigError(
-            "there is a client CA, but no client_auth_type that asks for certificates", key=TLS_KEY
-        )
+        reason = "there is a client CA, but no client_auth_type that asks for certificates"
+        yield TLS_KEY, reason
     elif tls.client_allowed_sans is not None:
-        raise WebConfigError(
-            "has no effect without a client_auth_type that asks for certificates",
-            key=f"{TLS_KEY}.client_allowed_sans",
-        )
+        reason = "has no effect without a client_auth_type that asks for certificates"
+        yield f"{TLS_KEY}.client_allowed_sans", reason
 
 
-def _check_suites(tls: TLSConfig, *, http2: bool) -> None:
-    chosen, key = set(tls.cipher_suites), f"{TLS_KEY}.cipher_suites"
-    if not chosen:
-        return
-    if chosen <= TLS13_SUITES and tls.max_version != "TLS13":
-        raise WebConfigError(
-            "only suites of TLS 1.3, but max_version is below it: no client could connect", key=key
-        )
-    if http2 and tls.min_version != "TLS13" and chosen.isdisjoint(HTTP2_SUITES):
-        raise WebConfigError(
-            f"HTTP/2 needs {' or '.join(sorted(HTTP2_SUITES))}: add one, or set "
-            "http_server_config.http2: false",
-            key=key,
-        )
-
-
-def _check_header(name: str, value: str) -> None:
-    key = f"http_server_config.headers.{name}"
-    allowed = HEADERS.get(name)
-    if allowed is None:
-        known = ", ".join(HEADERS)
-        raise WebConfigError(f"this header cannot be set; those that can: {known}", key=key)
-    if allowed and value not in allowed:
-        raise WebConfigError(f"must be {' or '.join(allowed)}", key=key)
-    if not value.isprintable():
-        raise WebConfigError("must be one line of printable characters", key=key)
+def _unknown(
+    key: str, values: Iterable[str], known: Collection[str], what: str
+) -> Iterator[Problem]:
+    for value in values:
+        if value not in known:
+            names = ", ".join(sorted(name for name in known if name))
+            yield f"{TLS_KEY}.{key}", f"unknown {what} {value!r}; known: {names}"

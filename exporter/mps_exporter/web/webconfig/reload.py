@@ -29,11 +29,7 @@ class Loaded:
 
 
 def load_web_config(path: str, before: Loaded | None = None) -> Loaded:
-    """Load the file and the files that it names. Return ``before`` if their content is the same.
-
-    Raises:
-        WebConfigError: If the file cannot be used.
-    """
+    """Load the file and the files that it names. Return ``before`` if their content is the same."""
     try:
         try:
             content = read_file(path)
@@ -75,11 +71,7 @@ class WebConfigWatch:
 
     @classmethod
     def start(cls, path: str) -> WebConfigWatch:
-        """Load for the first time.
-
-        Raises:
-            WebConfigError: If the file cannot be used.
-        """
+        """Load for the first time, or raise WebConfigError."""
         return cls(path, load_web_config(path))
 
     @property

@@ -34,21 +34,13 @@ _GO_KEYS = tuple(
 
 
 def read_files(config: TLSConfig, directory: Path) -> dict[str, bytes]:
-    """Return the content of the named files (relative to ``directory``), by key.
-
-    Raises:
-        WebConfigError: If a file cannot be read.
-    """
+    """Return the content of the named files (relative to ``directory``), by key."""
     files = {key: getattr(config, key) for key in ("cert_file", "key_file", "client_ca_file")}
     return {key: _read_pem(str(directory / path), key) for key, path in files.items() if path}
 
 
 def make_context(config: TLSConfig, files: Mapping[str, bytes]) -> ssl.SSLContext:
-    """Return a context with the certificates in ``files`` (see read_files).
-
-    Raises:
-        WebConfigError: If a certificate or a key cannot be used.
-    """
+    """Return a context with the certificates in ``files`` (see read_files)."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -109,11 +101,7 @@ def _curves(context: ssl.SSLContext, config: TLSConfig) -> None:
 
 
 def read_file(path: str) -> bytes:
-    """Read a regular file: a FIFO would block, and /dev/zero is endless.
-
-    Raises:
-        OSError: If the file does not exist, is not a regular file, or is too big.
-    """
+    """Read a regular file, or raise OSError: a FIFO would block, and /dev/zero is endless."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
