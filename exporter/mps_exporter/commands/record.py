@@ -33,16 +33,7 @@ async def record(settings: Settings) -> int:
     host = LiveHost(settings)
     try:
         gpus = await host.read_gpus(settings.collector_timeout) if settings.collector_nvml else None
-        header = Header(
-            scenario=settings.record_scenario or "no description given",
-            machine=_machine(gpus, anonymise=settings.record_anonymise),
-            driver_version=(gpus.driver_version if gpus else None) or "unknown",
-            recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            started_at=host.now(),
-            exporter_version=mps_exporter.__version__,
-            anonymised=settings.record_anonymise,
-        )
-        writer = RecordingWriter(path, header)
+        writer = RecordingWriter(path, _header(settings, gpus, host.now()))
         collector = Collector(host, settings, on_observation=writer.add)
         tasks = [
             asyncio.create_task(collector.run_between_collections()),
@@ -83,9 +74,16 @@ async def _flush_periodically(writer: RecordingWriter, stop: asyncio.Event) -> N
     stop.set()
 
 
-def _machine(gpus: NvmlObservation | None, *, anonymise: bool) -> str:
+def _header(settings: Settings, gpus: NvmlObservation | None, started_at: float) -> Header:
     names = [gpu.name or "GPU" for gpu in gpus.gpus] if gpus is not None else []
     counts = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    kernel = f"Linux {platform.release()}"
-    name = "" if anonymise else f"{socket.gethostname()}, "
-    return f"{counts or 'no GPU'}, {name}{kernel}"
+    host = "" if settings.record_anonymise else f"{socket.gethostname()}, "
+    return Header(
+        scenario=settings.record_scenario or "no description given",
+        machine=f"{counts or 'no GPU'}, {host}Linux {platform.release()}",
+        driver_version=(gpus.driver_version if gpus else None) or "unknown",
+        recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        started_at=started_at,
+        exporter_version=mps_exporter.__version__,
+        anonymised=settings.record_anonymise,
+    )

@@ -70,10 +70,6 @@ async def _plain_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return text_response("500 Internal Server Error: see the exporter's log", status=500)
 
 
-async def _close(app: web.Application) -> None:
-    app[handlers.RENDERER].close()
-
-
 async def _ignore_expect(_request: web.Request) -> None:
     """Ignore ``Expect``: no body is read, and aiohttp would respond before the password check."""
 
@@ -81,13 +77,7 @@ async def _ignore_expect(_request: web.Request) -> None:
 def create_app(
     backend: Backend, options: WebOptions, *, jump: handlers.Jump | None = None
 ) -> web.Application:
-    """Return the application, ready to be served.
-
-    Args:
-        backend: Source of snapshots, metrics and incidents.
-        options: Addresses, pages and limits.
-        jump: Function that continues a demo at a chapter; returns False if there is none.
-    """
+    """Return the application. jump: continues a demo at a chapter, or returns False."""
     app = web.Application(middlewares=[_plain_errors])
     app[BACKEND] = backend
     app[OPTIONS] = options
@@ -99,7 +89,7 @@ def create_app(
     app[events.STREAM_LIMITER] = Limiter(options.max_event_streams)
     app.cleanup_ctx.append(events.run_event_hub)
     app.on_shutdown.append(events.close_streams)
-    app.on_cleanup.append(_close)
+    app.on_cleanup.append(handlers.close_renderer)
     app.on_response_prepare.append(_add_headers)
     if options.config_file is not None:
         # Imported late: YAML and bcrypt take memory.
@@ -112,20 +102,24 @@ def create_app(
             app[TLS_CONTEXT] = watch.tls_context
     # After the password check: before it, a request counts as being received.
     app.middlewares.append(track_request)
+    if jump is not None:
+        app[handlers.JUMP] = jump
+    _add_routes(app, options.telemetry_path, demo=jump is not None)
+    return app
+
+
+def _add_routes(app: web.Application, telemetry_path: str, *, demo: bool) -> None:
     pages: dict[str, Handler] = {
-        "/": handlers.status_html,
+        "/": handlers.status,
         "/static/{name}": handlers.asset,
-        "/api/v1/status": handlers.status_json,
-        options.telemetry_path: handlers.metrics,
+        "/api/v1/status": handlers.status,
+        telemetry_path: handlers.metrics,
         "/api/v1/events": events.events,
         "/-/healthy": handlers.healthy,
         "/-/ready": handlers.ready,
     }
     for path, page in pages.items():
         app.router.add_get(path, page, expect_handler=_ignore_expect)
-    if jump is not None:
-        app[handlers.JUMP] = jump
-        app.router.add_post(
-            "/api/v1/demo/chapters/{name}", handlers.jump, expect_handler=_ignore_expect
-        )
-    return app
+    if demo:
+        path = "/api/v1/demo/chapters/{name}"
+        app.router.add_post(path, handlers.jump, expect_handler=_ignore_expect)

@@ -189,23 +189,22 @@ PAGE_LIMITER = web.AppKey[Limiter]("PAGES")
 """Separate from SCRAPE_LIMITER, so that readers of the page do not block scrapes."""
 
 
-async def status_json(request: web.Request) -> web.Response:
-    return await _respond(request, "application/json", as_json=True)
+async def close_renderer(app: web.Application) -> None:
+    app[RENDERER].close()
 
 
-async def status_html(request: web.Request) -> web.Response:
-    return await _respond(request, "text/html", as_json=False)
-
-
-async def _respond(request: web.Request, content_type: str, *, as_json: bool) -> web.Response:
+async def status(request: web.Request) -> web.Response:
+    """Return the page at /, otherwise the JSON."""
+    as_json = request.path != "/"
     try:
         async with request.app[PAGE_LIMITER].slot(request.remote):
             body = await request.app[RENDERER].render(request, as_json=as_json)
     except LimitExceededError:
         limit = request.app[OPTIONS].max_requests
         return busy_response(f"{limit} readers at once (--web.max-requests)")
-    charset = None if as_json else "utf-8"
-    return web.Response(body=body, content_type=content_type, charset=charset)
+    if as_json:
+        return web.Response(body=body, content_type="application/json")
+    return web.Response(body=body, content_type="text/html", charset="utf-8")
 
 
 def asset_address(name: str) -> str:

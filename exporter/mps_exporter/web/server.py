@@ -205,6 +205,20 @@ _protocol_log = logging.getLogger(f"{__name__}.protocol")
 _protocol_log.addFilter(_ClientErrorFilter())
 
 
+def _runner(app: web.Application, options: WebOptions) -> web.AppRunner:
+    return web.AppRunner(
+        app,
+        access_log=None,
+        logger=_protocol_log,
+        auto_decompress=False,
+        handle_signals=False,
+        handler_cancellation=True,
+        keepalive_timeout=options.keepalive_timeout,
+        lingering_time=policy.LINGERING_TIMEOUT_SECONDS,
+        shutdown_timeout=options.shutdown_timeout,
+    )
+
+
 async def serve_app(
     app: web.Application,
     options: WebOptions,
@@ -218,17 +232,7 @@ async def serve_app(
     """
     systemd = options.systemd_socket
     sockets = from_systemd(os.environ) if systemd else listen(options.listen_addresses)
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        logger=_protocol_log,
-        auto_decompress=False,
-        handle_signals=False,
-        handler_cancellation=True,
-        keepalive_timeout=options.keepalive_timeout,
-        lingering_time=policy.LINGERING_TIMEOUT_SECONDS,
-        shutdown_timeout=options.shutdown_timeout,
-    )
+    runner = _runner(app, options)
     tls = app.get(TLS_CONTEXT)
     tasks: list[asyncio.Task[object]] = []
     try:

@@ -287,6 +287,16 @@ def incident_view(
     )
 
 
+def _incidents(snapshot: Snapshot, name_of: humanize.UserNameLookup) -> tuple[View, ...]:
+    """Return the incidents, the newest first; at the same time, the one recorded last."""
+    found = [
+        incident_view(daemon.pipe_directory, one, name_of, limited=daemon.limited)
+        for daemon in reversed(snapshot.daemons)
+        for one in reversed(daemon.incidents)
+    ]
+    return tuple(sorted(found, key=lambda one: -one.at))
+
+
 def _source_view(result: CollectorResult, now: float, history: History) -> View:
     return _view(
         "source",
@@ -350,14 +360,8 @@ def make_status(
     unseen = tuple(_finding_view(one, history) for one in blind)
     views = [_finding_view(one, history) for one in diagnostics.in_order(current)]
     found = _ordered(views, snapshot)
-    incidents_found = [
-        incident_view(daemon.pipe_directory, one, name_of, limited=daemon.limited)
-        for daemon in snapshot.daemons
-        for one in daemon.incidents
-    ]
+    incidents = _incidents(snapshot, name_of)
     daemons = tuple(daemon_view(daemon, name_of, now, snapshot) for daemon in snapshot.daemons)
-    # Of two incidents at the same time, the one recorded later comes first.
-    incidents = tuple(sorted(incidents_found, key=lambda one: -one.at))
     status = View(
         api_version=API_VERSION,
         taken_at=now,
@@ -381,21 +385,9 @@ def make_status(
     return shifted
 
 
-TIMES = frozenset(
-    [
-        "at",
-        "connected_at",
-        "end",
-        "first_seen",
-        "incidents_since",
-        "read_at",
-        "since",
-        "start",
-        "started_at",
-        "state_since",
-        "taken_at",
-        "timeline_since",
-    ]
+TIMES = (
+    "at connected_at end first_seen incidents_since read_at since start started_at state_since "
+    "taken_at timeline_since"
 )
 """Fields of the status that are Unix times."""
 
@@ -412,7 +404,7 @@ def _in_viewer_time(value: Any, viewer_time: Callable[[float], float]) -> Any:
         (
             name,
             viewer_time(old)
-            if name in TIMES and old is not None
+            if name in TIMES.split() and old is not None
             else _in_viewer_time(old, viewer_time),
         )
         for name, old in value.items()
