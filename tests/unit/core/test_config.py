@@ -26,7 +26,7 @@ def parsed(*words: str, command: str = "serve", **environment: str) -> Settings:
     return load(given, environment, command)
 
 
-def test_without_a_word_it_serves_port_9400() -> None:
+def test_the_default_is_port_9400() -> None:
     assert parsed() == Settings()
     assert parsed().web_listen_address == (":9400",)
     assert parsed().enabled_collectors() == ("nvml", "control", "logs", "process")
@@ -99,12 +99,12 @@ def test_switches_have_a_no() -> None:
         (["--mps.control-binary="], "must not be empty"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_the_reason(words: list[str], reason: str) -> None:
+def test_an_invalid_setting_is_refused_with_the_reason(words: list[str], reason: str) -> None:
     with pytest.raises(InvalidSettingError, match=reason.replace("(", r"\(")):
         parsed(*words)
 
 
-def test_the_metrics_take_no_path_of_another_page() -> None:
+def test_the_metrics_cannot_replace_another_page() -> None:
     pages = {
         resource.canonical
         for resource in create_app(FakeBackend(), WebOptions()).router.resources()
@@ -116,7 +116,7 @@ def test_the_metrics_take_no_path_of_another_page() -> None:
 
 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.name.startswith("log.")])
-def test_the_words_that_may_be_given_are_named(flag: Flag) -> None:
+def test_the_help_lists_the_allowed_words(flag: Flag) -> None:
     known = {"log.level": ("debug", "info", "warn", "error"), "log.format": ("logfmt", "json")}
     for word in known[flag.name]:
         assert word in flag.help
@@ -147,7 +147,7 @@ def test_a_misspelt_variable_is_refused() -> None:
         "MPS_EXPORTER_METRICS_PORT_9400_TCP_PROTO",
     ],
 )
-def test_what_images_and_kubernetes_set_is_no_misspelt_setting(variable: str) -> None:
+def test_variables_of_images_and_kubernetes_are_ignored(variable: str) -> None:
     assert parsed(**{variable: "tcp://10.0.0.1:9400"}) == Settings()
 
 

@@ -47,7 +47,7 @@ async def test_incidents_are_streamed(backend: FakeBackend, make_client: MakeCli
     assert data["daemon"] == "/tmp/nvidia-mps"
 
 
-async def test_nothing_is_missed_after_a_break(
+async def test_missed_events_are_sent_after_a_reconnect(
     backend: FakeBackend, make_client: MakeClient
 ) -> None:
     client = await make_client()
@@ -62,7 +62,7 @@ async def test_nothing_is_missed_after_a_break(
             assert json.loads((await event(answer))["data"])["daemon"] == "a"
 
 
-async def test_a_quiet_stream_stays_open(
+async def test_an_idle_stream_stays_open(
     make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy, "KEEP_ALIVE_INTERVAL_SECONDS", 0.05)
@@ -83,7 +83,7 @@ async def test_a_slow_reader_loses_the_oldest() -> None:
     assert part.startswith(b"event: lost\ndata: 3\n\ndata: 3\n\ndata: 4\n\n")
 
 
-async def test_who_comes_back_gets_all_that_is_kept(
+async def test_a_reconnected_reader_gets_all_past_events(
     backend: FakeBackend, make_client: MakeClient
 ) -> None:
     client = await make_client()
@@ -99,9 +99,7 @@ async def test_who_comes_back_gets_all_that_is_kept(
     ]
 
 
-def test_a_snapshot_that_several_scrapes_share_is_noted_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_shared_snapshot_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     noted, told = list[Snapshot](), events.Events()
     monkeypatch.setattr(told.history, "add", noted.append)
     first, second = Snapshot(taken_at=1.0), Snapshot(taken_at=1.0)
@@ -110,7 +108,7 @@ def test_a_snapshot_that_several_scrapes_share_is_noted_once(
     assert [id(one) for one in noted] == [id(first), id(second)]
 
 
-async def test_one_address_leaves_places_for_others(make_client: MakeClient) -> None:
+async def test_one_address_leaves_streams_for_others(make_client: MakeClient) -> None:
     client = await make_client(max_event_streams=4)
     places = client.server.app[events.STREAM_LIMITER]
     async with (

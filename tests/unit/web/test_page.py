@@ -55,7 +55,7 @@ def test_the_five_numbers() -> None:
     assert number(nothing, "Waiting") == ("0", "no MPS daemon was seen")
 
 
-def test_a_number_that_is_not_known_is_no_zero() -> None:
+def test_an_unknown_number_is_not_zero() -> None:
     blind = hosts.blind()
     assert number(blind, "GPUs")[0] == "not known"
     assert number(blind, "Waiting") == ("not known", "no readable log shows it")
@@ -124,7 +124,7 @@ def test_the_lanes_show_what_is_known_but_ten_minutes_at_most(
     assert status_page.lane_window(status) == window
 
 
-def test_what_was_before_the_exporter_looked_is_marked_as_unknown() -> None:
+def test_the_time_before_the_exporter_started_is_marked_as_unknown() -> None:
     span = TimelineSpan("held", 1001, NOW - 30, NOW)
     known = hosts.daemon(hosts.server(), timeline=(span,), timeline_since=NOW - 30)
     assert 'class="unknown" width="500.0"' in page_of(hosts.snapshot(known))
@@ -157,7 +157,7 @@ def test_a_line_of_activity() -> None:
     assert line(history_of((0, 0.0), (10, 1.0)), 10) == "M590 19.0L600 1.0"
 
 
-def test_what_was_not_read_is_a_gap() -> None:
+def test_a_missing_reading_is_a_gap() -> None:
     missing = history_of((0, 0.5), (10, 0.5), (20, None), (30, 0.5), (40, 0.5))
     assert line(missing, 40) == "M560 10.0L570 10.0M590 10.0L600 10.0"
     nobody = history_of((0, 0.5), (10, 0.5), (20, 0.5), (200, 0.5))
@@ -165,7 +165,7 @@ def test_what_was_not_read_is_a_gap() -> None:
     assert line(history_of((0, None)), 0) == ""
 
 
-def test_scrapes_far_apart_are_a_line_all_the_same() -> None:
+def test_distant_scrapes_are_still_a_line() -> None:
     assert "M" not in line(history_of((0, 0.5), (60, 0.5), (120, 0.5)), 120)[1:]
 
 
@@ -186,7 +186,7 @@ def test_the_history_is_bounded() -> None:
     assert len(history._samples) == policy.MAX_GPUS
 
 
-def test_a_replay_that_begins_again_begins_a_new_history() -> None:
+def test_a_restarted_replay_begins_a_new_history() -> None:
     history = history_of((0, 0.5), (10, 0.5), (-50, 0.5))
     assert [one.at for one in history.samples(UUID, NOW)] == [NOW - 50]
     assert history.began_at == NOW - 50
@@ -199,7 +199,7 @@ def test_a_scrape_of_other_collectors_is_no_gap() -> None:
     assert len(history.samples(UUID, NOW + 10)) == 1
 
 
-def test_a_source_that_fails_says_when_it_was_last_read() -> None:
+def test_a_failed_source_shows_its_last_reading() -> None:
     history = history_of((0, 0.5))
     failed = CollectorResult("nvml", success=False, duration_seconds=5.0, error="late")
     status = status_of(replace(at(40), collectors=(failed,)), history)
@@ -207,7 +207,7 @@ def test_a_source_that_fails_says_when_it_was_last_read() -> None:
     assert "failed, last read 40 s ago" in status_page.render_page(status, WebOptions())
 
 
-def test_a_finding_without_a_moment_is_dated_by_the_collections() -> None:
+def test_a_finding_without_a_time_is_dated_by_the_collections() -> None:
     history = History()
     ghost = hosts.snapshot(hosts.daemon(hosts.server(ghost=True)))
     history.add(ghost)
@@ -321,7 +321,7 @@ def test_markup_in_a_name_stays_text(place: str) -> None:
 # ---------------------------------------------------------------------- over HTTP
 
 
-async def test_the_title_is_the_host_whatever_the_request_says(
+async def test_the_title_is_the_host_not_the_host_header(
     backend: FakeBackend, make_client: MakeClient
 ) -> None:
     backend.snapshot = hosts.healthy()
@@ -332,7 +332,7 @@ async def test_the_title_is_the_host_whatever_the_request_says(
     assert "evil.example" not in page
 
 
-async def test_an_incident_makes_the_last_status_too_old(
+async def test_an_incident_makes_the_last_status_stale(
     backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mps_exporter.web.policy.STATUS_REUSE_SECONDS", 3600.0)
@@ -347,7 +347,7 @@ async def test_an_incident_makes_the_last_status_too_old(
     assert "crashed; 2 clients were lost" in await (await client.get("/")).text()
 
 
-async def test_incidents_in_a_row_cost_few_collections(
+async def test_consecutive_incidents_cost_few_collections(
     backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mps_exporter.web.policy.AFTER_INCIDENT_SECONDS", 0.5)

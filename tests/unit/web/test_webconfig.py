@@ -1,4 +1,4 @@
-"""Files that no honest operator writes, but that a rotation or a slip of a tool leaves."""
+"""Configuration files: invalid, changed while the program runs, unreachable; and passwords."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def refused(folder: Path, text: str) -> str:
         ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst: must be at least 1"),
     ],
 )
-def test_each_is_refused_with_the_reason(folder: Path, text: str, reason: str) -> None:
+def test_an_invalid_file_is_refused_with_the_reason(folder: Path, text: str, reason: str) -> None:
     began = time.monotonic()
     assert reason in refused(folder, text)
     assert time.monotonic() - began < 1
@@ -87,7 +87,7 @@ def test_durations_are_those_of_go(folder: Path, text: str, seconds: float | Non
         assert loaded.rate_limit.burst == 1
 
 
-def test_what_the_policy_of_the_host_forbids(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suite_that_the_host_forbids(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise ssl.SSLError(1, "[SSL: NO_CIPHER_MATCH] no cipher match")
 
@@ -98,7 +98,7 @@ def test_what_the_policy_of_the_host_forbids(folder: Path, monkeypatch: pytest.M
     assert "no cipher match" in words
 
 
-async def test_a_rotation_that_truncates_first_changes_nothing_meanwhile(
+async def test_a_truncated_file_keeps_the_active_configuration(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(watching, "CONFIG_CHECK_INTERVAL_SECONDS", 0.0)
@@ -140,7 +140,7 @@ def test_no_client_may_make_the_server_negotiate_again(folder: Path) -> None:
     assert context.options & ssl.OP_NO_RENEGOTIATION
 
 
-async def test_while_the_files_are_read_others_get_what_is_in_force(
+async def test_requests_during_a_check_get_the_active_configuration(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "CONFIG_CHECK_INTERVAL_SECONDS", 0.0)
@@ -172,7 +172,7 @@ async def test_while_the_files_are_read_others_get_what_is_in_force(
     watch.close()
 
 
-async def test_a_signal_while_the_files_are_read_has_them_read_again(
+async def test_a_signal_during_a_check_causes_another_check(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = folder / "web.yml"
@@ -190,7 +190,7 @@ async def test_a_signal_while_the_files_are_read_has_them_read_again(
     monkeypatch.setattr(watching, "load_web_config", slow)
     first = asyncio.create_task(watch.check_files())
     assert await asyncio.to_thread(entered.wait, PATIENCE_SECONDS)
-    path.write_text("rate_limit: {interval: 1s, burst: 20}\n")  # too late for the first look
+    path.write_text("rate_limit: {interval: 1s, burst: 20}\n")  # too late for the first check
     second = asyncio.create_task(watch.check_files())
     released.set()
     await asyncio.gather(first, second)
@@ -221,10 +221,10 @@ async def test_what_is_no_file_of_a_useful_size_is_refused_at_once(folder: Path,
     watch.close()
 
 
-async def test_files_that_cannot_be_looked_at_stop_no_request(
+async def test_unreachable_files_block_no_request(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a file server that is gone; also where the request that looks is given up."""
+    """As on an unreachable file server; also if the request behind the check is cancelled."""
     monkeypatch.setattr(watching, "CONFIG_CHECK_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(watching, "CONFIG_WAIT_TIMEOUT_SECONDS", PATIENCE_SECONDS * 10)
     path = folder / "web.yml"
