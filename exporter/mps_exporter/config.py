@@ -44,7 +44,7 @@ class Command:
     exit_statuses: str
 
 
-_SERVING = "0 stopped by a signal, 1 it could not start or go on, 2 wrong usage."
+_SERVING = "0 stopped by a signal, 1 could not start or continue, 2 wrong usage."
 
 COMMANDS = {
     "serve": Command("Serve the metrics of this host. The default.", _SERVING),
@@ -56,7 +56,7 @@ COMMANDS = {
     ),
     "record": Command(
         "Record what the exporter reads on this host, to replay it elsewhere.",
-        "0 done, 1 it could not be done, 2 wrong usage.",
+        "0 success, 1 failure, 2 wrong usage.",
     ),
 }
 DESCRIPTION = (
@@ -353,7 +353,7 @@ class Settings:
     collector_clients: str = _web(
         "full",
         _one_of("LEVEL", "full", "summary", "off"),
-        "Series of single clients: full, summary (identity, state, contexts, memory) or off.",
+        "Per-client series: full, summary (identity, state, contexts, memory) or off.",
     )
     collector_clients_max: int = _everywhere(
         1000,
@@ -362,7 +362,7 @@ class Settings:
         name="collector.clients.max",
     )
     collector_timeout: float = _everywhere(
-        10.0, _duration(0.1, 300), "Deadline of a collection when the scraper names none."
+        10.0, _duration(0.1, 300), "Deadline of a collection if the scraper sends none."
     )
     collector_nvml_serials: bool = _following(
         False, _SWITCH, "Export the serial numbers of boards.", name="collector.nvml.serials"
@@ -370,7 +370,7 @@ class Settings:
     log_level: str = _logging(
         "info",
         _one_of("LEVEL", "debug", "info", "warn", "error"),
-        "Least severity logged: debug, info, warn or error.",
+        "Minimum severity to log: debug, info, warn or error.",
     )
     log_format: str = _logging(
         "logfmt", _one_of("FORMAT", "logfmt", "json"), "Form of log lines: logfmt or json."
@@ -383,7 +383,7 @@ class Settings:
     serve_textfile: str | None = _serve_only(
         None,
         _PROM_FILE,
-        "Write them to FILE (*.prom, for the textfile collector of node_exporter), and exit.",
+        "Write the metrics to FILE (*.prom, for the textfile collector of node_exporter), and exit.",
     )
     demo_file: str | None = _demo_only(
         None, Kind(), "Your own recording instead of the built-in ones."
@@ -392,26 +392,26 @@ class Settings:
     demo_list_chapters: bool = _demo_only(False, _SWITCH, "List the chapters, and exit.")
     demo_speed: float = _demo_only(1.0, _FACTOR, "Replay faster, or slower.")
     doctor_pid: int | None = _doctor_only(
-        None, _PROCESS_ID, "Say why this process hangs, fails or runs without MPS."
+        None, _PROCESS_ID, "Explain why this process hangs, fails or runs without MPS."
     )
     doctor_user: int | None = _doctor_only(
-        None, Kind("NAME", _user), "The same of each process of a user."
+        None, Kind("NAME", _user), "Like --pid, for each process of a user."
     )
     doctor_job: str | None = _doctor_only(
-        None, Kind("ID"), "The same of each client of a Slurm job or a pod."
+        None, Kind("ID"), "Like --pid, for each client of a Slurm job or a pod."
     )
     doctor_json: bool = _doctor_only(False, _SWITCH, "Print JSON.")
     doctor_check: str | None = _doctor_only(
         None,
         Kind("NAME"),
-        "Report one finding, or 'critical' for any critical one, in a line. Exit status: 0 it is "
-        "not there, 1 it is there, 2 not known, 3 wrong usage.",
+        "Report one finding, or 'critical' for any critical one, in a line. Exit status: 0 not "
+        "found, 1 found, 2 unknown, 3 wrong usage.",
     )
     doctor_recording: str | None = _doctor_only(
         None, Kind("FILE"), "Diagnose the end of a recording instead."
     )
     doctor_at: float | None = _doctor_only(
-        None, _POSITIVE, "Not its end, but so long after its start."
+        None, _POSITIVE, "Diagnose the recording at this offset from its start, not at its end."
     )
     record_file: str = _record_only("", Kind(), "The file to write.")
     record_duration: float = _record_only(
@@ -421,7 +421,7 @@ class Settings:
     record_anonymise: bool = _record_only(
         False, _SWITCH, "Replace UUIDs, serials, names of users and programs."
     )
-    record_scenario: str = _record_only("", Kind("TEXT"), "What is going on, for the reader.")
+    record_scenario: str = _record_only("", Kind("TEXT"), "Description, stored in the recording.")
 
     def enabled_collectors(self) -> tuple[str, ...]:
         """Return the names of the sources that are switched on."""

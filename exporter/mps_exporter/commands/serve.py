@@ -149,10 +149,10 @@ def _install_sighup_handler(
 
     def hang_up() -> None:
         if on_terminal:
-            _log.info("the terminal is gone (SIGHUP): stopping")
+            _log.info("terminal closed (SIGHUP), stopping")
             stop.set()
             return
-        _log.info("SIGHUP: looking at the web configuration; other settings need a restart")
+        _log.info("SIGHUP: checking the web configuration; other settings need a restart")
         if check_files is not None:
             task = asyncio.create_task(check_files(), name="web configuration")
             checks.add(task)

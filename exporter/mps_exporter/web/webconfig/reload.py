@@ -120,7 +120,7 @@ class WebConfigWatch:
         except WebConfigError as error:
             if str(error) != str(self.error):
                 _log.error(
-                    "the web configuration cannot be used; the one before stays in force",
+                    "the web configuration cannot be used; the previous one stays in force",
                     extra={"fields": {"err": error}},
                 )
             self.error = error
