@@ -62,7 +62,7 @@ class Diagnosis:
 def diagnosis_exit_status(seen: Diagnosis) -> int:
     """Return 0, 1 (warnings) or 2 (critical). Findings of severity info count as 0.
 
-    Of the recent incidents only a failed server start counts, if its daemon has no server now.
+    The only recent incident that counts is a failed server start, if its daemon has no server now.
     """
     daemons = seen.snapshot.daemons
     without = {one.pipe_directory for one in daemons if one.pid and not one.servers}
@@ -77,7 +77,7 @@ def diagnosis_exit_status(seen: Diagnosis) -> int:
 HEALTHY, UNHEALTHY, UNKNOWN = 0, 1, 2
 """Statuses of a check, as node-problem-detector defines them."""
 
-CHECK_CHARACTERS = 120
+MAX_CHECK_CHARACTERS = 120
 """Maximum length of the line of a check."""
 
 CHECKS = ("critical", *(name for name, advice in ADVICE.items() if advice.kind == "state"))
@@ -110,7 +110,7 @@ def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
 
 def _brief(text: str) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= CHECK_CHARACTERS else f"{text[: CHECK_CHARACTERS - 3]}..."
+    return text if len(text) <= MAX_CHECK_CHARACTERS else f"{text[: MAX_CHECK_CHARACTERS - 3]}..."
 
 
 def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:

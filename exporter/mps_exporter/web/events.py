@@ -60,7 +60,7 @@ class Events:
 
     def __init__(self) -> None:
         self._run = secrets.token_hex(4)
-        """Distinguishes the event numbers of this run from those of earlier runs."""
+        """Prefix of the event IDs, which differs between runs of the exporter."""
         self._number = 0
         self._past: deque[tuple[int, bytes]] = deque(maxlen=policy.REPLAYED_EVENTS)
         self.streams: set[Stream] = set()
