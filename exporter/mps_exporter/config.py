@@ -383,7 +383,7 @@ class Settings:
     serve_textfile: str | None = _serve_only(
         None,
         _PROM_FILE,
-        "Write the metrics to FILE (*.prom, for the textfile collector of node_exporter), and exit.",
+        "Write the metrics to FILE (*.prom, for node_exporter's textfile collector), and exit.",
     )
     demo_file: str | None = _demo_only(
         None, Kind(), "Your own recording instead of the built-in ones."

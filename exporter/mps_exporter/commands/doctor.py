@@ -20,6 +20,7 @@ from mps_exporter.logging import print_output, supports_colour
 from mps_exporter.mps.server_queries import SETTLING_SECONDS
 from mps_exporter.observations import DaemonConditions, HostTraces
 from mps_exporter.snapshot import Snapshot
+from mps_exporter.sources import host_traces, process_view
 from mps_exporter.sources.live_host import LiveHost
 
 MEASURING_SECONDS = 0.55
@@ -135,22 +136,18 @@ def _report(snapshot: Snapshot, settings: Settings, procfs: str | None) -> tuple
 
 
 def _traces(snapshot: Snapshot, procfs: str | None) -> HostTraces:
-    from mps_exporter.sources.host_traces import look_for_traces
-
     facts = [daemon.facts for daemon in snapshot.daemons if daemon.facts]
-    return look_for_traces(facts, procfs) if procfs is not None else HostTraces()
+    return host_traces.look_for_traces(facts, procfs) if procfs is not None else HostTraces()
 
 
 def _failed_starts(snapshot: Snapshot, procfs: str | None) -> dict[str, DaemonConditions]:
     """Return the conditions in /proc of the daemons whose servers could not start."""
-    from mps_exporter.sources.process_view import view_daemon
-
     views = {}
     for daemon in snapshot.daemons:
         failed = [one for one in daemon.incidents if one.kind == "server_start_failed"]
         if failed and daemon.facts is not None and procfs is not None:
             uids = {one.uid for one in failed if one.uid is not None}
-            views[daemon.pipe_directory] = view_daemon(daemon.facts, uids, procfs)
+            views[daemon.pipe_directory] = process_view.view_daemon(daemon.facts, uids, procfs)
     return views
 
 
@@ -158,9 +155,6 @@ def _checks(
     settings: Settings, snapshot: Snapshot, recent: tuple[Finding, ...], procfs: str | None
 ) -> dict[int, list[Check]]:
     """Return the checks of the selected processes, by PID."""
-    from mps_exporter.sources.host_traces import open_files
-    from mps_exporter.sources.process_view import view_process
-
     pid, uid, job = settings.doctor_pid, settings.doctor_user, settings.doctor_job
     pids = [pid] if pid is not None else pids_of(snapshot, uid=uid, job=job)
     if not pids:
@@ -170,11 +164,16 @@ def _checks(
             "one with --pid"
         )
     daemons = [daemon.facts for daemon in snapshot.daemons if daemon.facts is not None]
-    servers = HostTraces(open_files=open_files(daemons, procfs) if procfs is not None else ())
+    servers = HostTraces(
+        open_files=host_traces.open_files(daemons, procfs) if procfs is not None else ()
+    )
     found = (*findings(snapshot), *recent, *trace_findings(servers))
     return {
         pid: check_process(
-            pid, snapshot, found, view_process(pid, daemons, procfs) if procfs is not None else None
+            pid,
+            snapshot,
+            found,
+            process_view.view_process(pid, daemons, procfs) if procfs is not None else None,
         )
         for pid in pids
     }
