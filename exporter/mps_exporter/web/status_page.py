@@ -333,8 +333,7 @@ def served_gpus(daemon: View, status: View) -> str:
 
 def groups(status: View, gpu: View | None, only: View | None = None) -> list[Group]:
     """Return the groups of clients on a GPU (None: of a daemon whose GPUs are not shown)."""
-    found: dict[tuple[str, int, str, str], list[View]] = {}
-    owners: dict[tuple[str, int, str, str], tuple[View, View]] = {}
+    found: dict[tuple[str, int, str, str | None], tuple[View, View, list[View]]] = {}
     shown = {one.uuid: None for one in status.gpus}
     for daemon in status.daemons:
         if daemon is not only and (gpu is None or gpu.uuid not in daemon.gpu_uuids):
@@ -343,25 +342,17 @@ def groups(status: View, gpu: View | None, only: View | None = None) -> list[Gro
             for client in server.clients:
                 cards = _card_of(client, daemon, shown)
                 if gpu.uuid in cards if gpu is not None else not cards:
-                    program = client.program or "unknown program"
-                    key = (daemon.pipe_directory, server.pid, client.user, program)
-                    found.setdefault(key, []).append(client)
-                    owners[key] = daemon, server
+                    key = (daemon.pipe_directory, server.pid, client.user, client.program)
+                    found.setdefault(key, (daemon, server, []))[2].append(client)
     made = [
-        _group(f"{gpu.uuid if gpu else ''}-{number}", *owners[key], key[2], key[3], clients, gpu)
-        for number, (key, clients) in enumerate(found.items())
+        _group(f"{gpu.uuid if gpu else ''}-{number}", gpu, *parts)
+        for number, parts in enumerate(found.values())
     ]
     return sorted(made, key=lambda group: (not group.alarm, -len(group.clients)))
 
 
 def _group(
-    key: str,
-    daemon: View,
-    server: View,
-    user: str,
-    program: str,
-    clients: Sequence[View],
-    gpu: View | None,
+    key: str, gpu: View | None, daemon: View, server: View, clients: Sequence[View]
 ) -> Group:
     total = gpu.memory_total_bytes if gpu is not None else None
     ratios = [_sm_ratio(client, gpu) for client in clients]
@@ -374,8 +365,8 @@ def _group(
         key=key,
         daemon=daemon,
         server=server,
-        user=user,
-        program=program,
+        user=clients[0].user,
+        program=clients[0].program or "unknown program",
         clients=tuple(clients),
         limit=_limit_text(known, len(ratios), gpu, clients),
         memory=_memory_text(sizes, len(used)),

@@ -9,7 +9,6 @@ from mps_exporter.config import (
     FLAGS,
     OPTIONS,
     OWN_PATHS,
-    Flag,
     InvalidSettingError,
     Settings,
     load,
@@ -113,14 +112,6 @@ def test_the_metrics_cannot_replace_another_page() -> None:
         with pytest.raises(InvalidSettingError, match="is taken"):
             parsed(f"--web.telemetry-path={path.replace('{name}', 'x')}")
     assert all(any(page.startswith(path) for page in pages) for path in OWN_PATHS)
-
-
-@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.name.startswith("log.")])
-def test_the_help_lists_the_allowed_words(flag: Flag) -> None:
-    known = {"log.level": ("debug", "info", "warn", "error"), "log.format": ("logfmt", "json")}
-    for word in known[flag.name]:
-        assert word in flag.help
-        assert flag.kind.parse(word) == word
 
 
 def test_a_misspelt_variable_is_refused() -> None:

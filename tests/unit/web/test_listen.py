@@ -14,7 +14,7 @@ from testing.ports import free_port
 from testing.waiting import PATIENCE_SECONDS
 
 
-@pytest.mark.parametrize("address", ["9400", "", "host:", "host:http", "host:99999", "::1:9400"])
+@pytest.mark.parametrize("address", ["9400", "host:99999", "::1:9400"])
 def test_wrong_addresses(address: str) -> None:
     with pytest.raises(ListenError, match="cannot listen on"):
         listen([address])
