@@ -107,6 +107,7 @@ SPARSE_SAMPLES = 20
 GAP_SECONDS = 30.0
 """Minimum interval between samples that breaks a line, unless the usual interval is longer."""
 
+# Entries that the page shows unfolded.
 SHOWN_INCIDENTS = 8
 SHOWN_GROUPS = 4
 SHOWN_FINDINGS = 4
