@@ -103,6 +103,26 @@ def test_an_invalid_setting_is_refused_with_the_reason(words: list[str], reason:
         parsed(*words)
 
 
+@pytest.mark.parametrize(
+    ("command", "words", "reason"),
+    [
+        ("record", ["x", "--duration=0"], "--duration: '0' must be from 0.001 to "),
+        ("serve", ["--textfile=x.txt"], "must end in .prom"),
+        ("demo", ["--speed=fast"], "must be a number"),
+        ("doctor", ["--pid=0"], "must be the number of a process"),
+        ("doctor", ["--user=nobody-at-all"], "is the name of no user"),
+        ("doctor", ["--pid=1", "--job=2"], "--pid and --job: give one of them"),
+        ("doctor", ["--check=critical", "--json"], "--check and --json: give one of them"),
+        ("doctor", ["--at=1s"], "give --recording too"),
+    ],
+)
+def test_an_invalid_option_is_refused_with_the_reason(
+    command: str, words: list[str], reason: str
+) -> None:
+    with pytest.raises(InvalidSettingError, match=reason):
+        parsed(*words, command=command)
+
+
 def test_the_metrics_cannot_replace_another_page() -> None:
     pages = {
         resource.canonical
