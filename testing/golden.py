@@ -18,9 +18,8 @@ from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
 from mps_exporter.findings import recent_incidents
 from mps_exporter.metrics.spec import HistogramValue
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_api import to_json
-from mps_exporter.web.status_findings import make_status
+from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.status_api import make_status, to_json
 from testing.player import RECORDINGS, Metrics, Player
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"

@@ -50,7 +50,7 @@ def render_families(snapshot: Snapshot, clients: ClientSeries = "full") -> list[
 
 
 class CollectorBackend:
-    """Implements mps_exporter.web.backend.Backend."""
+    """Implements mps_exporter.web.Backend."""
 
     def __init__(self, settings: Settings, playlist: Playlist | None = None) -> None:
         self._encoder = Encoder()

@@ -9,9 +9,8 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Coroutine, Sequence
+from typing import Any, NoReturn
 
 import mps_exporter
 from mps_exporter.config import (
@@ -23,21 +22,22 @@ from mps_exporter.config import (
     Flag,
     InvalidSettingError,
     Settings,
+    StartError,
     grouped,
     load,
     nearest,
     options_of,
 )
-from mps_exporter.logging import configure
+from mps_exporter.humanize import printable
+from mps_exporter.logging import configure, open_closed_streams, print_output, print_status
 from mps_exporter.own_memory import configure_malloc
-from mps_exporter.terminal import open_closed_streams, print_output, print_status
-
-if TYPE_CHECKING:
-    from mps_exporter.commands.process_report import ProcessSelection
 
 WRONG_USAGE = 2
 DIAGNOSIS_FAILED = 3
-"""Exit status of doctor for every failure of the program: 1 and 2 are about the host."""
+"""Exit status of doctor for every failure of the program: 1 and 2 describe the host."""
+
+MAX_MESSAGE_CHARACTERS = 500
+"""Maximum length of an error message, which may quote a file."""
 
 HELP = ("-h", "--help", "--help-all")
 VERSION = ("-V", "--version")
@@ -56,8 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = parse_words(words)
         if given is None:
             return 0
-        settings, options = load(given, os.environ, command)
-        return _run(command, settings, options)
+        return _run(command, load(given, os.environ, command))
     except InvalidSettingError as error:
         known = f"{command} " if command in COMMANDS else ""
         print_status(f"{PROGRAM}: {error}\nTry '{PROGRAM} {known}--help'.\n")
@@ -65,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception:
         if not doctor:
             raise
-        # Python's own status for an internal error, 1, would be taken for warnings.
+        # Python's exit status for an internal error is 1, which here means warnings.
         print_status(traceback.format_exc())
         return DIAGNOSIS_FAILED
 
@@ -83,7 +82,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _with_command(words: Sequence[str]) -> list[str]:
-    """Return the words with the command first: serve is the default."""
+    """Return the words with the command in front: serve is the default."""
     first, *rest = words or ("serve",)
     if first == "help":
         return [*rest[:1], "--help"]
@@ -93,11 +92,7 @@ def _with_command(words: Sequence[str]) -> list[str]:
 
 
 def parse_words(words: Sequence[str]) -> dict[str, Any] | None:
-    """Return what was given for the command; None: help was asked for and is printed.
-
-    Raises:
-        InvalidSettingError: The command line is wrong.
-    """
+    """Return the values given for the command; None if the help was printed instead."""
     parser, parsers = _parsers()
     try:
         if words[0] == "--help-all":
@@ -153,7 +148,7 @@ def _add(parser: argparse._ActionsContainer, flag: Flag, command: str) -> None:
         how["help"] += f" ${flag.variable}"
     if flag.name == "FILE":
         parser.add_argument(
-            "file", metavar="FILE", nargs=None if command == "record" else "?", **how
+            flag.field, metavar="FILE", nargs=None if command == "record" else "?", **how
         )
         return
     if flag.is_switch:
@@ -178,105 +173,41 @@ def _why_unknown(word: str, command: str) -> str:
 # ------------------------------------------------------------------------------- running
 
 
-def _run(command: str, settings: Settings, options: dict[str, Any]) -> int:
+def _run(command: str, settings: Settings) -> int:
     # What a single collection could not read is in what it prints.
-    brief = command == "doctor" or options.get("once") or options.get("textfile")
+    brief = command == "doctor" or settings.serve_once or settings.serve_textfile
     configure("error" if brief else settings.log_level, settings.log_format)
     configure_malloc()
     if brief:
-        # The process ends before there is garbage; collecting took a tenth of the imports.
+        # A short command exits before garbage builds up; collecting would take a tenth of the
+        # import time.
         gc.set_threshold(100_000)
-    # Late imports: --help answers at once, and a command loads only what it needs.
-    from mps_exporter.commands.common import StartError
-
     try:
-        started = RUNNERS[command](settings, options)
+        started = _start_command(command, settings)
         return started if isinstance(started, int) else asyncio.run(started)
     except StartError as error:
-        print_status(f"{PROGRAM}: {error}\n")
+        print_status(f"{PROGRAM}: {printable(str(error), MAX_MESSAGE_CHARACTERS)}\n")
         return DIAGNOSIS_FAILED if command == "doctor" else 1
     except KeyboardInterrupt:
         return 130
 
 
-Start = Callable[[Settings, Mapping[str, Any]], Coroutine[None, None, int] | int]
+def _start_command(command: str, settings: Settings) -> Coroutine[None, None, int] | int:
+    """Run the command or return its coroutine. Import only what this command needs."""
+    if command == "doctor":
+        from mps_exporter.commands.doctor import diagnose
 
+        return diagnose(settings)
+    if command == "record":
+        from mps_exporter.commands.record import record
 
-def _serve(settings: Settings, options: Mapping[str, Any]) -> Coroutine[None, None, int]:
-    if options["textfile"]:
-        from mps_exporter.commands.once import write_metrics
+        return record(settings)
+    if settings.serve_once or settings.serve_textfile:
+        from mps_exporter.commands.doctor import expose_once
 
-        return write_metrics(settings, Path(options["textfile"]))
-    if options["once"]:
-        from mps_exporter.commands.once import print_metrics
+        return expose_once(settings)
+    from mps_exporter.commands import serve
 
-        return print_metrics(settings)
-    from mps_exporter.commands.serve import serve
-
-    return serve(settings)
-
-
-def _demo(settings: Settings, options: Mapping[str, Any]) -> Coroutine[None, None, int] | int:
-    from mps_exporter.commands.demo import demo, list_chapters
-
-    if options["list_chapters"]:
-        return list_chapters()
-    return demo(
-        settings,
-        recording=options["file"] or None,
-        chapter=options["chapter"] or None,
-        speed=options["speed"],
-    )
-
-
-def _doctor(settings: Settings, options: Mapping[str, Any]) -> Coroutine[None, None, int]:
-    from mps_exporter.commands.doctor import diagnose
-
-    given = [name for name in ("check", "pid", "user", "job") if options[name] is not None]
-    if "check" in given and options["json"]:
-        given.append("json")
-    if len(given) > 1:
-        raise InvalidSettingError(f"--{given[0]} and --{given[1]}: give one of them")
-    if (check := options["check"]) is not None:
-        from mps_exporter.commands.doctor_report import CHECKS
-
-        if check not in CHECKS:
-            raise InvalidSettingError(
-                f"--check: no finding {check!r}; docs/troubleshooting.md lists them"
-            )
-    if options["at"] is not None and options["recording"] is None:
-        raise InvalidSettingError("--at: is a moment of a recording: give --recording too")
-    return diagnose(
-        settings,
-        as_json=options["json"],
-        recording=options["recording"] and Path(options["recording"]),
-        at_seconds=options["at"],
-        check=check,
-        selection=_selection(options),
-    )
-
-
-def _selection(options: Mapping[str, Any]) -> ProcessSelection | None:
-    """The processes to diagnose; None: the host."""
-    pid, uid, job = options["pid"], options["user"], options["job"]
-    if pid is uid is job is None:
-        return None
-    from mps_exporter.commands.process_report import ProcessSelection
-
-    return ProcessSelection(pid=pid, uid=uid, job=job)
-
-
-def _record(settings: Settings, options: Mapping[str, Any]) -> Coroutine[None, None, int]:
-    from mps_exporter.commands.record import record
-
-    return record(
-        settings,
-        path=Path(options["file"]),
-        duration_seconds=options["duration"],
-        interval_seconds=options["interval"],
-        anonymise=options["anonymise"],
-        scenario=options["scenario"],
-    )
-
-
-RUNNERS: dict[str, Start] = {"serve": _serve, "demo": _demo, "doctor": _doctor, "record": _record}
+    if settings.demo_list_chapters:
+        return serve.list_chapters()
+    return serve.serve(settings) if command == "serve" else serve.demo(settings)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from mps_exporter.snapshot import COLLECTORS
@@ -28,8 +28,12 @@ _SERVICE_LINK_VARIABLES = re.compile(
 )
 
 
+class StartError(Exception):
+    """The program cannot start or continue; the message contains the reason and the remedy."""
+
+
 class InvalidSettingError(ValueError):
-    """The command line or the environment is wrong; the message says what and why."""
+    """The command line or the environment is wrong; the message contains what and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class Command:
     exit_statuses: str
 
 
-_SERVING = "0 stopped by a signal, 1 it could not start or go on, 2 wrong usage."
+_SERVING = "0 stopped by a signal, 1 could not start or continue, 2 wrong usage."
 
 COMMANDS = {
     "serve": Command("Serve the metrics of this host. The default.", _SERVING),
@@ -52,7 +56,7 @@ COMMANDS = {
     ),
     "record": Command(
         "Record what the exporter reads on this host, to replay it elsewhere.",
-        "0 done, 1 it could not be done, 2 wrong usage.",
+        "0 success, 1 failure, 2 wrong usage.",
     ),
 }
 DESCRIPTION = (
@@ -72,7 +76,7 @@ GROUPS = {
 
 
 class Kind(NamedTuple):
-    """A kind of value: its name in the help ("": a switch), and its check, which may convert it."""
+    """A kind of value: its name in the help ("" for a switch), and its parser."""
 
     metavar: str = ""
     parse: Callable[[str], Any] = str
@@ -80,20 +84,22 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag or an argument (its name is in capitals) on the command line."""
+    """A flag or an argument (its name is in capitals) of the command line."""
 
     name: str
+    """Empty: derived from the field."""
     default: Any
     kind: Kind
     help: str
     commands: tuple[str, ...]
-    repeatable: bool = False
-    setting: bool = True
-    """Has an environment variable and a field of Settings."""
+    setting: bool
+    """Whether it has an environment variable; False for an option of a single command."""
+    field: str = ""
+    """Field of Settings."""
 
     @property
-    def field(self) -> str:
-        return self.name.replace(".", "_").replace("-", "_").lower()
+    def repeatable(self) -> bool:
+        return isinstance(self.default, tuple)
 
     @property
     def variable(self) -> str:
@@ -101,12 +107,12 @@ class Flag:
 
     @property
     def is_switch(self) -> bool:
-        """Given without a value: --flag, and for a setting --no-flag."""
+        """Whether it has no value: --flag, and for a setting --no-flag."""
         return self.kind is _SWITCH
 
     @property
     def usage(self) -> str:
-        """The flag as documentation shows it."""
+        """The flag in the form that documentation shows."""
         value = f"={self.kind.metavar}" if self.kind.metavar else ""
         return self.name if self.name.isupper() else f"--{self.name}{value}"
 
@@ -115,16 +121,15 @@ class Flag:
         return self.help + " Repeatable." * self.repeatable
 
     def default_of(self, command: str) -> Any:
-        """The value for this command if none is given."""
-        # A demo is for the user who starts it.
+        """Return the default for a command: a demo is for the user who starts it."""
         demo = (command, self.name) == ("demo", "web.listen-address")
         return ("127.0.0.1:9400",) if demo else self.default
 
     def default_text(self, command: str = "serve") -> str:
-        """The default as documentation shows it; "" for an option without one."""
+        """Return the default in the form that documentation shows; "" if an option has none."""
         default = self.default_of(command)
-        if not self.setting:
-            return default or ""
+        if not (self.setting or default):
+            return ""
         if isinstance(default, bool):
             return "on" if default else "off"
         if isinstance(default, tuple):
@@ -137,33 +142,22 @@ class Flag:
 # ------------------------------------------------------------------------------- values
 
 
-def _not_empty(value: str) -> str:
-    if not value:
-        raise ValueError("must not be empty")
-    return value
+def _matching(metavar: str, pattern: str, reason: str, convert: Callable[[str], Any] = str) -> Kind:
+    """Return a kind whose values match a pattern; otherwise the reason is reported."""
 
+    def parse(value: str) -> Any:
+        if not re.fullmatch(pattern, value, re.DOTALL):
+            raise ValueError(reason)
+        return convert(value)
 
-def _switch(value: str) -> bool:
-    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    try:
-        return words[value.lower()]
-    except KeyError:
-        raise ValueError("must be true or false") from None
-
-
-def _absolute_path(value: str) -> str:
-    if not value.startswith("/"):
-        raise ValueError("must be an absolute path")
-    return value.rstrip("/") or "/"
+    return Kind(metavar, parse)
 
 
 OWN_PATHS = ("/-/", "/api/v1/", "/static/")
-"""Where pages beside the metrics are."""
+"""Paths of the other pages."""
 
 
-def _url_path(value: str) -> str:
-    if not re.fullmatch(r"/[A-Za-z0-9._~/-]+", value):
-        raise ValueError('must be a path such as "/metrics", not "/" itself')
+def _free_path(value: str) -> str:
     if value.startswith(OWN_PATHS):
         raise ValueError("is taken: other pages of the exporter are there")
     return value
@@ -181,9 +175,8 @@ def split_address(value: str) -> tuple[str, int]:
 
 
 def _listen_address(value: str) -> str:
-    if value.startswith("unix:"):
-        return _not_empty(value)
-    split_address(value)
+    if not value.startswith("unix:"):
+        split_address(value)
     return value
 
 
@@ -192,35 +185,23 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 
 
 def parse_duration(value: str) -> float:
-    """Read "500ms", "5s", "1m", "1h" or plain seconds, as seconds."""
+    """Return "500ms", "5s", "1m", "1h" or plain seconds as seconds."""
     match = _DURATION.fullmatch(value)
     if match is None:
         raise ValueError('must be a duration such as "500ms", "5s" or "1m"')
     return float(match[1]) * _UNITS[match[2]]
 
 
-def _bounded(value: float, low: float, high: float) -> float:
-    if not low <= value <= high:
-        raise ValueError(f"must be from {low:g} to {high:g}")
-    return value
+def _bounded(convert: Callable[[str], Any], low: float, high: float) -> Callable[[str], Any]:
+    """Return a parser that accepts these bounds and what is between them."""
 
+    def parse(value: str) -> Any:
+        number = convert(value)
+        if not low <= number <= high:
+            raise ValueError(f"must be from {low:g} to {high:g}")
+        return number
 
-def _factor(value: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?", value):
-        raise ValueError("must be a number")
-    return _bounded(float(value), 0.1, 1000)
-
-
-def _prom_file(value: str) -> str:
-    if not value.endswith(".prom"):
-        raise ValueError("must end in .prom: node_exporter reads no other files")
-    return value
-
-
-def _process_id(value: str) -> int:
-    if not re.fullmatch(r"0*[1-9][0-9]{0,18}", value):
-        raise ValueError("must be the number of a process")
-    return int(value)
+    return parse
 
 
 def _user(value: str) -> int:
@@ -235,129 +216,109 @@ def _user(value: str) -> int:
         raise ValueError("is the name of no user") from None
 
 
-def _positive_duration(value: str) -> float:
-    seconds = parse_duration(value)
-    if seconds <= 0:
-        raise ValueError("must be more than 0")
-    return seconds
-
-
 def _integer(low: int, high: int) -> Kind:
-    def parse(value: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,9}", value):
-            raise ValueError("must be a whole number")
-        return int(_bounded(int(value), low, high))
-
-    return Kind("N", parse)
+    return _matching("N", "[0-9]{1,9}", "must be a whole number", _bounded(int, low, high))
 
 
 def _duration(low: float, high: float) -> Kind:
-    return Kind("DURATION", lambda value: _bounded(parse_duration(value), low, high))
+    return Kind("DURATION", _bounded(parse_duration, low, high))
 
 
 def _one_of(metavar: str, *words: str) -> Kind:
-    def parse(value: str) -> str:
-        if value not in words:
-            raise ValueError(f"must be one of {', '.join(words)}")
-        return value
-
-    return Kind(metavar, parse)
+    return _matching(metavar, "|".join(words), f"must be one of {', '.join(words)}")
 
 
-_SWITCH = Kind("", _switch)
+_ABSOLUTE = "/.*", "must be an absolute path", lambda path: path.rstrip("/") or "/"
+_NOT_EMPTY = ".+", "must not be empty"
+_TRUE = ("true", "1", "yes")
+_SWITCH = _matching(
+    "", "(?i)true|1|yes|false|0|no", "must be true or false", lambda word: word.lower() in _TRUE
+)
 _ADDRESS = Kind("ADDRESS", _listen_address)
-_URL_PATH = Kind("PATH", _url_path)
-_DIRECTORY = Kind("DIR", _absolute_path)
-_FILE = Kind("FILE", _not_empty)
-_FACTOR = Kind("FACTOR", _factor)
-_POSITIVE = Kind("DURATION", _positive_duration)
+_DIRECTORY = _matching("DIR", *_ABSOLUTE)
+_FILE = _matching("FILE", *_NOT_EMPTY)
+_POSITIVE = _duration(0.001, 31_536_000)
+_FACTOR = _matching("FACTOR", r"\d+(\.\d+)?", "must be a number", _bounded(float, 0.1, 1000))
+_URL_PATH = _matching(
+    "PATH", r"/[A-Za-z0-9._~/-]+", 'must be a path such as "/metrics", not "/" itself', _free_path
+)
+_PROM_FILE = _matching("FILE", r".*\.prom", "must end in .prom: node_exporter reads no other files")
+_PROCESS_ID = _matching("PID", "0*[1-9][0-9]{0,18}", "must be the number of a process", int)
 
 
 # ------------------------------------------------------------------------------ settings
 
 
-def _settings_of(*commands: str) -> Callable[..., Any]:
-    """Return what declares a field of Settings, with its flag, for these commands."""
+def _flags_of(*commands: str, setting: bool = True) -> Callable[..., Any]:
+    """Return a function that declares a field of Settings, with its flag, for these commands."""
 
-    def declare(name: str, default: Any, kind: Kind, text: str, *, repeatable: bool = False) -> Any:
-        flag = Flag(name, default, kind, text, commands, repeatable)
+    def declare(default: Any, kind: Kind, text: str, *, name: str = "") -> Any:
+        flag = Flag(name, default, kind, text, commands, setting)
         return field(default=default, metadata={"flag": flag})
 
     return declare
 
 
-_serve = _settings_of("serve")
-_web = _settings_of("serve", "demo")
-_host = _settings_of("serve", "doctor", "record")
-_following = _settings_of("serve", "record")
-_logging = _settings_of("serve", "demo", "record")
-_everywhere = _settings_of(*COMMANDS)
+_serve = _flags_of("serve")
+_web = _flags_of("serve", "demo")
+_host = _flags_of("serve", "doctor", "record")
+_following = _flags_of("serve", "record")
+_logging = _flags_of("serve", "demo", "record")
+_everywhere = _flags_of(*COMMANDS)
+_serve_only = _flags_of("serve", setting=False)
+_demo_only = _flags_of("demo", setting=False)
+_doctor_only = _flags_of("doctor", setting=False)
+_record_only = _flags_of("record", setting=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the program was asked to do. Durations are in seconds."""
+    """The settings and the options of commands. Durations are in seconds.
+
+    The setting ``web_listen_address`` is the flag ``--web.listen-address``, the option
+    ``doctor_pid`` the flag ``--pid`` of this command. A default that is a tuple: repeatable.
+    """
 
     web_listen_address: tuple[str, ...] = _web(
-        "web.listen-address",
-        (":9400",),
-        _ADDRESS,
-        "Address to listen on: host:port, :port, [IPv6]:port or unix:/path.",
-        repeatable=True,
+        (":9400",), _ADDRESS, "Address to listen on: host:port, :port, [IPv6]:port or unix:/path."
     )
-    web_telemetry_path: str = _web(
-        "web.telemetry-path", "/metrics", _URL_PATH, "Path of the metrics."
-    )
+    web_telemetry_path: str = _web("/metrics", _URL_PATH, "Path of the metrics.")
     web_config_file: str | None = _web(
-        "web.config.file",
         None,
         _FILE,
         "TLS, passwords and headers, in the format of the Prometheus exporter-toolkit.",
+        name="web.config.file",
     )
     web_systemd_socket: bool = _web(
-        "web.systemd-socket", False, _SWITCH, "Listen on the sockets that systemd hands over."
+        False, _SWITCH, "Listen on the sockets that systemd hands over."
     )
     web_max_requests: int = _web(
-        "web.max-requests",
         40,
         _integer(0, 10_000),
         "Scrapes answered at the same time; further ones wait, then get 503. 0 = no limit.",
     )
     web_disable_exporter_metrics: bool = _web(
-        "web.disable-exporter-metrics",
-        False,
-        _SWITCH,
-        "Leave out process_* metrics about the exporter itself.",
+        False, _SWITCH, "Leave out process_* metrics about the exporter itself."
     )
-    mps_discovery: bool = _host(
-        "mps.discovery", True, _SWITCH, "Find running control daemons in /proc."
-    )
+    mps_discovery: bool = _host(True, _SWITCH, "Find running control daemons in /proc.")
     mps_pipe_directory: tuple[str, ...] = _host(
-        "mps.pipe-directory",
         (),
         _DIRECTORY,
         "Pipe directory of a control daemon, watched even while the daemon does not run.",
-        repeatable=True,
     )
     mps_log_directory: tuple[str, ...] = _host(
-        "mps.log-directory",
         (),
         _DIRECTORY,
         "Log directory of the daemon whose pipe directory stands at the same position; default: "
         "the daemon's environment, then /var/log/nvidia-mps.",
-        repeatable=True,
     )
     mps_control_binary: str = _host(
-        "mps.control-binary",
-        "nvidia-cuda-mps-control",
-        _FILE,
-        "The control tool, by name on PATH or by path.",
+        "nvidia-cuda-mps-control", _FILE, "The control tool, by name on PATH or by path."
     )
     mps_query_timeout: float = _host(
-        "mps.query-timeout", 2.0, _duration(0.1, 60), "Deadline for one run of the control tool."
+        2.0, _duration(0.1, 60), "Deadline for one run of the control tool."
     )
     mps_min_query_interval: float = _following(
-        "mps.min-query-interval",
         5.0,
         _duration(0, 3600),
         "Shortest time between two queries of a daemon; five times as long while its logs show no "
@@ -366,139 +327,127 @@ class Settings:
     # Queries are written into control.log: with 48 clients, a minute between reconciliations made
     # 8 MB a day. The logs show what happens between.
     mps_reconcile_interval: float = _following(
-        "mps.reconcile-interval",
         900.0,
         _duration(1, 86400),
         "Time between two queries of the servers, which confirm the state read from the logs.",
     )
-    path_procfs: str = _host("path.procfs", "/proc", _DIRECTORY, "Where procfs is mounted.")
-    path_kmsg: str = _host(
-        "path.kmsg", "/dev/kmsg", Kind("FILE", _absolute_path), "The kernel log."
-    )
-    path_passwd: str = _host("path.passwd", "/etc/passwd", _FILE, "File with the names of users.")
+    path_procfs: str = _host("/proc", _DIRECTORY, "Where procfs is mounted.")
+    path_kmsg: str = _host("/dev/kmsg", _matching("FILE", *_ABSOLUTE), "The kernel log.")
+    path_passwd: str = _host("/etc/passwd", _FILE, "File with the names of users.")
     path_container_logs: str = _host(
-        "path.container-logs",
         "/var/log/containers",
-        Kind("DIR", _not_empty),
+        _matching("DIR", *_NOT_EMPTY),
         "Directory of the kubelet that names containers.",
     )
     path_cgroupfs: str = _host(
-        "path.cgroupfs",
-        "/sys/fs/cgroup",
-        Kind("DIR", _not_empty),
-        "Where cgroup version 2 is mounted.",
+        "/sys/fs/cgroup", _matching("DIR", *_NOT_EMPTY), "Where cgroup version 2 is mounted."
     )
-    collector_nvml: bool = _everywhere(
-        "collector.nvml", True, _SWITCH, "Read GPUs and their processes, from NVML."
-    )
-    collector_control: bool = _everywhere(
-        "collector.control", True, _SWITCH, "Query the MPS control daemons."
-    )
+    collector_nvml: bool = _everywhere(True, _SWITCH, "Read GPUs and their processes, from NVML.")
+    collector_control: bool = _everywhere(True, _SWITCH, "Query the MPS control daemons.")
     collector_logs: bool = _everywhere(
-        "collector.logs",
-        True,
-        _SWITCH,
-        "Read the daemons' control.log and server.log: waits, crashes, faults.",
+        True, _SWITCH, "Read the daemons' control.log and server.log: waits, crashes, faults."
     )
     collector_process: bool = _everywhere(
-        "collector.process",
-        True,
-        _SWITCH,
-        "Read processes in /proc: daemons, users, limits, containers.",
+        True, _SWITCH, "Read processes in /proc: daemons, users, limits, containers."
     )
     collector_clients: str = _web(
-        "collector.clients",
         "full",
         _one_of("LEVEL", "full", "summary", "off"),
-        "Series of single clients: full, summary (identity, state, contexts, memory) or off.",
+        "Per-client series: full, summary (identity, state, contexts, memory) or off.",
     )
     collector_clients_max: int = _everywhere(
-        "collector.clients.max",
         1000,
         _integer(0, 100_000),
         "Clients with separate metrics, for each daemon; further clients are only counted.",
+        name="collector.clients.max",
     )
     collector_timeout: float = _everywhere(
-        "collector.timeout",
-        10.0,
-        _duration(0.1, 300),
-        "Deadline of a collection when the scraper names none.",
+        10.0, _duration(0.1, 300), "Deadline of a collection if the scraper sends none."
     )
     collector_nvml_serials: bool = _following(
-        "collector.nvml.serials", False, _SWITCH, "Export the serial numbers of boards."
+        False, _SWITCH, "Export the serial numbers of boards.", name="collector.nvml.serials"
     )
     log_level: str = _logging(
-        "log.level",
         "info",
         _one_of("LEVEL", "debug", "info", "warn", "error"),
-        "Least severity logged: debug, info, warn or error.",
+        "Minimum severity to log: debug, info, warn or error.",
     )
     log_format: str = _logging(
-        "log.format",
-        "logfmt",
-        _one_of("FORMAT", "logfmt", "json"),
-        "Form of log lines: logfmt or json.",
+        "logfmt", _one_of("FORMAT", "logfmt", "json"), "Form of log lines: logfmt or json."
     )
-    replay: str | None = _serve("replay", None, _FILE, "Serve a recording instead of this host.")
-    replay_speed: float = _serve("replay.speed", 1.0, _FACTOR, "How fast a recording is replayed.")
+    replay: str | None = _serve(None, _FILE, "Serve a recording instead of this host.")
+    replay_speed: float = _serve(1.0, _FACTOR, "How fast a recording is replayed.")
+    serve_once: bool = _serve_only(
+        False, _SWITCH, "Print the metrics once, without counters, and exit."
+    )
+    serve_textfile: str | None = _serve_only(
+        None,
+        _PROM_FILE,
+        "Write the metrics to FILE (*.prom, for node_exporter's textfile collector), and exit.",
+    )
+    demo_file: str | None = _demo_only(
+        None, Kind(), "Your own recording instead of the built-in ones."
+    )
+    demo_chapter: str | None = _demo_only(None, Kind("NAME"), "Where to begin. Default: wait.")
+    demo_list_chapters: bool = _demo_only(False, _SWITCH, "List the chapters, and exit.")
+    demo_speed: float = _demo_only(1.0, _FACTOR, "Replay faster, or slower.")
+    doctor_pid: int | None = _doctor_only(
+        None, _PROCESS_ID, "Explain why this process hangs, fails or runs without MPS."
+    )
+    doctor_user: int | None = _doctor_only(
+        None, Kind("NAME", _user), "Like --pid, for each process of a user."
+    )
+    doctor_job: str | None = _doctor_only(
+        None, Kind("ID"), "Like --pid, for each client of a Slurm job or a pod."
+    )
+    doctor_json: bool = _doctor_only(False, _SWITCH, "Print JSON.")
+    doctor_check: str | None = _doctor_only(
+        None,
+        Kind("NAME"),
+        "Report one finding, or 'critical' for any critical one, in a line. Exit status: 0 not "
+        "found, 1 found, 2 unknown, 3 wrong usage.",
+    )
+    doctor_recording: str | None = _doctor_only(
+        None, Kind("FILE"), "Diagnose the end of a recording instead."
+    )
+    doctor_at: float | None = _doctor_only(
+        None, _POSITIVE, "Diagnose the recording at this offset from its start, not at its end."
+    )
+    record_file: str = _record_only("", Kind(), "The file to write.")
+    record_duration: float = _record_only(
+        60.0, _POSITIVE, "How long; Ctrl-C ends it early and keeps the file."
+    )
+    record_interval: float = _record_only(1.0, _POSITIVE, "Time between collections.")
+    record_anonymise: bool = _record_only(
+        False, _SWITCH, "Replace UUIDs, serials, names of users and programs."
+    )
+    record_scenario: str = _record_only("", Kind("TEXT"), "Description, stored in the recording.")
 
     def enabled_collectors(self) -> tuple[str, ...]:
-        """Names of the sources that are switched on."""
+        """Return the names of the sources that are switched on."""
         return tuple(name for name in COLLECTORS if getattr(self, f"collector_{name}"))
 
     def configured_directories(self) -> tuple[tuple[str, str | None], ...]:
-        """(pipe directory, log directory or None) pairs given by flag, matched by position."""
+        """Return the (pipe directory, log directory or None) pairs, matched by position."""
         logs: list[str | None] = [*self.mps_log_directory]
         logs += [None] * (len(self.mps_pipe_directory) - len(logs))
         return tuple(zip(self.mps_pipe_directory, logs, strict=False))
 
 
-FLAGS: tuple[Flag, ...] = tuple(field.metadata["flag"] for field in fields(Settings))
+def _named(flag: Flag, field_name: str) -> Flag:
+    """Return the flag with the names that follow from its field, unless it has a name."""
+    group, _, rest = field_name.partition("_")
+    name = rest.replace("_", "-")
+    if flag.setting:
+        name = f"{group}.{name}" if name else group
+    elif name == "file":
+        name = "FILE"  # an argument
+    return replace(flag, field=field_name, name=flag.name or name)
 
 
-def _option(command: str, name: str, kind: Kind, text: str, default: str | None = None) -> Flag:
-    value = False if kind is _SWITCH else default
-    return Flag(name, value, kind, text, (command,), setting=False)
-
-
-OPTIONS = (
-    _option("serve", "once", _SWITCH, "Print the metrics once, without counters, and exit."),
-    _option(
-        "serve",
-        "textfile",
-        Kind("FILE", _prom_file),
-        "Write them to FILE (*.prom, for the textfile collector of node_exporter), and exit.",
-    ),
-    _option("demo", "FILE", Kind(), "Your own recording instead of the built-in ones."),
-    _option("demo", "chapter", Kind("NAME"), "Where to begin. Default: wait."),
-    _option("demo", "list-chapters", _SWITCH, "List the chapters, and exit."),
-    _option("demo", "speed", _FACTOR, "Replay faster, or slower.", "1"),
-    _option(
-        "doctor",
-        "pid",
-        Kind("PID", _process_id),
-        "Say why this process hangs, fails or runs without MPS.",
-    ),
-    _option("doctor", "user", Kind("NAME", _user), "The same of each process of a user."),
-    _option("doctor", "job", Kind("ID"), "The same of each client of a Slurm job or a pod."),
-    _option("doctor", "json", _SWITCH, "Print JSON."),
-    _option(
-        "doctor",
-        "check",
-        Kind("NAME"),
-        "Report one finding, or 'critical' for any critical one, in a line. Exit status: 0 it is "
-        "not there, 1 it is there, 2 not known, 3 wrong usage.",
-    ),
-    _option("doctor", "recording", Kind("FILE"), "Diagnose the end of a recording instead."),
-    _option("doctor", "at", _POSITIVE, "Not its end, but so long after its start."),
-    _option("record", "FILE", Kind(), "The file to write."),
-    _option(
-        "record", "duration", _POSITIVE, "How long; Ctrl-C ends it early and keeps the file.", "60s"
-    ),
-    _option("record", "interval", _POSITIVE, "Time between collections.", "1s"),
-    _option("record", "anonymise", _SWITCH, "Replace UUIDs, serials, names of users and programs."),
-    _option("record", "scenario", Kind("TEXT"), "What is going on, for the reader.", ""),
-)
+_DECLARED = [_named(one.metadata["flag"], one.name) for one in fields(Settings)]
+FLAGS = tuple(flag for flag in _DECLARED if flag.setting)
+OPTIONS = tuple(flag for flag in _DECLARED if not flag.setting)
 """Flags and arguments of a single command."""
 
 
@@ -507,7 +456,7 @@ def options_of(command: str) -> list[Flag]:
 
 
 def grouped(command: str | None = None) -> dict[str, list[Flag]]:
-    """Title of a group -> its settings: of a command, or all."""
+    """Return title of a group -> its settings: of a command, or all."""
     groups: dict[str, list[Flag]] = {title: [] for title in GROUPS.values()}
     for flag in FLAGS:
         if command is None or command in flag.commands:
@@ -515,22 +464,16 @@ def grouped(command: str | None = None) -> dict[str, list[Flag]]:
     return {title: flags for title, flags in groups.items() if flags}
 
 
-def load(
-    given: Mapping[str, Any], environment: Mapping[str, str], command: str
-) -> tuple[Settings, dict[str, Any]]:
-    """Return the settings and the command's options: flags over environment over defaults.
-
-    Raises:
-        InvalidSettingError: A value cannot be used, or a variable with our prefix is unknown.
-    """
+def load(given: Mapping[str, Any], environment: Mapping[str, str], command: str) -> Settings:
+    """Return the settings for a command: flags over environment over defaults."""
     _check_variables(environment)
     values: dict[str, Any] = {}
-    for flag in FLAGS:
+    for flag in (*FLAGS, *OPTIONS):
         if command not in flag.commands:
             continue
         if flag.field in given:
             values[flag.field] = _parsed(flag, given[flag.field], f"--{flag.name}")
-        elif flag.variable in environment:
+        elif flag.setting and flag.variable in environment:
             text = environment[flag.variable]
             raw = [part.strip() for part in text.split(",")] if flag.repeatable else text
             values[flag.field] = _parsed(flag, raw, flag.variable)
@@ -538,11 +481,7 @@ def load(
             values[flag.field] = flag.default_of(command)
     settings = Settings(**values)
     _check_together(settings)
-    options = {
-        flag.field: _parsed(flag, given.get(flag.field, flag.default), f"--{flag.name}")
-        for flag in options_of(command)
-    }
-    return settings, options
+    return settings
 
 
 def _check_variables(environment: Mapping[str, str]) -> None:
@@ -563,7 +502,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _parsed(flag: Flag, raw: Any, origin: str) -> Any:
-    if raw is None or isinstance(raw, bool):
+    if isinstance(raw, bool):
         return raw
     try:
         return flag.kind.parse(raw) if isinstance(raw, str) else tuple(map(flag.kind.parse, raw))
@@ -584,3 +523,11 @@ def _check_together(settings: Settings) -> None:
         raise InvalidSettingError(
             "--no-mps.discovery without --mps.pipe-directory: no control daemon could be found"
         )
+    doctor_modes = ("check", "pid", "user", "job")
+    modes = [name for name in doctor_modes if getattr(settings, f"doctor_{name}") is not None]
+    if "check" in modes and settings.doctor_json:
+        modes.append("json")
+    if len(modes) > 1:
+        raise InvalidSettingError(f"--{modes[0]} and --{modes[1]}: give one of them")
+    if settings.doctor_at is not None and settings.doctor_recording is None:
+        raise InvalidSettingError("--at: is a moment of a recording: give --recording too")

@@ -1,8 +1,9 @@
-"""Log lines as Prometheus programs write them: logfmt or JSON, quiet when healthy.
+"""Log lines as Prometheus programs write them, and text on standard output and error.
 
     time=2026-11-21T08:55:42.578Z level=warn source=collect msg="..." daemon=/tmp/nvidia-mps
 
-Fields beyond the message come in ``extra={"fields": {...}}``.
+The lines are logfmt or JSON. ``extra={"fields": {...}}`` adds fields to the message. Standard
+output and error may be closed, full, not a terminal, or without a reader.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import logging.handlers
 import os
+import queue
+import select
+import shutil
+import sys
 import threading
-from collections import deque
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Any, TextIO
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -32,8 +38,11 @@ MAX_FIELD_CHARACTERS = 1000
 MAX_QUEUED_LINES = 1000
 """Maximum number of queued lines; further lines are dropped and counted."""
 
-CLOSE_SECONDS = 0.5
-"""Time allowed at shutdown to write queued lines."""
+WRITE_TIMEOUT_SECONDS = 0.5
+"""Time allowed for a message to the user, and at shutdown for the queued lines."""
+
+
+# ------------------------------------------------------------------------------ log lines
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
@@ -62,7 +71,7 @@ def _shortened(value: object) -> object:
 
 
 def _quoted(value: object) -> str:
-    # Go's programs write tls=false, and whoever searches their logs searches ours.
+    # Lower case as in the logs of Go programs: tls=false.
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if text and text.isascii() and text.isprintable() and not set(text) & set(' "=\\'):
         return text
@@ -73,24 +82,19 @@ class LogfmtFormatter(logging.Formatter):
     """key=value pairs, values quoted where they need it: one record is always one line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Give the line without its end."""
+        """Return the line without its end; at level debug with the traceback."""
         line = " ".join(f"{key}={_quoted(value)}" for key, value in _fields(record).items())
-        return _with_traceback(self, record, line)
+        if record.exc_info and logging.getLogger("mps_exporter").isEnabledFor(logging.DEBUG):
+            return f"{line}\n{self.formatException(record.exc_info)}"
+        return line
 
 
 class JsonFormatter(logging.Formatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Give the line without its end."""
+        """Return the line without its end."""
         return json.dumps(_fields(record), default=str)
-
-
-def _with_traceback(formatter: logging.Formatter, record: logging.LogRecord, line: str) -> str:
-    # A traceback is for whoever debugs; a healthy installation never prints one.
-    if record.exc_info and logging.getLogger("mps_exporter").isEnabledFor(logging.DEBUG):
-        return f"{line}\n{formatter.formatException(record.exc_info)}"
-    return line
 
 
 def configure(level: str, form: str, stream: TextIO | None = None) -> None:
@@ -102,91 +106,130 @@ def configure(level: str, form: str, stream: TextIO | None = None) -> None:
 
 
 def write_stderr(text: str) -> None:
-    """Write to standard error, which may be closed or full; a write to an unread pipe blocks."""
+    """Write to standard error. Ignore failures; a write to a pipe without a reader blocks."""
     data = text.encode("utf-8", "backslashreplace")
-    # Not through sys.stderr: at exit the interpreter waits for its lock.
+    # Do not write through sys.stderr: at exit the interpreter waits for its lock, which a blocked
+    # writer holds.
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(STDERR, data) :]
 
 
-class _StderrHandler(logging.Handler):
-    """Writes to standard error on a thread of its own: a blocked write stops nothing else."""
+class _StderrHandler(logging.handlers.QueueHandler):
+    """Writes to standard error on a separate thread: a blocked write stops nothing else."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._lines: deque[str] = deque()
+        self.lines: queue.Queue[str] = queue.Queue()
+        super().__init__(self.lines)
         self._dropped = 0
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        threading.Thread(target=self._write, name="log", daemon=True).start()
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def prepare(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return self.format(record)
+
+    def enqueue(self, record: Any) -> None:
         """Queue a line, or count it."""
-        try:
-            line = self.format(record)
-        except Exception:  # noqa: BLE001 - a log line that cannot be formatted ends nothing
-            self.handleError(record)
+        if self.lines.unfinished_tasks >= MAX_QUEUED_LINES:
+            self._dropped += 1
             return
-        with self._changed:
-            if len(self._lines) >= MAX_QUEUED_LINES:
-                self._dropped += 1
-                return
-            if self._dropped:
-                line = f"{self._format_dropped()}\n{line}"
-                self._dropped = 0
-            self._lines.append(line)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._write, name="log", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+        dropped = f"{self._format_dropped()}\n" if self._dropped else ""
+        self._dropped = 0
+        self.lines.put_nowait(dropped + record)
 
     def _format_dropped(self) -> str:
-        record = logging.LogRecord(
-            __name__,
-            logging.WARNING,
-            "",
-            0,
-            "log lines were dropped: standard error was not read",
-            None,
-            None,
-        )
+        message = "log lines were dropped: standard error was not read"
+        record = logging.LogRecord(__name__, logging.WARNING, "", 0, message, None, None)
         record.fields = {"lines": self._dropped}
         return self.format(record)
 
     def _write(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._lines)
-                line = self._lines[0]
-            write_stderr(f"{line}\n")
-            with self._changed:
-                self._lines.popleft()
-                self._changed.notify_all()
+            write_stderr(f"{self.lines.get()}\n")
+            self.lines.task_done()
 
     def flush(self) -> None:
-        """Wait for what is queued to be written, but not for long."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._lines, CLOSE_SECONDS)
+        """Wait a short time until the queued lines are written."""
+        with self.lines.all_tasks_done:
+            self.lines.all_tasks_done.wait_for(
+                lambda: not self.lines.unfinished_tasks, WRITE_TIMEOUT_SECONDS
+            )
 
 
 class TransitionLogger:
-    """One line when something starts failing, one when it works again."""
+    """Logs one line when an operation starts to fail, and one when it works again."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._failing: dict[tuple[str, ...], str] = {}
 
     def failed(self, *key: str, message: str, **fields: object) -> None:
-        """Say that something fails, unless that was said."""
+        """Log a failure, unless it was logged already."""
         if key not in self._failing:
             self._failing[key] = message
             self._log.warning("%s", message, extra={"fields": fields})
 
     def recovered(self, *key: str, message: str, **fields: object) -> None:
-        """Say that it works again, if it had failed."""
+        """Log that the operation works again, if a failure was logged."""
         if self._failing.pop(key, None) is not None:
             self._log.info("%s", message, extra={"fields": fields})
 
     def forget(self, *key: str) -> None:
-        """The thing itself is gone: nothing more to say of it."""
+        """Forget a failure whose subject no longer exists."""
         self._failing.pop(key, None)
+
+
+# ---------------------------------------------------------- standard output and error
+
+
+def open_closed_streams() -> None:
+    """Connect streams that the caller closed (``2>&-``) to /dev/null.
+
+    Otherwise the next opened file would get their numbers, and the text written to them.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+
+
+def print_status(text: str) -> None:
+    """Print on standard error, after the queued log lines. Ignore failures."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    writer = threading.Thread(target=write_stderr, args=(text,), daemon=True)
+    writer.start()
+    writer.join(WRITE_TIMEOUT_SECONDS)
+
+
+def show_progress(text: str) -> None:
+    """Replace the last line of the terminal, if standard error is a terminal."""
+    # A stopped terminal (Ctrl-S) is not ready for writing.
+    if sys.stderr.isatty() and select.select([], [STDERR], [], 0)[1]:
+        width = shutil.get_terminal_size().columns
+        print_status(f"\r\033[K{text[: width - 1]}")
+
+
+def print_output(text: str) -> None:
+    """Print on standard output. Ignore a pipe whose reader has exited (``| head``)."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        # The rest of the buffer would fail once more at the end of the program.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        if not isinstance(error, BrokenPipeError):
+            raise
+
+
+def supports_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Return whether a stream is a terminal with colours (NO_COLOR: https://no-color.org)."""
+    if environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
+        return False
+    return stream.isatty()

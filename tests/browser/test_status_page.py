@@ -167,7 +167,7 @@ INCIDENTS: list[tuple[str, float, str, list[str]]] = [
 async def test_each_incident_says_the_right_thing(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mps_exporter.web.status_handler.REUSE_SECONDS", 0)
+    monkeypatch.setattr("mps_exporter.web.policy.STATUS_REUSE_SECONDS", 0)
     backend = FakeBackend()
     await page.look(*PHONE)
     async with served(backend) as (shown, _):

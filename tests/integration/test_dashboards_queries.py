@@ -1,6 +1,6 @@
 """What dashboards ask, asked of a real Prometheus that has the scrapes of real incidents.
 
-tests/unit/grafana/subjects.md says in which recording each panel has its subject; there it must not be empty.
+tests/unit/grafana/subjects.md names the recording that fills each panel.
 """
 
 from __future__ import annotations

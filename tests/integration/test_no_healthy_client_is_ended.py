@@ -22,8 +22,13 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json, diagnosis_lines, plain
-from mps_exporter.commands.process_report import checks_as_text
+from mps_exporter.commands.doctor_report import (
+    Diagnosis,
+    checks_as_text,
+    diagnosis_as_json,
+    diagnosis_lines,
+    plain,
+)
 from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.findings.one_process import check_process
 from mps_exporter.metrics.content_format import TEXT_0_0_4
@@ -32,9 +37,8 @@ from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import LogsObservation
 from mps_exporter.snapshot import Client, ControlState, Server, Snapshot
 from mps_exporter.sources.recording import read_recording
-from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_api import to_json
-from mps_exporter.web.status_findings import make_status
+from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.status_api import make_status, to_json
 from mps_exporter.web.status_page import render_page
 from testing.endings import ended_pids
 from testing.player import RECORDINGS, Player
@@ -74,11 +78,11 @@ async def moments_of(file: Path) -> list[Snapshot]:
     return found
 
 
-def in_fault(snapshot: Snapshot, *, unseen: bool = False) -> Snapshot:
-    """The same, with each server in FAULT that has a torn down client (unseen: any client)."""
+def in_fault(snapshot: Snapshot, *, unknowns: bool = False) -> Snapshot:
+    """The same, with each server in FAULT that has a torn down client (unknowns: any client)."""
 
     def failed(server: Server) -> Server:
-        hit = any(unseen or client.state == "torn_down" for client in server.clients)
+        hit = any(unknowns or client.state == "torn_down" for client in server.clients)
         return replace(server, state="FAULT") if hit else server
 
     return replace(
@@ -92,7 +96,7 @@ def in_fault(snapshot: Snapshot, *, unseen: bool = False) -> Snapshot:
 
 def worse(snapshot: Snapshot) -> Iterator[Snapshot]:
     """What else the control tool may report of these daemons and servers."""
-    yield in_fault(snapshot, unseen=True)
+    yield in_fault(snapshot, unknowns=True)
     states: tuple[ControlState, ...] = ("unresponsive", "draining", "refused")
     for state in states:
         yield replace(

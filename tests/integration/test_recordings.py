@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.commands.demo import built_in_playlist
+from mps_exporter.commands.serve import built_in_playlist
 from testing.player import RECORDINGS, Player
 
 TRUTHS = sorted(RECORDINGS.glob("*.json"))

@@ -20,7 +20,7 @@ import trustme
 from aiohttp import ClientConnectorError, ClientError, ClientSession
 
 from mps_exporter.web.app import create_app
-from mps_exporter.web.options import WebOptions
+from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.webconfig import WebConfigError, auth
 from testing.waiting import PATIENCE_SECONDS
 from tests.unit.web.fakes import FakeBackend
@@ -77,7 +77,7 @@ def site(tmp_path: Path) -> Site:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the files at every request."""
-    monkeypatch.setattr("mps_exporter.web.webconfig.reload.CHECK_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("mps_exporter.web.webconfig.reload.CONFIG_CHECK_INTERVAL_SECONDS", 0.0)
 
 
 @asynccontextmanager

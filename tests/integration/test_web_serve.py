@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession, ClientTimeout, UnixConnector
 
-from mps_exporter.web.listen import ListenError
+from mps_exporter.web.server import ListenError
 from testing.waiting import PATIENCE_SECONDS, until, until_awaited
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import connected, served
@@ -233,7 +233,7 @@ async def test_a_shortage_of_descriptors_is_logged_once(
         raise OSError(errno.EMFILE, "Too many open files")
 
     async with served(FakeBackend()) as (shown, _):
-        monkeypatch.setattr("mps_exporter.web.guard.RETRY_SECONDS", 0.0)
+        monkeypatch.setattr("mps_exporter.web.policy.ACCEPT_RETRY_SECONDS", 0.0)
         monkeypatch.setattr(asyncio.get_running_loop(), "sock_accept", no_descriptor)
         async with connected(shown[0]):
             await until(lambda: tried >= 4)

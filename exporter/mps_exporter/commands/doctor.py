@@ -1,127 +1,244 @@
-"""``mps-exporter doctor``: looks at the host, or at a recording, and prints a report."""
+"""Collections of a short run: ``mps-exporter doctor``, ``--once`` and ``--textfile``."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mps_exporter.commands.common import StartError
-from mps_exporter.commands.once import brief_pause, look
-from mps_exporter.config import Settings
-from mps_exporter.findings import recent_incidents
+from mps_exporter.collector import Collector
+from mps_exporter.commands import doctor_report
+from mps_exporter.config import InvalidSettingError, Settings, StartError
+from mps_exporter.findings import Finding, findings, recent_incidents, trace_findings
+from mps_exporter.findings.one_process import Check, check_process, pids_of
+from mps_exporter.logging import print_output, supports_colour
+from mps_exporter.mps.server_queries import SETTLING_SECONDS
 from mps_exporter.observations import DaemonConditions, HostTraces
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.terminal import print_output, supports_colour
+from mps_exporter.sources import host_traces, process_view
+from mps_exporter.sources.live_host import LiveHost
 
-if TYPE_CHECKING:
-    from mps_exporter.commands.process_report import ProcessSelection
+MEASURING_SECONDS = 0.55
+"""Pause between two collections for metrics: the activity of a GPU is that of an interval."""
+
+BRIEF_PAUSE_SECONDS = 0.12
+"""Pause between two collections for a person, who should wait for a second at most. GPM needs
+0.1 s."""
+
+CONFIRMING_SECONDS = 1.5
+"""Time from the start of the first collection to the second if there is a finding to confirm: a
+process must look stranded for 1 s before it is reported."""
+
+MIN_SERVER_AGE_SECONDS = SETTLING_SECONDS + 0.05
+"""Minimum age of a server before it is queried."""
 
 
-async def diagnose(
-    settings: Settings,
-    *,
-    as_json: bool,
-    recording: Path | None,
-    at_seconds: float | None,
-    check: str | None = None,
-    selection: ProcessSelection | None = None,
-) -> int:
-    """Look at the host once and print what is found; gives the exit status.
+# ------------------------------------------------------------------------- two collections
+
+
+async def collect_twice(settings: Settings, pause_seconds: float) -> Snapshot:
+    """Return the second of two collections. Only the first leaves findings to confirm.
 
     Args:
-        settings: Of the collector.
-        as_json: Print JSON.
-        recording: Look at this instead of the host.
-        at_seconds: Of the recording: the moment; None: its end.
-        check: Report only this, in one line: see doctor_report.status_of_check.
-        selection: Say what is wrong with these processes, not with the host.
+        settings: Settings of the collector.
+        pause_seconds: Pause between the two if there is nothing to confirm.
     """
-    traces = HostTraces()
-    if recording is None and check is None and selection is None:
+    host = LiveHost(replace(settings, mps_min_query_interval=0.0), brief=True)
+    collector = Collector(host, settings)
+    began = time.monotonic()
+    try:
+        first = await collector.collect()
+        until = pause_until(first, began, time.monotonic(), pause_seconds)
+        await asyncio.sleep(until - time.monotonic())
+        return await collector.collect()
+    finally:
+        await host.close()
 
-        def look_around(first: Snapshot) -> None:
-            nonlocal traces
-            traces = _traces(first, settings.path_procfs)
-            import mps_exporter.commands.doctor_report  # noqa: F401 - while the GPUs are measured
 
-        snapshot = await look(settings, pause=brief_pause, meanwhile=look_around)
-    elif recording is None:
-        # Of one process it does not matter how busy the GPUs are.
-        snapshot = await look(settings, pause=(lambda _: 0.0) if selection else brief_pause)
-    else:
-        snapshot = await _collect_from_recording(settings, recording, at_seconds)
-    from mps_exporter.commands import doctor_report
+def pause_until(first: Snapshot, began: float, ended: float, seconds: float) -> float:
+    """Return the start of the second collection.
 
+    Args:
+        first: Snapshot of the first collection.
+        began: Start of the first collection.
+        ended: End of the first collection.
+        seconds: Pause if there is nothing to confirm.
+    """
+    if not _needs_no_confirmation(first):
+        return began + CONFIRMING_SECONDS
+    starts = [one.start_time_seconds for daemon in first.daemons for one in daemon.servers]
+    youngest = min(
+        (first.taken_at - at for at in starts if at is not None), default=MIN_SERVER_AGE_SECONDS
+    )
+    return ended + max(seconds, min(MIN_SERVER_AGE_SECONDS - youngest, MIN_SERVER_AGE_SECONDS))
+
+
+def _needs_no_confirmation(snapshot: Snapshot) -> bool:
+    # A source that cannot be read now cannot be read a second later either.
+    states = [one for one in findings(snapshot) if one.advice.kind == "state"]
+    starts = [server.start_time_seconds for daemon in snapshot.daemons for server in daemon.servers]
+    return (
+        all(one.severity == "info" for one in states)
+        and not any(gpu.seems_stranded for gpu in snapshot.gpus)
+        and not any(daemon.waits for daemon in snapshot.daemons)
+        and None not in starts
+    )
+
+
+# --------------------------------------------------------------------------------- doctor
+
+
+async def diagnose(settings: Settings) -> int:
+    """Diagnose the host or a recording, print the report, and return the exit status."""
+    check = settings.doctor_check
+    if check is not None and check not in doctor_report.CHECKS:
+        raise InvalidSettingError(
+            f"--check: no finding {check!r}; docs/troubleshooting.md lists them"
+        )
+    live = settings.doctor_recording is None
+    snapshot = (
+        await collect_twice(settings, BRIEF_PAUSE_SECONDS)
+        if live
+        else await _collect_from_recording(settings)
+    )
     if check is not None:
-        status, line = doctor_report.status_of_check(snapshot, check)
-        _print(line)
-        return status
-    paint = (
-        doctor_report.coloured if supports_colour(sys.stdout, os.environ) else doctor_report.plain
-    )
-    procfs = settings.path_procfs if recording is None else None
-    recent = recent_incidents(snapshot, views=_failing(snapshot, procfs))
-    if selection is None:
-        diagnosis = doctor_report.Diagnosis(snapshot, recent, traces)
-        lines = doctor_report.diagnosis_lines(diagnosis, paint)
-        _print(doctor_report.diagnosis_as_json(diagnosis) if as_json else "\n".join(lines))
-        return doctor_report.diagnosis_exit_status(diagnosis)
-    # A diagnosis of the host is made without these, and sooner.
-    from mps_exporter.commands import process_report
-
-    checks = process_report.checks_of_processes(selection, snapshot, recent, procfs)
-    _print(
-        process_report.checks_as_json(checks)
-        if as_json
-        else process_report.checks_as_text(checks, paint)
-    )
-    return process_report.checks_exit_status(checks)
-
-
-def _traces(snapshot: Snapshot, procfs: str) -> HostTraces:
-    # A recording is looked at without it.
-    from mps_exporter.sources.host_traces import look_for_traces
-
-    return look_for_traces([one.facts for one in snapshot.daemons if one.facts], procfs)
-
-
-def _failing(snapshot: Snapshot, procfs: str | None) -> dict[str, DaemonConditions]:
-    """What /proc shows of the daemons whose servers could not start."""
-    views = {}
-    for daemon in snapshot.daemons:
-        failed = [one for one in daemon.incidents if one.kind == "server_start_failed"]
-        if failed and daemon.facts is not None and procfs is not None:
-            # Only now: it is the rare case.
-            from mps_exporter.sources.process_view import view_daemon
-
-            uids = {one.uid for one in failed if one.uid is not None}
-            views[daemon.pipe_directory] = view_daemon(daemon.facts, uids, procfs)
-    return views
-
-
-def _print(text: str) -> None:
+        status, text = doctor_report.status_of_check(snapshot, check)
+    else:
+        status, text = _report(snapshot, settings, settings.path_procfs if live else None)
     try:
         print_output(text)
     except OSError as error:
         raise StartError(f"cannot print what was found: {error.strerror}") from error
+    return status
 
 
-async def _collect_from_recording(
-    settings: Settings, path: Path, at_seconds: float | None
-) -> Snapshot:
-    # A live host is diagnosed without these, and 0.05 s sooner.
-    from mps_exporter.collector import Collector
-    from mps_exporter.commands.common import load_recording
+def _report(snapshot: Snapshot, settings: Settings, procfs: str | None) -> tuple[int, str]:
+    """Return the exit status and the report. procfs: None for a recording."""
+    colour = supports_colour(sys.stdout, os.environ)
+    paint = doctor_report.coloured if colour else doctor_report.plain
+    recent = recent_incidents(snapshot, views=_failed_starts(snapshot, procfs))
+    if {settings.doctor_pid, settings.doctor_user, settings.doctor_job} == {None}:
+        diagnosis = doctor_report.Diagnosis(snapshot, recent, _traces(snapshot, procfs))
+        status = doctor_report.diagnosis_exit_status(diagnosis)
+        if settings.doctor_json:
+            return status, doctor_report.diagnosis_as_json(diagnosis)
+        return status, "\n".join(doctor_report.diagnosis_lines(diagnosis, paint))
+    checks = _checks(settings, snapshot, recent, procfs)
+    status = doctor_report.checks_exit_status(checks)
+    if settings.doctor_json:
+        return status, doctor_report.checks_as_json(checks)
+    return status, doctor_report.checks_as_text(checks, paint)
+
+
+def _traces(snapshot: Snapshot, procfs: str | None) -> HostTraces:
+    facts = [daemon.facts for daemon in snapshot.daemons if daemon.facts]
+    return host_traces.look_for_traces(facts, procfs) if procfs is not None else HostTraces()
+
+
+def _failed_starts(snapshot: Snapshot, procfs: str | None) -> dict[str, DaemonConditions]:
+    """Return the conditions in /proc of the daemons whose servers could not start."""
+    views = {}
+    for daemon in snapshot.daemons:
+        failed = [one for one in daemon.incidents if one.kind == "server_start_failed"]
+        if failed and daemon.facts is not None and procfs is not None:
+            uids = {one.uid for one in failed if one.uid is not None}
+            views[daemon.pipe_directory] = process_view.view_daemon(daemon.facts, uids, procfs)
+    return views
+
+
+def _checks(
+    settings: Settings, snapshot: Snapshot, recent: tuple[Finding, ...], procfs: str | None
+) -> dict[int, list[Check]]:
+    """Return the checks of the selected processes, by PID."""
+    pid, uid, job = settings.doctor_pid, settings.doctor_user, settings.doctor_job
+    pids = [pid] if pid is not None else pids_of(snapshot, uid=uid, job=job)
+    if not pids:
+        name = f"user {uid}" if uid is not None else f"job {job}"
+        raise StartError(
+            f"no process of {name} waits for MPS, is its client, or has a context on a GPU; name "
+            "one with --pid"
+        )
+    daemons = [daemon.facts for daemon in snapshot.daemons if daemon.facts is not None]
+    servers = HostTraces(
+        open_files=host_traces.open_files(daemons, procfs) if procfs is not None else ()
+    )
+    found = (*findings(snapshot), *recent, *trace_findings(servers))
+    return {
+        pid: check_process(
+            pid,
+            snapshot,
+            found,
+            process_view.view_process(pid, daemons, procfs) if procfs is not None else None,
+        )
+        for pid in pids
+    }
+
+
+async def _collect_from_recording(settings: Settings) -> Snapshot:
     from mps_exporter.replay import advance
+    from mps_exporter.sources.recording import read_recording
     from mps_exporter.sources.replay_host import ReplayHost
 
-    recording = load_recording(path)
-    length = recording.duration_seconds
-    if at_seconds is not None and at_seconds > length:
-        raise StartError(f"--at: {path} ends {length:.1f} s after its start")
+    recording = read_recording(Path(settings.doctor_recording or ""))
+    length, at = recording.duration_seconds, settings.doctor_at
+    if at is not None and at > length:
+        raise StartError(f"--at: {settings.doctor_recording} ends {length:.1f} s after its start")
     host = ReplayHost(recording)
-    return await advance(
-        host, Collector(host, settings), length if at_seconds is None else at_seconds
-    )
+    return await advance(host, Collector(host, settings), length if at is None else at)
+
+
+# ------------------------------------------------------------------ --once and --textfile
+
+
+async def expose_once(settings: Settings) -> int:
+    """Print the metrics, or write them to a file."""
+    page = _encode_once(await collect_twice(settings, MEASURING_SECONDS))
+    try:
+        if settings.serve_textfile is not None:
+            write_atomically(Path(settings.serve_textfile), page)
+        else:
+            print_output(page.decode().removesuffix("\n"))
+    except OSError as error:
+        place = (
+            "print the metrics"
+            if settings.serve_textfile is None
+            else f"write {settings.serve_textfile}"
+        )
+        raise StartError(f"cannot {place}: {error.strerror}") from error
+    return 0
+
+
+def _encode_once(snapshot: Snapshot) -> bytes:
+    from mps_exporter.backend import build
+    from mps_exporter.metrics.content_format import TEXT_0_0_4
+    from mps_exporter.metrics.exposition import Encoder
+    from mps_exporter.metrics.render import SparseSeries, render
+
+    # Counters begin at 0 with each start of the exporter: a short run has nothing to count.
+    families = [
+        family
+        for family in render(snapshot, build())
+        if family.spec.kind not in {"counter", "histogram"}
+    ]
+    return Encoder().encode(SparseSeries().shown(families), (), TEXT_0_0_4)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file; a reader sees the old or the new content, and after an error the old."""
+    # node_exporter reads every *.prom of the directory, so the temporary name ends differently.
+    number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    unfinished = Path(name)
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), 0o644)  # node_exporter is another user
+        unfinished.replace(path)
+    except OSError:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise

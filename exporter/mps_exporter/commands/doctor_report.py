@@ -1,13 +1,14 @@
-"""What ``mps-exporter doctor`` prints: the host in brief, then what is wrong with it.
+"""Report of ``mps-exporter doctor``: the host in brief, then its findings; or checks of processes.
 
-Pure text from a snapshot; exit status 0 when nothing is wrong, 1 with warnings, 2 when critical
-(and 3, of the command line, when it could not look).
+Pure text from a snapshot. Exit status: 0 without problems, 1 with warnings, 2 with critical
+findings.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -22,7 +23,9 @@ from mps_exporter.findings import (
     trace_findings,
     unknowns,
 )
+from mps_exporter.findings.finding import symptom_url
 from mps_exporter.findings.limits import gpu_name, partitioning_lines
+from mps_exporter.findings.one_process import Check, Outcome, conclusion
 from mps_exporter.observations import HostTraces
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 
@@ -43,23 +46,23 @@ def coloured(text: str, style: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the doctor knows of a host."""
+    """Facts about a host for the report."""
 
     snapshot: Snapshot
     recent: tuple[Finding, ...] = ()
-    """What happened lately."""
+    """Recent incidents."""
     traces: HostTraces = field(default_factory=HostTraces)
 
     @property
     def found(self) -> tuple[Finding, ...]:
-        """All that applies now, the most urgent first."""
+        """All current findings, the most urgent first."""
         return in_order((*findings(self.snapshot), *trace_findings(self.traces)))
 
 
 def diagnosis_exit_status(seen: Diagnosis) -> int:
-    """0, 1 (warnings) or 2 (critical); what is only information is no fault.
+    """Return 0, 1 (warnings) or 2 (critical). Findings of severity info count as 0.
 
-    Of what happened lately only a server that could not start counts, where none has started since.
+    The only recent incident that counts is a failed server start, if its daemon has no server now.
     """
     daemons = seen.snapshot.daemons
     without = {one.pipe_directory for one in daemons if one.pid and not one.servers}
@@ -74,22 +77,22 @@ def diagnosis_exit_status(seen: Diagnosis) -> int:
 HEALTHY, UNHEALTHY, UNKNOWN = 0, 1, 2
 """Statuses of a check, as node-problem-detector defines them."""
 
-CHECK_CHARACTERS = 120
-"""Longest line of a check."""
+MAX_CHECK_CHARACTERS = 120
+"""Maximum length of the line of a check."""
 
 CHECKS = ("critical", *(name for name, advice in ADVICE.items() if advice.kind == "state"))
-"""Names of checks: any critical finding, or one finding."""
+"""Names of checks: any critical finding, or a single one."""
 
 _NVML_CHECKS = frozenset({"gpu_lost", "unfit_gpu"})
-"""Checks for which the GPUs need to be read, and nothing else."""
+"""Checks that need no source but NVML."""
 
 
 def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
-    """Return the status of one check, and a line that says why.
+    """Return the status of one check, and a line with the reason.
 
-    What could not be read neither sets nor clears it: the status is then UNKNOWN.
+    If a source could not be read, a missing finding is UNKNOWN.
     """
-    # Any user can break a daemon of his own: that says nothing of this host.
+    # A user's own daemon is not a fact about the host: the user can break it at any time.
     of_host = tuple(one for one in snapshot.daemons if not one.limited)
     snapshot = replace(snapshot, daemons=of_host)
     for finding in findings(snapshot):
@@ -107,7 +110,7 @@ def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
 
 def _brief(text: str) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= CHECK_CHARACTERS else f"{text[: CHECK_CHARACTERS - 3]}..."
+    return text if len(text) <= MAX_CHECK_CHARACTERS else f"{text[: MAX_CHECK_CHARACTERS - 3]}..."
 
 
 def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
@@ -116,7 +119,9 @@ def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
     if holders := [f"{humanize.printable(one.name)} ({one.pid})" for one in seen.traces.holders]:
         yield f"  the driver is held open by {', '.join(holders)}"
     yield ""
-    yield from _daemons(snapshot, paint)
+    yield "Control daemons" if snapshot.daemons else "Control daemons: none found"
+    for daemon in snapshot.daemons:
+        yield from _daemon_lines(daemon, snapshot, paint)
     yield ""
     yield from _found(seen, paint)
     if seen.recent:
@@ -136,12 +141,9 @@ def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
         else:
             yield paint("Nothing is wrong here.", "good")
         return
-    counts = {
-        severity: sum(finding.severity == severity for finding in found)
-        for severity in ("critical", "warning", "info")
-    }
+    counts = Counter(finding.severity for finding in found)  # the most severe first
     yield "Findings: " + ", ".join(
-        paint(f"{count} {severity}", severity) for severity, count in counts.items() if count
+        paint(f"{count} {severity}", severity) for severity, count in counts.items()
     )
     for finding in found:
         yield ""
@@ -193,15 +195,6 @@ def _gpu_use(gpu: Gpu) -> str:
     kinds = gpu.processes_by_kind or {}
     parts += [f"{count} {_KINDS[kind][count > 1]}" for kind, count in kinds.items() if count]
     return ", ".join(parts)
-
-
-def _daemons(snapshot: Snapshot, paint: Painter) -> Iterator[str]:
-    if not snapshot.daemons:
-        yield "Control daemons: none found"
-        return
-    yield "Control daemons"
-    for daemon in snapshot.daemons:
-        yield from _daemon_lines(daemon, snapshot, paint)
 
 
 def _daemon_lines(daemon: ControlDaemon, snapshot: Snapshot, paint: Painter) -> Iterator[str]:
@@ -290,3 +283,78 @@ def diagnosis_as_json(seen: Diagnosis) -> str:
         },
         indent=2,
     )
+
+
+# ---------------------------------------------------------------------- checks of processes
+
+
+CHECKS_EXIT_STATUS: Mapping[Outcome, int] = {"ok": 0, "unknown": 0, "warning": 1, "problem": 1}
+NOT_KNOWN = 3
+"""Exit status if it is unknown whether a process waits."""
+_MARKS: Mapping[Outcome, tuple[str, str]] = {
+    "ok": ("ok", "good"),
+    "problem": ("PROBLEM", "critical"),
+    "warning": ("warning", "warning"),
+    "unknown": ("not seen", "dim"),
+}
+
+
+def checks_as_text(checks: Mapping[int, Sequence[Check]], paint: Painter = plain) -> str:
+    return "\n\n".join("\n".join(check_lines(pid, found, paint)) for pid, found in checks.items())
+
+
+def checks_as_json(checks: Mapping[int, Sequence[Check]]) -> str:
+    objects = [as_objects(pid, found) for pid, found in checks.items()]
+    return json.dumps({"version": 1, "processes": objects}, indent=2)
+
+
+def check_lines(pid: int, checks: Sequence[Check], paint: Painter = plain) -> Iterator[str]:
+    answer = conclusion(list(checks))
+    _, style = _MARKS[answer.outcome]
+    yield f"{paint(f'Process {pid}', style)}: {answer.text}"
+    if answer.remedy:
+        yield f"    do:    {answer.remedy}"
+    if answer.command:
+        yield f"    run:   {answer.command}"
+    if answer.page:
+        yield f"    see:   {symptom_url(answer.page)}"
+    yield ""
+    yield "Checked, in this order:"
+    for check in checks:
+        mark, style = _MARKS[check.outcome]
+        yield f"  {paint(f'{mark:8}', style)}  {check.name}: {check.text}"
+        if check is not answer and check.remedy and check.outcome != "ok":
+            yield f"            do: {check.remedy}"
+            if check.command:
+                yield f"            run: {check.command}"
+
+
+def as_objects(pid: int, checks: Sequence[Check]) -> dict[str, object]:
+    answer = conclusion(list(checks))
+    return {
+        "pid": pid,
+        "outcome": answer.outcome,
+        "conclusion": answer.text,
+        **_advice(answer),
+        "checks": [
+            {"name": check.name, "outcome": check.outcome, "text": check.text, **_advice(check)}
+            for check in checks
+        ],
+    }
+
+
+def _advice(check: Check) -> dict[str, object]:
+    return {
+        "remedy": check.remedy or None,
+        "command": check.command or None,
+        "page": symptom_url(check.page) if check.page else None,
+    }
+
+
+def checks_exit_status(checks: Mapping[int, Sequence[Check]]) -> int:
+    """Return 1 if a process has a problem, 3 if that is unknown, else 0."""
+    answers = [conclusion(list(found)) for found in checks.values()]
+    if status := max(CHECKS_EXIT_STATUS[one.outcome] for one in answers):
+        return status
+    unknown = any((one.name, one.outcome) == ("connection", "unknown") for one in answers)
+    return NOT_KNOWN if unknown else 0

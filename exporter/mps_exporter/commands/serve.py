@@ -1,4 +1,4 @@
-"""``mps-exporter serve``: connects a collector and the web server, and runs them."""
+"""``mps-exporter serve`` and ``demo``: a collector, or a replay, behind the web server."""
 
 from __future__ import annotations
 
@@ -10,56 +10,113 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import mps_exporter
 from mps_exporter import humanize
 from mps_exporter.backend import CollectorBackend, build
-from mps_exporter.commands.common import StartError, load_recording, on_signals
-from mps_exporter.config import Settings
+from mps_exporter.commands import on_signals
+from mps_exporter.config import Settings, StartError
+from mps_exporter.logging import print_output, print_status, show_progress
 from mps_exporter.replay import ReplayPlayer
-from mps_exporter.sources.playlist import Playlist
-from mps_exporter.sources.recording import RecordingError
-from mps_exporter.terminal import print_status, show_progress
+from mps_exporter.sources.playlist import Playlist, read_playlist
+from mps_exporter.sources.recording import read_recording
+from mps_exporter.web import TLS_CONTEXT, WEB_CONFIG
 from mps_exporter.web.app import create_app
-from mps_exporter.web.listen import ListenError
-from mps_exporter.web.options import TLS_CONTEXT, WEB_CONFIG, WebOptions
+from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.server import serve_app
-from mps_exporter.web.webconfig import WebConfigError
 
-WILDCARD_HOSTS = ("", "[::]", "0.0.0.0")  # noqa: S104 - to tell a person where to look
+WILDCARD_HOSTS = ("", "[::]", "0.0.0.0")  # noqa: S104 - compared with, not listened on
 
+FIRST_CHAPTER = "wait"
+PROGRESS_INTERVAL_SECONDS = 0.5
 MAX_HEADER_CHARACTERS = 500
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What is served instead of this host."""
-
-    playlist: Playlist
-    position: float
-    """Where it begins, in seconds."""
+# ----------------------------------------------------------------------------------- demo
 
 
-async def serve(settings: Settings, replay: Replay | None = None) -> int:
-    """Serve metrics until told to stop."""
+async def demo(settings: Settings) -> int:
+    """Serve the metrics of a recording, or of the built-in recordings, until stopped."""
+    settings = replace(settings, replay=settings.demo_file, replay_speed=settings.demo_speed)
+    if settings.demo_file is not None:
+        if settings.demo_chapter is not None:
+            raise StartError("--chapter: only the built-in recordings have chapters")
+        return await serve(settings)
+    playlist = built_in_playlist()
+    name = settings.demo_chapter or FIRST_CHAPTER
+    position = next((one.at_seconds for one in playlist.chapters if one.name == name), None)
+    if position is None:
+        raise StartError(f"no chapter {name!r}: --list-chapters lists them")
+    return await serve(settings, playlist, position)
+
+
+def list_chapters() -> int:
+    for chapter in built_in_playlist().chapters:
+        print_output(f"{chapter.name:<16} {clock(chapter.at_seconds):>5}  {chapter.title}")
+    return 0
+
+
+def built_in_playlist() -> Playlist:
+    """Return the recordings that the package contains."""
+    return read_playlist(Path(str(resources.files("mps_exporter") / "recordings" / "demo.json")))
+
+
+# ---------------------------------------------------------------------------------- serve
+
+
+async def serve(settings: Settings, playlist: Playlist | None = None, position: float = 0.0) -> int:
+    """Serve the metrics of this host, or of a playlist from this position (seconds)."""
     if settings.replay is not None:
-        replay = Replay(Playlist.of(load_recording(Path(settings.replay))), 0.0)
-    gc.freeze()  # else each full collection of garbage takes 14 ms to look at modules
-    backend = CollectorBackend(settings, None if replay is None else replay.playlist)
+        playlist = Playlist.of(read_recording(Path(settings.replay)))
+    gc.freeze()  # otherwise each full garbage collection takes 14 ms to scan the modules
+    backend = CollectorBackend(settings, playlist)
     player = backend.player
-    if player is not None and replay is not None:
-        try:
-            await player.start(replay.position)
-        except RecordingError as error:
-            raise StartError(str(error)) from error
+    if player is not None:
+        await player.start(position)
     stop = asyncio.Event()
     on_signals(stop.set, signal.SIGINT, signal.SIGTERM)
-    options = WebOptions(
+    options = _web_options(settings)
+    jump = player.jump if player is not None and player.playlist.chapters else None
+    app = create_app(backend, options, jump=jump)
+    watch = app.get(WEB_CONFIG)
+    _install_sighup_handler(stop, None if watch is None else watch.check_files)
+    work = asyncio.create_task(backend.run(), name="follow")
+    tasks: list[asyncio.Task[Any]] = [
+        asyncio.create_task(backend.collect(None, None), name="first collection")
+    ]
+    _log_start(settings, replay=player is not None)
+
+    def listening(addresses: Sequence[str]) -> None:
+        if player is not None:
+            tls = TLS_CONTEXT in app
+            shown = _browse_addresses(addresses, settings.web_telemetry_path, tls=tls)
+            _print_replay_notice(player, settings, shown)
+            tasks.append(asyncio.create_task(_report_progress(player), name="progress"))
+
+    web = asyncio.create_task(serve_app(app, options, stop, on_listening=listening), name="web")
+    try:
+        # The program ends with the first of them: web by the stop event, work by a bug.
+        done, _ = await asyncio.wait({web, work}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        tasks += (work, web)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        show_progress("")
+        await backend.close()
+    return 0
+
+
+def _web_options(settings: Settings) -> WebOptions:
+    return WebOptions(
         listen_addresses=settings.web_listen_address,
         telemetry_path=settings.web_telemetry_path,
         config_file=settings.web_config_file,
@@ -69,90 +126,57 @@ async def serve(settings: Settings, replay: Replay | None = None) -> int:
         version=mps_exporter.__version__,
         revision=build().revision,
     )
-    try:
-        jump = player.jump if player is not None and player.playlist.chapters else None
-        app = create_app(backend, options, jump=jump)
-    except WebConfigError as error:
-        raise StartError(str(error)) from error
-    watch = app.get(WEB_CONFIG)
-    _install_sighup_handler(stop, None if watch is None else watch.check_files)
-    work = asyncio.create_task(backend.run(), name="follow")
-    first = asyncio.create_task(backend.collect(None, None), name="first collection")
-    _log.info(
-        "starting mps-exporter",
-        extra={
-            "fields": {
-                "version": mps_exporter.__version__,
-                "listen": "the sockets of systemd"
-                if settings.web_systemd_socket
-                else ",".join(settings.web_listen_address),
-                "collectors": ",".join(settings.enabled_collectors()),
-                "replay": settings.replay or ("demo" if replay is not None else None),
-            }
-        },
-    )
-    tls = TLS_CONTEXT in app
-    progress: list[asyncio.Task[None]] = []
 
-    def listening(addresses: Sequence[str]) -> None:
-        if player is not None:
-            addresses_text = _browse_addresses(addresses, settings.web_telemetry_path, tls=tls)
-            _print_replay_notice(player, settings, addresses_text)
-            progress.append(asyncio.create_task(_report_progress(player), name="progress"))
 
-    web = asyncio.create_task(serve_app(app, options, stop, on_listening=listening), name="web")
-    try:
-        # The first of them to end, ends the program: web by the stop event, work by a bug.
-        done, _ = await asyncio.wait({web, work}, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    except ListenError as error:
-        raise StartError(str(error)) from error
-    finally:
-        tasks: list[asyncio.Task[Any]] = [work, first, web, *progress]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        show_progress("")
-        await backend.close()
-    return 0
+def _log_start(settings: Settings, *, replay: bool) -> None:
+    addresses = ",".join(settings.web_listen_address)
+    fields = {
+        "version": mps_exporter.__version__,
+        "listen": "the sockets of systemd" if settings.web_systemd_socket else addresses,
+        "collectors": ",".join(settings.enabled_collectors()),
+        "replay": settings.replay or ("demo" if replay else None),
+    }
+    _log.info("starting mps-exporter", extra={"fields": fields})
 
 
 def _install_sighup_handler(
     stop: asyncio.Event, check_files: Callable[[], Coroutine[None, None, None]] | None
 ) -> None:
-    """SIGHUP: look at the web configuration and go on; a terminal sends it when it is closed."""
-    # Asked now: of a terminal that is gone nobody can tell that it was one.
+    """On SIGHUP check the web configuration; stop if a terminal sent the signal as it closed."""
+    # Checked at the start: a closed terminal can no longer be recognized.
     on_terminal = sys.stderr.isatty()
     checks: set[asyncio.Task[None]] = set()
 
     def hang_up() -> None:
         if on_terminal:
-            _log.info("the terminal is gone (SIGHUP): stopping")
+            _log.info("terminal closed (SIGHUP), stopping")
             stop.set()
             return
-        _log.info("SIGHUP: looking at the web configuration; other settings need a restart")
+        _log.info("SIGHUP: checking the web configuration; other settings need a restart")
         if check_files is not None:
-            task = asyncio.create_task(check_files(), name="look")
+            task = asyncio.create_task(check_files(), name="web configuration")
             checks.add(task)
             task.add_done_callback(checks.discard)
 
     on_signals(hang_up, signal.SIGHUP)
 
 
+# --------------------------------------------------------------- messages about a replay
+
+
 def _browse_addresses(addresses: Sequence[str], metrics: str, *, tls: bool) -> str:
-    """Where to look, of the addresses that are listened on: those of a browser first."""
+    """Return the lines with the pages' URLs, or with the Unix socket if there is no other."""
     address = next((one for one in addresses if not one.startswith("unix:")), addresses[0])
     if address.startswith("unix:"):
         return f"  Socket       {address.removeprefix('unix:')}\n"
     host, _, port = address.rpartition(":")
     name = "localhost" if host in WILDCARD_HOSTS else host
-    address_text = f"{'https' if tls else 'http'}://{name}:{port}"
-    return f"  Status page  {address_text}/\n  Metrics      {address_text}{metrics}\n"
+    url = f"{'https' if tls else 'http'}://{name}:{port}"
+    return f"  Status page  {url}/\n  Metrics      {url}{metrics}\n"
 
 
 def _print_replay_notice(player: ReplayPlayer, settings: Settings, addresses_text: str) -> None:
-    """Say what is being replayed, and where to look."""
+    """Print what is replayed, and the addresses of the pages."""
     playlist = player.playlist
     seconds = playlist.duration_seconds / settings.replay_speed
     if playlist.chapters:
@@ -176,23 +200,15 @@ def _print_replay_notice(player: ReplayPlayer, settings: Settings, addresses_tex
     print_status(f"\n{what}{addresses_text}\n  Ctrl-C ends it.\n\n")
 
 
-PROGRESS_SECONDS = 0.5
-
-
 async def _report_progress(player: ReplayPlayer) -> None:
-    """Show on a terminal what is played, until cancelled."""
-    while True:
-        show_progress(_progress_text(player))
-        await asyncio.sleep(PROGRESS_SECONDS)
-
-
-def _progress_text(player: ReplayPlayer) -> str:
-    """Return the position, the speed and the chapter that are played."""
+    """Show the position, the speed and the chapter on a terminal until cancelled."""
     playlist = player.playlist
-    position = player.position
-    text = f"  {clock(position)} / {clock(playlist.duration_seconds)}  speed {player.speed:g}"
-    chapter = playlist.chapter_at(position)
-    return text if chapter is None else f"{text}  {chapter.name}: {chapter.title}"
+    while True:
+        at = player.position
+        text = f"  {clock(at)} / {clock(playlist.duration_seconds)}  speed {player.speed:g}"
+        chapter = playlist.chapter_at(at)
+        show_progress(text if chapter is None else f"{text}  {chapter.name}: {chapter.title}")
+        await asyncio.sleep(PROGRESS_INTERVAL_SECONDS)
 
 
 def clock(seconds: float) -> str:

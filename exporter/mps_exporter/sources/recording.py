@@ -30,6 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from mps_exporter.config import StartError
 from mps_exporter.mps.log_parser import SERVER_ADDED_LINE
 from mps_exporter.mps.protocol_v3 import READ_ONLY_V3, anonymised
 from mps_exporter.mps.withhold_log_lines import LogFilter
@@ -87,7 +88,7 @@ _KINDS: dict[str, type[Observation]] = {
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-class RecordingError(Exception):
+class RecordingError(StartError):
     """A recording cannot be read or written; the message says which, where and why."""
 
 

@@ -1,1 +1,63 @@
-"""The aiohttp application: pages, metrics, TLS and passwords."""
+"""The web server: metrics, status page, events, TLS and passwords; and what its modules share."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol
+
+from aiohttp import web
+
+from mps_exporter.metrics.content_format import ContentFormat
+from mps_exporter.snapshot import Incident, Snapshot
+from mps_exporter.web.policy import WebOptions
+
+if TYPE_CHECKING:
+    from mps_exporter.web.webconfig import WebConfigWatch
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+TLSContext = Callable[[], Awaitable[ssl.SSLContext | None]]
+
+
+class Backend(Protocol):
+    """The rest of the exporter as the web server uses it."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the first collection is done."""
+
+    @property
+    def enabled_collectors(self) -> tuple[str, ...]:
+        """Names that ``collect[]`` may contain."""
+
+    async def collect(
+        self, timeout_seconds: float | None, collectors: frozenset[str] | None
+    ) -> Snapshot:
+        """Collect, or join the collection in flight. None: the default deadline; every source."""
+
+    async def expose(self, snapshot: Snapshot, content_format: ContentFormat, gzip: bool) -> bytes:
+        """Render the metrics, not on the event loop."""
+
+    def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
+        """Yield (daemon, incident) for each new incident."""
+
+
+BACKEND = web.AppKey[Backend]("BACKEND")
+OPTIONS = web.AppKey[WebOptions]("OPTIONS")
+TLS_CONTEXT = web.AppKey[TLSContext]("TLS_CONTEXT")
+"""Returns the context for the next connection; absent if TLS is off."""
+
+WEB_CONFIG: web.AppKey[WebConfigWatch] = web.AppKey("WEB_CONFIG")
+"""Absent without a web configuration file."""
+
+
+def text_response(
+    text: str, *, status: int = 200, headers: dict[str, str] | None = None
+) -> web.Response:
+    return web.Response(text=text + "\n", status=status, headers=headers)
+
+
+def busy_response(what: str, *, retry_after: int = 1) -> web.Response:
+    """Return the response beyond a limit."""
+    text = f"503 Service Unavailable: more than {what}, or most of them from one address"
+    return text_response(text, status=503, headers={"Retry-After": str(retry_after)})

@@ -7,19 +7,19 @@ from html import escape
 
 from aiohttp import web
 
-from mps_exporter.web import events, metrics_handler, status_handler
-from mps_exporter.web.backend import Backend
-from mps_exporter.web.guard import Limiter, SharedRenderings, track_request
-from mps_exporter.web.options import (
+from mps_exporter.web import (
     BACKEND,
     OPTIONS,
     TLS_CONTEXT,
     WEB_CONFIG,
+    Backend,
     Handler,
-    WebOptions,
+    events,
+    handlers,
     text_response,
 )
-from mps_exporter.web.webconfig import WebConfigWatch, install
+from mps_exporter.web.guard import Limiter, SharedRenderings, track_request
+from mps_exporter.web.policy import WebOptions
 
 _log = logging.getLogger(__name__)
 
@@ -65,57 +65,36 @@ async def _plain_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return text_response(f"{error.status} {error.reason}", status=error.status, headers=allowed)
     except (ConnectionError, TimeoutError):
         raise
-    except Exception:  # noqa: BLE001 - the last one to catch it says so in the log
+    except Exception:  # noqa: BLE001 - logged here, and the client gets a response
         _log.exception("a request failed", extra={"fields": {"path": request.path[:200]}})
         return text_response("500 Internal Server Error: see the exporter's log", status=500)
 
 
-async def _healthy(_request: web.Request) -> web.Response:
-    """The program runs and answers. A dead GPU is an alert, not a reason to restart it."""
-    return text_response("Healthy")
-
-
-async def _ready(request: web.Request) -> web.Response:
-    if request.app[BACKEND].ready:
-        return text_response("Ready")
-    return text_response("Not ready: the first collection is not done yet", status=503)
-
-
-async def _close(app: web.Application) -> None:
-    app[status_handler.RENDERED].close()
-
-
 async def _ignore_expect(_request: web.Request) -> None:
-    """Ignore ``Expect``: no body is read, and aiohttp would answer before the password check."""
+    """Ignore ``Expect``: no body is read, and aiohttp would respond before the password check."""
 
 
 def create_app(
-    backend: Backend, options: WebOptions, *, jump: status_handler.Jump | None = None
+    backend: Backend, options: WebOptions, *, jump: handlers.Jump | None = None
 ) -> web.Application:
-    """Return the application, ready to be served.
-
-    Args:
-        backend: Source of snapshots, metrics and incidents.
-        options: Addresses, pages and limits.
-        jump: Continues a demo at the chapter of this name; returns False if there is none.
-
-    Raises:
-        WebConfigError: The web configuration file cannot be used.
-    """
+    """Return the application. jump: continues a demo at a chapter, or returns False."""
     app = web.Application(middlewares=[_plain_errors])
     app[BACKEND] = backend
     app[OPTIONS] = options
-    app[metrics_handler.SCRAPE_LIMITER] = Limiter(options.max_requests)
-    app[metrics_handler.RENDERINGS] = SharedRenderings()
-    app[status_handler.RENDERED] = status_handler.StatusRenderer()
-    app[status_handler.PAGE_LIMITER] = Limiter(options.max_requests)
+    app[handlers.SCRAPE_LIMITER] = Limiter(options.max_requests)
+    app[handlers.RENDERINGS] = SharedRenderings()
+    app[handlers.RENDERER] = handlers.StatusRenderer()
+    app[handlers.PAGE_LIMITER] = Limiter(options.max_requests)
     app[events.EVENTS] = events.Events()
     app[events.STREAM_LIMITER] = Limiter(options.max_event_streams)
     app.cleanup_ctx.append(events.run_event_hub)
     app.on_shutdown.append(events.close_streams)
-    app.on_cleanup.append(_close)
+    app.on_cleanup.append(handlers.close_renderer)
     app.on_response_prepare.append(_add_headers)
     if options.config_file is not None:
+        # Imported late: YAML and bcrypt take memory.
+        from mps_exporter.web.webconfig import WebConfigWatch, install
+
         watch = WebConfigWatch.start(options.config_file)
         install(app, watch)
         app[WEB_CONFIG] = watch
@@ -123,20 +102,24 @@ def create_app(
             app[TLS_CONTEXT] = watch.tls_context
     # After the password check: before it, a request counts as being received.
     app.middlewares.append(track_request)
+    if jump is not None:
+        app[handlers.JUMP] = jump
+    _add_routes(app, options.telemetry_path, demo=jump is not None)
+    return app
+
+
+def _add_routes(app: web.Application, telemetry_path: str, *, demo: bool) -> None:
     pages: dict[str, Handler] = {
-        "/": status_handler.status_html,
-        "/static/{name}": status_handler.asset,
-        "/api/v1/status": status_handler.status_json,
-        options.telemetry_path: metrics_handler.metrics,
+        "/": handlers.status,
+        "/static/{name}": handlers.asset,
+        "/api/v1/status": handlers.status,
+        telemetry_path: handlers.metrics,
         "/api/v1/events": events.events,
-        "/-/healthy": _healthy,
-        "/-/ready": _ready,
+        "/-/healthy": handlers.healthy,
+        "/-/ready": handlers.ready,
     }
     for path, page in pages.items():
         app.router.add_get(path, page, expect_handler=_ignore_expect)
-    if jump is not None:
-        app[status_handler.JUMP] = jump
-        app.router.add_post(
-            "/api/v1/demo/chapters/{name}", status_handler.jump, expect_handler=_ignore_expect
-        )
-    return app
+    if demo:
+        path = "/api/v1/demo/chapters/{name}"
+        app.router.add_post(path, handlers.jump, expect_handler=_ignore_expect)

@@ -1,4 +1,4 @@
-"""/api/v1/events: incidents as they happen, as server-sent events."""
+"""/api/v1/events: incidents as server-sent events."""
 
 from __future__ import annotations
 
@@ -6,121 +6,95 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from aiohttp import web
 
 from mps_exporter.humanize import UserNames
 from mps_exporter.snapshot import Incident, Snapshot
-from mps_exporter.web.backend import Backend
+from mps_exporter.web import BACKEND, OPTIONS, busy_response, policy
 from mps_exporter.web.guard import Limiter, LimitExceededError
-from mps_exporter.web.history import History
-from mps_exporter.web.options import BACKEND, OPTIONS, busy_response
-from mps_exporter.web.status_api import incident_view, to_json
-
-REPLAYED = 256
-"""Events that are kept for those who lost their connection."""
-QUEUED = 64
-"""Events that a slow reader may be behind; beyond, it loses the oldest and is told so."""
-KEEP_ALIVE_SECONDS = 15.0
-RETRY_MILLISECONDS = 3000
-
-ServerSentEvent = tuple[int, bytes]
+from mps_exporter.web.status_api import History, incident_view, to_json
 
 _log = logging.getLogger(__name__)
 
 
 class Stream:
-    """One reader's queue."""
+    """The queue of one reader."""
 
-    def __init__(self, missed: Iterable[ServerSentEvent] = ()) -> None:
-        self._events: deque[ServerSentEvent] = deque(missed)
-        self._room = QUEUED + len(self._events)
-        """What was missed before is no fault of this reader: it is sent whole."""
+    def __init__(self) -> None:
+        self._events: deque[bytes] = deque()
         self._lost = 0
-        self._news = asyncio.Event()
-        if self._events:
-            self._news.set()
+        self._changed = asyncio.Event()
         self._closed = False
 
-    def put(self, event: ServerSentEvent) -> None:
-        """Add an event; the oldest gives way."""
-        if len(self._events) >= self._room:
+    def put(self, event: bytes) -> None:
+        """Add an event. If the queue is full, drop the oldest event."""
+        if len(self._events) >= policy.MAX_QUEUED_EVENTS:
             self._events.popleft()
             self._lost += 1
         self._events.append(event)
-        self._news.set()
+        self._changed.set()
 
     def close(self) -> None:
         self._closed = True
-        self._news.set()
+        self._changed.set()
 
     async def take(self) -> bytes | None:
-        """All that has come since; a comment when nothing has; None at the end."""
+        """Return the new events, or a comment if there is none for a while. None at the end."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), KEEP_ALIVE_SECONDS)
-        self._news.clear()
+            await asyncio.wait_for(self._changed.wait(), policy.KEEP_ALIVE_INTERVAL_SECONDS)
+        self._changed.clear()
         if self._closed:
             return None
-        lost, self._lost = self._lost, 0
-        parts = [f"event: lost\ndata: {lost}\n\n".encode()] if lost else []
-        parts += [event for _, event in self._events]
+        lost = f"event: lost\ndata: {self._lost}\n\n".encode() if self._lost else b""
+        part = lost + b"".join(self._events)
         self._events.clear()
-        self._room = QUEUED
-        return b"".join(parts) or b": still here\n\n"
+        self._lost = 0
+        return part or b": still here\n\n"
 
 
 class Events:
-    """Follows the backend's incidents and hands them to every reader."""
+    """Distributes incidents to the readers, and remembers facts from earlier collections."""
 
     def __init__(self) -> None:
         self._run = secrets.token_hex(4)
-        """Tells this run's numbers from those of another."""
+        """Prefix of the event IDs, which differs between runs of the exporter."""
         self._number = 0
-        self._kept: deque[ServerSentEvent] = deque(maxlen=REPLAYED)
+        self._past: deque[tuple[int, bytes]] = deque(maxlen=policy.REPLAYED_EVENTS)
         self.streams: set[Stream] = set()
         self.user_names = UserNames()
         self.history = History()
         self._noted: Snapshot | None = None
         self.last_at = 0.0
-        """When the last incident came, by the clock of the event loop."""
+        """Time of the last incident, by the clock of the event loop."""
 
     def note(self, snapshot: Snapshot) -> None:
-        """Remember of a collection what outlives it."""
-        if snapshot is not self._noted:  # scrapes at the same moment share one
+        """Record the user names and the history of a collection."""
+        if snapshot is not self._noted:  # concurrent scrapes share a snapshot
             self._noted = snapshot
             self.user_names.update(snapshot)
             self.history.add(snapshot)
 
-    async def publish_incidents(self, backend: Backend) -> None:
-        async for daemon, incident in backend.subscribe():
-            self.add(daemon, incident)
-
     def add(self, daemon: str, incident: Incident) -> None:
+        """Send an incident to all readers."""
         self.last_at = asyncio.get_running_loop().time()
         self._number += 1
         known = self._noted.daemons if self._noted is not None else ()
         limited = any(one.limited for one in known if one.pipe_directory == daemon)
-        view = incident_view(daemon, incident, self.user_names, limited=limited)
-        data = to_json(view)
-        event = (
-            self._number,
-            f"id: {self._run}-{self._number}\nevent: incident\ndata: {data}\n\n".encode(),
-        )
-        self._kept.append(event)
+        data = to_json(incident_view(daemon, incident, self.user_names, limited=limited))
+        event = f"id: {self._run}-{self._number}\nevent: incident\ndata: {data}\n\n".encode()
+        self._past.append((self._number, event))
         for stream in self.streams:
             stream.put(event)
 
-    def missed(self, last_id: str) -> list[ServerSentEvent]:
-        """What a reader who knows ``last_id`` has not seen, as far as it is kept.
-
-        Who names an event of another run of the exporter gets all that this one has.
-        """
+    def after(self, last_id: str) -> bytes:
+        """Return the past events after ``last_id``; all of them if another run sent that ID."""
         run, _, number = last_id.partition("-")
-        if run != self._run or not (number.isascii() and number.isdecimal()):
-            return list(self._kept)
-        return [event for event in self._kept if event[0] > int(number[:12])]
+        known = run == self._run and number.isascii() and number.isdecimal()
+        last = int(number[:12]) if known else 0
+        return b"".join(event for number, event in self._past if number > last)
 
     def close(self) -> None:
         for stream in self.streams:
@@ -128,17 +102,17 @@ class Events:
 
 
 EVENTS = web.AppKey[Events]("EVENTS")
-STREAM_LIMITER = web.AppKey[Limiter]("READERS")
+STREAM_LIMITER = web.AppKey[Limiter]("STREAMS")
 
-_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
+_STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """Stream until the reader or the program goes."""
+    """Stream incidents until the reader or the program exits."""
     if request.method == "HEAD":
-        return web.Response(headers=_HEADERS)
+        return web.Response(headers=_STREAM_HEADERS)
     try:
-        async with request.app[STREAM_LIMITER].place(request.remote):
+        async with request.app[STREAM_LIMITER].slot(request.remote):
             return await _stream(request, request.app[EVENTS])
     except LimitExceededError:
         limit = request.app[OPTIONS].max_event_streams
@@ -146,36 +120,39 @@ async def events(request: web.Request) -> web.StreamResponse:
 
 
 async def _stream(request: web.Request, hub: Events) -> web.StreamResponse:
-    response = web.StreamResponse(headers=_HEADERS)
+    response = web.StreamResponse(headers=_STREAM_HEADERS)
     last_id = request.headers.get("Last-Event-ID")
-    stream = Stream(() if last_id is None else hub.missed(last_id))
+    missed = b"" if last_id is None else hub.after(last_id)
+    stream = Stream()
     hub.streams.add(stream)
     try:
         await response.prepare(request)
-        await response.write(f"retry: {RETRY_MILLISECONDS}\n\n".encode())
+        await response.write(f"retry: {policy.RECONNECT_MILLISECONDS}\n\n".encode() + missed)
         while (part := await stream.take()) is not None:
             await response.write(part)
     except ConnectionError:
-        pass  # the reader went away
+        pass  # the reader has disconnected
     finally:
         hub.streams.discard(stream)
     return response
 
 
 async def run_event_hub(app: web.Application) -> AsyncIterator[None]:
-    """Follow the backend for as long as the application runs."""
-    task = asyncio.create_task(app[EVENTS].publish_incidents(app[BACKEND]), name="events")
-    task.add_done_callback(_log_failure)
+    """Follow the backend's incidents while the application runs."""
+
+    async def follow() -> None:
+        try:
+            async for daemon, incident in app[BACKEND].subscribe():
+                app[EVENTS].add(daemon, incident)
+        except Exception:  # noqa: BLE001 - the server runs without events
+            _log.exception("no more events will be streamed")
+
+    task = asyncio.create_task(follow(), name="events")
     yield
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _log.error("no more events will be streamed", exc_info=task.exception())
-
-
 async def close_streams(app: web.Application) -> None:
-    """The program stops: let no reader hold it up."""
+    """End the event streams, which would delay the shutdown."""
     app[EVENTS].close()

@@ -1,13 +1,14 @@
-"""Limits on what clients may cost: number of connections and requests, and time.
+"""Limits on clients: number of connections and requests, and time. aiohttp has no such limits.
 
-aiohttp limits none of these. So connections are accepted here, each wrapped in a
-:class:`Connection`. Once a second the connections of slow clients are aborted.
+Connections are accepted here, each wrapped in a :class:`Connection`, and aborted if the client is
+slow.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
@@ -17,30 +18,34 @@ from weakref import WeakValueDictionary
 
 from aiohttp import web
 
-from mps_exporter.web.options import Handler, TLSContext, WebOptions
-from mps_exporter.web.webconfig.passwords import network_of
+from mps_exporter.web import Handler, TLSContext, policy
+from mps_exporter.web.policy import WebOptions
 
 _log = logging.getLogger(__name__)
 
-MAX_UNANSWERED_BYTES = 65_536
-"""Maximum size of an incomplete request, far above the limits of aiohttp."""
-SWEEP_INTERVAL_SECONDS = 1.0
-TLS_CLOSE_SECONDS = 2.0
-RETRY_SECONDS = 1.0
-"""Delay before the next connection is accepted when descriptors or memory are short."""
+
+def address_limit(total: int) -> int:
+    """Return how many of ``total`` slots one address may have."""
+    return max(1, int(total * policy.ADDRESS_FRACTION))
 
 
-def share_of(total: int) -> int:
-    """Return how many of ``total`` places one address may have: three quarters."""
-    return max(1, total * 3 // 4)
+def network_of(address: str) -> str:
+    """Return the address; for IPv6 its /64 network, all of which one host may have."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address  # a Unix socket
+    if parsed.version == 6 and parsed.ipv4_mapped is None:
+        return str(ipaddress.ip_network((int(parsed), 64), strict=False))
+    return address
 
 
 class LimitExceededError(Exception):
-    """No place is free."""
+    """No slot is free."""
 
 
 class Limiter:
-    """At most ``total`` requests at once (0: no limit), and a share of them for one address."""
+    """Slots for ``total`` concurrent requests (0: no limit), a fraction of them for one address."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -48,43 +53,39 @@ class Limiter:
         self._addresses: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def place(self, address: str | None, timeout_seconds: float = 0.0) -> AsyncIterator[None]:
-        """Hold a place.
-
-        Raises:
-            LimitExceededError: None became free within this time.
-        """
+    async def slot(self, address: str | None, timeout_seconds: float = 0.0) -> AsyncIterator[None]:
+        """Hold a slot. Raise LimitExceededError if none becomes free within this time."""
         name = network_of(address or "")
-        own = self._addresses.setdefault(name, asyncio.Semaphore(share_of(self._total)))
+        own = self._addresses.setdefault(name, asyncio.Semaphore(address_limit(self._total)))
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(timeout_seconds):
-                    for places in (own, self._all) if self._total else ():
-                        await held.enter_async_context(places)
+                    for slots in (own, self._all) if self._total else ():
+                        await held.enter_async_context(slots)
             except TimeoutError:
                 raise LimitExceededError from None
             yield
 
 
 class SharedRenderings:
-    """Pages being rendered, by what distinguishes them: requests at the same moment share them."""
+    """Pages that are being rendered; concurrent requests for the same page share them."""
 
     def __init__(self) -> None:
-        self._under_way: dict[Hashable, asyncio.Future[bytes]] = {}
+        self._pending: dict[Hashable, asyncio.Future[bytes]] = {}
 
     async def join(self, key: Hashable, render: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Render, or wait for the same page. ``key`` may hold the id() of what ``render`` holds."""
-        page = self._under_way.get(key)
+        """Render, or wait for the same page. ``key`` may contain ids of objects in ``render``."""
+        page = self._pending.get(key)
         if page is None:
-            page = self._under_way[key] = asyncio.ensure_future(render())
-            page.add_done_callback(lambda _: self._under_way.pop(key, None))
+            page = self._pending[key] = asyncio.ensure_future(render())
+            page.add_done_callback(lambda _: self._pending.pop(key, None))
         return await asyncio.shield(page)
 
 
 class Connection(asyncio.Protocol):
     """aiohttp's protocol with timeouts."""
 
-    def __init__(self, inner: asyncio.Protocol, on_lost: Callable[[Connection], None]) -> None:
+    def __init__(self, inner: asyncio.Protocol, registry: dict[Connection, str]) -> None:
         self.requests = 0
         """Requests in progress."""
         self.waiting_since: float | None = asyncio.get_running_loop().time()
@@ -92,18 +93,18 @@ class Connection(asyncio.Protocol):
         self.received = 0
         """Bytes since the last complete request."""
         self._inner = inner
-        self._on_lost = on_lost
+        self._registry = registry
         self._transport: asyncio.Transport | None = None
         self._unsent_since: float | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is open (with TLS: the handshake is done)."""
+        """Keep the transport; with TLS the handshake is done."""
         self._transport = cast("asyncio.Transport", transport)
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._inner.connection_lost(exc)
-        self._on_lost(self)
+        self._registry.pop(self, None)
 
     def eof_received(self) -> bool | None:
         return self._inner.eof_received()
@@ -118,29 +119,24 @@ class Connection(asyncio.Protocol):
         if self.waiting_since is None and not self.requests:
             self.waiting_since = asyncio.get_running_loop().time()
         self.received += len(data)
-        if self.received > MAX_UNANSWERED_BYTES:
+        if self.received > policy.MAX_UNANSWERED_BYTES:
             self.abort()
         else:
             self._inner.data_received(data)
 
     def abort(self) -> None:
-        """Close now, and drop unsent data."""
+        """Close immediately, and drop unsent data."""
         if self._transport is not None:
             self._transport.abort()
 
     def is_too_slow(self, now: float, options: WebOptions) -> bool:
-        """Whether the client takes too long to send a request or to take a response."""
+        """Return whether the client takes too long to send a request or to take a response."""
         if self._transport is None or not self._transport.get_write_buffer_size():
             self._unsent_since = None
         elif self._unsent_since is None:
             self._unsent_since = now
-        return any(
-            since is not None and now - since > limit
-            for since, limit in (
-                (self.waiting_since, options.request_timeout),
-                (self._unsent_since, options.send_timeout),
-            )
-        )
+        receiving, sending = self.waiting_since or now, self._unsent_since or now
+        return now - receiving > options.request_timeout or now - sending > options.send_timeout
 
 
 class Connections:
@@ -157,7 +153,7 @@ class Connections:
         self._starting: set[asyncio.Task[None]] = set()
 
     async def accept(self, listener: socket.socket) -> None:
-        """Accept connections until cancelled; those beyond a limit are closed at once."""
+        """Accept connections until cancelled. Close connections beyond a limit immediately."""
         loop = asyncio.get_running_loop()
         short = False
         while True:
@@ -168,15 +164,15 @@ class Connections:
                     if not short:
                         _log.warning("cannot accept a connection", extra={"fields": {"err": error}})
                     short = True
-                    await asyncio.sleep(RETRY_SECONDS)
+                    await asyncio.sleep(policy.ACCEPT_RETRY_SECONDS)
                 continue
             short = False
             address = network_of(peer[0]) if isinstance(peer, tuple) else ""
             limit, used = self._options.max_connections, list(self._open.values())
-            if len(used) >= limit or used.count(address) >= share_of(limit):
+            if len(used) >= limit or used.count(address) >= address_limit(limit):
                 client.close()
                 continue
-            connection = Connection(self._new_protocol(), self._remove)
+            connection = Connection(self._new_protocol(), self._open)
             self._open[connection] = address
             task = loop.create_task(self._start(connection, client))
             self._starting.add(task)
@@ -189,24 +185,24 @@ class Connections:
             async with asyncio.timeout(self._options.request_timeout):
                 if self._tls is not None:
                     await _readable(client)
-                    tls = {"ssl": await self._tls(), "ssl_shutdown_timeout": TLS_CLOSE_SECONDS}
+                    tls = {
+                        "ssl": await self._tls(),
+                        "ssl_shutdown_timeout": policy.TLS_CLOSE_TIMEOUT_SECONDS,
+                    }
                 await loop.connect_accepted_socket(lambda: connection, client, **tls)
         except (OSError, asyncio.CancelledError) as error:
-            _log.debug("no connection came of it", extra={"fields": {"err": error}})
-        except Exception:  # noqa: BLE001 - otherwise its client would wait for ever
+            _log.debug("connection setup failed", extra={"fields": {"err": error}})
+        except Exception:  # noqa: BLE001 - otherwise its client would wait indefinitely
             _log.exception("a connection failed")
         else:
             return
         client.close()
-        self._remove(connection)
-
-    def _remove(self, connection: Connection) -> None:
         self._open.pop(connection, None)
 
     async def abort_slow_clients(self) -> None:
         """Abort the connections of slow clients until cancelled."""
         while True:
-            await asyncio.sleep(SWEEP_INTERVAL_SECONDS)
+            await asyncio.sleep(policy.SWEEP_INTERVAL_SECONDS)
             now = asyncio.get_running_loop().time()
             for connection in list(self._open):
                 if connection.is_too_slow(now, self._options):
@@ -223,18 +219,18 @@ class Connections:
 async def _readable(client: socket.socket) -> None:
     """Wait for the first byte: TLS takes 0.3 MB for each connection, idle or not."""
     loop = asyncio.get_running_loop()
-    came = asyncio.Event()
-    loop.add_reader(client, came.set)
+    received = asyncio.Event()
+    loop.add_reader(client, received.set)
     try:
-        await came.wait()
+        await received.wait()
     finally:
         loop.remove_reader(client)
 
 
 @web.middleware
 async def track_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Note on the connection that a request is complete and admitted, and when it is answered."""
-    await asyncio.sleep(0)  # the event loop reads a reset that has come already
+    """Record on the connection that a request is complete and admitted, and its response."""
+    await asyncio.sleep(0)  # lets the event loop read a reset that has already arrived
     if request.transport is None or request.transport.is_closing():
         raise ConnectionResetError
     connection = request.transport.get_protocol()

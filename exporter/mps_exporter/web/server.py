@@ -1,38 +1,222 @@
-"""Serve an application until told to stop."""
+"""The server: listening sockets (TCP, Unix, systemd's), and an application served on them."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
-from collections.abc import Callable, Sequence
+import socket
+import stat
+from collections.abc import Callable, MutableMapping, Sequence
+from pathlib import Path
 from typing import cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from mps_exporter.config import StartError, split_address
+from mps_exporter.web import TLS_CONTEXT, policy
 from mps_exporter.web.guard import Connections
-from mps_exporter.web.listen import close_sockets, display_address, from_systemd, listen
-from mps_exporter.web.options import TLS_CONTEXT, WebOptions
+from mps_exporter.web.policy import WebOptions
+
+DCGM_PORT = 9400
+FIRST_SYSTEMD_FD = 3
 
 _log = logging.getLogger(__name__)
 
 
+# -------------------------------------------------------------------------------- sockets
+
+
+class ListenError(StartError):
+    """A socket cannot be opened."""
+
+
+def listen(addresses: Sequence[str]) -> list[socket.socket]:
+    """Open one or several sockets for each address, or raise ListenError and open none."""
+    sockets: list[socket.socket] = []
+    for address in addresses:
+        try:
+            if address.startswith("unix:"):
+                sockets.append(_unix(address.removeprefix("unix:")))
+            else:
+                sockets += _tcp(*split_address(address))
+        except (OSError, ValueError) as error:
+            before = [display_address(one) for one in sockets]
+            close_sockets(sockets)
+            raise ListenError(
+                f"cannot listen on {address}: {_reason(address, error, before)}"
+            ) from error
+    return sockets
+
+
+def close_sockets(sockets: Sequence[socket.socket], *, remove_files: bool = True) -> None:
+    """Close the sockets and remove the files of Unix sockets, unless they are systemd's."""
+    for one in sockets:
+        if one.fileno() < 0:
+            continue
+        path = one.getsockname() if one.family == socket.AF_UNIX else None
+        one.close()
+        if path and remove_files:
+            Path(path).unlink(missing_ok=True)
+
+
+def display_address(one: socket.socket) -> str:
+    """Return a listening socket's address in the form of --web.listen-address."""
+    name = one.getsockname()
+    if one.family == socket.AF_UNIX:
+        return f"unix:{name}"
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"{host}:{name[1]}"
+
+
+def _tcp(host: str, port: int) -> list[socket.socket]:
+    if not host and socket.has_dualstack_ipv6():
+        try:
+            return [_bound(socket.AF_INET6, ("::", port), dualstack=True)]
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:  # IPv6 is disabled
+                raise
+    anywhere = "0.0.0.0"  # noqa: S104 - the default
+    found = [*dict.fromkeys(socket.getaddrinfo(host or anywhere, port, type=socket.SOCK_STREAM))]
+    sockets: list[socket.socket] = []
+    for number, (family, _, _, _, where) in enumerate(found, 1):
+        try:
+            sockets.append(_bound(family, where))
+        except OSError as error:
+            absent = error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+            if not absent or (number == len(found) and not sockets):
+                close_sockets(sockets)
+                raise
+    return sockets
+
+
+def _bound(family: int, where: tuple[object, ...], *, dualstack: bool = False) -> socket.socket:
+    one = socket.create_server(
+        where, family=family, backlog=policy.LISTEN_BACKLOG, dualstack_ipv6=dualstack
+    )
+    one.setblocking(False)
+    return one
+
+
+def _reason(address: str, error: Exception, before: Sequence[str]) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    port = address.rpartition(":")[2]
+    if number == errno.EADDRINUSE:
+        own = next((one for one in before if one.rpartition(":")[2] == port), None)
+        if own is not None:
+            return f"it is given twice or overlaps with {own} (--web.listen-address)"
+        if address.startswith("unix:"):
+            return "another program listens there"
+        owner = (
+            f"{port} is also the default port of NVIDIA's dcgm-exporter, which may be running here"
+            if port == str(DCGM_PORT)
+            else "another program listens there"
+        )
+        return (
+            f"the address is in use: {owner}. Choose another port, such as "
+            "--web.listen-address=:9401 (both can run side by side)"
+        )
+    if number == errno.EADDRNOTAVAIL:
+        return "this host has no such address"
+    if number in (errno.EACCES, errno.EPERM):
+        return "no permission (ports below 1024 need it)"
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _unix(path: str) -> socket.socket:
+    _remove_stale(path)
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        one.setblocking(False)
+        one.bind(path)
+        one.listen(policy.LISTEN_BACKLOG)
+    except OSError:
+        one.close()
+        raise
+    return one
+
+
+def _remove_stale(path: str) -> None:
+    """Remove a socket that an ended process left behind, but no other file."""
+    try:
+        mode = Path(path).lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ValueError("a file that is no socket is there")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            Path(path).unlink(missing_ok=True)
+            return
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def from_systemd(environment: MutableMapping[str, str]) -> list[socket.socket]:
+    """Return the listening sockets that systemd opened (LISTEN_FDS), and remove the variables."""
+    process = environment.pop("LISTEN_PID", "")
+    count = environment.pop("LISTEN_FDS", "")
+    environment.pop("LISTEN_FDNAMES", None)
+    if process != str(os.getpid()) or not count.isdecimal() or int(count) < 1:
+        raise ListenError(
+            "--web.systemd-socket: systemd handed over no socket; start the .socket unit, not the "
+            ".service, or leave the flag out"
+        )
+    return [_inherited(FIRST_SYSTEMD_FD + number) for number in range(int(count))]
+
+
+def _inherited(descriptor: int) -> socket.socket:
+    try:
+        one = socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise ListenError(
+            f"--web.systemd-socket: descriptor {descriptor} is no socket: {error.strerror}"
+        ) from error
+    if one.type != socket.SOCK_STREAM or not one.getsockopt(
+        socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+    ):
+        raise ListenError(
+            f"--web.systemd-socket: descriptor {descriptor} is not a listening stream socket "
+            "(ListenStream= with Accept=no)"
+        )
+    one.setblocking(False)
+    one.set_inheritable(False)
+    return one
+
+
+# -------------------------------------------------------------------------------- serving
+
+
 class _ClientErrorFilter(logging.Filter):
-    """Keeps errors of clients out of the log, or any client could fill it."""
+    """Keeps clients' errors out of the log, which any client could fill otherwise."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let errors of this program pass."""
+        """Return whether to log a record: not for an error that a client caused."""
         error = record.exc_info[1] if record.exc_info else None
-        theirs = HttpProcessingError, web.RequestPayloadError, ConnectionError
-        return not isinstance(error, theirs) or _log.isEnabledFor(logging.DEBUG)
+        of_clients = HttpProcessingError, web.RequestPayloadError, ConnectionError
+        return not isinstance(error, of_clients) or _log.isEnabledFor(logging.DEBUG)
 
 
-def _protocol_log() -> logging.Logger:
-    log = logging.getLogger(f"{__name__}.protocol")
-    if not log.filters:
-        log.addFilter(_ClientErrorFilter())
-    return log
+_protocol_log = logging.getLogger(f"{__name__}.protocol")
+_protocol_log.addFilter(_ClientErrorFilter())
+
+
+def _runner(app: web.Application, options: WebOptions) -> web.AppRunner:
+    return web.AppRunner(
+        app,
+        access_log=None,
+        logger=_protocol_log,
+        auto_decompress=False,
+        handle_signals=False,
+        handler_cancellation=True,
+        keepalive_timeout=options.keepalive_timeout,
+        lingering_time=policy.LINGERING_TIMEOUT_SECONDS,
+        shutdown_timeout=options.shutdown_timeout,
+    )
 
 
 async def serve_app(
@@ -42,26 +226,13 @@ async def serve_app(
     *,
     on_listening: Callable[[Sequence[str]], None] | None = None,
 ) -> None:
-    """Serve until ``stop`` is set, then finish the responses under way.
+    """Serve until ``stop`` is set, then finish the responses in progress.
 
     ``on_listening`` is called with the addresses (with the real port for port 0).
-
-    Raises:
-        ListenError: An address cannot be used.
     """
     systemd = options.systemd_socket
     sockets = from_systemd(os.environ) if systemd else listen(options.listen_addresses)
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        logger=_protocol_log(),
-        auto_decompress=False,
-        handle_signals=False,
-        handler_cancellation=True,
-        keepalive_timeout=options.keepalive_timeout,
-        lingering_time=2.0,
-        shutdown_timeout=options.shutdown_timeout,
-    )
+    runner = _runner(app, options)
     tls = app.get(TLS_CONTEXT)
     tasks: list[asyncio.Task[object]] = []
     try:
@@ -76,7 +247,7 @@ async def serve_app(
         tasks = [asyncio.create_task(one) for one in work]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
-            task.result()  # all but the first end by a bug only
+            task.result()  # only a bug ends a task other than the first
     finally:
         for task in tasks:
             task.cancel()

@@ -1,28 +1,112 @@
 """The status of the host as data: the page and /api/v1/status show the same.
 
-Names that other people chose (programs, users, units) are made fit to be shown here, once.
-The fields are documented in docs/api.md; they are an interface, so none may change its meaning.
+Names that other people choose (programs, users, units) are made printable here, once. The fields
+are documented in docs/api.md; they are an interface, so none may change its meaning.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from mps_exporter import humanize
-from mps_exporter.findings import ADVICE
+from mps_exporter import findings, humanize
+from mps_exporter.findings import ADVICE, Finding, of_web_configuration
 from mps_exporter.findings import Severity as FindingSeverity
 from mps_exporter.findings.finding import effective_severity
 from mps_exporter.findings.limits import partitioning_lines
-from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
-from mps_exporter.web.history import History
+from mps_exporter.findings.policy import RECENT_INCIDENT_SECONDS
+from mps_exporter.humanize import UserNames
+from mps_exporter.snapshot import (
+    Client,
+    CollectorResult,
+    ControlDaemon,
+    Gpu,
+    Incident,
+    Server,
+    Snapshot,
+    Wait,
+)
+from mps_exporter.web import policy
+from mps_exporter.web.policy import WebOptions
 
+API_VERSION = "1"
 Severity = Literal["critical", "warning", "info", "ok"]
-"""Those of the doctor and of the alerts; ok only for an answer such as "All is well"."""
+"""The severities of findings and alerts; ok only for an answer such as "All is well"."""
 DAY_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The activity of a GPU at one collection; None if it could not be read."""
+
+    at: float
+    utilization_ratio: float | None
+    sm_active_ratio: float | None
+
+
+FindingKey = tuple[str, str, str]
+"""Name, daemon, and GPU of a finding."""
+
+
+class History:
+    """The activity of each GPU, and the times of the sources and findings, of the last minutes.
+
+    Nothing is read for it: it records the snapshots that scrapes and readers of the page cause.
+    """
+
+    def __init__(self) -> None:
+        self.began_at: float | None = None
+        """Time of the first collection."""
+        self._last_at, self._loop = 0.0, 0
+        self._samples: dict[str, deque[Sample]] = {}
+        self.read_at: dict[str, float] = {}
+        """Source -> time at which it was last read without an error."""
+        self._first_seen: dict[FindingKey, float] = {}
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Record a collection. A replay that restarts begins a new history."""
+        now = snapshot.taken_at
+        loop = snapshot.recording.loop if snapshot.recording is not None else 0
+        if self.began_at is None or now < self._last_at - 1.0 or loop != self._loop:
+            self.began_at = now
+            for memory in (self._samples, self.read_at, self._first_seen):
+                memory.clear()
+        self._last_at, self._loop = now, loop
+        for result in snapshot.collectors:
+            if result.success:
+                self.read_at[result.name] = now
+        if not any(result.name == "nvml" for result in snapshot.collectors):
+            return  # a scrape of selected collectors: the GPUs were not read
+        self._first_seen = {
+            key: self._first_seen.get(key, now) for key in map(_key_of, findings.findings(snapshot))
+        }
+        for gpu in snapshot.gpus[: policy.MAX_GPUS]:
+            samples = self._samples.setdefault(gpu.uuid, deque(maxlen=policy.MAX_SAMPLES))
+            if not samples or now - samples[-1].at >= policy.SAMPLE_INTERVAL_SECONDS:
+                busy, active = gpu.reading("gpu_utilization"), gpu.reading("sm_activity")
+                samples.append(Sample(now, busy, active))
+        while len(self._samples) > policy.MAX_GPUS:
+            del self._samples[next(iter(self._samples))]
+
+    def samples(self, uuid: str, now: float) -> tuple[Sample, ...]:
+        """Return the samples of the last ten minutes, oldest first."""
+        begin = now - policy.HISTORY_SECONDS
+        return tuple(one for one in self._samples.get(uuid, ()) if one.at >= begin)
+
+    def first_seen(self, finding: Finding) -> float | None:
+        """Return the time since which every collection has had this finding."""
+        return self._first_seen.get(_key_of(finding))
+
+
+def _key_of(finding: Finding) -> FindingKey:
+    return finding.advice.name, finding.daemon, finding.uuid
+
+
+# ----------------------------------------------------------------------------------- views
 
 
 FIELDS = {
@@ -60,7 +144,7 @@ FIELDS = {
 
 
 class View(dict[str, Any]):
-    """An object of the status: a field can be read as an attribute, too."""
+    """An object of the status, whose fields are attributes, too."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -73,23 +157,19 @@ def to_json(view: View) -> str:
     return json.dumps(view, default=asdict, allow_nan=False)
 
 
-PATH_CHARACTERS = 400
-"""Maximum length of a shown path or error text."""
-
-
 def _path(text: str) -> str:
-    return humanize.printable(text, PATH_CHARACTERS)
+    return humanize.printable(text, policy.MAX_PATH_CHARACTERS)
 
 
 def _shown(value: Any) -> Any:
-    """Return a value as it is shown: text of other people is made fit, an empty one is None."""
+    """Return the value to show: printable text; None for an empty text."""
     if isinstance(value, str):
         return humanize.printable(value) or None
     return dict(value) if isinstance(value, Mapping) else value
 
 
 def _view(kind: str, source: object, **derived: Any) -> View:
-    """Make a view of a part of the snapshot: fields that are not derived have the same name."""
+    """Return a view of a part of the snapshot; underived fields have the names of the source."""
     return View(
         (name, derived[name] if name in derived else _shown(getattr(source, name)))
         for name in FIELDS[kind].split()
@@ -97,7 +177,7 @@ def _view(kind: str, source: object, **derived: Any) -> View:
 
 
 def finding_view(severity: Severity, text: str, remedy: str = "", **known: Any) -> View:
-    """Make a finding: fields that are not known have their defaults."""
+    """Return a finding: unknown fields have their defaults."""
     derived = dict.fromkeys(FIELDS["finding"].split()) | {"why": "", "actions": ()} | known
     return View(derived, severity=severity, text=text, remedy=remedy)
 
@@ -188,7 +268,7 @@ _SEVERITIES: dict[str, FindingSeverity] = {
     "client_terminated": "warning",
     "wait_abandoned": "warning",
 }
-"""Of kinds of incidents that are no finding; others are for information."""
+"""Severities of incidents without a finding; the default is info."""
 
 
 def incident_view(
@@ -206,37 +286,33 @@ def incident_view(
     )
 
 
-def incident_views(
-    daemons: Iterable[ControlDaemon], name_of: humanize.UserNameLookup
-) -> tuple[View, ...]:
-    """The last incidents of all daemons, the newest first."""
+def _incidents(snapshot: Snapshot, name_of: humanize.UserNameLookup) -> tuple[View, ...]:
+    """Return the incidents, the newest first; at the same time, the one recorded last."""
     found = [
         incident_view(daemon.pipe_directory, one, name_of, limited=daemon.limited)
-        for daemon in daemons
-        for one in daemon.incidents
+        for daemon in reversed(snapshot.daemons)
+        for one in reversed(daemon.incidents)
     ]
-    found.reverse()  # of two at the same moment, the one that was noted later comes first
     return tuple(sorted(found, key=lambda one: -one.at))
 
 
-def source_views(snapshot: Snapshot, history: History) -> tuple[View, ...]:
-    return tuple(
-        _view(
-            "source",
-            result,
-            error=_path(result.error) if result.error else None,
-            read_at=snapshot.taken_at if result.success else history.read_at(result.name),
-        )
-        for result in snapshot.collectors
+def _source_view(result: CollectorResult, now: float, history: History) -> View:
+    return _view(
+        "source",
+        result,
+        error=_path(result.error) if result.error else None,
+        read_at=now if result.success else history.read_at.get(result.name),
     )
 
 
-def totals(
+def _totals(
     snapshot: Snapshot, daemons: Iterable[View], incidents: Iterable[View], began_at: float | None
 ) -> View:
     daemons = [daemon for daemon in daemons if daemon.state != "absent"]
     failed = {result.name for result in snapshot.collectors if not result.success}
-    clients, all_known = _count_known_clients(daemons)
+    counts = [server.clients_connected for daemon in daemons for server in daemon.servers]
+    clients_known = None not in (*counts, *(daemon.servers_count for daemon in daemons))
+    clients = sum(count or 0 for count in counts)
     waits = [wait for daemon in daemons for wait in daemon.waits]
     seen = "process" not in failed and all(daemon.waits_visible for daemon in daemons)
     recent = [
@@ -248,7 +324,7 @@ def totals(
     begin = snapshot.taken_at - DAY_SECONDS
     return View(
         gpus=None if "nvml" in failed and not snapshot.gpus else len(snapshot.gpus),
-        clients=clients if all_known and "process" not in failed else None,
+        clients=clients if clients_known and "process" not in failed else None,
         clients_at_least=clients,
         waiting=len(waits) if seen or waits else None,
         longest_wait_seconds=max((wait.seconds for wait in waits), default=None),
@@ -258,9 +334,186 @@ def totals(
     )
 
 
-def _count_known_clients(daemons: Sequence[View]) -> tuple[int, bool]:
-    """How many clients are known, and whether these are all clients of these daemons."""
-    counts = [server.clients_connected for daemon in daemons for server in daemon.servers]
-    known = [count for count in counts if count is not None]
-    servers_known = all(daemon.servers_count is not None for daemon in daemons)
-    return sum(known), servers_known and len(known) == len(counts)
+# ------------------------------------------------------------------------------ the status
+
+_ORDER: tuple[Severity, ...] = ("critical", "warning", "info")
+
+
+def make_status(
+    snapshot: Snapshot,
+    options: WebOptions,
+    config_error: str | None = None,
+    user_names: UserNames | None = None,
+    history: History | None = None,
+) -> View:
+    """Return the view of a snapshot for people and programs."""
+    name_of = user_names or UserNames(snapshot)
+    history = history or History()
+    now = snapshot.taken_at
+    states = findings.findings(snapshot, name_of)
+    news = findings.recent_incidents(snapshot, name_of)
+    current = [one for one in (*states, *news) if one.advice.kind != "blindness"]
+    blind = [one for one in states if one.advice.kind == "blindness"]
+    if config_error is not None:
+        blind += of_web_configuration(config_error)
+    unknowns = tuple(_finding_view(one, history) for one in blind)
+    views = [_finding_view(one, history) for one in findings.in_order(current)]
+    found = _ordered(views, snapshot)
+    incidents = _incidents(snapshot, name_of)
+    daemons = tuple(daemon_view(daemon, name_of, now, snapshot) for daemon in snapshot.daemons)
+    status = View(
+        api_version=API_VERSION,
+        taken_at=now,
+        host=options.host,
+        exporter=View(name=options.name, version=options.version, revision=options.revision),
+        recording=snapshot.recording,
+        driver_version=snapshot.driver_version,
+        cuda_version=snapshot.cuda_version,
+        headline=headline(snapshot, found, unknowns),
+        findings=found,
+        blind_spots=unknowns,
+        totals=_totals(snapshot, daemons, incidents, history.began_at),
+        sources=tuple(_source_view(one, now, history) for one in snapshot.collectors),
+        gpus=tuple(gpu_view(gpu, now, history) for gpu in snapshot.gpus),
+        daemons=daemons,
+        incidents=incidents,
+    )
+    if snapshot.recording is None:
+        return status
+    shifted: View = _in_viewer_time(status, snapshot.recording.viewer_time)
+    return shifted
+
+
+TIMES = (
+    "at connected_at end first_seen incidents_since read_at since start started_at state_since "
+    "taken_at timeline_since"
+)
+"""Fields of the status that are Unix times."""
+
+
+def _in_viewer_time(value: Any, viewer_time: Callable[[float], float]) -> Any:
+    """Return the view with recorded times mapped to the viewer's clock."""
+    if isinstance(value, tuple):
+        return tuple(_in_viewer_time(one, viewer_time) for one in value)
+    if isinstance(value, Sample):
+        return replace(value, at=viewer_time(value.at))
+    if not isinstance(value, View):
+        return value
+    return View(
+        (
+            name,
+            viewer_time(old)
+            if name in TIMES.split() and old is not None
+            else _in_viewer_time(old, viewer_time),
+        )
+        for name, old in value.items()
+    )
+
+
+def _ordered(found: Iterable[View], snapshot: Snapshot) -> tuple[View, ...]:
+    """Return the findings by severity; within a severity, dated findings with the newest first.
+
+    A past critical incident, such as a crash, comes after the warnings about the current state.
+    """
+    shown, now = list(found), snapshot.taken_at
+    old = [one for one in shown if _is_past_incident(one, now) or _is_long_gone(one, snapshot)]
+    ordered: list[View] = []
+    for severity in _ORDER:
+        group = [one for one in shown if one.severity == severity and one not in old]
+        dated = iter(sorted((one for one in group if one.since is not None), key=_newest_first))
+        ordered += [one if one.since is None else next(dated) for one in group]
+        if severity == "warning":
+            ordered += sorted(old, key=_newest_first)
+    return tuple(ordered)
+
+
+def _is_past_incident(one: View, now: float) -> bool:
+    past = one.name in ADVICE and ADVICE[one.name].kind == "news" and one.since is not None
+    serious = one.severity in ("critical", "warning")
+    return past and serious and now - one.since > policy.INCIDENT_LEAD_SECONDS
+
+
+def _is_long_gone(one: View, snapshot: Snapshot) -> bool:
+    """Return whether the finding is a daemon that died some time ago, while others serve."""
+    gone = one.name == "daemon_absent" and one.since is not None
+    serving = any(daemon.state == "answering" for daemon in snapshot.daemons)
+    return gone and serving and snapshot.taken_at - (one.since or 0.0) > RECENT_INCIDENT_SECONDS
+
+
+def _newest_first(finding: View) -> float:
+    return -(finding.since or 0.0)
+
+
+def _finding_view(one: Finding, history: History) -> View:
+    advice = one.advice
+    return finding_view(
+        severity=one.severity,
+        text=one.evidence,
+        remedy=one.remedy,
+        daemon=humanize.printable(one.daemon, 400) if one.daemon else None,
+        since=one.since,
+        name=advice.name,
+        why=advice.why,
+        uuid=one.uuid or None,
+        first_seen=history.first_seen(one),
+        actions=one.actions,
+        runbook_url=advice.runbook_url,
+        docs_url=advice.docs_url,
+    )
+
+
+def headline(snapshot: Snapshot, found: tuple[View, ...], unknowns: tuple[View, ...] = ()) -> View:
+    """Return the most important finding, or the answer "All is well"; never a mere suggestion."""
+    gone = [one for one in found if _is_long_gone(one, snapshot)]
+    urgent = next(
+        (one for one in found if one.severity in ("critical", "warning") and one not in gone), None
+    )
+    if urgent is not None:
+        return urgent
+    unknown = findings.unknowns(snapshot)
+    if not snapshot.daemons and not snapshot.gpus:
+        # Without a driver the rest of the page is empty.
+        failed = [one.name for one in snapshot.collectors if not one.success]
+        driver = next((one for one in unknowns if one.name == "source_unreadable"), None)
+        if driver is not None and failed == ["nvml"]:
+            return driver
+    if not snapshot.daemons and unknown:
+        return finding_view(
+            "info", humanize.sentence(f"no daemon was seen, but {'; '.join(unknown)}")
+        )
+    if not snapshot.daemons:
+        return finding_view(
+            "info",
+            "No MPS control daemon runs on this host.",
+            "Start one with nvidia-cuda-mps-control -d, or name its directory with "
+            "--mps.pipe-directory if it hides from /proc.",
+        )
+    quit_ = next((one for one in found if one.name == "daemon_quit"), None)
+    if quit_ is not None and all(daemon.state == "absent" for daemon in snapshot.daemons):
+        return quit_
+    answer, clients = _who_uses_what(snapshot)
+    if unknown:
+        text = "; ".join((answer, *unknown) if answer else unknown)
+        return finding_view("info", f"{humanize.capitalize(text)}.")
+    if gone:
+        return finding_view("info", f"{humanize.capitalize(answer)}. {gone[0].text}")
+    well = "All is well: " if clients else ""
+    return finding_view("ok", f"{well}{answer}, and no client waits.")
+
+
+def _who_uses_what(snapshot: Snapshot) -> tuple[str, int]:
+    """Return who uses what, as text ("" if unknown), and the number of known clients."""
+    servers = [server for daemon in snapshot.daemons for server in daemon.servers]
+    by = humanize.count(len(servers), "server")
+    counts = [server.clients_connected for server in servers]
+    if clients := sum(count or 0 for count in counts):
+        shared = {uuid for daemon in snapshot.daemons for uuid in daemon.gpu_uuids}
+        share = "share" if clients != 1 else "uses"
+        gpus = f" {humanize.count(len(shared), 'GPU')}" if shared else " the GPU"
+        return f"{humanize.count(clients, 'client')} {share}{gpus} through {by}", clients
+    if servers:
+        return f"MPS is up: {by}{'' if None in counts else ' without clients'}", 0
+    if not any(daemon.state == "answering" for daemon in snapshot.daemons):
+        return "", 0
+    idle = all(daemon.servers_count is not None for daemon in snapshot.daemons)
+    return "MPS is up and idle: no server runs" if idle else "MPS is up", 0

@@ -1,7 +1,7 @@
-"""The status page: what the template needs beyond the status itself, and the template's engine.
+"""The status page: functions for the template beyond the status itself, and its environment.
 
-The template is templates/status.html. Everything is escaped (autoescape), and an unknown name is an
-error (StrictUndefined). Drawings are inline SVG whose coordinates are computed here.
+The template is templates/status.html. All text is escaped (autoescape), and an unknown name is an
+error (StrictUndefined). Drawings are inline SVG with coordinates that are computed here.
 """
 
 from __future__ import annotations
@@ -16,21 +16,10 @@ import jinja2
 
 from mps_exporter import humanize
 from mps_exporter.findings.finding import DOCS
-from mps_exporter.web.history import WINDOW_SECONDS, Sample
-from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_api import View
-from mps_exporter.web.status_handler import address
-
-SHOWN_INCIDENTS = 8
-SHOWN_GROUPS = 4
-SHOWN_FINDINGS = 4
-SHOWN_WAITS = 4
-SHOWN_LINES = 16
-MAX_LANES = 6
-SPARSE_SAMPLES = 20
-"""Fewer in ten minutes are called sparse."""
-GAP_SECONDS = 30.0
-"""A line of activity is broken where a sample is missing for longer, and for longer than usual."""
+from mps_exporter.web import policy
+from mps_exporter.web.handlers import asset_address
+from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.status_api import Sample, View
 
 _DAEMON_STATES = {
     "answering": "answers",
@@ -45,7 +34,7 @@ _CLIENT_STATES = {
     "creating_context": "creating its context",
     "torn_down": "torn down by a fatal GPU error",
 }
-"""An active client is what is expected; one that waits is in the queue."""
+"""Client states to show; an active client is the normal case, and a waiting client is queued."""
 _KINDS = (
     ("direct", "process without MPS", "processes without MPS"),
     ("graphics", "graphics process", "graphics processes"),
@@ -60,7 +49,7 @@ _SOURCES = {
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One of the numbers at the top of the page."""
+    """A number at the top of the page."""
 
     label: str
     value: str
@@ -81,17 +70,17 @@ class Group:
     limit: str
     memory: str
     sm_ratios: tuple[float, float] | None
-    """The lowest and the highest SM limit; None where one is not known."""
+    """The lowest and the highest SM limit; None if a limit is unknown."""
     memory_ratio: float | None
-    """The GPU memory of all of them."""
+    """Memory of all clients as a fraction of the GPU's."""
     state: str
-    """What some of them do, where it is not what is expected."""
+    """Abnormal states of the clients."""
     alarm: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A rectangle of a lane, in thousandths of its width."""
+    """A rectangle of a lane, in thousandths of the lane's width."""
 
     kind: str
     x: float
@@ -101,7 +90,7 @@ class Bar:
 
 @dataclass(slots=True)
 class Lane:
-    """One user's line in "who held the GPU, who waited"."""
+    """A user's line in "who held the GPU, who waited"."""
 
     user: str
     bars: list[Bar] = field(default_factory=list)
@@ -110,7 +99,7 @@ class Lane:
 
     @property
     def summary(self) -> str:
-        """How long this user held the GPU and waited."""
+        """The times for which this user held the GPU and waited."""
         words = {
             "held": "held",
             "waited": "waited",
@@ -139,45 +128,20 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.filters.update(
-        age=humanize.age,
-        ago=humanize.ago,
-        count=humanize.count,
-        duration=humanize.duration,
-        iso=humanize.iso_timestamp,
-        memory=humanize.memory,
-        percent=humanize.percent,
-        printable=humanize.printable,
-        sentence=humanize.sentence,
-        upper_first=humanize.capitalize,
+    filters = (
+        *(humanize.age, humanize.ago, humanize.count, humanize.duration, humanize.iso_timestamp),
+        *(humanize.memory, humanize.percent, humanize.printable, humanize.sentence),
     )
+    functions = (
+        *(activity_note, asset_address, belongs_to, client_state, contexts, facts, groups),
+        *(lane_window, lanes, lone_daemons, memory_of, memory_pair, numbers, reading_aid),
+        *(served_gpus, sm_limit_of, sparkline),
+    )
+    environment.filters.update({one.__name__: one for one in filters})
+    environment.filters["upper_first"] = humanize.capitalize
+    environment.globals.update({one.__name__: one for one in functions})
     environment.globals.update(
-        DOCS=DOCS,
-        MAX_LANES=MAX_LANES,
-        SHOWN_FINDINGS=SHOWN_FINDINGS,
-        SHOWN_GROUPS=SHOWN_GROUPS,
-        SHOWN_INCIDENTS=SHOWN_INCIDENTS,
-        SHOWN_WAITS=SHOWN_WAITS,
-        SHOWN_LINES=SHOWN_LINES,
-        activity_note=activity_note,
-        address=address,
-        belongs_to=belongs_to,
-        client_state=client_state,
-        daemon_states=_DAEMON_STATES,
-        facts=facts,
-        groups=groups,
-        contexts=contexts,
-        lane_window=lane_window,
-        lanes=lanes,
-        lone_daemons=lone_daemons,
-        memory_of=memory_of,
-        memory_pair=memory_pair,
-        numbers=numbers,
-        reading_aid=reading_aid,
-        served_gpus=served_gpus,
-        sm_limit_of=sm_limit_of,
-        source_names=_SOURCES,
-        sparkline=sparkline,
+        DOCS=DOCS, policy=policy, daemon_states=_DAEMON_STATES, source_names=_SOURCES
     )
     return environment.get_template("status.html")
 
@@ -186,7 +150,7 @@ def _template() -> jinja2.Template:
 
 
 def numbers(totals: View, now: float, daemons: int) -> tuple[Tile, ...]:
-    """GPUs, clients, waiting, incidents, SM activity, of a host with so many control daemons."""
+    """Return the tiles: GPUs, clients, waiting, incidents, SM activity. daemons: their number."""
     no_daemon = "" if daemons else "no MPS daemon was seen"
     unknown = "not known"
     clients = str(totals.clients)
@@ -220,18 +184,17 @@ def numbers(totals: View, now: float, daemons: int) -> tuple[Tile, ...]:
 # ---------------------------------------------------------------------- who held, who waited
 
 
-LANE_WINDOWS = (60.0, 120.0, 300.0, WINDOW_SECONDS)
-
-
 def lane_window(status: View) -> float:
-    """The seconds that the lanes show: ten minutes, or less while less is known of any daemon."""
+    """Return the period of the lanes: ten minutes, or less while less is known of every daemon."""
     known = [one.timeline_since for one in status.daemons if one.timeline_since is not None]
     age = status.taken_at - min(known, default=0.0)
-    return next((window for window in LANE_WINDOWS if window >= age), WINDOW_SECONDS)
+    return next(
+        (window for window in policy.LANE_WINDOWS_SECONDS if window >= age), policy.HISTORY_SECONDS
+    )
 
 
 def lanes(status: View, daemon: View) -> list[Lane]:
-    """A lane for each user who held the GPU or waited, those of the last change first."""
+    """Return a lane for each user who held the GPU or waited, the latest change first."""
     now, window = status.taken_at, lane_window(status)
     begin, scale = now - window, 1000 / window
     found: dict[str, Lane] = {}
@@ -266,9 +229,9 @@ _MARKED = ("server_crashed", "daemon_died", "fault", "unfinished_work", "server_
 
 
 def sparkline(samples: Sequence[Sample], name: str, now: float) -> str:
-    """The path of a line, 600 wide and 20 high; broken where nothing was read."""
+    """Return the path of a line, 600 wide and 20 high, with gaps between distant samples."""
     gaps = [after.at - before.at for before, after in pairwise(samples)]
-    longest = max(GAP_SECONDS, 2.5 * median(gaps)) if gaps else GAP_SECONDS
+    longest = max(policy.GAP_SECONDS, 2.5 * median(gaps)) if gaps else policy.GAP_SECONDS
     path: list[str] = []
     last: float | None = None
     alone = False
@@ -277,7 +240,7 @@ def sparkline(samples: Sequence[Sample], name: str, now: float) -> str:
         if ratio is None:
             last = None
             continue
-        x = max(0.0, sample.at - now + WINDOW_SECONDS)
+        x = max(0.0, sample.at - now + policy.HISTORY_SECONDS)
         y = 20 - 18 * max(0.0, min(1.0, ratio)) - 1
         starts = last is None or sample.at - last > longest
         if starts and alone:
@@ -291,22 +254,22 @@ def sparkline(samples: Sequence[Sample], name: str, now: float) -> str:
 
 
 def activity_note(status: View) -> str:
-    """How often the values of the lines were read."""
+    """Return the number of collections that the lines show."""
     count = max((len(gpu.samples) for gpu in status.gpus), default=0)
     if not count:
         return ""
-    sparse = ": sparse, nothing is read between scrapes" if count < SPARSE_SAMPLES else ""
+    sparse = ": sparse, nothing is read between scrapes" if count < policy.SPARSE_SAMPLES else ""
     return f"Lines: the last 10 minutes, {humanize.count(count, 'collection')}{sparse}."
 
 
 def memory_pair(used: float, total: float) -> str:
-    """30.0 of 140 GiB: the unit once, where both have the same."""
+    """Return text such as "30.0 of 140 GiB": a common unit is written once."""
     one, other = humanize.memory(used).split(), humanize.memory(total).split()
     return f"{one[0] if one[1] == other[1] else ' '.join(one)} of {' '.join(other)}"
 
 
 def facts(gpu: View) -> str:
-    """What else there is to know of a GPU."""
+    """Return further facts about a GPU, as text."""
     found = []
     if gpu.power_watts is not None:
         found.append(f"{gpu.power_watts:.0f} W")
@@ -322,7 +285,7 @@ def facts(gpu: View) -> str:
 
 
 def reading_aid(gpu: View) -> str:
-    """What the two numbers mean, where they differ much; empty otherwise."""
+    """Return the meaning of the two numbers if they differ much, otherwise ""."""
     busy, active = gpu.utilization_ratio, gpu.sm_active_ratio
     if busy is None or active is None or busy < 0.5 or active > busy / 2:
         return ""
@@ -336,28 +299,21 @@ def reading_aid(gpu: View) -> str:
 
 
 def lone_daemons(status: View) -> list[View]:
-    """Daemons with clients whose GPUs are not among those that are shown."""
+    """Return the daemons with clients on GPUs that are not shown."""
     return [daemon for daemon in status.daemons if groups(status, None, daemon)]
 
 
 def _card_of(client: View, daemon: View, shown: Collection[str]) -> Collection[str]:
-    """The shown GPUs in whose cards a client is: its own; its daemon's first, if none is known."""
-    if _has_unknown_gpu(client):
+    """Return the shown GPUs of a client; the first GPU of its daemon if its own are unknown."""
+    used = {uuid for uuid, count in client.contexts.items() if count}
+    used.update(client.memory_used_bytes, client.gpu_uuids)
+    if not used:
         return [uuid for uuid in daemon.gpu_uuids if uuid in shown][:1]
-    return [uuid for uuid in shown if _is_on(client, uuid)]
-
-
-def _is_on(client: View, uuid: str) -> bool:
-    used = client.contexts.get(uuid) or uuid in client.memory_used_bytes
-    return bool(used or uuid in client.gpu_uuids)
-
-
-def _has_unknown_gpu(client: View) -> bool:
-    return not (any(client.contexts.values()) or client.memory_used_bytes or client.gpu_uuids)
+    return used.intersection(shown)
 
 
 def contexts(server: View) -> str:
-    """How many of a server's contexts are in use, on its fullest GPU."""
+    """Return the number of contexts in use on a server's fullest GPU, as text."""
     counts = [
         (server.contexts[uuid], limit)
         for uuid, limit in server.contexts_limit.items()
@@ -370,15 +326,14 @@ def contexts(server: View) -> str:
 
 
 def served_gpus(daemon: View, status: View) -> str:
-    """The GPUs of a daemon by index."""
+    """Return the GPUs of a daemon by index, as text."""
     indexes = [gpu.index for gpu in status.gpus if gpu.uuid in daemon.gpu_uuids]
     return f"GPU{'s' if len(indexes) > 1 else ''} {', '.join(indexes)}" if indexes else ""
 
 
 def groups(status: View, gpu: View | None, only: View | None = None) -> list[Group]:
-    """The clients on a GPU (None: those of a daemon whose GPUs are not shown), largest first."""
-    found: dict[tuple[str, int, str, str], list[View]] = {}
-    owners: dict[tuple[str, int, str, str], tuple[View, View]] = {}
+    """Return the groups of clients on a GPU (None: of a daemon whose GPUs are not shown)."""
+    found: dict[tuple[str, int, str, str | None], tuple[View, View, list[View]]] = {}
     shown = {one.uuid: None for one in status.gpus}
     for daemon in status.daemons:
         if daemon is not only and (gpu is None or gpu.uuid not in daemon.gpu_uuids):
@@ -387,25 +342,17 @@ def groups(status: View, gpu: View | None, only: View | None = None) -> list[Gro
             for client in server.clients:
                 cards = _card_of(client, daemon, shown)
                 if gpu.uuid in cards if gpu is not None else not cards:
-                    program = client.program or "unknown program"
-                    key = (daemon.pipe_directory, server.pid, client.user, program)
-                    found.setdefault(key, []).append(client)
-                    owners[key] = daemon, server
+                    key = (daemon.pipe_directory, server.pid, client.user, client.program)
+                    found.setdefault(key, (daemon, server, []))[2].append(client)
     made = [
-        _group(f"{gpu.uuid if gpu else ''}-{number}", *owners[key], key[2], key[3], clients, gpu)
-        for number, (key, clients) in enumerate(found.items())
+        _group(f"{gpu.uuid if gpu else ''}-{number}", gpu, *parts)
+        for number, parts in enumerate(found.values())
     ]
     return sorted(made, key=lambda group: (not group.alarm, -len(group.clients)))
 
 
 def _group(
-    key: str,
-    daemon: View,
-    server: View,
-    user: str,
-    program: str,
-    clients: Sequence[View],
-    gpu: View | None,
+    key: str, gpu: View | None, daemon: View, server: View, clients: Sequence[View]
 ) -> Group:
     total = gpu.memory_total_bytes if gpu is not None else None
     ratios = [_sm_ratio(client, gpu) for client in clients]
@@ -418,8 +365,8 @@ def _group(
         key=key,
         daemon=daemon,
         server=server,
-        user=user,
-        program=program,
+        user=clients[0].user,
+        program=clients[0].program or "unknown program",
         clients=tuple(clients),
         limit=_limit_text(known, len(ratios), gpu, clients),
         memory=_memory_text(sizes, len(used)),
@@ -431,7 +378,7 @@ def _group(
 
 
 def _sm_ratio(client: View, gpu: View | None) -> float | None:
-    """The SM limit as a share of the GPU's SMs; 1: none; None: not known."""
+    """Return the SM limit as a fraction of the GPU's SMs; 1 without a limit; None if unknown."""
     limit = client.sm_limit.get(gpu.uuid) if gpu is not None else None
     ratio: float | None = client.active_thread_ratio
     if limit is not None and gpu is not None and gpu.sm_count:
@@ -442,14 +389,14 @@ def _sm_ratio(client: View, gpu: View | None) -> float | None:
 def _limit_text(
     known: Sequence[float], count: int, gpu: View | None, clients: Sequence[View]
 ) -> str:
-    """The SM limits of a group. They are not added up: each client may use its own in full."""
+    """Return the SM limits of a group. They are not added up: each client has its own."""
     if len(known) < count:
         return "SM limit not known" if not known else "some SM limits not known"
     low, high = min(known), max(known)
     if low >= 1:
         return "no SM limit"
     total = gpu.sm_count if gpu is not None else None
-    # How the hardware rounds is not known of every architecture: then no number of SMs is said.
+    # The rounding of the hardware is not known for every architecture: then show percentages.
     rounded = gpu is not None and all(gpu.uuid in client.sm_limit for client in clients)
     shares = [
         f"{ratio * total:.0f}" if total and rounded else humanize.percent(ratio, exact=True)
@@ -468,7 +415,7 @@ def _memory_text(sizes: Sequence[int], count: int) -> str:
 
 
 def client_state(client: View, now: float) -> str:
-    """What a client does, and for how long; empty where it is what is expected."""
+    """Return an abnormal state of a client with its duration, otherwise ""."""
     state = _CLIENT_STATES.get(client.state or "", "")
     if state and client.state_since is not None:
         state += f" for {humanize.age(now - client.state_since)}"
@@ -476,7 +423,7 @@ def client_state(client: View, now: float) -> str:
 
 
 def belongs_to(client: View) -> str:
-    """The namespace and SM partition of a client, and the first of job, pod, container and unit."""
+    """Return the namespace, the SM partition, and the job, pod, container or unit of a client."""
     owners = (
         ("Slurm job", client.slurm_job_id, 40),
         ("pod", client.pod_uid, 40),
@@ -495,27 +442,27 @@ def belongs_to(client: View) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A quantity of a client, as text and as shares of the whole GPU."""
+    """A quantity of a client, as text and as fractions of the GPU's total."""
 
     text: str
     value: float
-    """For sorting; -1: not known."""
+    """Sort key; -1 if unknown."""
     used: float | None = None
     limit: float | None = None
 
 
 def sm_limit_of(client: View, gpu: View | None) -> Amount:
-    """The SM limit. What a client uses of it cannot be measured."""
+    """Return the SM limit. The SMs that a client uses cannot be measured."""
     ratio = _sm_ratio(client, gpu)
     if ratio is None:
         return Amount("not known", -1)
-    # "At most": a program may lower its limits while it starts, which is not seen from outside.
+    # "At most": a program may lower its limits at its start, which is not visible from outside.
     text = "no limit" if ratio >= 1 else _limit_text([ratio], 1, gpu, [client])
     return Amount(text, ratio, limit=ratio)
 
 
 def memory_of(client: View, gpu: View | None) -> Amount:
-    """Memory in use and its limit, if there is one."""
+    """Return the memory in use and its limit, if any."""
     uuid = gpu.uuid if gpu is not None else ""
     used, limit = client.memory_used_bytes.get(uuid), client.memory_limit_bytes.get(uuid)
     total = gpu.memory_total_bytes if gpu is not None else None

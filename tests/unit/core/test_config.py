@@ -7,25 +7,25 @@ from hypothesis import strategies as st
 from mps_exporter.cli import parse_words
 from mps_exporter.config import (
     FLAGS,
+    OPTIONS,
     OWN_PATHS,
-    Flag,
     InvalidSettingError,
     Settings,
     load,
     parse_duration,
 )
 from mps_exporter.web.app import create_app
-from mps_exporter.web.options import WebOptions
+from mps_exporter.web.policy import WebOptions
 from tests.unit.web.fakes import FakeBackend
 
 
 def parsed(*words: str, command: str = "serve", **environment: str) -> Settings:
     given = parse_words([command, *words])
     assert given is not None
-    return load(given, environment, command)[0]
+    return load(given, environment, command)
 
 
-def test_without_a_word_it_serves_port_9400() -> None:
+def test_the_default_is_port_9400() -> None:
     assert parsed() == Settings()
     assert parsed().web_listen_address == (":9400",)
     assert parsed().enabled_collectors() == ("nvml", "control", "logs", "process")
@@ -39,7 +39,11 @@ def test_a_demo_listens_on_this_host_only() -> None:
 
 
 def test_every_field_is_named_like_its_flag() -> None:
-    assert [flag.field for flag in FLAGS] == list(Settings.__dataclass_fields__)
+    for flag in FLAGS:
+        assert flag.field == flag.name.replace(".", "_").replace("-", "_")
+    for flag in OPTIONS:
+        assert flag.field == f"{flag.commands[0]}_{flag.name}".lower().replace("-", "_")
+    assert parsed("x.rec.gz", command="record").record_file == "x.rec.gz"
 
 
 def test_a_flag_beats_its_environment_twin() -> None:
@@ -94,12 +98,32 @@ def test_switches_have_a_no() -> None:
         (["--mps.control-binary="], "must not be empty"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_the_reason(words: list[str], reason: str) -> None:
+def test_an_invalid_setting_is_refused_with_the_reason(words: list[str], reason: str) -> None:
     with pytest.raises(InvalidSettingError, match=reason.replace("(", r"\(")):
         parsed(*words)
 
 
-def test_the_metrics_take_no_path_of_another_page() -> None:
+@pytest.mark.parametrize(
+    ("command", "words", "reason"),
+    [
+        ("record", ["x", "--duration=0"], "--duration: '0' must be from 0.001 to "),
+        ("serve", ["--textfile=x.txt"], "must end in .prom"),
+        ("demo", ["--speed=fast"], "must be a number"),
+        ("doctor", ["--pid=0"], "must be the number of a process"),
+        ("doctor", ["--user=nobody-at-all"], "is the name of no user"),
+        ("doctor", ["--pid=1", "--job=2"], "--pid and --job: give one of them"),
+        ("doctor", ["--check=critical", "--json"], "--check and --json: give one of them"),
+        ("doctor", ["--at=1s"], "give --recording too"),
+    ],
+)
+def test_an_invalid_option_is_refused_with_the_reason(
+    command: str, words: list[str], reason: str
+) -> None:
+    with pytest.raises(InvalidSettingError, match=reason):
+        parsed(*words, command=command)
+
+
+def test_the_metrics_cannot_replace_another_page() -> None:
     pages = {
         resource.canonical
         for resource in create_app(FakeBackend(), WebOptions()).router.resources()
@@ -108,14 +132,6 @@ def test_the_metrics_take_no_path_of_another_page() -> None:
         with pytest.raises(InvalidSettingError, match="is taken"):
             parsed(f"--web.telemetry-path={path.replace('{name}', 'x')}")
     assert all(any(page.startswith(path) for page in pages) for path in OWN_PATHS)
-
-
-@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.name.startswith("log.")])
-def test_the_words_that_may_be_given_are_named(flag: Flag) -> None:
-    known = {"log.level": ("debug", "info", "warn", "error"), "log.format": ("logfmt", "json")}
-    for word in known[flag.name]:
-        assert word in flag.help
-        assert flag.kind.parse(word) == word
 
 
 def test_a_misspelt_variable_is_refused() -> None:
@@ -142,7 +158,7 @@ def test_a_misspelt_variable_is_refused() -> None:
         "MPS_EXPORTER_METRICS_PORT_9400_TCP_PROTO",
     ],
 )
-def test_what_images_and_kubernetes_set_is_no_misspelt_setting(variable: str) -> None:
+def test_variables_of_images_and_kubernetes_are_ignored(variable: str) -> None:
     assert parsed(**{variable: "tcp://10.0.0.1:9400"}) == Settings()
 
 

@@ -32,8 +32,8 @@ from mps_exporter.snapshot import (
     Wait,
 )
 from mps_exporter.sources.recording import read_recording
-from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_findings import make_status
+from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.status_api import make_status
 from testing.finding_hosts import (
     BLIND,
     DAEMON,

@@ -21,9 +21,8 @@ from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome, Reading
 from mps_exporter.snapshot import Gpu, Snapshot
 from mps_exporter.web import status_page
-from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_api import to_json
-from mps_exporter.web.status_findings import make_status
+from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.status_api import make_status, to_json
 from testing.scripted_host import ScriptedHost
 from testing.snapshots import NASTY
 

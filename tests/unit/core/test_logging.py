@@ -18,8 +18,8 @@ from mps_exporter.logging import (
     LogfmtFormatter,
     TransitionLogger,
     configure,
+    print_status,
 )
-from mps_exporter.terminal import print_status
 from testing.pipes import full_pipe
 from testing.waiting import wait_for
 
@@ -42,15 +42,13 @@ def test_a_line_is_logfmt(log: tuple[logging.Logger, io.StringIO]) -> None:
     assert line.endswith(' level=warn source=test msg="it\'s late" daemon="/tmp/a b" tries=2\n')
 
 
-def test_truth_is_written_as_other_programs_write_it(
-    log: tuple[logging.Logger, io.StringIO],
-) -> None:
+def test_booleans_are_lower_case(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, stream = log
     logger.warning("listening", extra={"fields": {"tls": False, "port": 9400}})
     assert stream.getvalue().rstrip().endswith("msg=listening tls=false port=9400")
 
 
-def test_quiet_below_the_level(log: tuple[logging.Logger, io.StringIO]) -> None:
+def test_lines_below_the_level_are_dropped(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, stream = log
     logger.debug("nobody reads this")
     assert not stream.getvalue()
@@ -64,9 +62,7 @@ def test_a_record_is_always_one_line(message: str, value: str) -> None:
     assert json.loads(JsonFormatter().format(record))["key"] == value
 
 
-def test_a_field_is_not_longer_than_a_terminal_can_bear(
-    log: tuple[logging.Logger, io.StringIO],
-) -> None:
+def test_a_long_field_is_shortened(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, stream = log
     logger.warning("fails", extra={"fields": {"daemon": "/" + "a" * 131_000}})
     assert len(stream.getvalue()) < MAX_FIELD_CHARACTERS + 200
@@ -75,7 +71,7 @@ def test_a_field_is_not_longer_than_a_terminal_can_bear(
 
 @contextlib.contextmanager
 def full_stderr() -> Iterator[int]:
-    """Let standard error be a pipe that is full; gives the end to read from."""
+    """Replace standard error by a full pipe; yield the end to read from."""
     before = os.dup(2)
     reading, writing = full_pipe()
     os.dup2(writing, 2)
@@ -88,9 +84,7 @@ def full_stderr() -> Iterator[int]:
         os.close(reading)
 
 
-def test_a_standard_error_that_nobody_reads_blocks_nothing(
-    log: tuple[logging.Logger, io.StringIO],
-) -> None:
+def test_a_full_standard_error_blocks_nothing(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, _ = log
     configure("info", "logfmt")
     received = bytearray()
@@ -128,7 +122,7 @@ def test_one_line_when_it_starts_failing_one_when_it_recovers(
     assert messages == ['"a fails" err=why', '"b fails"', '"a works again"']
 
 
-def test_what_is_gone_is_no_longer_complained_of(log: tuple[logging.Logger, io.StringIO]) -> None:
+def test_a_forgotten_failure_does_not_recover(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, stream = log
     transitions = TransitionLogger(logger)
     transitions.failed("a", message="a fails")

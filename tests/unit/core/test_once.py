@@ -1,4 +1,4 @@
-"""One look at a host: how long it takes, its checks, and the file for node_exporter."""
+"""Short runs: the pause between two collections, the checks, and the file for node_exporter."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ import pytest
 
 from mps_exporter.cli import main
 from mps_exporter.collector import Collector
+from mps_exporter.commands.doctor import (
+    BRIEF_PAUSE_SECONDS,
+    CONFIRMING_SECONDS,
+    MEASURING_SECONDS,
+    pause_until,
+    write_atomically,
+)
 from mps_exporter.commands.doctor_report import (
     CHECKS,
     HEALTHY,
@@ -19,14 +26,6 @@ from mps_exporter.commands.doctor_report import (
     Diagnosis,
     diagnosis_lines,
     status_of_check,
-)
-from mps_exporter.commands.once import (
-    BRIEF_PAUSE_SECONDS,
-    CONFIRMING_SECONDS,
-    MEASURING_SECONDS,
-    brief_pause,
-    pause_until,
-    write_whole,
 )
 from mps_exporter.config import Settings
 from mps_exporter.findings import ADVICE
@@ -48,7 +47,7 @@ async def seen(name: str, at: float) -> Snapshot:
 
 
 def blind(snapshot: Snapshot, source: str) -> Snapshot:
-    """The same where a source could not be read."""
+    """Return the snapshot with a source that could not be read."""
     return replace(
         snapshot,
         collectors=tuple(
@@ -64,39 +63,29 @@ def blind(snapshot: Snapshot, source: str) -> Snapshot:
 BEGAN, ENDED = 10.0, 10.25
 
 
-async def test_a_healthy_host_is_looked_at_for_as_long_as_its_gpus_need() -> None:
+async def test_a_healthy_host_is_measured_as_long_as_its_gpus_need() -> None:
     assert MIN_SAMPLE_INTERVAL_SECONDS < MEASURING_SECONDS < 0.6
+    assert BRIEF_SAMPLE_SECONDS < BRIEF_PAUSE_SECONDS < 0.3
     healthy = await seen("quiet", 30)
     assert pause_until(healthy, BEGAN, ENDED, 0.5) == ENDED + 0.5
-
-
-async def test_a_person_waits_only_for_gpus_that_may_be_in_use() -> None:
-    assert BRIEF_SAMPLE_SECONDS < BRIEF_PAUSE_SECONDS < 0.3
-    used = await seen("one-client", 3)
-    (gpu,) = used.gpus
-    assert brief_pause(used) == BRIEF_PAUSE_SECONDS
-    for processes, pause in (((), 0.0), (None, BRIEF_PAUSE_SECONDS)):
-        other = replace(gpu, observation=replace(gpu.observation, processes=processes))
-        assert brief_pause(replace(used, gpus=(other,))) == pause
-    assert brief_pause(replace(used, gpus=())) == 0.0
 
 
 @pytest.mark.parametrize(
     ("name", "at"), [("tour", 25), ("stranded", 1), ("wedge-times", 3), ("fault-held", 4)]
 )
-async def test_what_was_found_is_confirmed(name: str, at: float) -> None:
+async def test_findings_are_confirmed(name: str, at: float) -> None:
     troubled = await seen(name, at)
     assert pause_until(troubled, BEGAN, ENDED, 0.0) == BEGAN + CONFIRMING_SECONDS
 
 
-async def test_a_hung_daemon_has_taken_the_pause_already() -> None:
+async def test_a_hung_daemon_causes_no_further_pause() -> None:
     hung = await seen("wedge-times", 12)
     assert hung.daemons[0].state == "unresponsive"
     ended = BEGAN + Settings().mps_query_timeout
     assert pause_until(hung, BEGAN, ended, 0.0) <= ended
 
 
-async def test_a_second_look_does_not_make_a_source_readable() -> None:
+async def test_an_unreadable_source_needs_no_confirmation() -> None:
     snapshot = blind(await seen("quiet", 30), "nvml")
     assert pause_until(snapshot, BEGAN, ENDED, 0.5) == ENDED + 0.5
 
@@ -117,7 +106,7 @@ async def test_a_young_server_is_given_time(age: float | None, wait: float | Non
 # ------------------------------------------------------------------------------ the checks
 
 
-async def test_a_check_says_whether_a_finding_is_there() -> None:
+async def test_a_check_reports_whether_a_finding_is_present() -> None:
     ghost = await seen("wedge-times", 8)
     status, line = status_of_check(ghost, "ghost_server")
     assert status == UNHEALTHY
@@ -128,7 +117,7 @@ async def test_a_check_says_whether_a_finding_is_there() -> None:
 
 
 @pytest.mark.parametrize("source", ["nvml", "control", "logs", "process"])
-async def test_what_cannot_be_seen_neither_sets_nor_clears_a_check(source: str) -> None:
+async def test_an_unreadable_source_neither_sets_nor_clears_a_check(source: str) -> None:
     healthy = blind(await seen("quiet", 30), source)
     assert status_of_check(healthy, "ghost_server")[0] == UNKNOWN
     assert status_of_check(healthy, "critical")[0] == UNKNOWN
@@ -203,26 +192,26 @@ def test_a_missing_driver_is_reported_first() -> None:
 # ------------------------------------------------------------------------------- the file
 
 
-def test_the_file_is_replaced_whole(tmp_path: Path) -> None:
+def test_the_file_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "mps.prom"
-    write_whole(path, b"old\n")
+    write_atomically(path, b"old\n")
     with path.open() as reader:
-        write_whole(path, b"new\n")
+        write_atomically(path, b"new\n")
         assert reader.read() == "old\n"
     assert path.read_bytes() == b"new\n"
     assert path.stat().st_mode & 0o777 == 0o644
     assert [one.name for one in tmp_path.iterdir()] == ["mps.prom"]
 
 
-def test_where_the_file_cannot_be_written_nothing_is_left(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "mps.prom"
     path.mkdir()
     with pytest.raises(OSError, match="directory"):
-        write_whole(path, b"new\n")
+        write_atomically(path, b"new\n")
     assert [one.name for one in tmp_path.iterdir()] == ["mps.prom"]
 
 
-def test_the_metrics_of_one_look(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_metrics_of_a_single_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mps.prom"
     host = ["--no-collector.nvml", "--no-mps.discovery", f"--mps.pipe-directory={tmp_path}/mps"]
     assert main([f"--textfile={path}", *host]) == 0
@@ -244,7 +233,7 @@ def test_the_metrics_of_one_look(tmp_path: Path, capfd: pytest.CaptureFixture[st
     ("name", "status", "words"),
     [("mps.txt", 2, "end in .prom"), ("nowhere/mps.prom", 1, "cannot write")],
 )
-def test_a_file_that_is_of_no_use_is_refused(
+def test_an_unusable_file_name_is_refused(
     name: str, status: int, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--no-collector.nvml", "--no-mps.discovery", f"--mps.pipe-directory={tmp_path}/mps"]

@@ -14,7 +14,7 @@ from typing import Literal
 import pytest
 
 from mps_exporter.cli import main
-from mps_exporter.commands import process_report
+from mps_exporter.commands import doctor_report
 from mps_exporter.findings import findings, trace_findings
 from mps_exporter.findings.finding import symptom_url
 from mps_exporter.findings.hangs import HANGS
@@ -178,7 +178,7 @@ def test_whether_a_newcomer_waits(
     changed = replace(daemon, protocol=protocol, logs=logs)
     found = answer(replace(snapshot, daemons=(changed,)), 77, newcomer(snapshot))
     assert (found.outcome, words in found.text) == (outcome, True), found
-    assert (process_report.checks_exit_status({77: [found]}) == 3) == (outcome == "unknown")
+    assert (doctor_report.checks_exit_status({77: [found]}) == 3) == (outcome == "unknown")
 
 
 async def test_a_possible_wait_is_reported_without_logs() -> None:
@@ -343,7 +343,7 @@ def test_the_report_begins_with_the_conclusion() -> None:
         Check("connection", "problem", "It waits.", "Wait.", "a-program-hangs-in-cuinit"),
         Check("variables", "warning", "CUDA_PROFILE is set.", "Unset it.", "", "unset X"),
     ]
-    lines = list(process_report.check_lines(7, checks))
+    lines = list(doctor_report.check_lines(7, checks))
     assert lines[:3] == [
         "Process 7: It waits.",
         "    do:    Wait.",
@@ -356,9 +356,9 @@ def test_the_report_begins_with_the_conclusion() -> None:
         "            do: Unset it.",
         "            run: unset X",
     ]
-    assert process_report.checks_exit_status({7: checks[:1], 8: checks}) == 1
-    assert process_report.checks_exit_status({7: checks[:1]}) == 0
-    assert json.loads(json.dumps(process_report.as_objects(7, checks)))["outcome"] == "problem"
+    assert doctor_report.checks_exit_status({7: checks[:1], 8: checks}) == 1
+    assert doctor_report.checks_exit_status({7: checks[:1]}) == 0
+    assert json.loads(json.dumps(doctor_report.as_objects(7, checks)))["outcome"] == "problem"
 
 
 def sleeper(**environment: str) -> subprocess.Popen[bytes]:

@@ -15,7 +15,7 @@ import pytest
 
 from mps_exporter.backend import CollectorBackend
 from mps_exporter.collector import Collector
-from mps_exporter.commands.demo import FIRST_CHAPTER, built_in_playlist
+from mps_exporter.commands.serve import FIRST_CHAPTER, built_in_playlist
 from mps_exporter.config import Settings
 from mps_exporter.humanize import UserNames
 from mps_exporter.observations import ProcfsObservation
@@ -24,9 +24,8 @@ from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.playlist import Playlist
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import ReplayHost
-from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_api import to_json
-from mps_exporter.web.status_findings import make_status
+from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.status_api import make_status, to_json
 from testing.player import RECORDINGS
 from testing.waiting import until_awaited
 

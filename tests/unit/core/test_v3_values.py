@@ -32,8 +32,8 @@ from mps_exporter.mps.protocol_v3 import (
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
 from mps_exporter.sources.recording import Recording
 from mps_exporter.web import status_page
-from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_findings import make_status
+from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.status_api import make_status
 from testing import fake_mps_v3 as published
 from testing.player import Metrics, Player
 from testing.v3_host import GPU, GROUP, PIPE, SERVER, START, facts, recording

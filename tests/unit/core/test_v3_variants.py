@@ -41,8 +41,8 @@ from mps_exporter.observations import (
 )
 from mps_exporter.sources.recording import Recording, RecordingWriter
 from mps_exporter.web import status_page
-from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_findings import make_status
+from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.status_api import make_status
 from testing.player import Metrics, Player
 from testing.v3_host import PIPE, START, facts, process, recording
 

@@ -50,8 +50,8 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
                 coming += [target] if target not in seen else []
                 seen.add(target)
     # GitHub shows the template of a pull request by itself.
-    unseen = {str(page.relative_to(ROOT)) for page in pages() if page not in seen}
-    assert unseen - {".github/pull_request_template.md"} == set()
+    unknowns = {str(page.relative_to(ROOT)) for page in pages() if page not in seen}
+    assert unknowns - {".github/pull_request_template.md"} == set()
 
 
 def test_every_picture_is_made_by_a_script_and_used() -> None:

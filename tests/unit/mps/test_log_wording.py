@@ -29,7 +29,7 @@ NOT_OF_A_LOG = {
     ("mps/log_metrics.py", "Client process"),  # prose: "Client processes that connected ..."
     ("metrics/daemons.py", "Client process"),
     ("metrics/partitions.py", "Client process"),
-    ("diagnostics/incidents.py", "Exit with status"),  # prose: names the line for the operator
+    ("findings/incidents.py", "Exit with status"),  # prose: names the line for the operator
 }
 
 

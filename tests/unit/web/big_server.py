@@ -8,7 +8,7 @@ import signal
 import sys
 
 from mps_exporter.web.app import create_app
-from mps_exporter.web.options import WebOptions
+from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.server import serve_app
 from tests.unit.web.fakes import FakeBackend
 

@@ -1,4 +1,4 @@
-"""A backend that answers at once, or as slowly as a test wants."""
+"""A backend that responds immediately or as slowly as a test requires, and a reader of the page."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import gzip as gzip_module
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from html.parser import HTMLParser
 
 from mps_exporter.metrics.content_format import ContentFormat, Syntax
 from mps_exporter.snapshot import COLLECTORS, Incident, Snapshot
@@ -49,3 +50,21 @@ class FakeBackend:
     async def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
         while True:
             yield await self.incidents.get()
+
+
+class PageReader(HTMLParser):
+    """Tags, attributes and text of a page as a browser would read them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes.extend(attrs)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientResponse
 
 from mps_exporter.snapshot import Incident, Snapshot
-from mps_exporter.web import events
+from mps_exporter.web import events, policy
 from testing import snapshots as hosts
 from testing.waiting import PATIENCE_SECONDS
 from tests.unit.web.fakes import FakeBackend
@@ -47,7 +47,7 @@ async def test_incidents_are_streamed(backend: FakeBackend, make_client: MakeCli
     assert data["daemon"] == "/tmp/nvidia-mps"
 
 
-async def test_nothing_is_missed_after_a_break(
+async def test_missed_events_are_sent_after_a_reconnect(
     backend: FakeBackend, make_client: MakeClient
 ) -> None:
     client = await make_client()
@@ -62,10 +62,10 @@ async def test_nothing_is_missed_after_a_break(
             assert json.loads((await event(answer))["data"])["daemon"] == "a"
 
 
-async def test_a_quiet_stream_stays_open(
+async def test_an_idle_stream_stays_open(
     make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(policy, "KEEP_ALIVE_INTERVAL_SECONDS", 0.05)
     client = await make_client()
     async with client.get("/api/v1/events") as answer:
         await answer.content.readuntil(b"\n\n")
@@ -74,8 +74,8 @@ async def test_a_quiet_stream_stays_open(
 
 async def test_a_slow_reader_loses_the_oldest() -> None:
     stream = events.Stream()
-    for number in range(events.QUEUED + 3):
-        stream.put((number, f"data: {number}\n\n".encode()))
+    for number in range(policy.MAX_QUEUED_EVENTS + 3):
+        stream.put(f"data: {number}\n\n".encode())
 
     part = await stream.take()
 
@@ -83,39 +83,23 @@ async def test_a_slow_reader_loses_the_oldest() -> None:
     assert part.startswith(b"event: lost\ndata: 3\n\ndata: 3\n\ndata: 4\n\n")
 
 
-async def test_who_comes_back_gets_all_that_is_kept(
+async def test_a_reconnected_reader_gets_all_past_events(
     backend: FakeBackend, make_client: MakeClient
 ) -> None:
     client = await make_client()
     hub = client.server.app[events.EVENTS]
-    for number in range(events.REPLAYED + 10):
+    for number in range(policy.REPLAYED_EVENTS + 10):
         hub.add(str(number), CRASH)
     async with client.get("/api/v1/events", headers={"Last-Event-ID": "other-1"}) as answer:
-        got = [await event(answer) for _ in range(events.REPLAYED)]
+        got = [await event(answer) for _ in range(policy.REPLAYED_EVENTS)]
 
     assert {one["event"] for one in got} == {"incident"}  # and none "lost"
     assert [json.loads(one["data"])["daemon"] for one in got] == [
-        str(number) for number in range(10, events.REPLAYED + 10)
+        str(number) for number in range(10, policy.REPLAYED_EVENTS + 10)
     ]
 
 
-async def test_missed_events_take_no_space_from_new_ones() -> None:
-    kept = [(number, b"old\n") for number in range(events.REPLAYED)]
-    stream = events.Stream(kept)
-    for number in range(events.QUEUED):
-        stream.put((number, b"new\n"))
-
-    assert await stream.take() == b"old\n" * events.REPLAYED + b"new\n" * events.QUEUED
-    for number in range(events.QUEUED + 1):
-        stream.put((number, b"new\n"))
-    part = await stream.take()
-    assert part is not None
-    assert part.startswith(b"event: lost\ndata: 1\n")
-
-
-def test_a_snapshot_that_several_scrapes_share_is_noted_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_shared_snapshot_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     noted, told = list[Snapshot](), events.Events()
     monkeypatch.setattr(told.history, "add", noted.append)
     first, second = Snapshot(taken_at=1.0), Snapshot(taken_at=1.0)
@@ -124,7 +108,7 @@ def test_a_snapshot_that_several_scrapes_share_is_noted_once(
     assert [id(one) for one in noted] == [id(first), id(second)]
 
 
-async def test_one_address_leaves_places_for_others(make_client: MakeClient) -> None:
+async def test_one_address_leaves_streams_for_others(make_client: MakeClient) -> None:
     client = await make_client(max_event_streams=4)
     places = client.server.app[events.STREAM_LIMITER]
     async with (
@@ -135,7 +119,7 @@ async def test_one_address_leaves_places_for_others(make_client: MakeClient) -> 
         fourth = await client.get("/api/v1/events")
         assert fourth.status == 503
         assert "one address" in await fourth.text()
-        async with places.place("192.0.2.1"):
+        async with places.slot("192.0.2.1"):
             pass
 
 

@@ -60,17 +60,10 @@ ENDED = (EndedBefore(640, 0.163), EndedBefore(0, 0.2))
 @pytest.mark.parametrize(
     ("incident", "expected"),
     [
-        (Incident(0, "daemon_started"), "The daemon started."),
-        (Incident(0, "daemon_quit"), "The daemon received quit and exited."),
         (Incident(0, "daemon_died"), "The daemon died; no client was connected."),
         (
             Incident(0, "daemon_died", detail="why is not known"),
             "The daemon ended; no client was connected; why is not known.",
-        ),
-        (
-            Incident(0, "server_crashed", 634, 1001, tuple(range(1, 10))),
-            "Alice's server 634 crashed; 9 clients were lost (processes 1, 2, 3, 4, 5, 6 and "
-            "3 more).",
         ),
         (
             Incident(0, "server_crashed", 634, None, (0, 0)),
@@ -108,45 +101,8 @@ ENDED = (EndedBefore(640, 0.163), EndedBefore(0, 0.2))
             f"server 634 (proved by the kernel log); {LOST}; MPS names process 641, {MPS_NAMES}.",
         ),
         (
-            Incident(0, "fault_recovered", 634, 1001, seconds=0.025),
-            "Alice's server 634 recovered from the fatal error after 25 ms.",
-        ),
-        (
-            Incident(0, "client_terminated", uid=1001, pids=(641,)),
-            "Alice's process 641 was terminated by an operator.",
-        ),
-        (
-            Incident(0, "client_rejected", uid=1001, pids=(641,), detail="context_limit"),
-            "Alice's process 641 was refused: the server has reached its limit of client contexts.",
-        ),
-        (
             Incident(0, "client_rejected", detail="novelty"),
             "A client of an unknown user was refused: novelty.",
-        ),
-        (
-            Incident(0, "wait_started", uid=1002, pids=(643,)),
-            "User 1002's process 643 was queued behind another user's server.",
-        ),
-        (
-            Incident(0, "wait_served", uid=1002, pids=(643,), seconds=12.95),
-            "User 1002's process 643 was served after 13 s.",
-        ),
-        (
-            Incident(0, "wait_abandoned", uid=1002, pids=(643,), seconds=5),
-            "User 1002's process 643 stopped waiting after 5 s.",
-        ),
-        (
-            Incident(0, "wait_abandoned", uid=1002, pids=(503,), seconds=24.6, detail="no_context"),
-            "User 1002's process 503 ended without a context after 25 s.",
-        ),
-        (
-            Incident(0, "ghost", 634, 1001),
-            "Alice's server 634 was started for clients that had died in the queue: the daemon "
-            "hangs as soon as another user's client connects.",
-        ),
-        (
-            Incident(0, "ghost_ended", 634, 1001),
-            "Alice's server 634, a ghost, exited and no longer blocks the daemon.",
         ),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.web.metrics_handler import choose_format
+from mps_exporter.web.handlers import choose_format
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 TEXT1 = "text/plain; version=1.0.0; charset=utf-8; escaping="

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -16,16 +15,13 @@ from mps_exporter.findings.finding import Action
 from mps_exporter.findings.visibility import unknowns
 from mps_exporter.observations import LogState, Reading
 from mps_exporter.snapshot import CollectorResult, Incident, Snapshot, TimelineSpan, Wait
-from mps_exporter.web import history as history_module
-from mps_exporter.web import status_page
+from mps_exporter.web import policy, status_page
 from mps_exporter.web.events import EVENTS
-from mps_exporter.web.history import History
-from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_api import View, to_json
-from mps_exporter.web.status_findings import make_status
+from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.status_api import History, View, make_status, to_json
 from testing import snapshots as hosts
 from tests.unit.docs.markdown import ROOT
-from tests.unit.web.fakes import FakeBackend
+from tests.unit.web.fakes import FakeBackend, PageReader
 
 MakeClient = Callable[..., Awaitable[Any]]
 NOW, UUID = hosts.NOW, hosts.UUID
@@ -61,7 +57,7 @@ def test_the_five_numbers() -> None:
     assert number(nothing, "Waiting") == ("0", "no MPS daemon was seen")
 
 
-def test_a_number_that_is_not_known_is_no_zero() -> None:
+def test_an_unknown_number_is_not_zero() -> None:
     blind = hosts.blind()
     assert number(blind, "GPUs")[0] == "not known"
     assert number(blind, "Waiting") == ("not known", "no readable log shows it")
@@ -130,7 +126,7 @@ def test_the_lanes_show_what_is_known_but_ten_minutes_at_most(
     assert status_page.lane_window(status) == window
 
 
-def test_what_was_before_the_exporter_looked_is_marked_as_unknown() -> None:
+def test_the_time_before_the_exporter_started_is_marked_as_unknown() -> None:
     span = TimelineSpan("held", 1001, NOW - 30, NOW)
     known = hosts.daemon(hosts.server(), timeline=(span,), timeline_since=NOW - 30)
     assert 'class="unknown" width="500.0"' in page_of(hosts.snapshot(known))
@@ -163,7 +159,7 @@ def test_a_line_of_activity() -> None:
     assert line(history_of((0, 0.0), (10, 1.0)), 10) == "M590 19.0L600 1.0"
 
 
-def test_what_was_not_read_is_a_gap() -> None:
+def test_a_missing_reading_is_a_gap() -> None:
     missing = history_of((0, 0.5), (10, 0.5), (20, None), (30, 0.5), (40, 0.5))
     assert line(missing, 40) == "M560 10.0L570 10.0M590 10.0L600 10.0"
     nobody = history_of((0, 0.5), (10, 0.5), (20, 0.5), (200, 0.5))
@@ -171,7 +167,7 @@ def test_what_was_not_read_is_a_gap() -> None:
     assert line(history_of((0, None)), 0) == ""
 
 
-def test_scrapes_far_apart_are_a_line_all_the_same() -> None:
+def test_distant_scrapes_are_still_a_line() -> None:
     assert "M" not in line(history_of((0, 0.5), (60, 0.5), (120, 0.5)), 120)[1:]
 
 
@@ -185,14 +181,14 @@ def test_few_collections_are_called_sparse() -> None:
 def test_the_history_is_bounded() -> None:
     history = history_of(*((second / 4, 0.5) for second in range(4 * 900)))
     kept = history.samples(UUID, NOW + 900)
-    assert len(kept) <= history_module.MAX_SAMPLES
-    assert kept[0].at >= NOW + 900 - history_module.WINDOW_SECONDS
-    for number in range(history_module.MAX_GPUS + 5):
+    assert len(kept) <= policy.MAX_SAMPLES
+    assert kept[0].at >= NOW + 900 - policy.HISTORY_SECONDS
+    for number in range(policy.MAX_GPUS + 5):
         history.add(replace(at(1000), gpus=(hosts.gpu(uuid=f"GPU-{number}"),)))
-    assert len(history._samples) == history_module.MAX_GPUS
+    assert len(history._samples) == policy.MAX_GPUS
 
 
-def test_a_replay_that_begins_again_begins_a_new_history() -> None:
+def test_a_restarted_replay_begins_a_new_history() -> None:
     history = history_of((0, 0.5), (10, 0.5), (-50, 0.5))
     assert [one.at for one in history.samples(UUID, NOW)] == [NOW - 50]
     assert history.began_at == NOW - 50
@@ -205,7 +201,7 @@ def test_a_scrape_of_other_collectors_is_no_gap() -> None:
     assert len(history.samples(UUID, NOW + 10)) == 1
 
 
-def test_a_source_that_fails_says_when_it_was_last_read() -> None:
+def test_a_failed_source_shows_its_last_reading() -> None:
     history = history_of((0, 0.5))
     failed = CollectorResult("nvml", success=False, duration_seconds=5.0, error="late")
     status = status_of(replace(at(40), collectors=(failed,)), history)
@@ -213,7 +209,7 @@ def test_a_source_that_fails_says_when_it_was_last_read() -> None:
     assert "failed, last read 40 s ago" in status_page.render_page(status, WebOptions())
 
 
-def test_a_finding_without_a_moment_is_dated_by_the_collections() -> None:
+def test_a_finding_without_a_time_is_dated_by_the_collections() -> None:
     history = History()
     ghost = hosts.snapshot(hosts.daemon(hosts.server(ghost=True)))
     history.add(ghost)
@@ -324,19 +320,6 @@ def test_every_runbook_and_page_is_there() -> None:
 # ---------------------------------------------------------------------- hostile names
 
 
-class Reader(HTMLParser):
-    """What a browser would make of the page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes.extend(attrs)
-
-
 EVIL = "\"'><img src=x onerror=alert(1)></title></script><script>alert(2)</script>{{ 7*7 }}"
 
 
@@ -377,8 +360,7 @@ def test_markup_in_a_name_stays_text(place: str) -> None:
     snapshot = evil_hosts()[place]
     status = make_status(snapshot, WebOptions(host=EVIL))
     page = status_page.render_page(status, WebOptions())
-    reader = Reader()
-    reader.feed(page)
+    reader = PageReader(page)
 
     assert reader.tags.count("script") == 1
     assert "img" not in reader.tags
@@ -393,7 +375,7 @@ def test_markup_in_a_name_stays_text(place: str) -> None:
 # ---------------------------------------------------------------------- over HTTP
 
 
-async def test_the_title_is_the_host_whatever_the_request_says(
+async def test_the_title_is_the_host_not_the_host_header(
     backend: FakeBackend, make_client: MakeClient
 ) -> None:
     backend.snapshot = hosts.healthy()
@@ -404,10 +386,10 @@ async def test_the_title_is_the_host_whatever_the_request_says(
     assert "evil.example" not in page
 
 
-async def test_an_incident_makes_the_last_status_too_old(
+async def test_an_incident_makes_the_last_status_stale(
     backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mps_exporter.web.status_handler.REUSE_SECONDS", 3600.0)
+    monkeypatch.setattr("mps_exporter.web.policy.STATUS_REUSE_SECONDS", 3600.0)
     backend.snapshot = hosts.healthy()
     client = await make_client()
     assert "All is well" in await (await client.get("/")).text()
@@ -419,11 +401,11 @@ async def test_an_incident_makes_the_last_status_too_old(
     assert "crashed; 2 clients were lost" in await (await client.get("/")).text()
 
 
-async def test_incidents_in_a_row_cost_few_collections(
+async def test_consecutive_incidents_cost_few_collections(
     backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mps_exporter.web.status_handler.AFTER_INCIDENT_SECONDS", 0.5)
-    monkeypatch.setattr("mps_exporter.web.status_handler.REUSE_SECONDS", 3600.0)
+    monkeypatch.setattr("mps_exporter.web.policy.AFTER_INCIDENT_SECONDS", 0.5)
+    monkeypatch.setattr("mps_exporter.web.policy.STATUS_REUSE_SECONDS", 3600.0)
     client = await make_client()
     await (await client.get("/")).read()
     hub = client.server.app[EVENTS]

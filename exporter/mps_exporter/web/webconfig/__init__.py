@@ -1,16 +1,14 @@
 """The web configuration file of Prometheus programs (``--web.config.file``), for aiohttp.
 
 TLS, client certificates, basic authentication, response headers and a rate limit, in the format
-that Prometheus' exporter-toolkit defines. This package stands alone: it needs aiohttp, PyYAML and
-bcrypt, and nothing of the program around it::
+of Prometheus' exporter-toolkit::
 
     watch = WebConfigWatch.start("web.yml")          # raises WebConfigError
-    app = web.Application()
     install(app, watch)
     context = await watch.tls_context()              # for the next connection; None: plain HTTP
 
-The file and the certificates are read anew when they change. A file that breaks while the program
-runs changes nothing: what was in force stays in force, and the log says so.
+The file and the certificates are reloaded when they change. If a changed file is invalid, the
+active configuration stays, and the error is logged.
 """
 
 from .auth import install

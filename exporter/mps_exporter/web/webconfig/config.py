@@ -1,23 +1,30 @@
-"""The web configuration file as dataclasses, and what is checked beyond the types."""
+"""The web configuration file: its keys as dataclasses, its YAML, and the checks of its values."""
 
 from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, NamedTuple, get_type_hints
+
+import yaml
+
+from mps_exporter.config import StartError
+from mps_exporter.web.policy import MAX_CONFIG_BYTES, MAX_CONFIG_DEPTH
 
 TLS_KEY = "tls_server_config"
 
 
-class WebConfigError(Exception):
+class WebConfigError(StartError):
     """A file that cannot be used; the message contains the file, the key and the reason."""
 
-    def __init__(self, reason: str, *, key: str = "") -> None:
+    def __init__(self, reason: str, *, key: str = "", path: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
         self.key = key
-        self.path = ""
+        self.path = path
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.path, self.key, self.reason) if part)
@@ -45,7 +52,7 @@ TLS12_SUITES = {
 HTTP2_SUITES = frozenset(
     {"TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"}
 )
-"""Without one of these a Go program does not serve HTTP/2 and does not start."""
+"""Suites of HTTP/2. A Go program with cipher_suites does not start unless it has one of them."""
 
 CURVES = {
     "CurveP256": "prime256v1",
@@ -71,7 +78,7 @@ CLIENT_AUTH = {
 CLIENT_AUTH_IMPOSSIBLE = frozenset(
     {"RequestClientCert", "RequireAnyClientCert", "RequireClientCert"}
 )
-"""Types that accept unverified certificates, which Python's ssl module cannot."""
+"""Types that accept unverified certificates, which Python's ssl module does not support."""
 
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "Strict-Transport-Security": (),
@@ -97,7 +104,7 @@ class TLSConfig:
     client_ca_file: str = ""
     client_auth_type: str = ""
     client_allowed_sans: tuple[str, ...] | None = None
-    """None: any name. Empty: no name."""
+    """None: any name is allowed. Empty: no name is allowed."""
     min_version: str = "TLS12"
     max_version: str = "TLS13"
     cipher_suites: tuple[str, ...] = ()
@@ -106,7 +113,7 @@ class TLSConfig:
 
     @property
     def enabled(self) -> bool:
-        """Whether a key that asks for TLS is set."""
+        """Whether a key that requires TLS is set."""
         names = ("cert", "key", "client_ca")
         return bool(
             self.client_auth_type
@@ -141,110 +148,263 @@ class WebConfig:
     rate_limit: RateLimit = RateLimit()
 
 
-def check(config: WebConfig) -> None:
-    """Check the values.
+# ------------------------------------------------------------------------------------ YAML
 
-    Raises:
-        WebConfigError: A value is unknown, impossible in Python, or contradicts another.
-    """
-    tls = config.tls_server_config
-    for name, value in (("min_version", tls.min_version), ("max_version", tls.max_version)):
-        _check_known(name, value, VERSIONS, "TLS version")
-    for suite in tls.cipher_suites:
-        _check_known("cipher_suites", suite, {*TLS12_SUITES, *TLS13_SUITES}, "cipher suite")
-    for curve in tls.curve_preferences:
-        _check_known("curve_preferences", curve, CURVES, "curve")
-    if any("\0" in path for path in (tls.cert_file, tls.key_file, tls.client_ca_file)):
-        raise WebConfigError("no file has a NUL in its name", key=TLS_KEY)
-    if tls.enabled:
-        _check_certificate(tls)
-        _check_clients(tls)
-        _check_suites(tls, http2=config.http_server_config.http2)
-    for name, value in config.http_server_config.headers.items():
-        _check_header(name, value)
+_TAG = "tag:yaml.org,2002:"
+_NO_KEY = frozenset({f"{_TAG}null", f"{_TAG}binary"})
+_DIRECTIVE = re.compile(rb"^(?:\xef\xbb\xbf)?%", re.MULTILINE)
+
+
+class Scalar(NamedTuple):
+    """A scalar of the file: its type in YAML, its text, and the value of a bool or an int."""
+
+    kind: str
+    text: str
+    value: object = None
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads mappings, lists, None and :class:`Scalar`."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > MAX_CONFIG_DEPTH:
+            raise yaml.YAMLError("nested too deeply")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_node(self, node: yaml.Node) -> object:
+        """Return a node as Python objects."""
+        if isinstance(node, yaml.MappingNode):
+            return self._construct_keys(node)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.construct_object(one, deep=True) for one in node.value]
+        if node.tag == f"{_TAG}null":
+            return None
+        implicit = self.resolve(  # type: ignore[no-untyped-call]
+            yaml.ScalarNode, node.value, (True, False)
+        )
+        if node.tag not in (implicit, f"{_TAG}str"):
+            raise yaml.YAMLError("a value has a tag that cannot be used here")
+        kind = node.tag.removeprefix(_TAG)
+        if kind in ("bool", "int"):
+            return Scalar(kind, node.value, getattr(self, f"construct_yaml_{kind}")(node))
+        return Scalar(kind, node.value)
+
+    def _construct_keys(self, node: yaml.MappingNode) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for name, value in node.value:
+            if name.tag == f"{_TAG}merge":
+                raise yaml.YAMLError("merge keys (<<) are not supported: write the keys out")
+            if not isinstance(name, yaml.ScalarNode) or name.tag in _NO_KEY:
+                raise yaml.YAMLError("a key must be a plain word")
+            if name.value in found:
+                raise yaml.YAMLError(f"the key {name.value} is there twice")
+            found[name.value] = self.construct_object(value, deep=True)
+        return found
+
+    yaml_constructors = {None: construct_node}  # noqa: RUF012 - as in its base class
+
+
+def parse_web_config(content: bytes) -> WebConfig:
+    """Return the configuration, or raise WebConfigError."""
+    if len(content) > MAX_CONFIG_BYTES:
+        raise WebConfigError(f"is larger than {MAX_CONFIG_BYTES} bytes")
+    if _DIRECTIVE.search(content):
+        # Go programs accept %YAML 1.1 only, PyYAML accepts any version.
+        raise WebConfigError("no valid YAML here: directives (%) are not supported")
+    try:
+        value = _Loader(content).get_single_data()
+    except yaml.MarkedYAMLError as error:
+        raise WebConfigError(f"no valid YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # OverflowError: "\UFFFFFFFF"
+        raise WebConfigError(f"no valid YAML: {' '.join(str(error).split())}") from error
+    config = WebConfig(**_section(WebConfig, {} if value is None else value))
+    for key, reason in _problems(config):
+        raise WebConfigError(reason, key=key)
+    return config
+
+
+def _section(kind: type, value: object) -> dict[str, Any]:
+    """Return the given fields of a dataclass. A key without a value has its default."""
+    hints, given = get_type_hints(kind), dict[str, Any]()
+    values = _to_mapping(value)
+    if unknown := sorted(values.keys() - hints.keys()):
+        raise WebConfigError(f"unknown key {', '.join(unknown)}")
+    for name, one in values.items():
+        hint = hints[name]
+        convert = _CONVERTERS.get(hint)
+        try:
+            if convert is None:
+                given[name] = hint(**_section(hint, {} if one is None else one))
+            elif one is not None:
+                given[name] = convert(one)
+        except WebConfigError as error:
+            error.key = f"{name}.{error.key}".rstrip(".")
+            raise
+    return given
+
+
+def _to_mapping(value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise WebConfigError("must be a mapping of keys to values")
+    return value
+
+
+def _to_string(value: object) -> str:
+    """Return the text of a string, a number or a truth value; "" for null."""
+    if value is None:
+        return ""
+    if not isinstance(value, Scalar):
+        raise WebConfigError("must be a string")
+    return value.text
+
+
+def _to_strings(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise WebConfigError("must be a list")
+    return tuple(map(_to_string, value))
+
+
+def _to_texts(value: object) -> dict[str, str]:
+    return {name: _to_string(one) for name, one in _to_mapping(value).items()}
+
+
+def _to_flag(value: object) -> bool:
+    if not isinstance(value, Scalar) or value.kind != "bool":
+        raise WebConfigError("must be true or false")
+    return bool(value.value)
+
+
+_MAX_INTEGER = 2**63 - 1
+
+
+def _to_integer(value: object) -> int:
+    # YAML 1.1 has numbers to the base of 60, Go does not.
+    if isinstance(value, Scalar) and value.kind == "int" and ":" not in value.text:
+        number = int(str(value.value))
+        if abs(number) <= _MAX_INTEGER:
+            return number
+    raise WebConfigError("must be a whole number below 2^63, to the base of ten")
+
+
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_NANOSECONDS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
+_NANOSECONDS |= {"m": 60 * 10**9, "h": 3600 * 10**9}
+
+
+def _to_seconds(value: object) -> float:
+    """Return Go's durations, "1s", "1m30s", "1.5h", in seconds."""
+    text = _to_string(value)
+    parts = _DURATION_PART.findall(text)
+    if text == "0":
+        return 0.0
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise WebConfigError('must be a duration with its unit, such as "1s" or "500ms", or 0')
+    nanoseconds = sum(Decimal(number) * _NANOSECONDS[unit] for number, unit in parts)
+    if nanoseconds > _MAX_INTEGER:
+        raise WebConfigError("is longer than 292 years")
+    return float(nanoseconds) / 1e9
+
+
+_CONVERTERS = {
+    str: _to_string,
+    bool: _to_flag,
+    int: _to_integer,
+    float: _to_seconds,
+    tuple[str, ...]: _to_strings,
+    tuple[str, ...] | None: _to_strings,
+    Mapping[str, str]: _to_texts,
+}
+
+
+# ---------------------------------------------------------------------------------- checks
+
+
+Problem = tuple[str, str]
+"""Key and reason of a refusal."""
+
+
+def _problems(config: WebConfig) -> Iterator[Problem]:
+    """Yield the values that are unknown, impossible in Python, or contradict each other."""
+    tls, http = config.tls_server_config, config.http_server_config
+    yield from _tls_problems(tls, http2=http.http2)
+    for name, value in http.headers.items():
+        key, allowed = f"http_server_config.headers.{name}", HEADERS.get(name)
+        if allowed is None:
+            yield key, f"this header cannot be set; those that can: {', '.join(HEADERS)}"
+        elif allowed and value not in allowed:
+            yield key, f"must be {' or '.join(allowed)}"
+        elif not value.isprintable():
+            yield key, "must be one line of printable characters"
     for name, hashed in config.basic_auth_users.items():
         if not _HASH.fullmatch(hashed):
-            raise WebConfigError(
+            reason = (
                 "must be a bcrypt hash ($2y$, $2b$ or $2a$, cost 4 to 31), such as the command "
-                "'htpasswd -nBC 10 NAME' prints after the colon",
-                key=f"basic_auth_users.{name}",
+                "'htpasswd -nBC 10 NAME' prints after the colon"
             )
+            yield f"basic_auth_users.{name}", reason
     if config.rate_limit.interval and config.rate_limit.burst < 1:
-        raise WebConfigError(
-            "must be at least 1, or every request would be refused", key="rate_limit.burst"
-        )
+        yield "rate_limit.burst", "must be at least 1, or every request would be refused"
 
 
-def _check_known(key: str, value: str, known: Collection[str], what: str) -> None:
-    if value not in known:
-        names = ", ".join(sorted(name for name in known if name))
-        raise WebConfigError(f"unknown {what} {value!r}; known: {names}", key=f"{TLS_KEY}.{key}")
-
-
-def _check_certificate(tls: TLSConfig) -> None:
+def _tls_problems(tls: TLSConfig, *, http2: bool) -> Iterator[Problem]:
+    yield from _unknown("min_version", [tls.min_version], VERSIONS, "TLS version")
+    yield from _unknown("max_version", [tls.max_version], VERSIONS, "TLS version")
+    suites = {*TLS12_SUITES, *TLS13_SUITES}
+    yield from _unknown("cipher_suites", tls.cipher_suites, suites, "cipher suite")
+    yield from _unknown("curve_preferences", tls.curve_preferences, CURVES, "curve")
+    if any("\0" in path for path in (tls.cert_file, tls.key_file, tls.client_ca_file)):
+        yield TLS_KEY, "no file has a NUL in its name"
+    if not tls.enabled:
+        return
     if not (tls.cert or tls.cert_file):
-        raise WebConfigError("TLS needs a certificate: cert_file (or cert) is missing", key=TLS_KEY)
+        yield TLS_KEY, "TLS needs a certificate: cert_file (or cert) is missing"
     if not (tls.key or tls.key_file):
-        raise WebConfigError(
-            "TLS needs the certificate's key: key_file (or key) is missing", key=TLS_KEY
-        )
+        yield TLS_KEY, "TLS needs the certificate's key: key_file (or key) is missing"
     order = tuple(VERSIONS)
     if order.index(tls.min_version) > order.index(tls.max_version):
-        raise WebConfigError(
-            "is above max_version: no client could connect", key=f"{TLS_KEY}.min_version"
-        )
+        yield f"{TLS_KEY}.min_version", "is above max_version: no client could connect"
+    yield from _client_problems(tls)
+    key, chosen = f"{TLS_KEY}.cipher_suites", set(tls.cipher_suites)
+    if chosen and chosen <= TLS13_SUITES and tls.max_version != "TLS13":
+        yield key, "only suites of TLS 1.3, but max_version is below it: no client could connect"
+    if chosen and http2 and tls.min_version != "TLS13" and chosen.isdisjoint(HTTP2_SUITES):
+        needed = " or ".join(sorted(HTTP2_SUITES))
+        yield key, f"HTTP/2 needs {needed}: add one, or set http_server_config.http2: false"
 
 
-def _check_clients(tls: TLSConfig) -> None:
-    key = f"{TLS_KEY}.client_auth_type"
-    if tls.client_auth_type in CLIENT_AUTH_IMPOSSIBLE:
-        raise WebConfigError(
-            f"{tls.client_auth_type} accepts unverified certificates, which Python cannot; use "
+def _client_problems(tls: TLSConfig) -> Iterator[Problem]:
+    kind, key = tls.client_auth_type, f"{TLS_KEY}.client_auth_type"
+    if kind in CLIENT_AUTH_IMPOSSIBLE:
+        yield (
+            key,
+            f"{kind} accepts unverified certificates, which Python cannot; use "
             "RequireAndVerifyClientCert or VerifyClientCertIfGiven",
-            key=key,
         )
-    _check_known("client_auth_type", tls.client_auth_type, CLIENT_AUTH, "client auth type")
-    if CLIENT_AUTH[tls.client_auth_type] != ssl.CERT_NONE:
+    yield from _unknown("client_auth_type", [kind], CLIENT_AUTH, "client auth type")
+    if CLIENT_AUTH[kind] != ssl.CERT_NONE:
         if tls.min_version in ("TLS10", "TLS11"):
-            raise WebConfigError(
+            reason = (
                 "is below TLS12 with client certificates: OpenSSL would take those with SHA-1 or "
-                "short keys, too",
-                key=f"{TLS_KEY}.min_version",
+                "short keys, too"
             )
+            yield f"{TLS_KEY}.min_version", reason
     elif tls.client_ca or tls.client_ca_file:
-        raise WebConfigError(
-            "there is a client CA, but no client_auth_type that asks for certificates", key=TLS_KEY
-        )
+        reason = "there is a client CA, but no client_auth_type that asks for certificates"
+        yield TLS_KEY, reason
     elif tls.client_allowed_sans is not None:
-        raise WebConfigError(
-            "has no effect without a client_auth_type that asks for certificates",
-            key=f"{TLS_KEY}.client_allowed_sans",
-        )
+        reason = "has no effect without a client_auth_type that asks for certificates"
+        yield f"{TLS_KEY}.client_allowed_sans", reason
 
 
-def _check_suites(tls: TLSConfig, *, http2: bool) -> None:
-    chosen, key = set(tls.cipher_suites), f"{TLS_KEY}.cipher_suites"
-    if not chosen:
-        return
-    if chosen <= TLS13_SUITES and tls.max_version != "TLS13":
-        raise WebConfigError(
-            "only suites of TLS 1.3, but max_version is below it: no client could connect", key=key
-        )
-    if http2 and tls.min_version != "TLS13" and chosen.isdisjoint(HTTP2_SUITES):
-        raise WebConfigError(
-            f"HTTP/2 needs {' or '.join(sorted(HTTP2_SUITES))}: add one, or set "
-            "http_server_config.http2: false",
-            key=key,
-        )
-
-
-def _check_header(name: str, value: str) -> None:
-    key = f"http_server_config.headers.{name}"
-    allowed = HEADERS.get(name)
-    if allowed is None:
-        known = ", ".join(HEADERS)
-        raise WebConfigError(f"this header cannot be set; those that can: {known}", key=key)
-    if allowed and value not in allowed:
-        raise WebConfigError(f"must be {' or '.join(allowed)}", key=key)
-    if not value.isprintable():
-        raise WebConfigError("must be one line of printable characters", key=key)
+def _unknown(
+    key: str, values: Iterable[str], known: Collection[str], what: str
+) -> Iterator[Problem]:
+    for value in values:
+        if value not in known:
+            names = ", ".join(sorted(name for name in known if name))
+            yield f"{TLS_KEY}.{key}", f"unknown {what} {value!r}; known: {names}"

@@ -1,4 +1,4 @@
-"""The configuration in force, reloaded when its files change."""
+"""The active configuration, reloaded when its files change."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .config import TLS_KEY, WebConfig, WebConfigError
+from mps_exporter.web.policy import CONFIG_CHECK_INTERVAL_SECONDS, CONFIG_WAIT_TIMEOUT_SECONDS
+
+from .config import TLS_KEY, WebConfig, WebConfigError, parse_web_config
 from .tls import make_context, read_file, read_files
 
 _log = logging.getLogger(__name__)
-
-CHECK_INTERVAL_SECONDS = 1.0
-MAX_WAIT_SECONDS = 1.0
-"""Maximum time that a request waits for a check of the files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +25,11 @@ class Loaded:
     config: WebConfig
     context: ssl.SSLContext | None
     contents: tuple[bytes, ...]
-    """All files, this one first. Sizes and times are not enough: an editor may keep both."""
+    """All files, the configuration first. An editor may keep size and time of a changed file."""
 
 
 def load_web_config(path: str, before: Loaded | None = None) -> Loaded:
-    """Load the file and the files that it names. Return ``before`` if nothing changed.
-
-    Raises:
-        WebConfigError: The file cannot be used.
-    """
+    """Load the file and the files that it names. Return ``before`` if their content is the same."""
     try:
         try:
             content = read_file(path)
@@ -44,8 +38,6 @@ def load_web_config(path: str, before: Loaded | None = None) -> Loaded:
         if before is not None and content == before.contents[0]:
             config = before.config
         else:
-            from .document import parse_web_config  # imported late: YAML takes memory
-
             config = parse_web_config(content)
         tls = config.tls_server_config
         files = read_files(tls, Path(path).parent) if tls.enabled else {}
@@ -56,35 +48,30 @@ def load_web_config(path: str, before: Loaded | None = None) -> Loaded:
     except WebConfigError as error:
         error.path = path
         raise
-    except Exception as error:  # an unforeseen content must not end the program
-        unforeseen = WebConfigError(f"cannot be used: {type(error).__name__}: {error}")
-        unforeseen.path = path
-        raise unforeseen from error
+    except Exception as error:  # unforeseen content must not end the program
+        reason = f"cannot be used: {type(error).__name__}: {error}"
+        raise WebConfigError(reason, path=path) from error
     return Loaded(config, context, contents)
 
 
 class WebConfigWatch:
-    """The configuration in force. The files are checked at most once a second."""
+    """The active configuration. The files are checked at most once a second."""
 
     def __init__(self, path: str, loaded: Loaded) -> None:
         self.path = path
         self.error: WebConfigError | None = None
-        """Why the file as it is now could not be used; None while it could."""
+        """Why the present file cannot be used; None if it can."""
         self._loaded = loaded
         self._checked_at = time.monotonic()
         self._checking = asyncio.Lock()
-        self._look: asyncio.Task[None] | None = None
-        """The last one; a task that nobody refers to could be collected before it is done."""
+        self._check: asyncio.Task[None] | None = None
+        """The last check. A task without a reference could be garbage collected."""
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="web-config")
 
     @classmethod
     def start(cls, path: str) -> WebConfigWatch:
-        """Load for the first time.
-
-        Raises:
-            WebConfigError: The file cannot be used: do not start.
-        """
+        """Load for the first time, or raise WebConfigError."""
         return cls(path, load_web_config(path))
 
     @property
@@ -94,7 +81,7 @@ class WebConfigWatch:
 
     @property
     def current(self) -> WebConfig:
-        """The configuration in force. Does not check the file."""
+        """The active configuration. Does not check the file."""
         return self._loaded.config
 
     async def config(self) -> WebConfig:
@@ -102,20 +89,20 @@ class WebConfigWatch:
         return self._loaded.config
 
     async def tls_context(self) -> ssl.SSLContext | None:
-        """The context for the next connection; None: plain HTTP."""
+        """Return the context for the next connection; None for plain HTTP."""
         await self._refresh()
         return self._loaded.context
 
     async def _refresh(self) -> None:
-        # While one request has the files looked at, the others get what is in force; so does that
-        # one where the files are on a file server that is gone.
-        due = time.monotonic() - self._checked_at >= CHECK_INTERVAL_SECONDS
+        # While a request waits for the check, the others get the active configuration. So does that
+        # request if the files are on an unreachable file server.
+        due = time.monotonic() - self._checked_at >= CONFIG_CHECK_INTERVAL_SECONDS
         if due and not self._checking.locked():
-            self._look = asyncio.create_task(self.check_files())
-            await asyncio.wait((self._look,), timeout=MAX_WAIT_SECONDS)
+            self._check = asyncio.create_task(self.check_files())
+            await asyncio.wait((self._check,), timeout=CONFIG_WAIT_TIMEOUT_SECONDS)
 
     async def check_files(self) -> None:
-        """Look at the files now, after a look that is under way; never fails."""
+        """Check the files now, after a check in progress. Log errors."""
         async with self._checking:
             if self._closed:
                 return
@@ -127,16 +114,13 @@ class WebConfigWatch:
         try:
             new = load_web_config(self.path, self._loaded)
             if (new.context is None) != (self._loaded.context is None):
-                error = WebConfigError(
-                    "TLS cannot be switched on or off while the program runs: restart it",
-                    key=TLS_KEY,
-                )
-                error.path = self.path
+                reason = "TLS cannot be switched on or off while the program runs: restart it"
+                error = WebConfigError(reason, key=TLS_KEY, path=self.path)
                 raise error
         except WebConfigError as error:
             if str(error) != str(self.error):
                 _log.error(
-                    "the web configuration cannot be used; the one before stays in force",
+                    "the web configuration cannot be used; the previous one stays in force",
                     extra={"fields": {"err": error}},
                 )
             self.error = error

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mps_exporter.web.policy import MAX_CERTIFICATE_BYTES
+
 from .config import CLIENT_AUTH, CURVES, TLS12_SUITES, TLS_KEY, VERSIONS, TLSConfig, WebConfigError
 
-MAX_FILE_BYTES = 4 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _GO_KEYS = tuple(
@@ -33,21 +34,13 @@ _GO_KEYS = tuple(
 
 
 def read_files(config: TLSConfig, directory: Path) -> dict[str, bytes]:
-    """Return the content of the files that it names (relative to ``directory``), by key.
-
-    Raises:
-        WebConfigError: A file cannot be read.
-    """
+    """Return the content of the named files (relative to ``directory``), by key."""
     files = {key: getattr(config, key) for key in ("cert_file", "key_file", "client_ca_file")}
     return {key: _read_pem(str(directory / path), key) for key, path in files.items() if path}
 
 
 def make_context(config: TLSConfig, files: Mapping[str, bytes]) -> ssl.SSLContext:
-    """Return a context with the certificates in ``files`` (see read_files).
-
-    Raises:
-        WebConfigError: A certificate or a key cannot be used.
-    """
+    """Return a context with the certificates in ``files`` (see read_files)."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -66,7 +59,7 @@ def make_context(config: TLSConfig, files: Mapping[str, bytes]) -> ssl.SSLContex
 
 @contextlib.contextmanager
 def _refusals(key: str) -> Iterator[None]:
-    """Report what OpenSSL refuses by the policy of the host (FIPS, crypto-policies)."""
+    """Report settings that OpenSSL refuses by the policy of the host (FIPS, crypto-policies)."""
     try:
         yield
     except (ssl.SSLError, ValueError) as error:
@@ -108,32 +101,28 @@ def _curves(context: ssl.SSLContext, config: TLSConfig) -> None:
 
 
 def read_file(path: str) -> bytes:
-    """Read a regular file: a FIFO would block, and /dev/zero has no end.
-
-    Raises:
-        OSError: The file does not exist, is no regular file, or is too big.
-    """
+    """Read a regular file, or raise OSError: a FIFO would block, and /dev/zero is endless."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        if found.st_size > MAX_FILE_BYTES:
-            raise OSError(errno.EFBIG, f"larger than {MAX_FILE_BYTES} bytes")
-        return file.read(MAX_FILE_BYTES)
+        if found.st_size > MAX_CERTIFICATE_BYTES:
+            raise OSError(errno.EFBIG, f"larger than {MAX_CERTIFICATE_BYTES} bytes")
+        return file.read(MAX_CERTIFICATE_BYTES)
 
 
 def _read_pem(path: str, key: str) -> bytes:
     try:
         return read_file(path)
-    except (OSError, ValueError) as error:  # a ValueError of a name that cannot be encoded
+    except (OSError, ValueError) as error:  # ValueError: the name cannot be encoded
         reason = getattr(error, "strerror", None) or error
         raise WebConfigError(f"cannot read {path!r}: {reason}", key=f"{TLS_KEY}.{key}") from error
 
 
 @contextlib.contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """Give bytes a name in memory: OpenSSL reads certificates and keys from files only."""
+    """Yield the path of a file in memory: OpenSSL reads certificates and keys from files only."""
     descriptor = os.memfd_create("web-config")
     try:
         with os.fdopen(descriptor, "wb", closefd=False) as file:
@@ -163,7 +152,8 @@ def _certificate(context: ssl.SSLContext, config: TLSConfig, files: Mapping[str,
         if reason == "KEY_VALUES_MISMATCH":
             reason = "the key does not belong to the certificate"
         raise WebConfigError(f"certificate and key cannot be used: {reason}", key=place) from error
-    if not _public_key(_first_certificate(cert)).startswith(_GO_KEYS):
+    certificate = _first_certificate(cert)
+    if not any(key in certificate for key in _GO_KEYS):
         raise WebConfigError(
             "the certificate's key must be RSA, Ed25519, or ECDSA with P-224 to P-521", key=place
         )
@@ -175,38 +165,11 @@ def _refuse_byte_order_mark(content: bytes, key: str) -> None:
 
 
 def _first_certificate(pem: bytes) -> bytes:
-    """The first certificate of a file that OpenSSL could read, as DER."""
+    """Return the first certificate of a file that OpenSSL could read, in DER."""
     text = pem.decode("latin-1")
     start = text.index("-----BEGIN CERTIFICATE-----")
     end = text.index("-----END CERTIFICATE-----", start) + len("-----END CERTIFICATE-----")
     return ssl.PEM_cert_to_DER_cert(text[start:end])
-
-
-def _public_key(certificate: bytes) -> bytes:
-    """The algorithm and the public key of a certificate in DER (RFC 5280, 4.1)."""
-    body = _value(_value(certificate))
-    if body[0] == 0xA0:  # the version; left out it is 1
-        body = _after(body)
-    for _ in ("serial number", "signature", "issuer", "validity", "subject"):
-        body = _after(body)
-    return _value(_value(body))
-
-
-def _header_length(der: bytes) -> tuple[int, int]:
-    """Bytes of tag and length, and of the value."""
-    if der[1] < 0x80:
-        return 2, der[1]
-    count = der[1] & 0x7F
-    return 2 + count, int.from_bytes(der[2 : 2 + count], "big")
-
-
-def _value(der: bytes) -> bytes:
-    header, length = _header_length(der)
-    return der[header : header + length]
-
-
-def _after(der: bytes) -> bytes:
-    return der[sum(_header_length(der)) :]
 
 
 def _verify_clients(context: ssl.SSLContext, config: TLSConfig, files: Mapping[str, bytes]) -> None:
@@ -219,17 +182,17 @@ def _verify_clients(context: ssl.SSLContext, config: TLSConfig, files: Mapping[s
     key = "client_ca_file" if config.client_ca_file else "client_ca"
     content = files.get("client_ca_file", config.client_ca.encode())
     _refuse_byte_order_mark(content, f"{TLS_KEY}.{key}")
-    # As in Go, an intermediate authority may be trusted alone: many PKIs hand out only that.
+    # An intermediate authority may be trusted alone, as in Go: many PKIs provide only that.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         context.load_verify_locations(cadata=content.decode("ascii", "ignore"))
-    except (ssl.SSLError, ValueError) as error:  # a ValueError where it is empty
+    except (ssl.SSLError, ValueError) as error:  # ValueError: it is empty
         reason = getattr(error, "reason", None) or error
         raise WebConfigError(f"no certificate in it: {reason}", key=f"{TLS_KEY}.{key}") from error
 
 
 def alternative_names(certificate: Mapping[str, Any] | None) -> frozenset[str]:
-    """The subject alternative names of a verified client certificate, as Go prints them."""
+    """Return the subject alternative names of a verified certificate in the form that Go prints."""
     names = set()
     for kind, value in (certificate or {}).get("subjectAltName", ()):
         if kind in ("DNS", "email", "URI"):

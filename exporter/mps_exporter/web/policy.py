@@ -1,0 +1,150 @@
+"""Limits, intervals and timeouts of the web server, in one place.
+
+Durations are in seconds. The options of :class:`WebOptions` can differ between servers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebOptions:
+    """Addresses, pages and limits of a server."""
+
+    listen_addresses: tuple[str, ...] = (":9400",)
+    telemetry_path: str = "/metrics"
+    config_file: str | None = None
+    systemd_socket: bool = False
+    """Listen on systemd's sockets instead of listen_addresses."""
+    host: str = ""
+    """Title of the page: the Kubernetes node or the host's name."""
+    name: str = "mps-exporter"
+    version: str = ""
+    revision: str = ""
+
+    max_requests: int = 40
+    """Maximum number of concurrent scrapes, and of concurrent pages; 0: no limit."""
+    max_connections: int = 512
+    max_event_streams: int = 32
+    timeout_offset: float = 0.5
+    """Maximum difference between a scrape's timeout and the deadline of its collection."""
+    request_timeout: float = 10.0
+    """Time to send a complete request, from the connection or from its first byte."""
+    send_timeout: float = 60.0
+    """Time to take a response."""
+    keepalive_timeout: float = 120.0
+    """Lifetime of an idle connection, above the usual scrape intervals."""
+    shutdown_timeout: float = 10.0
+    """Time for the responses in progress when the program stops."""
+
+
+# ------------------------------------------------------------------------------ connections
+
+MAX_UNANSWERED_BYTES = 65_536
+"""Maximum size of an incomplete request, far above the limits of aiohttp."""
+
+ADDRESS_FRACTION = 0.75
+"""Fraction of the connections or requests that one client address may have."""
+
+SWEEP_INTERVAL_SECONDS = 1.0
+"""Interval between searches for slow clients."""
+
+TLS_CLOSE_TIMEOUT_SECONDS = 2.0
+
+LINGERING_TIMEOUT_SECONDS = 2.0
+"""Time to read the rest of a request that is already answered."""
+
+ACCEPT_RETRY_SECONDS = 1.0
+"""Delay before the next connection is accepted when descriptors or memory are short."""
+
+LISTEN_BACKLOG = 1024
+
+# ---------------------------------------------------------------------------------- scrapes
+
+MAX_SCRAPE_TIMEOUT_SECONDS = 300.0
+"""Maximum scrape timeout that is taken from the request."""
+
+MAX_QUEUE_SECONDS = 5.0
+"""Maximum time that a scrape waits for a free slot, at most half of its timeout."""
+
+# --------------------------------------------------------------------- status page and JSON
+
+STATUS_REUSE_SECONDS = 1.0
+"""Maximum age of a status that is shown again, unless an incident occurred since."""
+
+AFTER_INCIDENT_SECONDS = 0.2
+"""Minimum interval between two collections that incidents cause."""
+
+STATUS_TIMEOUT_SECONDS = 5.0
+"""Timeout of a collection for the status."""
+
+INCIDENT_LEAD_SECONDS = 60.0
+"""Age at which a past incident no longer precedes the current warnings."""
+
+MAX_PATH_CHARACTERS = 400
+"""Maximum length of a shown path or error text."""
+
+HISTORY_SECONDS = 600.0
+"""Period of the drawings on the page."""
+
+SAMPLE_INTERVAL_SECONDS = 2.0
+"""Minimum interval between two samples of a GPU's activity."""
+
+MAX_SAMPLES = round(HISTORY_SECONDS / SAMPLE_INTERVAL_SECONDS) + 1
+"""Maximum number of samples of one GPU."""
+
+MAX_GPUS = 128
+"""Maximum number of GPUs and MIG instances with samples: eight GPUs with seven instances each are
+64."""
+
+LANE_WINDOWS_SECONDS = (60.0, 120.0, 300.0, HISTORY_SECONDS)
+"""Periods that the lanes of a daemon may show."""
+
+SPARSE_SAMPLES = 20
+"""Number of samples in the period below which the page calls them sparse."""
+
+GAP_SECONDS = 30.0
+"""Minimum interval between samples that breaks a line, unless the usual interval is longer."""
+
+# Entries that the page shows unfolded.
+SHOWN_INCIDENTS = 8
+SHOWN_GROUPS = 4
+SHOWN_FINDINGS = 4
+SHOWN_WAITS = 4
+SHOWN_LINES = 16
+SHOWN_LANES = 6
+
+# ----------------------------------------------------------------------------------- events
+
+REPLAYED_EVENTS = 256
+"""Number of past events that a reconnecting reader can get."""
+
+MAX_QUEUED_EVENTS = 64
+"""Maximum number of events that wait for a slow reader; it loses the oldest, with a notice."""
+
+KEEP_ALIVE_INTERVAL_SECONDS = 15.0
+"""Interval between comments on an idle event stream."""
+
+RECONNECT_MILLISECONDS = 3000
+"""Delay after which a browser reconnects to the event stream."""
+
+# ------------------------------------------------------------------- web configuration file
+
+CONFIG_CHECK_INTERVAL_SECONDS = 1.0
+"""Minimum interval between checks of the files for changes."""
+
+CONFIG_WAIT_TIMEOUT_SECONDS = 1.0
+"""Maximum time that a request waits for a check of the files."""
+
+MAX_CONFIG_BYTES = 1 << 17
+"""Maximum size of the file: PyYAML reads about 100 kB per second."""
+
+MAX_CONFIG_DEPTH = 8
+"""Maximum nesting; the keys need 3 levels."""
+
+MAX_CERTIFICATE_BYTES = 4 << 20
+"""Maximum size of a file with certificates or a key."""
+
+WRONG_PASSWORD_SECONDS = 0.5
+"""Delay after a wrong password, before the next check for the same address."""
