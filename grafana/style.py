@@ -78,7 +78,7 @@ class Steps:
 
 
 PLAIN = Steps(((None, "text"),))
-CALM = Steps(((None, USED),))
+UNCOLORED = Steps(((None, QUIET),))
 
 
 def at_most(warn: float, bad: float | None = None) -> Steps:

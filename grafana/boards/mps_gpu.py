@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from grafana.board import Board, Row, Variable, instance, job
-from grafana.boards.shared import SM_ACTIVITY, UTILIZATION
+from grafana.boards.shared import SM_ACTIVITY, UTILIZATION, events_tile
 from grafana.panels import (
+    GPUS_ALIKE,
     Column,
     Query,
     color_of,
+    colors_by_query,
     dashed,
     dotted,
     events,
-    gpus_alike,
     graph,
+    hidden,
     share_graph,
     table,
     tile,
@@ -57,12 +59,11 @@ TILES = (
         f" == 1) or {NOTHING}",
         steps=at_most(1),
     ),
-    tile(
+    events_tile(
         "ECC errors",
         "Healthy: 0. Uncorrected memory errors in this time range; each cost a program its result.",
-        f"{new_in_range(UNCORRECTED, '')} or {NOTHING}",
-        steps=at_most(1),
-        decimals=0,
+        UNCORRECTED,
+        NOTHING,
     ),
     tile(
         "Row failures",
@@ -70,13 +71,13 @@ TILES = (
         f"sum(mps_gpu_row_remap_failure) or {NOTHING}",
         steps=at_most(1),
     ),
-    tile(
+    events_tile(
         "Xid errors",
         "Healthy: 0. Errors that the driver reported in this time range. A fatal error of a "
         "client comes with one.",
-        f"{new_in_range('mps_gpu_xid_errors_total', '')} or {NOTHING}",
+        "mps_gpu_xid_errors_total",
+        NOTHING,
         steps=noticed_from(1),
-        decimals=0,
     ),
     tile(
         "Headroom",
@@ -120,10 +121,7 @@ HEALTH = table(
         Column("Power", "I", unit=WATTS, decimals=0, width=70),
         Column("Temperature", "J", unit=CELSIUS, decimals=0, width=105),
         Column("Driver", "driver_version", width=105),
-        Column("UUID", "uuid", hidden=True),
-        Column("Host", "instance", hidden=True),
-        Column("Job", "job", hidden=True),
-        Column("Known", "A", hidden=True),
+        *hidden("uuid", "instance", "job", "A"),
     ),
     sort="ECC errors",
     none="No GPU is known.",
@@ -136,7 +134,7 @@ WORK = (
         "Utilization",
         "For information: the share of time in which any kernel ran, on however few SMs.",
         Query(f"avg by ({GPU}) {UTILIZATION}", LEGEND),
-        overrides=gpus_alike(),
+        overrides=GPUS_ALIKE,
         numbers=True,
         none="No GPU reports its utilization.",
     ),
@@ -145,7 +143,7 @@ WORK = (
         "Healthy: near the utilization beside it. The share of SMs that were working. Hopper or "
         "later.",
         Query(f"avg by ({GPU}) {SM_ACTIVITY}", LEGEND),
-        overrides=gpus_alike(),
+        overrides=GPUS_ALIKE,
         numbers=True,
         none="No GPU reports its SM activity.",
     ),
@@ -154,20 +152,13 @@ WORK = (
         "For information: which units are busy, the mean of the GPUs chosen. Much tensor is "
         "typical of deep learning; dram near 100 % means that memory is the bottleneck. Hopper or "
         "later.",
-        Query("avg(mps_gpu_tensor_active_ratio)", "tensor"),
-        Query("avg(mps_gpu_fp64_active_ratio)", "fp64"),
-        Query("avg(mps_gpu_fp32_active_ratio)", "fp32"),
-        Query("avg(mps_gpu_fp16_active_ratio)", "fp16"),
-        Query("avg(mps_gpu_integer_active_ratio)", "integer"),
-        Query("avg(mps_gpu_dram_active_ratio)", "dram"),
+        *(
+            Query(f"avg(mps_gpu_{unit}_active_ratio)", unit)
+            for unit in ("tensor", "fp64", "fp32", "fp16", "integer", "dram")
+        ),
         Query("avg(mps_gpu_sm_occupancy_ratio)", "occupancy"),
-        overrides=tuple(
-            color_of("byFrameRefID", letter, color)
-            for letter, color in zip(
-                "ABCDEFG",
-                ("#5794f2", "#b877d9", "#c2841a", "#2f9fb8", "#7890ab", "#d65db1", "#9c9328"),
-                strict=True,
-            )
+        overrides=colors_by_query(
+            "#5794f2", "#b877d9", "#c2841a", "#2f9fb8", "#7890ab", "#d65db1", "#9c9328"
         ),
         numbers=True,
         none="These GPUs do not report it.",
@@ -178,7 +169,7 @@ WORK = (
         Query(f"max by ({GPU}) (mps_gpu_memory_used_bytes)", LEGEND),
         Query("max(mps_gpu_memory_total_bytes)", "total"),
         unit=BYTES,
-        overrides=(*gpus_alike(), dashed("B", BAD)),
+        overrides=(*GPUS_ALIKE, dashed("B", BAD)),
         numbers=True,
         none="No GPU reports its memory.",
     ),
@@ -192,7 +183,7 @@ SPEED = (
         Query(f'max by ({GPU}) (mps_gpu_clock_hertz{{clock="sm"}})', LEGEND),
         Query('max(mps_gpu_clock_max_hertz{clock="sm"})', "maximum"),
         unit=HERTZ,
-        overrides=(*gpus_alike(), dashed("B")),
+        overrides=(*GPUS_ALIKE, dashed("B")),
         numbers=True,
         none="No GPU reports its clocks.",
     ),
@@ -224,7 +215,7 @@ HEAT = (
         Query(f"max by ({GPU}) (mps_gpu_power_watts)", LEGEND),
         Query('max(mps_gpu_power_limit_watts{limit="enforced"})', "limit"),
         unit=WATTS,
-        overrides=(*gpus_alike(), dashed("B", BAD)),
+        overrides=(*GPUS_ALIKE, dashed("B", BAD)),
         numbers=True,
         none="No GPU reports its power.",
     ),
@@ -236,7 +227,7 @@ HEAT = (
         ),
         Query('min(mps_gpu_temperature_limit_celsius{limit="slowdown"})', "slowdown"),
         unit=CELSIUS,
-        overrides=(*gpus_alike(), dotted("byRegexp", "/ memory$/"), dashed("B", BAD)),
+        overrides=(*GPUS_ALIKE, dotted("byRegexp", "/ memory$/"), dashed("B", BAD)),
         numbers=True,
         none="No GPU reports its temperature.",
     ),
@@ -258,7 +249,7 @@ LINKS_AND_ERRORS = (
             "GPU {{gpu}} NVLink",
         ),
         unit=BYTES_PER_SECOND,
-        overrides=(*gpus_alike(), dotted("byFrameRefID", "B")),
+        overrides=(*GPUS_ALIKE, dotted("byFrameRefID", "B")),
         numbers=True,
         none="These GPUs do not count it.",
     ),

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from grafana.board import Board, Row, Variable, instance, job
-from grafana.boards.shared import DAEMONS, SERVER_STATE, UNREACHABLE, USERS, to_host, to_user
+from grafana.boards.shared import (
+    DAEMONS,
+    SERVER_STATE,
+    UNREACHABLE,
+    USERS,
+    events_tile,
+    to_host,
+    to_user,
+)
 from grafana.panels import (
+    CAUSES_ALIKE,
+    USERS_ALIKE,
     Column,
     Query,
-    causes_alike,
-    color_of,
+    colors_by_query,
     events,
+    hidden,
     ranking,
     table,
     tile,
     timeline,
-    users_alike,
 )
 from grafana.promql import new_in_range, new_in_step
 from grafana.style import (
@@ -44,43 +53,39 @@ NOTHING = "0 * count(mps_exporter_build_info)"
 NONE = "None is known in this time range."
 
 TILES = (
-    tile(
+    events_tile(
         "Crashes",
         "Healthy: 0. Servers that ended without the orderly lines in their log, in this time "
         "range. Each takes all its clients with it.",
-        f"{new_in_range(CRASHED, '')} or {NOTHING}",
-        steps=at_most(1),
-        decimals=0,
+        CRASHED,
+        NOTHING,
     ),
-    tile(
+    events_tile(
         "Start errors",
         "Healthy: 0. Servers that ended before they were ready, in this time range. Dozens within "
         "a minute are a crash loop: whoever waits for that server hangs.",
-        f"{new_in_range(START_FAILED, '')} or {NOTHING}",
-        steps=at_most(1),
-        decimals=0,
+        START_FAILED,
+        NOTHING,
     ),
-    tile(
+    events_tile(
         "Fatal errors",
         "Healthy: 0. Errors of a client that its server contained, in this time range. They take "
         "down all other clients on that GPU, too.",
-        f"{new_in_range(FAULTS, '')} or {NOTHING}",
-        steps=at_most(1),
-        decimals=0,
+        FAULTS,
+        NOTHING,
     ),
-    tile(
+    events_tile(
         "Clients lost",
         "Healthy: 0. Programs that MPS took down in this time range.",
-        f"{new_in_range(LOSSES, '')} or {NOTHING}",
-        steps=at_most(1),
-        decimals=0,
+        LOSSES,
+        NOTHING,
     ),
-    tile(
+    events_tile(
         "Refused",
         "Healthy: 0. Programs that MPS did not accept in this time range.",
-        f"{new_in_range(REJECTIONS, '')} or {NOTHING}",
+        REJECTIONS,
+        NOTHING,
         steps=noticed_from(1),
-        decimals=0,
     ),
     tile(
         "Most recent",
@@ -101,13 +106,7 @@ AXIS = (
         Query(new_in_step(START_FAILED, "cause"), "start failed"),
         Query(new_in_step(DAEMON_DIED, "cause"), "daemon died"),
         Query(new_in_step(FAULTS, "gpu"), "fatal error, GPU {{gpu}}"),
-        overrides=(
-            color_of("byFrameRefID", "A", BAD),
-            color_of("byFrameRefID", "B", WARN),
-            color_of("byFrameRefID", "C", "dark-red"),
-            color_of("byFrameRefID", "D", "purple"),
-        ),
-        width=12,
+        overrides=colors_by_query(BAD, WARN, "dark-red", "purple"),
         none=NONE,
     ),
     events(
@@ -116,8 +115,7 @@ AXIS = (
         "their own fault, by another client's, by unfinished work of a client that ended, by a "
         "fault whose cause is not proved, or because an administrator ended them.",
         Query(new_in_step(LOSSES, "cause"), "{{cause}}"),
-        overrides=causes_alike(),
-        width=12,
+        overrides=CAUSES_ALIKE,
         none=NONE,
     ),
     events(
@@ -125,8 +123,7 @@ AXIS = (
         "Healthy: empty. context_limit: the server was full. server_not_ready: it was recovering "
         "from a fault. invalid_device, credentials: the program asked for what it may not have.",
         Query(new_in_step(REJECTIONS, "cause"), "{{cause}}"),
-        overrides=causes_alike(),
-        width=12,
+        overrides=CAUSES_ALIKE,
         none=NONE,
     ),
     events(
@@ -134,7 +131,6 @@ AXIS = (
         "Healthy: empty. 13, 31 and 43 are mostly a program's own mistake; 48, 63, 64, 79, 94, 95 "
         "and 119 are the hardware's or the driver's.",
         Query(new_in_step(XIDS, "gpu, xid"), "Xid {{xid}}, GPU {{gpu}}"),
-        width=12,
         none=NONE,
     ),
 )
@@ -144,8 +140,7 @@ BLAST = (
         "Lost clients by user",
         "Healthy: none. Users to inform: the five with most lost programs.",
         Query(f"topk(5, {new_in_range(LOSSES, 'uid')} > 0)", "uid {{uid}}"),
-        overrides=users_alike(),
-        decimals=0,
+        overrides=USERS_ALIKE,
         none="none is known",
         width=10,
         height=7,
@@ -167,7 +162,7 @@ BLAST = (
             Column("Lost", "B", steps=at_most(1), width=70, decimals=0),
             Column("Host", "instance", links=(to_host("mps-host", "This host"),)),
             Column("Daemon", "daemon"),
-            Column("Job", "job", hidden=True),
+            *hidden("job"),
         ),
         sort="Lost",
         none="None is known.",
@@ -199,7 +194,6 @@ RECOVERY = (
             "all servers",
         ),
         states=(*DAEMON_STATES[:1], State(1, "none in trouble", GOOD), *SERVER_STATES),
-        width=24,
         height=7,
     ),
 )
@@ -233,7 +227,7 @@ LAST = table(
         ),
         Column("Daemon", "daemon"),
         Column("GPU", "gpu", width=80),
-        Column("Job", "job", hidden=True),
+        *hidden("job"),
     ),
     sort="When",
     none="No incident was ever seen here.",

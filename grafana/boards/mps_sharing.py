@@ -16,16 +16,17 @@ from grafana.boards.shared import (
     to_user,
 )
 from grafana.panels import (
+    USERS_ALIKE,
     Column,
     Query,
     color_of,
+    colors_by_query,
     events,
     names_tile,
     share_graph,
     table,
     tile,
     timeline,
-    users_alike,
 )
 from grafana.promql import grown_in_range, new_in_range, new_in_step
 from grafana.style import (
@@ -115,12 +116,7 @@ WAIT_LENGTHS = (
         Query(f"{_up_to('60.0')} - {_up_to('10.0')}", "10 s to 1 min"),
         Query(f"{_up_to('600.0')} - {_up_to('60.0')}", "1 to 10 min"),
         Query(f"{_up_to('+Inf')} - {_up_to('600.0')}", "longer"),
-        overrides=(
-            color_of("byFrameRefID", "A", USED),
-            color_of("byFrameRefID", "B", NOTICE),
-            color_of("byFrameRefID", "C", WARN),
-            color_of("byFrameRefID", "D", BAD),
-        ),
+        overrides=colors_by_query(USED, NOTICE, WARN, BAD),
         width=8,
         height=8,
         none="No wait is known to have ended.",
@@ -174,7 +170,7 @@ COSTS = (
         ),
         stacked=True,
         numbers=True,
-        overrides=(*users_alike(), color_of("byFrameRefID", "A", BAD, custom__fillOpacity=80)),
+        overrides=(*USERS_ALIKE, color_of("byFrameRefID", "A", BAD, custom__fillOpacity=80)),
         none="No user was seen in this time range.",
     ),
     events(
@@ -183,8 +179,7 @@ COSTS = (
         "as long as they keep coming, the wait does not end. Each bar is those since the "
         "bar before.",
         Query(new_in_step("mps_uid_overtakes_total", "uid"), "uid {{uid}}"),
-        overrides=users_alike(),
-        width=12,
+        overrides=USERS_ALIKE,
         height=8,
         none="No overtaking is known in this time range.",
     ),

@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 from grafana.board import Board, Row, Variable, instance, job
-from grafana.boards.shared import DAEMONS, HOLDERS, UNREACHABLE, USERS, WAIT_BAD, WAIT_WARN, to_host
-from grafana.panels import Column, Query, causes_alike, events, names_tile, table, tile, timeline
+from grafana.boards.shared import (
+    DAEMONS,
+    HOLDERS,
+    UNREACHABLE,
+    USERS,
+    WAIT_BAD,
+    WAIT_WARN,
+    events_tile,
+    to_host,
+)
+from grafana.panels import (
+    CAUSES_ALIKE,
+    Column,
+    Query,
+    events,
+    hidden,
+    names_tile,
+    table,
+    tile,
+    timeline,
+)
 from grafana.promql import new_in_range, new_in_step
 from grafana.style import (
     AGO,
@@ -81,12 +100,11 @@ TILES = (
         "For information: this user's programs that are connected to MPS now.",
         f"count(mps_client_info{_MINE}) or {_NONE_CONNECTED}",
     ),
-    tile(
+    events_tile(
         "Lost",
         "Healthy: 0. This user's programs that MPS took down in this time range.",
-        f"{new_in_range(f'mps_client_losses_total{_MINE}', '')} or {_NONE_CONNECTED}",
-        steps=at_most(1),
-        decimals=0,
+        f"mps_client_losses_total{_MINE}",
+        _NONE_CONNECTED,
     ),
 )
 
@@ -110,8 +128,7 @@ WHERE = table(
         Column("My programs", "B", width=115),
         Column("Back-off", "D", unit=SECONDS, width=100),
         Column("Daemon", "daemon"),
-        Column("Server", "E", hidden=True),
-        Column("Job", "job", hidden=True),
+        *hidden("E", "job"),
     ),
     sort="Waiting since",
     descending=False,
@@ -139,8 +156,7 @@ TO_WHOM = table(
         Column("Unfinished", "A", width=110, decimals=0),
         Column("Bad pointer", "B", width=125, decimals=0),
         Column("Host", "instance", links=(to_host("mps-incidents", "Its incidents"),)),
-        Column("Daemon", "daemon", hidden=True),
-        Column("Job", "job", hidden=True),
+        *hidden("daemon", "job"),
     ),
     sort="Unfinished",
     none="Nobody else is known.",
@@ -174,8 +190,7 @@ GOT = table(
         Column("SMs", "C", width=75),
         Column("Memory", "A", unit=BYTES, width=100),
         Column("Memory limit", "B", unit=BYTES, width=120),
-        Column("Daemon", "daemon", hidden=True),
-        Column("Job", "job", hidden=True),
+        *hidden("daemon", "job"),
     ),
     sort="Memory",
     none="No program of this user is known.",
@@ -240,8 +255,7 @@ BOARD = Board(
                         new_in_step(f"mps_client_rejections_total{_MINE}", "cause"),
                         "refused: {{cause}}",
                     ),
-                    overrides=causes_alike(),
-                    width=12,
+                    overrides=CAUSES_ALIKE,
                     height=8,
                     none="No lost or refused program is known in this time range.",
                 ),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from grafana.board import REPOSITORY
-from grafana.panels import Panel, Query, color_of, link, share_graph
-from grafana.promql import state_code
+from grafana.panels import Panel, Query, color_of, link, share_graph, tile
+from grafana.promql import new_in_range, state_code
 from grafana.style import (
     DAEMON_STATES,
     HOLDER_STATES,
@@ -14,7 +16,9 @@ from grafana.style import (
     SERVER_STATES,
     Json,
     State,
+    Steps,
     alert_threshold,
+    at_most,
     codes,
 )
 
@@ -194,6 +198,20 @@ def to_runbook() -> Json:
     return link(
         "Runbook", f"{REPOSITORY}/prometheus/runbooks/${{__data.fields.Alert}}.md", new_tab=True
     )
+
+
+def events_tile(
+    title: str,
+    description: str,
+    counter: str,
+    nothing: str,
+    *,
+    steps: Steps = at_most(1),  # noqa: B008 - frozen
+    links: Sequence[Json] = (),
+) -> Panel:
+    """Show the events of a counter in the time range; `nothing` is 0 if the source is known."""
+    expr = f"{new_in_range(counter, '')} or {nothing}"
+    return tile(title, description, expr, steps=steps, decimals=0, links=links)
 
 
 def utilization_and_activity(by: str, *, width: int = 12, height: int = 8) -> Panel:
