@@ -7,13 +7,14 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from testing.prometheus_programs import UNITS, program
-from testing.rule_files import RULE_FILES
+from testing.rule_files import ROOT, RULE_FILES
 
 Page = dict[str, str]
 """Series -> value."""
@@ -107,6 +108,15 @@ def fired(
         seconds = sum(float(n) * UNITS[unit] for n, unit in re.findall(r"([\d.]+)([hms])", at))
         for labels, texts in _FIRED.findall(text):
             yield Fired(seconds, _words(labels), _words(texts))
+
+
+@cache
+def receiver_of(*labels: str) -> str:
+    """Return the receiver to which our Alertmanager routes an alert with these labels."""
+    routes = ["config", "routes", "test", "--config.file=alertmanager.yml"]
+    command = [program("amtool"), *routes, *labels]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    return done.stdout.strip()
 
 
 def _words(text: str) -> dict[str, str]:

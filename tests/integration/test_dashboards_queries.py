@@ -29,12 +29,11 @@ from testing.prometheus_server import (
     JOB,
     OF_THE_SCRAPE,
     SCRAPE_SECONDS,
-    Prometheus,
+    Scraped,
     Scrapes,
     Series,
     Window,
     backfilled,
-    programs,
     scrapes_of,
 )
 from testing.rule_files import RULE_FILES
@@ -57,7 +56,7 @@ NAMES = sorted({name for _, _, name in SUBJECTS} - {EVERY, ENDED, hand_made.NAME
 
 USERS = ("1001", "1002", "1003")
 
-Stage = tuple[Prometheus, dict[str, Window]]
+Stage = tuple[Scraped, dict[str, Window]]
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +74,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     hosts.append(Scrapes(NEVER, tuple((at, GONE) for at in moments)))
     hosts.append(Scrapes(BLIND, tuple((at, UNREAD) for at in moments)))
     windows[BLIND] = Window(began, moments[-1])
-    with programs() as started:
-        yield backfilled(tmp_path_factory.mktemp("dashboards"), started, hosts), windows
+    with backfilled(tmp_path_factory.mktemp("dashboards"), hosts) as server:
+        yield server, windows
 
 
 def _alert(window: Window) -> Scrapes:
@@ -289,7 +288,7 @@ async def test_numbers_are_those_of_the_incident(stage: Stage) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def _asked(prometheus: Prometheus, window: Window, truth: Truth) -> Iterator[float]:
+def _asked(prometheus: Scraped, window: Window, truth: Truth) -> Iterator[float]:
     shown = (truth.dashboard, truth.panel, truth.ref)
     target = next(t for t in targets() if (t.dashboard, t.panel, t.ref) == shown)
     choices = {"instance": where(truth.recording), "job": JOB, "uid": truth.uid}
