@@ -14,16 +14,14 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab, as_user
+from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab, exporter, inner_pid, run
 from tests.hardware.scenarios import scenario
-from tests.hardware.sharing import _inner_pid
 
 STAY = [sys.executable, str(HERE / "sleeper.py"), "600", "stay"]
 LIMIT_SECONDS = 240
@@ -35,6 +33,9 @@ ONLY = "LAB_CASES"
 HANGS_SECONDS = 2.5
 """A process that has said nothing for so long hangs: a context takes about 0.2 s."""
 
+NO_DAEMON = "cannot-find-mps-control-daemon-process"
+ALL_HANG = "every-cuda-program-hangs-and-the-control-tool-too"
+BAD_DEVICES = "invalid-cuda-visible-devices"
 SHELL = ("export ", "unset ")
 """Commands that begin so are for the shell from which the process is started again."""
 
@@ -83,7 +84,7 @@ class Stage:
             before=before,
             more={"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **environment},
         )
-        pid = _inner_pid(client.pid) if inner else client.pid
+        pid = inner_pid(client.pid) if inner else client.pid
         return Process(client, daemon, uid, tuple(before), environment, pid)
 
     async def started(self, daemon: Daemon | None, **settings: Any) -> Process:
@@ -92,7 +93,9 @@ class Stage:
         await self.settled(process)
         return process
 
-    async def cure(self, process: Process, words: str, page: str = "", *, again: bool) -> None:
+    async def cure(
+        self, process: Process, words: str, page: str = "", *, again: bool = True
+    ) -> None:
         """Ask why it hangs, and carry out what the answer gives."""
         await self.heal(process, await self.ask(process, words, page), again=again)
 
@@ -116,22 +119,7 @@ class Stage:
     async def doctor(self, pid: int, fact: str, uid: int = 0) -> dict[str, object]:
         """Ask about a process; its answer, and the exit status as "status"."""
         began = time.monotonic()
-        done = await asyncio.to_thread(
-            subprocess.run,
-            [
-                *as_user(uid),
-                sys.executable,
-                "-m",
-                "mps_exporter",
-                "doctor",
-                f"--pid={pid}",
-                "--json",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = await run(*exporter("doctor", f"--pid={pid}", "--json", uid=uid))
         seconds = time.monotonic() - began
         processes = json.loads(done.stdout)["processes"] if done.stdout else []
         answer = processes[0] if processes else {"conclusion": done.stderr}
@@ -142,7 +130,9 @@ class Stage:
                 print(f"             {key}: {answer[key]}", flush=True)
         return {"status": done.returncode, **answer}
 
-    async def heal(self, process: Process, command: str, *, again: bool, rounds: int = 1) -> None:
+    async def heal(
+        self, process: Process, command: str, *, again: bool = True, rounds: int = 1
+    ) -> None:
         """Carry the command out as it stands, and see the process run.
 
         Args:
@@ -172,14 +162,7 @@ class Stage:
         self.note("a command is given", bool(command), "one", command)
         if command.startswith(SHELL):
             return self._start_again(process, f"{command} && ")
-        done = await asyncio.to_thread(
-            subprocess.run,
-            ["sh", "-c", command],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = await run("sh", "-c", command)
         self.note("the command", done.returncode == 0, 0, f"{done.returncode} {done.stderr}")
         return self._start_again(process) if again else process
 
@@ -277,10 +260,8 @@ async def _end(clients: Sequence[Client], daemons: Sequence[Daemon]) -> None:
 async def healthy_and_a_second_daemon_refused(stage: Stage) -> None:
     daemon = stage.daemon()
     process = await stage.started(daemon)
-    second = subprocess.run(
-        [CONTROL, "-d"], env=daemon.environment, timeout=20, capture_output=True, check=False
-    )
-    stage.facts["the second daemon"] = [second.returncode, (second.stdout + second.stderr).decode()]
+    second = await run(CONTROL, "-d", environment=daemon.environment)
+    stage.facts["the second daemon"] = [second.returncode, second.stdout + second.stderr]
     await stage.fine(process)
 
 
@@ -290,27 +271,21 @@ async def wrong_directory(stage: Stage) -> None:
     nowhere = stage.lab.folder / "wrong"
     nowhere.mkdir()
     process = await stage.started(daemon, CUDA_MPS_PIPE_DIRECTORY=str(nowhere))
-    await stage.cure(
-        process, "No control daemon serves", "cannot-find-mps-control-daemon-process", again=True
-    )
+    await stage.cure(process, "No control daemon serves", NO_DAEMON)
 
 
 @case
 async def directory_missing(stage: Stage) -> None:
     daemon = stage.daemon()
     process = await stage.started(daemon, CUDA_MPS_PIPE_DIRECTORY=str(stage.lab.folder / "none"))
-    await stage.cure(
-        process, "/none is not there", "cannot-find-mps-control-daemon-process", again=True
-    )
+    await stage.cure(process, "/none is not there", NO_DAEMON)
 
 
 @case
 async def no_variable(stage: Stage) -> None:
     daemon = stage.daemon()
     process = await stage.started(daemon, before=("env", "-u", "CUDA_MPS_PIPE_DIRECTORY"))
-    await stage.cure(
-        process, "No control daemon serves", "cannot-find-mps-control-daemon-process", again=True
-    )
+    await stage.cure(process, "No control daemon serves", NO_DAEMON)
 
 
 @case
@@ -319,9 +294,7 @@ async def path_too_long(stage: Stage) -> None:
     link = stage.lab.folder / ("long-" * 24)
     link.symlink_to(daemon.pipe)
     process = await stage.started(daemon, CUDA_MPS_PIPE_DIRECTORY=str(link))
-    await stage.cure(
-        process, "bytes; a socket", "cannot-find-mps-control-daemon-process", again=True
-    )
+    await stage.cure(process, "bytes; a socket", NO_DAEMON)
 
 
 @case
@@ -331,7 +304,7 @@ async def folder_closed_to_the_user(stage: Stage) -> None:
     daemon = stage.lab.daemon("closed/pipe")
     closed.chmod(0o700)
     process = await stage.started(daemon, uid=1001, CUDA_MPS_PIPE_DIRECTORY=str(closed / "pipe"))
-    await stage.cure(process, "is closed to user 1001 (mode 0700)", again=True)
+    await stage.cure(process, "is closed to user 1001 (mode 0700)")
 
 
 @case
@@ -339,7 +312,7 @@ async def daemon_dead_and_its_directory_left(stage: Stage) -> None:
     daemon = stage.daemon()
     daemon.kill()
     process = await stage.started(daemon)
-    await stage.cure(process, "and is gone", "cannot-find-mps-control-daemon-process", again=True)
+    await stage.cure(process, "and is gone", NO_DAEMON)
     daemon.find()
 
 
@@ -348,9 +321,7 @@ async def directory_not_mounted_into_the_container(stage: Stage) -> None:
     daemon = stage.daemon()
     hide = f'mount -t tmpfs none {shlex.quote(str(daemon.pipe))} && exec "$@"'
     process = await stage.started(daemon, before=("unshare", "--mount", "sh", "-c", hide, "sh"))
-    command = await stage.ask(
-        process, "No control daemon serves", "cannot-find-mps-control-daemon-process"
-    )
+    command = await stage.ask(process, "No control daemon serves", NO_DAEMON)
     stage.note("no command is given", not command, "", command)
     process.before = ()
     await stage.restart(process)
@@ -381,7 +352,6 @@ async def folder_closed_to_its_server(stage: Stage) -> None:
         process,
         "passable is closed to user 1001 (mode 0701)",
         "server-encountered-a-fatal-exception",
-        again=True,
     )
 
 
@@ -391,19 +361,19 @@ async def folder_closed_to_its_server(stage: Stage) -> None:
 @case
 async def no_visible_device(stage: Stage) -> None:
     process = await stage.started(stage.daemon(), CUDA_VISIBLE_DEVICES="")
-    await stage.cure(process, "names no GPU", "invalid-cuda-visible-devices", again=True)
+    await stage.cure(process, "names no GPU", BAD_DEVICES)
 
 
 @case
 async def unknown_visible_device(stage: Stage) -> None:
     process = await stage.started(stage.daemon(), CUDA_VISIBLE_DEVICES="97")
-    await stage.cure(process, "names no GPU", "invalid-cuda-visible-devices", again=True)
+    await stage.cure(process, "names no GPU", BAD_DEVICES)
 
 
 @case
 async def injected_library_missing(stage: Stage) -> None:
     process = await stage.started(stage.daemon(), CUDA_INJECTION64_PATH="/nowhere/libtool.so")
-    await stage.cure(process, "CUDA_INJECTION64_PATH", again=True)
+    await stage.cure(process, "CUDA_INJECTION64_PATH")
 
 
 @case
@@ -446,9 +416,7 @@ async def daemon_stopped(stage: Stage) -> None:
     daemon = stage.daemon()
     os.kill(daemon.pid, signal.SIGSTOP)
     process = await stage.started(daemon)
-    await stage.cure(
-        process, "does not answer", "every-cuda-program-hangs-and-the-control-tool-too", again=False
-    )
+    await stage.cure(process, "does not answer", ALL_HANG, again=False)
 
 
 @case
@@ -458,9 +426,7 @@ async def server_stopped(stage: Stage) -> None:
     for server in daemon.servers():
         os.kill(server, signal.SIGSTOP)
     process = await stage.started(daemon)
-    await stage.cure(
-        process, "does not answer", "every-cuda-program-hangs-and-the-control-tool-too", again=False
-    )
+    await stage.cure(process, "does not answer", ALL_HANG, again=False)
 
 
 @case
@@ -492,12 +458,7 @@ async def ghost_server(stage: Stage) -> None:
     holder.client.kill()
     await stage.lab.until("mps_server_ghost", 1, daemon=daemon.label, seconds=30)
     process = await stage.started(daemon, uid=1003)
-    await stage.cure(
-        process,
-        "was started for clients that had died",
-        "every-cuda-program-hangs-and-the-control-tool-too",
-        again=False,
-    )
+    await stage.cure(process, "was started for clients that had died", ALL_HANG, again=False)
 
 
 @case
@@ -507,11 +468,7 @@ async def deaf_server(stage: Stage) -> None:
     await stage.lab.until("mps_uid_waiting_clients", 2, daemon=daemon.label, uid=1002)
     holder.client.kill()
     await stage.lab.until("mps_server_ghost", 1, daemon=daemon.label, seconds=30)
-    command = await stage.ask(
-        process,
-        "was started for clients that had died",
-        "every-cuda-program-hangs-and-the-control-tool-too",
-    )
+    command = await stage.ask(process, "was started for clients that had died", ALL_HANG)
     # Its server's end does not free the daemon while the client that it sent there is left.
     await stage.heal(process, command, again=True, rounds=3)
 
@@ -532,9 +489,7 @@ async def server_lost(stage: Stage) -> None:
     process = await stage.started(daemon)
     for server in daemon.servers():
         os.kill(server, signal.SIGKILL)
-    await stage.cure(
-        process, "has lost its MPS server", "cuda-error-806-mps-rpc-failure", again=True
-    )
+    await stage.cure(process, "has lost its MPS server", "cuda-error-806-mps-rpc-failure")
 
 
 @case
@@ -543,7 +498,7 @@ async def refused_by_a_server_in_fault(stage: Stage) -> None:
     await stage.lab.ready_client("faulthold", 1, daemon=daemon)
     await stage.lab.until("mps_server_state", 1, daemon=daemon.label, mps_server_state="FAULT")
     process = await stage.started(daemon)
-    await stage.cure(process, "is in FAULT", "cuda-error-807-mps-server-not-ready", again=True)
+    await stage.cure(process, "is in FAULT", "cuda-error-807-mps-server-not-ready")
 
 
 @case

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.hardware.hangs import STAY, Case, Process, Stage, act_all, killed_in_the_queue
-from tests.hardware.lab import CONTROL, Lab
+from tests.hardware.lab import CONTROL, Lab, exporter, run
 from tests.hardware.scenarios import scenario
 
 CASES: dict[str, Case] = {}
@@ -152,13 +152,7 @@ async def server_without_descriptors(stage: Stage) -> None:
     answer = await stage.doctor(process.pid, "answer")
     conclusion = str(answer["conclusion"])
     stage.note("is named", "files open" in conclusion, "descriptors", conclusion)
-    report = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "mps_exporter", "doctor"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    report = await run(*exporter("doctor"))
     stage.facts["doctor"] = report.stdout
     named = "A ghost server" not in report.stdout and "file descriptor left" in report.stdout
     stage.note("doctor names it", named, "descriptors", report.stdout[:600])
@@ -204,7 +198,7 @@ async def socket_closed_to_the_user(stage: Stage) -> None:
     daemon = stage.daemon()
     (daemon.pipe / "control").chmod(0o600)
     process = await stage.started(daemon, uid=1001)
-    await stage.cure(process, "may not connect to", again=True)
+    await stage.cure(process, "may not connect to")
 
 
 @case

@@ -15,10 +15,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.hardware.lab import CONTROL, Daemon, Lab, as_user
+from tests.hardware.lab import CONTROL, Daemon, Lab, as_user, exporter, inner_pid, run
 from tests.hardware.program import exporter_program, scrape, value
 from tests.hardware.scenarios import scenario
-from tests.hardware.sharing import _inner_pid
 
 _UNIT = "sys_ptrace,+dac_read_search"
 PROGRAMS: dict[str, tuple[str, ...]] = {
@@ -87,7 +86,7 @@ def _contained(lab: Lab, name: str, before: tuple[str, ...], mode: str) -> tuple
     outer = subprocess.Popen(["unshare", *flags, "sh", "-c", script], env=environment)
     lab.others.append(outer)
     # The first process of the namespace: all others end with it. (setpriv undoes --kill-child.)
-    daemon.pid = _inner_pid(outer.pid)
+    daemon.pid = inner_pid(outer.pid)
     lab.daemons.append(daemon)
     return daemon, daemon.pid
 
@@ -146,13 +145,7 @@ async def _by_each_program(lab: Lab, daemons: Mapping[str, Daemon]) -> None:
             shown = _shown(page, daemon.label)
             ok = how != "root" or shown["up"] == shown["clients"] == shown["server.log"] == 1
             lab.note(f"exporter as {how}: {name}", ok=ok, wanted="all 1", got=shown)
-        done = subprocess.run(
-            [*before, sys.executable, "-m", "mps_exporter", "doctor"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = await run(*before, *exporter("doctor"))
         (lab.out / f"control-rights-{how}.doctor").write_text(done.stdout + done.stderr)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.hardware.lab import HERE, Client, Daemon, Lab
+from tests.hardware.lab import HERE, Client, Daemon, Lab, as_user, build, inner_pid, run
 from tests.hardware.scenarios import scenario
 
 SCRIPTS = HERE.parents[1] / "deploy" / "jobs"
@@ -28,7 +27,7 @@ async def _busy_neighbours_lost(
     await lab.ready(*neighbours)
     leaver = lab.client("", 0, daemon=daemon, uid=uid, command=[*before, str(leave), *IN_FLIGHT])
     for _ in range(400):
-        if "queued" in leaver.output.read_text(errors="replace"):
+        if leaver.has_printed("queued"):
             break
         await asyncio.sleep(0.05)
     await asyncio.sleep(0.4)
@@ -43,24 +42,9 @@ async def _busy_neighbours_lost(
 
 async def _script(lab: Lab, daemon: Daemon, *arguments: str, uid: int = 0) -> None:
     """Run the script as a user, and note what it said."""
-    as_user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
-    command = [
-        *(("setpriv", *as_user) if uid else ()),
-        "sh",
-        str(TERMINATE),
-        *arguments,
-        "--pipe-directory",
-        str(daemon.pipe),
-    ]
-    done = await asyncio.to_thread(
-        subprocess.run,
-        command,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={"PATH": os.environ["PATH"]},
-    )
+    script = ("sh", str(TERMINATE), *arguments, "--pipe-directory", str(daemon.pipe))
+    command = [*as_user(uid), *script]
+    done = await run(*command, environment={"PATH": os.environ["PATH"]})
     output = f"{done.returncode}: {done.stderr.strip()}"
     lab.facts[f"script {' '.join(arguments[::2])} as {uid}"] = output
     if not uid:
@@ -79,21 +63,14 @@ async def _as_its_user(lab: Lab, daemon: Daemon, leaver: Client) -> None:
 
 async def _in_its_container(lab: Lab, daemon: Daemon, leaver: Client) -> None:
     """As a preStop hook: with the PIDs of the container, where the daemon has the host's."""
-    children = Path(f"/proc/{leaver.pid}/task/{leaver.pid}/children").read_text().split()
-    inside = ["nsenter", f"--target={children[0]}", "--pid", "--mount", "sh", str(TERMINATE)]
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [*inside, "--own-pid-namespace", "--pipe-directory", str(daemon.pipe)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={"PATH": os.environ["PATH"]},
-    )
+    inner = inner_pid(leaver.pid)
+    inside = ["nsenter", f"--target={inner}", "--pid", "--mount", "sh", str(TERMINATE)]
+    hook = ("--own-pid-namespace", "--pipe-directory", str(daemon.pipe))
+    done = await run(*inside, *hook, environment={"PATH": os.environ["PATH"]})
     output = f"{done.returncode}: {done.stderr.strip()}"
     ok = done.returncode == 0 and "terminated client" in output
     lab.note("the hook", ok=ok, wanted="0: terminated client", got=output)
-    os.kill(int(children[0]), signal.SIGKILL)
+    os.kill(inner, signal.SIGKILL)
 
 
 async def _by_a_signal_to_the_job(lab: Lab, daemon: Daemon, leaver: Client) -> None:
@@ -109,9 +86,7 @@ async def _by_sigkill(lab: Lab, daemon: Daemon, leaver: Client) -> None:
 
 @scenario("jobs with work in flight are ended through the shipped scripts: no neighbour is lost")
 async def ending_jobs(lab: Lab) -> None:
-    leave = lab.folder / "leave"
-    build = ["nvcc", "-arch=sm_90", "-o", str(leave), str(HERE / "leave.cu"), "-lcuda"]
-    await asyncio.to_thread(subprocess.run, build, check=True)
+    leave = await asyncio.to_thread(build, lab.folder, "leave")
     daemon, d = lab.labelled_daemon()
     await lab.until("mps_control_up", 1, daemon=d)
     ways: dict[str, tuple[End, tuple[str, ...]]] = {

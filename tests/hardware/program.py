@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes.util
 import gzip
-import os
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.hardware.lab import Lab
+from tests.hardware.lab import Lab, as_user, exporter
 from tests.hardware.scenarios import scenario
 
 PORT = 9477
@@ -29,20 +28,11 @@ QUERY = (
 
 @contextmanager
 def exporter_program(
-    *flags: str, before: tuple[str, ...] = (), **environment: str
+    *flags: str, before: tuple[str, ...] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run mps-exporter, and end it."""
-    process = subprocess.Popen(
-        [
-            *before,
-            sys.executable,
-            "-m",
-            "mps_exporter",
-            f"--web.listen-address=127.0.0.1:{PORT}",
-            *flags,
-        ],
-        env={**os.environ, **environment},
-    )
+    command = exporter(f"--web.listen-address=127.0.0.1:{PORT}", *flags)
+    process = subprocess.Popen([*before, *command])
     try:
         end = time.monotonic() + 15
         while time.monotonic() < end:
@@ -88,8 +78,7 @@ async def ordinary_user(lab: Lab) -> None:
     client = await lab.ready_client(
         "spin", 14, daemon=daemon, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25"
     )
-    user = ("setpriv", "--reuid=1001", "--regid=1001", "--clear-groups")
-    with exporter_program("--mps.min-query-interval=0s", before=user):
+    with exporter_program("--mps.min-query-interval=0s", before=tuple(as_user(1001))):
         await asyncio.sleep(2)
         page = await asyncio.to_thread(scrape)
     _expect(lab, page, "mps_control_up", 1, daemon=d)

@@ -19,7 +19,7 @@ from mps_exporter.daemon_registry import DaemonRecord
 from mps_exporter.diagnostics import findings
 from mps_exporter.snapshot import Snapshot
 from testing.player import Metrics
-from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab
+from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab, exporter, run
 
 Scenario = Callable[[Lab], Awaitable[None]]
 SCENARIOS: dict[str, tuple[str, Scenario]] = {}
@@ -56,7 +56,7 @@ async def one_client(lab: Lab) -> None:
     lab.check(metrics, "mps_server_starts_total", 1, daemon=d, uid=0)
     lab.check(metrics, "mps_client_connections_total", 1, daemon=d)
     lab.check(metrics, "mps_control_log_unrecognized_lines_total", 0, daemon=d)
-    lab.check_seconds(metrics, "mps_client_session_seconds", (4.5, 8), daemon=d)
+    lab.check(metrics, "mps_client_session_seconds_sum", (4.5, 8), daemon=d)
     await lab.until("mps_control_state", 1, daemon=d, mps_control_state="absent")
 
 
@@ -159,9 +159,7 @@ async def wait_served(lab: Lab) -> None:
     waited = time.monotonic() - began
     metrics = await lab.until("mps_uid_waiting_clients", 0, daemon=d, uid=1002)
     lab.check(metrics, "mps_uid_wait_seconds", 1, daemon=d, uid=1002)
-    lab.check_seconds(
-        metrics, "mps_uid_wait_seconds", (waited - 1.5, waited + 0.3), daemon=d, uid=1002
-    )
+    lab.check(metrics, "mps_uid_wait_seconds_sum", (waited - 1.5, waited + 0.3), daemon=d, uid=1002)
     lab.check(metrics, "mps_uid_handovers_total", 1, daemon=d)
     lab.check(metrics, "mps_server_exits_total", 1, daemon=d, cause="requested")
     lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
@@ -267,14 +265,7 @@ async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> N
 
 async def _what_doctor_says(lab: Lab, d: str, ghost: int) -> list[str]:
     """Run the doctor as a person would, and give its commands: first the one for the ghost."""
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "mps_exporter", "doctor", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = await run(*exporter("doctor", "--json"))
     found = [
         action["command"]
         for one in json.loads(done.stdout or '{"findings": []}')["findings"]
@@ -599,7 +590,7 @@ async def _fault(lab: Lab, mode: str, causes: dict[str, int], recovery: float) -
     # A line is held for 0.1 s: the other log may have one from before. (The recovery came 24 ms
     # after the fault, and a page between 0.1 s after the one and after the other had no recovery.)
     metrics = await lab.until("mps_server_fault_recovery_seconds", 1, daemon=d)
-    lab.check_seconds(metrics, "mps_server_fault_recovery_seconds", (0.001, recovery), daemon=d)
+    lab.check(metrics, "mps_server_fault_recovery_seconds_sum", (0.001, recovery), daemon=d)
     lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
     late = await lab.ready_client("spin", 2, daemon=daemon, uid=1001)
     metrics = await lab.until("mps_server_state", 1, daemon=d, mps_server_state="ACTIVE")
@@ -630,7 +621,7 @@ async def fault_held(lab: Lab) -> None:
     lab.check(metrics, "mps_server_state", 1, daemon=d, mps_server_state="FAULT")
     await lab.left(culprit)
     metrics = await lab.until("mps_server_fault_recovery_seconds", 1, daemon=d)
-    lab.check_seconds(metrics, "mps_server_fault_recovery_seconds", (7.5, 9.5), daemon=d)
+    lab.check(metrics, "mps_server_fault_recovery_seconds_sum", (7.5, 9.5), daemon=d)
     lab.check(metrics, "mps_server_faults_total", 1, daemon=d)
     lab.check(metrics, "mps_client_losses_total", 2, daemon=d, cause="unattributed_fault")
     lab.check(metrics, "mps_server_state", 1, daemon=d, mps_server_state="ACTIVE")

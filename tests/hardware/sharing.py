@@ -7,10 +7,9 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from mps_exporter.diagnostics import findings
-from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab
+from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab, inner_pid
 from tests.hardware.scenarios import scenario
 
 STREAMS = 8
@@ -195,17 +194,6 @@ async def framework_crash(lab: Lab) -> None:
 # ------------------------------------------------------------------------------- two GPUs
 
 
-def _inner_pid(outer: int) -> int:
-    """The one child of a process, once it has one."""
-    path = Path(f"/proc/{outer}/task/{outer}/children")
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
-        if words := path.read_text().split():
-            return int(words[0])
-        time.sleep(0.02)
-    raise TimeoutError(f"process {outer} has no child")
-
-
 @scenario("two daemons on two GPUs, and one in PID and mount namespaces of its own")
 async def three_daemons(lab: Lab) -> None:
     daemons = [lab.daemon(f"mps{index}", CUDA_VISIBLE_DEVICES=str(index)) for index in (0, 1)]
@@ -248,14 +236,14 @@ async def three_daemons(lab: Lab) -> None:
         wanted=False,
         got=hidden.pipe.exists(),
     )
-    enter = ("nsenter", f"--target={_inner_pid(outer.pid)}", "--mount", "--pid")
+    enter = ("nsenter", f"--target={inner_pid(outer.pid)}", "--mount", "--pid")
     clients = [
         lab.client("spin", 12, daemon=daemon, uid=1001 + index)
         for index, daemon in enumerate(daemons)
     ]
     inside = lab.client("spin", 12, daemon=hidden, uid=1003, before=enter, CUDA_VISIBLE_DEVICES="0")
     await lab.ready(*clients, inside)
-    pids = [client.pid for client in clients] + [_inner_pid(inside.pid)]
+    pids = [client.pid for client in clients] + [inner_pid(inside.pid)]
     for index, daemon in enumerate([*daemons, hidden]):
         d = daemon.label
         metrics = await lab.until("mps_server_clients", 1, daemon=d)
