@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from testing.commands import output_of
 from testing.prometheus_programs import UNITS, program
 from testing.rule_files import ROOT, RULE_FILES
 
@@ -97,9 +97,7 @@ def fired(
     }
     file = folder / "test.yml"
     file.write_text(json.dumps(test))
-    done = subprocess.run(
-        [program("promtool"), "test", "rules", file], capture_output=True, text=True, check=False
-    )
+    done = output_of(program("promtool"), "test", "rules", file)
     output = done.stdout + done.stderr
     assert re.match(r"Unit Testing: .*\s+(SUCCESS|FAILED:\s+alertname: )", output), output[:2000]
     # No alert is expected, so the complaints name each one that fires.
@@ -115,7 +113,7 @@ def receiver_of(*labels: str) -> str:
     """Return the receiver to which our Alertmanager routes an alert with these labels."""
     routes = ["config", "routes", "test", "--config.file=alertmanager.yml"]
     command = [program("amtool"), *routes, *labels]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    done = output_of(*command, check=True, cwd=ROOT)
     return done.stdout.strip()
 
 

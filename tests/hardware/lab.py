@@ -30,6 +30,7 @@ from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.recording import Header, RecordingWriter
+from testing.commands import output_of
 from testing.player import Metrics
 
 HERE = Path(__file__).parent
@@ -131,15 +132,7 @@ class Daemon:
 
     def tool(self, text: str, seconds: float = 20) -> str:
         """Run the control tool: only the lab may change settings."""
-        done = subprocess.run(
-            [CONTROL],
-            input=f"{text}\n",
-            text=True,
-            env=self.environment,
-            timeout=seconds,
-            capture_output=True,
-            check=False,
-        )
+        done = output_of(CONTROL, input=f"{text}\n", env=self.environment, timeout=seconds)
         return done.stdout + done.stderr
 
     def find(self) -> None:
@@ -449,11 +442,8 @@ def _fits(got: float | None, wanted: float | tuple[float, float] | None) -> bool
 
 def machine() -> tuple[str, str]:
     """Return (GPUs, driver version) for the recordings' headers."""
-    text = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=True,
+    text = output_of(
+        "nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", check=True
     ).stdout
     rows = [row.split(", ") for row in text.strip().splitlines()]
     return f"{len(rows)} x {rows[0][0]}, Linux {platform.release()}", rows[0][1]

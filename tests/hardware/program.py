@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from testing.commands import output_of
 from tests.hardware.lab import Lab, as_user, exporter
 from tests.hardware.scenarios import scenario
 
@@ -126,14 +127,10 @@ async def without_nvml(lab: Lab) -> None:
 
 def _nvml_path() -> Path:
     name = ctypes.util.find_library("nvidia-ml") or "libnvidia-ml.so.1"
-    maps = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import ctypes; ctypes.CDLL({name!r}); print(open('/proc/self/maps').read())",
-        ],
-        capture_output=True,
-        text=True,
+    maps = output_of(
+        sys.executable,
+        "-c",
+        f"import ctypes; ctypes.CDLL({name!r}); print(open('/proc/self/maps').read())",
         check=True,
     ).stdout
     return Path(next(line.split()[-1] for line in maps.splitlines() if "nvidia-ml" in line))

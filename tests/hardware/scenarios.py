@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from mps_exporter.daemon_registry import DaemonRecord
 from mps_exporter.diagnostics import findings
 from mps_exporter.snapshot import Snapshot
+from testing.commands import output_of
 from testing.player import Metrics
 from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab, exporter, run
 
@@ -98,10 +99,10 @@ async def limits(lab: Lab) -> None:
 
 
 def _memory_as_nvidia_smi(lab: Lab, metrics: Metrics, d: str, clients: list[Client]) -> None:
-    text = subprocess.run(
-        ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
+    text = output_of(
+        "nvidia-smi",
+        "--query-compute-apps=pid,used_memory",
+        "--format=csv,noheader,nounits",
         check=True,
     ).stdout
     used = {int(pid): int(mib) for pid, mib in (row.split(", ") for row in text.splitlines())}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from testing import fleet_page
+from testing.commands import output_of
 from testing.prometheus_programs import program
 from testing.promtool import receiver_of
 from testing.rule_files import ROOT, RULE_FILES, TEST_FILES
@@ -17,7 +17,7 @@ PROMTOOLS = pytest.mark.parametrize("promtool", ["promtool", "promtool3"])
 
 
 def run(*command: str | Path) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = output_of(*command, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

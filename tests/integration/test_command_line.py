@@ -23,6 +23,7 @@ import pytest
 
 from mps_exporter.observations import ProcfsObservation
 from mps_exporter.sources.recording import RecordingError, read_recording
+from testing.commands import output_of
 from testing.pipes import full_pipe
 from testing.ports import free_port
 from testing.waiting import PATIENCE_SECONDS, wait_for
@@ -36,11 +37,10 @@ ENVIRONMENT = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
 
 def run(command: str) -> subprocess.CompletedProcess[str]:
     """Run in a shell; $E is the program."""
-    return subprocess.run(
-        ["bash", "-c", command],
-        capture_output=True,
-        text=True,
-        check=False,
+    return output_of(
+        "bash",
+        "-c",
+        command,
         cwd=ROOT,
         timeout=PATIENCE_SECONDS,
         env={**ENVIRONMENT, "E": " ".join(PROGRAM), "DEMO": str(DEMO)},

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from testing.commands import output_of
 from testing.fake_host import install_tool, server, set_daemon
 from testing.fake_proc import HOST_NAMESPACE, FakeProc
 
@@ -72,13 +73,16 @@ class Host:
         self, *arguments: str, pipe: bool = True, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         given = (f"--pipe-directory={self.pipe}".split("=")) if pipe else []
-        return subprocess.run(
-            ["dash", str(self.script), "--control", str(self.tool), *PATIENT, *given, *arguments],
+        return output_of(
+            "dash",
+            self.script,
+            "--control",
+            self.tool,
+            *PATIENT,
+            *given,
+            *arguments,
             env={"PATH": os.environ["PATH"], **environment},
-            capture_output=True,
-            text=True,
             timeout=300,
-            check=False,
         )
 
     def terminated(self) -> list[int]:

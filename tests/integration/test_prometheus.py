@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import bcrypt
 import pytest
 import trustme
 
+from testing.commands import output_of
 from testing.player import RECORDINGS
 from testing.program import Page, Program, running
 from testing.prometheus_programs import TREE, program, prometheus
@@ -39,13 +39,7 @@ async def test_promtool_finds_nothing_in_a_page(tmp_path: Path, incident: str) -
     async with running(tmp_path, "demo", str(recording), "--speed=5") as exporter:
         page = await until_awaited(lambda: with_a_server(exporter))
     assert page.value("mps_exporter_recording_info") == 1
-    checked = subprocess.run(
-        [program("promtool"), "check", "metrics"],
-        input=page.text,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    checked = output_of(program("promtool"), "check", "metrics", input=page.text)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 

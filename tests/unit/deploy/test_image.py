@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from testing.commands import output_of
+
 ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
 SBOM = ROOT / "deploy" / "image" / "sbom.py"
@@ -108,11 +110,12 @@ def entry(tmp_path: Path) -> Entry:
         (tmp_path / "status").write_text(
             f"Name:\tsh\nCapBnd:\t{bounding}\nNoNewPrivs:\t{no_new_privileges}\n"
         )
-        return subprocess.run(
-            ["/bin/sh", str(tmp_path / "entrypoint"), "serve", "--log.level=warn"],
+        return output_of(
+            "/bin/sh",
+            tmp_path / "entrypoint",
+            "serve",
+            "--log.level=warn",
             env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "TEST_UID": str(uid)},
-            capture_output=True,
-            text=True,
             check=True,
         )
 

@@ -19,12 +19,12 @@ import asyncio
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from testing.commands import output_of
 from testing.program import running
 from testing.waiting import PATIENCE_SECONDS
 from tests.unit.docs.markdown import ROOT, Block, blocks, files, pages
@@ -61,7 +61,7 @@ def test_every_block_says_what_it_is(block: Block) -> None:
 def test_every_block_is_shell(block: Block) -> None:
     """Also where it cannot be run."""
     text = re.sub(r"<<<? ?(?=[A-Z]|$)", "", block.text)
-    check = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    check = output_of("bash", "-n", input=text)
     assert (check.returncode, check.stderr) == (0, "")
 
 

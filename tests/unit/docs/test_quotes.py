@@ -7,7 +7,6 @@ of this tree if its first part is; what is made there (``build/``, ``.venv/``) i
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.config import FLAGS, REVISION_VARIABLE
+from testing.commands import output_of
 from tests.unit.docs.markdown import ROOT, blocks, files, pages, quotes
 
 # What the changelog says of earlier versions is history.
@@ -76,9 +76,7 @@ SYSTEM = {
 @cache
 def helped(*words: str) -> frozenset[str]:
     """The flags that a program of ours explains."""
-    result = subprocess.run(
-        [*words, "--help"], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    result = output_of(*words, "--help", check=True, cwd=ROOT)
     return frozenset(re.findall(r"--[a-z][a-z0-9.-]*", result.stdout))
 
 
