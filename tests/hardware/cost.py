@@ -36,22 +36,19 @@ MAX_RSS_MEBIBYTES = 75
 def exporters() -> list[Exporter]:
     """This exporter, and the others that are installed here."""
     python = sys.executable
-    port = free_port()
-    listen = f"--web.listen-address=127.0.0.1:{port}"
-    found = [
-        Exporter(OURS, (python, "-m", "mps_exporter", listen), f"http://127.0.0.1:{port}/metrics")
-    ]
+    nvitop = (python, "-m", "nvitop_exporter", "--bind-address=127.0.0.1", "--port=")
+    go_program = shutil.which("nvidia_gpu_exporter")
+    listen = "--web.listen-address=127.0.0.1:"
+    commands = {OURS: (python, "-m", "mps_exporter", listen)}
     if importlib.util.find_spec("nvitop_exporter") is not None:
+        commands[NVITOP] = nvitop
+    if go_program:
+        commands["nvidia_gpu_exporter"] = (go_program, listen)
+    found = []
+    for name, (*command, last) in commands.items():
         port = free_port()
-        command = (python, "-m", "nvitop_exporter", "--bind-address", "127.0.0.1")
         url = f"http://127.0.0.1:{port}/metrics"
-        found.append(Exporter(NVITOP, (*command, "--port", str(port)), url))
-    if program := shutil.which("nvidia_gpu_exporter"):
-        port = free_port()
-        listen = f"--web.listen-address=127.0.0.1:{port}"
-        found.append(
-            Exporter("nvidia_gpu_exporter", (program, listen), f"http://127.0.0.1:{port}/metrics")
-        )
+        found.append(Exporter(name, (*command, f"{last}{port}"), url))
     found.append(Exporter("nvidia-smi", ("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv")))
     return found
 
@@ -98,23 +95,19 @@ async def _measure(lab: Lab, clients: int, most: float) -> None:
     _check(lab, by_name, most)
     seen = (await lab.look()).value("mps_server_clients")
     lab.note("clients on the page", ok=seen == clients, wanted=clients, got=seen)
-    for client in (worker, *crowd):
-        client.kill()
-    await lab.left(worker, *crowd)
+    await lab.end(worker, *crowd)
     daemon.quit()
+
+
+_MEASURED = ("cpu_percent", "idle_cpu_percent", "rss_megabytes", "series")
 
 
 def _check(lab: Lab, costs: dict[str, Cost], most: float) -> None:
     ours = costs[OURS]
     for cost in costs.values():
         lab.facts[cost.name] = {
-            "median_ms": cost.median_ms,
-            "p95_ms": cost.p95_ms,
-            "burst_median_ms": cost.burst_median_ms,
-            "cpu_percent": cost.cpu_percent,
-            "idle_cpu_percent": cost.idle_cpu_percent,
-            "rss_megabytes": cost.rss_megabytes,
-            "series": cost.series,
+            name: getattr(cost, name)
+            for name in ("median_ms", "p95_ms", "burst_median_ms", *_MEASURED)
         }
     _at_most(lab, "CPU at 1 s scrapes, % of a core", ours.cpu_percent, MAX_CPU_PERCENT)
     _at_most(lab, "resident memory, MiB", ours.rss_megabytes, MAX_RSS_MEBIBYTES)

@@ -117,9 +117,7 @@ async def waiting_and_asked_by_its_user(stage: Stage) -> None:
 @case
 async def waiting_at_the_daemon_of_a_container(stage: Stage) -> None:
     daemon = stage.lab.directories("container")
-    inside = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c")
-    command = [*inside, f"{CONTROL} -d; sleep 120"]
-    stage.lab.others.append(subprocess.Popen(command, env=daemon.environment))
+    stage.lab.start_contained(daemon, f"{CONTROL} -d; sleep 120")
     await stage.lab.until("mps_control_up", 1, daemon=daemon.label)
     holder = await stage.started(daemon, uid=1001)
     process = stage.start(daemon, uid=1002)

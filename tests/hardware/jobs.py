@@ -139,9 +139,7 @@ async def _as_cuda_says(
             wanted=LIMIT if limited else None,
             got=got,
         )
-    for client in clients:
-        client.kill()
-    await lab.left(*clients)
+    await lab.end(*clients)
 
 
 @scenario("memory limits by ordinal on one GPU")

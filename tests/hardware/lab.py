@@ -168,6 +168,12 @@ class Daemon:
         return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
+def daemon_at(pipe: Path, log: Path, **environment: str) -> Daemon:
+    """Return a daemon with these directories that is not started yet."""
+    directories = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(log)}
+    return Daemon(pipe, log, {"PATH": os.environ["PATH"], **directories, **environment})
+
+
 @dataclass
 class Check:
     """An expected observation."""
@@ -205,13 +211,7 @@ class Lab:
         for directory in (pipe, log):
             directory.mkdir(exist_ok=True)
             directory.chmod(0o777)
-        env = {
-            "PATH": os.environ["PATH"],
-            "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
-            "CUDA_MPS_LOG_DIRECTORY": str(log),
-            **environment,
-        }
-        return Daemon(pipe, log, env)
+        return daemon_at(pipe, log, **environment)
 
     def daemon(
         self,
@@ -299,6 +299,31 @@ class Lab:
         await self.ready(client)
         return client
 
+    async def end(self, *clients: Client) -> None:
+        """Kill these clients, and wait until they have exited."""
+        for client in clients:
+            client.kill()
+        await self.left(*clients)
+
+    def start_contained(self, daemon: Daemon, script: str, *namespaces: str) -> int:
+        """Run a shell script that starts a daemon in a PID namespace; return its PID there."""
+        flags = ("--pid", "--fork", "--mount-proc", "--kill-child", *namespaces)
+        command = ["unshare", *flags, "sh", "-c", script]
+        outer = subprocess.Popen(command, env=daemon.environment)
+        self.others.append(outer)
+        self.daemons.append(daemon)
+        return inner_pid(outer.pid)
+
+    def start_in_foreground(self, daemon: Daemon) -> None:
+        """Start a control daemon that writes no log files."""
+        silent = subprocess.DEVNULL
+        process = subprocess.Popen(
+            [CONTROL, "-f"], env=daemon.environment, stdout=silent, stderr=silent
+        )
+        self.others.append(process)
+        self.daemons.append(daemon)
+        daemon.pid = process.pid
+
     async def quit(self, daemon: Daemon, *clients: Client) -> None:
         """Wait until these clients have exited, stop the daemon, and collect for a second."""
         await self.left(*clients)
@@ -368,13 +393,6 @@ class Lab:
         at = metrics.snapshot.taken_at
         self.truth.append({"at": at, "metric": name, "labels": words, "value": got})
         return ok
-
-    def check_all(
-        self, metrics: Metrics, wanted: Mapping[str, float | None], **labels: object
-    ) -> None:
-        """Check several metrics with the same labels."""
-        for name, value in wanted.items():
-            self.check(metrics, name, value, **labels)
 
     async def until(
         self,

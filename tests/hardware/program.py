@@ -93,8 +93,7 @@ async def ordinary_user(lab: Lab) -> None:
     unreadable = value(page, "mps_exporter_unreadable_environments")
     lab.note("unreadable environments", ok=bool(unreadable), wanted=">= 1", got=unreadable)
     (lab.out / "ordinary-user.prom").write_text(page)
-    client.kill()
-    await lab.left(client)
+    await lab.end(client)
     daemon.quit()
 
 
@@ -120,8 +119,7 @@ async def without_nvml(lab: Lab) -> None:
     _expect(lab, page, "mps_server_client_contexts", 1, daemon=d, uuid=uuid, gpu="0")
     _expect(lab, page, "mps_client_contexts", 1, daemon=d, uuid=uuid, pid=client.pid)
     _expect(lab, page, "mps_gpu_info", None)
-    client.kill()
-    await lab.left(client)
+    await lab.end(client)
     daemon.quit()
 
 

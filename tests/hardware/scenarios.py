@@ -505,22 +505,7 @@ async def draining(lab: Lab) -> None:
 @scenario("a daemon in a PID namespace of its own: its log calls everyone PID 0")
 async def own_pid_namespace(lab: Lab) -> None:
     daemon = lab.directories("mps")
-    lab.others.append(
-        subprocess.Popen(
-            [
-                "unshare",
-                "--pid",
-                "--fork",
-                "--mount-proc",
-                "--kill-child",
-                "sh",
-                "-c",
-                f"{CONTROL} -d; sleep 60",
-            ],
-            env=daemon.environment,
-        )
-    )
-    lab.daemons.append(daemon)
+    lab.start_contained(daemon, f"{CONTROL} -d; sleep 60")
     d = daemon.label
     await lab.until("mps_control_up", 1, daemon=d)
     client = await lab.ready_client("spin", 6, daemon=daemon, uid=1001)
@@ -538,15 +523,7 @@ async def own_pid_namespace(lab: Lab) -> None:
 @scenario("a daemon in the foreground: it writes no log files")
 async def foreground(lab: Lab) -> None:
     daemon = lab.directories("mps")
-    process = subprocess.Popen(
-        [CONTROL, "-f"],
-        env=daemon.environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    lab.others.append(process)
-    daemon.pid = process.pid
-    lab.daemons.append(daemon)
+    lab.start_in_foreground(daemon)
     d = daemon.label
     await lab.until("mps_control_up", 1, daemon=d)
     client = await lab.ready_client("spin", 6, daemon=daemon)
@@ -642,8 +619,7 @@ async def terminate_client(lab: Lab) -> None:
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     lab.check(metrics, "mps_server_faults_total", 0, daemon=d)
     lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
-    clients[1].kill()
-    await lab.left(clients[1])
+    await lab.end(clients[1])
     metrics = await lab.until("mps_server_clients", 0, daemon=d)
     lab.check(metrics, "mps_client_losses_total", 1, daemon=d)
     await lab.quit(daemon)
@@ -908,12 +884,7 @@ async def doctor(lab: Lab) -> None:
     sleeper.kill()
     await _advised(lab)
     daemon.quit()
-    env = {**daemon.environment, **lab.directories("front").environment}
-    lab.others.append(
-        subprocess.Popen(
-            [CONTROL, "-f"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-    )
+    lab.start_in_foreground(lab.directories("front"))
     await _advised(lab, "logs_unreadable")
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
+import signal
 import sys
 import time
 
 from mps_exporter.diagnostics import findings
-from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab, inner_pid
+from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab, daemon_at, inner_pid
 from tests.hardware.scenarios import scenario
 
 STREAMS = 8
@@ -155,8 +155,7 @@ async def containers(lab: Lab) -> None:
         )
         lab.facts[name] = await _outcome(lab, daemon, client)
         lab.note(name, ok=True, wanted="any", got=lab.facts[name])
-        client.kill()
-        await lab.left(client)
+        await lab.end(client)
     host.kill()
     await lab.quit(daemon, host)
 
@@ -199,36 +198,12 @@ async def three_daemons(lab: Lab) -> None:
     daemons = [lab.daemon(f"mps{index}", CUDA_VISIBLE_DEVICES=str(index)) for index in (0, 1)]
     inner = lab.folder / "inner"
     inner.mkdir()
-    hidden = Daemon(
-        inner / "pipe",
-        inner / "log",
-        {
-            "PATH": os.environ["PATH"],
-            "CUDA_VISIBLE_DEVICES": "0",
-            "CUDA_MPS_PIPE_DIRECTORY": str(inner / "pipe"),
-            "CUDA_MPS_LOG_DIRECTORY": str(inner / "log"),
-        },
-    )
+    hidden = daemon_at(inner / "pipe", inner / "log", CUDA_VISIBLE_DEVICES="0")
     script = (
         f"mount -t tmpfs none {inner} && mkdir -m 777 {hidden.pipe} {hidden.log} && "
         f"{CONTROL} -d; sleep 90"
     )
-    outer = subprocess.Popen(
-        [
-            "unshare",
-            "--pid",
-            "--mount",
-            "--fork",
-            "--mount-proc",
-            "--kill-child",
-            "sh",
-            "-c",
-            script,
-        ],
-        env=hidden.environment,
-    )
-    lab.others.append(outer)
-    lab.daemons.append(hidden)
+    inside_pid = lab.start_contained(hidden, script, "--mount")
     await lab.until("mps_control_up", 1, daemon=hidden.label)
     lab.note(
         "its directory is not to be seen from the host",
@@ -236,7 +211,7 @@ async def three_daemons(lab: Lab) -> None:
         wanted=False,
         got=hidden.pipe.exists(),
     )
-    enter = ("nsenter", f"--target={inner_pid(outer.pid)}", "--mount", "--pid")
+    enter = ("nsenter", f"--target={inside_pid}", "--mount", "--pid")
     clients = [
         lab.client("spin", 12, daemon=daemon, uid=1001 + index)
         for index, daemon in enumerate(daemons)
@@ -263,7 +238,7 @@ async def three_daemons(lab: Lab) -> None:
         )
     for daemon in daemons:
         daemon.quit()
-    outer.kill()
+    os.kill(inside_pid, signal.SIGKILL)
     await lab.run(1)
 
 
@@ -310,9 +285,7 @@ async def data_parallel(lab: Lab) -> None:
                     metrics, "mps_gpu_processes", (1 + small, 2 + small), kind="mps_client", gpu=gpu
                 )
         await lab.left(*both)
-        for client in crowd:
-            client.kill()
-        await lab.left(*crowd)
+        await lab.end(*crowd)
         lab.facts[name] = {"seconds": _seconds(*both)}
         lab.note(name, ok=_seconds(*both) is not None, wanted="done", got=lab.facts[name])
         await asyncio.sleep(0)
