@@ -126,7 +126,7 @@ class Schema:
             case parser.NumberLiteral() | parser.StringLiteral():
                 return None
             case parser.VectorSelector():
-                known = self.series(node.name).labels
+                known = self.series(str(node.name)).labels
                 _require(
                     frozenset(name for name, _, _ in matchers(node)),
                     known,

@@ -39,7 +39,7 @@ def exporters() -> list[Exporter]:
     nvitop = (python, "-m", "nvitop_exporter", "--bind-address=127.0.0.1", "--port=")
     go_program = shutil.which("nvidia_gpu_exporter")
     listen = "--web.listen-address=127.0.0.1:"
-    commands = {OURS: (python, "-m", "mps_exporter", listen)}
+    commands: dict[str, tuple[str, ...]] = {OURS: (python, "-m", "mps_exporter", listen)}
     if importlib.util.find_spec("nvitop_exporter") is not None:
         commands[NVITOP] = nvitop
     if go_program:

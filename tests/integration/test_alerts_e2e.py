@@ -29,7 +29,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+from aiohttp.test_utils import BaseTestServer, TestServer
 
 from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4
@@ -491,7 +491,7 @@ async def missing_alerts(folder: Path) -> list[Mapping[str, str]]:
     return missing
 
 
-def alertmanager_command(folder: Path, address: str, webhook: TestServer) -> list[str]:
+def alertmanager_command(folder: Path, address: str, webhook: BaseTestServer) -> list[str]:
     """Return the command with our configuration: only waits and the webhooks' addresses differ."""
     text = (ROOT / "alertmanager.yml").read_text()
     text = text.replace("localhost:9099", f"127.0.0.1:{webhook.port}")

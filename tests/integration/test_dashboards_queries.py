@@ -24,6 +24,7 @@ from testing.dashboards import (
     variables,
 )
 from testing.player import RECORDINGS, Player
+from testing.prometheus_programs import Series
 from testing.prometheus_server import (
     GONE,
     JOB,
@@ -31,7 +32,6 @@ from testing.prometheus_server import (
     SCRAPE_SECONDS,
     Scraped,
     Scrapes,
-    Series,
     Window,
     backfilled,
     scrapes_of,
