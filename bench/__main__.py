@@ -32,7 +32,7 @@ def against(name: str, value: float, limit: float, unit: str) -> str:
 
 
 def everything(quick: bool) -> Iterator[str]:
-    """Measure, and yield each line of the report as soon as it is known."""
+    """Measure, and yield the lines of the report."""
     yield f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores, "
     yield f"load {os.getloadavg()[0]:.1f} (other work on the machine makes all times longer)"
     full = asyncio.run(collection(FULL, 7 if quick else 15))

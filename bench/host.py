@@ -404,7 +404,7 @@ class FullHost:
         self._write("nvml.json", json.dumps(lists_of_gpus))
 
     def fail(self, code: int | None) -> None:
-        """Let every call of NVML fail with this code; None ends it."""
+        """Make every call of NVML fail with this code; None ends the failure."""
         self.nvml.fail("", code)
         self._write("failing.json", json.dumps(code))
 

@@ -20,7 +20,7 @@ IN_CHART = Path(__file__).parents[1] / "deploy" / "helm" / "mps-exporter" / "fil
 
 
 def text_of(board: Board) -> str:
-    """Give the file's content."""
+    """Return the file's content."""
     return json.dumps(board.json(), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -14,7 +14,7 @@ from mps_exporter.metrics.catalogue import CATALOGUE
 REPOSITORY = "https://github.com/mps-exporter/mps-exporter/blob/main"
 TAGS = ("nvidia-mps", "mps-mixin")
 SCHEMA_VERSION = 39
-"""Grafana 10 writes 39; later ones bring it up to their own when they load it."""
+"""Grafana 10 writes 39; later versions migrate it when they load it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Variable:
     several: bool = True
 
     def json(self, earlier: Sequence[str]) -> Json:
-        """Give Grafana's form; what is offered obeys the variables before it."""
+        """Return Grafana's form; the offered values obey the variables before it."""
         query = f"label_values({scoped(self.metric, earlier)}, {self.name})"
         chosen: Json = {"current": {"selected": True, "text": ["All"], "value": ["$__all"]}}
         return {
@@ -77,7 +77,7 @@ def instance(*, everything: bool = True, hidden: bool = False) -> Variable:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One question, and the panels that answer it."""
+    """A heading that is a question, and the panels below it."""
 
     question: str
     panels: tuple[Panel, ...]
@@ -103,7 +103,7 @@ class Board:
         return any(each.name == "instance" and not each.everything for each in self.variables)
 
     def json(self) -> Json:
-        """Give the dashboard in Classic JSON."""
+        """Return the dashboard in Classic JSON."""
         return {
             "uid": self.uid,
             "title": f"NVIDIA MPS / {self.name}",
@@ -212,7 +212,7 @@ def described(panel: Panel) -> str:
     return "\n\n".join([panel.description, *(["\n".join(lines)] if lines else [])])
 
 
-# Metrics that only lend a label, or say that somebody is there, need no words.
+# Metrics that only provide a label, or show presence, need no explanation.
 _EXPLAINED = {
     name for name, spec in CATALOGUE.items() if spec.kind != "info" and name != "mps_gpu_served"
 }

@@ -21,7 +21,7 @@ PANEL_NAMES = {
 
 
 def exported(board: Board) -> Json:
-    """Give a dashboard with __inputs and __requires."""
+    """Return a dashboard with __inputs and __requires."""
     dashboard = board.json()
     kinds = sorted({panel.kind for row in board.rows for panel in row.panels})
     needed = [

@@ -74,7 +74,7 @@ def _rules(folder: Path, *, waiting: bool) -> tuple[list[dict[str, Any]], list[s
 def fired(
     folder: Path, instance: str, pages: Sequence[Page], interval: float, *, waiting: bool = True
 ) -> Iterator[Fired]:
-    """Every alert at every page; pages are so many seconds apart."""
+    """Yield every alert at every page; `interval`: seconds between two pages."""
     groups, files = _rules(folder, waiting=waiting)
     names = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
     every = f"{interval:g}s"

@@ -177,9 +177,9 @@ ALERTS = table(
     two_lines=True,
 )
 
-# The worst of the whole range. Who was unreachable is asked for outside of the subquery: in one
-# with @, Prometheus 2.42 evaluates a second @ before the range where the range is aligned to the
-# step, and no unreachable host of a job that is younger than the range was found.
+# The worst of the whole range. The expression for unreachable hosts is outside of the subquery: in
+# a subquery with @, Prometheus 2.42 evaluates a second @ before the range if the range is aligned
+# to the step, and finds no unreachable host of a job that is younger than the range.
 _SILENT = (
     f"count by ({HOSTS}) (min_over_time(up[$__range] @ end()) == 0 and on (job) {SEEN}) * 0 + 12"
 )

@@ -103,7 +103,7 @@ TILES = (
 
 KEYS = "job, instance, daemon, server, pid, gpu, uuid"
 _ON_GPUS = "(mps_client_contexts or %s * mps_client_namespace_info)"
-"""The GPUs of each client; a v3 daemon does not tell how many contexts there are."""
+"""The GPUs of each client; a v3 daemon does not report the number of contexts."""
 CLIENTS = table(
     "Clients and their limits",
     "Healthy: memory well below its limit. Every connected program, its limits and its use; at "

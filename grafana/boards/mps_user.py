@@ -44,7 +44,7 @@ _NONE_CONNECTED = "0 * count(mps_exporter_build_info)"
 WAITING = f"mps_uid_waiting_clients{_MINE} - mps_uid_waiting_dead_clients{_MINE}"
 _I_WAIT = f"mps_uid_waiting_clients{_MINE} > 0"
 _WHERE_I_WAIT = f"on ({DAEMONS}) {_I_WAIT}"
-# Whoever has clients on the daemon now; without any, whose server is still there.
+# The user with clients on the daemon now; without clients, the user of its server.
 _HOLDS = (
     f"(count by ({USERS}) (mps_client_info{_OTHERS})"
     f" or count by ({USERS}) (mps_server_info{_OTHERS}))"

@@ -1,6 +1,6 @@
-"""Makes pictures of the status page in each situation: ``python -m tests.browser.pictures FOLDER``.
+"""Draws the status page in each situation: ``python -m tests.browser.pictures FOLDER``.
 
-Each situation in 1400 and 390 pixels, light and dark. For a person to look at; tests compare none.
+Each situation in 1400 and 390 pixels, light and dark. For a person; no test compares them.
 """
 
 from __future__ import annotations

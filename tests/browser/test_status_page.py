@@ -138,7 +138,7 @@ async def until(page: Page, expression: str) -> None:
 
 @pytest.mark.parametrize("blocked", [False, True])
 async def test_an_incident_is_shown(page: Page, blocked: bool) -> None:
-    """By the event stream; without it, by fetching every few seconds."""
+    """Through the event stream; without it, by fetching every few seconds."""
     backend = FakeBackend(snapshot=hosts.healthy())
     async with served(backend) as (shown, _):
         if blocked:
@@ -252,7 +252,7 @@ async def test_the_page_keeps_itself_fresh(page: Page) -> None:
         assert await page.evaluate("document.title") == "▲ MPS on gpu-host"
         announced = "document.getElementById('announcement').textContent"
         assert "Bob has waited" in await page.evaluate(announced)
-        assert await page.evaluate("window.mark") == 1  # the same page, not loaded anew
+        assert await page.evaluate("window.mark") == 1  # the same page, not reloaded
         assert page.complaints == []
         stop.set()
         await until(page, "document.body.classList.contains('stale')")

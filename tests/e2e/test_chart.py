@@ -98,7 +98,7 @@ def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 CUSTOM = "PodMonitor,ServiceMonitor,PrometheusRule"
-"""Kinds of the Prometheus operator, whose schemas nobody carries."""
+"""Kinds of the Prometheus operator, without published schemas."""
 
 
 def conform(schemas: Path, version: str, text: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ from tests.hardware.scenarios import DOUBLE, SCENARIOS
 
 
 async def run(names: list[str], out: Path, limit_seconds: float) -> int:
-    """Act the scenarios out one after another; gives the number of failed checks."""
+    """Act the scenarios out one after another; return the number of failed checks."""
     failed: list[str] = []
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lab-build-") as folder:

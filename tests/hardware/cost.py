@@ -1,6 +1,6 @@
-"""Scenarios that measure what a scrape costs beside real clients, and what others cost there.
+"""Scenarios that measure the cost of a scrape with real clients, also of other exporters.
 
-Other exporters are measured where they are installed: nvitop-exporter as a module of this Python
+Other exporters are measured if they are installed: nvitop-exporter as a module of this Python
 (its wheels unpacked on PYTHONPATH), nvidia_gpu_exporter as a program on PATH, nvidia-smi always.
 """
 
@@ -55,7 +55,7 @@ def exporters() -> list[Exporter]:
 
 @contextmanager
 def compiled() -> Iterator[None]:
-    """Let programs started here find their modules compiled, as where pip installed them.
+    """Provide programs compiled modules, like an installation with pip.
 
     Compiling pynvml alone leaves 12 MiB in the process that does it.
     """
@@ -79,7 +79,7 @@ def _compare_compiled() -> list[Cost]:
 
 
 async def _measure(lab: Lab, clients: int, most: float) -> None:
-    """Start the clients, and measure all exporters; at most so many times nvitop-exporter's."""
+    """Measure all exporters with clients; `most`: maximum multiple of nvitop-exporter's cost."""
     daemon = lab.daemon()
     worker = lab.client("spin", 150, daemon=daemon, blocks=8)
     crowd = [lab.client("idle", 150, daemon=daemon, mebibytes=8) for _ in range(clients - 1)]

@@ -1,8 +1,8 @@
 """GPU faults with a known cause: python3 -m tests.hardware.faults OUT.
 
 Each round starts its own control daemon and some neighbours (busy or idle clients). Then a
-client ends with GPU work in flight, or uses a bad pointer. Two exporters observe, one of them without
-the kernel log, and a third one records. Their reports are compared with the truth.
+client ends with GPU work in flight, or uses a bad pointer. Two exporters observe, one without the
+kernel log, and a third one records. Their reports are compared with the truth.
 
 Needs nvcc, root, and PyTorch for some rounds. It changes no GPU setting, and ends every process
 that it started by its PID.
@@ -289,7 +289,7 @@ def verdict(one: Round, seen: list[dict[str, Any]]) -> str:
 
 
 def scrape() -> None:
-    """Scrape each exporter once a second: a scrape looks for new daemons."""
+    """Scrape each exporter once a second: a scrape discovers new daemons."""
     while True:
         for port in PORTS.values():
             with contextlib.suppress(OSError):

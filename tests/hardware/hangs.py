@@ -1,9 +1,9 @@
-"""Misconfigurations and hangs, acted out one after another: what ``doctor --pid`` says of each.
+"""Misconfigurations and hangs, acted out one after another: ``doctor --pid`` diagnoses each.
 
-The program is run as a person runs it, beside a process that hangs, fails or runs without MPS. Its
-first answer must name the cause; the command that it gives is carried out as it stands, or, where
-the remedy is no command, what it says is acted out; then the process must run, and the doctor must
-find nothing wrong with it. What it said, and how long it took, is in the truth file.
+The program runs as a person runs it, next to a process that hangs, fails or runs without MPS. Its
+first conclusion must name the cause; the command that it prints is run verbatim, or, if the remedy
+is not a command, the remedy is acted out; then the process must run, and the doctor must find
+nothing wrong with it. Its output and its duration are in the truth file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CASE_SECONDS = 55
 ONLY = "LAB_CASES"
 """Variable with a regular expression of the cases to act out."""
 HANGS_SECONDS = 2.5
-"""A process that has said nothing for so long hangs: a context takes about 0.2 s."""
+"""Silence after which a process counts as hanging, in seconds: a context takes about 0.2 s."""
 
 NO_DAEMON = "cannot-find-mps-control-daemon-process"
 ALL_HANG = "every-cuda-program-hangs-and-the-control-tool-too"
@@ -107,7 +107,7 @@ class Stage:
         self.facts["the process said"] = process.client.events()[:1]
 
     async def ask(self, process: Process, words: str, page: str = "") -> str:
-        """Ask why it hangs; its first answer must hold these words. Gives the command."""
+        """Diagnose the process; the conclusion must contain these words. Return the command."""
         answer = await self.doctor(process.pid, "answer")
         await self.lab.look()  # for the recording
         text, of = str(answer.get("conclusion")), str(answer.get("page") or "")
@@ -133,14 +133,13 @@ class Stage:
     async def heal(
         self, process: Process, command: str, *, again: bool = True, rounds: int = 1
     ) -> None:
-        """Carry the command out as it stands, and see the process run.
+        """Run the command verbatim, and check that the process runs afterwards.
 
         Args:
-            process: The one that hangs.
-            command: What the doctor gave.
-            again: Whether the process must be started again after it.
-            rounds: While it does not run, the doctor is asked again, and its next command is
-                carried out: so often in all.
+            process: The process that hangs.
+            command: The doctor's command.
+            again: Whether the process must be restarted after the command.
+            rounds: Maximum number of diagnoses and commands until the process runs.
         """
         for left in reversed(range(rounds)):
             process = await self._carry_out(process, command, again=again)
@@ -148,7 +147,7 @@ class Stage:
                 break
             await self.settled(process)
             if process.client.event("error") is not None:
-                # It came when the server that it was sent to ended; an error tells that by itself.
+                # The error came when the server that the process was sent to exited.
                 process = self._start_again(process)
                 await self.settled(process)
             if process.client.event("ready") is not None:
@@ -158,7 +157,7 @@ class Stage:
         await self.runs(process)
 
     async def _carry_out(self, process: Process, command: str, *, again: bool) -> Process:
-        """Carry out a command, and start the process again if need be; gives the one that runs."""
+        """Run a command, and restart the process if necessary; return the process that runs."""
         self.note("a command is given", bool(command), "one", command)
         if command.startswith(SHELL):
             return self._start_again(process, f"{command} && ")
@@ -231,7 +230,7 @@ async def act_all(lab: Lab, cases: dict[str, Case]) -> None:
         clients, daemons = len(lab.clients), len(lab.daemons)
         try:
             await asyncio.wait_for(act(stage), CASE_SECONDS)
-        except Exception as error:  # noqa: BLE001 - the other cases go on
+        except Exception as error:  # noqa: BLE001 - the other cases continue
             lab.note(name, ok=False, wanted="to be acted out", got=repr(error))
         finally:
             await _end(lab.clients[clients:], lab.daemons[daemons:])
@@ -253,7 +252,7 @@ async def _end(clients: Sequence[Client], daemons: Sequence[Daemon]) -> None:
         await asyncio.to_thread(daemon.quit, 5)
 
 
-# ---------------------------------------------------------------- where it looks for a daemon
+# ---------------------------------------------------------------- the search for a daemon
 
 
 @case

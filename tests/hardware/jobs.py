@@ -22,7 +22,7 @@ End = Callable[[Lab, Daemon, Client], Awaitable[None]]
 async def _busy_neighbours_lost(
     lab: Lab, daemon: Daemon, leave: Path, end: End, *, uid: int = 0, before: tuple[str, ...] = ()
 ) -> int:
-    """End one client with work in flight beside three busy ones; count those that died of it."""
+    """End a client with work in flight next to three busy clients; return how many died."""
     neighbours = [lab.client("spin", 12, daemon=daemon, uid=uid) for _ in range(3)]
     await lab.ready(*neighbours)
     leaver = lab.client("", 0, daemon=daemon, uid=uid, command=[*before, str(leave), *IN_FLIGHT])
@@ -62,7 +62,7 @@ async def _as_its_user(lab: Lab, daemon: Daemon, leaver: Client) -> None:
 
 
 async def _in_its_container(lab: Lab, daemon: Daemon, leaver: Client) -> None:
-    """As a preStop hook: with the PIDs of the container, where the daemon has the host's."""
+    """A preStop hook: it has the PIDs of the container, the daemon those of the host."""
     inner = inner_pid(leaver.pid)
     inside = ["nsenter", f"--target={inner}", "--pid", "--mount", "sh", str(TERMINATE)]
     hook = ("--own-pid-namespace", "--pipe-directory", str(daemon.pipe))
@@ -74,7 +74,7 @@ async def _in_its_container(lab: Lab, daemon: Daemon, leaver: Client) -> None:
 
 
 async def _by_a_signal_to_the_job(lab: Lab, daemon: Daemon, leaver: Client) -> None:
-    """As scancel does: SIGTERM to every process at once."""
+    """Like scancel: SIGTERM to every process at the same time."""
     del lab, daemon
     os.killpg(leaver.pid, signal.SIGTERM)
 
@@ -118,7 +118,7 @@ LIMIT = 1 << 30
 async def _as_cuda_says(
     lab: Lab, daemon: Daemon, cases: list[tuple[str | None, str]], *, sees: str
 ) -> None:
-    """Whether a client has a limit must be told as CUDA tells the client itself."""
+    """Check that the exporter reports exactly the limits that CUDA reports to the clients."""
     clients = []
     for visible, text in cases:
         environment = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": text}
@@ -158,7 +158,7 @@ async def memory_ordinals_two_gpus(lab: Lab) -> None:
     first, second = gpus[0].uuid, gpus[1].uuid
     texts = ("0=1G", "1=1G", f"{first}=1G", f"{second}=1G")
     views = (None, "0", "1", "0,1", "1,0", second, f"{second},{first}")
-    # By UUID, a GPU that the client does not see was not measured: the exporter tells no limit.
+    # The limit of a GPU that the client does not see was not measured: the exporter reports none.
     reported = [
         (view, text)
         for view in views

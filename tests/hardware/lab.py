@@ -362,7 +362,7 @@ class Lab:
         return Metrics(await self.collector.collect())
 
     async def run(self, seconds: float) -> Metrics:
-        """Let time pass, with a collection a second for the recording."""
+        """Wait, with a collection a second for the recording."""
         end = time.monotonic() + seconds
         while True:
             metrics = await self.look()
@@ -497,7 +497,7 @@ async def lab(
     began = time.monotonic()
     try:
         yield one
-    except Exception as error:  # noqa: BLE001 - a scenario that breaks is a failed check, the next goes on
+    except Exception as error:  # noqa: BLE001 - a scenario that breaks is a failed check, the next one runs
         one.note("scenario", ok=False, wanted="to run", got=f"{type(error).__name__}: {error}")
         import traceback
 

@@ -1,4 +1,4 @@
-"""Scenarios that run the whole program, as a user does, beside real clients."""
+"""Scenarios that run the whole program, as a user does, with real clients."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def _memory_as_nvidia_smi(lab: Lab, metrics: Metrics, d: str, clients: list[Clie
 
 
 async def _silence(lab: Lab, daemon: Daemon) -> None:
-    """Our own questions must leave little in control.log."""
+    """Check that the exporter's queries leave few lines in control.log."""
     for _ in range(2):  # the second finds everything known
         await lab.look()
         await asyncio.sleep(1.2)
@@ -131,7 +131,7 @@ async def _silence(lab: Lab, daemon: Daemon) -> None:
     lab.facts["log_lines_per_probe"] = probe
     from mps_exporter.mps.server_queries import ServerAnswers
 
-    for record in lab.collector._daemons.values():  # forget, so that it is asked again
+    for record in lab.collector._daemons.values():  # forget, so that the server is queried again
         record.answers = ServerAnswers()
     await asyncio.sleep(1.2)
     before = daemon.lines("control")
@@ -694,7 +694,7 @@ async def stopped(lab: Lab) -> None:
 @scenario("a client outlives its server and keeps its memory: stranded")
 async def stranded(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
-    # A process that never calls CUDA again does not notice that its server is gone.
+    # A process that never calls CUDA again is unaware of its server's exit.
     sleeper = await lab.ready_client(
         "sleep",
         0,
@@ -829,7 +829,7 @@ async def quiet(lab: Lab) -> None:
 
 
 async def _advised(lab: Lab, *wanted: str, seconds: float = 6) -> None:
-    """The doctor must name these troubles and, but for the lab's own habits, no other."""
+    """Check that the doctor names these findings and, except for the lab's habits, no others."""
     end = time.monotonic() + seconds
     expected = set(wanted)
     habits = {"not_exclusive_mode", "daemon_quit"}

@@ -35,7 +35,7 @@ def _seconds(*clients: Client) -> float | None:
 
 
 async def _activity(lab: Lab, *clients: Client) -> dict[str, float]:
-    """Let clients run to their end; what the GPU did meanwhile, by two counters."""
+    """Wait for the clients' exit; return the GPU's activity meanwhile, by two counters."""
     await lab.ready(*clients, seconds=40)
     names = {
         "busy_share": "mps_gpu_busy_seconds_total",
@@ -116,7 +116,7 @@ async def percentages(lab: Lab) -> None:
 
 
 async def _outcome(lab: Lab, daemon: Daemon, client: Client) -> dict[str, object]:
-    """What became of a client in a container, and what the exporter says of it."""
+    """Return what became of a client in a container, and what the exporter reports."""
     end = time.monotonic() + 12
     while not client.events() and client.process.poll() is None and time.monotonic() < end:
         await lab.run(0.2)

@@ -264,7 +264,7 @@ doctor speed=0.2 possible=ControlDaemonDown,ControlDaemonUnresponsive,GhostServe
   tickets QueuedClientDead uid=1002 : 1 queued client of uid 1002 at
   pager ServerCrashed : Clients lost: 1 \(1 of uid 0\)\. They get
 """
-"""Recordings with what differs in their play, and below each the alerts that must be told of.
+"""Recordings with the settings of their play, and below each recording the expected alerts.
 
 An alert: receiver, name (without Mps), labels, and after the colon a regular expression that the
 description contains. Its daemon is the lab's; the daemon of a case of "hangs" is named; "-": none.

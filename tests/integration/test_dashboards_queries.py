@@ -50,7 +50,7 @@ mps_control_state{daemon="/mps",mps_control_state="answering"} 1
 mps_control_log_readable{daemon="/mps",log="control"} 0
 mps_server_info{daemon="/mps",server="7",uid="1001"} 1
 """
-"""What is left of a daemon where neither its logs nor its clients can be read."""
+"""The rest of a daemon whose logs and clients cannot be read."""
 SUBJECTS = subjects()
 NAMES = sorted({name for _, _, name in SUBJECTS} - {EVERY, ENDED, hand_made.NAME})
 
@@ -129,7 +129,7 @@ def test_every_expression_is_answered_for_all_hosts_at_once(stage: Stage) -> Non
 
 
 def test_history_has_hosts_that_were_never_reached_and_hosts_that_are_young(stage: Stage) -> None:
-    """All began together, and later than the range that is looked at; Grafana aligns ranges."""
+    """All began together, and later than the queried range; Grafana aligns ranges."""
     prometheus, windows = stage
     (target,) = (t for t in targets() if t.panel == "Worst state of each host")
     middle = (windows["limits"].start + 15) // 5 * 5

@@ -1,7 +1,7 @@
-"""increase() of a counter, as anybody writes it, sees the first event of each cause.
+"""increase() of a counter, in its simplest form, counts the first event of each cause.
 
-Recordings of real hosts are played; what Prometheus gets is the exporter's own page at successive
-moments. A counter that begins at 0 is not extrapolated, so the results are exact.
+Recordings of real hosts are played; Prometheus gets the exporter's own page at successive times. A
+counter that begins at 0 is not extrapolated, so the results are exact.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An ordinary user beside root's daemon: whatever she starts, root's daemon is shown as it is.
+"""A hostile ordinary user on root's host: root's daemon is shown correctly.
 
 The processes, namespaces, locks, files and users are real; the daemons are stand-ins, and those of
-the hostile user are programs that only have the name.
+the hostile user are programs with the same name.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def test_a_name_costs_no_more_than_a_name(host: OwnHost) -> None:
     host.serve()
     _, page = host.get("/metrics")
     names = {one.labels["daemon"] for one in host.scrape()["mps_control_info"]}
-    assert len(names) == 5  # each is told apart
+    assert len(names) == 5  # each has its own label
     assert max(map(len, page.splitlines())) < 2000
 
 
@@ -204,7 +204,7 @@ def test_no_directory_of_another_process_may_be_named(host: OwnHost) -> None:
 
 
 def test_what_is_masked_from_the_exporter_stays_masked(host: OwnHost) -> None:
-    """As by ProtectHome= of the unit: the host's /home is there below /proc/PID/root."""
+    """Like ProtectHome= of the unit: the host's /home is reachable below /proc/PID/root."""
     host.daemon("/tmp/open", "/var/lib/home/logs")
     none = "/run/systemd/inaccessible/dir"
     mask = f"mkdir -p {none} && chmod 0 {none} && mount --bind {none} /var/lib/home"
@@ -255,7 +255,7 @@ time.sleep(3600)
 
 
 def test_a_file_system_that_does_not_answer_stops_nobody(host: OwnHost) -> None:
-    """As a dead NFS server's: each look at it hangs."""
+    """Like a dead NFS server: each access hangs."""
     host.outside("/run/dead").mkdir()
     hanging = host.start(sys.executable, "-c", HANG, "/run/dead")
     assert hanging.stdout is not None
@@ -340,7 +340,7 @@ def test_a_thousand_daemons_of_one_user_are_eight(host: OwnHost) -> None:
     assert metrics.value("mps_control_up", daemon=daemon.pipe) == 1
     names = {one.labels["daemon"] for one in metrics["mps_control_up"]}
     assert len(names) <= 1 + 8
-    # (On a busy machine one of the looks may be late.)
+    # (On a busy machine a collection may be late.)
     wait_for(lambda: all(one.value == 1 for one in host.scrape()["mps_scrape_collector_success"]))
     assert (metrics.value("process_resident_memory_bytes") or 0) < 100e6
     print(
@@ -350,7 +350,7 @@ def test_a_thousand_daemons_of_one_user_are_eight(host: OwnHost) -> None:
 
 
 def timed_scrapes(host: OwnHost, count: int = 9) -> float:
-    """Give the median time of some scrapes, in seconds."""
+    """Return the median duration of some scrapes, in seconds."""
     times = []
     for _ in range(count):
         began = time.monotonic()

@@ -48,7 +48,7 @@ for path in /*; do
 done
 mkdir -p $root/mps && mount --bind /run/nvidia/mps $root/mps && exec chroot $root "$@"
 """
-"""As the device plugin does it: the driver's root with /mps in it, which is /run/nvidia/mps."""
+"""The device plugin's layout: the driver's root with /mps in it, which is /run/nvidia/mps."""
 
 
 def cgroup_root() -> Path:
@@ -226,7 +226,7 @@ def test_each_client_is_attributed_to_what_it_belongs_to(seen: tuple[Field, Metr
 
 
 def test_the_device_plugins_directories_can_be_named_as_the_node_has_them(field: Field) -> None:
-    """As the chart does: the same daemon, not a second one, and by the name that is configured."""
+    """The chart's flags: the same daemon, not a second one, with the configured name."""
     field.host.serve(f"--mps.pipe-directory={PLUGIN}/pipe", f"--mps.log-directory={PLUGIN}/log")
     metrics = field.host.scrape()
     assert field.names(metrics)["plugin"] == f"{PLUGIN}/pipe"

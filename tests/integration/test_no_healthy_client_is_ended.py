@@ -1,14 +1,13 @@
-"""No text of ours tells an operator to end a healthy process, at any moment of any recording.
+"""No text tells an operator to end a healthy process, at any time of any recording.
 
 Healthy are: a client with a context that no fault has hit, a process that waits in the queue, and
-the server and the daemon of such a client. Looked at are the page, the status API, the doctor, the
-doctor of each process, and what the alerts say, every two seconds of a recording and whenever its
-logs had news.
+the server and the daemon of such a client. Checked are the page, the status API, the doctor, the
+doctor of each process, and the alerts, every two seconds of a recording and at each new log data.
 
 A fault lasts some milliseconds, and most recordings read its end together with its beginning. So
-a moment at which a client is torn down is also looked at with its server still in FAULT. The page,
-the API and the doctor are also given each state with a daemon or servers that are worse off: what
-the control tool reports is not always in the logs.
+a state in which a client is torn down is also checked with its server still in FAULT. The page,
+the API and the doctor also get each state with an unhealthy daemon or unhealthy servers: what the
+control tool reports is not always in the logs.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ def worse(snapshot: Snapshot) -> Iterator[Snapshot]:
 
 
 def shape_of(snapshot: Snapshot) -> object:
-    """All that texts depend on, but for ages."""
+    """Return all that texts depend on, except ages."""
     found = (*findings(snapshot), *recent_incidents(snapshot))
     clients = [
         (server.pid, server.state, client.pid, client.state, sum(client.contexts.values()))
@@ -113,7 +112,7 @@ def shape_of(snapshot: Snapshot) -> object:
 
 
 def told_by_programs(snapshots: Sequence[Snapshot]) -> Iterator[Told]:
-    """What page, API and doctor say of each state, and of worse ones."""
+    """Yield the texts of page, API and doctor for each state, and for worse states."""
     last: object = None
     for number, snapshot in enumerate(snapshots):
         if (shape := shape_of(snapshot)) == last:
@@ -193,7 +192,7 @@ def texts_of_findings(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
 
 
 def texts_of_processes(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    """What the doctor says of each process."""
+    """Yield the doctor's texts for each process."""
     found = (*findings(snapshot), *recent_incidents(snapshot))
     pids = {client.pid for d in snapshot.daemons for s in d.servers for client in s.clients}
     pids |= {wait.pid for daemon in snapshot.daemons for wait in daemon.waits}

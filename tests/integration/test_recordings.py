@@ -14,11 +14,10 @@ from testing.player import RECORDINGS, Player
 TRUTHS = sorted(RECORDINGS.glob("*.json"))
 
 PATIENCE_SECONDS = 2.0
-"""The exporter may look at other moments than it did on the hardware: what was seen then must be
-seen within this time."""
+"""Tolerance in seconds: the exporter may collect at other times than it did on the hardware."""
 
 RUNNING = {"mps_uid_holding_seconds_total", "mps_uid_handover_idle_seconds_total"}
-"""Totals that grow while one looks: they may differ by the time between the looks."""
+"""Totals that grow between two collections."""
 
 
 def _agrees(metric: str, got: float | None, want: float | None) -> bool:
@@ -65,7 +64,7 @@ def test_the_demo_plays_recordings_that_are_tested() -> None:
 
 
 async def test_killed_clients_are_not_taken_for_stranded_ones() -> None:
-    # Two seconds in which the GPUs were not read, while the logs told of ten clients that left.
+    # For two seconds the GPUs were not read, while the logs showed that ten clients left.
     recording = Player(RECORDINGS / "data-parallel.rec.gz")
     begin = recording.recording.header.started_at
     stranded = []

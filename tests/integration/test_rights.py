@@ -1,7 +1,8 @@
 """The table "Which rights buy which metrics" in docs/deployment.md, cell by cell.
 
-The real exporter runs with each of the rights, twice: as it is, and with all daemons named by flag.
-What it shows at once is a "yes" of the table, what it shows only then a "configured only".
+The real exporter runs with each of the rights twice: without flags, and with all daemons named by
+flag. A metric of the first run is a "yes" of the table, a metric of the second run only is
+"configured only".
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ COLUMNS = {
 
 @dataclass
 class Seen:
-    """What the exporter shows, as it is and with all daemons named."""
+    """Metrics of the exporter without flags, and with all daemons named."""
 
     unnamed: Metrics
     named: Metrics
@@ -91,7 +92,7 @@ def scene() -> Iterator[Scene]:
 
 
 def _closed(host: OwnHost) -> Daemon:
-    """Give a daemon whose logs only root may read; its pipe directory is open, as it always is."""
+    """Start a daemon whose logs only root may read; its pipe directory is open, as always."""
     daemon = host.daemon(*CLOSED, umask="077")
     pipe = host.outside(CLOSED[0])
     pipe.chmod(0o755)
@@ -235,7 +236,7 @@ def test_what_the_table_promises_is_what_there_is(scene: Scene, column: str) -> 
 
 @pytest.mark.parametrize("column", COLUMNS)
 def test_no_other_metric_is_missing(scene: Scene, column: str) -> None:
-    """Of the daemons that can be reached, all is there but what the table says is not."""
+    """All metrics of reachable daemons exist, except those that the table excludes."""
     columns, rows = table()
     root = scene.seen["root"].named
     all_there_is = root.keys()

@@ -256,7 +256,7 @@ async def test_every_path_needs_the_password(site: Site) -> None:
 
 
 async def test_only_72_bytes_of_a_password_count(site: Site) -> None:
-    """As in Go, and without the error that bcrypt raises."""
+    """Like Go, and without the error that bcrypt raises."""
     async with visited(site, f"basic_auth_users:\n  alice: {hashed(LONG)}\n") as address:
         assert await status(address, login=("alice", LONG)) == 200
         assert await status(address, login=("alice", LONG + "more")) == 200

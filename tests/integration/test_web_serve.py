@@ -18,11 +18,11 @@ from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import connected, served
 
 FOR_EVER = 10 * PATIENCE_SECONDS
-"""So long nothing lasts in a test: what waits for it, fails."""
+"""Longer than any test: a test that waits for it fails."""
 
 
 async def refuses(address: str) -> bool:
-    """Whether nobody listens there any more."""
+    """Return whether no server listens there any more."""
     try:
         async with connected(address):
             return False
@@ -224,7 +224,7 @@ async def test_streams_do_not_hold_up_the_end() -> None:
 async def test_a_shortage_of_descriptors_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever opens connections would fill the log with ten lines a second."""
+    """Connections of one client would otherwise fill the log with ten lines a second."""
     tried = 0
 
     async def no_descriptor(_: object) -> None:

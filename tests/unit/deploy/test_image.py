@@ -61,7 +61,7 @@ def test_what_it_copies_is_there_and_let_through_to_the_build() -> None:
 
 
 def test_the_lock_of_the_build_backend_is_whole() -> None:
-    """What the Dockerfile picks from the lock file is what hatchling needs, no more and no less."""
+    """The Dockerfile picks exactly hatchling's requirements from the lock file."""
     picked = re.search(r"keep = /\^\(([^)]*)\)==/", DOCKERFILE)
     assert picked is not None
     requirements = {"hatchling"}

@@ -84,7 +84,7 @@ def pictures(page: Path) -> Iterator[str]:
 
 
 def quotes(page: Path) -> Iterator[str]:
-    """What stands in backquotes in the text."""
+    """Yield the texts in backquotes."""
     for token in _inline(page):
         if token.type == "code_inline":
             yield token.content

@@ -1,16 +1,14 @@
-"""Commands in the pages are run, or say why they cannot be run here.
+"""Commands in the pages are run, or state why they cannot be run here.
 
-A block of shell commands (``sh``) is run in a copy of the tree, unless a comment right before it
-says
+A block of shell commands (``sh``) is run in a copy of the tree, unless a comment right before it is
 
-- ``<!-- needs: gpu -->`` (or another of NEEDS): what it needs that a test has not;
-- ``<!-- runs: tests/x.py -->``: which other test runs exactly these commands;
-- ``<!-- in: folder -->``: in which folder of the tree it is run.
+- ``<!-- needs: gpu -->`` (or another of NEEDS): what it needs that a test does not have;
+- ``<!-- runs: tests/x.py -->``: another test that runs exactly these commands;
+- ``<!-- in: folder -->``: the folder of the tree in which it is run.
 
-A command that serves (``mps-exporter demo``) is asked for metrics and ended; it listens on a
-port of the day. What lasts for minutes is cut to seconds: the only liberties that are taken. A
-block of a dialogue (``console``) is run, too, and has to answer as the page says in its first
-line, with a demo running beside it.
+A command that serves (``mps-exporter demo``) is scraped and stopped; it listens on a free port.
+Durations of minutes are shortened to seconds. The first line of the output of a dialogue
+(``console``) has to be that of the page, with a demo running.
 """
 
 from __future__ import annotations
@@ -105,7 +103,7 @@ async def test_it_runs(block: Block, tree: Path) -> None:
 
 
 async def _serves(folder: Path, words: list[str]) -> None:
-    """It serves metrics: as the page has it, but for the port."""
+    """Start it with a free port, and scrape it."""
     flags = [word for word in words if not word.startswith("--web.listen-address=")]
     flags = [str(folder / word) if word.endswith(".rec.gz") else word for word in flags]
     async with running(folder, *flags) as program:

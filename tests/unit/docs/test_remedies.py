@@ -1,5 +1,7 @@
-"""Pages and alerts end only what is proved dead or guilty; see also
-tests/integration/test_no_healthy_client_is_ended.py, for what is told of real hosts."""
+"""Pages and alerts end only processes that are proved dead or guilty.
+
+tests/integration/test_no_healthy_client_is_ended.py checks the texts about real hosts.
+"""
 
 from __future__ import annotations
 

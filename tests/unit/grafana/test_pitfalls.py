@@ -38,7 +38,7 @@ def _exprs(panel: Json) -> list[str]:
 
 
 def states_keep_their_mappings(dashboard: Json) -> Iterator[str]:
-    """With `thresholds`, Grafana replaces a state by its threshold before it looks at mappings."""
+    """With `thresholds`, Grafana replaces a state by its threshold before it applies mappings."""
     for panel in _kind(dashboard, *STATE_PANELS):
         if _defaults(panel)["color"]["mode"] == "thresholds":
             yield f"{panel['title']}: colour by thresholds"
