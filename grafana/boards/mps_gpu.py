@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
 from grafana.boards.shared import SM_ACTIVITY, UTILIZATION, events_tile
 from grafana.panels import (
@@ -20,22 +21,6 @@ from grafana.panels import (
     tile,
 )
 from grafana.promql import new_in_range, new_in_step
-from grafana.style import (
-    BAD,
-    BYTES,
-    BYTES_PER_SECOND,
-    CELSIUS,
-    GOOD,
-    HERTZ,
-    QUIET,
-    SHARE,
-    WARN,
-    WATTS,
-    State,
-    Steps,
-    at_most,
-    noticed_from,
-)
 
 GPU = "instance, gpu"
 KEYS = "job, instance, gpu, uuid"
@@ -43,21 +28,21 @@ LEGEND = "GPU {{gpu}}"
 NOTHING = "0 * count(mps_gpu_up)"
 
 UNCORRECTED = 'mps_gpu_ecc_errors_total{kind="uncorrected", scope="volatile"}'
-HEADROOM = Steps(((None, QUIET), (-50, BAD), (0, WARN), (10, GOOD)))
+HEADROOM = style.Steps(((None, style.QUIET), (-50, style.BAD), (0, style.WARN), (10, style.GOOD)))
 
 TILES = (
     tile(
         "Lost GPUs",
         "Healthy: 0. Fallen off the bus, or waiting for a reset.",
         "sum(1 - mps_gpu_up)",
-        steps=at_most(1),
+        steps=style.at_most(1),
     ),
     tile(
         "Needs reset",
         "Healthy: 0. GPUs for which the driver asks for a recovery action.",
         'count(max by (instance, uuid) (mps_gpu_recovery_action{mps_gpu_recovery_action!="none"})'
         f" == 1) or {NOTHING}",
-        steps=at_most(1),
+        steps=style.at_most(1),
     ),
     events_tile(
         "ECC errors",
@@ -69,7 +54,7 @@ TILES = (
         "Row failures",
         "Healthy: 0. GPUs whose memory has no spare row left where one is needed: replace them.",
         f"sum(mps_gpu_row_remap_failure) or {NOTHING}",
-        steps=at_most(1),
+        steps=style.at_most(1),
     ),
     events_tile(
         "Xid errors",
@@ -77,7 +62,7 @@ TILES = (
         "client comes with one.",
         "mps_gpu_xid_errors_total",
         NOTHING,
-        steps=noticed_from(1),
+        steps=style.noticed_from(1),
     ),
     tile(
         "Headroom",
@@ -85,7 +70,7 @@ TILES = (
         "at 0 the hardware halves the clocks.",
         'min(min by (instance, uuid) (mps_gpu_temperature_limit_celsius{limit="slowdown"})'
         ' - max by (instance, uuid) (mps_gpu_temperature_celsius{sensor="gpu"}))',
-        CELSIUS,
+        style.CELSIUS,
         HEADROOM,
         none="unknown",
     ),
@@ -111,15 +96,20 @@ HEALTH = table(
     (
         Column("GPU", "gpu", width=65),
         Column("Model", "name"),
-        Column("Responding", "B", states=(State(1, "yes", GOOD), State(0, "no", BAD)), width=105),
+        Column(
+            "Responding",
+            "B",
+            states=(style.State(1, "yes", style.GOOD), style.State(0, "no", style.BAD)),
+            width=105,
+        ),
         Column("Action", "mps_gpu_recovery_action", width=110),
-        Column("ECC errors", "D", steps=at_most(1), width=115),
-        Column("Rows pending", "E", steps=noticed_from(1), width=115),
-        Column("Rows failed", "F", steps=at_most(1), width=100),
-        Column("PCIe width", "G", unit=SHARE, decimals=0, width=95),
-        Column("Memory", "H", unit=SHARE, gauge=True, decimals=0, width=90),
-        Column("Power", "I", unit=WATTS, decimals=0, width=70),
-        Column("Temperature", "J", unit=CELSIUS, decimals=0, width=105),
+        Column("ECC errors", "D", steps=style.at_most(1), width=115),
+        Column("Rows pending", "E", steps=style.noticed_from(1), width=115),
+        Column("Rows failed", "F", steps=style.at_most(1), width=100),
+        Column("PCIe width", "G", unit=style.SHARE, decimals=0, width=95),
+        Column("Memory", "H", unit=style.SHARE, gauge=True, decimals=0, width=90),
+        Column("Power", "I", unit=style.WATTS, decimals=0, width=70),
+        Column("Temperature", "J", unit=style.CELSIUS, decimals=0, width=105),
         Column("Driver", "driver_version", width=105),
         *hidden("uuid", "instance", "job", "A"),
     ),
@@ -168,8 +158,8 @@ WORK = (
         "Healthy: below the dashed line, the memory of one GPU.",
         Query(f"max by ({GPU}) (mps_gpu_memory_used_bytes)", LEGEND),
         Query("max(mps_gpu_memory_total_bytes)", "total"),
-        unit=BYTES,
-        overrides=(*GPUS_ALIKE, dashed("B", BAD)),
+        unit=style.BYTES,
+        overrides=(*GPUS_ALIKE, dashed("B", style.BAD)),
         numbers=True,
         none="No GPU reports its memory.",
     ),
@@ -182,7 +172,7 @@ SPEED = (
         "see the reasons in the next panel.",
         Query(f'max by ({GPU}) (mps_gpu_clock_hertz{{clock="sm"}})', LEGEND),
         Query('max(mps_gpu_clock_max_hertz{clock="sm"})', "maximum"),
-        unit=HERTZ,
+        unit=style.HERTZ,
         overrides=(*GPUS_ALIKE, dashed("B")),
         numbers=True,
         none="No GPU reports its clocks.",
@@ -199,9 +189,9 @@ SPEED = (
             "GPU {{gpu}} {{reason}}",
         ),
         overrides=(
-            color_of("byRegexp", "/gpu_idle$/", QUIET),
-            color_of("byRegexp", "/sw_power_cap$/", WARN),
-            color_of("byRegexp", "/(thermal|brake|hw)_.*slowdown$/", BAD),
+            color_of("byRegexp", "/gpu_idle$/", style.QUIET),
+            color_of("byRegexp", "/sw_power_cap$/", style.WARN),
+            color_of("byRegexp", "/(thermal|brake|hw)_.*slowdown$/", style.BAD),
         ),
         numbers=True,
         none="No reason is known.",
@@ -214,8 +204,8 @@ HEAT = (
         "Healthy: below the enforced limit (dashed); at the limit the clocks are lowered.",
         Query(f"max by ({GPU}) (mps_gpu_power_watts)", LEGEND),
         Query('max(mps_gpu_power_limit_watts{limit="enforced"})', "limit"),
-        unit=WATTS,
-        overrides=(*GPUS_ALIKE, dashed("B", BAD)),
+        unit=style.WATTS,
+        overrides=(*GPUS_ALIKE, dashed("B", style.BAD)),
         numbers=True,
         none="No GPU reports its power.",
     ),
@@ -226,8 +216,8 @@ HEAT = (
             "max by (instance, gpu, sensor) (mps_gpu_temperature_celsius)", "GPU {{gpu}} {{sensor}}"
         ),
         Query('min(mps_gpu_temperature_limit_celsius{limit="slowdown"})', "slowdown"),
-        unit=CELSIUS,
-        overrides=(*GPUS_ALIKE, dotted("byRegexp", "/ memory$/"), dashed("B", BAD)),
+        unit=style.CELSIUS,
+        overrides=(*GPUS_ALIKE, dotted("byRegexp", "/ memory$/"), dashed("B", style.BAD)),
         numbers=True,
         none="No GPU reports its temperature.",
     ),
@@ -248,7 +238,7 @@ LINKS_AND_ERRORS = (
             f" + max by ({GPU}) (rate(mps_gpu_nvlink_transmit_bytes_total[$__rate_interval]))",
             "GPU {{gpu}} NVLink",
         ),
-        unit=BYTES_PER_SECOND,
+        unit=style.BYTES_PER_SECOND,
         overrides=(*GPUS_ALIKE, dotted("byFrameRefID", "B")),
         numbers=True,
         none="These GPUs do not count it.",

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
+from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
-from grafana.boards.shared import (
-    DAEMONS,
-    SERVER_STATE,
-    UNREACHABLE,
-    USERS,
-    events_tile,
-    to_host,
-    to_user,
-)
+from grafana.boards import shared
 from grafana.panels import (
     CAUSES_ALIKE,
     USERS_ALIKE,
@@ -26,18 +19,6 @@ from grafana.panels import (
     timeline,
 )
 from grafana.promql import new_in_range, new_in_step
-from grafana.style import (
-    AGO,
-    BAD,
-    DAEMON_STATES,
-    GOOD,
-    SECONDS,
-    SERVER_STATES,
-    WARN,
-    State,
-    at_most,
-    noticed_from,
-)
 
 CRASHED = 'mps_server_exits_total{cause="crashed"}'
 START_FAILED = 'mps_server_exits_total{cause="start_failed"}'
@@ -53,39 +34,39 @@ NOTHING = "0 * count(mps_exporter_build_info)"
 NONE = "None is known in this time range."
 
 TILES = (
-    events_tile(
+    shared.events_tile(
         "Crashes",
         "Healthy: 0. Servers that ended without the orderly lines in their log, in this time "
         "range. Each takes all its clients with it.",
         CRASHED,
         NOTHING,
     ),
-    events_tile(
+    shared.events_tile(
         "Start errors",
         "Healthy: 0. Servers that ended before they were ready, in this time range. Dozens within "
         "a minute are a crash loop: whoever waits for that server hangs.",
         START_FAILED,
         NOTHING,
     ),
-    events_tile(
+    shared.events_tile(
         "Fatal errors",
         "Healthy: 0. Errors of a client that its server contained, in this time range. They take "
         "down all other clients on that GPU, too.",
         FAULTS,
         NOTHING,
     ),
-    events_tile(
+    shared.events_tile(
         "Clients lost",
         "Healthy: 0. Programs that MPS took down in this time range.",
         LOSSES,
         NOTHING,
     ),
-    events_tile(
+    shared.events_tile(
         "Refused",
         "Healthy: 0. Programs that MPS did not accept in this time range.",
         REJECTIONS,
         NOTHING,
-        steps=noticed_from(1),
+        steps=style.noticed_from(1),
     ),
     tile(
         "Most recent",
@@ -93,7 +74,7 @@ TILES = (
         "daemon, or had a fatal GPU error.",
         "time() - max(mps_server_last_fault_timestamp_seconds"
         ' or mps_server_last_exit_timestamp_seconds{cause!~"requested|ghost_ended"})',
-        SECONDS,
+        style.SECONDS,
         none="none seen",
     ),
 )
@@ -106,7 +87,7 @@ AXIS = (
         Query(new_in_step(START_FAILED, "cause"), "start failed"),
         Query(new_in_step(DAEMON_DIED, "cause"), "daemon died"),
         Query(new_in_step(FAULTS, "gpu"), "fatal error, GPU {{gpu}}"),
-        overrides=colors_by_query(BAD, WARN, "dark-red", "purple"),
+        overrides=colors_by_query(style.BAD, style.WARN, "dark-red", "purple"),
         none=NONE,
     ),
     events(
@@ -151,16 +132,16 @@ BLAST = (
         "where, and how many clients of all users went down with it on that daemon; at most 20. "
         "Terminate clients through the daemon before killing them.",
         (
-            f"topk(20, {new_in_range(UNFINISHED, USERS)} > 0)",
-            f"sum by ({USERS}) (({new_in_range(UNFINISHED, USERS)} > 0) * 0"
-            f" + on ({DAEMONS}) group_left ()"
-            f" {new_in_range(LOST_BY_IT, DAEMONS)})",
+            f"topk(20, {new_in_range(UNFINISHED, shared.USERS)} > 0)",
+            f"sum by ({shared.USERS}) (({new_in_range(UNFINISHED, shared.USERS)} > 0) * 0"
+            f" + on ({shared.DAEMONS}) group_left ()"
+            f" {new_in_range(LOST_BY_IT, shared.DAEMONS)})",
         ),
         (
-            Column("User", "uid", width=85, links=(to_user("${__data.fields.User}"),)),
+            Column("User", "uid", width=85, links=(shared.to_user("${__data.fields.User}"),)),
             Column("Exits", "A", width=70, decimals=0),
-            Column("Lost", "B", steps=at_most(1), width=70, decimals=0),
-            Column("Host", "instance", links=(to_host("mps-host", "This host"),)),
+            Column("Lost", "B", steps=style.at_most(1), width=70, decimals=0),
+            Column("Host", "instance", links=(shared.to_host("mps-host", "This host"),)),
             Column("Daemon", "daemon"),
             *hidden("job"),
         ),
@@ -172,8 +153,8 @@ BLAST = (
 )
 
 _IN_TROUBLE = (
-    f"{SERVER_STATE} and on ({USERS})"
-    f" max_over_time(({SERVER_STATE})[$__range:$__interval] @ end()) > 12"
+    f"{shared.SERVER_STATE} and on ({shared.USERS})"
+    f" max_over_time(({shared.SERVER_STATE})[$__range:$__interval] @ end()) > 12"
 )
 
 
@@ -190,10 +171,14 @@ RECOVERY = (
         ),
         Query(
             f"count(mps_exporter_build_info) * 0 + 1 unless on () count({_IN_TROUBLE})"
-            f" or {UNREACHABLE}",
+            f" or {shared.UNREACHABLE}",
             "all servers",
         ),
-        states=(*DAEMON_STATES[:1], State(1, "none in trouble", GOOD), *SERVER_STATES),
+        states=(
+            *style.DAEMON_STATES[:1],
+            style.State(1, "none in trouble", style.GOOD),
+            *style.SERVER_STATES,
+        ),
         height=7,
     ),
 )
@@ -218,12 +203,12 @@ LAST = table(
         ") * 1000",
     ),
     (
-        Column("When", "A", unit=AGO, width=160),
+        Column("When", "A", unit=style.AGO, width=160),
         Column("What", "cause", width=220, texts=_CAUSES),
         Column(
             "Host",
             "instance",
-            links=(to_host("mps-host", "This host"), to_host("mps-gpu", "Its GPUs")),
+            links=(shared.to_host("mps-host", "This host"), shared.to_host("mps-gpu", "Its GPUs")),
         ),
         Column("Daemon", "daemon"),
         Column("GPU", "gpu", width=80),
