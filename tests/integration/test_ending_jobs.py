@@ -136,15 +136,11 @@ def test_a_client_must_meet_every_condition(
     assert host.terminated() == pids
 
 
-def test_who_ended_meanwhile_is_let_alone(host: Host) -> None:
-    host.daemon(101)
-    done = host.run("--pid", "101")
-    assert (done.returncode, host.terminated()) == (0, [])
-
-
-def test_a_process_that_took_over_the_pid_is_let_alone(host: Host) -> None:
-    """It started after the daemon had listed the client."""
-    host.process(101, started=NOW + 0.01)
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_client_that_exited_meanwhile_is_not_terminated(host: Host, reused: bool) -> None:
+    """Its PID is free, or belongs to a process that started after the daemon listed the client."""
+    if reused:
+        host.process(101, started=NOW + 0.01)
     host.daemon(101)
     assert (host.run("--pid", "101").returncode, host.terminated()) == (0, [])
 
