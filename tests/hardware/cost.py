@@ -94,7 +94,7 @@ async def _measure(lab: Lab, clients: int, most: float) -> None:
     )
     _check(lab, by_name, most)
     seen = (await lab.look()).value("mps_server_clients")
-    lab.note("clients on the page", ok=seen == clients, wanted=clients, got=seen)
+    lab.equal("clients on the page", seen, clients)
     await lab.end(worker, *crowd)
     daemon.quit()
 

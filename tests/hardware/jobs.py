@@ -99,7 +99,7 @@ async def ending_jobs(lab: Lab) -> None:
     }
     for words, (end, before) in ways.items():
         lost = await _busy_neighbours_lost(lab, daemon, leave, end, before=before)
-        lab.note(f"busy neighbours lost: {words}", ok=lost == 0, wanted=0, got=lost)
+        lab.equal(f"busy neighbours lost: {words}", lost, 0)
     metrics = await lab.look()
     lab.check(metrics, "mps_client_losses_total", len(ways), daemon=d, cause="terminated")
     lab.check(metrics, "mps_server_faults_total", 0, daemon=d)
@@ -133,12 +133,7 @@ async def _as_cuda_says(
         limited = int(str(ready.get("free_bytes", 0))) < 2 * LIMIT
         got = metrics.value("mps_client_memory_limit_bytes", daemon=daemon.label, pid=client.pid)
         words = f"daemon {sees}, CUDA_VISIBLE_DEVICES={visible}, {text}"
-        lab.note(
-            f"limit: {words}",
-            ok=got == (LIMIT if limited else None),
-            wanted=LIMIT if limited else None,
-            got=got,
-        )
+        lab.equal(f"limit: {words}", got, LIMIT if limited else None)
     await lab.end(*clients)
 
 

@@ -251,30 +251,33 @@ class Lab:
         mebibytes: int = 64,
         blocks: int = 8,
         streams: int = 1,
+        percentage: str = "",
+        memory_limit: str = "",
+        gpus: str = "",
         command: Sequence[str] | None = None,
         before: Sequence[str] = (),
         more: Mapping[str, str] | None = None,
         **environment: str,
     ) -> Client:
         """Start a CUDA client of a daemon (None: without MPS), by another program if need be."""
+        settings = {
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage,
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": memory_limit,
+            "CUDA_VISIBLE_DEVICES": gpus,
+        }
         pipe = str(daemon.pipe) if daemon is not None else str(self.folder / "nowhere")
         env = {
             "PATH": os.environ["PATH"],
             "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
             "HOME": "/tmp",
             "CUDA_MPS_PIPE_DIRECTORY": pipe,
+            **{name: value for name, value in settings.items() if value},
             **(more or {}),
             **environment,
         }
         output = self.folder / f"client-{len(self.clients)}.out"
-        words = command or [
-            str(self.client_binary),
-            mode,
-            str(seconds),
-            str(mebibytes),
-            str(blocks),
-            str(streams),
-        ]
+        load = (mode, seconds, mebibytes, blocks, streams)
+        words = command or [str(self.client_binary), *map(str, load)]
         with output.open("wb") as file:
             process = subprocess.Popen(
                 [*before, *as_user(uid), *words],
@@ -287,6 +290,12 @@ class Lab:
         client = Client(process, output, uid)
         self.clients.append(client)
         return client
+
+    def python(self, script: str, *arguments: object, **settings: Any) -> Client:
+        """Start a Python program of this folder as a client."""
+        command = [sys.executable, str(HERE / script), *map(str, arguments)]
+        more = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **settings.pop("more", {})}
+        return self.client(script, 0, command=command, more=more, **settings)
 
     def labelled_daemon(self, *arguments: Any, **settings: Any) -> tuple[Daemon, str]:
         """Start a daemon; return it and its label."""
@@ -323,6 +332,12 @@ class Lab:
         self.others.append(process)
         self.daemons.append(daemon)
         daemon.pid = process.pid
+
+    async def crowd(self, number: int, mode: str, seconds: float, **settings: Any) -> list[Client]:
+        """Start clients, and wait until all have a context."""
+        clients = [self.client(mode, seconds, **settings) for _ in range(number)]
+        await self.ready(*clients)
+        return clients
 
     async def quit(self, daemon: Daemon, *clients: Client) -> None:
         """Wait until these clients have exited, stop the daemon, and collect for a second."""
@@ -376,6 +391,10 @@ class Lab:
         self.checks.append(Check(name, ok, str(wanted), str(got)))
         mark = "ok  " if ok else "FAIL"
         print(f"    {mark} {name}: {got}" + ("" if ok else f" (wanted {wanted})"), flush=True)
+
+    def equal(self, name: str, got: object, wanted: object) -> None:
+        """Record whether two values are equal."""
+        self.note(name, ok=got == wanted, wanted=wanted, got=got)
 
     def check(
         self,

@@ -70,15 +70,13 @@ def value(page: str, name: str, **labels: object) -> float | None:
 
 def _expect(lab: Lab, page: str, name: str, wanted: float | None, **labels: object) -> None:
     got = value(page, name, **labels)
-    lab.note(f"{name}{labels}", ok=got == wanted, wanted=wanted, got=got)
+    lab.equal(f"{name}{labels}", got, wanted)
 
 
 @scenario("the exporter as an ordinary user: everything but the clients' own limits")
 async def ordinary_user(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
-    client = await lab.ready_client(
-        "spin", 14, daemon=daemon, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25"
-    )
+    client = await lab.ready_client("spin", 14, daemon=daemon, percentage="25")
     with exporter_program("--mps.min-query-interval=0s", before=tuple(as_user(1001))):
         await asyncio.sleep(2)
         page = await asyncio.to_thread(scrape)

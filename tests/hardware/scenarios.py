@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable
 
@@ -20,7 +19,7 @@ from mps_exporter.diagnostics import findings
 from mps_exporter.snapshot import Snapshot
 from testing.commands import output_of
 from testing.player import Metrics
-from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab, exporter, run
+from tests.hardware.lab import CONTROL, Client, Daemon, Lab, exporter, run
 
 Scenario = Callable[[Lab], Awaitable[None]]
 SCENARIOS: dict[str, tuple[str, Scenario]] = {}
@@ -65,14 +64,9 @@ async def one_client(lab: Lab) -> None:
 async def limits(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
     percentages = {"10": 12, "25": 32, "50": 66}
-    limited = [
-        lab.client("spin", 16, daemon=daemon, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=text)
-        for text in percentages
-    ]
+    limited = [lab.client("spin", 16, daemon=daemon, percentage=text) for text in percentages]
     free = lab.client("spin", 16, daemon=daemon)
-    roomy = lab.client(
-        "idle", 16, daemon=daemon, mebibytes=256, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G"
-    )
+    roomy = lab.client("idle", 16, daemon=daemon, mebibytes=256, memory_limit="0=2G")
     direct = lab.client("idle", 16)
     everybody = [*limited, free, roomy]
     await lab.ready(*everybody, direct)
@@ -122,12 +116,8 @@ async def _silence(lab: Lab, daemon: Daemon) -> None:
     await lab.look()
     await asyncio.sleep(0.3)
     probe = daemon.lines("control") - before
-    lab.note(
-        "control.log lines of a collection in which nothing changed",
-        ok=probe <= 10,
-        wanted="<= 10",
-        got=probe,
-    )
+    name = "control.log lines of a collection in which nothing changed"
+    lab.note(name, ok=probe <= 10, wanted="<= 10", got=probe)
     lab.facts["log_lines_per_probe"] = probe
     from mps_exporter.mps.server_queries import ServerAnswers
 
@@ -138,13 +128,10 @@ async def _silence(lab: Lab, daemon: Daemon) -> None:
     await lab.look()
     await asyncio.sleep(0.3)
     whole = daemon.lines("control") - before
-    lab.note(
-        "control.log lines of probe and reconciliation",
-        ok=whole - probe <= 40,
-        wanted=f"<= 40 + {probe}",
-        got=whole,
-    )
-    lab.facts["log_lines_per_reconciliation"] = whole - probe
+    reconciliation = whole - probe
+    name = "control.log lines of a reconciliation"
+    lab.note(name, ok=reconciliation <= 40, wanted="<= 40", got=reconciliation)
+    lab.facts["log_lines_per_reconciliation"] = reconciliation
 
 
 @scenario("a wait behind another user is served: 1002 behind 1001")
@@ -275,7 +262,7 @@ async def _what_doctor_says(lab: Lab, d: str, ghost: int) -> list[str]:
         if action["heals"]
     ]
     named = [int(pid) for pid in re.findall(r"kill -9 (\d+)", " ".join(found))]
-    lab.note("the doctor's remedy", ok=named == [ghost], wanted=[ghost], got=named)
+    lab.equal("the doctor's remedy", named, [ghost])
     return found
 
 
@@ -308,9 +295,7 @@ async def dead_between_scrapes(lab: Lab) -> None:
     await asyncio.sleep(killed_at + 2.0 - time.time())  # no collection in between
     view = _state_of(lab, daemon).state
     shown = [wait.pid for wait in view.waits if wait.dead]
-    lab.note(
-        "dead after 2 s without a scrape", ok=shown == [dead.pid], wanted=[dead.pid], got=shown
-    )
+    lab.equal("dead after 2 s without a scrape", shown, [dead.pid])
     ends = [one.at - killed_at for one in view.incidents.snapshot() if one.kind == "wait_abandoned"]
     lab.facts["end_noticed_after_seconds"] = ends
     ok = len(ends) == 1 and 0.0 <= ends[0] <= 0.1
@@ -450,8 +435,7 @@ async def multi_user(lab: Lab) -> None:
 @scenario("the server is killed under two clients")
 async def server_killed(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
-    clients = [lab.client("spin", 20, daemon=daemon) for _ in range(2)]
-    await lab.ready(*clients)
+    clients = await lab.crowd(2, "spin", 20, daemon=daemon)
     metrics = await lab.until("mps_server_clients", 2, daemon=d)
     server = metrics.snapshot.daemons[0].servers[0].pid
     await lab.run(1)
@@ -609,8 +593,7 @@ async def fault_held(lab: Lab) -> None:
 @scenario("an operator terminates a client")
 async def terminate_client(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
-    clients = [lab.client("spin", 15, daemon=daemon) for _ in range(2)]
-    await lab.ready(*clients)
+    clients = await lab.crowd(2, "spin", 15, daemon=daemon)
     metrics = await lab.until("mps_server_clients", 2, daemon=d)
     server = metrics.snapshot.daemons[0].servers[0].pid
     daemon.tool(f"terminate_client {server} {clients[0].pid}")
@@ -636,13 +619,8 @@ async def context_limit(lab: Lab) -> None:
         await asyncio.sleep(0.1)
     refused = sum(client.event("error") is not None for client in crowd)
     metrics = await lab.look()
-    lab.check(
-        metrics,
-        "mps_client_rejections_total",
-        (refused, 3 * refused),
-        daemon=d,
-        cause="context_limit",
-    )
+    wanted = (refused, 3 * refused)
+    lab.check(metrics, "mps_client_rejections_total", wanted, daemon=d, cause="context_limit")
     lab.check(metrics, "mps_server_client_contexts", 48, daemon=d)
     lab.check(metrics, "mps_server_client_contexts_limit", 48, daemon=d)
     # That look asked NVML before it read the logs, and the last of the crowd had just come.
@@ -656,9 +634,7 @@ async def context_limit(lab: Lab) -> None:
 @scenario("a client runs into its memory limit of 1G")
 async def memory_limit(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
-    client = await lab.ready_client(
-        "hog", 4, daemon=daemon, mebibytes=0, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G"
-    )
+    client = await lab.ready_client("hog", 4, daemon=daemon, mebibytes=0, memory_limit="0=1G")
     metrics = await lab.until(
         "mps_client_memory_used_bytes", (900 << 20, 1100 << 20), daemon=d, pid=client.pid
     )
@@ -695,13 +671,8 @@ async def stopped(lab: Lab) -> None:
 async def stranded(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
     # A process that never calls CUDA again is unaware of its server's exit.
-    sleeper = await lab.ready_client(
-        "sleep",
-        0,
-        daemon=daemon,
-        command=[sys.executable, str(HERE / "sleeper.py"), "14"],
-        PYTHONPATH=os.environ.get("PYTHONPATH", ""),
-    )
+    sleeper = lab.python("sleeper.py", 14, daemon=daemon)
+    await lab.ready(sleeper)
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     server = metrics.snapshot.daemons[0].servers[0].pid
     os.kill(server, signal.SIGKILL)
@@ -718,17 +689,7 @@ async def stranded(lab: Lab) -> None:
 
 async def _training(lab: Lab, processes: int, *, mps: bool) -> None:
     daemon = lab.daemon() if mps else None
-    python = [sys.executable, str(HERE / "train.py")]
-    crowd = [
-        lab.client(
-            "train",
-            0,
-            daemon=daemon,
-            command=[*python, "4000"],
-            PYTHONPATH=os.environ.get("PYTHONPATH", ""),
-        )
-        for _ in range(processes)
-    ]
+    crowd = [lab.python("train.py", 4000, daemon=daemon) for _ in range(processes)]
     kinds = "mps_client" if mps else "direct"
     await lab.until("mps_gpu_processes", processes, kind=kinds, seconds=60)
     while any(client.process.poll() is None for client in crowd):
@@ -737,7 +698,7 @@ async def _training(lab: Lab, processes: int, *, mps: bool) -> None:
     lab.facts["kind"] = kinds
     ends = [client.event("done") for client in crowd]
     seconds = [float(str(end["seconds"])) for end in ends if end is not None]
-    lab.note("trainings done", ok=len(seconds) == processes, wanted=processes, got=len(seconds))
+    lab.equal("trainings done", len(seconds), processes)
     if seconds:
         lab.facts["slowest_seconds"] = max(seconds)
         print(f"    slowest of {processes} ({kinds}): {max(seconds):.2f} s")
@@ -766,19 +727,11 @@ async def tour(lab: Lab) -> None:
     await lab.run(4)
     limited = [
         lab.client(
-            "spin",
-            38,
-            daemon=daemon,
-            uid=1001,
-            mebibytes=size,
-            blocks=blocks,
-            CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=text,
+            "spin", 38, daemon=daemon, uid=1001, mebibytes=size, blocks=blocks, percentage=text
         )
         for text, size, blocks in (("10", 512, 8), ("25", 1024, 20), ("50", 2048, 40))
     ]
-    free = lab.client(
-        "idle", 36, daemon=daemon, uid=1001, mebibytes=400, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G"
-    )
+    free = lab.client("idle", 36, daemon=daemon, uid=1001, mebibytes=400, memory_limit="0=1G")
     direct = lab.client("idle", 30, uid=1003, mebibytes=256)
     await lab.ready(*limited, free, direct)
     await lab.run(12)
@@ -801,17 +754,13 @@ async def tour(lab: Lab) -> None:
     metrics = await lab.run(6)
     lab.check(metrics, "mps_server_faults_total", 1, daemon=d)
     await lab.left(*waiting)
-    crowd = [
-        lab.client("spin", 60, daemon=daemon, uid=1002, mebibytes=400, blocks=25) for _ in range(3)
-    ]
-    await lab.ready(*crowd)
+    crowd = await lab.crowd(3, "spin", 60, daemon=daemon, uid=1002, mebibytes=400, blocks=25)
     metrics = await lab.run(10)
     os.kill(metrics.snapshot.daemons[0].servers[0].pid, signal.SIGKILL)
     await lab.left(*crowd)
     metrics = await lab.run(8)
     lab.check(metrics, "mps_server_exits_total", 1, daemon=d, cause="crashed")
-    last = [lab.client("spin", 12, daemon=daemon, uid=1001, blocks=40) for _ in range(2)]
-    await lab.ready(*last)
+    last = await lab.crowd(2, "spin", 12, daemon=daemon, uid=1001, blocks=40)
     await lab.left(*last)
     await lab.run(4)
     daemon.quit()
@@ -821,8 +770,7 @@ async def tour(lab: Lab) -> None:
 @scenario("90 s of a healthy host with two clients")
 async def quiet(lab: Lab) -> None:
     daemon = lab.daemon()
-    clients = [lab.client("spin", 88, daemon=daemon, uid=1001, blocks=40) for _ in range(2)]
-    await lab.ready(*clients)
+    clients = await lab.crowd(2, "spin", 88, daemon=daemon, uid=1001, blocks=40)
     await lab.run(85)
     await lab.left(*clients)
     await lab.run(2)
@@ -848,14 +796,10 @@ async def doctor(lab: Lab) -> None:
     healthy = await lab.ready_client("idle", 60, daemon=daemon, uid=1001)
     await lab.until("mps_server_clients", 1, daemon=d)
     await _advised(lab)
-    one = await lab.ready_client(
-        "idle", 60, daemon=daemon, uid=1001, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="lots"
-    )
+    one = await lab.ready_client("idle", 60, daemon=daemon, uid=1001, percentage="lots")
     await _advised(lab, "percentage_ignored")
     one.kill()
-    two = await lab.ready_client(
-        "idle", 60, daemon=daemon, uid=1001, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="7=1G"
-    )
+    two = await lab.ready_client("idle", 60, daemon=daemon, uid=1001, memory_limit="7=1G")
     await _advised(lab, "memory_limit_ignored")
     two.kill()
     lost = await lab.ready_client("idle", 60)
@@ -875,9 +819,8 @@ async def doctor(lab: Lab) -> None:
     for server in ghost:
         os.kill(server.pid, signal.SIGKILL)
     await _advised(lab)
-    sleeper = await lab.ready_client(
-        "sleep", 0, daemon=daemon, command=[sys.executable, str(HERE / "sleeper.py"), "60"]
-    )
+    sleeper = lab.python("sleeper.py", 60, daemon=daemon)
+    await lab.ready(sleeper)
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     os.kill(metrics.snapshot.daemons[0].servers[0].pid, signal.SIGKILL)
     await _advised(lab, "stranded_client")
@@ -894,8 +837,8 @@ async def doctor(lab: Lab) -> None:
 @scenario("two GPUs, one daemon: contexts are counted by GPU")
 async def two_gpus_one_daemon(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
-    on_first = lab.client("spin", 8, daemon=daemon, CUDA_VISIBLE_DEVICES="0")
-    on_second = [lab.client("spin", 8, daemon=daemon, CUDA_VISIBLE_DEVICES="1") for _ in range(2)]
+    on_first = lab.client("spin", 8, daemon=daemon, gpus="0")
+    on_second = [lab.client("spin", 8, daemon=daemon, gpus="1") for _ in range(2)]
     await lab.ready(on_first, *on_second)
     metrics = await lab.until("mps_server_clients", 3, daemon=d)
     lab.check(metrics, "mps_server_client_contexts", 1, daemon=d, gpu=0)
@@ -920,14 +863,8 @@ async def two_daemons(lab: Lab) -> None:
         lab.check(metrics, "mps_server_client_contexts", 1, daemon=daemon.label, gpu=index)
         lab.check(metrics, "mps_gpu_served", 1, daemon=daemon.label, gpu=index)
         lab.check(metrics, "mps_gpu_served", None, daemon=daemon.label, gpu=1 - index)
-        lab.check(
-            metrics,
-            "mps_client_info",
-            1,
-            daemon=daemon.label,
-            pid=clients[index].pid,
-            uid=1001 + index,
-        )
+        pid, uid = clients[index].pid, 1001 + index
+        lab.check(metrics, "mps_client_info", 1, daemon=daemon.label, pid=pid, uid=uid)
     await lab.left(*clients)
     for daemon in daemons:
         daemon.quit()
@@ -937,9 +874,9 @@ async def two_daemons(lab: Lab) -> None:
 @scenario("a fault on one of two GPUs: who is on the other survives")
 async def fault_two_gpus(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
-    survivor = lab.client("spin", 10, daemon=daemon, CUDA_VISIBLE_DEVICES="0")
-    neighbour = lab.client("spin", 20, daemon=daemon, CUDA_VISIBLE_DEVICES="1")
-    culprit = lab.client("fault", 3, daemon=daemon, CUDA_VISIBLE_DEVICES="1")
+    survivor = lab.client("spin", 10, daemon=daemon, gpus="0")
+    neighbour = lab.client("spin", 20, daemon=daemon, gpus="1")
+    culprit = lab.client("fault", 3, daemon=daemon, gpus="1")
     await lab.ready(survivor, neighbour, culprit)
     await lab.until("mps_server_clients", 3, daemon=d)
     await lab.left(neighbour, culprit)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import sys
 import time
 
 from mps_exporter.diagnostics import findings
-from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab, daemon_at, inner_pid
+from tests.hardware.lab import CONTROL, Client, Daemon, Lab, daemon_at, inner_pid
 from tests.hardware.scenarios import scenario
 
 STREAMS = 8
-PYTHON = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 # Programs that use NVLink multicast can disturb others on the same host.
 NCCL = {
     "NCCL_NVLS_ENABLE": "0",
@@ -68,7 +65,7 @@ async def streams(lab: Lab) -> None:
     ]
     for name, processes, streams_each, served_by in cases:
         crowd = [
-            lab.client("spin", 6, daemon=served_by, streams=streams_each, CUDA_VISIBLE_DEVICES="0")
+            lab.client("spin", 6, daemon=served_by, streams=streams_each, gpus="0")
             for _ in range(processes)
         ]
         activity = await _activity(lab, *crowd)
@@ -87,19 +84,9 @@ async def percentages(lab: Lab) -> None:
     ):
         big = []
         if big_share is not None:
-            big = [
-                lab.client(
-                    "spin",
-                    7,
-                    daemon=daemon,
-                    blocks=132 * 32,
-                    CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=big_share,
-                )
-            ]
+            big = [lab.client("spin", 7, daemon=daemon, blocks=132 * 32, percentage=big_share)]
             await lab.ready(*big)
-        small = await lab.ready_client(
-            "spin", 5, daemon=daemon, blocks=8, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=small_share
-        )
+        small = await lab.ready_client("spin", 5, daemon=daemon, blocks=8, percentage=small_share)
         metrics = await lab.until(
             "mps_client_sm_limit", (1, 132), daemon=daemon.label, pid=small.pid
         )
@@ -132,7 +119,7 @@ async def _outcome(lab: Lab, daemon: Daemon, client: Client) -> dict[str, object
 @scenario("clients in containers: without the host's IPC, and without the pipe directory")
 async def containers(lab: Lab) -> None:
     daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
-    host = await lab.ready_client("idle", 45, daemon=daemon, CUDA_VISIBLE_DEVICES="0")
+    host = await lab.ready_client("idle", 45, daemon=daemon, gpus="0")
     await lab.until("mps_server_clients", 1, daemon=daemon.label)
     own_shm = 'mount -t tmpfs none /dev/shm && exec "$@"'
     own_pipe = f'mount -t tmpfs none {daemon.pipe} && exec "$@"'
@@ -150,7 +137,7 @@ async def containers(lab: Lab) -> None:
             "idle",
             20,
             daemon=daemon,
-            CUDA_VISIBLE_DEVICES="0",
+            gpus="0",
             before=("unshare", *namespaces, "sh", "-c", script, "sh"),
         )
         lab.facts[name] = await _outcome(lab, daemon, client)
@@ -163,15 +150,9 @@ async def containers(lab: Lab) -> None:
 @scenario("a framework that crashes under MPS, and whom it takes along")
 async def framework_crash(lab: Lab) -> None:
     daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
-    train = [sys.executable, str(HERE / "train.py"), "60000"]
-    neighbours = [
-        lab.client("train", 0, daemon=daemon, command=train, more=PYTHON, CUDA_VISIBLE_DEVICES="0")
-        for _ in range(2)
-    ]
-    crash = [sys.executable, str(HERE / "crash.py"), "4"]
-    culprit = lab.client(
-        "crash", 0, daemon=daemon, command=crash, more=PYTHON, CUDA_VISIBLE_DEVICES="0"
-    )
+    first = {"daemon": daemon, "gpus": "0"}
+    neighbours = [lab.python("train.py", 60000, **first) for _ in range(2)]
+    culprit = lab.python("crash.py", 4, **first)
     await lab.ready(*neighbours, culprit, seconds=60)
     await lab.until("mps_server_clients", 3, daemon=daemon.label)
     await lab.left(culprit, seconds=20)
@@ -184,7 +165,7 @@ async def framework_crash(lab: Lab) -> None:
     lab.facts["survivors"] = survivors
     lab.facts["the culprit said"] = culprit.event("error")
     lab.facts["a neighbour said"] = neighbours[0].output.read_text(errors="replace")[-400:]
-    lab.note("neighbours left alive", ok=survivors == 0, wanted=0, got=survivors)
+    lab.equal("neighbours left alive", survivors, 0)
     for client in neighbours:
         client.kill()
     await lab.quit(daemon, *neighbours)
@@ -205,18 +186,13 @@ async def three_daemons(lab: Lab) -> None:
     )
     inside_pid = lab.start_contained(hidden, script, "--mount")
     await lab.until("mps_control_up", 1, daemon=hidden.label)
-    lab.note(
-        "its directory is not to be seen from the host",
-        ok=not hidden.pipe.exists(),
-        wanted=False,
-        got=hidden.pipe.exists(),
-    )
+    lab.equal("its directory is visible from the host", hidden.pipe.exists(), wanted=False)
     enter = ("nsenter", f"--target={inside_pid}", "--mount", "--pid")
     clients = [
         lab.client("spin", 12, daemon=daemon, uid=1001 + index)
         for index, daemon in enumerate(daemons)
     ]
-    inside = lab.client("spin", 12, daemon=hidden, uid=1003, before=enter, CUDA_VISIBLE_DEVICES="0")
+    inside = lab.client("spin", 12, daemon=hidden, uid=1003, before=enter, gpus="0")
     await lab.ready(*clients, inside)
     pids = [client.pid for client in clients] + [inner_pid(inside.pid)]
     for index, daemon in enumerate([*daemons, hidden]):
@@ -253,28 +229,14 @@ async def data_parallel(lab: Lab) -> None:
         ("beside 4 small trainings a GPU, all under MPS", daemon, 4),
     ):
         meeting = lab.folder / f"meeting-{len(lab.facts)}"
-        train = [sys.executable, str(HERE / "train.py"), "60000"]
         crowd = [
-            lab.client(
-                "train",
-                0,
-                daemon=served_by,
-                command=train,
-                CUDA_VISIBLE_DEVICES=str(gpu),
-                more=PYTHON,
-            )
+            lab.python("train.py", 60000, daemon=served_by, gpus=str(gpu))
             for gpu in (0, 1)
             for _ in range(small)
         ]
         await lab.ready(*crowd, seconds=60)
         both = [
-            lab.client(
-                "parallel",
-                0,
-                daemon=served_by,
-                more=PYTHON | NCCL,
-                command=[sys.executable, str(HERE / "data_parallel.py"), str(rank), str(meeting)],
-            )
+            lab.python("data_parallel.py", rank, meeting, daemon=served_by, more=NCCL)
             for rank in (0, 1)
         ]
         await lab.ready(*both, seconds=60)
@@ -288,5 +250,4 @@ async def data_parallel(lab: Lab) -> None:
         await lab.end(*crowd)
         lab.facts[name] = {"seconds": _seconds(*both)}
         lab.note(name, ok=_seconds(*both) is not None, wanted="done", got=lab.facts[name])
-        await asyncio.sleep(0)
     await lab.quit(daemon)
