@@ -205,9 +205,7 @@ class Board:
 
 def described(panel: Panel) -> str:
     """Our words, then the catalogue's on each metric that the panel uses."""
-    used: dict[str, None] = {}
-    for query in panel.queries:
-        used.update(dict.fromkeys(metrics_in(query.expr)))
+    used = dict.fromkeys(name for query in panel.queries for name in metrics_in(query.expr))
     lines = [f"- `{name}`: {CATALOGUE[name].help}" for name in used if name in _EXPLAINED]
     return "\n\n".join([panel.description, *(["\n".join(lines)] if lines else [])])
 
@@ -247,22 +245,6 @@ def _links(*, carry: bool) -> list[Json]:
     return [boards, words]
 
 
-def _annotation(name: str, color: str, expr: str, title: str, text: str, tags: str) -> Json:
-    return {
-        "name": name,
-        "datasource": DATASOURCE,
-        "enable": True,
-        "hide": False,
-        "iconColor": color,
-        "expr": scoped(expr, ("job", "instance")),
-        "step": "30s",
-        "titleFormat": title,
-        "textFormat": text,
-        "tagKeys": tags,
-        "useValueForTime": True,
-    }
-
-
 def _annotations(*, shown: bool) -> list[Json]:
     builtin = {
         "builtIn": 1,
@@ -273,14 +255,22 @@ def _annotations(*, shown: bool) -> list[Json]:
         "name": "Annotations & Alerts",
         "type": "dashboard",
     }
-    # Moments, not regions: an alert that fires for an hour would cover an hour of each graph.
-    alerts = _annotation(
-        "Alerts",
-        "red",
+    # Times, not regions: an alert that fires for an hour would cover an hour of each graph.
+    firing = (
         'ALERTS_FOR_STATE{alertname=~"Mps.*", severity=~"critical|warning"} * 1000'
-        ' and ignoring (alertstate) ALERTS{alertname=~"Mps.*", alertstate="firing"}',
-        "{{alertname}}",
-        "{{instance}} {{daemon}}",
-        "severity",
+        ' and ignoring (alertstate) ALERTS{alertname=~"Mps.*", alertstate="firing"}'
     )
-    return [builtin, {**alerts, "enable": shown}]
+    alerts = {
+        "name": "Alerts",
+        "datasource": DATASOURCE,
+        "enable": shown,
+        "hide": False,
+        "iconColor": "red",
+        "expr": scoped(firing, ("job", "instance")),
+        "step": "30s",
+        "titleFormat": "{{alertname}}",
+        "textFormat": "{{instance}} {{daemon}}",
+        "tagKeys": "severity",
+        "useValueForTime": True,
+    }
+    return [builtin, alerts]

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,9 @@ from mps_exporter.mps.control_protocol import (
     parse_probe,
     parse_reconciliation,
 )
-from mps_exporter.mps.protocol_v3 import parse_v3
 from mps_exporter.observations import DaemonFacts, Outcome
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.control_tool_runs import MAX_OUTPUT_BYTES, ProcessResult, run_process
-from testing import fake_mps_v3 as published
 from testing.fake_host import install_tool, server, set_daemon
 from testing.waiting import PATIENCE_SECONDS as PATIENCE
 from testing.waiting import until
@@ -92,12 +89,6 @@ async def test_a_reconciliation_of_four_clients_costs_at_most_forty(host: Host) 
     assert second <= 28
 
 
-async def test_a_refusal_is_tried_again(host: Host) -> None:
-    host.daemon(mode="refuse_once")
-    seen = await host.control().probe(host.facts, PATIENCE)
-    assert (seen.outcome, seen.exchanges[0].attempts) == (Outcome.OK, 2)
-
-
 @pytest.mark.parametrize(
     ("mode", "outcome", "error"),
     [
@@ -115,7 +106,7 @@ async def test_a_failing_daemon(host: Host, mode: str, outcome: Outcome, error: 
     assert error in (seen.error or "")
 
 
-async def test_one_that_hangs_is_killed_at_the_deadline(host: Host) -> None:
+async def test_a_tool_that_hangs_is_killed_at_the_deadline(host: Host) -> None:
     host.daemon(mode="hang")
     seen = await host.control(0.3).probe(host.facts, PATIENCE)
     assert seen.outcome is Outcome.TIMEOUT
@@ -123,7 +114,7 @@ async def test_one_that_hangs_is_killed_at_the_deadline(host: Host) -> None:
     assert 0.3 <= seen.exchanges[0].duration_seconds < PATIENCE
 
 
-async def test_a_stuck_server_hangs_only_who_asks_about_it(host: Host) -> None:
+async def test_a_stuck_server_hangs_only_queries_about_it(host: Host) -> None:
     set_daemon(host.pipe, servers=[{**SERVER, "stuck": True}])
     assert (await host.control().probe(host.facts, PATIENCE)).outcome is Outcome.OK
     seen = await host.control(0.3).reconcile(host.facts, [468], PATIENCE)
@@ -150,7 +141,7 @@ async def test_a_tool_that_is_missing_or_not_a_program(
     assert error in (seen.error or "")
 
 
-async def test_whoever_asked_may_leave_early(host: Host) -> None:
+async def test_a_cancelled_query_leaves_no_process(host: Host) -> None:
     host.daemon(mode="hang")
     asking = asyncio.ensure_future(host.control().probe(host.facts, PATIENCE))
     await until(children)
@@ -201,24 +192,3 @@ async def test_output_is_bounded(host: Host) -> None:
     assert result.output_exceeded
     assert result.return_code is None
     assert max(len(result.stdout), len(result.stderr)) == MAX_OUTPUT_BYTES
-
-
-async def test_a_v3_daemon_that_only_its_refusal_names(host: Host) -> None:
-    set_daemon(host.pipe, v3=published.MANUAL)
-    tool = host.control()
-    probe = await tool.probe(host.facts, PATIENCE)
-    details = await tool.reconcile(host.facts, (), PATIENCE)
-    assert (probe.outcome, details.outcome) == (Outcome.OK, Outcome.OK)
-    found = parse_v3([probe, details])
-    assert found is not None
-    assert [server.name for server in found.servers or ()] == ["training"]
-    assert [client.pid for client in found.clients or ()] == [51023, 51087]
-    assert found.not_understood == {}
-
-
-async def test_a_daemon_of_driver_580_with_the_variable_of_a_newer_one(host: Host) -> None:
-    host.daemon()
-    facts = replace(host.facts, protocol="3")
-    probe = await host.control().probe(facts, PATIENCE)
-    assert probe.outcome is Outcome.OK
-    assert parse_probe(probe.exchanges[0]) == ProbeReply((468,), 1.0)
