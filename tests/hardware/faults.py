@@ -165,12 +165,12 @@ def own(kind: str, near: str, *, first: bool = False, innocent_after: float | No
     def act(one: Round) -> None:
         if not first:
             one.neighbours(near)
-        culprit = one.run(kind, "0", "0", "", "0.5")
-        wait_for(culprit, "queued")
+        faulty = one.run(kind, "0", "0", "", "0.5")
+        wait_for(faulty, "queued")
         if first:
             one.neighbours(near)
-        one.own_fault.append(culprit.pid)
-        steps = [(0.0, culprit.pid, signal.SIGUSR1)]
+        one.own_fault.append(faulty.pid)
+        steps = [(0.0, faulty.pid, signal.SIGUSR1)]
         if innocent_after is not None:
             innocent = one.idle()
             wait_for(innocent, "synced")

@@ -9,6 +9,7 @@ nothing wrong with it. Its output and its duration are in the truth file.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import re
@@ -203,10 +204,13 @@ Case = Callable[[Stage], Awaitable[None]]
 CASES: dict[str, Case] = {}
 
 
-def case(function: Case) -> Case:
-    """Put a case on the list under its function's name."""
-    CASES[function.__name__.replace("_", " ")] = function
+def register(cases: dict[str, Case], function: Case) -> Case:
+    """Register a case under its function's name."""
+    cases[function.__name__.replace("_", " ")] = function
     return function
+
+
+case = functools.partial(register, CASES)
 
 
 @scenario("misconfigurations and hangs: each is named by doctor --pid, and its command heals")

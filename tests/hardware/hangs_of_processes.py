@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.hardware.hangs import STAY, Case, Process, Stage, act_all, killed_in_the_queue
+from tests.hardware.hangs import STAY, Case, Process, Stage, act_all, killed_in_the_queue, register
 from tests.hardware.lab import CONTROL, Lab, exporter, run
 from tests.hardware.scenarios import scenario
 
@@ -22,10 +23,7 @@ FEW_DESCRIPTORS = 72
 """So few that two clients of a server are its last."""
 
 
-def case(function: Case) -> Case:
-    """Put a case on the list under its function's name."""
-    CASES[function.__name__.replace("_", " ")] = function
-    return function
+case = functools.partial(register, CASES)
 
 
 @scenario("more hangs, and processes that are fine: no remedy ends a healthy process")

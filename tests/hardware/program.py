@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes.util
 import gzip
-import re
 import subprocess
 import sys
 import time
@@ -15,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from testing.commands import output_of
+from testing.program import Page
 from tests.hardware.lab import Lab, as_user, exporter
 from tests.hardware.scenarios import scenario
 
 PORT = 9477
 URL = f"http://127.0.0.1:{PORT}/metrics"
-SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 QUERY = (
     "index,uuid,name,utilization.gpu,utilization.memory,memory.total,memory.used,memory.free,"
     "temperature.gpu,power.draw,clocks.sm,clocks.mem"
@@ -57,15 +56,8 @@ def scrape(timeout: float = 10) -> str:
 
 
 def value(page: str, name: str, **labels: object) -> float | None:
-    """The sum of the samples that match; None where there are none."""
-    found = []
-    for line in page.splitlines():
-        match = SAMPLE.match(line)
-        if match and match[1] == name:
-            words = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
-            if {key: str(label) for key, label in labels.items()}.items() <= words.items():
-                found.append(float(match[3]))
-    return sum(found) if found else None
+    """Return the sum of the matching samples; None if there are none."""
+    return Page(page).value(name, **labels)
 
 
 def _expect(lab: Lab, page: str, name: str, wanted: float | None, **labels: object) -> None:

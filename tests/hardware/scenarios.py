@@ -68,10 +68,10 @@ async def limits(lab: Lab) -> None:
     free = lab.client("spin", 16, daemon=daemon)
     roomy = lab.client("idle", 16, daemon=daemon, mebibytes=256, memory_limit="0=2G")
     direct = lab.client("idle", 16)
-    everybody = [*limited, free, roomy]
-    await lab.ready(*everybody, direct)
+    clients = [*limited, free, roomy]
+    await lab.ready(*clients, direct)
     metrics = await lab.until("mps_server_clients", 5, daemon=d)
-    for client in everybody:
+    for client in clients:
         event = client.event("ready") or {}
         lab.check(
             metrics, "mps_client_sm_limit", float(str(event["sms"])), daemon=d, pid=client.pid
@@ -83,10 +83,10 @@ async def limits(lab: Lab) -> None:
     lab.check(metrics, "mps_gpu_processes", 1, kind="direct")
     lab.check(metrics, "mps_gpu_processes", 5, kind="mps_client")
     lab.check(metrics, "mps_gpu_stranded_clients", 0)
-    _memory_as_nvidia_smi(lab, metrics, d, [*everybody])
+    _memory_as_nvidia_smi(lab, metrics, d, [*clients])
     await _silence(lab, daemon)
     await lab.run(4)
-    await lab.left(*everybody, direct)
+    await lab.left(*clients, direct)
     await lab.until("mps_server_clients", 0, daemon=d)
     await lab.run(3)
     await lab.quit(daemon)
@@ -239,16 +239,16 @@ async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> N
         for command in commands[1:]:  # "what still hangs must be ended"
             lab.note("carried out in addition", ok=True, wanted="", got=command)
             subprocess.run(["sh", "-c", command], check=False)
-    newcomer = lab.client("spin", 2, daemon=daemon, uid=1003)
-    await lab.ready(newcomer, seconds=20)
-    ready = newcomer.event("ready") is not None
-    lab.note("the newcomer is served", ok=ready, wanted=True, got=ready)
+    third = lab.client("spin", 2, daemon=daemon, uid=1003)
+    await lab.ready(third, seconds=20)
+    ready = third.event("ready") is not None
+    lab.note("the new client is served", ok=ready, wanted=True, got=ready)
     metrics = await lab.until("mps_server_clients", 1, daemon=d, seconds=20)
     lab.check(metrics, "mps_server_ghost", 0, daemon=d)
     await lab.until("mps_uid_waits_abandoned_total", 2 * rounds, daemon=d, uid=1002)
     lab.check(metrics, "mps_uid_wait_seconds", 0, daemon=d, uid=1002)
     await lab.until("mps_control_up", 1, daemon=d, seconds=40)
-    await lab.left(again, newcomer)
+    await lab.left(again, third)
 
 
 async def _what_doctor_says(lab: Lab, d: str, ghost: int) -> list[str]:
@@ -542,10 +542,10 @@ async def daemon_killed(lab: Lab) -> None:
 async def _fault(lab: Lab, mode: str, causes: dict[str, int], recovery: float) -> None:
     daemon, d = lab.labelled_daemon()
     neighbour = lab.client("spin", 20, daemon=daemon, uid=1001)
-    culprit = lab.client(mode, 3, daemon=daemon, uid=1001)
-    await lab.ready(neighbour, culprit)
+    faulty = lab.client(mode, 3, daemon=daemon, uid=1001)
+    await lab.ready(neighbour, faulty)
     await lab.until("mps_server_clients", 2, daemon=d)
-    await lab.left(neighbour, culprit)
+    await lab.left(neighbour, faulty)
     await lab.until("mps_server_faults_total", 1, daemon=d)
     for cause, count in causes.items():
         await lab.until("mps_client_losses_total", count, daemon=d, cause=cause)
@@ -574,14 +574,14 @@ async def overrun(lab: Lab) -> None:
 async def fault_held(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
     neighbour = lab.client("spin", 20, daemon=daemon)
-    culprit = lab.client("faulthold", 2, daemon=daemon)
-    await lab.ready(neighbour, culprit)
+    faulty = lab.client("faulthold", 2, daemon=daemon)
+    await lab.ready(neighbour, faulty)
     metrics = await lab.until("mps_server_state", 1, daemon=d, mps_server_state="FAULT", seconds=15)
     refused = lab.client("spin", 2, daemon=daemon)
     await lab.left(refused)
     metrics = await lab.until("mps_client_rejections_total", 1, daemon=d, cause="server_not_ready")
     lab.check(metrics, "mps_server_state", 1, daemon=d, mps_server_state="FAULT")
-    await lab.left(culprit)
+    await lab.left(faulty)
     metrics = await lab.until("mps_server_fault_recovery_seconds", 1, daemon=d)
     lab.check(metrics, "mps_server_fault_recovery_seconds_sum", (7.5, 9.5), daemon=d)
     lab.check(metrics, "mps_server_faults_total", 1, daemon=d)
@@ -659,7 +659,7 @@ async def stopped(lab: Lab) -> None:
     began = time.monotonic()
     metrics = await lab.look()
     took = time.monotonic() - began
-    lab.note("a scrape beside a hung daemon", ok=took < 3, wanted="< 3 s", got=f"{took:.2f} s")
+    lab.note("a scrape with a hung daemon", ok=took < 3, wanted="< 3 s", got=f"{took:.2f} s")
     lab.check(metrics, "mps_server_clients", 1, daemon=d)
     lab.check(metrics, "mps_gpu_processes", 1, kind="mps_client")
     os.kill(daemon.pid, signal.SIGCONT)
@@ -747,10 +747,10 @@ async def tour(lab: Lab) -> None:
     neighbours = [
         lab.client("spin", 60, daemon=daemon, uid=1002, mebibytes=300, blocks=30) for _ in range(2)
     ]
-    culprit = lab.client("fault", 8, daemon=daemon, uid=1002)
-    await lab.ready(*neighbours, culprit)
+    faulty = lab.client("fault", 8, daemon=daemon, uid=1002)
+    await lab.ready(*neighbours, faulty)
     await lab.run(6)
-    await lab.left(culprit, *neighbours)
+    await lab.left(faulty, *neighbours)
     metrics = await lab.run(6)
     lab.check(metrics, "mps_server_faults_total", 1, daemon=d)
     await lab.left(*waiting)
@@ -876,10 +876,10 @@ async def fault_two_gpus(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
     survivor = lab.client("spin", 10, daemon=daemon, gpus="0")
     neighbour = lab.client("spin", 20, daemon=daemon, gpus="1")
-    culprit = lab.client("fault", 3, daemon=daemon, gpus="1")
-    await lab.ready(survivor, neighbour, culprit)
+    faulty = lab.client("fault", 3, daemon=daemon, gpus="1")
+    await lab.ready(survivor, neighbour, faulty)
     await lab.until("mps_server_clients", 3, daemon=d)
-    await lab.left(neighbour, culprit)
+    await lab.left(neighbour, faulty)
     metrics = await lab.until("mps_server_faults_total", 1, daemon=d, gpu=1)
     lab.check(metrics, "mps_server_faults_total", 0, daemon=d, gpu=0)
     lab.check(metrics, "mps_client_losses_total", 2, daemon=d, cause="unattributed_fault")

@@ -152,10 +152,10 @@ async def framework_crash(lab: Lab) -> None:
     daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
     first = {"daemon": daemon, "gpus": "0"}
     neighbours = [lab.python("train.py", 60000, **first) for _ in range(2)]
-    culprit = lab.python("crash.py", 4, **first)
-    await lab.ready(*neighbours, culprit, seconds=60)
+    faulty = lab.python("crash.py", 4, **first)
+    await lab.ready(*neighbours, faulty, seconds=60)
     await lab.until("mps_server_clients", 3, daemon=daemon.label)
-    await lab.left(culprit, seconds=20)
+    await lab.left(faulty, seconds=20)
     metrics = await lab.run(3)
     lab.check(
         metrics, "mps_client_losses_total", 3, daemon=daemon.label, cause="unattributed_fault"
@@ -163,7 +163,7 @@ async def framework_crash(lab: Lab) -> None:
     lab.check(metrics, "mps_server_faults_total", 1, daemon=daemon.label, gpu=0)
     survivors = sum(client.process.poll() is None for client in neighbours)
     lab.facts["survivors"] = survivors
-    lab.facts["the culprit said"] = culprit.event("error")
+    lab.facts["the faulty client said"] = faulty.event("error")
     lab.facts["a neighbour said"] = neighbours[0].output.read_text(errors="replace")[-400:]
     lab.equal("neighbours left alive", survivors, 0)
     for client in neighbours:

@@ -159,7 +159,7 @@ daemon-killed speed=0.15 possible=ControlDaemonDied
 served-after-death speed=0.5
   pager ControlDaemonDied : ago .*Clients lost: 1 \(1 of uid 1001\)
   pager ControlDaemonDown mps_control_state=absent : is gone; it is configured
-# The server first: that blocks nobody. Then the daemon: that blocks everybody.
+# The server first, which blocks no client. Then the daemon, which blocks all clients.
 stopped
   pager ControlDaemonUnresponsive mps_control_state=unresponsive : is alive but has not answered any
 draining speed=0.3

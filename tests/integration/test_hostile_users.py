@@ -112,7 +112,7 @@ def test_no_file_of_root_is_read_as_a_log(host: OwnHost, way: str) -> None:
     assert not size
 
 
-def test_nobody_silences_a_daemon_by_having_its_pid(host: OwnHost) -> None:
+def test_no_process_silences_a_daemon_by_having_its_pid(host: OwnHost) -> None:
     daemon = host.daemon()
     have_the_pid(host, daemon.pid)
     host.serve()
@@ -122,7 +122,7 @@ def test_nobody_silences_a_daemon_by_having_its_pid(host: OwnHost) -> None:
 
 
 @pytest.mark.parametrize("configured", [False, True])
-def test_a_long_path_blinds_nobody(host: OwnHost, configured: bool) -> None:
+def test_a_long_path_does_not_blind_the_exporter(host: OwnHost, configured: bool) -> None:
     host.daemon()
     for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
         fake(host, {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", name: "/a" * 65_000})
@@ -151,7 +151,7 @@ def test_a_name_costs_no_more_than_a_name(host: OwnHost) -> None:
     assert max(map(len, page.splitlines())) < 2000
 
 
-def test_the_end_of_roots_daemon_is_hidden_by_nobody(host: OwnHost) -> None:
+def test_no_process_hides_the_exit_of_roots_daemon(host: OwnHost) -> None:
     daemon = host.daemon()
     host.serve(f"--mps.pipe-directory={PIPE}")
     assert host.scrape().value("mps_control_up", daemon=PIPE) == 1
@@ -249,7 +249,7 @@ time.sleep(3600)
 """
 
 
-def test_a_file_system_that_does_not_answer_stops_nobody(host: OwnHost) -> None:
+def test_a_hung_file_system_delays_no_other_daemon(host: OwnHost) -> None:
     """Like a dead NFS server: each access hangs."""
     host.outside("/run/dead").mkdir()
     hanging = host.start(sys.executable, "-c", HANG, "/run/dead")

@@ -234,7 +234,7 @@ def test_the_device_plugins_directories_can_be_named_as_the_node_has_them(field:
     assert metrics.value("mps_control_up", daemon=f"{PLUGIN}/pipe") == 1
 
 
-def test_those_that_hang_hold_nobody_up(field: Field) -> None:
+def test_daemons_that_hang_delay_no_other(field: Field) -> None:
     field.host.serve(f"--mps.query-timeout={HUNG_SECONDS}s")
     names = field.names(field.host.scrape())
     for layout in ("plain", "claim"):

@@ -13,10 +13,11 @@ control tool reports is not always in the logs.
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from html.parser import HTMLParser
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -142,33 +143,18 @@ def healthy_pids(snapshot: Snapshot) -> tuple[set[int], set[int]]:
     return clients - {0}, {pid for pid in hosts if pid}
 
 
-class _Text(HTMLParser):
-    """The text of a page, a line for each element."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts: list[str] = []
-
-    def handle_data(self, data: str) -> None:
-        if text := " ".join(data.split()):
-            self.parts.append(text)
-
-
 def text_of(page: str) -> str:
-    parser = _Text()
-    parser.feed(page)
-    return "\n".join(parser.parts)
+    """Return the text of a page, a line for each element."""
+    parts = (" ".join(unescape(part).split()) for part in re.split(r"<[^>]*>", page))
+    return "\n".join(filter(None, parts))
 
 
 def strings_in(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from strings_in(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from strings_in(one)
+    elif isinstance(value, dict | list | tuple):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from strings_in(inner)
 
 
 def texts_of(snapshot: Snapshot) -> Iterator[tuple[str, str]]:

@@ -122,7 +122,7 @@ async def a_byte_a_second(server: Server) -> str:
                 await asyncio.sleep(0.2)
                 continue
             try:
-                for letter in b"GET /metrics HTTP/1.1\r\nHost: somebody\r\n":
+                for letter in b"GET /metrics HTTP/1.1\r\nHost: a\r\n":
                     writer.write(bytes((letter,)))
                     await writer.drain()
                     with suppress(TimeoutError):
