@@ -63,8 +63,9 @@ async def one_client(lab: Lab) -> None:
 @scenario("clients limited to 10, 25 and 50 %, one without limits, one with 2G, a direct process")
 async def limits(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
-    percentages = {"10": 12, "25": 32, "50": 66}
-    limited = [lab.client("spin", 16, daemon=daemon, percentage=text) for text in percentages]
+    limited = [
+        lab.client("spin", 16, daemon=daemon, percentage=text) for text in ("10", "25", "50")
+    ]
     free = lab.client("spin", 16, daemon=daemon)
     roomy = lab.client("idle", 16, daemon=daemon, mebibytes=256, memory_limit="0=2G")
     direct = lab.client("idle", 16)
@@ -72,10 +73,8 @@ async def limits(lab: Lab) -> None:
     await lab.ready(*clients, direct)
     metrics = await lab.until("mps_server_clients", 5, daemon=d)
     for client in clients:
-        event = client.event("ready") or {}
-        lab.check(
-            metrics, "mps_client_sm_limit", float(str(event["sms"])), daemon=d, pid=client.pid
-        )
+        sms = float(str((client.event("ready") or {})["sms"]))
+        lab.check(metrics, "mps_client_sm_limit", sms, daemon=d, pid=client.pid)
     lab.check(metrics, "mps_client_memory_limit_bytes", 2 << 30, daemon=d, pid=roomy.pid)
     lab.check(metrics, "mps_client_memory_limit_bytes", None, daemon=d, pid=free.pid)
     lab.check(metrics, "mps_server_client_contexts", 5, daemon=d)
@@ -83,7 +82,7 @@ async def limits(lab: Lab) -> None:
     lab.check(metrics, "mps_gpu_processes", 1, kind="direct")
     lab.check(metrics, "mps_gpu_processes", 5, kind="mps_client")
     lab.check(metrics, "mps_gpu_stranded_clients", 0)
-    _memory_as_nvidia_smi(lab, metrics, d, [*clients])
+    _memory_as_nvidia_smi(lab, metrics, d, clients)
     await _silence(lab, daemon)
     await lab.run(4)
     await lab.left(*clients, direct)
