@@ -39,7 +39,9 @@ LANGUAGES = {"sh", "console", "yaml", "json", "ini", "text", "promql", "python",
 
 BLOCKS = [block for page in pages() for block in blocks(page)]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
-UNMARKED = [block for block in SHELL if not block.mark("needs") and not block.mark("runs")]
+_HERE = [block for block in SHELL if not block.mark("needs") and not block.mark("runs")]
+UNMARKED = list({block.text: block for block in _HERE}.values())
+"""Blocks to run here; several pages contain the same commands."""
 DIALOGUES = [block for block in BLOCKS if block.language == "console" and not block.mark("needs")]
 
 
